@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The one table of settings. A row is everything there is to a setting: environment variable, Python
+ * name, default, range and documentation all come from here.
+ */
+#ifndef RDT_CORE_CONFIG_H
+#define RDT_CORE_CONFIG_H
+
+#include "rdmatensor.h"
+
+#define RDT_ENV_PREFIX "RDMATENSOR_"
+
+#define RDT_KIB 1024ull
+#define RDT_MIB (1024ull * 1024)
+#define RDT_TIB (1024ull * 1024 * 1024 * 1024)
+
+/* NUMBER(name, default, minimum, maximum, doc); CHOICE(name, default, "a|b", doc);
+ * TEXT(name, default, doc). */
+#define RDT_CONFIG_TABLE(NUMBER, CHOICE, TEXT)                                                     \
+  CHOICE(LOG_LEVEL, "info", "error|warn|info|debug", "Least severe line that is logged.")          \
+  NUMBER(DEADLINE_MS, 10000, 1, 86400000,                                                          \
+         "Milliseconds after which a wait without a time-out of its own fails, and a peer that "   \
+         "takes "                                                                                  \
+         "no notifications counts as lost.")                                                       \
+  NUMBER(CONNECT_TIMEOUT_MS, 10000, 1, 86400000, "Milliseconds a connection may take to come up.") \
+  TEXT(BIND_ADDRESS, "127.0.0.1", "Address the bootstrap port listens on.")                        \
+  TEXT(TRANSPORTS, "shm", "Transports that may be used, best first, separated by commas.")         \
+  NUMBER(SPIN_US, 20, 0, 1000000,                                                                  \
+         "Microseconds the progress thread polls after the last event before it sleeps.")          \
+  NUMBER(                                                                                          \
+      RING_BYTES, 4 * RDT_MIB, 4096, 1024 * RDT_MIB,                                               \
+      "Bytes of a channel's notification ring, one per direction; rounded up to a power of two.")  \
+  NUMBER(NOTIFY_QUEUE_BYTES, 64 * RDT_MIB, 4096, RDT_TIB,                                          \
+         "Bytes of notifications a device queues for its reader before senders have to wait.")     \
+  NUMBER(REMOTE_ALLOC_LIMIT, 1024 * RDT_MIB, 0, RDT_TIB,                                           \
+         "Bytes each peer may allocate on this device.")                                           \
+  NUMBER(INLINE_BYTES, 16 * RDT_KIB, 0, RDT_MIB,                                                   \
+         "TensorFlow: tensors up to this many bytes travel inside the notification.")              \
+  NUMBER(ARENA_LIMIT, 0, 0, 64 * RDT_TIB,                                                          \
+         "TensorFlow: bytes of the arena tensors are allocated in; 0 means three quarters of the " \
+         "machine's memory.")                                                                      \
+  CHOICE(POLICY, "auto", "auto|rdma|grpc",                                                         \
+         "TensorFlow: auto uses gRPC for peers that cannot be reached otherwise, rdma fails "      \
+         "instead, grpc never connects.")                                                          \
+  NUMBER(STEP_TTL_S, 600, 1, 86400,                                                                \
+         "TensorFlow: seconds a tensor waits for a step that this task never starts.")             \
+  NUMBER(DISABLE, 0, 0, 1, "TensorFlow: 1 leaves the plugin unloaded.")
+
+typedef enum rdt_config_id {
+#define RDT_CONFIG_ENUM(name, ...) RDT_CONFIG_##name,
+  RDT_CONFIG_TABLE(RDT_CONFIG_ENUM, RDT_CONFIG_ENUM, RDT_CONFIG_ENUM)
+#undef RDT_CONFIG_ENUM
+      RDT_CONFIG_COUNT
+} rdt_config_id;
+
+/* The value in force of a NUMBER row; always within its range. Thread-safe. */
+uint64_t rdt_config_number(rdt_config_id id);
+/* Copies the text in force of any row, cut to `size`. Thread-safe. */
+void rdt_config_text(rdt_config_id id, char *value, size_t size);
+/* RDT_ERR_RANGE naming the first environment variable whose value was refused. */
+rdt_status rdt_config_check(void);
+rdt_log_level rdt_config_log_level(void);
+
+#endif

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Control messages of a live channel: asking for the peer's regions, answering its requests, goodbye.
+ */
+#include "core/control.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "core/config.h"
+#include "core/objects.h"
+#include "core/status.h"
+
+/* ---- asking --------------------------------------------------------------------------------------- */
+
+static void add_call(rdt_channel *channel, rdt_call *call) {
+  pthread_mutex_lock(&channel->lock);
+  call->sequence = ++channel->next_sequence;
+  call->next = channel->calls;
+  channel->calls = call;
+  pthread_mutex_unlock(&channel->lock);
+}
+
+static void await(rdt_channel *channel, rdt_call *call, rdt_deadline deadline) {
+  struct timespec until = {.tv_sec = deadline / 1000, .tv_nsec = (deadline % 1000) * 1000000};
+  pthread_mutex_lock(&channel->lock);
+  while (!call->answered && call->failed == RDT_OK && rdt_deadline_left(deadline) > 0)
+    pthread_cond_timedwait(&channel->answered, &channel->lock, &until);
+  rdt_call **link = &channel->calls;
+  while (*link && *link != call) link = &(*link)->next;
+  if (*link) *link = call->next;
+  pthread_mutex_unlock(&channel->lock);
+}
+
+/* The REGION or REFUSAL that answered the call. */
+static rdt_status read_answer(rdt_channel *channel, rdt_call *call, rdt_region_info *info,
+                              rdt_bundle *bundle) {
+  rdt_wire *wire = &call->answer;
+  if (wire->type == RDT_MESSAGE_REFUSAL) {
+    char text[512];
+    rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
+    rdt_wire_get_text(wire, text, sizeof(text));
+    if (rdt_wire_close(wire) != RDT_OK || status >= 0) return RDT_ERR_PROTOCOL;
+    return rdt_fail(status, "%s refused: %s", channel->peer_name, text);
+  }
+  info->address = NULL;
+  info->key = rdt_wire_get_u64(wire);
+  info->size = rdt_wire_get_u64(wire);
+  info->access = rdt_wire_get_u32(wire);
+  bundle->size = rdt_wire_get_bytes(wire, bundle->bytes, sizeof(bundle->bytes));
+  return rdt_wire_close(wire);
+}
+
+rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *request, int timeout_ms,
+                           rdt_region_info *info, rdt_bundle *bundle) {
+  rdt_call call = {.failed = RDT_OK};
+  rdt_wire wire;
+  rdt_deadline deadline = rdt_deadline_after(timeout_ms);
+  add_call(channel, &call);
+  rdt_wire_begin(&wire, request->type, call.sequence);
+  if (request->type == RDT_MESSAGE_FIND) {
+    rdt_wire_put_u64(&wire, request->key);
+    rdt_wire_put_text(&wire, request->name);
+  } else {
+    rdt_wire_put_u64(&wire, request->size);
+    rdt_wire_put_u32(&wire, request->access);
+  }
+  rdt_status status = rdt_wire_end(&wire);
+  if (status == RDT_OK && atomic_load(&channel->down))
+    status = rdt_fail(RDT_ERR_CONNECTION_LOST, "the connection to %s is lost", channel->peer_name);
+  if (status == RDT_OK) status = rdt_net_send(channel->control, &wire, NULL, deadline);
+  await(channel, &call, status == RDT_OK ? deadline : 0);
+  if (status != RDT_OK) {
+    rdt_fds_close(&call.fds);
+    return status;
+  }
+  if (call.failed != RDT_OK)
+    return rdt_fail(call.failed, "the connection to %s was lost before it answered",
+                    channel->peer_name);
+  if (!call.answered)
+    return rdt_fail(RDT_ERR_DEADLINE, "%s did not answer within the deadline", channel->peer_name);
+  status = read_answer(channel, &call, info, bundle);
+  bundle->fds = call.fds;
+  if (status != RDT_OK) rdt_fds_close(&bundle->fds);
+  return status;
+}
+
+/* ---- answering ------------------------------------------------------------------------------------ */
+
+/* From the progress thread: a peer that does not even read its answers must not hold us up. */
+static rdt_status reply(rdt_channel *channel, rdt_wire *wire, const rdt_fds *fds) {
+  rdt_status status = rdt_wire_end(wire);
+  return status == RDT_OK ? rdt_net_send(channel->control, wire, fds, 0) : status;
+}
+
+static rdt_status reply_refusal(rdt_channel *channel, uint32_t sequence, rdt_status why) {
+  rdt_wire wire;
+  char text[512];
+  snprintf(text, sizeof(text), "%s", rdt_last_error());
+  rdt_wire_begin(&wire, RDT_MESSAGE_REFUSAL, sequence);
+  rdt_wire_put_u32(&wire, (uint32_t)why);
+  rdt_wire_put_text(&wire, text);
+  return reply(channel, &wire, NULL);
+}
+
+static rdt_status reply_region(rdt_channel *channel, uint32_t sequence, uint64_t key,
+                               const rdt_region_memory *memory) {
+  rdt_wire wire;
+  rdt_bundle bundle = {.size = 0};
+  if (memory->access == RDT_ACCESS_NONE)
+    return rdt_fail(RDT_ERR_ACCESS, "region %#llx is not open to peers", (unsigned long long)key);
+  rdt_status status = channel->transport->region_export(memory, &bundle);
+  if (status != RDT_OK) return status;
+  rdt_wire_begin(&wire, RDT_MESSAGE_REGION, sequence);
+  rdt_wire_put_u64(&wire, key);
+  rdt_wire_put_u64(&wire, memory->size);
+  rdt_wire_put_u32(&wire, memory->access);
+  rdt_wire_put_bytes(&wire, bundle.bytes, bundle.size);
+  status = reply(channel, &wire, &bundle.fds);
+  rdt_fds_close(&bundle.fds);
+  return status;
+}
+
+static rdt_status allocate_for_peer(rdt_channel *channel, uint64_t size, uint32_t access,
+                                    rdt_region **region) {
+  uint64_t limit = rdt_config_number(RDT_CONFIG_REMOTE_ALLOC_LIMIT);
+  if (size == 0 || access == RDT_ACCESS_NONE ||
+      (access & ~(uint32_t)(RDT_ACCESS_READ | RDT_ACCESS_WRITE)))
+    return rdt_fail(RDT_ERR_INVALID, "a region of %llu bytes with access %u makes no sense",
+                    (unsigned long long)size, access);
+  if (size > limit || channel->tenant_bytes > limit - size)
+    return rdt_fail(RDT_ERR_LIMIT,
+                    "%llu bytes more would exceed the %llu that each peer may allocate here: raise "
+                    "%sREMOTE_ALLOC_LIMIT on %s",
+                    (unsigned long long)size, (unsigned long long)limit, RDT_ENV_PREFIX,
+                    channel->device->name);
+  rdt_status status = rdt_region_create(channel->device, NULL, size, access, NULL, channel, region);
+  if (status == RDT_OK) channel->tenant_bytes += size;
+  return status;
+}
+
+static rdt_status answer_find(rdt_channel *channel, rdt_wire *wire) {
+  char name[RDT_REGION_NAME_SIZE];
+  rdt_region_memory memory;
+  uint64_t found, key = rdt_wire_get_u64(wire);
+  rdt_wire_get_text(wire, name, sizeof(name));
+  rdt_status status = rdt_wire_close(wire);
+  if (status != RDT_OK) return status;
+  status = rdt_region_lookup(channel->device, key, name, &memory, &found);
+  if (status == RDT_OK) status = reply_region(channel, wire->sequence, found, &memory);
+  return status == RDT_OK ? RDT_OK : reply_refusal(channel, wire->sequence, status);
+}
+
+static rdt_status answer_alloc(rdt_channel *channel, rdt_wire *wire) {
+  rdt_region *region;
+  uint64_t size = rdt_wire_get_u64(wire);
+  uint32_t access = rdt_wire_get_u32(wire);
+  rdt_status status = rdt_wire_close(wire);
+  if (status != RDT_OK) return status;
+  status = allocate_for_peer(channel, size, access, &region);
+  if (status == RDT_OK)
+    status = reply_region(channel, wire->sequence, region->key, &region->memory);
+  return status == RDT_OK ? RDT_OK : reply_refusal(channel, wire->sequence, status);
+}
+
+/* An answer nobody waits for any more came too late; it is dropped. */
+static void deliver_answer(rdt_channel *channel, const rdt_wire *wire, rdt_fds *fds) {
+  pthread_mutex_lock(&channel->lock);
+  for (rdt_call *call = channel->calls; call; call = call->next) {
+    if (call->sequence != wire->sequence || call->answered) continue;
+    call->answer = *wire;
+    call->fds = *fds;
+    call->answered = true;
+    fds->count = 0;
+    pthread_cond_broadcast(&channel->answered);
+  }
+  pthread_mutex_unlock(&channel->lock);
+}
+
+static rdt_status handle(rdt_channel *channel, rdt_wire *wire, rdt_fds *fds) {
+  switch (wire->type) {
+    case RDT_MESSAGE_FIND:
+      return answer_find(channel, wire);
+    case RDT_MESSAGE_ALLOC:
+      return answer_alloc(channel, wire);
+    case RDT_MESSAGE_REGION:
+    case RDT_MESSAGE_REFUSAL:
+      deliver_answer(channel, wire, fds);
+      return RDT_OK;
+    case RDT_MESSAGE_GOODBYE:
+      return rdt_fail(RDT_ERR_CANCELLED, "%s closed the channel", channel->peer_name);
+    default:
+      return rdt_fail(RDT_ERR_PROTOCOL, "%s sent an unexpected message %u", channel->peer_name,
+                      wire->type);
+  }
+}
+
+rdt_status rdt_control_receive(rdt_channel *channel) {
+  rdt_wire wire;
+  rdt_fds fds;
+  rdt_status status = rdt_net_receive(channel->control, &wire, &fds, 0);
+  if (status == RDT_ERR_DEADLINE) return RDT_IN_PROGRESS; /* nothing there */
+  if (status != RDT_OK) return status;
+  status = handle(channel, &wire, &fds);
+  rdt_fds_close(&fds);
+  return status;
+}
+
+void rdt_control_say_goodbye(rdt_channel *channel) {
+  rdt_wire wire;
+  rdt_wire_begin(&wire, RDT_MESSAGE_GOODBYE, 0);
+  if (rdt_wire_end(&wire) == RDT_OK) rdt_net_send(channel->control, &wire, NULL, 0);
+}
+
+void rdt_control_fail_calls(rdt_channel *channel, rdt_status why) {
+  pthread_mutex_lock(&channel->lock);
+  for (rdt_call *call = channel->calls; call; call = call->next)
+    if (!call->answered) call->failed = why;
+  pthread_cond_broadcast(&channel->answered);
+  pthread_mutex_unlock(&channel->lock);
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "core/config.h"
+#include "core/objects.h"
+#include "core/status.h"
+
+static atomic_uint fork_epoch;
+
+static void count_fork(void) { atomic_fetch_add(&fork_epoch, 1); }
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, count_fork); }
+
+rdt_status rdt_device_check(const rdt_device *device) {
+  if (device->fork_epoch != atomic_load_explicit(&fork_epoch, memory_order_relaxed))
+    return rdt_fail(RDT_ERR_FORKED,
+                    "device %s was opened before fork and its threads are in the parent: open a "
+                    "device of its own in each process, or start processes with \"spawn\"",
+                    device->name);
+  if (atomic_load_explicit(&device->stop, memory_order_relaxed))
+    return rdt_fail(RDT_ERR_CLOSED, "device %s is closed", device->name);
+  return RDT_OK;
+}
+
+void rdt_device_ref(rdt_device *device) { atomic_fetch_add(&device->refs, 1); }
+
+void rdt_device_unref(rdt_device *device) {
+  if (atomic_fetch_sub(&device->refs, 1) != 1) return;
+  rdt_inbox_destroy(&device->inbox);
+  pthread_cond_destroy(&device->handshakes_done);
+  pthread_mutex_destroy(&device->lock);
+  if (device->wake_fd >= 0) close(device->wake_fd);
+  free(device);
+}
+
+void rdt_device_wake(rdt_device *device) {
+  uint64_t one = 1;
+  ssize_t ignored = write(device->wake_fd, &one, sizeof(one));
+  (void)ignored;
+}
+
+/* Same boot, same machine: what decides whether memory can be shared. */
+static void read_host_id(char *host_id) {
+  FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+  size_t length = file ? fread(host_id, 1, RDT_HOST_ID_SIZE - 1, file) : 0;
+  if (file) fclose(file);
+  host_id[length] = '\0';
+  host_id[strcspn(host_id, "\n")] = '\0';
+  if (host_id[0] == '\0') gethostname(host_id, RDT_HOST_ID_SIZE - 1);
+}
+
+static void choose_name(rdt_device *device, const char *given) {
+  char host[128] = "";
+  if (given && given[0]) {
+    snprintf(device->name, sizeof(device->name), "%s", given);
+    return;
+  }
+  gethostname(host, sizeof(host) - 1);
+  snprintf(device->name, sizeof(device->name), "%s:%d", host, (int)getpid());
+}
+
+static rdt_status fill(rdt_device *device, const rdt_device_options *options) {
+  uint64_t random[2];
+  if (options) memcpy(&device->options, options, options->struct_size);
+  choose_name(device, device->options.name);
+  read_host_id(device->host_id);
+  if (getrandom(random, sizeof(random), 0) != sizeof(random))
+    return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  device->generation = random[0];
+  snprintf(device->local_name, sizeof(device->local_name), "rdmatensor-%016llx%016llx",
+           (unsigned long long)random[0], (unsigned long long)random[1]);
+  device->fork_epoch = atomic_load(&fork_epoch);
+  device->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (device->wake_fd < 0) return rdt_fail_errno(errno, "cannot create an eventfd");
+  return RDT_OK;
+}
+
+static rdt_device *new_device(void) {
+  rdt_device *device = calloc(1, sizeof(*device));
+  if (!device) return NULL;
+  pthread_mutex_init(&device->lock, NULL);
+  pthread_cond_init(&device->handshakes_done, NULL);
+  rdt_inbox_init(&device->inbox);
+  atomic_init(&device->refs, 1);
+  device->wake_fd = device->epoll_fd = device->bootstrap_wake = -1;
+  device->tcp_socket = device->local_socket = -1;
+  return device;
+}
+
+static rdt_status check_options(const rdt_device_options *options) {
+  if (options &&
+      (options->struct_size < sizeof(size_t) || options->struct_size > sizeof(rdt_device_options)))
+    return rdt_fail(RDT_ERR_INVALID,
+                    "rdt_device_options has %zu bytes: set struct_size, and use "
+                    "the header this library was built with",
+                    options->struct_size);
+  if (options && options->name && strlen(options->name) >= RDT_NAME_SIZE)
+    return rdt_fail(RDT_ERR_INVALID, "a device's name has at most %d bytes", RDT_NAME_SIZE - 1);
+  return rdt_config_check();
+}
+
+rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **device_out) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  if (!device_out) return rdt_fail(RDT_ERR_INVALID, "device must not be NULL");
+  rdt_status status = check_options(options);
+  if (status != RDT_OK) return status;
+  pthread_once(&once, watch_forks);
+  rdt_device *device = new_device();
+  if (!device) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  status = fill(device, options);
+  if (status != RDT_OK) goto err_unref;
+  status = rdt_progress_start(device);
+  if (status != RDT_OK) goto err_unref;
+  status = rdt_bootstrap_start(device);
+  if (status != RDT_OK) goto err_stop_progress;
+  *device_out = device;
+  return RDT_OK;
+
+err_stop_progress:
+  rdt_progress_stop(device);
+err_unref:
+  rdt_device_unref(device);
+  return status;
+}
+
+void rdt_device_close(rdt_device *device) {
+  if (!device) return;
+  /* In a forked child the threads, and whatever they locked, exist only in the parent. */
+  if (device->fork_epoch != atomic_load(&fork_epoch)) return;
+  pthread_mutex_lock(&device->lock);
+  device->closing = true;
+  pthread_mutex_unlock(&device->lock);
+  rdt_bootstrap_stop(device);
+  rdt_progress_stop(device);
+  rdt_inbox_close(&device->inbox);
+  rdt_regions_free(device, NULL);
+  rdt_device_unref(device);
+}
+
+const char *rdt_device_address(const rdt_device *device) { return device->address; }
+const char *rdt_device_name(const rdt_device *device) { return device->name; }
+
+rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats) {
+  if (!device || !stats) return rdt_fail(RDT_ERR_INVALID, "device and stats must not be NULL");
+  const rdt_counters *now = &device->counters;
+#define LOAD(field) stats->field = atomic_load_explicit(&now->field, memory_order_relaxed)
+  LOAD(writes);
+  LOAD(write_bytes);
+  LOAD(reads);
+  LOAD(read_bytes);
+  LOAD(notifies_sent);
+  LOAD(notifies_received);
+  LOAD(notify_bytes_sent);
+  LOAD(notify_bytes_received);
+  LOAD(queued);
+  LOAD(doorbells);
+  LOAD(wakeups);
+  LOAD(channels_opened);
+  LOAD(channels_lost);
+  LOAD(regions);
+  LOAD(region_bytes);
+#undef LOAD
+  return RDT_OK;
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/status.h"
+
+typedef struct block {
+  struct block *next;
+  char *address;
+  size_t size;
+  int fd;
+} block;
+
+static block *blocks;
+static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static size_t round_to_pages(size_t size) {
+  size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  return (size + page - 1) / page * page;
+}
+
+static rdt_status map_shared(int fd, size_t size, int protection, void **address) {
+  /* NORESERVE: an arena is sized for the machine and touched only where it is used. */
+  void *mapped = mmap(NULL, size, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (mapped == MAP_FAILED) {
+    rdt_fail_errno(errno, "cannot map %zu bytes of shared memory", size);
+    return RDT_ERR_NO_MEMORY;
+  }
+  *address = mapped;
+  return RDT_OK;
+}
+
+rdt_status rdt_memory_create(size_t size, int *fd_out, void **address) {
+  int fd = memfd_create("rdmatensor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return rdt_fail_errno(errno, "cannot create shared memory");
+  rdt_status status = RDT_OK;
+  if (ftruncate(fd, (off_t)size) != 0) {
+    rdt_fail_errno(errno, "cannot size shared memory to %zu bytes", size);
+    status = RDT_ERR_NO_MEMORY;
+  } else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    status = rdt_fail_errno(errno, "cannot seal shared memory");
+  } else {
+    status = map_shared(fd, size, PROT_READ | PROT_WRITE, address);
+  }
+  if (status == RDT_OK)
+    *fd_out = fd;
+  else
+    close(fd);
+  return status;
+}
+
+rdt_status rdt_memory_alloc(size_t size, void **address) {
+  if (size == 0 || size > SIZE_MAX / 2 || !address)
+    return rdt_fail(RDT_ERR_INVALID, "cannot allocate %zu bytes", size);
+  block *added = calloc(1, sizeof(*added));
+  if (!added) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  added->size = round_to_pages(size);
+  rdt_status status = rdt_memory_create(added->size, &added->fd, (void **)&added->address);
+  if (status != RDT_OK) {
+    free(added);
+    return status;
+  }
+  pthread_mutex_lock(&blocks_lock);
+  added->next = blocks;
+  blocks = added;
+  pthread_mutex_unlock(&blocks_lock);
+  *address = added->address;
+  return RDT_OK;
+}
+
+rdt_status rdt_memory_free(void *address) {
+  pthread_mutex_lock(&blocks_lock);
+  block **link = &blocks;
+  while (*link && (*link)->address != address) link = &(*link)->next;
+  block *found = *link;
+  if (found) *link = found->next;
+  pthread_mutex_unlock(&blocks_lock);
+  if (!found) return rdt_fail(RDT_ERR_INVALID, "%p was not allocated by rdt_memory_alloc", address);
+  munmap(found->address, found->size);
+  close(found->fd);
+  free(found);
+  return RDT_OK;
+}
+
+rdt_status rdt_memory_find(const void *address, size_t size, int *fd, uint64_t *offset) {
+  const char *start = address;
+  rdt_status status = RDT_ERR_UNSUPPORTED;
+  pthread_mutex_lock(&blocks_lock);
+  for (const block *each = blocks; each; each = each->next) {
+    if (start < each->address || start >= each->address + each->size) continue;
+    if (size > each->size - (size_t)(start - each->address)) continue;
+    *fd = each->fd;
+    *offset = (uint64_t)(start - each->address);
+    status = RDT_OK;
+  }
+  pthread_mutex_unlock(&blocks_lock);
+  if (status != RDT_OK)
+    rdt_fail(status,
+             "the %zu bytes at %p cannot be shared with other processes: allocate them with "
+             "rdt_memory_alloc or rdt_region_alloc",
+             size, address);
+  return status;
+}
+
+rdt_status rdt_memory_reopen_readonly(int fd, int *readonly_fd) {
+  char path[64];
+  snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+  int opened = open(path, O_RDONLY | O_CLOEXEC);
+  if (opened < 0) return rdt_fail_errno(errno, "cannot open %s read-only", path);
+  *readonly_fd = opened;
+  return RDT_OK;
+}
+
+rdt_status rdt_memory_map(int fd, size_t size, bool writable, void **address) {
+  struct stat file;
+  int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &file) != 0 ||
+      (uint64_t)file.st_size < size)
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent shared memory that is unsealed or too small");
+  return map_shared(fd, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, address);
+}

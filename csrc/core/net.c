@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/net.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/config.h"
+#include "core/status.h"
+
+int64_t rdt_now_us(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+int64_t rdt_now_ms(void) { return rdt_now_us() / 1000; }
+
+rdt_deadline rdt_deadline_after(int timeout_ms) {
+  int64_t span = timeout_ms < 0 ? (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS) : timeout_ms;
+  return rdt_now_ms() + span;
+}
+
+int rdt_deadline_left(rdt_deadline deadline) {
+  int64_t left = deadline - rdt_now_ms();
+  return left < 0 ? 0 : (int)left;
+}
+
+void rdt_fds_close(rdt_fds *fds) {
+  while (fds->count > 0) close(fds->fd[--fds->count]);
+}
+
+int rdt_fds_take(rdt_fds *fds) {
+  if (fds->count == 0) return -1;
+  int fd = fds->fd[0];
+  fds->count--;
+  memmove(fds->fd, fds->fd + 1, (size_t)fds->count * sizeof(int));
+  return fd;
+}
+
+/* Waits until the socket is ready for `events`. */
+static rdt_status wait_for(int socket, short events, rdt_deadline deadline, const char *what) {
+  struct pollfd wait = {.fd = socket, .events = events};
+  for (;;) {
+    int ready = poll(&wait, 1, rdt_deadline_left(deadline));
+    if (ready > 0) return RDT_OK;
+    if (ready == 0) return rdt_fail(RDT_ERR_DEADLINE, "the peer did not answer in time (%s)", what);
+    if (errno != EINTR) return rdt_fail_errno(errno, "poll");
+  }
+}
+
+/* "host:port" or "[v6]:port" into its parts. */
+static rdt_status split_address(const char *address, char *host, size_t size, const char **port) {
+  const char *colon = address ? strrchr(address, ':') : NULL;
+  if (!colon || colon == address || !colon[1])
+    return rdt_fail(RDT_ERR_INVALID, "\"%s\" is not an address: give host:port",
+                    address ? address : "");
+  const char *start = address;
+  size_t length = (size_t)(colon - address);
+  if (*start == '[' && start[length - 1] == ']') {
+    start++;
+    length -= 2;
+  }
+  if (length >= size)
+    return rdt_fail(RDT_ERR_INVALID, "the host name in \"%s\" is too long", address);
+  memcpy(host, start, length);
+  host[length] = '\0';
+  *port = colon + 1;
+  return RDT_OK;
+}
+
+static rdt_status resolve(const char *host, const char *port, int flags, struct addrinfo **found) {
+  struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags};
+  int error = getaddrinfo(host, port, &hints, found);
+  if (error)
+    return rdt_fail(RDT_ERR_UNREACHABLE, "cannot resolve %s port %s: %s", host, port,
+                    gai_strerror(error));
+  return RDT_OK;
+}
+
+static rdt_status describe(int socket, char *address) {
+  struct sockaddr_storage bound;
+  socklen_t length = sizeof(bound);
+  char host[256], port[16];
+  if (getsockname(socket, (struct sockaddr *)&bound, &length) != 0)
+    return rdt_fail_errno(errno, "getsockname");
+  int error = getnameinfo((struct sockaddr *)&bound, length, host, sizeof(host), port, sizeof(port),
+                          NI_NUMERICHOST | NI_NUMERICSERV);
+  if (error) return rdt_fail(RDT_ERR_SYSTEM, "getnameinfo: %s", gai_strerror(error));
+  snprintf(address, RDT_ADDRESS_SIZE, bound.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host,
+           port);
+  return RDT_OK;
+}
+
+static rdt_status bind_and_listen(int socket, const struct sockaddr *to, socklen_t length) {
+  int one = 1;
+  setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+  if (bind(socket, to, length) != 0 || listen(socket, 128) != 0) return RDT_ERR_SYSTEM;
+  return RDT_OK;
+}
+
+rdt_status rdt_net_listen(const char *host, uint16_t port, int *socket_out, char *address) {
+  char port_text[8];
+  struct addrinfo *found;
+  snprintf(port_text, sizeof(port_text), "%u", port);
+  rdt_status status = resolve(host, port_text, AI_PASSIVE | AI_NUMERICSERV, &found);
+  if (status != RDT_OK) return status;
+  int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) {
+    status = rdt_fail_errno(errno, "cannot create a socket");
+  } else if (bind_and_listen(fd, found->ai_addr, found->ai_addrlen) != RDT_OK) {
+    status = rdt_fail_errno(errno, "cannot listen on %s port %u", host, port);
+    close(fd);
+  } else if ((status = describe(fd, address)) != RDT_OK) {
+    close(fd);
+  } else {
+    *socket_out = fd;
+  }
+  freeaddrinfo(found);
+  return status;
+}
+
+static rdt_status finish_connect(int fd, rdt_deadline deadline, const char *where) {
+  int error = 0;
+  socklen_t length = sizeof(error);
+  rdt_status status = wait_for(fd, POLLOUT, deadline, where);
+  if (status != RDT_OK) return status;
+  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error) {
+    rdt_fail_errno(error, "cannot reach %s", where);
+    return RDT_ERR_UNREACHABLE;
+  }
+  return RDT_OK;
+}
+
+rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *socket_out) {
+  char host[256];
+  const char *port = NULL;
+  struct addrinfo *found;
+  rdt_status status = split_address(address, host, sizeof(host), &port);
+  if (status == RDT_OK) status = resolve(host, port, AI_NUMERICSERV, &found);
+  if (status != RDT_OK) return status;
+  for (struct addrinfo *each = found; each; each = each->ai_next) {
+    int one = 1, fd = socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) {
+      status = rdt_fail_errno(errno, "cannot create a socket");
+      continue;
+    }
+    if (connect(fd, each->ai_addr, each->ai_addrlen) == 0 || errno == EINPROGRESS) {
+      status = finish_connect(fd, deadline, address);
+    } else {
+      rdt_fail_errno(errno, "cannot reach %s", address);
+      status = RDT_ERR_UNREACHABLE;
+    }
+    if (status == RDT_OK) {
+      setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+      *socket_out = fd;
+      break;
+    }
+    close(fd);
+  }
+  freeaddrinfo(found);
+  return status;
+}
+
+/* An abstract name: gone with its last socket, so nothing is left behind in a file system. */
+static socklen_t local_name(struct sockaddr_un *to, const char *name) {
+  memset(to, 0, sizeof(*to));
+  to->sun_family = AF_UNIX;
+  size_t length = strnlen(name, sizeof(to->sun_path) - 1);
+  memcpy(to->sun_path + 1, name, length);
+  return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+}
+
+rdt_status rdt_net_listen_local(const char *name, int *socket_out) {
+  struct sockaddr_un to;
+  socklen_t length = local_name(&to, name);
+  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return rdt_fail_errno(errno, "cannot create a unix socket");
+  if (bind_and_listen(fd, (struct sockaddr *)&to, length) != RDT_OK) {
+    rdt_status status = rdt_fail_errno(errno, "cannot listen on the unix socket %s", name);
+    close(fd);
+    return status;
+  }
+  *socket_out = fd;
+  return RDT_OK;
+}
+
+rdt_status rdt_net_connect_local(const char *name, rdt_deadline deadline, int *socket_out) {
+  struct sockaddr_un to;
+  socklen_t length = local_name(&to, name);
+  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return rdt_fail_errno(errno, "cannot create a unix socket");
+  /* EAGAIN: the peer's backlog is full for the moment; there is no event to wait for. */
+  while (connect(fd, (struct sockaddr *)&to, length) != 0) {
+    if (errno == EAGAIN && rdt_deadline_left(deadline) > 0) {
+      poll(NULL, 0, 1);
+      continue;
+    }
+    int error = errno;
+    close(fd);
+    rdt_fail_errno(error, "cannot reach the peer's unix socket");
+    return RDT_ERR_UNREACHABLE;
+  }
+  *socket_out = fd;
+  return RDT_OK;
+}
+
+rdt_status rdt_net_check_same_user(int socket) {
+  struct ucred peer;
+  socklen_t length = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
+    return rdt_fail_errno(errno, "cannot learn the peer's user");
+  if (peer.uid != geteuid())
+    return rdt_fail(RDT_ERR_REFUSED,
+                    "the peer runs as user %u, this process as user %u: shared memory is only for "
+                    "processes of one user",
+                    (unsigned)peer.uid, (unsigned)geteuid());
+  return RDT_OK;
+}
+
+static rdt_status lost(int error) {
+  if (error == EPIPE || error == ECONNRESET || error == 0)
+    return rdt_fail(RDT_ERR_CONNECTION_LOST, "the peer closed the connection");
+  rdt_fail_errno(error, "the connection to the peer broke");
+  return RDT_ERR_CONNECTION_LOST;
+}
+
+rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,
+                        rdt_deadline deadline) {
+  union {
+    char bytes[CMSG_SPACE(sizeof(int) * RDT_MAX_FDS)];
+    struct cmsghdr align;
+  } control = {0};
+  size_t sent = 0;
+  while (sent < wire->size) {
+    struct iovec part = {.iov_base = (void *)(wire->data + sent), .iov_len = wire->size - sent};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (fds && fds->count > 0 && sent == 0) {
+      size_t bytes = sizeof(int) * (size_t)fds->count;
+      message.msg_control = control.bytes;
+      message.msg_controllen = CMSG_SPACE(bytes);
+      struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(bytes);
+      memcpy(CMSG_DATA(header), fds->fd, bytes);
+    }
+    ssize_t done = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (done > 0) {
+      sent += (size_t)done;
+    } else if (done < 0 && (errno == EAGAIN || errno == EINTR)) {
+      rdt_status status = wait_for(socket, POLLOUT, deadline, "sending");
+      if (status != RDT_OK) return status;
+    } else {
+      return lost(done < 0 ? errno : 0);
+    }
+  }
+  return RDT_OK;
+}
+
+static void collect_fds(struct msghdr *message, rdt_fds *fds) {
+  for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
+       header = CMSG_NXTHDR(message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; i++) {
+      int fd;
+      memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+      if (fds && fds->count < RDT_MAX_FDS)
+        fds->fd[fds->count++] = fd;
+      else
+        close(fd);
+    }
+  }
+}
+
+/* Up to `size` bytes into `to`; the count, 0 at end of stream. */
+static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fds,
+                               rdt_deadline deadline, size_t *received) {
+  union {
+    char bytes[CMSG_SPACE(sizeof(int) * RDT_MAX_FDS)];
+    struct cmsghdr align;
+  } control;
+  for (;;) {
+    struct iovec part = {.iov_base = to, .iov_len = size};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof(control.bytes)};
+    ssize_t done = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (done > 0) {
+      collect_fds(&message, fds);
+      *received = (size_t)done;
+      return RDT_OK;
+    }
+    if (done == 0) return lost(0);
+    if (errno != EAGAIN && errno != EINTR) return lost(errno);
+    rdt_status status = wait_for(socket, POLLIN, deadline, "receiving");
+    if (status != RDT_OK) return status;
+  }
+}
+
+static bool is_packet_socket(int socket) {
+  int type = 0;
+  socklen_t length = sizeof(type);
+  return getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
+}
+
+/* Exactly `size` bytes of a stream. */
+static rdt_status receive_exactly(int socket, uint8_t *to, size_t size, rdt_deadline deadline) {
+  rdt_status status = RDT_OK;
+  for (size_t have = 0, more = 0; have < size && status == RDT_OK; have += more)
+    status = receive_some(socket, to + have, size - have, NULL, deadline, &more);
+  return status;
+}
+
+rdt_status rdt_net_receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_deadline deadline) {
+  size_t size = 0, body = 0;
+  rdt_status status;
+  if (fds) fds->count = 0;
+  if (is_packet_socket(socket)) {
+    status = receive_some(socket, wire->data, sizeof(wire->data), fds, deadline, &size);
+  } else {
+    status = receive_exactly(socket, wire->data, RDT_WIRE_HEADER_SIZE, deadline);
+    if (status == RDT_OK) status = rdt_wire_body_size(wire->data, &body);
+    if (status == RDT_OK)
+      status = receive_exactly(socket, wire->data + RDT_WIRE_HEADER_SIZE, body, deadline);
+    size = RDT_WIRE_HEADER_SIZE + body;
+  }
+  if (status == RDT_OK) status = rdt_wire_open(wire, size);
+  if (status != RDT_OK && fds) rdt_fds_close(fds);
+  return status;
+}

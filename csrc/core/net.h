@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sockets with deadlines, and messages over them: streams (TCP) during bootstrap, and sequenced
+ * packets (unix) that carry file descriptors.
+ */
+#ifndef RDT_CORE_NET_H
+#define RDT_CORE_NET_H
+
+#include "core/wire.h"
+
+#define RDT_ADDRESS_SIZE 280 /* "host:port" with its terminating zero */
+#define RDT_MAX_FDS 4
+
+/* Milliseconds of the monotonic clock: a point in time, not a duration. */
+typedef int64_t rdt_deadline;
+int64_t rdt_now_ms(void);
+int64_t rdt_now_us(void);
+/* `timeout_ms` from now; RDT_TIMEOUT_DEFAULT (or less) takes DEADLINE_MS. */
+rdt_deadline rdt_deadline_after(int timeout_ms);
+/* Milliseconds left, 0 when it passed. */
+int rdt_deadline_left(rdt_deadline deadline);
+
+/* File descriptors in flight; whoever holds the struct owns them. */
+typedef struct rdt_fds {
+  int fd[RDT_MAX_FDS];
+  int count;
+} rdt_fds;
+void rdt_fds_close(rdt_fds *fds);
+/* Moves the first descriptor out; -1 if there is none. */
+int rdt_fds_take(rdt_fds *fds);
+
+/* A listening socket and the "host:port" it got. */
+rdt_status rdt_net_listen(const char *host, uint16_t port, int *socket_out, char *address);
+rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *socket_out);
+/* An abstract unix socket of type SOCK_SEQPACKET. */
+rdt_status rdt_net_listen_local(const char *name, int *socket_out);
+rdt_status rdt_net_connect_local(const char *name, rdt_deadline deadline, int *socket_out);
+/* RDT_ERR_REFUSED unless the process at the other end of a unix socket runs as our user. */
+rdt_status rdt_net_check_same_user(int socket);
+
+/* One whole message; blocks until `deadline`. RDT_ERR_CONNECTION_LOST at end of stream. `fds` may be
+ * NULL, and is only for unix sockets; descriptors sent stay the caller's. */
+rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,
+                        rdt_deadline deadline);
+rdt_status rdt_net_receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_deadline deadline);
+
+#endif

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The core's objects and who may touch what. docs/ownership.md has the prose.
+ *
+ *   device ──owns──> regions, active channels        (device->lock)
+ *   channel ──owns─> endpoint, control socket, queue (send_lock), calls and remote regions (lock)
+ *   remote region ──holds──> its channel
+ *
+ * References: a channel is held by the device while active, by each user handle and each remote
+ * region; a device by its opener and by each channel. What a channel's threads may be using (endpoint,
+ * socket) is freed with the last reference only.
+ */
+#ifndef RDT_CORE_OBJECTS_H
+#define RDT_CORE_OBJECTS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "core/net.h"
+#include "transport/transport.h"
+
+#define RDT_NAME_SIZE 256
+#define RDT_REGION_NAME_SIZE 64
+#define RDT_HOST_ID_SIZE 64
+
+typedef struct rdt_counters {
+  _Atomic uint64_t writes, write_bytes, reads, read_bytes;
+  _Atomic uint64_t notifies_sent, notifies_received, notify_bytes_sent, notify_bytes_received;
+  _Atomic uint64_t queued, doorbells, wakeups, channels_opened, channels_lost, regions,
+      region_bytes;
+} rdt_counters;
+
+static inline void rdt_count(_Atomic uint64_t *counter, uint64_t by) {
+  atomic_fetch_add_explicit(counter, by, memory_order_relaxed);
+}
+
+struct rdt_region {
+  rdt_region *next;
+  rdt_device *device;
+  const rdt_channel *tenant; /* the channel whose peer allocated it; NULL for our own */
+  rdt_region_memory memory;
+  uint64_t key;
+  char name[RDT_REGION_NAME_SIZE];
+  bool owned; /* the memory too */
+};
+
+/* Notifications waiting for rdt_device_next_notification. */
+typedef struct rdt_inbox_entry {
+  struct rdt_inbox_entry *next;
+  rdt_notification notification;
+} rdt_inbox_entry;
+
+typedef struct rdt_inbox {
+  pthread_mutex_t lock;
+  pthread_cond_t arrived;
+  rdt_inbox_entry *head, **tail;
+  uint64_t bytes, limit;
+  bool closed;
+  bool throttled; /* the progress thread stopped reading rings until there is room */
+} rdt_inbox;
+
+struct rdt_device {
+  atomic_int refs;
+  rdt_device_options options;
+  char name[RDT_NAME_SIZE], address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
+  char local_name[64]; /* of the unix socket */
+  uint64_t generation;
+  unsigned fork_epoch;
+  rdt_counters counters;
+  rdt_inbox inbox;
+
+  pthread_mutex_t lock; /* regions, arrivals, closing */
+  rdt_region *regions;
+  rdt_channel *arrivals; /* connected, not yet seen by the progress thread */
+  bool closing;
+
+  /* progress thread */
+  pthread_t progress_thread;
+  rdt_channel *active;
+  int epoll_fd, wake_fd;
+  atomic_bool stop;
+
+  /* bootstrap thread and the handshakes it started */
+  pthread_t bootstrap_thread;
+  int tcp_socket, local_socket, bootstrap_wake;
+  int handshakes; /* running, under lock */
+  pthread_cond_t handshakes_done;
+};
+
+/* Posted operations that could not be executed at once. */
+typedef struct rdt_request {
+  struct rdt_request *next;
+  rdt_done_fn done;
+  void *context;
+  int64_t posted_at; /* ms */
+  size_t at, count;
+  rdt_op ops[];
+} rdt_request;
+
+/* A control message that waits for its answer. */
+typedef struct rdt_call {
+  struct rdt_call *next;
+  uint32_t sequence;
+  bool answered;
+  rdt_status failed; /* the channel went down first */
+  rdt_wire answer;
+  rdt_fds fds;
+} rdt_call;
+
+typedef struct rdt_watch {
+  rdt_channel *channel;
+  bool is_control;
+} rdt_watch;
+
+struct rdt_channel {
+  atomic_int refs;
+  rdt_channel *next; /* in arrivals or active */
+  rdt_device *device;
+  const rdt_transport *transport;
+  rdt_endpoint *endpoint;
+  int control; /* socket; also the lease: its end of stream says the peer holds nothing of ours */
+  bool accepted;
+  char peer_name[RDT_NAME_SIZE], peer_address[RDT_ADDRESS_SIZE];
+  uint64_t peer_generation, max_notify;
+  _Atomic(void *) context;
+  rdt_watch control_watch, event_watch;
+
+  atomic_bool down, close_requested, broken;
+  bool peer_gone, own_end_sent, released; /* progress thread only */
+
+  pthread_mutex_t send_lock; /* endpoint's send side, queue */
+  rdt_request *queue, **queue_tail;
+  atomic_bool queued; /* queue is not empty: lets posters skip the lock */
+
+  pthread_mutex_t lock; /* calls, remote regions, tenant_bytes */
+  pthread_cond_t answered;
+  rdt_call *calls;
+  uint32_t next_sequence;
+  rdt_remote_region *remote_regions;
+  uint64_t tenant_bytes; /* allocated here by the peer */
+};
+
+struct rdt_remote_region {
+  atomic_int refs;
+  rdt_remote_region *next;
+  rdt_channel *channel;
+  rdt_mapping *mapping;
+  rdt_region_info info;
+};
+
+/* device.c */
+/* RDT_ERR_FORKED in a child of the process that opened the device, RDT_ERR_CLOSED while it closes. */
+rdt_status rdt_device_check(const rdt_device *device);
+void rdt_device_ref(rdt_device *device);
+void rdt_device_unref(rdt_device *device);
+void rdt_device_wake(rdt_device *device);
+
+/* progress.c */
+rdt_status rdt_progress_start(rdt_device *device);
+void rdt_progress_stop(rdt_device *device);
+/* True on any device's progress thread, where nothing may block. */
+bool rdt_on_progress_thread(void);
+/* Hands a connected channel to the progress thread; takes over one reference on success.
+ * RDT_ERR_CLOSED once the device is closing. */
+rdt_status rdt_progress_adopt(rdt_channel *channel);
+
+/* bootstrap.c */
+rdt_status rdt_bootstrap_start(rdt_device *device);
+void rdt_bootstrap_stop(rdt_device *device);
+
+/* channel.c */
+rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport, rdt_bundle *offer,
+                              rdt_channel **channel);
+/* Sends what waits in the queue; progress thread only. */
+void rdt_channel_flush(rdt_channel *channel);
+/* Completes everything in the queue with `why`. */
+void rdt_channel_fail_queue(rdt_channel *channel, rdt_status why);
+
+/* region.c */
+rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, uint32_t access,
+                             const char *name, const rdt_channel *tenant, rdt_region **region);
+/* Copies memory and key of the region with `key`, or, if `name` is not empty, with that name. */
+rdt_status rdt_region_lookup(rdt_device *device, uint64_t key, const char *name,
+                             rdt_region_memory *memory, uint64_t *found_key);
+/* Frees the regions that the channel's peer allocated; with NULL, all of them. */
+void rdt_regions_free(rdt_device *device, const rdt_channel *tenant);
+
+/* remote.c */
+bool rdt_channel_holds_regions(rdt_channel *channel);
+
+/* inbox.c */
+void rdt_inbox_init(rdt_inbox *inbox);
+/* Drops what waits and wakes the readers. */
+void rdt_inbox_close(rdt_inbox *inbox);
+void rdt_inbox_destroy(rdt_inbox *inbox);
+/* Copies a notification in; false when memory ran out. */
+bool rdt_inbox_put(rdt_inbox *inbox, rdt_channel *channel, uint64_t immediate, const void *data,
+                   size_t size);
+/* True when the reader is so far behind that rings should wait. */
+bool rdt_inbox_full(rdt_inbox *inbox);
+
+#endif

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "core/objects.h"
+#include "core/status.h"
+
+/* Unguessable and never reused: an old key must not open a new region. */
+static rdt_status new_key(uint64_t *key) {
+  do {
+    if (getrandom(key, sizeof(*key), 0) != sizeof(*key))
+      return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  } while (*key == 0);
+  return RDT_OK;
+}
+
+static rdt_status check_arguments(const rdt_device *device, uint64_t size, uint32_t access,
+                                  const char *name, rdt_region **region) {
+  if (!device || !region) return rdt_fail(RDT_ERR_INVALID, "device and region must not be NULL");
+  rdt_status status = rdt_device_check(device);
+  if (status != RDT_OK) return status;
+  if (size == 0 || size > SIZE_MAX / 2)
+    return rdt_fail(RDT_ERR_INVALID, "a region cannot have %llu bytes", (unsigned long long)size);
+  if (access & ~(uint32_t)(RDT_ACCESS_READ | RDT_ACCESS_WRITE))
+    return rdt_fail(RDT_ERR_INVALID, "%u is not a combination of RDT_ACCESS_ bits", access);
+  if (name && strlen(name) >= RDT_REGION_NAME_SIZE)
+    return rdt_fail(RDT_ERR_INVALID, "a region's name has at most %d bytes",
+                    RDT_REGION_NAME_SIZE - 1);
+  return RDT_OK;
+}
+
+static rdt_region *find_locked(rdt_device *device, uint64_t key, const char *name) {
+  rdt_region *each = device->regions;
+  while (each && (name[0] ? strcmp(each->name, name) != 0 : each->key != key)) each = each->next;
+  return each;
+}
+
+static rdt_status insert(rdt_device *device, rdt_region *added) {
+  rdt_status status = RDT_OK;
+  pthread_mutex_lock(&device->lock);
+  if (device->closing) {
+    status = rdt_fail(RDT_ERR_CLOSED, "device %s is closing", device->name);
+  } else if (added->name[0] && find_locked(device, 0, added->name)) {
+    status = rdt_fail(RDT_ERR_INVALID, "device %s already has a region named \"%s\"", device->name,
+                      added->name);
+  } else {
+    added->next = device->regions;
+    device->regions = added;
+    rdt_count(&device->counters.regions, 1);
+    rdt_count(&device->counters.region_bytes, added->memory.size);
+  }
+  pthread_mutex_unlock(&device->lock);
+  return status;
+}
+
+rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, uint32_t access,
+                             const char *name, const rdt_channel *tenant, rdt_region **region) {
+  rdt_region *added = calloc(1, sizeof(*added));
+  if (!added) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  added->device = device;
+  added->tenant = tenant;
+  added->owned = address == NULL;
+  added->memory = (rdt_region_memory){.address = address, .size = size, .access = access};
+  if (name) memcpy(added->name, name, strlen(name));
+  rdt_status status = new_key(&added->key);
+  if (status == RDT_OK && added->owned) status = rdt_memory_alloc(size, &added->memory.address);
+  for (size_t i = 0; i < rdt_transport_count && status == RDT_OK; i++)
+    status = rdt_transports[i]->region_check(&added->memory);
+  if (status == RDT_OK) status = insert(device, added);
+  if (status == RDT_OK) {
+    *region = added;
+    return RDT_OK;
+  }
+  if (added->owned && added->memory.address) rdt_memory_free(added->memory.address);
+  free(added);
+  return status;
+}
+
+rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t access, const char *name,
+                            rdt_region **region) {
+  rdt_status status = check_arguments(device, size, access, name, region);
+  return status == RDT_OK ? rdt_region_create(device, NULL, size, access, name, NULL, region)
+                          : status;
+}
+
+rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size, uint32_t access,
+                               const char *name, rdt_region **region) {
+  rdt_status status = check_arguments(device, size, access, name, region);
+  if (status == RDT_OK && !address) status = rdt_fail(RDT_ERR_INVALID, "no address to register");
+  return status == RDT_OK ? rdt_region_create(device, address, size, access, name, NULL, region)
+                          : status;
+}
+
+rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info) {
+  if (!region || !info) return rdt_fail(RDT_ERR_INVALID, "region and info must not be NULL");
+  *info = (rdt_region_info){.address = region->memory.address,
+                            .size = region->memory.size,
+                            .key = region->key,
+                            .access = region->memory.access};
+  return RDT_OK;
+}
+
+static void free_region(rdt_region *region) {
+  rdt_count(&region->device->counters.regions, (uint64_t)-1);
+  rdt_count(&region->device->counters.region_bytes, -region->memory.size);
+  if (region->owned) rdt_memory_free(region->memory.address);
+  free(region);
+}
+
+void rdt_region_close(rdt_region *region) {
+  if (!region) return;
+  rdt_device *device = region->device;
+  pthread_mutex_lock(&device->lock);
+  rdt_region **link = &device->regions;
+  while (*link && *link != region) link = &(*link)->next;
+  if (*link) *link = region->next;
+  pthread_mutex_unlock(&device->lock);
+  free_region(region);
+}
+
+void rdt_regions_free(rdt_device *device, const rdt_channel *tenant) {
+  rdt_region *freed = NULL;
+  pthread_mutex_lock(&device->lock);
+  for (rdt_region **link = &device->regions; *link;) {
+    rdt_region *each = *link;
+    if (tenant && each->tenant != tenant) {
+      link = &each->next;
+      continue;
+    }
+    *link = each->next;
+    each->next = freed;
+    freed = each;
+  }
+  pthread_mutex_unlock(&device->lock);
+  while (freed) {
+    rdt_region *next = freed->next;
+    free_region(freed);
+    freed = next;
+  }
+}
+
+rdt_status rdt_region_lookup(rdt_device *device, uint64_t key, const char *name,
+                             rdt_region_memory *memory, uint64_t *found_key) {
+  pthread_mutex_lock(&device->lock);
+  const rdt_region *found = find_locked(device, key, name);
+  if (found) {
+    *memory = found->memory;
+    *found_key = found->key;
+  }
+  pthread_mutex_unlock(&device->lock);
+  if (found) return RDT_OK;
+  if (name[0])
+    return rdt_fail(RDT_ERR_NO_REGION, "device %s has no region named \"%s\"", device->name, name);
+  return rdt_fail(RDT_ERR_NO_REGION, "device %s has no region with key %#llx", device->name,
+                  (unsigned long long)key);
+}

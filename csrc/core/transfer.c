@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A completion that a thread can wait for.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "core/net.h"
+#include "core/status.h"
+
+struct rdt_transfer {
+  atomic_int refs; /* the waiter's and the completion's */
+  pthread_mutex_t lock;
+  pthread_cond_t completed;
+  rdt_status status; /* RDT_IN_PROGRESS until then */
+};
+
+static rdt_transfer *transfer_new(void) {
+  rdt_transfer *transfer = calloc(1, sizeof(*transfer));
+  if (!transfer) return NULL;
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&transfer->completed, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  pthread_mutex_init(&transfer->lock, NULL);
+  atomic_init(&transfer->refs, 2);
+  transfer->status = RDT_IN_PROGRESS;
+  return transfer;
+}
+
+void rdt_transfer_free(rdt_transfer *transfer) {
+  if (!transfer || atomic_fetch_sub(&transfer->refs, 1) != 1) return;
+  pthread_cond_destroy(&transfer->completed);
+  pthread_mutex_destroy(&transfer->lock);
+  free(transfer);
+}
+
+static void transfer_complete(void *context, rdt_status status) {
+  rdt_transfer *transfer = context;
+  pthread_mutex_lock(&transfer->lock);
+  transfer->status = status;
+  pthread_cond_broadcast(&transfer->completed);
+  pthread_mutex_unlock(&transfer->lock);
+  rdt_transfer_free(transfer);
+}
+
+static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
+                         rdt_transfer **transfer) {
+  rdt_transfer *waitable = transfer_new();
+  if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status = rdt_channel_post(channel, ops, count, transfer_complete, waitable);
+  if (status != RDT_IN_PROGRESS) {
+    rdt_transfer_free(waitable); /* the completion's, which will not come */
+    rdt_transfer_free(waitable);
+    waitable = NULL;
+  }
+  if (status >= 0) *transfer = waitable;
+  return status;
+}
+
+rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t count,
+                              rdt_transfer **transfer) {
+  if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
+  return submit(channel, ops, count, transfer);
+}
+
+static rdt_status outcome(rdt_status status) {
+  if (status < 0) rdt_fail(status, "the transfer failed: %s", rdt_status_text(status));
+  return status;
+}
+
+rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
+  if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
+  rdt_deadline deadline = rdt_deadline_after(timeout_ms);
+  struct timespec until = {.tv_sec = deadline / 1000, .tv_nsec = (deadline % 1000) * 1000000};
+  pthread_mutex_lock(&transfer->lock);
+  while (transfer->status == RDT_IN_PROGRESS && rdt_deadline_left(deadline) > 0)
+    pthread_cond_timedwait(&transfer->completed, &transfer->lock, &until);
+  rdt_status status = transfer->status;
+  pthread_mutex_unlock(&transfer->lock);
+  if (status == RDT_IN_PROGRESS && timeout_ms != 0)
+    return rdt_fail(RDT_ERR_DEADLINE, "the transfer did not complete within the deadline");
+  return outcome(status);
+}

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rdmatensor: a remote machine is a device whose memory you allocate, read and write one-sidedly.
+ *
+ * This is the one public header. Python (cffi reads this very file) and the TensorFlow plugin see
+ * nothing else of the core.
+ *
+ * Objects. A *device* is one local endpoint with one progress thread. It owns *regions*, memory that
+ * peers may read or write, and *channels*, connections to devices of other processes. A *remote region*
+ * is a peer's region opened over a channel. A *transfer* is the completion of posted operations.
+ *
+ * Threads. Every function may be called from any thread unless it says otherwise. Handlers run on the
+ * device's progress thread, one at a time; they must not block, and must not close the device.
+ *
+ * Completion. A function that posts returns RDT_OK when the operations are complete (`done` will not
+ * be called), RDT_IN_PROGRESS when `done` will be called exactly once on the progress thread, or an
+ * error (< 0) when nothing was posted. Until completion the local buffers belong to the core.
+ *
+ * Errors. Functions return rdt_status; rdt_last_error() tells the calling thread's last failure in
+ * words: cause, device, peer, remedy. Output parameters are set only on success. Nothing aborts.
+ *
+ * Time. All time-outs are in milliseconds; RDT_TIMEOUT_DEFAULT means the setting DEADLINE_MS.
+ */
+#ifndef RDMATENSOR_H
+#define RDMATENSOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RDT_API __attribute__((visibility("default")))
+
+/* ---- Status ------------------------------------------------------------------------------------ */
+
+/* Grouped by the largest thing that broke, so a caller knows what to rebuild: its call (-1..), the
+ * local device (-20..), the connection (-40..), the region (-60..). */
+typedef enum rdt_status {
+  RDT_OK = 0,
+  RDT_IN_PROGRESS = 1,
+  RDT_ERR_INVALID = -1,
+  RDT_ERR_UNSUPPORTED = -2,
+  RDT_ERR_CANCELLED = -3,
+  RDT_ERR_FORKED = -4,
+  RDT_ERR_NO_MEMORY = -20,
+  RDT_ERR_SYSTEM = -21,
+  RDT_ERR_LIMIT = -22,
+  RDT_ERR_CLOSED = -23,
+  RDT_ERR_UNREACHABLE = -40,
+  RDT_ERR_CONNECTION_LOST = -41,
+  RDT_ERR_DEADLINE = -42,
+  RDT_ERR_PROTOCOL = -43,
+  RDT_ERR_REFUSED = -44,
+  RDT_ERR_NO_TRANSPORT = -45,
+  RDT_ERR_NO_REGION = -60,
+  RDT_ERR_ACCESS = -61,
+  RDT_ERR_RANGE = -62
+} rdt_status;
+
+/* "CONNECTION_LOST"; never NULL, "UNKNOWN" for a number outside the table. Static storage. */
+RDT_API const char *rdt_status_name(rdt_status status);
+/* One sentence about the code itself. Static storage. */
+RDT_API const char *rdt_status_text(rdt_status status);
+/* "ok", "caller", "device", "connection" or "region". Static storage. */
+RDT_API const char *rdt_status_group(rdt_status status);
+/* The calling thread's last failure in words; "" if none. Valid until the thread's next call. */
+RDT_API const char *rdt_last_error(void);
+/* The library's version, "0.1.0". */
+RDT_API const char *rdt_version(void);
+
+/* ---- Configuration: one table; each entry is also the environment variable RDMATENSOR_<NAME> ---- */
+
+typedef struct rdt_config_entry {
+  const char *name;          /* "SPIN_US" */
+  const char *default_value; /* as text */
+  const char *range;         /* "0..1000000", "auto|rdma|grpc", "text" */
+  const char *doc;           /* one sentence, with the unit */
+} rdt_config_entry;
+
+/* Number of entries; entry `index` of the table, RDT_ERR_INVALID past its end. */
+RDT_API size_t rdt_config_count(void);
+RDT_API rdt_status rdt_config_describe(size_t index, rdt_config_entry *entry);
+/* The value in force as text, written into `value` with its terminating zero; RDT_ERR_RANGE if `size`
+ * is too small, RDT_ERR_INVALID for an unknown name (the message names the nearest). */
+RDT_API rdt_status rdt_config_get(const char *name, char *value, size_t size);
+/* The value in force of a numeric entry. */
+RDT_API rdt_status rdt_config_get_u64(const char *name, uint64_t *value);
+/* Overrides default and environment for this process. Devices read their settings when opened.
+ * RDT_ERR_INVALID for an unknown name, RDT_ERR_RANGE for a bad value. */
+RDT_API rdt_status rdt_config_set(const char *name, const char *value);
+
+/* ---- Log ---------------------------------------------------------------------------------------- */
+
+typedef enum rdt_log_level {
+  RDT_LOG_ERROR = 0,
+  RDT_LOG_WARN = 1,
+  RDT_LOG_INFO = 2,
+  RDT_LOG_DEBUG = 3
+} rdt_log_level;
+
+/* Receives each line at or below LOG_LEVEL, without newline. Called from any thread. */
+typedef void (*rdt_log_fn)(void *context, rdt_log_level level, const char *line);
+/* Replaces the sink (NULL: standard error). Process-wide; set it before opening devices. */
+RDT_API void rdt_log_set_sink(rdt_log_fn sink, void *context);
+/* Writes one line into the sink if `level` is enabled: the plugin logs through the same door. */
+RDT_API void rdt_log_line(rdt_log_level level, const char *line);
+
+/* ---- Shareable memory --------------------------------------------------------------------------- */
+
+/* Reserves `size` bytes (rounded up to pages) of memory that any transport can hand to peers; pages
+ * are taken from the machine on first touch. Zero-filled, page-aligned. The caller frees it, after
+ * closing every region registered over it. RDT_ERR_NO_MEMORY, RDT_ERR_SYSTEM. */
+RDT_API rdt_status rdt_memory_alloc(size_t size, void **address);
+/* RDT_ERR_INVALID if `address` did not come from rdt_memory_alloc. */
+RDT_API rdt_status rdt_memory_free(void *address);
+
+/* ---- Device ------------------------------------------------------------------------------------- */
+
+typedef struct rdt_device rdt_device;
+typedef struct rdt_channel rdt_channel;
+typedef struct rdt_region rdt_region;
+typedef struct rdt_remote_region rdt_remote_region;
+typedef struct rdt_transfer rdt_transfer;
+
+#define RDT_TIMEOUT_DEFAULT (-1)
+
+typedef struct rdt_device_options {
+  size_t struct_size;       /* sizeof(rdt_device_options): how fields can be added later */
+  const char *name;         /* shown to peers and in every message; NULL: host:pid */
+  const char *bind_address; /* NULL: the setting BIND_ADDRESS */
+  uint16_t port;            /* 0: any free port */
+  void *context;            /* passed to every handler */
+  /* A peer connected to this device (not called for rdt_device_connect). The handle is borrowed: take
+   * rdt_channel_ref to keep it beyond on_released. */
+  void (*on_connect)(void *context, rdt_channel *channel);
+  /* A notification arrived; everything the peer wrote before it is visible. `data` may still be
+   * changed by a hostile peer: copy, then check. Valid during the call only. NULL: notifications are
+   * queued for rdt_device_next_notification. */
+  void (*on_notify)(void *context, rdt_channel *channel, uint64_t immediate, const void *data,
+                    size_t size);
+  /* The channel carries no more traffic; called once per channel, also after rdt_channel_close. */
+  void (*on_down)(void *context, rdt_channel *channel, rdt_status why);
+  /* The peer can no longer touch this process's memory through this channel; once, after on_down.
+   * Only now may memory that was lent to the peer be reused. Not called when the device is closed while
+   * the peer still holds regions. */
+  void (*on_released)(void *context, rdt_channel *channel);
+} rdt_device_options;
+
+typedef struct rdt_stats {
+  uint64_t writes, write_bytes; /* completed one-sided writes */
+  uint64_t reads, read_bytes;   /* completed one-sided reads */
+  uint64_t notifies_sent, notifies_received;
+  uint64_t notify_bytes_sent, notify_bytes_received;
+  uint64_t queued;             /* operations that had to wait for a credit */
+  uint64_t doorbells, wakeups; /* sleeping peers woken; own wake-ups from sleep */
+  uint64_t channels_opened, channels_lost;
+  uint64_t regions, region_bytes; /* registered now */
+} rdt_stats;
+
+/* Opens a device: binds the bootstrap port and starts the progress thread. `options` may be NULL.
+ * RDT_ERR_INVALID, RDT_ERR_SYSTEM (port taken: the message says by which address), RDT_ERR_NO_MEMORY. */
+RDT_API rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **device);
+/* Closes channels and regions, stops the thread, frees the device. Pending operations complete with
+ * RDT_ERR_CLOSED first. Handles of its channels stay valid for their holders but fail. Not from a
+ * handler. NULL is ignored. */
+RDT_API void rdt_device_close(rdt_device *device);
+/* "host:port" that peers connect to. Valid while the device is open. */
+RDT_API const char *rdt_device_address(const rdt_device *device);
+RDT_API const char *rdt_device_name(const rdt_device *device);
+RDT_API rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats);
+
+/* ---- Regions ------------------------------------------------------------------------------------ */
+
+/* What peers may do with a region (bits). */
+typedef enum rdt_access {
+  RDT_ACCESS_NONE = 0,
+  RDT_ACCESS_READ = 1,
+  RDT_ACCESS_WRITE = 2
+} rdt_access;
+
+typedef struct rdt_region_info {
+  void *address; /* local address; NULL for a remote region that is not mapped */
+  uint64_t size; /* bytes */
+  uint64_t key;  /* what a peer opens it by; never reused, not guessable */
+  uint32_t access;
+} rdt_region_info;
+
+/* Allocates and registers `size` > 0 bytes, zero-filled, page-aligned. `name` (NULL or up to 63 bytes)
+ * lets peers find it without the key; it must be unique on the device. The device owns the memory. */
+RDT_API rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t access,
+                                    const char *name, rdt_region **region);
+/* Registers memory that the caller owns and keeps until rdt_region_close. Transports that share pages
+ * (shm) need it to come from rdt_memory_alloc: else RDT_ERR_UNSUPPORTED. */
+RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size,
+                                       uint32_t access, const char *name, rdt_region **region);
+RDT_API rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info);
+/* Withdraws the key; peers that already mapped the memory keep valid pages until they let go. NULL is
+ * ignored. Not after rdt_device_close, which closes every region itself. */
+RDT_API void rdt_region_close(rdt_region *region);
+
+/* ---- Channels ----------------------------------------------------------------------------------- */
+
+/* What a transport can do (bits of rdt_channel_info.capabilities). */
+typedef enum rdt_capability {
+  RDT_CAP_MAP = 1,             /* remote regions can be used in place (rdt_remote_region_map) */
+  RDT_CAP_UNREGISTERED_SRC = 2 /* local buffers need not lie in a region */
+} rdt_capability;
+
+typedef struct rdt_channel_info {
+  const char *peer_name;    /* the peer device's name; valid while the channel handle is */
+  const char *peer_address; /* its host:port */
+  const char *transport;    /* "shm" */
+  uint32_t capabilities;
+  uint64_t generation; /* differs each time a peer device is opened */
+  uint64_t max_notify; /* largest notification payload, bytes */
+  int up;              /* 1 while traffic is accepted */
+} rdt_channel_info;
+
+/* Connects to the device at "host:port" and returns an owned handle. Blocks for at most `timeout_ms`.
+ * RDT_ERR_UNREACHABLE, RDT_ERR_DEADLINE, RDT_ERR_PROTOCOL (another version, or not an rdmatensor
+ * port), RDT_ERR_REFUSED (not the same user), RDT_ERR_NO_TRANSPORT (each refused transport with its
+ * reason). Not from a handler. */
+RDT_API rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
+                                      rdt_channel **channel);
+RDT_API void rdt_channel_ref(rdt_channel *channel);
+/* Gives the handle up; does not close the connection. NULL is ignored. */
+RDT_API void rdt_channel_unref(rdt_channel *channel);
+/* Ends traffic in both directions: pending operations complete with RDT_ERR_CANCELLED and on_down runs
+ * on the progress thread. Idempotent. The handle still needs rdt_channel_unref. */
+RDT_API void rdt_channel_close(rdt_channel *channel);
+RDT_API rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_info *info);
+/* A pointer for the user; not interpreted. Set it in on_connect or right after rdt_device_connect. */
+RDT_API void rdt_channel_set_context(rdt_channel *channel, void *context);
+RDT_API void *rdt_channel_context(const rdt_channel *channel);
+
+/* ---- Remote regions ----------------------------------------------------------------------------- */
+
+/* Opens a peer's region by key or by name, or allocates one there: it lives until the channel ends and
+ * counts against the peer's REMOTE_ALLOC_LIMIT. All block for at most `timeout_ms`, return an owned
+ * handle, and may not be called from a handler (the reply arrives on the progress thread), except that
+ * a key whose region is already open on this channel is answered at once, from anywhere.
+ * RDT_ERR_NO_REGION, RDT_ERR_LIMIT, RDT_ERR_DEADLINE, RDT_ERR_CONNECTION_LOST. */
+RDT_API rdt_status rdt_remote_region_open(rdt_channel *channel, uint64_t key, int timeout_ms,
+                                          rdt_remote_region **region);
+RDT_API rdt_status rdt_remote_region_find(rdt_channel *channel, const char *name, int timeout_ms,
+                                          rdt_remote_region **region);
+RDT_API rdt_status rdt_remote_region_alloc(rdt_channel *channel, uint64_t size, uint32_t access,
+                                           int timeout_ms, rdt_remote_region **region);
+RDT_API void rdt_remote_region_ref(rdt_remote_region *region);
+/* While a handle is held, the peer does not see on_released: bytes used in place stay valid, even
+ * after the peer closed or died. NULL is ignored. */
+RDT_API void rdt_remote_region_unref(rdt_remote_region *region);
+RDT_API rdt_status rdt_remote_region_get_info(const rdt_remote_region *region,
+                                              rdt_region_info *info);
+/* The address of `size` bytes at `offset` in this process (RDT_CAP_MAP only, else
+ * RDT_ERR_UNSUPPORTED); valid while the handle is held. Writing needs RDT_ACCESS_WRITE: else the
+ * pages are read-only. */
+RDT_API rdt_status rdt_remote_region_map(rdt_remote_region *region, uint64_t offset, uint64_t size,
+                                         void **address);
+
+/* ---- One-sided operations ----------------------------------------------------------------------- */
+
+typedef enum rdt_op_kind {
+  RDT_OP_WRITE = 1,       /* local -> remote */
+  RDT_OP_READ = 2,        /* remote -> local */
+  RDT_OP_NOTIFY = 3,      /* `local`, `size` and `immediate` to the peer's on_notify */
+  RDT_OP_WRITE_NOTIFY = 4 /* WRITE, then a notification without payload */
+} rdt_op_kind;
+
+typedef struct rdt_op {
+  uint32_t kind; /* rdt_op_kind */
+  uint32_t reserved;
+  void *local; /* not written to, except by READ */
+  uint64_t size;
+  rdt_remote_region *remote; /* NULL for NOTIFY; must belong to the channel */
+  uint64_t remote_offset;
+  uint64_t immediate; /* NOTIFY, WRITE_NOTIFY */
+} rdt_op;
+
+typedef void (*rdt_done_fn)(void *context, rdt_status status);
+
+/* Posts `count` operations as one batch. They are executed in order; notifications of one channel
+ * arrive in the order posted, after the data of every write posted before them. All arguments are
+ * checked before the first byte moves: RDT_ERR_INVALID, RDT_ERR_RANGE, RDT_ERR_ACCESS. */
+RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count,
+                                    rdt_done_fn done, void *context);
+/* As rdt_channel_post, with a waitable completion instead of a callback: *transfer is NULL when the
+ * result is RDT_OK, else a handle that rdt_transfer_free gives back. */
+RDT_API rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t count,
+                                      rdt_transfer **transfer);
+/* Waits for completion and returns its status; RDT_ERR_DEADLINE when `timeout_ms` passed first (the
+ * transfer goes on), RDT_IN_PROGRESS at once when it is 0. */
+RDT_API rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms);
+/* Gives the handle up, complete or not. NULL is ignored. */
+RDT_API void rdt_transfer_free(rdt_transfer *transfer);
+
+/* ---- Queued notifications (devices opened without on_notify) -------------------------------------- */
+
+typedef struct rdt_notification {
+  rdt_channel *channel; /* owned: rdt_notification_clear gives it up */
+  uint64_t immediate;
+  void *data; /* owned, likewise; NULL when size is 0 */
+  uint64_t size;
+} rdt_notification;
+
+/* Takes the oldest notification, waiting for at most `timeout_ms`: RDT_ERR_DEADLINE if none came,
+ * RDT_IN_PROGRESS at once if none is there and it is 0. When nobody takes them, senders run out of
+ * credit and wait; nothing is lost. */
+RDT_API rdt_status rdt_device_next_notification(rdt_device *device, int timeout_ms,
+                                                rdt_notification *notification);
+RDT_API void rdt_notification_clear(rdt_notification *notification);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/shm/shm.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/config.h"
+#include "core/memory.h"
+#include "core/status.h"
+#include "transport/shm/ring.h"
+
+#define MIN_RING_BYTES 4096u
+#define MAX_RING_BYTES (1024u * 1024 * 1024)
+
+struct rdt_endpoint {
+  ring receive, send;           /* in our memory; in the peer's */
+  void *receive_map, *send_map; /* NULL until there */
+  size_t receive_bytes, send_bytes;
+  int own_event, peer_event; /* eventfds: written by the peer, by us */
+};
+
+struct rdt_mapping {
+  char *base; /* of the memfd */
+  size_t length;
+  uint64_t offset; /* of the region in it */
+};
+
+static bool shm_usable(const char *own_host, const char *peer_host, char *why, size_t size) {
+  if (strcmp(own_host, peer_host) == 0) return true;
+  snprintf(why, size, "the peer is on another host");
+  return false;
+}
+
+static void unmap(void *map, size_t bytes) {
+  if (map) munmap(map, bytes);
+}
+
+static void close_fd(int fd) {
+  if (fd >= 0) close(fd);
+}
+
+static void shm_endpoint_destroy(rdt_endpoint *endpoint) {
+  unmap(endpoint->receive_map, endpoint->receive_bytes);
+  unmap(endpoint->send_map, endpoint->send_bytes);
+  close_fd(endpoint->own_event);
+  close_fd(endpoint->peer_event);
+  free(endpoint);
+}
+
+static uint64_t ring_capacity(void) {
+  uint64_t capacity = MIN_RING_BYTES;
+  while (capacity < rdt_config_number(RDT_CONFIG_RING_BYTES)) capacity *= 2;
+  return capacity;
+}
+
+static rdt_status create_receive_ring(rdt_endpoint *endpoint, rdt_bundle *offer) {
+  uint64_t capacity = ring_capacity();
+  int memory;
+  endpoint->receive_bytes = RING_DATA_OFFSET + capacity;
+  rdt_status status = rdt_memory_create(endpoint->receive_bytes, &memory, &endpoint->receive_map);
+  if (status != RDT_OK) return status;
+  ring_init(&endpoint->receive, endpoint->receive_map, capacity);
+  memcpy(offer->bytes, &capacity, sizeof(capacity)); /* same host, same byte order */
+  offer->size = sizeof(capacity);
+  offer->fds.fd[0] = memory;
+  offer->fds.count = 1;
+  endpoint->own_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  int lent = endpoint->own_event < 0 ? -1 : dup(endpoint->own_event);
+  if (lent < 0) return rdt_fail_errno(errno, "cannot create an eventfd");
+  offer->fds.fd[offer->fds.count++] = lent;
+  return RDT_OK;
+}
+
+static rdt_status shm_endpoint_create(rdt_endpoint **endpoint_out, rdt_bundle *offer) {
+  rdt_endpoint *endpoint = calloc(1, sizeof(*endpoint));
+  if (!endpoint) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  endpoint->own_event = endpoint->peer_event = -1;
+  offer->fds.count = 0;
+  rdt_status status = create_receive_ring(endpoint, offer);
+  if (status != RDT_OK) {
+    rdt_fds_close(&offer->fds);
+    shm_endpoint_destroy(endpoint);
+    return status;
+  }
+  *endpoint_out = endpoint;
+  return RDT_OK;
+}
+
+static rdt_status shm_endpoint_connect(rdt_endpoint *endpoint, rdt_bundle *offer) {
+  uint64_t capacity = 0;
+  if (offer->size == sizeof(capacity)) memcpy(&capacity, offer->bytes, sizeof(capacity));
+  if (capacity < MIN_RING_BYTES || capacity > MAX_RING_BYTES || (capacity & (capacity - 1)) ||
+      offer->fds.count != 2)
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer's shared-memory offer is malformed");
+  int memory = rdt_fds_take(&offer->fds);
+  endpoint->send_bytes = RING_DATA_OFFSET + capacity;
+  rdt_status status = rdt_memory_map(memory, endpoint->send_bytes, true, &endpoint->send_map);
+  close(memory);
+  if (status != RDT_OK) return status;
+  ring_init(&endpoint->send, endpoint->send_map, capacity);
+  endpoint->peer_event = rdt_fds_take(&offer->fds);
+  return RDT_OK;
+}
+
+static uint64_t shm_max_notify(const rdt_endpoint *endpoint) {
+  return ring_max_payload(&endpoint->send);
+}
+
+static rdt_status shm_write(rdt_mapping *mapping, uint64_t offset, const void *source,
+                            uint64_t size) {
+  memcpy(mapping->base + mapping->offset + offset, source, size);
+  return RDT_OK;
+}
+
+static rdt_status shm_read(rdt_mapping *mapping, uint64_t offset, void *target, uint64_t size) {
+  memcpy(target, mapping->base + mapping->offset + offset, size);
+  return RDT_OK;
+}
+
+static rdt_status shm_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
+                             uint64_t size) {
+  switch (ring_produce(&endpoint->send, immediate, data, (uint32_t)size)) {
+    case RING_OK:
+      return RDT_OK;
+    case RING_FULL:
+      return RDT_IN_PROGRESS;
+    default:
+      return rdt_fail(RDT_ERR_PROTOCOL, "the peer corrupted its notification ring");
+  }
+}
+
+/* An eventfd only says "look"; a full counter says so too. */
+static void wake_peer(rdt_endpoint *endpoint) {
+  uint64_t one = 1;
+  ssize_t ignored = write(endpoint->peer_event, &one, sizeof(one));
+  (void)ignored;
+}
+
+static bool shm_doorbell(rdt_endpoint *endpoint) {
+  if (!ring_consumer_sleeps(&endpoint->send)) return false;
+  wake_peer(endpoint);
+  return true;
+}
+
+static int shm_poll(rdt_endpoint *endpoint, int budget, rdt_notify_fn take, void *context) {
+  int taken = 0;
+  while (taken < budget) {
+    uint64_t immediate;
+    const void *data;
+    uint32_t size;
+    ring_result result = ring_peek(&endpoint->receive, &immediate, &data, &size);
+    if (result == RING_CORRUPT)
+      return rdt_fail(RDT_ERR_PROTOCOL, "the peer wrote a malformed notification");
+    if (result == RING_FULL) break;
+    take(context, immediate, data, size);
+    ring_release(&endpoint->receive, size);
+    taken++;
+  }
+  if (taken && ring_give_back(&endpoint->receive)) wake_peer(endpoint);
+  return taken;
+}
+
+static bool shm_arm(rdt_endpoint *endpoint) { return ring_arm(&endpoint->receive); }
+
+static void shm_disarm(rdt_endpoint *endpoint) {
+  uint64_t count;
+  ssize_t ignored = read(endpoint->own_event, &count, sizeof(count));
+  (void)ignored;
+  ring_disarm(&endpoint->receive);
+}
+
+static int shm_event_fd(const rdt_endpoint *endpoint) { return endpoint->own_event; }
+
+static rdt_status shm_region_check(const rdt_region_memory *memory) {
+  int fd;
+  uint64_t offset;
+  return rdt_memory_find(memory->address, memory->size, &fd, &offset);
+}
+
+static rdt_status shm_region_export(const rdt_region_memory *memory, rdt_bundle *bundle) {
+  int fd, lent;
+  uint64_t offset;
+  rdt_status status = rdt_memory_find(memory->address, memory->size, &fd, &offset);
+  if (status != RDT_OK) return status;
+  if (memory->access & RDT_ACCESS_WRITE) {
+    lent = dup(fd);
+    if (lent < 0) return rdt_fail_errno(errno, "cannot share a region");
+  } else {
+    status = rdt_memory_reopen_readonly(fd, &lent);
+    if (status != RDT_OK) return status;
+  }
+  memcpy(bundle->bytes, &offset, sizeof(offset));
+  bundle->size = sizeof(offset);
+  bundle->fds.fd[0] = lent;
+  bundle->fds.count = 1;
+  return RDT_OK;
+}
+
+static rdt_status shm_region_import(const rdt_region_memory *claimed, rdt_bundle *bundle,
+                                    rdt_mapping **mapping_out) {
+  uint64_t offset = 0;
+  if (bundle->size == sizeof(offset)) memcpy(&offset, bundle->bytes, sizeof(offset));
+  int fd = bundle->size == sizeof(offset) ? rdt_fds_take(&bundle->fds) : -1;
+  if (fd < 0 || offset > SIZE_MAX / 2 || claimed->size > SIZE_MAX / 2) {
+    close_fd(fd);
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer's description of a region is malformed");
+  }
+  rdt_mapping *mapping = calloc(1, sizeof(*mapping));
+  rdt_status status = mapping ? RDT_OK : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  if (mapping) {
+    mapping->offset = offset;
+    mapping->length = offset + claimed->size;
+    status = rdt_memory_map(fd, mapping->length, (claimed->access & RDT_ACCESS_WRITE) != 0,
+                            (void **)&mapping->base);
+  }
+  close(fd);
+  if (status == RDT_OK)
+    *mapping_out = mapping;
+  else
+    free(mapping);
+  return status;
+}
+
+static void shm_region_release(rdt_mapping *mapping) {
+  munmap(mapping->base, mapping->length);
+  free(mapping);
+}
+
+static void *shm_region_address(const rdt_mapping *mapping) {
+  return mapping->base + mapping->offset;
+}
+
+const rdt_transport rdt_transport_shm = {
+    .name = "shm",
+    .capabilities = RDT_CAP_MAP | RDT_CAP_UNREGISTERED_SRC,
+    .usable = shm_usable,
+    .endpoint_create = shm_endpoint_create,
+    .endpoint_connect = shm_endpoint_connect,
+    .endpoint_destroy = shm_endpoint_destroy,
+    .max_notify = shm_max_notify,
+    .write = shm_write,
+    .read = shm_read,
+    .notify = shm_notify,
+    .doorbell = shm_doorbell,
+    .poll = shm_poll,
+    .arm = shm_arm,
+    .disarm = shm_disarm,
+    .event_fd = shm_event_fd,
+    .region_check = shm_region_check,
+    .region_export = shm_region_export,
+    .region_import = shm_region_import,
+    .region_release = shm_region_release,
+    .region_address = shm_region_address,
+};
