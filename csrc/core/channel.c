@@ -30,11 +30,7 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
   channel->event_watch = (rdt_watch){channel, false};
   pthread_mutex_init(&channel->send_lock, NULL);
   pthread_mutex_init(&channel->lock, NULL);
-  pthread_condattr_t monotonic;
-  pthread_condattr_init(&monotonic);
-  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  pthread_cond_init(&channel->answered, &monotonic);
-  pthread_condattr_destroy(&monotonic);
+  rdt_cond_init(&channel->answered);
   *channel_out = channel;
   return RDT_OK;
 }

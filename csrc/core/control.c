@@ -23,10 +23,9 @@ static void add_call(rdt_channel *channel, rdt_call *call) {
 }
 
 static void await(rdt_channel *channel, rdt_call *call, rdt_deadline deadline) {
-  struct timespec until = {.tv_sec = deadline / 1000, .tv_nsec = (deadline % 1000) * 1000000};
   pthread_mutex_lock(&channel->lock);
   while (!call->answered && call->failed == RDT_OK && rdt_deadline_left(deadline) > 0)
-    pthread_cond_timedwait(&channel->answered, &channel->lock, &until);
+    rdt_cond_wait(&channel->answered, &channel->lock, deadline);
   rdt_call **link = &channel->calls;
   while (*link && *link != call) link = &(*link)->next;
   if (*link) *link = call->next;

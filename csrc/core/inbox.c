@@ -5,19 +5,14 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/config.h"
 #include "core/objects.h"
 #include "core/status.h"
 
 void rdt_inbox_init(rdt_inbox *inbox) {
-  pthread_condattr_t monotonic;
-  pthread_condattr_init(&monotonic);
-  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
   pthread_mutex_init(&inbox->lock, NULL);
-  pthread_cond_init(&inbox->arrived, &monotonic);
-  pthread_condattr_destroy(&monotonic);
+  rdt_cond_init(&inbox->arrived);
   inbox->head = NULL;
   inbox->tail = &inbox->head;
   inbox->bytes = 0;
@@ -78,9 +73,8 @@ bool rdt_inbox_full(rdt_inbox *inbox) {
 }
 
 static rdt_inbox_entry *take(rdt_inbox *inbox, rdt_deadline deadline) {
-  struct timespec until = {.tv_sec = deadline / 1000, .tv_nsec = (deadline % 1000) * 1000000};
   while (!inbox->head && !inbox->closed && rdt_deadline_left(deadline) > 0)
-    pthread_cond_timedwait(&inbox->arrived, &inbox->lock, &until);
+    rdt_cond_wait(&inbox->arrived, &inbox->lock, deadline);
   rdt_inbox_entry *entry = inbox->head;
   if (!entry) return NULL;
   inbox->head = entry->next;

@@ -11,29 +11,9 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "core/config.h"
 #include "core/status.h"
-
-int64_t rdt_now_us(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-}
-
-int64_t rdt_now_ms(void) { return rdt_now_us() / 1000; }
-
-rdt_deadline rdt_deadline_after(int timeout_ms) {
-  int64_t span = timeout_ms < 0 ? (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS) : timeout_ms;
-  return rdt_now_ms() + span;
-}
-
-int rdt_deadline_left(rdt_deadline deadline) {
-  int64_t left = deadline - rdt_now_ms();
-  return left < 0 ? 0 : (int)left;
-}
 
 void rdt_fds_close(rdt_fds *fds) {
   while (fds->count > 0) close(fds->fd[--fds->count]);

@@ -6,19 +6,11 @@
 #ifndef RDT_CORE_NET_H
 #define RDT_CORE_NET_H
 
+#include "core/clock.h"
 #include "core/wire.h"
 
 #define RDT_ADDRESS_SIZE 280 /* "host:port" with its terminating zero */
 #define RDT_MAX_FDS 4
-
-/* Milliseconds of the monotonic clock: a point in time, not a duration. */
-typedef int64_t rdt_deadline;
-int64_t rdt_now_ms(void);
-int64_t rdt_now_us(void);
-/* `timeout_ms` from now; RDT_TIMEOUT_DEFAULT (or less) takes DEADLINE_MS. */
-rdt_deadline rdt_deadline_after(int timeout_ms);
-/* Milliseconds left, 0 when it passed. */
-int rdt_deadline_left(rdt_deadline deadline);
 
 /* File descriptors in flight; whoever holds the struct owns them. */
 typedef struct rdt_fds {

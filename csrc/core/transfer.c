@@ -5,9 +5,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 
-#include "core/net.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 struct rdt_transfer {
@@ -20,11 +19,7 @@ struct rdt_transfer {
 static rdt_transfer *transfer_new(void) {
   rdt_transfer *transfer = calloc(1, sizeof(*transfer));
   if (!transfer) return NULL;
-  pthread_condattr_t monotonic;
-  pthread_condattr_init(&monotonic);
-  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  pthread_cond_init(&transfer->completed, &monotonic);
-  pthread_condattr_destroy(&monotonic);
+  rdt_cond_init(&transfer->completed);
   pthread_mutex_init(&transfer->lock, NULL);
   atomic_init(&transfer->refs, 2);
   transfer->status = RDT_IN_PROGRESS;
@@ -75,10 +70,9 @@ static rdt_status outcome(rdt_status status) {
 rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
   rdt_deadline deadline = rdt_deadline_after(timeout_ms);
-  struct timespec until = {.tv_sec = deadline / 1000, .tv_nsec = (deadline % 1000) * 1000000};
   pthread_mutex_lock(&transfer->lock);
   while (transfer->status == RDT_IN_PROGRESS && rdt_deadline_left(deadline) > 0)
-    pthread_cond_timedwait(&transfer->completed, &transfer->lock, &until);
+    rdt_cond_wait(&transfer->completed, &transfer->lock, deadline);
   rdt_status status = transfer->status;
   pthread_mutex_unlock(&transfer->lock);
   if (status == RDT_IN_PROGRESS && timeout_ms != 0)
