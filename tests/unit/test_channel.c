@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Life cycle and order of channels, with two devices in one process so that sanitizers see both ends.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "unit.h"
+
+typedef struct {
+  rdt_device *device;
+  atomic_int connected, notified, down, released;
+  atomic_uint_fast64_t last, sum;
+  _Atomic(rdt_channel *) channel;
+  atomic_int order_broken;
+} end;
+
+static void on_connect(void *context, rdt_channel *channel) {
+  end *e = context;
+  rdt_channel_ref(channel);
+  atomic_store(&e->channel, channel);
+  atomic_fetch_add(&e->connected, 1);
+}
+
+static void on_notify(void *context, rdt_channel *channel, uint64_t immediate, const void *data,
+                      size_t size) {
+  end *e = context;
+  (void)channel;
+  uint64_t value = 0;
+  if (size == sizeof(value)) memcpy(&value, data, size);
+  atomic_fetch_add(&e->sum, value);
+  if (immediate != atomic_exchange(&e->last, immediate) + 1) atomic_store(&e->order_broken, 1);
+  atomic_fetch_add(&e->notified, 1);
+}
+
+static void on_down(void *context, rdt_channel *channel, rdt_status why) {
+  (void)channel;
+  EXPECT(why < 0);
+  atomic_fetch_add(&((end *)context)->down, 1);
+}
+
+static void on_released(void *context, rdt_channel *channel) {
+  end *e = context;
+  (void)channel;
+  EXPECT(atomic_load(&e->down) == 1);
+  atomic_fetch_add(&e->released, 1);
+}
+
+static void open_end(end *e, const char *name) {
+  memset(e, 0, sizeof(*e));
+  rdt_device_options options = {.struct_size = sizeof(options),
+                                .name = name,
+                                .context = e,
+                                .on_connect = on_connect,
+                                .on_notify = on_notify,
+                                .on_down = on_down,
+                                .on_released = on_released};
+  EXPECT_STATUS(RDT_OK, rdt_device_open(&options, &e->device));
+}
+
+static bool becomes(atomic_int *value, int wanted) {
+  rdt_deadline deadline = rdt_deadline_after(20000);
+  while (atomic_load(value) < wanted && rdt_deadline_left(deadline) > 0) usleep(500);
+  return atomic_load(value) == wanted;
+}
+
+static rdt_channel *join(end *from, end *to) {
+  rdt_channel *channel;
+  EXPECT_STATUS(RDT_OK,
+                rdt_device_connect(from->device, rdt_device_address(to->device), -1, &channel));
+  EXPECT(becomes(&to->connected, 1));
+  return channel;
+}
+
+static void count_done(void *context, rdt_status status) {
+  EXPECT(status == RDT_OK);
+  atomic_fetch_add((atomic_int *)context, 1);
+}
+
+/* Far more than the ring holds: each completes once, and arrives once, in order. */
+static void test_order_without_credit(void) {
+  enum { COUNT = 50000 };
+  end a, b;
+  rdt_config_set("RING_BYTES", "4096");
+  open_end(&a, "a");
+  open_end(&b, "b");
+  rdt_channel *channel = join(&a, &b);
+  atomic_int done = 0;
+  int at_once = 0;
+  static uint64_t values[COUNT];
+  for (int i = 0; i < COUNT; i++) {
+    values[i] = (uint64_t)i;
+    rdt_op op = {.kind = RDT_OP_NOTIFY,
+                 .local = &values[i],
+                 .size = sizeof(values[i]),
+                 .immediate = (uint64_t)i + 1};
+    rdt_status status = rdt_channel_post(channel, &op, 1, count_done, &done);
+    EXPECT(status >= 0);
+    at_once += status == RDT_OK;
+  }
+  EXPECT(becomes(&b.notified, COUNT));
+  EXPECT(becomes(&done, COUNT - at_once));
+  EXPECT(!atomic_load(&b.order_broken));
+  EXPECT(atomic_load(&b.sum) == (uint64_t)COUNT * (COUNT - 1) / 2);
+  rdt_channel_unref(channel);
+  rdt_channel_unref(b.channel);
+  rdt_device_close(a.device);
+  rdt_device_close(b.device);
+  rdt_config_set("RING_BYTES", "4M");
+}
+
+/* The peer's memory stays leased until the last handle goes, whatever happened to the channel. */
+static void test_lease(void) {
+  end a, b;
+  rdt_region *region;
+  rdt_remote_region *remote;
+  void *bytes;
+  open_end(&a, "a");
+  open_end(&b, "b");
+  EXPECT_STATUS(RDT_OK, rdt_region_alloc(b.device, 4096, RDT_ACCESS_READ, "lent", &region));
+  rdt_channel *channel = join(&a, &b);
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_find(channel, "lent", -1, &remote));
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_map(remote, 100, 8, &bytes));
+  rdt_op op = {.kind = RDT_OP_WRITE, .local = "x", .size = 1, .remote = remote};
+  EXPECT_STATUS(RDT_ERR_ACCESS, rdt_channel_post(channel, &op, 1, NULL, NULL));
+  rdt_channel_close(channel);
+  EXPECT(becomes(&a.down, 1) && becomes(&b.down, 1));
+  usleep(50000);
+  EXPECT(atomic_load(&b.released) == 0);
+  rdt_region_info info;
+  EXPECT_STATUS(RDT_OK, rdt_region_get_info(region, &info));
+  memcpy((char *)info.address + 100, "in place", 8);
+  EXPECT(memcmp(bytes, "in place", 8) == 0);
+  rdt_remote_region_unref(remote);
+  EXPECT(becomes(&b.released, 1) && becomes(&a.released, 1));
+  op.kind = RDT_OP_NOTIFY;
+  op.remote = NULL;
+  EXPECT_STATUS(RDT_ERR_CANCELLED, rdt_channel_post(channel, &op, 1, NULL, NULL));
+  rdt_channel_unref(channel);
+  rdt_channel_unref(b.channel);
+  rdt_device_close(a.device);
+  rdt_device_close(b.device);
+}
+
+typedef struct {
+  rdt_channel *channel;
+  rdt_remote_region *remote;
+  int id;
+} writer;
+
+#define WRITERS 4
+#define WRITES 5000
+
+static void *write_own_slot(void *argument) {
+  writer *w = argument;
+  for (uint64_t i = 1; i <= WRITES; i++) {
+    uint64_t got = 0, offset = (uint64_t)w->id * 64;
+    rdt_op ops[] = {{.kind = RDT_OP_WRITE,
+                     .local = &i,
+                     .size = 8,
+                     .remote = w->remote,
+                     .remote_offset = offset},
+                    {.kind = RDT_OP_READ,
+                     .local = &got,
+                     .size = 8,
+                     .remote = w->remote,
+                     .remote_offset = offset},
+                    {.kind = RDT_OP_NOTIFY, .local = &got, .size = 8}};
+    rdt_transfer *transfer;
+    EXPECT(rdt_channel_submit(w->channel, ops, 3, &transfer) >= 0);
+    if (transfer) EXPECT_STATUS(RDT_OK, rdt_transfer_wait(transfer, 20000));
+    rdt_transfer_free(transfer);
+    EXPECT(got == i);
+  }
+  return NULL;
+}
+
+static void test_concurrent_posts(void) {
+  end a, b;
+  rdt_region *region;
+  rdt_remote_region *remote;
+  pthread_t threads[WRITERS];
+  writer writers[WRITERS];
+  open_end(&a, "a");
+  open_end(&b, "b");
+  EXPECT_STATUS(RDT_OK,
+                rdt_region_alloc(b.device, 4096, RDT_ACCESS_READ | RDT_ACCESS_WRITE, "w", &region));
+  rdt_channel *channel = join(&a, &b);
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_find(channel, "w", -1, &remote));
+  for (int i = 0; i < WRITERS; i++) {
+    writers[i] = (writer){channel, remote, i};
+    EXPECT(pthread_create(&threads[i], NULL, write_own_slot, &writers[i]) == 0);
+  }
+  for (int i = 0; i < WRITERS; i++) pthread_join(threads[i], NULL);
+  EXPECT(becomes(&b.notified, WRITERS * WRITES));
+  EXPECT(atomic_load(&b.sum) == (uint64_t)WRITERS * WRITES * (WRITES + 1) / 2);
+  rdt_remote_region_unref(remote);
+  rdt_channel_unref(channel);
+  rdt_channel_unref(b.channel);
+  rdt_device_close(b.device);
+  EXPECT(becomes(&a.down, 1) && becomes(&a.released, 1));
+  rdt_device_close(a.device);
+}
+
+int main(void) {
+  test_order_without_credit();
+  test_lease();
+  test_concurrent_posts();
+  return 0;
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Settings: defaults, environment, overrides and refusals.
+ */
+#include <string.h>
+
+#include "core/config.h"
+#include "unit.h"
+
+int main(void) {
+  char text[64];
+  uint64_t number;
+  setenv("RDMATENSOR_SPIN_US", "123", 1);
+  setenv("RDMATENSOR_RING_BYTES", "1MiB", 1);
+  setenv("RDMATENSOR_POLICY", "maybe", 1);
+  EXPECT(rdt_config_number(RDT_CONFIG_SPIN_US) == 123);
+  EXPECT(rdt_config_number(RDT_CONFIG_RING_BYTES) == 1u << 20);
+
+  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_check());
+  EXPECT(strstr(rdt_last_error(), "RDMATENSOR_POLICY") &&
+         strstr(rdt_last_error(), "auto|rdma|grpc"));
+  EXPECT_STATUS(RDT_ERR_RANGE, rdt_device_open(NULL, &(rdt_device *){NULL}));
+  EXPECT_STATUS(RDT_OK, rdt_config_get("POLICY", text, sizeof(text)));
+  EXPECT(strcmp(text, "auto") == 0); /* the refused value is not in force */
+
+  EXPECT_STATUS(RDT_OK, rdt_config_set("ARENA_LIMIT", "2g"));
+  EXPECT_STATUS(RDT_OK, rdt_config_get_u64("ARENA_LIMIT", &number));
+  EXPECT(number == 2ull << 30);
+  const char *bad[] = {"", "-1", "1x", "1KK", "99999999999999999999T", "0x10"};
+  for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+    EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("ARENA_LIMIT", bad[i]));
+  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("SPIN_US", "1000001"));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("SPIN_UZ", "1"));
+  EXPECT(strstr(rdt_last_error(), "SPIN_US"));
+  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_get("BIND_ADDRESS", text, 3));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_get_u64("POLICY", &number));
+
+  rdt_config_entry entry;
+  for (size_t i = 0; i < rdt_config_count(); i++) {
+    EXPECT_STATUS(RDT_OK, rdt_config_describe(i, &entry));
+    EXPECT(entry.name && entry.default_value && entry.range && strlen(entry.doc) > 10);
+  }
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_describe(rdt_config_count(), &entry));
+  return 0;
+}
