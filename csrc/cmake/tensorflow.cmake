@@ -52,6 +52,8 @@ set_target_properties(rdmatensor_tensorflow PROPERTIES
 target_link_directories(rdmatensor_tensorflow PRIVATE ${tensorflow_dir})
 target_link_libraries(rdmatensor_tensorflow PRIVATE
   rdmatensor_options rdmatensor_core -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2)
+# A symbol that this TensorFlow does not have is an error here, not when a user imports TensorFlow.
+target_link_options(rdmatensor_tensorflow PRIVATE -Wl,-z,defs)
 install(TARGETS rdmatensor_tensorflow LIBRARY DESTINATION rdmatensor)
 
 # TensorFlow loads every library in site-packages/tensorflow-plugins; one that does not load breaks

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything runs in .venv, with rdmatensor installed as users install it. See `make help`.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+TENSORFLOW ?= tensorflow-cpu==2.21.*
+# pip says at length what it does not use; it still says what it fails at.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+PYTEST := $(BIN)/pytest -q --durations=5
+
+sources := $(shell find csrc rdmatensor graph_analyzer -type f \
+             -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
+c_files = $(shell find csrc tests -name '*.c' -o -name '*.h' -o -name '*.cc')
+
+.PHONY: help build demo test lint bench-quick bench-api asan tsan format clean
+
+help:
+	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
+	@echo 'make test         all tests'
+	@echo 'make lint         formatters, linters, type checker'
+	@echo 'make bench-quick  the numbers of the README, on this machine'
+	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
+	@echo 'make build        make .venv and install rdmatensor into it'
+	@echo 'make format       rewrite sources as make lint wants them'
+	@echo 'make clean        remove .venv and everything built'
+
+build: $(VENV)/.installed
+
+$(VENV)/.tools: pyproject.toml .ci/prepare
+	@.ci/prepare $(VENV)
+	@echo 'installing TensorFlow and tools into $(VENV)'
+	@$(PIP) '$(TENSORFLOW)' 'setuptools>=77' wheel 'cffi>=1.16' 'cmake>=3.20' ninja \
+	  $$($(BIN)/python .ci/extras.py pyproject.toml demo bench test lint)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.toml
+	@echo 'building rdmatensor (its TensorFlow plugin takes a minute or two the first time)'
+	@$(PIP) --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+# From another folder: `python -m` would take rdmatensor from the sources here, which are not built.
+demo: build
+	@cd $(VENV) && $(BIN)/python -m rdmatensor.demo $(DEMO_FLAGS)
+
+test: build
+	$(PYTEST) $(TEST_FLAGS)
+
+asan: build
+	RDMATENSOR_TEST_SANITIZE=address $(PYTEST) tests/unit
+
+tsan: build
+	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) tests/unit
+
+lint: $(VENV)/.tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy --config-file= --explicit-package-bases --check-untyped-defs \
+	  --ignore-missing-imports bench tests
+	$(BIN)/clang-format --dry-run -Werror $(c_files)
+
+format: $(VENV)/.tools
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(c_files)
+
+bench-api: build
+	@$(BIN)/python bench/bench_api.py --quick
+
+bench-quick: bench-api
+	@$(BIN)/python bench/bench_tensorflow.py --quick
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of this process. Each is also the environment variable RDMATENSOR_<NAME>.
+
+Devices read their settings when they are opened; TensorFlow servers when they are started.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ._ffi import ffi, lib
+from .errors import _text, check
+
+_VALUE_SIZE = 4096
+
+
+class Setting(NamedTuple):
+    """One entry of the table. `value` is in force now; `range` tells what is accepted."""
+
+    name: str
+    value: str
+    default: str
+    range: str
+    doc: str
+
+
+def get(name: str) -> str:
+    """The value in force, as text. UsageError for an unknown name."""
+    value = ffi.new("char[]", _VALUE_SIZE)
+    check(lib.rdt_config_get(name.encode(), value, _VALUE_SIZE))
+    return _text(value)
+
+
+def get_int(name: str) -> int:
+    """The value in force of a numeric setting. UsageError if it is unknown or not a number."""
+    value = ffi.new("uint64_t *")
+    check(lib.rdt_config_get_u64(name.encode(), value))
+    return int(value[0])
+
+
+def set(name: str, value: str | int) -> None:  # noqa: A001 - config.set reads well
+    """Overrides default and environment for this process.
+
+    UsageError for an unknown name, RegionError (status RANGE) for a value that is not accepted.
+    """
+    check(lib.rdt_config_set(name.encode(), str(value).encode()))
+
+
+def table() -> list[Setting]:
+    """Every setting, with the value in force."""
+    entry = ffi.new("rdt_config_entry *")
+    settings = []
+    for index in range(lib.rdt_config_count()):
+        check(lib.rdt_config_describe(index, entry))
+        name = _text(entry.name)
+        settings.append(
+            Setting(
+                name, get(name), _text(entry.default_value), _text(entry.range), _text(entry.doc)
+            )
+        )
+    return settings

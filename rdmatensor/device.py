@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local endpoint."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _buffers
+from ._buffers import Array
+from ._ffi import ffi, lib
+from ._wait import DEADLINE, IN_PROGRESS, in_thread, milliseconds, wait_in_slices
+from .errors import DeadlineExceeded, DeviceError, UsageError, _text, check
+from .region import READ_WRITE, Access, Region
+from .remote import RemoteDevice
+
+
+class Notification(NamedTuple):
+    """What a peer sent: everything it wrote before is visible now."""
+
+    source: RemoteDevice
+    immediate: int
+    payload: bytes
+
+
+class DeviceStats(NamedTuple):
+    """Counters of a device since it was opened; the last two are what is registered now."""
+
+    writes: int
+    write_bytes: int
+    reads: int
+    read_bytes: int
+    notifies_sent: int
+    notifies_received: int
+    notify_bytes_sent: int
+    notify_bytes_received: int
+    queued: int
+    doorbells: int
+    wakeups: int
+    channels_opened: int
+    channels_lost: int
+    regions: int
+    region_bytes: int
+
+
+class Device:
+    """One local endpoint: a bootstrap port, a progress thread, regions and connections.
+
+    `name` is shown to peers and in messages (None: host:pid), `bind` is the address to listen on
+    (None: the setting BIND_ADDRESS), `port` 0 any free one. Usable from any thread; not in a child
+    of os.fork(), which has to open its own. Closing it closes its regions and connections.
+    """
+
+    def __init__(self, name: str | None = None, bind: str | None = None, port: int = 0) -> None:
+        self._handle: Any = None
+        options = ffi.new("rdt_device_options *")
+        texts = [
+            ffi.NULL if text is None else ffi.new("char[]", text.encode()) for text in (name, bind)
+        ]
+        options.struct_size = ffi.sizeof("rdt_device_options")
+        options.name, options.bind_address = texts
+        try:
+            options.port = port
+        except (OverflowError, TypeError):
+            raise UsageError(f"port is {port!r}: give a number from 0 to 65535") from None
+        out = ffi.new("rdt_device **")
+        check(lib.rdt_device_open(options, out))
+        self._handle = out[0]
+        self._changed = threading.Condition()
+        self._calls = 0
+        self._closing = False
+        self._forked = False
+        # Regions and connections live until they are closed, not until Python drops the object: a
+        # peer may be using them. Connections by the address of their C handle.
+        self._regions: set[Region] = set()
+        self._remotes: dict[int, RemoteDevice] = {}
+        self._closing_remotes: list[RemoteDevice] = []
+        self._returned: deque[Notification] = deque()
+        self.name = _text(lib.rdt_device_name(self._handle))
+        self.address = _text(lib.rdt_device_address(self._handle))
+        _open_devices.add(self)
+
+    def allocate(
+        self,
+        shape: _buffers.Shape,
+        dtype: npt.DTypeLike = np.uint8,
+        access: Access = READ_WRITE,
+        name: str | None = None,
+    ) -> Region:
+        """Allocates `shape` elements of `dtype`, zero-filled, and lets peers find them.
+
+        `name`, unique on the device and up to 63 bytes, is what peers open it by; without one they
+        need its key. DeviceError if there is no memory left.
+        """
+        return self.register(_buffers.empty(shape, dtype), access, name)
+
+    def register(
+        self, array: Array, access: Access = READ_WRITE, name: str | None = None
+    ) -> Region:
+        """Lets peers use the memory of an existing array; the region keeps it alive.
+
+        On transports that share pages (shm) it must come from rdmatensor.empty: else Unsupported.
+        """
+        local = _buffers.target(array)
+        text = ffi.NULL if name is None else ffi.new("char[]", name.encode())
+        out = ffi.new("rdt_region **")
+        with self._call() as device:
+            check(lib.rdt_region_register(device, local, len(local), int(access), text, out))
+            region = Region(self, out[0], array, name)
+            with self._changed:
+                self._regions.add(region)
+        return region
+
+    def connect(self, address: str, timeout: float | None = None) -> RemoteDevice:
+        """Connects to the device at "host:port". Blocks for `timeout` seconds at most.
+
+        ConnectionRefused (its text says why, per transport), DeadlineExceeded.
+        """
+        out = ffi.new("rdt_channel **")
+        with self._call() as device:
+            limit = milliseconds(timeout)
+            check(lib.rdt_device_connect(device, address.encode(), limit, out))
+            return self._adopt(ffi.gc(out[0], lib.rdt_channel_unref))
+
+    def next_notification(self, timeout: float | None = None) -> Notification:
+        """The oldest notification of any peer; waits for one for `timeout` seconds at most.
+
+        DeadlineExceeded if none came. When nobody takes notifications, senders wait; none is lost.
+        """
+        return self._next(timeout, None)
+
+    def notifications(self, timeout: float | None = None) -> Iterator[Notification]:
+        """Iterates over notifications; ends when none came for `timeout` seconds."""
+        while True:
+            try:
+                notification = self.next_notification(timeout)
+            except DeadlineExceeded:
+                return
+            yield notification
+
+    async def anext_notification(self, timeout: float | None = None) -> Notification:
+        """As next_notification, for asyncio. Cancelling it loses no notification."""
+        with suppress(DeadlineExceeded):
+            return self._next(0, None)
+        return await in_thread(
+            lambda stopped: self._next(timeout, stopped), self._returned.appendleft
+        )
+
+    def stats(self) -> DeviceStats:
+        """The counters of this device."""
+        stats = ffi.new("rdt_stats *")
+        with self._call() as device:
+            check(lib.rdt_device_stats(device, stats))
+        return DeviceStats(*(int(getattr(stats, field)) for field in DeviceStats._fields))
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def close(self) -> None:
+        """Closes connections and regions, then the device. Idempotent.
+
+        Pending transfers fail with DeviceError (status CLOSED) or Cancelled. Waits for the calls
+        that other threads are making on this device; their waits for notifications end at once.
+        """
+        with self._changed:
+            self._closing = True
+            while self._calls:
+                self._changed.wait()
+            handle, self._handle = self._handle, None
+            regions, self._regions = self._regions, set()
+        if handle is None:
+            return
+        for remote in list(self._remotes.values()):
+            remote.close()
+        lib.rdt_device_close(handle)
+        # Only now may memory that was registered be freed, and buffers of transfers be dropped.
+        for region in regions:
+            region._handle = region._array = None
+        self._closing_remotes.clear()
+        _open_devices.discard(self)
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name} at {self.address}>"
+
+    def _begin(self) -> Any:
+        """The C handle, which close() will not free before _end()."""
+        with self._changed:
+            if self._forked:
+                raise UsageError(
+                    f"{self!r} was opened before fork: open one in this process", "FORKED"
+                )
+            if self._closing:
+                raise DeviceError(f"{self!r} is closed", "CLOSED")
+            self._calls += 1
+            return self._handle
+
+    def _end(self) -> None:
+        with self._changed:
+            self._calls -= 1
+            if self._closing:
+                self._changed.notify_all()
+
+    @contextmanager
+    def _call(self) -> Iterator[Any]:
+        handle = self._begin()
+        try:
+            yield handle
+        finally:
+            self._end()
+
+    def _next(self, timeout: float | None, stopped: Callable[[], bool] | None) -> Notification:
+        with suppress(IndexError):
+            return self._returned.popleft()
+        note = ffi.new("rdt_notification *")
+        device = self._begin()
+        try:
+            status = wait_in_slices(
+                lambda limit: int(lib.rdt_device_next_notification(device, limit, note)),
+                timeout,
+                lambda: self._closing or (stopped is not None and stopped()),
+            )
+            if self._closing and status == DEADLINE:
+                raise DeviceError(f"{self!r} is closed", "CLOSED")
+            if status == IN_PROGRESS:
+                raise DeadlineExceeded("no notification is there", "DEADLINE")
+            check(status)
+            try:
+                source = self._source(note.channel)
+                payload = bytes(ffi.buffer(note.data, note.size)) if note.size else b""
+                return Notification(source, int(note.immediate), payload)
+            finally:
+                lib.rdt_notification_clear(note)
+        finally:
+            self._end()
+
+    def _source(self, channel: Any) -> RemoteDevice:
+        """The object for a channel that C lends us."""
+        known = self._remotes.get(int(ffi.cast("uintptr_t", channel)))
+        if known is not None and not known.closed:
+            return known
+        lib.rdt_channel_ref(channel)
+        return self._adopt(ffi.gc(channel, lib.rdt_channel_unref))
+
+    def _adopt(self, channel: Any) -> RemoteDevice:
+        """The one object for a channel whose handle is ours."""
+        key = int(ffi.cast("uintptr_t", channel))
+        remote = RemoteDevice(self, channel)
+        with self._changed:
+            known = self._remotes.setdefault(key, remote)
+            if known.closed:
+                known = self._remotes[key] = remote
+            for old in [k for k, r in self._remotes.items() if r is not known and r._ended()]:
+                del self._remotes[old]
+        return known
+
+    def _drop(self, remote: RemoteDevice, channel: Any) -> None:
+        """Called by RemoteDevice.close: the handle may soon name another channel."""
+        with self._changed:
+            key = int(ffi.cast("uintptr_t", channel))
+            if self._remotes.get(key) is remote:
+                del self._remotes[key]
+            # C completes what was pending a little later; until then the buffers must live.
+            self._closing_remotes = [r for r in (*self._closing_remotes, remote) if not r._ended()]
+
+    def _close_region(self, region: Region) -> None:
+        """Called by Region.close. After close() has begun, regions are left to it."""
+        with self._changed:
+            handle, region._handle = region._handle, None
+            if handle is not None and self._handle is not None:
+                lib.rdt_region_close(handle)
+                self._regions.discard(region)
+                region._array = None
+
+    def _forget(self) -> None:
+        """After fork: everything belongs to the parent process."""
+        self._changed = threading.Condition()
+        self._closing = self._forked = True
+        self._handle = None
+        for remote in [*self._remotes.values(), *self._closing_remotes]:
+            remote._forget()
+        for region in self._regions:
+            region._handle = None
+
+
+_open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Peers see a closed connection at once, not a lost one after a while."""
+    for device in list(_open_devices):
+        device.close()
+
+
+def _forget_all() -> None:
+    for device in list(_open_devices):
+        device._forget()
+        _open_devices.discard(device)
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device of another process, over one connection."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _buffers
+from ._ffi import ffi, lib
+from ._wait import IN_PROGRESS, milliseconds
+from .batch import Batch
+from .errors import UsageError, _text, check
+from .region import READ_WRITE, Access, RemoteRegion, _bad_number
+from .transfer import COMPLETED, Transfer
+
+if TYPE_CHECKING:
+    from .device import Device
+
+
+class Capability(IntFlag):
+    """What the transport of a connection can do."""
+
+    MAP = 1
+    UNREGISTERED_SOURCE = 2
+
+
+class RemoteDevice:
+    """A peer: its regions, notifications to it. Usable from any thread.
+
+    Made by Device.connect; for a peer that connected to us it is Notification.source. It lives
+    until close(), or until its Device is closed.
+    """
+
+    def __init__(self, device: Device, channel: Any) -> None:
+        self._device = device
+        self._channel = channel
+        self._regions: weakref.WeakSet[RemoteRegion] = weakref.WeakSet()
+        # Transfers whose buffers C still uses, oldest first, whoever else holds them.
+        self._pending: deque[Transfer] = deque()
+        self._reaping = threading.Lock()
+        self._slots: list[tuple[Any, Any]] = []
+        info = self._info()
+        self.name = _text(info.peer_name)
+        self.address = _text(info.peer_address)
+        self.transport = _text(info.transport)
+        self.capabilities = Capability(info.capabilities)
+        self.generation = int(info.generation)
+        self.max_notify = int(info.max_notify)
+
+    def region(self, which: str | int, timeout: float | None = None) -> RemoteRegion:
+        """Opens the peer's region of this name (str) or key (int). Blocks, `timeout` in seconds.
+
+        RegionError if there is none, ConnectionLost, DeadlineExceeded.
+        """
+        out = ffi.new("rdt_remote_region **")
+        channel, limit = self._need_channel(), milliseconds(timeout)
+        if isinstance(which, str):
+            check(lib.rdt_remote_region_find(channel, which.encode(), limit, out))
+        else:
+            try:
+                check(lib.rdt_remote_region_open(channel, which, limit, out))
+            except (OverflowError, TypeError) as error:
+                raise _bad_number(error) from None
+        return self._opened(out)
+
+    def allocate(
+        self,
+        shape: _buffers.Shape,
+        dtype: npt.DTypeLike = np.uint8,
+        access: Access = READ_WRITE,
+        timeout: float | None = None,
+    ) -> RemoteRegion:
+        """Allocates memory on the peer: `shape` elements of `dtype`, zero-filled. Blocks.
+
+        It lives until the connection ends. `access` is what peers of the peer may do with it.
+        DeviceError (status LIMIT) past the peer's setting REMOTE_ALLOC_LIMIT.
+        """
+        _, _, nbytes = _buffers.extent(shape, dtype)
+        out = ffi.new("rdt_remote_region **")
+        channel, limit = self._need_channel(), milliseconds(timeout)
+        check(lib.rdt_remote_region_alloc(channel, nbytes, int(access), limit, out))
+        return self._opened(out)
+
+    def notify(self, payload: Any = b"", immediate: int = 0) -> Transfer:
+        """Sends `payload`, up to `max_notify` bytes, and a number of up to 64 bits.
+
+        The peer gets it after everything posted on this connection before.
+        """
+        try:
+            slot = self._slots.pop()
+        except IndexError:
+            slot = (ffi.new("rdt_op *"), ffi.new("rdt_transfer **"))
+            slot[0].kind = lib.RDT_OP_NOTIFY
+        op, out = slot
+        local = _buffers.source(payload)
+        try:
+            op.local = local
+            op.size = len(local)
+            op.immediate = immediate
+        except (OverflowError, TypeError) as error:
+            raise _bad_number(error) from None
+        status = lib.rdt_channel_submit(self._need_channel(), op, 1, out)
+        if status == 0:
+            self._slots.append(slot)
+            return COMPLETED
+        return self._finish(status, out, local)
+
+    def batch(self) -> Batch:
+        """A new, empty Batch for this peer."""
+        return Batch(self)
+
+    def post(self, batch: Batch) -> Transfer:
+        """Posts the operations of `batch`; all are checked before the first byte moves."""
+        if batch._remote is not self:
+            raise UsageError(f"the batch was made for {batch._remote!r}, not for {self!r}")
+        out = ffi.new("rdt_transfer **")
+        ops = batch._prepare()
+        status = lib.rdt_channel_submit(self._need_channel(), ops, len(batch), out)
+        # Not the batch itself: its rows may be added to while these are under way.
+        return self._finish(status, out, (ops, list(batch._rows)))
+
+    @property
+    def up(self) -> bool:
+        """Whether the connection accepts traffic."""
+        return self._channel is not None and bool(self._info().up)
+
+    @property
+    def closed(self) -> bool:
+        return self._channel is None
+
+    @property
+    def peer(self) -> str:
+        """The peer's name and address, for messages."""
+        return f"{self.name} ({self.address})"
+
+    def close(self) -> None:
+        """Ends traffic in both directions; pending transfers fail with Cancelled. Idempotent."""
+        channel, self._channel = self._channel, None
+        if channel is None:
+            return
+        for region in list(self._regions):
+            region.close()
+        lib.rdt_channel_close(channel)
+        self._device._drop(self, channel)
+
+    def __enter__(self) -> RemoteDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<RemoteDevice {self.peer} over {self.transport}>"
+
+    def _info(self) -> Any:
+        info = ffi.new("rdt_channel_info *")
+        check(lib.rdt_channel_get_info(self._need_channel(), info))
+        return info
+
+    def _need_channel(self) -> Any:
+        channel = self._channel
+        if channel is None:
+            raise UsageError(f"{self!r} is closed")
+        return channel
+
+    def _opened(self, out: Any) -> RemoteRegion:
+        region = RemoteRegion(self, ffi.gc(out[0], lib.rdt_remote_region_unref))
+        self._regions.add(region)
+        return region
+
+    def _finish(self, status: int, out: Any, keep: Any) -> Transfer:
+        check(status)
+        return self._track(out[0], keep) if status == IN_PROGRESS else COMPLETED
+
+    def _track(self, handle: Any, keep: Any) -> Transfer:
+        transfer = Transfer(ffi.gc(handle, lib.rdt_transfer_free), keep)
+        with self._reaping:
+            while self._pending and self._pending[0].done:
+                self._pending.popleft()
+            self._pending.append(transfer)
+        return transfer
+
+    def _ended(self) -> bool:
+        """Whether there is no traffic any more, and C uses none of our buffers."""
+        if self.up:
+            return False
+        with self._reaping:
+            while self._pending and self._pending[0].done:
+                self._pending.popleft()
+            return not self._pending
+
+    def _forget(self) -> None:
+        """After fork: giving up handles of the parent process here would reach its peers."""
+        self._reaping = threading.Lock()
+        for region in list(self._regions):
+            if region._handle is not None:
+                ffi.gc(region._handle, None)
+        for transfer in self._pending:
+            ffi.gc(transfer._handle, None)
+        if self._channel is not None:
+            ffi.gc(self._channel, None)

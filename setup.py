@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds rdmatensor: CMake makes the C libraries, cffi the Python module that binds them.
+
+Metadata is in pyproject.toml. What is here is what setuptools cannot say there: the version (stated
+once, in CMakeLists.txt), the CMake step and the tag of the wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+def version() -> str:
+    text = (ROOT / "CMakeLists.txt").read_text()
+    match = re.search(r"project\(rdmatensor VERSION ([0-9.]+)", text)
+    if match is None:
+        raise SystemExit("CMakeLists.txt: no line 'project(rdmatensor VERSION x.y.z'")
+    return match.group(1)
+
+
+def tool(name: str) -> str | None:
+    """A program of this interpreter's environment, where pip installs cmake and ninja, or of PATH."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which(name, path=beside) or shutil.which(name)
+
+
+class BuildAfresh(build):
+    """Starts with an empty folder, because everything in it goes into the wheel.
+
+    What an earlier build left there, such as a plugin for a TensorFlow that is no longer installed,
+    must not. Objects are kept, by CMake in a folder of its own.
+    """
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class BuildWithCMake(build_ext):
+    """Runs CMake, installs its products into the build folder, then builds the cffi module.
+
+    CMake's install tree is the wheel's tree: rdmatensor/*.so, and tensorflow-plugins/*.so at the
+    top, because that is where TensorFlow looks for plugins inside site-packages.
+    """
+
+    def run(self) -> None:
+        cmake, ninja = tool("cmake"), tool("ninja")
+        if cmake is None:
+            raise SystemExit("rdmatensor: CMake 3.20 or newer is needed: pip install cmake")
+        generator = "Ninja" if ninja else "Unix Makefiles"
+        folder = ROOT / "build" / ("cmake-ninja" if ninja else "cmake-make")
+        settings = {
+            "CMAKE_BUILD_TYPE": "Release",
+            "Python3_EXECUTABLE": sys.executable,
+            "RDT_BUILD_TENSORFLOW": os.environ.get("RDMATENSOR_BUILD_TENSORFLOW", "AUTO"),
+        }
+        if ninja:
+            # Always given: an isolated build's ninja is gone when the next build reads the cache.
+            settings["CMAKE_MAKE_PROGRAM"] = ninja
+        defines = [f"-D{name}={value}" for name, value in settings.items()]
+        prefix = Path(self.build_lib).resolve()
+        for command in (
+            [cmake, "-S", str(ROOT), "-B", str(folder), "-G", generator, *defines],
+            [cmake, "--build", str(folder), "--parallel", str(min(2, os.cpu_count() or 1))],
+            [cmake, "--install", str(folder), "--prefix", str(prefix)],
+        ):
+            subprocess.run(command, check=True)
+        for extension in self.extensions:
+            extension.library_dirs.append(str(prefix / "rdmatensor"))
+        super().run()
+
+
+setup(
+    version=version(),
+    cmdclass={"build": BuildAfresh, "build_ext": BuildWithCMake},
+    cffi_modules=["rdmatensor/_build_ffi.py:ffibuilder"],
+    # Only the cffi module touches Python, through its stable ABI: one wheel serves all versions.
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers that die, stall, restart or talk nonsense."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import rdmatensor
+from rdmatensor import RemoteDevice
+
+# DEADLINE_MS is 10 s; a peer that dies is noticed at once where the transport tells.
+NOTICED = 10.0
+
+
+def eventually(condition: Callable[[], bool], timeout: float = NOTICED) -> bool:
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def lost(action: Callable[[], Any]) -> bool:
+    try:
+        action()
+    except rdmatensor.ConnectionLost:
+        return True
+    return False
+
+
+def test_killed_peer_is_lost_and_others_go_on(spawn: Any, device: rdmatensor.Device) -> None:
+    doomed, other = spawn(), spawn()
+    for peer in (doomed, other):
+        peer.run("region = device.allocate(4096, name='region')")
+    remote, survivor = device.connect(doomed.address), device.connect(other.address)
+    region, kept = remote.region("region"), survivor.region("region")
+    region.write(b"1").wait()
+    doomed.kill()
+    begin = time.monotonic()
+    assert eventually(lambda: lost(lambda: region.write(b"1").wait()))
+    assert time.monotonic() - begin < 3, "the transport should tell at once"
+    for action in (
+        lambda: region.write(b"1"),
+        lambda: region.read_into(bytearray(1)),
+        lambda: remote.notify(b"1"),
+        lambda: remote.region("region"),
+        lambda: remote.allocate(8),
+    ):
+        with pytest.raises(rdmatensor.ConnectionLost) as caught:
+            action()
+        assert remote.name in str(caught.value) or remote.address in str(caught.value)
+    assert not remote.up
+    kept.write(b"12345678").wait()
+    assert other.get("bytes(region.array[:8])") == b"12345678"
+    assert device.stats().channels_lost == 1
+
+
+def test_transfers_in_progress_fail_when_the_peer_dies(clogged: Any) -> None:
+    clogged.peer.kill()
+    with pytest.raises(rdmatensor.ConnectionLost):
+        clogged.waiting.wait(NOTICED)
+    assert clogged.waiting.done
+    assert "failed" in repr(clogged.waiting)
+
+
+def test_stopped_peer_hits_the_deadline(clogged: Any) -> None:
+    clogged.peer.run("region = device.allocate(4096, name='region')")
+    clogged.peer.stop()
+    try:
+        begin = time.monotonic()
+        with pytest.raises(rdmatensor.DeadlineExceeded):
+            clogged.remote.region("region", timeout=0.5)
+        with pytest.raises(rdmatensor.DeadlineExceeded):
+            clogged.waiting.wait(0.5)
+        assert time.monotonic() - begin < 3
+        assert not clogged.waiting.done
+    finally:
+        clogged.peer.resume()
+    clogged.peer.start("taken = sum(1 for _ in device.notifications(1))")
+    clogged.waiting.wait(20)
+    clogged.peer.finish()
+    assert clogged.peer.get("taken") == clogged.posted
+    assert clogged.remote.region("region").nbytes == 4096, "the connection goes on"
+
+
+def test_peer_stopped_for_long_is_lost(spawn: Any, device: rdmatensor.Device) -> None:
+    """A transfer that waits for credit ends by itself, DEADLINE_MS after the peer took the last."""
+    rdmatensor.config.set("DEADLINE_MS", 1000)
+    try:
+        with rdmatensor.Device() as impatient:
+            peer = spawn({"RDMATENSOR_RING_BYTES": "65536"})
+            remote = impatient.connect(peer.address)
+            peer.stop()
+            transfer = remote.notify(bytes(1000))
+            for _ in range(10000):
+                transfer = remote.notify(bytes(1000))
+            with pytest.raises((rdmatensor.DeadlineExceeded, rdmatensor.ConnectionLost)):
+                transfer.wait(NOTICED)
+            assert transfer.done
+    finally:
+        rdmatensor.config.set("DEADLINE_MS", 10000)
+
+
+def test_connecting_to_a_stopped_peer_hits_the_deadline(
+    peer: Any, device: rdmatensor.Device
+) -> None:
+    peer.stop()
+    begin = time.monotonic()
+    with pytest.raises(rdmatensor.DeadlineExceeded):
+        device.connect(peer.address, timeout=0.5)
+    assert time.monotonic() - begin < 2
+
+
+def test_restarted_peer_has_a_new_generation(spawn: Any, device: rdmatensor.Device) -> None:
+    first = spawn(device=False)
+    port = free_port()
+    first.run(
+        f"device = rdmatensor.Device(port={port})\nregion = device.allocate(64, name='region')"
+    )
+    address = first.get("device.address")
+    old = device.connect(address)
+    stale = old.region("region")
+    first.kill()
+    second = spawn(device=False)
+    second.run(
+        f"device = rdmatensor.Device(port={port})\nregion = device.allocate(64, name='region')"
+    )
+    assert eventually(lambda: lost(lambda: stale.write(b"1").wait()))
+    new = device.connect(address)
+    assert new.generation != old.generation
+    new.region("region").write(b"12345678").wait()
+    with pytest.raises(rdmatensor.ConnectionLost):
+        stale.write(b"87654321")
+    assert second.get("bytes(region.array[:8])") == b"12345678"
+
+
+def test_peer_that_closes_is_lost(peer: Any, remote: RemoteDevice) -> None:
+    peer.run("region = device.allocate(64, name='region')")
+    region = remote.region("region")
+    peer.run("device.close()")
+    assert eventually(lambda: lost(lambda: region.write(b"1").wait()))
+
+
+def test_own_close_cancels(clogged: Any) -> None:
+    clogged.remote.close()
+    clogged.remote.close()
+    with pytest.raises((rdmatensor.Cancelled, rdmatensor.DeviceError)):
+        clogged.waiting.wait(NOTICED)
+    with pytest.raises(rdmatensor.UsageError, match="closed"):
+        clogged.remote.notify()
+
+
+def test_closing_the_device_ends_everything(clogged: Any, device: rdmatensor.Device) -> None:
+    peer, remote = clogged.peer, clogged.remote
+    region = remote.allocate(64)
+    local = device.allocate(64)
+    view = local.array
+    device.close()
+    device.close()
+    with pytest.raises((rdmatensor.Cancelled, rdmatensor.DeviceError)):
+        clogged.waiting.wait(NOTICED)
+    assert remote.closed and region.closed and local.closed
+    view[:] = 1
+    for action in (
+        lambda: device.allocate(8),
+        lambda: device.connect(peer.address),
+        lambda: device.stats(),
+        lambda: device.next_notification(0),
+    ):
+        with pytest.raises(rdmatensor.DeviceError, match="closed"):
+            action()
+
+
+def test_nobody_listens(device: rdmatensor.Device) -> None:
+    with pytest.raises(rdmatensor.ConnectionRefused) as caught:
+        device.connect(f"127.0.0.1:{free_port()}", timeout=5)
+    assert caught.value.status == "UNREACHABLE"
+
+
+@pytest.mark.parametrize(
+    "address", ["", "127.0.0.1", "127.0.0.1:", ":1", "127.0.0.1:99999", "a:b:c", "x" * 5000]
+)
+def test_bad_addresses(device: rdmatensor.Device, address: str) -> None:
+    with pytest.raises(rdmatensor.RdmaError):
+        device.connect(address, timeout=5)
+
+
+def test_port_taken(device: rdmatensor.Device) -> None:
+    port = int(device.address.rsplit(":", 1)[1])
+    with pytest.raises(rdmatensor.DeviceError) as caught:
+        rdmatensor.Device(port=port)
+    assert str(port) in str(caught.value)
+    with pytest.raises(rdmatensor.UsageError):
+        rdmatensor.Device(port=70000)
+    with pytest.raises(rdmatensor.RdmaError):
+        rdmatensor.Device(bind="not an address")
+
+
+def test_no_common_transport_says_why(spawn: Any, device: rdmatensor.Device) -> None:
+    peer = spawn({"RDMATENSOR_TRANSPORTS": "carrier-pigeon"})
+    with pytest.raises(rdmatensor.ConnectionRefused) as caught:
+        device.connect(peer.address)
+    assert caught.value.status == "NO_TRANSPORT"
+    assert "shm" in str(caught.value)
+
+
+# ---- Nonsense on the bootstrap port ------------------------------------------------------------------
+
+
+def raw(device: rdmatensor.Device) -> socket.socket:
+    host, port = device.address.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def still_works(device: rdmatensor.Device, peer: Any) -> bool:
+    """Whether a proper peer can connect to `device` and reach its region."""
+    peer.run(
+        """
+        with device.connect(address, timeout=20) as remote:
+            total = int(remote.region('region').read().sum())
+        """,
+        address=device.address,
+    )
+    return bool(peer.get("total") == 64)
+
+
+@pytest.fixture
+def listening(device: rdmatensor.Device) -> rdmatensor.Device:
+    device.allocate(64, name="region").array[:] = 1
+    return device
+
+
+def hello(peer: Any) -> bytes:
+    """The first bytes of a real peer, as a listener of ours sees them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(20)
+        host, port = server.getsockname()
+        peer.start(
+            f"""
+            try:
+                device.connect('{host}:{port}', timeout=2)
+            except rdmatensor.RdmaError as error:
+                outcome = error.status
+            """
+        )
+        line, _ = server.accept()
+        with line:
+            line.settimeout(20)
+            data = line.recv(65536)
+    peer.finish()
+    assert peer.get("outcome") in ("CONNECTION_LOST", "PROTOCOL", "UNREACHABLE", "REFUSED")
+    return data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 10000, bytes(10000)],
+    ids=["empty", "one byte", "http", "ones", "zeros"],
+)
+def test_garbage_is_refused(listening: rdmatensor.Device, peer: Any, data: bytes) -> None:
+    with raw(listening) as line:
+        line.sendall(data)
+        line.shutdown(socket.SHUT_WR)
+        line.settimeout(15)
+        with contextlib.suppress(ConnectionError):
+            while line.recv(4096):
+                pass
+    assert still_works(listening, peer)
+
+
+def test_mutated_hellos_are_survived(listening: rdmatensor.Device, peer: Any) -> None:
+    """Truncated, bit-flipped and oversized first messages of a real peer."""
+    good = hello(peer)
+    assert len(good) > 8
+    chance = random.Random(1)
+    for turn in range(150):
+        data = bytearray(good)
+        if turn % 3 == 0:
+            del data[chance.randrange(len(data)) :]
+        else:
+            for _ in range(turn % 5 + 1):
+                data[chance.randrange(len(data))] = chance.randrange(256)
+        with raw(listening) as line:
+            line.sendall(data)
+    assert still_works(listening, peer)
+
+
+def test_every_word_of_the_hello_is_checked(listening: rdmatensor.Device, peer: Any) -> None:
+    good = hello(peer)
+    for position in range(0, len(good) - 3, 4):
+        for value in (0, 0x7FFFFFFF, 0xFFFFFFFF):
+            data = good[:position] + struct.pack("<I", value) + good[position + 4 :]
+            with raw(listening) as line:
+                line.sendall(data)
+    assert still_works(listening, peer)
+
+
+def test_silent_connections_block_nobody(listening: rdmatensor.Device, peer: Any) -> None:
+    silent = [raw(listening) for _ in range(20)]
+    begin = time.monotonic()
+    assert still_works(listening, peer)
+    assert time.monotonic() - begin < 10
+    for line in silent:
+        line.close()
+
+
+def test_not_an_rdmatensor_port(device: rdmatensor.Device) -> None:
+    """A server that answers something else, and one that says nothing."""
+    for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 4096, b""):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            if answer:
+                peer_answers(server, answer)
+            host, port = server.getsockname()
+            begin = time.monotonic()
+            with pytest.raises((rdmatensor.ConnectionFailure, rdmatensor.DeadlineExceeded)):
+                device.connect(f"{host}:{port}", timeout=1)
+            assert time.monotonic() - begin < 5
+
+
+def peer_answers(server: socket.socket, answer: bytes) -> None:
+    def serve() -> None:
+        line, _ = server.accept()
+        with line:
+            line.sendall(answer)
+            line.settimeout(2)
+            with contextlib.suppress(OSError):
+                line.recv(65536)
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Idle cost, leaks, fork, garbage collection, and what is left open at exit."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rdmatensor
+from rdmatensor import RemoteDevice
+
+
+def test_idle_process_uses_no_cpu(peer: Any, remote: RemoteDevice) -> None:
+    """An open connection, nothing to do: both sides sleep."""
+    remote.notify(b"warm").wait()
+    peer.run("device.next_notification(20)")
+    time.sleep(0.5)
+    begin, theirs = time.process_time(), peer.get("time.process_time()")
+    time.sleep(2)
+    used = time.process_time() - begin
+    theirs = peer.get("time.process_time()") - theirs
+    assert used < 0.04, f"{used / 2:.1%} of a core while idle"
+    assert theirs < 0.04, f"{theirs / 2:.1%} of a core while idle in the peer"
+
+
+def test_waiting_uses_no_cpu(device: rdmatensor.Device, remote: RemoteDevice) -> None:
+    begin = time.process_time()
+    with pytest.raises(rdmatensor.DeadlineExceeded):
+        device.next_notification(2)
+    used = time.process_time() - begin
+    assert used < 0.06, f"{used / 2:.1%} of a core while waiting"
+
+
+def resources() -> tuple[int, int, int]:
+    """Open files, threads, memory mappings."""
+    return (
+        len(list(Path("/proc/self/fd").iterdir())),
+        len(list(Path("/proc/self/task").iterdir())),
+        len(Path("/proc/self/maps").read_text().splitlines()),
+    )
+
+
+def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
+    peer.run("region = device.allocate(1 << 20, name='region')")
+
+    def cycle() -> None:
+        with rdmatensor.Device() as device:
+            local = device.allocate(1 << 16)
+            remote = device.connect(peer.address)
+            region = remote.region("region")
+            region.write(b"12345678").wait()
+            assert region.map()[:8].tobytes() == b"12345678"
+            remote.allocate(4096).write(b"1").wait()
+            remote.notify(b"note").wait()
+            del local, region
+
+    count = "(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')), "
+    count += "len(open('/proc/self/maps').readlines()))"
+
+    def settle() -> tuple[Any, Any]:
+        gc.collect()
+        peer.run("for _ in device.notifications(0.3): pass\nimport gc; gc.collect()")
+        time.sleep(0.3)
+        return resources(), peer.get(count)
+
+    for _ in range(5):
+        cycle()
+    before, theirs_before = settle()
+    for _ in range(50):
+        cycle()
+    after, theirs_after = settle()
+    for name, ours, now in zip(("fds", "threads", "mappings"), before, after, strict=True):
+        assert now <= ours + 5, f"{name} grew from {ours} to {now}"
+    for name, ours, now in zip(
+        ("fds", "threads", "mappings"), theirs_before, theirs_after, strict=True
+    ):
+        assert now <= ours + 5, f"{name} of the peer grew from {ours} to {now}"
+
+
+def test_views_outlive_everything(transport: str) -> None:
+    device = rdmatensor.Device()
+    region = device.allocate((4, 4), "float32")
+    array, raw = region.array, region.array.data
+    array[:] = 7
+    region.close()
+    device.close()
+    del region, device
+    gc.collect()
+    assert array.sum() == raw.cast("B").cast("f").tolist()[0] * 16 == 112
+
+
+def test_regions_of_a_dropped_object_stay(device: rdmatensor.Device, peer: Any) -> None:
+    device.allocate(64, name="kept").array[:] = 1
+    gc.collect()
+    peer.run(
+        "total = int(device.connect(address).region('kept').read().sum())", address=device.address
+    )
+    assert peer.get("total") == 64
+
+
+def test_region_converts_to_numpy(device: rdmatensor.Device) -> None:
+    region = device.allocate(4, "int32")
+    region.array[:] = [1, 2, 3, 4]
+    assert np.asarray(region).tolist() == [1, 2, 3, 4]
+    assert np.shares_memory(np.asarray(region), region.array)
+    assert len(region) == 16
+    assert repr(region).startswith("<Region")
+    if sys.version_info >= (3, 12):
+        assert memoryview(region).tolist() == [1, 2, 3, 4]
+
+
+def test_unclosed_device_warns_and_is_closed(transport: str) -> None:
+    before = threading.active_count(), len(list(Path("/proc/self/task").iterdir()))
+    device = rdmatensor.Device()
+    with pytest.warns(ResourceWarning, match="not closed"):
+        del device
+        gc.collect()
+    assert len(list(Path("/proc/self/task").iterdir())) <= before[1]
+
+
+def test_use_after_fork_is_an_error_in_the_child_only(peer: Any, remote: RemoteDevice) -> None:
+    peer.run("region = device.allocate(64, name='region')")
+    region = remote.region("region")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        outcome = []
+        try:
+            for action in (
+                lambda: region.write(b"1"),
+                lambda: remote.notify(b"1"),
+                lambda: remote.region("region"),
+                lambda: remote._device.allocate(8),
+                lambda: remote._device.stats(),
+                lambda: remote._device.connect("127.0.0.1:1"),
+                lambda: remote._device.next_notification(0),
+            ):
+                try:
+                    action()
+                    outcome.append("worked")
+                except rdmatensor.UsageError as error:
+                    outcome.append(error.status)
+            remote._device.close()
+            del region, remote
+            gc.collect()
+            with rdmatensor.Device() as fresh:
+                fresh.connect(peer.address).region("region").write(b"12345678").wait()
+                outcome.append("fresh")
+        except BaseException as error:
+            outcome.append(repr(error))
+        os.write(writer, ",".join(outcome).encode())
+        os._exit(0)
+    os.close(writer)
+    end = time.monotonic() + 30
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            pytest.fail("the child hangs")
+        time.sleep(0.02)
+    outcome = os.read(reader, 10000).decode().split(",")
+    os.close(reader)
+    assert outcome == ["FORKED"] * 7 + ["fresh"]
+    assert peer.get("bytes(region.array[:8])") == b"12345678"
+    region.write(b"87654321").wait()
+    assert peer.get("bytes(region.array[:8])") == b"87654321"
+
+
+def test_exit_without_closing_is_clean(peer: Any, transport: str, tmp_path: Path) -> None:
+    """Everything open, transfers under way, views alive: the interpreter ends, quietly and soon."""
+    peer.run("region = device.allocate(1 << 20, name='region')")
+    script = tmp_path / "careless.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import contextlib, sys, threading, rdmatensor
+            device = rdmatensor.Device()
+            local = device.allocate(1 << 16).array
+            remote = device.connect(sys.argv[1])
+            region = remote.region("region")
+            view = region.map()
+            transfers = [remote.notify(bytes(1000)) for _ in range(10000)]
+            def wait():
+                with contextlib.suppress(rdmatensor.DeviceError):
+                    device.next_notification(60)
+            threading.Thread(target=wait, daemon=True).start()
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), peer.address], timeout=30, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert peer.get("device.closed") is False
+
+
+def test_signals_reach_a_waiting_process(transport: str, tmp_path: Path) -> None:
+    script = tmp_path / "waiting.py"
+    script.write_text(
+        "import rdmatensor\n"
+        "with rdmatensor.Device() as device:\n"
+        "    print('ready', flush=True)\n"
+        "    device.next_notification(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    begin = time.monotonic()
+    process.send_signal(2)
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - begin < 3
+    assert "KeyboardInterrupt" in errors

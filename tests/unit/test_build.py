@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the build finds TensorFlow, and what it says when there is none that it can use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def fake_tensorflow(site: Path, version: str, name: str = "tensorflow") -> Path:
+    """What the build looks at of an installed TensorFlow: headers and the version beside it."""
+    (site / "tensorflow" / "include").mkdir(parents=True)
+    (site / f"{name}-{version}.dist-info").mkdir()
+    return site / "tensorflow"
+
+
+def find(root: Path, package: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, root / "csrc/cmake/find_tensorflow.py"],
+        env={**os.environ, "RDMATENSOR_TENSORFLOW": str(package)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "tensorflow_cpu"])
+def test_version_is_found_without_importing(root: Path, tmp_path: Path, name: str) -> None:
+    package = fake_tensorflow(tmp_path, "2.21.1", name)
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    assert find(root, package) == f"2.21.1;{package}"
+
+
+def test_relatives_are_not_taken_for_it(root: Path, tmp_path: Path) -> None:
+    package = fake_tensorflow(tmp_path, "9.9", "tensorflow_datasets")
+    assert find(root, package) == ""
+    assert find(root, tmp_path / "nothing") == ""
+
+
+def configure(
+    root: Path, folder: Path, package: Path, mode: str
+) -> subprocess.CompletedProcess[str]:
+    beside = str(Path(sys.executable).parent)
+    cmake = shutil.which("cmake", path=beside) or shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("no cmake")
+    return subprocess.run(
+        [
+            *(cmake, "-S", root, "-B", folder, f"-DRDT_BUILD_TENSORFLOW={mode}"),
+            f"-DPython3_EXECUTABLE={sys.executable}",
+        ],
+        env={**os.environ, "RDMATENSOR_TENSORFLOW": str(package)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_other_versions_get_no_plugin_and_a_clear_line(root: Path, tmp_path: Path) -> None:
+    package = fake_tensorflow(tmp_path / "site", "2.20.0")
+    done = configure(root, tmp_path / "build", package, "AUTO")
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if "plugin" in line)
+    assert "NOT built" in line
+    assert "2.20.0" in line
+    assert "2.21" in line
+    demanded = configure(root, tmp_path / "build", package, "ON")
+    assert demanded.returncode != 0
+    assert "2.20.0" in demanded.stderr
+
+
+def test_without_tensorflow_the_line_tells_how_to_get_the_plugin(
+    root: Path, tmp_path: Path
+) -> None:
+    done = configure(root, tmp_path / "build", tmp_path, "AUTO")
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if "plugin" in line)
+    assert "NOT built" in line
+    assert "--no-build-isolation" in line

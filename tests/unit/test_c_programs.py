@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds and runs the C unit programs: one per .c file, exit status 0 passes, 77 skips.
+
+RDMATENSOR_TEST_SANITIZE=address or thread builds them with sanitizers (make asan, make tsan).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+PROGRAMS = sorted(path.stem for path in HERE.glob("*.c"))
+SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
+SKIP = 77
+
+
+def tool(name: str) -> str | None:
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
+@pytest.fixture(scope="session")
+def programs(root: Path) -> Path:
+    """The folder with the built programs."""
+    cmake, ninja = tool("cmake"), tool("ninja")
+    if cmake is None:
+        pytest.skip("no cmake")
+    folder = root / "build" / f"unit-{SANITIZE}"
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
+    settings = ["-DRDT_BUILD_TESTS=ON", "-DRDT_BUILD_TENSORFLOW=OFF", f"-DRDT_SANITIZE={SANITIZE}"]
+    for command in (
+        [cmake, "-S", str(root), "-B", str(folder), *generator, *settings],
+        [cmake, "--build", str(folder), "--parallel", "2"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "unit"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_c_program(programs: Path, name: str) -> None:
+    done = subprocess.run([programs / name], capture_output=True, text=True, timeout=240)
+    if done.returncode == SKIP:
+        pytest.skip(done.stdout.strip())
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"

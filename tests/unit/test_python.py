@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The binding against the header, the errors against the C table, settings, the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rdmatensor
+from rdmatensor import config, errors
+from rdmatensor._ffi import ffi, lib
+from rdmatensor.device import DeviceStats
+
+
+@pytest.fixture(scope="module")
+def header(root: Path) -> str:
+    return (root / "csrc/include/rdmatensor.h").read_text()
+
+
+def test_every_function_of_the_header_is_bound(header: str) -> None:
+    functions = set(re.findall(r"RDT_API [^;(]*?\b(rdt_\w+)\(", header))
+    assert len(functions) > 40
+    assert functions <= set(dir(lib))
+
+
+def test_every_constant_of_the_header_is_bound(header: str) -> None:
+    names = set(re.findall(r"^\s*(RDT_\w+) = -?\d+", header, re.MULTILINE))
+    names |= set(re.findall(r"^#define (RDT_[A-Z_]+) \(", header, re.MULTILINE))
+    assert len(names) > 25
+    assert names <= set(dir(lib))
+
+
+def test_cdef_has_no_preprocessor_left(root: Path, header: str) -> None:
+    module = runpy.run_path(str(root / "rdmatensor/_build_ffi.py"))
+    text = module["declarations"](header)
+    lines = [line for line in text.splitlines() if line.startswith("#")]
+    assert lines == ["#define RDT_TIMEOUT_DEFAULT ..."]
+    assert "RDT_API" not in text
+
+
+def statuses() -> list[int]:
+    return [getattr(lib, name) for name in dir(lib) if name.startswith("RDT_ERR_")]
+
+
+def test_every_error_has_a_class_of_its_group() -> None:
+    group_of = {
+        "caller": (errors.UsageError, errors.Unsupported, errors.Cancelled),
+        "device": (errors.DeviceError,),
+        "connection": (errors.ConnectionFailure, errors.DeadlineExceeded),
+        "region": (errors.RegionError,),
+    }
+    assert len(statuses()) > 14
+    for status in statuses():
+        error = errors.error_from(status)
+        group = ffi.string(lib.rdt_status_group(status)).decode()
+        assert isinstance(error, group_of[group]), (status, error)
+        assert isinstance(error, rdmatensor.RdmaError)
+        assert error.code == status
+        assert f"RDT_ERR_{error.status}" in dir(lib)
+        assert ffi.string(lib.rdt_status_text(status))
+
+
+def test_errors_are_what_python_expects() -> None:
+    assert issubclass(rdmatensor.DeadlineExceeded, TimeoutError)
+    assert issubclass(rdmatensor.ConnectionLost, ConnectionError)
+    assert issubclass(rdmatensor.UsageError, ValueError)
+
+
+def test_message_is_that_of_the_library() -> None:
+    with pytest.raises(rdmatensor.UsageError) as caught:
+        config.get("SPIN_UZ")
+    assert "SPIN_US" in str(caught.value)
+    assert caught.value.status == "INVALID"
+
+
+def test_settings_can_be_read_and_set() -> None:
+    table = {setting.name: setting for setting in config.table()}
+    assert {"LOG_LEVEL", "DEADLINE_MS", "TRANSPORTS", "SPIN_US"} <= set(table)
+    for setting in table.values():
+        assert setting.doc
+        assert setting.range
+        assert config.get(setting.name) == setting.value
+        config.set(setting.name, setting.value)
+    before = config.get_int("DEADLINE_MS")
+    try:
+        config.set("DEADLINE_MS", 1234)
+        assert config.get_int("DEADLINE_MS") == 1234
+        for bad in ("", "-1", "soon", "1e3", str(2**70)):
+            with pytest.raises(rdmatensor.RdmaError):
+                config.set("DEADLINE_MS", bad)
+        assert config.get("DEADLINE_MS") == "1234"
+    finally:
+        config.set("DEADLINE_MS", before)
+    with pytest.raises(rdmatensor.RdmaError):
+        config.get_int("LOG_LEVEL")
+
+
+def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        cwd="/",  # not in the sources
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_settings_come_from_the_environment() -> None:
+    done = run("import rdmatensor as r; print(r.config.get('SPIN_US'))", RDMATENSOR_SPIN_US="7")
+    assert done.stdout == "7\n", done.stderr
+
+
+def test_bad_environment_is_told_not_ignored() -> None:
+    done = run("import rdmatensor as r; r.Device()", RDMATENSOR_DEADLINE_MS="soon")
+    assert "RDMATENSOR_DEADLINE_MS" in done.stderr
+    assert "soon" in done.stderr
+
+
+def test_settings_are_documented(root: Path) -> None:
+    """Every setting has a row in docs/configuration.md with its default; nothing else has one."""
+    path = root / "docs/configuration.md"
+    if not path.exists():
+        pytest.skip("there is no docs/configuration.md")
+    lines = [line for line in path.read_text().splitlines() if line.startswith("| `")]
+    documented = {re.sub("^RDMATENSOR_", "", line.split("`")[1]): line for line in lines}
+    table = {setting.name: setting for setting in config.table()}
+    wanted = "\n".join(
+        f"| `{s.name}` | `{s.default}` | `{s.range}` | {s.doc} |".replace(
+            "auto|rdma|", "auto, rdma, "
+        )
+        for s in table.values()
+    )
+    assert set(documented) == set(table), f"expected rows like:\n{wanted}"
+    for name, setting in table.items():
+        assert f"`{setting.default}`" in documented[name], f"expected rows like:\n{wanted}"
+
+
+def test_stats_are_those_of_the_header() -> None:
+    assert DeviceStats._fields == tuple(name for name, _ in ffi.typeof("rdt_stats").fields)
+
+
+def test_one_version(root: Path) -> None:
+    import importlib.metadata
+
+    stated = re.search(
+        r"VERSION ([0-9.]+)", (root / "CMakeLists.txt").read_text().split("project")[1]
+    )
+    assert stated is not None
+    assert rdmatensor.__version__ == stated.group(1)
+    assert importlib.metadata.version("rdmatensor") == stated.group(1)
+
+
+def test_installed_package_is_complete() -> None:
+    package = Path(rdmatensor.__file__).parent
+    info = json.loads((package / "_build_info.json").read_text())
+    assert (package / "py.typed").exists()
+    assert (package / "librdmatensor.so").exists()
+    if info["tensorflow"]:
+        assert (package / "librdmatensor_tensorflow.so").exists()
+        assert list((package.parent / "tensorflow-plugins").glob("librdmatensor_shim.so"))
+    else:
+        assert info["no_tensorflow_because"]
+
+
+def test_library_exports_its_api_only(header: str) -> None:
+    library = Path(rdmatensor.__file__).parent / "librdmatensor.so"
+    names = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    exported = {line.split()[-1] for line in names if line and line.split()[-2] in "TDBRV"}
+    assert exported == set(re.findall(r"RDT_API [^;(]*?\b(rdt_\w+)\(", header))
+
+
+def test_command_line_tells_what_is_installed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rdmatensor"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert rdmatensor.__version__ in done.stdout
+    assert "DEADLINE_MS" in done.stdout
+
+
+def test_import_from_the_sources_explains_itself(root: Path) -> None:
+    if list((root / "rdmatensor").glob("_ffi*.so")):
+        pytest.skip("built in place")
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.path.insert(0, ''); import rdmatensor"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "install it" in done.stderr
+
+
+def test_import_is_quick_and_starts_nothing() -> None:
+    done = run(
+        "import rdmatensor, os, sys\n"
+        "print(len(os.listdir('/proc/self/task')), 'tensorflow' in sys.modules)",
+        OPENBLAS_NUM_THREADS="1",
+    )
+    assert done.stdout == "1 False\n", done.stderr
+
+
+def documented(value: Any) -> bool:
+    return bool((value.__doc__ or "").strip())
+
+
+def test_public_names_are_documented() -> None:
+    for name in rdmatensor.__all__:
+        value = getattr(rdmatensor, name)
+        if isinstance(value, type):
+            assert documented(value), name
+            for attribute, member in vars(value).items():
+                if callable(member) and not attribute.startswith("_"):
+                    assert documented(member), f"{name}.{attribute}"
