@@ -16,7 +16,7 @@ sources := $(shell find csrc rdmatensor graph_analyzer -type f \
              -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
 c_files = $(shell find csrc tests -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test lint bench-quick bench-api asan tsan format clean
+.PHONY: help build demo test docs lint bench-quick bench-api asan tsan format clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
@@ -24,6 +24,7 @@ help:
 	@echo 'make lint         formatters, linters, type checker'
 	@echo 'make bench-quick  the numbers of the README, on this machine'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
+	@echo 'make docs         write the generated page docs/configuration.md'
 	@echo 'make build        make .venv and install rdmatensor into it'
 	@echo 'make format       rewrite sources as make lint wants them'
 	@echo 'make clean        remove .venv and everything built'
@@ -50,10 +51,10 @@ test: build
 	$(PYTEST) $(TEST_FLAGS)
 
 asan: build
-	RDMATENSOR_TEST_SANITIZE=address $(PYTEST) tests/unit
+	RDMATENSOR_TEST_SANITIZE=address $(PYTEST) tests/unit/test_c_programs.py
 
 tsan: build
-	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) tests/unit
+	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) tests/unit/test_c_programs.py
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .
@@ -73,6 +74,10 @@ bench-api: build
 
 bench-quick: bench-api
 	@$(BIN)/python bench/bench_tensorflow.py --quick
+
+docs: build
+	cd $(VENV) && $(BIN)/python -c 'from rdmatensor import config; print(config.page(), end="")' \
+	  > $(CURDIR)/docs/configuration.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -59,3 +59,26 @@ def table() -> list[Setting]:
             )
         )
     return settings
+
+
+_PAGE = """\
+# Configuration
+
+Generated from the table in `csrc/core/config.h` by `make docs`; do not edit.
+
+Each setting is the environment variable `RDMATENSOR_<NAME>`, and `rdmatensor.config.set("<NAME>", value)`
+in Python. Sizes take the suffixes K, M, G and T (powers of 1024). A value outside its range is refused when
+the first device is opened; a variable that is no setting is reported with the nearest name.
+
+| name | default | accepted | meaning |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """docs/configuration.md: the table as Markdown."""
+    rows = [
+        f"| `{row.name}` | `{row.default}` | {row.range.replace('|', ', ')} | {row.doc} |\n"
+        for row in table()
+    ]
+    return _PAGE + "".join(rows)
