@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps that are timed, as TensorFlow graphs; the same graph serves every protocol.
+
+Both ends of each transfer are pinned by device strings, and the sources are variables that change
+between blocks of steps, so no optimiser can fold, hoist or cache what travels.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from rdmatensor.demo.model import Digits, initial, logits, mean_loss
+from rdmatensor.demo.settings import layer_shapes
+from tf_cases import TRAINING_HIDDEN, Case
+
+v1 = tf.compat.v1
+
+OWNER = "/job:worker/task:1"
+CONSUMER = "/job:worker/task:0"
+
+UNTIMED_STEPS = 1
+
+_MODULUS = 1021
+_SEED = 7
+_LEARNING_RATE = 0.01
+
+
+class Workload(ABC):
+    """A graph and its session. `target` is a server's address, "" for a session of this process."""
+
+    def __init__(self, name: str, target: str) -> None:
+        self.graph = tf.Graph()
+        self._target = target
+        # A container of its own, so that `close` frees the variables of the other task, too.
+        self._container = "".join(letter for letter in name if letter.isalnum())
+        with self.graph.as_default(), self.graph.container(self._container):
+            self.build()
+        self.session = v1.Session(target, graph=self.graph)
+        self.initialise()
+
+    @abstractmethod
+    def build(self) -> None:
+        """Add the operations to the default graph."""
+
+    @abstractmethod
+    def initialise(self) -> None:
+        """Give the variables their first values."""
+
+    @abstractmethod
+    def before_block(self) -> None:
+        """Untimed preparation of a block of steps."""
+
+    @abstractmethod
+    def step(self) -> Any:
+        """The timed step; gives what it fetched."""
+
+    @abstractmethod
+    def check(self, fetched: Any) -> None:
+        """ValueError if a step fetched something wrong."""
+
+    def block(self, steps: int) -> tuple[list[float], list[Any]]:
+        """Seconds and fetched values of `steps` steps.
+
+        UNTIMED_STEPS go before them: caches and threads are still at the other cluster, which is the
+        doing of this benchmark and not of the step.
+        """
+        self.before_block()
+        for _ in range(UNTIMED_STEPS):
+            self.step()
+        seconds: list[float] = []
+        fetched: list[Any] = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            value = self.step()
+            seconds.append(time.perf_counter() - start)
+            fetched.append(value)
+        for value in fetched:
+            self.check(value)
+        return seconds, fetched
+
+    def close(self) -> None:
+        """Close the session and free the variables."""
+        self.session.close()
+        if self._target:
+            v1.Session.reset(self._target, [self._container])
+
+
+class Transfer(Workload):
+    """Variables of OWNER, each read in every step by CONSUMER."""
+
+    def __init__(self, case: Case, target: str) -> None:
+        self._case = case
+        self._length = case.nbytes // 4
+        self._updates = 0
+        super().__init__(case.name, target)
+
+    def build(self) -> None:
+        # Fed rather than constant, or the optimiser would compute the pattern and keep it in the graph.
+        self._offset = v1.placeholder(tf.int32, [])
+        indices = range(self._case.count)
+        with tf.device(OWNER):
+            variables = [
+                v1.get_variable(f"v{index}", initializer=self._pattern(index), use_resource=True)
+                for index in indices
+            ]
+            self._initialise = tf.group([variable.initializer for variable in variables])
+            self._update = tf.group([variable.assign(variable + 1.0).op for variable in variables])
+            sources = [
+                tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
+                for variable in variables
+            ]
+        with tf.device(CONSUMER):
+            # Shared by all slices: two constants for each would cost more than the slice.
+            self._last = tf.constant([self._length - 1]), tf.constant([1])
+            self._step = tf.concat([self._take(source) for source in sources], axis=0)
+            self._same = tf.reduce_all(
+                [tf.reduce_all(tf.equal(sources[index], self._pattern(index))) for index in indices]
+            )
+
+    def _pattern(self, index: int) -> tf.Tensor:
+        """What variable `index` holds after `offset` updates; no two variables hold the same."""
+        ramp = (tf.range(self._length) + 7 * index) % _MODULUS
+        return tf.cast(ramp + self._offset, tf.float32)
+
+    def _take(self, source: tf.Tensor) -> tf.Tensor:
+        if self._case.consumer == "read":
+            return tf.reduce_max(source, keepdims=True)
+        return tf.slice(source, *self._last)
+
+    def _expected(self) -> npt.NDArray[np.float32]:
+        """What a step has to fetch now."""
+        if self._case.consumer == "read":
+            return np.full(self._case.count, _MODULUS - 1 + self._updates, np.float32)
+        ramp = (self._length - 1 + 7 * np.arange(self._case.count)) % _MODULUS
+        return (ramp + self._updates).astype(np.float32)
+
+    def initialise(self) -> None:
+        self.session.run(self._initialise, {self._offset: 0})
+
+    def before_block(self) -> None:
+        self.session.run(self._update)
+        self._updates += 1
+
+    def step(self) -> Any:
+        return self.session.run(self._step)
+
+    def check(self, fetched: Any) -> None:
+        if not np.array_equal(fetched, self._expected()):
+            raise ValueError(f"{self._case.name}: fetched {fetched} instead of {self._expected()}")
+
+    def verify(self) -> None:
+        """Compare every element that arrives, before and after an update."""
+        for _ in range(2):
+            if not self.session.run(self._same, {self._offset: self._updates}):
+                raise ValueError(f"{self._case.name}: the tensors received differ from those sent")
+            self.before_block()
+
+
+class Training(Workload):
+    """A step of training: variables on `owner`, which also applies the gradients that `worker` computes.
+
+    With empty device names it is the same step without any communication.
+    """
+
+    def __init__(self, batch: int, target: str, owner: str, worker: str) -> None:
+        self._owner = owner
+        self._worker = worker
+        digits = Digits.load(_SEED)
+        self._images = digits.train_images[:batch]
+        self._labels = digits.train_labels[:batch]
+        super().__init__("training", target)
+
+    def build(self) -> None:
+        shapes = layer_shapes(TRAINING_HIDDEN)
+        with tf.device(self._owner):
+            variables = [
+                v1.get_variable(f"p{i}", initializer=initial(shape, [_SEED, i]), use_resource=True)
+                for i, shape in enumerate(shapes)
+            ]
+            self._initialise = tf.group([variable.initializer for variable in variables])
+            values = [
+                tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
+                for variable in variables
+            ]
+        with tf.device(self._worker):
+            self._image_feed = v1.placeholder(tf.float32, self._images.shape)
+            self._label_feed = v1.placeholder(tf.int32, self._labels.shape)
+            self._loss = mean_loss(logits(values, self._image_feed), self._label_feed)
+            gradients = tf.gradients(self._loss, values)
+        with tf.device(self._owner):
+            updates = [
+                tf.raw_ops.ResourceApplyGradientDescent(
+                    var=variable.handle, alpha=_LEARNING_RATE, delta=gradient, use_locking=True
+                )
+                for variable, gradient in zip(variables, gradients, strict=True)
+            ]
+            self._train = tf.group(updates)
+
+    def initialise(self) -> None:
+        self.session.run(self._initialise)
+
+    def before_block(self) -> None:
+        """Nothing: each step changes the variables."""
+
+    def step(self) -> float:
+        feeds = {self._image_feed: self._images, self._label_feed: self._labels}
+        loss, _ = self.session.run([self._loss, self._train], feeds)
+        return float(loss)
+
+    def check(self, fetched: Any) -> None:
+        if not np.isfinite(fetched):
+            raise ValueError(f"the loss is {fetched}")

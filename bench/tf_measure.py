@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the cases of bench_tensorflow.py on the clusters, a block of steps on one, then on the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rdmatensor.demo.cluster import SILENCE_S, environment
+from rdmatensor.demo.launch import Child, TaskFailed, Team, free_addresses
+from rdmatensor.demo.paths import STOCK, Paths
+from rdmatensor.demo.timing import Distribution
+
+_TASK = str(Path(__file__).with_name("tf_task.py"))
+_WARM_UP_BLOCKS = 2
+
+
+@dataclass
+class Samples:
+    """What the blocks of one case on one cluster (or in one kind of process) gave."""
+
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    # All steps made, the untimed ones of each block, too.
+    steps: int = 0
+    # Bytes that crossed the loopback interface in a block, divided by its steps.
+    loopback: list[float] = field(default_factory=list)
+
+    @property
+    def time(self) -> Distribution:
+        """Of all steps."""
+        return Distribution.of(self.seconds)
+
+
+class Cluster:
+    """Two servers of one protocol, each in a process of its own."""
+
+    def __init__(self, team: Team, name: str, protocol: str) -> None:
+        self.name = name
+        self.protocol = protocol
+        self._team = team
+        cluster = json.dumps({"worker": free_addresses(2)})
+        self.tasks = [
+            team.start(
+                f"{name}-task{index}", [_TASK, cluster, str(index), protocol], environment(protocol)
+            )
+            for index in range(2)
+        ]
+
+    @property
+    def client(self) -> Child:
+        """The task in whose process sessions run."""
+        return self.tasks[0]
+
+    def wait(self) -> None:
+        """Until both servers have started. TaskFailed if they are not what they should be, too."""
+        for task in self.tasks:
+            self._team.wait(task, "ready", SILENCE_S)
+            has_plugin = self._team.ask(task, "process")["plugin"]
+            if has_plugin != (self.protocol != STOCK):
+                state = "has the plugin loaded" if has_plugin else "has no plugin loaded"
+                raise TaskFailed(task.name, state, task.log)
+
+    def paths(self) -> Paths | None:
+        """What both tasks have sent so far; None for stock gRPC, which keeps no count."""
+        if self.protocol == STOCK:
+            return None
+        return Paths.total(Paths.from_json(self._team.ask(task, "paths")) for task in self.tasks)
+
+
+@dataclass
+class Measured:
+    """One case on both clusters."""
+
+    samples: dict[str, Samples]
+    # What these steps sent, on the clusters that count it.
+    sent: dict[str, Paths]
+
+    @property
+    def ratio(self) -> float:
+        """Median of the first cluster over median of the second."""
+        first, second = (samples.time.median for samples in self.samples.values())
+        return first / second
+
+    @property
+    def same_losses(self) -> bool | None:
+        """Whether all clusters saw the same losses, bit for bit; None where there are no losses."""
+        first, *others = (samples.losses for samples in self.samples.values())
+        return all(other == first for other in others) if first else None
+
+
+def measure(
+    team: Team, clusters: Sequence[Cluster], build: dict[str, Any], steps: int, block: int
+) -> Measured:
+    """Have each cluster `build` a workload and time `steps` steps of it, in turns of `block`."""
+    for cluster in clusters:
+        team.ask(cluster.client, timeout=SILENCE_S, **build)
+        team.ask(cluster.client, "block", SILENCE_S, steps=block * _WARM_UP_BLOCKS)
+    before = [cluster.paths() for cluster in clusters]
+    clients = {cluster.name: cluster.client for cluster in clusters}
+    samples = interleave(team, clients, steps, block)
+    sent = {
+        cluster.name: end.since(start)
+        for cluster, start in zip(clusters, before, strict=True)
+        if start is not None and (end := cluster.paths()) is not None
+    }
+    for cluster in clusters:
+        team.ask(cluster.client, "close", SILENCE_S)
+    return Measured(samples, sent)
+
+
+def interleave(team: Team, clients: dict[str, Child], steps: int, block: int) -> dict[str, Samples]:
+    """Blocks in turns, the order reversed every time, so that drift falls on all alike."""
+    samples = {name: Samples() for name in clients}
+    for names in _turns(list(clients), -(-steps // block)):
+        for name in names:
+            start = _loopback_bytes()
+            answer = team.ask(clients[name], "block", SILENCE_S, steps=block)
+            sample = samples[name]
+            sample.steps += answer["steps"]
+            sample.loopback.append((_loopback_bytes() - start) / answer["steps"])
+            sample.seconds += answer["seconds"]
+            sample.losses += answer["losses"]
+    return samples
+
+
+def _turns(names: list[str], count: int) -> Iterator[list[str]]:
+    for turn in range(count):
+        yield names[::-1] if turn % 2 else names
+
+
+def _loopback_bytes() -> int:
+    """Bytes that the loopback interface has carried: what goes over gRPC on one machine shows here."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == "lo":
+            return int(counters.split()[0])
+    return 0
+
+
+@dataclass
+class Unused:
+    """A local model with the plugin loaded and without, two processes of each kind."""
+
+    samples: dict[str, Samples]
+    facts: dict[str, dict[str, Any]]
+
+    @staticmethod
+    def wants_plugin(name: str) -> bool:
+        """Whether the process called `name` is one of those with the plugin."""
+        return name.startswith("with ")
+
+    def _kind(self, plugin: bool) -> list[Samples]:
+        return [s for name, s in self.samples.items() if self.wants_plugin(name) == plugin]
+
+    def pooled(self, plugin: bool) -> Distribution:
+        """Of both processes of a kind."""
+        return Distribution.of([second for s in self._kind(plugin) for second in s.seconds])
+
+    @property
+    def difference(self) -> float:
+        """Relative difference of the medians: positive if the plugin is slower."""
+        return self.pooled(True).median / self.pooled(False).median - 1
+
+    @property
+    def noise(self) -> float:
+        """The largest relative difference between the medians of two processes of one kind."""
+        pairs = [[s.time.median for s in self._kind(plugin)] for plugin in (True, False)]
+        return max(max(pair) / min(pair) - 1 for pair in pairs)
+
+
+def measure_unused(team: Team, batch: int, steps: int, block: int) -> Unused:
+    """The local training step, with the plugin loaded but no grpc+rdma server, and with it disabled."""
+    disabled = environment(STOCK)
+    enabled = {name: value for name, value in disabled.items() if name != "RDMATENSOR_DISABLE"}
+    clients = {
+        f"{kind} {number}": team.start(f"local-{kind}-{number}", [_TASK], variables)
+        for number in (1, 2)
+        for kind, variables in (("with", enabled), ("without", disabled))
+    }
+    for client in clients.values():
+        team.wait(client, "ready", SILENCE_S)
+        team.ask(client, "training", SILENCE_S, batch=batch)
+        team.ask(client, "block", SILENCE_S, steps=block * _WARM_UP_BLOCKS)
+    samples = interleave(team, clients, steps, block)
+    facts = {name: team.ask(client, "process") for name, client in clients.items()}
+    return Unused(samples, facts)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training run in processes of its own, seen from the launcher."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rdmatensor.demo.launch import Child, Team, free_addresses
+from rdmatensor.demo.paths import STOCK, Paths
+from rdmatensor.demo.timing import Distribution
+
+# The slowest thing that happens in silence is importing TensorFlow in all tasks at once.
+SILENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """The same for every protocol."""
+
+    steps: int
+    workers: int
+    hidden: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run gave. `paths` is None where TensorFlow's own transport kept no count."""
+
+    protocol: str
+    step_seconds: list[float]
+    losses: list[float]
+    test_loss: float
+    accuracy: float
+    paths: Paths | None
+
+    @property
+    def step_time(self) -> Distribution:
+        """Of the steps after the warm-up."""
+        return Distribution.of(self.step_seconds)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, with the losses of all steps."""
+        return {
+            "protocol": self.protocol,
+            "step_time": self.step_time.as_json(),
+            "step_seconds": self.step_seconds,
+            "losses": self.losses,
+            "test_loss": self.test_loss,
+            "accuracy": self.accuracy,
+            "paths": self.paths.as_json() if self.paths else None,
+        }
+
+
+Report = Callable[[int, float], None]
+
+
+def environment(protocol: str) -> dict[str, str]:
+    """Variables for the tasks of a run: stock gRPC runs without the plugin in the process at all."""
+    variables = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+    if protocol == STOCK:
+        variables["RDMATENSOR_DISABLE"] = "1"
+    return variables
+
+
+def run(options: Options, protocol: str, logs: Path, report: Report) -> Outcome:
+    """Start parameter server, workers and chief, train, take all down again.
+
+    `report(step, loss)` is called as the training goes on. TaskFailed if any task fails or falls silent.
+    """
+    addresses = free_addresses(options.workers + 2)
+    cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
+    with Team(logs) as team:
+        tasks = _start_servers(team, cluster, protocol)
+        chief = _start_chief(team, cluster, protocol, options)
+        for task in tasks:
+            team.wait(task, "ready", SILENCE_S)
+        result = _follow(team, chief, report)
+        counts = [result.pop("paths")]
+        counts += [team.ask(task, "paths") for task in tasks]
+    paths = None if protocol == STOCK else Paths.total(Paths.from_json(count) for count in counts)
+    return Outcome(protocol=protocol, paths=paths, **result)
+
+
+def _start_servers(team: Team, cluster: Mapping[str, list[str]], protocol: str) -> list[Child]:
+    return [
+        team.start(
+            f"{job}{index}",
+            ["-m", "rdmatensor.demo.task", json.dumps(cluster), job, str(index), protocol],
+            environment(protocol),
+        )
+        for job in ("ps", "worker")
+        for index in range(len(cluster[job]))
+    ]
+
+
+def _start_chief(
+    team: Team, cluster: Mapping[str, list[str]], protocol: str, options: Options
+) -> Child:
+    asked = {
+        "cluster": cluster,
+        "protocol": protocol,
+        "steps": options.steps,
+        "hidden": options.hidden,
+    }
+    argv = ["-m", "rdmatensor.demo.train", json.dumps(asked)]
+    return team.start("chief", argv, environment(protocol))
+
+
+def _follow(team: Team, chief: Child, report: Report) -> dict[str, Any]:
+    """Pass progress on until the results come."""
+    while True:
+        event = team.next_event(chief, SILENCE_S)
+        kind = event.pop("event")
+        if kind == "result":
+            return event
+        report(event["step"], event["loss"])

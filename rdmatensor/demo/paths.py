@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which way the tensors went: what `rdmatensor.tensorflow.stats()` of each task says, added up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+STOCK = "grpc"
+PATHS = ("inline", "dynamic", "bounce", "rpc")
+
+# These are no plain bytes: TensorFlow's own RecvTensor is their only way.
+_UNAVOIDABLE = ("string", "variant", "resource")
+
+
+@dataclass
+class Paths:
+    """What one task, or several, sent: tensors and bytes by path, and why tensors went by rpc.
+
+    `reasons` counts tensors by reason; `peers` are lines about the peers that are served by gRPC only.
+    """
+
+    tensors: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    peers: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of_this_process(cls) -> Paths:
+        """What the plugin has counted so far in this process."""
+        from rdmatensor.tensorflow import stats
+
+        return cls.from_stats(stats())
+
+    @classmethod
+    def from_stats(cls, stats: Mapping[str, Any]) -> Paths:
+        """From the dictionary of `rdmatensor.tensorflow.stats()`."""
+        counts = stats["paths"]
+        return cls(
+            Counter({path: counts[path]["sent_tensors"] for path in PATHS}),
+            Counter({path: counts[path]["sent_bytes"] for path in PATHS}),
+            Counter(stats["rpc_reasons"]),
+            [
+                f"{peer['direction']} {peer['task']}: {peer['why']}"
+                for peer in stats["peers"]
+                if peer["transport"] in ("grpc", "none")
+            ],
+        )
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Paths:
+        """The inverse of `as_json`."""
+        return cls(
+            Counter(fields["tensors"]),
+            Counter(fields["bytes"]),
+            Counter(fields["reasons"]),
+            list(fields["peers"]),
+        )
+
+    @classmethod
+    def total(cls, parts: Iterable[Paths]) -> Paths:
+        """The sum over tasks."""
+        total = cls()
+        for part in parts:
+            total.tensors.update(part.tensors)
+            total.bytes.update(part.bytes)
+            total.reasons.update(part.reasons)
+            total.peers += part.peers
+        return total
+
+    def since(self, start: Paths) -> Paths:
+        """What was added after `start`."""
+        # Not the operator: it would drop what is zero, and hide a counter that went back.
+        parts = []
+        for now, before in ((self.tensors, start.tensors), (self.bytes, start.bytes)):
+            parts.append(Counter({path: now[path] - before[path] for path in PATHS}))
+        return Paths(parts[0], parts[1], self.reasons - start.reasons, self.peers)
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {
+            "tensors": dict(self.tensors),
+            "bytes": dict(self.bytes),
+            "reasons": dict(self.reasons),
+            "peers": self.peers,
+        }
+
+    def pushed_bytes(self) -> int:
+        """Bytes that went any way but rpc."""
+        return sum(self.bytes[path] for path in PATHS if path != "rpc")
+
+    def avoidable(self) -> list[str]:
+        """What went by rpc although its kind can be pushed, in words; empty if all is well."""
+        found = [
+            f"{count} tensors that can be pushed went by rpc: {reason}"
+            for reason, count in self.reasons.items()
+            if reason not in _UNAVOIDABLE
+        ]
+        # A receiver that fetches from the start is given no reason: there was no offer to push.
+        unexplained = self.tensors["rpc"] - sum(self.reasons.values())
+        if unexplained > 0:
+            found.append(f"{unexplained} tensors were fetched by rpc before they could be pushed")
+        return found + [f"gRPC only: {peer}" for peer in self.peers]
+
+
+def require_plugin(protocol: str) -> None:
+    """RuntimeError, saying why, if `protocol` needs the plugin and this process does not have it.
+
+    Call it after importing TensorFlow, whose own message would be that no server factory is registered.
+    """
+    if protocol == STOCK:
+        return
+    from rdmatensor.tensorflow import loaded, why_not
+
+    if not loaded():
+        raise RuntimeError(f"{protocol} is not available: {why_not()}")
+
+
+def task_paths(protocol: str) -> Paths:
+    """The counts of this process; zeros for stock gRPC, which keeps none."""
+    return Paths() if protocol == STOCK else Paths.of_this_process()
