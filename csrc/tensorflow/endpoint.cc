@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "endpoint.h"
+
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "arena.h"
+#include "message.h"
+#include "path_stats.h"
+#include "rendezvous.h"
+#include "tensorflow/core/framework/types.h"
+#include "xla/tsl/platform/status.h"
+
+namespace rdmatensor {
+namespace {
+
+using tensorflow::Tensor;
+
+// Where TensorFlow expects the data of tensors to begin.
+constexpr uint64_t kTensorAlignment = EIGEN_MAX_ALIGN_BYTES;
+
+// Differs in every process and server: a host:port alone may mean another process by now.
+std::string UniqueName(const std::string& task) {
+  std::random_device random;
+  return absl::StrFormat("%s#%08x%08x", task, random(), random());
+}
+
+// Checks what the sender claims against what TensorFlow can take, so that nothing below asserts.
+bool DescribesTensor(const TensorMessage& message, tensorflow::DataType* dtype,
+                     tensorflow::TensorShape* shape) {
+  if (!tensorflow::DataType_IsValid(message.dtype)) return false;
+  *dtype = static_cast<tensorflow::DataType>(message.dtype);
+  if (tensorflow::IsRefType(*dtype) || !tensorflow::DataTypeCanUseMemcpy(*dtype)) return false;
+  for (int64_t dim : message.dims) {
+    if (dim < 0) return false;
+  }
+  if (!tensorflow::TensorShape::BuildTensorShape(message.dims, shape).ok()) return false;
+  const uint64_t elements = static_cast<uint64_t>(shape->num_elements());
+  const uint64_t size = static_cast<uint64_t>(tensorflow::DataTypeSize(*dtype));
+  return size != 0 && elements <= UINT64_MAX / size && elements * size == message.bytes;
+}
+
+Path PathOf(const TensorMessage& message) {
+  if (message.flags & TensorMessage::kInline) return Path::kInline;
+  return message.flags & TensorMessage::kBounced ? Path::kBounce : Path::kDynamic;
+}
+
+// A tensor that owns a copy of `data`; not initialized if there is no memory.
+Tensor CopyOf(const char* data, uint64_t bytes, tensorflow::DataType dtype,
+              const tensorflow::TensorShape& shape) {
+  Tensor tensor(dtype, shape);
+  if (tensor.IsInitialized() && bytes != 0) std::memcpy(tensor.data(), data, bytes);
+  return tensor;
+}
+
+}  // namespace
+
+Endpoint::Endpoint(std::string task, const Settings& settings)
+    : task_(std::move(task)),
+      settings_(settings),
+      mailboxes_(std::chrono::seconds(settings.step_ttl_s)) {}
+
+Endpoint::~Endpoint() { Close(); }
+
+void Endpoint::Close() { rdt_device_close(std::exchange(device_, nullptr)); }
+
+absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const Settings& settings) {
+  auto* endpoint = new Endpoint(task, settings);
+  const absl::Status arena = Arena::Get()->Activate(settings.arena_limit, settings.inline_bytes);
+  if (!arena.ok()) {
+    // Small tensors still travel in messages; large ones are referred to RPC.
+    rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", arena.message()).c_str());
+  }
+  if (absl::Status status = endpoint->OpenDevice(); !status.ok()) {
+    delete endpoint;
+    return status;
+  }
+  return endpoint;
+}
+
+absl::Status Endpoint::OpenDevice() {
+  const std::string name = UniqueName(task_);
+  rdt_device_options options{};
+  options.struct_size = sizeof options;
+  options.name = name.c_str();
+  options.context = this;
+  options.on_connect = OnConnect;
+  options.on_notify = OnNotify;
+  options.on_down = OnDown;
+  options.on_released = OnReleased;
+  if (rdt_device_open(&options, &device_) != RDT_OK) {
+    return absl::FailedPreconditionError(absl::StrCat("rdmatensor: ", rdt_last_error()));
+  }
+  Arena* arena = Arena::Get();
+  rdt_region* region = nullptr;  // the device owns it
+  if (arena->active() && rdt_region_register(device_, arena->base(), arena->size(), RDT_ACCESS_READ,
+                                             "arena", &region) != RDT_OK) {
+    rdt_log_line(
+        RDT_LOG_WARN,
+        absl::StrCat("tensorflow: peers cannot read the arena: ", rdt_last_error()).c_str());
+  }
+  return absl::OkStatus();
+}
+
+absl::string_view Endpoint::TaskOf(absl::string_view device_name) {
+  return device_name.substr(0, device_name.rfind("/device:"));
+}
+
+SourcePeer* Endpoint::Source(absl::string_view device_name) {
+  const absl::string_view task = TaskOf(device_name);
+  {
+    std::shared_lock<std::shared_mutex> lock(peers_mutex_);
+    auto found = sources_.find(task);
+    if (found != sources_.end()) return found->second.get();
+  }
+  std::unique_lock<std::shared_mutex> lock(peers_mutex_);
+  std::unique_ptr<SourcePeer>& peer = sources_[task];
+  if (peer == nullptr) peer = std::make_unique<SourcePeer>(this, std::string(task));
+  return peer.get();
+}
+
+DestinationLink* Endpoint::Destination(absl::string_view device_name) {
+  return DestinationTask(TaskOf(device_name));
+}
+
+DestinationLink* Endpoint::DestinationTask(absl::string_view task) {
+  {
+    std::shared_lock<std::shared_mutex> lock(peers_mutex_);
+    auto found = destinations_.find(task);
+    if (found != destinations_.end()) return found->second.get();
+  }
+  std::unique_lock<std::shared_mutex> lock(peers_mutex_);
+  std::unique_ptr<DestinationLink>& link = destinations_[task];
+  if (link == nullptr) {
+    link = std::make_unique<DestinationLink>(this, std::string(task),
+                                             std::chrono::seconds(settings_.step_ttl_s));
+  }
+  return link.get();
+}
+
+std::vector<DestinationLink*> Endpoint::Destinations() {
+  std::vector<DestinationLink*> links;
+  std::shared_lock<std::shared_mutex> lock(peers_mutex_);
+  links.reserve(destinations_.size());
+  for (auto& entry : destinations_) links.push_back(entry.second.get());
+  return links;
+}
+
+void Endpoint::Refer(const std::shared_ptr<Channel>& channel, int64_t step_id,
+                     absl::string_view key, const char* reason) {
+  CountRpcReason(reason);
+  channel->destination.load()->ExpectPull(step_id, key);
+  StepMessage message;
+  message.step_id = step_id;
+  message.text = key;
+  // If the channel is down the receiver's waiters fail with it.
+  (void)channel->NotifyMessage(PackImmediate(MessageKind::kReferral), message);
+}
+
+void Endpoint::Complete(Waiter* waiter, absl::string_view key, const Arrival& arrival) {
+  if (arrival.is_referral) {
+    waiter->rendezvous->ReceiveByRpc(key, waiter->args, std::move(waiter->done));
+    return;
+  }
+  waiter->done(absl::OkStatus(), tensorflow::Rendezvous::Args(), waiter->args, arrival.tensor,
+               arrival.is_dead);
+}
+
+void Endpoint::OnConnect(void* /*context*/, rdt_channel* handle) {
+  rdt_channel_ref(handle);
+  Channel::Adopt(handle);
+}
+
+void Endpoint::OnNotify(void* context, rdt_channel* handle, uint64_t immediate, const void* data,
+                        size_t size) {
+  Channel* channel = Channel::FromHandle(handle);
+  if (channel == nullptr) return;
+  const char* bytes = static_cast<const char*>(data);
+  if (static_cast<Endpoint*>(context)->Handle(channel, immediate, bytes, size)) return;
+  rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", channel->peer_name(),
+                                          " sent a malformed message: closing its channel")
+                                 .c_str());
+  channel->Close();
+}
+
+void Endpoint::OnDown(void* /*context*/, rdt_channel* handle, rdt_status why) {
+  Channel* channel = Channel::FromHandle(handle);
+  if (channel == nullptr) return;
+  if (SourcePeer* source = channel->source.load()) source->OnDown(channel, why);
+  if (DestinationLink* destination = channel->destination.load()) destination->OnDown(channel);
+}
+
+void Endpoint::OnReleased(void* /*context*/, rdt_channel* handle) {
+  if (Channel* channel = Channel::FromHandle(handle)) channel->ReleaseFromCore();
+}
+
+bool Endpoint::Handle(Channel* channel, uint64_t immediate, const char* data, size_t size) {
+  switch (ImmediateKind(immediate)) {
+    case MessageKind::kTensor:
+      return HandleTensor(channel, data, size);
+    case MessageKind::kReferral:
+      return HandleReferral(channel, data, size);
+    case MessageKind::kReady:
+      return HandleReady(channel, data, size);
+    case MessageKind::kRelease:
+      return channel->lender().Release(ImmediateValue(immediate));
+    case MessageKind::kAbort:
+      return HandleAbort(channel, data, size);
+  }
+  return false;
+}
+
+bool Endpoint::HandleTensor(Channel* channel, const char* data, size_t size) {
+  TensorMessage message;
+  tensorflow::DataType dtype;
+  tensorflow::TensorShape shape;
+  SourcePeer* source = channel->source.load();
+  if (source == nullptr || !Parse(data, size, &message)) return false;
+  Arrival arrival;
+  arrival.is_dead = message.flags & TensorMessage::kDead;
+  if (!arrival.is_dead) {
+    if (!DescribesTensor(message, &dtype, &shape)) return false;
+    if (message.flags & TensorMessage::kInline) {
+      arrival.tensor = CopyOf(message.payload, message.bytes, dtype, shape);
+    } else {
+      tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(
+          channel->Borrow(message.offset, message.bytes, message.lend_id));
+      if (buffer == nullptr) return false;
+      const bool aligned = reinterpret_cast<uintptr_t>(buffer->data()) % kTensorAlignment == 0;
+      arrival.tensor = aligned ? Tensor(dtype, shape, std::move(buffer))
+                               : CopyOf(buffer->base<char>(), message.bytes, dtype, shape);
+    }
+    if (!arrival.tensor.IsInitialized()) {
+      source->OnStepAbort(message.step_id,
+                          absl::ResourceExhaustedError(absl::StrCat(
+                              "rdmatensor: no memory for a tensor of ", message.bytes, " bytes")));
+      return true;
+    }
+  }
+  CountReceived(PathOf(message), message.bytes);
+  Deliver(channel, message.step_id, message.key, std::move(arrival));
+  return true;
+}
+
+bool Endpoint::HandleReferral(Channel* channel, const char* data, size_t size) {
+  StepMessage message;
+  if (channel->source.load() == nullptr || !Parse(data, size, &message)) return false;
+  Arrival arrival;
+  arrival.is_referral = true;
+  Deliver(channel, message.step_id, message.text, std::move(arrival));
+  return true;
+}
+
+bool Endpoint::HandleAbort(Channel* channel, const char* data, size_t size) {
+  StepMessage message;
+  SourcePeer* source = channel->source.load();
+  if (source == nullptr || !Parse(data, size, &message)) return false;
+  // absl maps numbers outside the table to kUnknown when they are read; 0 would mean success.
+  if (message.code == 0) return false;
+  absl::Status status(static_cast<absl::StatusCode>(message.code), message.text);
+  if (message.derived) status = tsl::StatusGroup::MakeDerived(status);
+  source->OnStepAbort(message.step_id, status);
+  return true;
+}
+
+bool Endpoint::HandleReady(Channel* channel, const char* data, size_t size) {
+  ReadyMessage message;
+  // Only on a channel that the peer opened, and once.
+  if (channel->source.load() != nullptr || channel->destination.load() != nullptr ||
+      !Parse(data, size, &message) || message.version != kProtocolVersion) {
+    return false;
+  }
+  DestinationLink* destination = DestinationTask(message.task);
+  channel->destination.store(destination);
+  destination->Attach(channel->shared_from_this());
+  return true;
+}
+
+std::shared_ptr<Mailbox> Endpoint::MailboxFor(Channel* channel, int64_t step_id) {
+  if (channel->last_step == step_id) {
+    if (std::shared_ptr<Mailbox> mailbox = channel->last_mailbox.lock()) return mailbox;
+  }
+  std::shared_ptr<Mailbox> mailbox = mailboxes_.ForMessage(step_id);
+  channel->last_step = step_id;
+  channel->last_mailbox = mailbox;
+  return mailbox;
+}
+
+void Endpoint::Deliver(Channel* channel, int64_t step_id, absl::string_view key, Arrival arrival) {
+  std::shared_ptr<Mailbox> mailbox = MailboxFor(channel, step_id);
+  Waiter waiter;
+  if (mailbox != nullptr && mailbox->Deliver(key, &arrival, &waiter)) {
+    // `key` may lie in memory that the peer can still write to.
+    Complete(&waiter, arrival.is_referral ? std::string(key) : std::string(), arrival);
+  }
+}
+
+}  // namespace rdmatensor

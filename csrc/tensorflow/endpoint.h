@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one server adds to TensorFlow: a device, the peers that send to it and receive from it, and
+// the mailboxes where tensors arrive.
+#ifndef RDMATENSOR_TENSORFLOW_ENDPOINT_H_
+#define RDMATENSOR_TENSORFLOW_ENDPOINT_H_
+
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "include/rdmatensor.h"
+#include "links.h"
+#include "mailbox.h"
+#include "peers.h"
+#include "settings.h"
+
+namespace rdmatensor {
+
+// Thread-safe. Lives until the process ends, as TensorFlow's servers do, so that everything may point
+// to it; Close ends its traffic before.
+class Endpoint {
+ public:
+  // Activates the process's arena and opens a device for the server of `task`
+  // ("/job:worker/replica:0/task:1").
+  static absl::StatusOr<Endpoint*> Open(const std::string& task, const Settings& settings);
+  // For a server that is destroyed without ever having been started.
+  void Close();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  const std::string& task() const { return task_; }
+  const Settings& settings() const { return settings_; }
+  rdt_device* device() const { return device_; }
+  MailboxTable& mailboxes() { return mailboxes_; }
+
+  // The part of a full device name before "/device:".
+  static absl::string_view TaskOf(absl::string_view device_name);
+  // The peer that owns this device, made on first use. Valid as long as the endpoint.
+  SourcePeer* Source(absl::string_view device_name);
+  DestinationLink* Destination(absl::string_view device_name);
+  DestinationLink* DestinationTask(absl::string_view task);
+  std::vector<DestinationLink*> Destinations();
+
+  // Tells the receiver to fetch `key` by RecvTensor, and counts why.
+  void Refer(const std::shared_ptr<Channel>& channel, int64_t step_id, absl::string_view key,
+             const char* reason);
+  // Gives `waiter` its tensor, by RPC if the arrival is a referral.
+  static void Complete(Waiter* waiter, absl::string_view key, const Arrival& arrival);
+
+ private:
+  Endpoint(std::string task, const Settings& settings);
+  ~Endpoint();
+  absl::Status OpenDevice();
+
+  // The core's handlers, on the progress thread.
+  static void OnNotify(void* context, rdt_channel* handle, uint64_t immediate, const void* data,
+                       size_t size);
+  static void OnConnect(void* context, rdt_channel* handle);
+  static void OnDown(void* context, rdt_channel* handle, rdt_status why);
+  static void OnReleased(void* context, rdt_channel* handle);
+  // False: the peer broke the protocol.
+  bool Handle(Channel* channel, uint64_t immediate, const char* data, size_t size);
+  bool HandleTensor(Channel* channel, const char* data, size_t size);
+  bool HandleReferral(Channel* channel, const char* data, size_t size);
+  bool HandleAbort(Channel* channel, const char* data, size_t size);
+  bool HandleReady(Channel* channel, const char* data, size_t size);
+  std::shared_ptr<Mailbox> MailboxFor(Channel* channel, int64_t step_id);
+  void Deliver(Channel* channel, int64_t step_id, absl::string_view key, Arrival arrival);
+
+  const std::string task_;
+  const Settings settings_;
+  rdt_device* device_ = nullptr;
+  MailboxTable mailboxes_;
+  std::shared_mutex peers_mutex_;
+  absl::flat_hash_map<std::string, std::unique_ptr<SourcePeer>> sources_;
+  absl::flat_hash_map<std::string, std::unique_ptr<DestinationLink>> destinations_;
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_ENDPOINT_H_

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sender's view of one task that receives from it: the channel that the task opened, if it did,
+// and the tensors that were produced before it was known how they will be fetched.
+#ifndef RDMATENSOR_TENSORFLOW_LINKS_H_
+#define RDMATENSOR_TENSORFLOW_LINKS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "channel.h"
+#include "tensorflow/core/framework/rendezvous.h"
+#include "tsl/platform/refcount.h"
+
+namespace rdmatensor {
+
+class Endpoint;
+class RdmaRendezvous;
+
+// A tensor whose receiver has not shown yet whether it fetches (RPC) or takes pushes (channel).
+struct PendingSend {
+  PendingSend();
+  PendingSend(PendingSend&&) noexcept;
+  PendingSend& operator=(PendingSend&&) noexcept;
+  ~PendingSend();
+
+  tensorflow::Rendezvous::ParsedKey key;
+  tensorflow::AllocatorAttributes attributes;
+  tensorflow::Tensor tensor;
+  bool is_dead = false;
+  uint64_t bytes = 0;
+  // Set when the tensor cannot be pushed and lies in the local rendezvous already: why.
+  const char* refer_reason = nullptr;
+  // As in stock TensorFlow, an unclaimed tensor keeps its rendezvous.
+  tsl::core::RefCountPtr<RdmaRendezvous> rendezvous;
+};
+
+// Thread-safe. Lives as long as its endpoint.
+class DestinationLink {
+ public:
+  DestinationLink(Endpoint* endpoint, std::string task, std::chrono::seconds ttl);
+
+  const std::string& task() const { return task_; }
+
+  enum class Route {
+    kPush,     // through `channel`
+    kPulled,   // the receiver asked by RPC: the local rendezvous takes it
+    kPending,  // kept
+  };
+  // Decides about one tensor. `make_pending` is called, under the lock, only for kPending.
+  template <typename MakePending>
+  Route Offer(int64_t step_id, absl::string_view key, const MakePending& make_pending,
+              std::shared_ptr<Channel>* channel) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!steps_.empty()) {
+      auto step = steps_.find(step_id);
+      if (step != steps_.end() && Take(&step->second.pulled, key)) return Route::kPulled;
+    }
+    if (channel_ != nullptr) {
+      RecordStepLocked(step_id);
+      *channel = channel_;
+      return Route::kPush;
+    }
+    StepLocked(step_id).pending[key].push_back(make_pending());
+    return Route::kPending;
+  }
+
+  // The receiver asked for `key` by RPC. True if it was pending: the caller puts it into the local
+  // rendezvous. Otherwise it is remembered for Offer. An error if the tensor may have been pushed
+  // down a channel that was lost.
+  absl::StatusOr<bool> OnPull(int64_t step_id, absl::string_view key, PendingSend* pending);
+
+  // The receiver is told to ask for `key` by RPC; its request is then no news for Offer.
+  void ExpectPull(int64_t step_id, absl::string_view key);
+
+  // Progress thread: the receiver is ready on `channel`. What was pending is pushed in the background.
+  void Attach(std::shared_ptr<Channel> channel);
+  void OnDown(Channel* channel);
+
+  // The step is over here: its tensors are dropped.
+  void DropStep(int64_t step_id);
+  // The step failed here: tells the receiver.
+  void SendAbort(int64_t step_id, const absl::Status& status);
+
+ private:
+  struct Step {
+    std::chrono::steady_clock::time_point created = std::chrono::steady_clock::now();
+    // By key; nearly always one each, TensorFlow allows more.
+    absl::flat_hash_map<std::string, std::vector<PendingSend>> pending;
+    absl::flat_hash_map<std::string, int> pulled;
+    absl::flat_hash_map<std::string, int> referred;
+  };
+  using Counts = absl::flat_hash_map<std::string, int>;
+  // Takes one of `key`; false if there is none.
+  static bool Take(Counts* counts, absl::string_view key);
+  struct Failure {
+    int64_t step_id;
+    absl::Status status;
+  };
+  Step& StepLocked(int64_t step_id);
+  void RecordStepLocked(int64_t step_id);
+  void AnnounceLocked(int64_t step_id, const absl::Status& status);
+  void PushPending(std::vector<PendingSend> pending, const std::shared_ptr<Channel>& channel);
+
+  Endpoint* const endpoint_;
+  const std::string task_;
+  const std::chrono::seconds ttl_;
+  std::mutex mutex_;
+  std::shared_ptr<Channel> channel_;
+  absl::flat_hash_map<int64_t, Step> steps_;
+  std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
+  // The steps pushed lately: when the channel is lost, what they pushed may be lost with it.
+  int64_t last_step_ = -1;
+  absl::flat_hash_set<int64_t> recent_;
+  std::deque<int64_t> recent_order_;
+  absl::flat_hash_set<int64_t> lost_;
+  std::deque<int64_t> lost_order_;
+  // What a receiver that connects must be told first: lost steps and steps that failed here.
+  std::deque<Failure> announcements_;
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_LINKS_H_

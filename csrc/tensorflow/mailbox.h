@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where pushed tensors and the receives that want them meet: one mailbox per step. Either may come
+// first. A receive ends exactly once: with its tensor, with the failure of the peer that should have
+// sent it, with the step's abort, or with its own cancellation.
+//
+// (TensorFlow's own local rendezvous is not used for this: it cannot fail the receives of one peer
+// only, and it keeps every aborted instance for ever.)
+#ifndef RDMATENSOR_TENSORFLOW_MAILBOX_H_
+#define RDMATENSOR_TENSORFLOW_MAILBOX_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/rendezvous.h"
+
+namespace rdmatensor {
+
+class SourcePeer;
+class RdmaRendezvous;
+
+struct Arrival {
+  tensorflow::Tensor tensor;
+  bool is_dead = false;
+  bool is_referral = false;  // no tensor: fetch it by RecvTensor
+};
+
+struct Waiter {
+  tensorflow::Rendezvous::DoneCallback done;
+  tensorflow::Rendezvous::Args args;
+  uint64_t source_incarnation = 0;
+  SourcePeer* source = nullptr;
+  // Kept alive by `done`, as TensorFlow's base class arranges.
+  RdmaRendezvous* rendezvous = nullptr;
+
+  void Fail(const absl::Status& status) const;
+};
+
+// Thread-safe. Callbacks run without its lock.
+class Mailbox : public std::enable_shared_from_this<Mailbox> {
+ public:
+  using KeyedWaiter = std::pair<std::string, Waiter>;
+  enum class Outcome { kArrived, kWaiting, kFailed };
+
+  explicit Mailbox(int64_t step_id)
+      : step_id_(step_id), created_(std::chrono::steady_clock::now()) {}
+
+  // kArrived: `arrival` is what was there. kWaiting: `waiter` was stored; it and everything it keeps
+  // alive may already be gone. kFailed: `status` says why, `waiter` was not touched.
+  Outcome Receive(absl::string_view key, Waiter* waiter, Arrival* arrival, absl::Status* status);
+  // True if a receive waited: `waiter` is the caller's to complete, `arrival` untouched. Otherwise
+  // the arrival is stored, or dropped when the step was aborted.
+  bool Deliver(absl::string_view key, Arrival* arrival, Waiter* waiter);
+
+  // Fails what waits, drops what arrived, and lets the same happen to everything that follows.
+  void Abort(const absl::Status& status);
+  // Takes out the waiters for which `wanted` holds.
+  std::vector<KeyedWaiter> Extract(const std::function<bool(const Waiter&)>& wanted);
+
+  bool IsEmpty();
+  int64_t step_id() const { return step_id_; }
+  std::chrono::steady_clock::time_point created() const { return created_; }
+  int attached = 0;  // rendezvous objects that use it; guarded by MailboxTable
+
+ private:
+  struct Slot {
+    // Nearly always one of either; TensorFlow allows more under the same key.
+    absl::InlinedVector<Arrival, 1> arrivals;
+    absl::InlinedVector<Waiter, 1> waiters;
+  };
+  // One callback serves all waiters of a cancellation manager, and goes before the last of them ends:
+  // the manager may not outlive that.
+  struct Cancellation {
+    tensorflow::CancellationToken token;
+    int waiters;
+  };
+  bool RegisterLocked(tensorflow::CancellationManager* manager);
+  void DeregisterLocked(tensorflow::CancellationManager* manager);
+  void Cancel(tensorflow::CancellationManager* manager);
+
+  const int64_t step_id_;
+  const std::chrono::steady_clock::time_point created_;
+  std::mutex mutex_;
+  absl::Status aborted_;
+  absl::flat_hash_map<std::string, Slot> slots_;
+  absl::flat_hash_map<tensorflow::CancellationManager*, Cancellation> cancellations_;
+};
+
+// The mailboxes of a server. Messages may come before their step is known here, or long after it was
+// cleaned up: the last steps that were cleaned up are remembered so that their late messages are
+// dropped. Mailboxes that no local step ever used are dropped after `ttl`.
+class MailboxTable {
+ public:
+  explicit MailboxTable(std::chrono::seconds ttl) : ttl_(ttl) {}
+
+  // For a local rendezvous; pair it with Detach.
+  std::shared_ptr<Mailbox> Attach(int64_t step_id);
+  void Detach(const std::shared_ptr<Mailbox>& mailbox);
+  // For a message; nullptr if the step was cleaned up.
+  std::shared_ptr<Mailbox> ForMessage(int64_t step_id);
+  // nullptr if the step has none.
+  std::shared_ptr<Mailbox> Find(int64_t step_id);
+  // The step is over; drops its mailbox.
+  void Remove(int64_t step_id, const absl::Status& status);
+  bool WasRemoved(int64_t step_id);
+  std::vector<std::shared_ptr<Mailbox>> All();
+
+ private:
+  void SweepLocked(std::vector<std::shared_ptr<Mailbox>>* dropped);
+
+  const std::chrono::seconds ttl_;
+  std::mutex mutex_;
+  absl::flat_hash_map<int64_t, std::shared_ptr<Mailbox>> mailboxes_;
+  absl::flat_hash_set<int64_t> removed_;
+  std::deque<int64_t> removed_order_;
+  std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_MAILBOX_H_

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "message.h"
+
+#include <cstring>
+#include <type_traits>
+
+namespace rdmatensor {
+namespace {
+
+constexpr size_t kMaxDims = 254;  // TensorShape's own limit
+constexpr uint32_t kMaxIncarnations = 4096;
+
+class Writer {
+ public:
+  explicit Writer(char* out) : out_(out) {}
+  template <typename T>
+  void Put(T value) {
+    static_assert(std::is_integral<T>::value, "integers only");
+    std::memcpy(out_, &value, sizeof value);
+    out_ += sizeof value;
+  }
+  void PutBytes(const char* data, size_t size) {
+    if (size != 0) std::memcpy(out_, data, size);
+    out_ += size;
+  }
+
+ private:
+  char* out_;
+};
+
+class Reader {
+ public:
+  Reader(const char* data, size_t size) : data_(data), left_(size) {}
+  template <typename T>
+  bool Get(T* value) {
+    if (left_ < sizeof *value) return false;
+    std::memcpy(value, data_, sizeof *value);
+    Skip(sizeof *value);
+    return true;
+  }
+  bool GetText(uint64_t size, absl::string_view* text) {
+    if (left_ < size) return false;
+    *text = absl::string_view(data_, size);
+    Skip(size);
+    return true;
+  }
+  const char* position() const { return data_; }
+  size_t left() const { return left_; }
+
+ private:
+  void Skip(size_t size) {
+    data_ += size;
+    left_ -= size;
+  }
+  const char* data_;
+  size_t left_;
+};
+
+constexpr size_t kTensorFixedSize =
+    sizeof(int64_t) + sizeof(int32_t) + 2 * sizeof(uint8_t) + sizeof(uint32_t) + sizeof(uint64_t);
+
+}  // namespace
+
+size_t EncodedSize(const TensorMessage& message) {
+  const bool in_line = message.flags & TensorMessage::kInline;
+  return kTensorFixedSize + message.dims.size() * sizeof(int64_t) + message.key.size() +
+         (in_line ? message.bytes : 2 * sizeof(uint64_t));
+}
+
+void Encode(const TensorMessage& message, char* out) {
+  Writer writer(out);
+  writer.Put(message.step_id);
+  writer.Put(message.dtype);
+  writer.Put(message.flags);
+  writer.Put(static_cast<uint8_t>(message.dims.size()));
+  writer.Put(static_cast<uint32_t>(message.key.size()));
+  writer.Put(message.bytes);
+  for (int64_t dim : message.dims) writer.Put(dim);
+  writer.PutBytes(message.key.data(), message.key.size());
+  if (message.flags & TensorMessage::kInline) {
+    writer.PutBytes(message.payload, message.bytes);
+  } else {
+    writer.Put(message.offset);
+    writer.Put(message.lend_id);
+  }
+}
+
+bool Parse(const char* data, size_t size, TensorMessage* out) {
+  Reader reader(data, size);
+  uint8_t dims = 0;
+  uint32_t key_size = 0;
+  if (!reader.Get(&out->step_id) || !reader.Get(&out->dtype) || !reader.Get(&out->flags) ||
+      !reader.Get(&dims) || !reader.Get(&key_size) || !reader.Get(&out->bytes)) {
+    return false;
+  }
+  if ((out->flags & ~TensorMessage::kAllFlags) != 0 || dims > kMaxDims) return false;
+  out->dims.resize(dims);
+  for (int64_t& dim : out->dims) {
+    if (!reader.Get(&dim)) return false;
+  }
+  if (!reader.GetText(key_size, &out->key)) return false;
+  if (out->flags & TensorMessage::kInline) {
+    out->payload = reader.position();
+    return reader.left() == out->bytes;
+  }
+  return reader.Get(&out->offset) && reader.Get(&out->lend_id) && reader.left() == 0;
+}
+
+size_t EncodedSize(const StepMessage& message) {
+  return sizeof message.step_id + sizeof message.code + sizeof message.derived +
+         message.text.size();
+}
+
+void Encode(const StepMessage& message, char* out) {
+  Writer writer(out);
+  writer.Put(message.step_id);
+  writer.Put(message.code);
+  writer.Put(message.derived);
+  writer.PutBytes(message.text.data(), message.text.size());
+}
+
+bool Parse(const char* data, size_t size, StepMessage* out) {
+  Reader reader(data, size);
+  return reader.Get(&out->step_id) && reader.Get(&out->code) && reader.Get(&out->derived) &&
+         reader.GetText(reader.left(), &out->text);
+}
+
+size_t EncodedSize(const ReadyMessage& message) {
+  return sizeof message.version + message.task.size();
+}
+
+void Encode(const ReadyMessage& message, char* out) {
+  Writer writer(out);
+  writer.Put(message.version);
+  writer.PutBytes(message.task.data(), message.task.size());
+}
+
+bool Parse(const char* data, size_t size, ReadyMessage* out) {
+  Reader reader(data, size);
+  return reader.Get(&out->version) && reader.GetText(reader.left(), &out->task);
+}
+
+std::string Encode(const AddressAnswer& answer) {
+  std::string out(3 * sizeof(uint32_t) + sizeof(uint32_t) + answer.address.size() +
+                      answer.device_name.size() + answer.incarnations.size() * sizeof(uint64_t),
+                  '\0');
+  Writer writer(&out[0]);
+  writer.Put(answer.version);
+  writer.Put(static_cast<uint32_t>(answer.address.size()));
+  writer.Put(static_cast<uint32_t>(answer.device_name.size()));
+  writer.Put(static_cast<uint32_t>(answer.incarnations.size()));
+  writer.PutBytes(answer.address.data(), answer.address.size());
+  writer.PutBytes(answer.device_name.data(), answer.device_name.size());
+  for (uint64_t incarnation : answer.incarnations) writer.Put(incarnation);
+  return out;
+}
+
+bool Parse(absl::string_view data, AddressAnswer* out) {
+  Reader reader(data.data(), data.size());
+  uint32_t address_size = 0, name_size = 0, count = 0;
+  absl::string_view address, name;
+  // A later version may append fields: the version is all that is read of it.
+  if (!reader.Get(&out->version)) return false;
+  if (out->version != kProtocolVersion) return true;
+  if (!reader.Get(&address_size) || !reader.Get(&name_size) || !reader.Get(&count) ||
+      count > kMaxIncarnations || !reader.GetText(address_size, &address) ||
+      !reader.GetText(name_size, &name)) {
+    return false;
+  }
+  out->address = std::string(address);
+  out->device_name = std::string(name);
+  out->incarnations.resize(count);
+  for (uint64_t& incarnation : out->incarnations) {
+    if (!reader.Get(&incarnation)) return false;
+  }
+  return reader.left() == 0;
+}
+
+}  // namespace rdmatensor

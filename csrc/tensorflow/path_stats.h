@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Counts, per process, by which path tensors left and arrived, and why some went by RPC.
+// rdmatensor.tensorflow.stats() reads it through the two C functions at the end.
+#ifndef RDMATENSOR_TENSORFLOW_PATH_STATS_H_
+#define RDMATENSOR_TENSORFLOW_PATH_STATS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace rdmatensor {
+
+enum class Path { kInline, kDynamic, kBounce, kRpc };
+inline constexpr int kPathCount = 4;
+
+// All functions may be called from any thread.
+void CountSent(Path path, uint64_t bytes);
+void CountReceived(Path path, uint64_t bytes);
+// One tensor that was offered to a peer by RPC instead of a push, for `reason`.
+void CountRpcReason(absl::string_view reason);
+
+enum class Direction { kReceive, kSend };
+// The transport now used from (kReceive) or to (kSend) `task`, and why that one. Logged at INFO, or
+// at WARN when `degraded`: something that the user asked for is not in force.
+void RecordPeer(Direction direction, absl::string_view task, absl::string_view transport,
+                absl::string_view why, bool degraded);
+
+std::string StatsAsJson();
+void ResetStats();
+
+}  // namespace rdmatensor
+
+extern "C" {
+// Writes the statistics as JSON with a terminating zero if `size` allows; returns the size needed.
+__attribute__((visibility("default"))) size_t rdt_tf_stats_json(char* out, size_t size);
+// Sets counters to zero; peers and the arena's present use stay.
+__attribute__((visibility("default"))) void rdt_tf_stats_reset(void);
+}
+
+#endif  // RDMATENSOR_TENSORFLOW_PATH_STATS_H_

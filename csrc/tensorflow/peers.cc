@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "peers.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "endpoint.h"
+#include "path_stats.h"
+#include "rendezvous.h"
+#include "tensorflow/core/distributed_runtime/call_options.h"
+#include "tensorflow/core/distributed_runtime/request_id.h"
+#include "tensorflow/core/distributed_runtime/worker_interface.h"
+#include "tensorflow/core/protobuf/worker.pb.h"
+#include "xla/tsl/platform/env.h"
+
+namespace rdmatensor {
+namespace {
+
+constexpr size_t kRememberedSteps = 1024;
+
+}  // namespace
+
+// One RecvBuf call that asks a peer where its device is.
+struct SourcePeer::AddressCall {
+  tensorflow::CallOptions options;
+  tensorflow::RecvBufRequest request;
+  tensorflow::RecvBufResponse response;
+  std::shared_ptr<tensorflow::WorkerCacheInterface> workers;
+  tensorflow::WorkerInterface* worker = nullptr;
+  uint64_t incarnation = 0;
+};
+
+SourcePeer::SourcePeer(Endpoint* endpoint, std::string task)
+    : endpoint_(endpoint), task_(std::move(task)) {}
+
+SourcePeer::Route SourcePeer::RouteFor(uint64_t incarnation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (mode_ == Mode::kReady && incarnations_.contains(incarnation)) return Route::kWait;
+  if (rpc_incarnations_.contains(incarnation)) return Route::kRpc;
+  return asking_ ? Route::kWait : Route::kConnect;
+}
+
+absl::Status SourcePeer::StepStatus(int64_t step_id) {
+  if (!any_step_failed_.load(std::memory_order_acquire)) return absl::OkStatus();
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = failed_steps_.find(step_id);
+  return found == failed_steps_.end() ? absl::OkStatus() : found->second;
+}
+
+void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
+                                  uint64_t incarnation) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (asking_) return;
+    asking_ = true;
+    if (mode_ == Mode::kIdle) mode_ = Mode::kConnecting;
+  }
+  tsl::Env::Default()->SchedClosure([this, workers = std::move(workers), incarnation]() mutable {
+    AskAddress(std::move(workers), incarnation);
+  });
+}
+
+void SourcePeer::AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
+                            uint64_t incarnation) {
+  auto call = std::make_unique<AddressCall>();
+  call->workers = std::move(workers);
+  call->incarnation = incarnation;
+  call->worker = call->workers != nullptr ? call->workers->GetOrCreateWorker(task_) : nullptr;
+  if (call->worker == nullptr) {
+    BecomeUnavailable(
+        absl::UnavailableError(absl::StrCat("rdmatensor: no worker known as ", task_)));
+    return;
+  }
+  call->options.SetTimeout(endpoint_->settings().connect_timeout_ms);
+  call->request.set_request_id(tensorflow::GetUniqueRequestId());
+  call->request.set_buf_rendezvous_key(kAddressKey);
+  // No such device: a server without the plugin answers with an error at once.
+  call->request.set_src_device(kAddressKey);
+  call->request.set_dst_device(endpoint_->task());
+  call->request.mutable_transport_options()->set_type_url(kAddressKey);
+  AddressCall* raw = call.release();
+  raw->worker->RecvBufAsync(
+      &raw->options, &raw->request, &raw->response, [this, raw](const absl::Status& status) {
+        // What follows blocks, and this thread belongs to TensorFlow's RPC.
+        tsl::Env::Default()->SchedClosure([this, raw, status] { OnAddress(raw, status); });
+      });
+}
+
+void SourcePeer::OnAddress(AddressCall* raw, const absl::Status& status) {
+  std::unique_ptr<AddressCall> call(raw);
+  call->workers->ReleaseWorker(task_, call->worker);
+  if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
+    BecomeUnavailable(absl::UnavailableError(
+        absl::StrCat("rdmatensor: ", task_, " does not answer: ", status.message())));
+    return;
+  }
+  AddressAnswer answer;
+  if (absl::IsDeadlineExceeded(status)) {
+    BecomeUnreachable(
+        absl::StrCat("it did not answer within ", endpoint_->settings().connect_timeout_ms, " ms"),
+        call->incarnation);
+  } else if (!status.ok() || call->response.transport_options().type_url() != kAddressKey) {
+    BecomeUnreachable(
+        "its server has no grpc+rdma (stock protocol, or the plugin is not loaded there)",
+        call->incarnation);
+  } else if (!Parse(call->response.transport_options().value(), &answer)) {
+    BecomeUnreachable("its answer is malformed", call->incarnation);
+  } else if (answer.version != kProtocolVersion) {
+    BecomeUnreachable(
+        absl::StrCat("it speaks version ", answer.version, " of the tensor protocol, ",
+                     "this process version ", kProtocolVersion),
+        call->incarnation);
+  } else if (answer.address.empty()) {
+    BecomeUnreachable("its server could not open a device", call->incarnation);
+  } else {
+    Connect(answer, call->incarnation);
+  }
+}
+
+bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation) {
+  std::shared_ptr<Channel> outlived;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    bool known_rpc = false, behind_channel = mode_ == Mode::kReady, wanted = false;
+    for (uint64_t each : answer.incarnations) {
+      known_rpc |= rpc_incarnations_.contains(each);
+      behind_channel &= incarnations_.contains(each);
+      wanted |= each == incarnation;
+    }
+    // The process that was asked for is gone.
+    if (!wanted) rpc_incarnations_.insert(incarnation);
+    if (known_rpc) rpc_incarnations_.insert(answer.incarnations.begin(), answer.incarnations.end());
+    if (known_rpc || behind_channel) {
+      asking_ = false;
+      if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
+      epoch_.fetch_add(1, std::memory_order_acq_rel);
+      return true;
+    }
+    // The task was restarted, and its old channel has not gone down yet.
+    outlived = std::move(channel_);
+    channel_.reset();
+    incarnations_.clear();
+    mode_ = Mode::kConnecting;
+  }
+  if (outlived != nullptr) outlived->Close();
+  return false;
+}
+
+void SourcePeer::Connect(const AddressAnswer& answer, uint64_t incarnation) {
+  if (KeepsPresentState(answer, incarnation)) {
+    SettleAll();
+    return;
+  }
+  std::shared_ptr<Channel> channel;
+  const absl::Status status = TryConnect(answer, &channel);
+  if (status.ok()) {
+    BecomeReady(std::move(channel), answer);
+  } else {
+    if (channel != nullptr) channel->Close();
+    BecomeUnreachable(std::string(status.message()), incarnation, answer.incarnations);
+  }
+}
+
+absl::Status SourcePeer::TryConnect(const AddressAnswer& answer,
+                                    std::shared_ptr<Channel>* channel) {
+  const int timeout_ms = endpoint_->settings().connect_timeout_ms;
+  rdt_channel* handle = nullptr;
+  if (rdt_device_connect(endpoint_->device(), answer.address.c_str(), timeout_ms, &handle) !=
+      RDT_OK) {
+    return absl::UnavailableError(rdt_last_error());
+  }
+  *channel = Channel::Adopt(handle);
+  if ((*channel)->peer_name() != answer.device_name) {
+    return absl::UnavailableError(absl::StrCat(answer.address, " is ", (*channel)->peer_name(),
+                                               " as seen from here, not ", answer.device_name,
+                                               " (is the task on another machine?)"));
+  }
+  return (*channel)->OpenArena(timeout_ms);
+}
+
+void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    mode_ = Mode::kReady;
+    asking_ = false;
+    channel_ = channel;
+    incarnations_.clear();
+    incarnations_.insert(answer.incarnations.begin(), answer.incarnations.end());
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  channel->source.store(this);
+  RecordPeer(Direction::kReceive, task_, channel->transport(),
+             "its device answered on this transport", false);
+  ReadyMessage ready;
+  ready.task = endpoint_->task();
+  const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReady), ready);
+  // The channel may have gone down before it knew whose it is.
+  if (!sent.ok() || !channel->IsUp()) OnDown(channel.get(), RDT_ERR_CONNECTION_LOST);
+  SettleAll();
+}
+
+void SourcePeer::BecomeUnavailable(const absl::Status& status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    asking_ = false;
+    if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  FailAll(status);
+}
+
+void SourcePeer::BecomeUnreachable(const std::string& why, uint64_t incarnation,
+                                   const std::vector<uint64_t>& others) {
+  if (endpoint_->settings().policy == Policy::kRdma) {
+    const std::string text =
+        absl::StrCat("rdmatensor: no channel to ", task_, " and RDMATENSOR_POLICY is rdma: ", why);
+    RecordPeer(Direction::kReceive, task_, "none", why, true);
+    BecomeUnavailable(absl::FailedPreconditionError(text));
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    asking_ = false;
+    if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
+    rpc_incarnations_.insert(incarnation);
+    rpc_incarnations_.insert(others.begin(), others.end());
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  RecordPeer(Direction::kReceive, task_, "grpc", why, true);
+  SettleAll();
+}
+
+void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
+  if (absl::Status failed = StepStatus(mailbox->step_id()); !failed.ok()) {
+    for (auto& [key, waiter] :
+         mailbox->Extract([this](const Waiter& w) { return w.source == this; })) {
+      waiter.Fail(failed);
+    }
+    return;
+  }
+  std::vector<std::pair<std::shared_ptr<tensorflow::WorkerCacheInterface>, uint64_t>> reconnect;
+  auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
+    if (waiter.source != this) return false;
+    const Route route = RouteFor(waiter.source_incarnation);
+    if (route == Route::kConnect) {
+      reconnect.emplace_back(waiter.rendezvous->workers(), waiter.source_incarnation);
+    }
+    return route == Route::kRpc;
+  });
+  for (auto& [workers, incarnation] : reconnect) EnsureConnecting(workers, incarnation);
+  for (auto& [key, waiter] : by_rpc) {
+    waiter.rendezvous->ReceiveByRpc(key, waiter.args, std::move(waiter.done));
+  }
+}
+
+void SourcePeer::SettleAll() {
+  for (const std::shared_ptr<Mailbox>& mailbox : endpoint_->mailboxes().All()) Settle(mailbox);
+}
+
+void SourcePeer::FailAll(const absl::Status& status) {
+  for (const std::shared_ptr<Mailbox>& mailbox : endpoint_->mailboxes().All()) {
+    for (auto& [key, waiter] :
+         mailbox->Extract([this](const Waiter& w) { return w.source == this; })) {
+      waiter.Fail(status);
+    }
+  }
+}
+
+void SourcePeer::OnStepAbort(int64_t step_id, const absl::Status& status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (failed_steps_.emplace(step_id, status).second) failed_order_.push_back(step_id);
+    if (failed_order_.size() > kRememberedSteps) {
+      failed_steps_.erase(failed_order_.front());
+      failed_order_.pop_front();
+    }
+    any_step_failed_.store(true, std::memory_order_release);
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  if (std::shared_ptr<Mailbox> mailbox = endpoint_->mailboxes().Find(step_id)) Settle(mailbox);
+}
+
+void SourcePeer::OnDown(Channel* channel, rdt_status why) {
+  std::shared_ptr<Channel> lost;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return;
+    lost = std::move(channel_);
+    channel_.reset();
+    mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
+    incarnations_.clear();
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  FailAll(absl::UnavailableError(
+      absl::StrCat("rdmatensor: the connection to ", task_, " was lost: ", rdt_status_name(why))));
+}
+
+}  // namespace rdmatensor

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The receiver's view of one task that sends to it: no channel, connecting, or ready; and which of its
+// incarnations are left to TensorFlow's RPC.
+#ifndef RDMATENSOR_TENSORFLOW_PEERS_H_
+#define RDMATENSOR_TENSORFLOW_PEERS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "channel.h"
+#include "mailbox.h"
+#include "message.h"
+#include "tensorflow/core/distributed_runtime/worker_cache.h"
+
+namespace rdmatensor {
+
+class Endpoint;
+
+// Thread-safe. Lives as long as its endpoint.
+//
+// Every change of state raises `epoch`. A receive reads the epoch before it puts its waiter into the
+// mailbox and compares it after: either the change saw the waiter, or the receive sees the change and
+// calls Settle. So no waiter is left behind.
+class SourcePeer {
+ public:
+  enum class Mode { kIdle, kConnecting, kReady };
+
+  SourcePeer(Endpoint* endpoint, std::string task);
+
+  const std::string& task() const { return task_; }
+  uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+
+  // How a receive of a tensor from the device with `incarnation` goes on: wait in the mailbox, also
+  // ask the peer where it is (EnsureConnecting), or take TensorFlow's RPC.
+  //
+  // A process that is sent pushes must never be asked by RPC as well, except for what it referred:
+  // the push and the request could pass each other. So RPC is for processes that never got a READY
+  // from here, and for incarnations that are known to be gone, which the RPC answers with the error
+  // that TensorFlow users know.
+  enum class Route { kWait, kConnect, kRpc };
+  Route RouteFor(uint64_t incarnation);
+  // Fails if the peer said that nothing more will come for this step.
+  absl::Status StepStatus(int64_t step_id);
+
+  // Asks the peer for its address, and connects if it is not the process that the channel leads to,
+  // unless that is being done. Returns at once; never fails.
+  void EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
+                        uint64_t incarnation);
+  // Brings the waiters of `mailbox` in line with the present state.
+  void Settle(const std::shared_ptr<Mailbox>& mailbox);
+
+  // Events from the channel, on the progress thread.
+  void OnStepAbort(int64_t step_id, const absl::Status& status);
+  void OnDown(Channel* channel, rdt_status why);
+
+ private:
+  struct AddressCall;
+  void AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers, uint64_t incarnation);
+  void OnAddress(AddressCall* call, const absl::Status& status);
+  void Connect(const AddressAnswer& answer, uint64_t incarnation);
+  absl::Status TryConnect(const AddressAnswer& answer, std::shared_ptr<Channel>* channel);
+  // Ends of connecting.
+  void BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer);
+  bool KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation);
+  void BecomeUnavailable(const absl::Status& status);
+  void BecomeUnreachable(const std::string& why, uint64_t incarnation,
+                         const std::vector<uint64_t>& others = {});
+  void SettleAll();
+  void FailAll(const absl::Status& status);
+
+  Endpoint* const endpoint_;
+  const std::string task_;
+  std::atomic<uint64_t> epoch_{0};
+  std::atomic<bool> any_step_failed_{false};
+
+  std::mutex mutex_;
+  Mode mode_ = Mode::kIdle;
+  std::shared_ptr<Channel> channel_;  // kReady
+  bool asking_ = false;
+  absl::flat_hash_set<uint64_t> incarnations_;      // kReady: devices behind the channel
+  absl::flat_hash_set<uint64_t> rpc_incarnations_;  // devices that are unreachable or gone
+  absl::flat_hash_map<int64_t, absl::Status> failed_steps_;
+  std::deque<int64_t> failed_order_;
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_PEERS_H_

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "arena.h"
+#include "message.h"
+#include "path_stats.h"
+#include "ref_variables.h"
+#include "tensorflow/core/common_runtime/dma_helper.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/util/device_name_utils.h"
+
+namespace rdmatensor {
+namespace {
+
+using tensorflow::Tensor;
+
+constexpr char kReasonArenaFull[] = "arena full";
+// Its server is stock, or no channel came about: the peer's line in the statistics says which.
+constexpr char kReasonFetched[] = "fetched by the receiver";
+
+void CountFetched(uint64_t bytes, const char* reason) {
+  CountSent(Path::kRpc, bytes);
+  CountRpcReason(reason != nullptr ? reason : kReasonFetched);
+}
+
+TensorMessage Describe(int64_t step_id, absl::string_view key, const Tensor& tensor) {
+  TensorMessage message;
+  message.step_id = step_id;
+  message.key = key;
+  message.dtype = tensor.dtype();
+  for (int i = 0; i < tensor.dims(); ++i) message.dims.push_back(tensor.dim_size(i));
+  message.bytes = tensor.TotalBytes();
+  return message;
+}
+
+}  // namespace
+
+RdmaRendezvous::RdmaRendezvous(const tensorflow::WorkerEnv* env, int64_t step_id,
+                               Endpoint* endpoint, RpcRendezvousFactory* rpc_factory)
+    : BaseRemoteRendezvous(env, step_id),
+      endpoint_(endpoint),
+      rpc_factory_(rpc_factory),
+      mailbox_(endpoint->mailboxes().Attach(step_id)) {}
+
+RdmaRendezvous::~RdmaRendezvous() { endpoint_->mailboxes().Detach(mailbox_); }
+
+std::shared_ptr<tensorflow::WorkerCacheInterface> RdmaRendezvous::workers() {
+  tensorflow::WorkerSession* const worker_session = session();
+  return worker_session != nullptr ? worker_session->GetSharedWorkerCache() : nullptr;
+}
+
+const char* RdmaRendezvous::WhyNotPushable(const ParsedKey& key, const Tensor& tensor) {
+  if (key.src.type != "CPU" || key.dst.type != "CPU") return "device memory";
+  switch (tensor.dtype()) {
+    case tensorflow::DT_STRING:
+      return "string";
+    case tensorflow::DT_VARIANT:
+      return "variant";
+    case tensorflow::DT_RESOURCE:
+      return "resource";
+    default:
+      return tensorflow::DataTypeCanUseMemcpy(tensor.dtype()) ? nullptr : "type";
+  }
+}
+
+absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const Tensor& tensor,
+                                  bool is_dead) {
+  // An empty source is TensorFlow's way to say "this worker".
+  if (aborted_.load(std::memory_order_acquire) ||
+      !tensorflow::DeviceNameUtils::HasSomeDetails(key.src) ||
+      tensorflow::DeviceNameUtils::IsSameAddressSpace(key.src, key.dst)) {
+    return SendLocal(key, args, tensor, is_dead);
+  }
+  DestinationLink* const link = endpoint_->Destination(key.dst_device);
+  std::shared_ptr<Channel> channel;
+  bool local = false;
+  const auto route = link->Offer(
+      step_id_, key.FullKey(),
+      [&] {
+        PendingSend pending;
+        pending.key = key;
+        pending.rendezvous = tsl::core::GetNewRef(this);
+        pending.refer_reason = is_dead ? nullptr : WhyNotPushable(key, tensor);
+        pending.bytes = tensor.TotalBytes();
+        local = pending.refer_reason != nullptr;
+        if (!local) {
+          pending.attributes = args.alloc_attrs;
+          pending.tensor = tensor;
+          pending.is_dead = is_dead;
+        }
+        return pending;
+      },
+      &channel);
+  switch (route) {
+    case DestinationLink::Route::kPush:
+      Push(channel, key, args, tensor, is_dead);
+      return absl::OkStatus();
+    case DestinationLink::Route::kPulled:
+      CountFetched(tensor.TotalBytes(), is_dead ? nullptr : WhyNotPushable(key, tensor));
+      return SendLocal(key, args, tensor, is_dead);
+    case DestinationLink::Route::kPending:
+      break;
+  }
+  return local ? SendLocal(key, args, tensor, is_dead) : absl::OkStatus();
+}
+
+void RdmaRendezvous::Push(const std::shared_ptr<Channel>& channel, const ParsedKey& key,
+                          const Args& args, const Tensor& tensor, bool is_dead) {
+  if (is_dead) {
+    TensorMessage message;
+    message.step_id = step_id_;
+    message.key = key.FullKey();
+    message.dtype = tensorflow::DT_FLOAT;
+    message.flags = TensorMessage::kDead | TensorMessage::kInline;
+    CountSent(Path::kInline, 0);
+    (void)channel->NotifyMessage(PackImmediate(MessageKind::kTensor), message);
+    return;
+  }
+  const char* reason = WhyNotPushable(key, tensor);
+  if (reason == nullptr) {
+    if (PushTensor(channel, key.FullKey(), tensor)) return;
+    reason = kReasonArenaFull;
+  }
+  CountSent(Path::kRpc, tensor.TotalBytes());
+  // Fails only when the step was aborted, which the receiver is told anyway.
+  if (SendLocal(key, args, tensor, is_dead).ok()) {
+    endpoint_->Refer(channel, step_id_, key.FullKey(), reason);
+  }
+}
+
+bool RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel, absl::string_view key,
+                                const Tensor& tensor) {
+  TensorMessage message = Describe(step_id_, key, tensor);
+  const uint64_t immediate = PackImmediate(MessageKind::kTensor);
+  if (message.bytes <= endpoint_->settings().inline_bytes) {
+    message.flags = TensorMessage::kInline;
+    if (EncodedSize(message) <= channel->max_notify()) {
+      message.payload = static_cast<const char*>(tensor.data());
+      CountSent(Path::kInline, message.bytes);
+      // A lost channel fails the receiver's step there; sending never fails, as in stock TensorFlow.
+      (void)channel->NotifyMessage(immediate, message);
+      return true;
+    }
+    message.flags = 0;
+  }
+  Arena* const arena = Arena::Get();
+  Tensor source = tensor;
+  const bool in_place = arena->Contains(tensor.data()) &&
+                        reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
+                        !MayChangeInPlace(key);
+  if (!in_place) {
+    source = Tensor(arena->allocator(), tensor.dtype(), tensor.shape());
+    if (!source.IsInitialized()) return false;
+    std::memcpy(source.data(), tensor.data(), message.bytes);
+    message.flags = TensorMessage::kBounced;
+  }
+  if (EncodedSize(message) > channel->max_notify()) return false;
+  message.offset = static_cast<uint64_t>(static_cast<const char*>(source.data()) - arena->base());
+  if (!channel->lender().Lend(source, &message.lend_id)) return false;
+  CountSent(in_place ? Path::kDynamic : Path::kBounce, message.bytes);
+  if (!channel->NotifyMessage(immediate, message).ok()) channel->lender().Release(message.lend_id);
+  return true;
+}
+
+void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,
+                                         DoneCallback done) {
+  SourcePeer* const source = endpoint_->Source(key.src_device);
+  // `this` and `key` may be gone as soon as the waiter is in the mailbox.
+  const std::shared_ptr<Mailbox> mailbox = mailbox_;
+  const uint64_t incarnation = key.src_incarnation;
+  const uint64_t epoch = source->epoch();
+  const auto route = source->RouteFor(incarnation);
+  if (route == SourcePeer::Route::kRpc) {
+    ReceiveByRpc(key.FullKey(), args, std::move(done));
+    return;
+  }
+  const absl::Status failed = source->StepStatus(step_id_);
+  if (!failed.ok()) {
+    done(failed, Args(), args, Tensor(), false);
+    return;
+  }
+  std::shared_ptr<tensorflow::WorkerCacheInterface> connections;
+  if (route == SourcePeer::Route::kConnect) connections = workers();
+
+  Waiter waiter;
+  waiter.done = std::move(done);
+  waiter.args = args;
+  waiter.source = source;
+  waiter.source_incarnation = incarnation;
+  waiter.rendezvous = this;
+  Arrival arrival;
+  absl::Status status;
+  switch (mailbox->Receive(key.FullKey(), &waiter, &arrival, &status)) {
+    case Mailbox::Outcome::kArrived:
+      Endpoint::Complete(&waiter, key.FullKey(), arrival);
+      return;
+    case Mailbox::Outcome::kFailed:
+      waiter.Fail(status);
+      return;
+    case Mailbox::Outcome::kWaiting:
+      break;
+  }
+  if (route == SourcePeer::Route::kConnect) {
+    source->EnsureConnecting(std::move(connections), incarnation);
+  }
+  if (source->epoch() != epoch) source->Settle(mailbox);
+}
+
+void RdmaRendezvous::ReceiveByRpc(absl::string_view key, const Args& args, DoneCallback done) {
+  ParsedKey parsed;
+  absl::Status status = tensorflow::Rendezvous::ParseKey(key, &parsed);
+  tsl::core::RefCountPtr<tensorflow::BaseRemoteRendezvous> rpc;
+  if (status.ok()) {
+    std::lock_guard<std::mutex> lock(rpc_mutex_);
+    status = rpc_aborted_;
+    if (status.ok() && rpc_ == nullptr) {
+      rpc_ = rpc_factory_->Create(step_id_, env_);
+      status = rpc_->Initialize(session());
+    }
+    if (status.ok()) rpc = tsl::core::GetNewRef(rpc_.get());
+  }
+  if (!status.ok()) {
+    done(status, Args(), args, Tensor(), false);
+    return;
+  }
+  rpc->RecvAsync(
+      parsed, args,
+      [done = std::move(done)](const absl::Status& s, const Args& send_args, const Args& recv_args,
+                               const Tensor& tensor, bool is_dead) {
+        if (s.ok()) CountReceived(Path::kRpc, tensor.TotalBytes());
+        done(s, send_args, recv_args, tensor, is_dead);
+      });
+}
+
+void RdmaRendezvous::StartAbort(const absl::Status& status) {
+  const bool first = !aborted_.exchange(true, std::memory_order_acq_rel);
+  const bool finished = endpoint_->mailboxes().WasRemoved(step_id_);
+  BaseRemoteRendezvous::StartAbort(status);
+  absl::Status derived = status;
+  if (absl::IsCancelled(status) || absl::IsAborted(status)) {
+    derived = tsl::StatusGroup::MakeDerived(status);
+  }
+  mailbox_->Abort(derived);
+  tsl::core::RefCountPtr<tensorflow::BaseRemoteRendezvous> rpc;
+  {
+    std::lock_guard<std::mutex> lock(rpc_mutex_);
+    if (rpc_aborted_.ok()) rpc_aborted_ = derived;
+    rpc = std::move(rpc_);
+  }
+  if (rpc != nullptr) rpc->StartAbort(status);
+  if (!first) return;
+  for (DestinationLink* link : endpoint_->Destinations()) {
+    link->DropStep(step_id_);
+    // A receiver that fetches learns this from its request; one that waits for a push must be told.
+    // Not when the step is merely cleaned up.
+    if (!finished) link->SendAbort(step_id_, derived);
+  }
+}
+
+RdmaRendezvousMgr::RdmaRendezvousMgr(const tensorflow::WorkerEnv* env, Endpoint* endpoint)
+    : BaseRendezvousMgr(env), endpoint_(endpoint), rpc_factory_(env) {}
+
+tsl::core::RefCountPtr<tensorflow::BaseRemoteRendezvous> RdmaRendezvousMgr::Create(
+    int64_t step_id, const tensorflow::WorkerEnv* env) {
+  return tsl::core::RefCountPtr<tensorflow::BaseRemoteRendezvous>(
+      new RdmaRendezvous(env, step_id, endpoint_, &rpc_factory_));
+}
+
+void RdmaRendezvousMgr::RecvLocalAsync(int64_t step_id,
+                                       const tensorflow::Rendezvous::ParsedKey& key,
+                                       tensorflow::Rendezvous::DoneCallback done) {
+  PendingSend pending;
+  const absl::StatusOr<bool> found =
+      endpoint_->Destination(key.dst_device)->OnPull(step_id, key.FullKey(), &pending);
+  if (!found.ok()) {
+    done(found.status(), tensorflow::Rendezvous::Args(), tensorflow::Rendezvous::Args(), Tensor(),
+         false);
+    return;
+  }
+  if (*found) {
+    CountFetched(pending.bytes, pending.refer_reason);
+    if (pending.refer_reason == nullptr) {
+      tensorflow::Rendezvous::Args args;
+      args.alloc_attrs = pending.attributes;
+      // An aborted rendezvous refuses; then so does the receive below.
+      (void)pending.rendezvous->SendLocal(pending.key, args, pending.tensor, pending.is_dead);
+    }
+  }
+  BaseRendezvousMgr::RecvLocalAsync(step_id, key, std::move(done));
+}
+
+void RdmaRendezvousMgr::Cleanup(int64_t step_id) {
+  const absl::Status status = absl::AbortedError(absl::StrCat("Cleanup ", step_id));
+  // First, so that the rendezvous sees that its abort is only the end of the step.
+  endpoint_->mailboxes().Remove(step_id, status);
+  BaseRendezvousMgr::Cleanup(step_id);
+  for (DestinationLink* link : endpoint_->Destinations()) link->DropStep(step_id);
+}
+
+}  // namespace rdmatensor

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The server behind protocol="grpc+rdma": TensorFlow's gRPC server with our rendezvous and worker.
+// Everything else, and with it every control message, stays as it is.
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "endpoint.h"
+#include "rendezvous.h"
+#include "settings.h"
+#include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
+#include "tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.h"
+#include "tensorflow/core/distributed_runtime/server_lib.h"
+#include "tensorflow/core/protobuf/tensorflow_server.pb.h"
+#include "worker.h"
+
+namespace rdmatensor {
+namespace {
+
+constexpr char kProtocol[] = "grpc+rdma";
+
+class RdmaServer : public tensorflow::GrpcServer {
+ public:
+  RdmaServer(const tensorflow::ServerDef& server_def, Endpoint* endpoint)
+      : GrpcServer(server_def, tensorflow::Env::Default()), endpoint_(endpoint) {}
+
+  ~RdmaServer() override {
+    // TensorFlow destroys only servers that never ran; running ones live as long as the process.
+    if (!started_ && endpoint_ != nullptr) endpoint_->Close();
+  }
+
+  absl::Status Start() override {
+    started_ = true;
+    return GrpcServer::Start();
+  }
+
+  absl::Status InitRdma(tensorflow::DeviceMgr* devices) {
+    tensorflow::GrpcServerOptions options;
+    options.local_device_mgr = devices;
+    if (endpoint_ != nullptr) {
+      options.rendezvous_mgr_func =
+          [this](const tensorflow::WorkerEnv* env) -> tensorflow::RendezvousMgrInterface* {
+        return new RdmaRendezvousMgr(env, endpoint_);
+      };
+    }
+    options.worker_func = [this](tensorflow::WorkerEnv* env,
+                                 const tensorflow::ConfigProto& config) {
+      return NewRdmaWorker(env, config, endpoint_);
+    };
+    return GrpcServer::Init(options);
+  }
+
+ private:
+  Endpoint* const endpoint_;  // nullptr: everything goes by RPC
+  bool started_ = false;
+};
+
+// What a peer calls this task in rendezvous keys.
+std::string TaskName(const tensorflow::ServerDef& server_def) {
+  return absl::StrCat("/job:", server_def.job_name(), "/replica:", server_def.replica(),
+                      "/task:", server_def.task_index());
+}
+
+class RdmaServerFactory : public tensorflow::ServerFactory {
+ public:
+  // Exactly this protocol: TensorFlow refuses to choose between two factories.
+  bool AcceptsOptions(const tensorflow::ServerDef& server_def) override {
+    return server_def.protocol() == kProtocol;
+  }
+
+  absl::Status NewServer(const tensorflow::ServerDef& server_def, const Options& options,
+                         std::unique_ptr<tensorflow::ServerInterface>* out_server) override {
+    const Settings settings = Settings::Read();
+    Endpoint* endpoint = nullptr;
+    if (settings.policy != Policy::kGrpc) {
+      absl::StatusOr<Endpoint*> opened = Endpoint::Open(TaskName(server_def), settings);
+      if (opened.ok()) {
+        endpoint = *opened;
+      } else if (settings.policy == Policy::kRdma) {
+        return opened.status();
+      } else {
+        rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: all tensors of ", TaskName(server_def),
+                                                " go by grpc: ", opened.status().message())
+                                       .c_str());
+      }
+    }
+    auto server = std::make_unique<RdmaServer>(server_def, endpoint);
+    if (absl::Status status = server->InitRdma(options.local_device_mgr); !status.ok())
+      return status;
+    *out_server = std::move(server);
+    return absl::OkStatus();
+  }
+};
+
+const bool registered = [] {
+  tensorflow::ServerFactory::Register("RDMATENSOR_SERVER", new RdmaServerFactory);
+  return true;
+}();
+
+}  // namespace
+}  // namespace rdmatensor

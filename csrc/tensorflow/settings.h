@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RDMATENSOR_TENSORFLOW_SETTINGS_H_
+#define RDMATENSOR_TENSORFLOW_SETTINGS_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "include/rdmatensor.h"
+
+namespace rdmatensor {
+
+// What to do about a peer that cannot be reached by a channel.
+enum class Policy {
+  kAuto,  // TensorFlow's RPC, with a warning
+  kRdma,  // fail
+  kGrpc,  // never try
+};
+
+// The core's settings that the plugin uses, read when a server is created.
+struct Settings {
+  uint64_t inline_bytes = 16384;
+  uint64_t arena_limit = 0;
+  uint64_t step_ttl_s = 600;
+  int connect_timeout_ms = 10000;
+  Policy policy = Policy::kAuto;
+
+  static Settings Read() {
+    Settings settings;
+    uint64_t connect_timeout_ms = 0;
+    char policy[32] = "";
+    (void)rdt_config_get_u64("INLINE_BYTES", &settings.inline_bytes);
+    (void)rdt_config_get_u64("ARENA_LIMIT", &settings.arena_limit);
+    (void)rdt_config_get_u64("STEP_TTL_S", &settings.step_ttl_s);
+    if (rdt_config_get_u64("CONNECT_TIMEOUT_MS", &connect_timeout_ms) == RDT_OK) {
+      settings.connect_timeout_ms = static_cast<int>(connect_timeout_ms);
+    }
+    (void)rdt_config_get("POLICY", policy, sizeof policy);
+    if (std::strcmp(policy, "rdma") == 0) settings.policy = Policy::kRdma;
+    if (std::strcmp(policy, "grpc") == 0) settings.policy = Policy::kGrpc;
+    return settings;
+  }
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_SETTINGS_H_

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the TensorFlow plugin does in this process.
+
+The plugin needs no import: installing rdmatensor beside TensorFlow makes `import tensorflow` load it,
+and `tf.distribute.Server(..., protocol="grpc+rdma")` uses it. This module only looks at it:
+
+    import tensorflow as tf
+    import rdmatensor.tensorflow
+
+    rdmatensor.tensorflow.stats()["paths"]["dynamic"]["sent_bytes"]
+
+All functions may be called from any thread. Nothing here imports TensorFlow or loads a library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from .errors import Unsupported
+
+__all__ = [
+    "ArenaUse",
+    "PathCounters",
+    "Paths",
+    "Peer",
+    "Stats",
+    "loaded",
+    "reset_stats",
+    "stats",
+    "why_not",
+]
+
+_PACKAGE = Path(__file__).resolve().parent
+_PLUGIN = _PACKAGE / "librdmatensor_tensorflow.so"
+_SHIM = _PACKAGE.parent / "tensorflow-plugins" / "librdmatensor_shim.so"
+
+
+class PathCounters(TypedDict):
+    """Tensors that took one path since the process began or `reset_stats`."""
+
+    sent_tensors: int
+    sent_bytes: int
+    received_tensors: int
+    received_bytes: int
+
+
+class Paths(TypedDict):
+    """Counters by path."""
+
+    inline: PathCounters
+    """The content travelled inside the message."""
+    dynamic: PathCounters
+    """The receiver reads the content in place, in the sender's memory."""
+    bounce: PathCounters
+    """As dynamic, after the sender had to copy the content to where it can be read."""
+    rpc: PathCounters
+    """TensorFlow's own RecvTensor."""
+
+
+class ArenaUse(TypedDict):
+    """The memory of this process that peers may read; nothing is reserved before a server exists."""
+
+    active: bool
+    limit_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    exhausted_allocations: int
+    """Requests that did not fit and got ordinary memory."""
+    exhausted_bytes: int
+
+
+class Peer(TypedDict):
+    """How tensors from ("receive") or to ("send") another task travel at present, and why so."""
+
+    task: str
+    direction: Literal["receive", "send"]
+    transport: str
+    """"shm"; "grpc" when everything goes by RPC; "none" when that is forbidden (RDMATENSOR_POLICY)."""
+    why: str
+
+
+class Stats(TypedDict):
+    """What `stats` returns: plain dictionaries, lists, strings and numbers."""
+
+    paths: Paths
+    arena: ArenaUse
+    rpc_reasons: dict[str, int]
+    """Why sent tensors went by rpc: "string", "variant", "resource", "device memory", ..."""
+    peers: list[Peer]
+
+
+def loaded() -> bool:
+    """True if the plugin is in this process, so that `protocol="grpc+rdma"` works."""
+    return _open_loaded(_PLUGIN) is not None
+
+
+def why_not() -> str:
+    """Why `loaded` is false, in words with the remedy; "" if it is true."""
+    if loaded():
+        return ""
+    if not _SHIM.exists():
+        return f"this installation of rdmatensor has no TensorFlow plugin: {_why_not_built()}"
+    if "tensorflow" not in sys.modules:
+        return "TensorFlow is not imported in this process: import tensorflow first"
+    shim = _open_loaded(_SHIM)
+    if shim is None:
+        return (
+            f"TensorFlow did not load {_SHIM}: its folder must be in one of the site-packages "
+            "folders of this Python"
+        )
+    reason = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(shim, "rdt_shim_reason")))
+    return reason.decode(errors="replace") or f"the plugin {_PLUGIN} is not loaded"
+
+
+def stats() -> Stats:
+    """Counters by path, why tensors went by RPC, use of the arena, and how each peer is reached.
+
+    Bytes count tensor contents. Raises Unsupported, with the reason of `why_not`, if the plugin is
+    not in this process.
+    """
+    function = _plugin().rdt_tf_stats_json
+    function.restype = ctypes.c_size_t
+    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    size = function(None, 0)
+    while True:
+        # The text may have grown since it was measured.
+        text = ctypes.create_string_buffer(size + 1024)
+        size = function(text, len(text))
+        if size <= len(text):
+            result: Stats = json.loads(text.value)
+            return result
+
+
+def reset_stats() -> None:
+    """Sets all counters to zero; what is known about peers and the arena stays.
+
+    Raises Unsupported if the plugin is not in this process.
+    """
+    _plugin().rdt_tf_stats_reset()
+
+
+def _plugin() -> ctypes.CDLL:
+    library = _open_loaded(_PLUGIN)
+    if library is None:
+        raise Unsupported(f"the TensorFlow plugin is not loaded: {why_not()}", "UNSUPPORTED")
+    return library
+
+
+def _open_loaded(path: Path) -> ctypes.CDLL | None:
+    """The library if this process has it already."""
+    try:
+        return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return None
+
+
+@cache
+def _why_not_built() -> str:
+    try:
+        facts = json.loads((_PACKAGE / "_build_info.json").read_text())
+    except (OSError, ValueError):
+        return "it was not built by rdmatensor's own build"
+    return str(facts.get("no_tensorflow_because") or "it was removed after the build")

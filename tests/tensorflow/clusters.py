@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters of TensorFlow servers in separate processes. Every wait here has a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+HERE = Path(__file__).parent
+START_S = 60.0
+ANSWER_S = 20.0
+STEP_S = 30.0
+
+T = TypeVar("T")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Task:
+    """One process that runs server.py."""
+
+    def __init__(
+        self,
+        cluster: dict[str, list[str]],
+        job: str,
+        index: int,
+        protocol: str,
+        log: Path,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.log = log
+        # Files and pipes rather than shared ones: a killed task must not leave a reader waiting.
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    HERE / "server.py",
+                    json.dumps(cluster),
+                    job,
+                    str(index),
+                    protocol,
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"} | (environment or {}),
+            )
+        self._partial = b""
+        self.target = ""
+
+    def wait_until_ready(self) -> None:
+        """Until the server runs."""
+        self.target = self._read(START_S)["target"]
+
+    def ask(self, command: str) -> Any:
+        """The answer to a command of server.py."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(command.encode() + b"\n")
+        self._process.stdin.flush()
+        return self._read(ANSWER_S)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._process.kill()
+        self._process.wait(ANSWER_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _read(self, timeout_s: float) -> Any:
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        end = time.monotonic() + timeout_s
+        while b"\n" not in self._partial:
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+            read = os.read(descriptor, 1 << 16) if ready else b""
+            if not read:
+                what = "ended" if ready else f"gave no answer in {timeout_s:.0f} s"
+                raise RuntimeError(f"the server {what}:\n{self.log.read_text()[-4000:]}")
+            self._partial += read
+        line, self._partial = self._partial.split(b"\n", 1)
+        return json.loads(line)
+
+
+class Cluster:
+    """Workers 0, 1, ... in one job, each with its protocol, and some with an environment."""
+
+    def __init__(
+        self,
+        protocols: Sequence[str],
+        folder: Path,
+        environments: dict[int, dict[str, str]] | None = None,
+    ) -> None:
+        self._environments = environments or {}
+        self._spec = {"worker": [f"127.0.0.1:{port}" for port in free_ports(len(protocols))]}
+        self._protocols = list(protocols)
+        self._folder = folder
+        self.tasks = [self._start(index) for index in range(len(protocols))]
+        for task in self.tasks:
+            task.wait_until_ready()
+
+    @property
+    def target(self) -> str:
+        """Where sessions connect: the server of task 0."""
+        return f"grpc://{self._spec['worker'][0]}"
+
+    def restart(self, index: int) -> None:
+        """A new process for a task, at the same address."""
+        self.tasks[index].kill()
+        self.tasks[index] = self._start(index)
+        self.tasks[index].wait_until_ready()
+
+    def reset_stats(self) -> None:
+        """In all tasks."""
+        for task in self.tasks:
+            task.ask("reset")
+
+    def stats(self, index: int) -> Any:
+        """`rdmatensor.tensorflow.stats()` of a task."""
+        return self.tasks[index].ask("stats")
+
+    def log(self, index: int) -> str:
+        """What a task wrote to standard error."""
+        return self.tasks[index].log.read_text()
+
+    def close(self) -> None:
+        """Kill all."""
+        for task in self.tasks:
+            task.kill()
+
+    def _start(self, index: int) -> Task:
+        log = self._folder / f"worker{index}.log"
+        environment = self._environments.get(index)
+        return Task(self._spec, "worker", index, self._protocols[index], log, environment)
+
+
+def within(seconds: float, function: Callable[[], T]) -> T:
+    """The result of `function`, which must come in time: a step that hangs fails, it does not stop
+    the test run."""
+    outcome: list[tuple[bool, Any]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((True, function()))
+        except BaseException as error:
+            outcome.append((False, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise AssertionError(f"still running after {seconds:.0f} s")
+    succeeded, value = outcome[0]
+    if not succeeded:
+        raise value
+    result: T = value
+    return result

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions whose graphs run exactly as they are written."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from clusters import STEP_S, Cluster, within
+
+v1 = tf.compat.v1
+_numbers = itertools.count()
+TASK0 = "/job:worker/task:0"
+TASK1 = "/job:worker/task:1"
+
+
+def config() -> Any:
+    """No constant folding and no pruning of transfers: what the test sends is sent."""
+    config = v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
+    # A master that asks a dead worker would otherwise wait for it.
+    config.operation_timeout_in_ms = int(STEP_S * 1000)
+    return config
+
+
+class Session:
+    """A session on worker 0 in which every step has a deadline."""
+
+    def __init__(self, cluster: Cluster, build: Callable[[], Any]) -> None:
+        self.graph = tf.Graph()
+        # Servers keep variables beyond a session, by name: no test may find another's.
+        container = f"container{next(_numbers)}"
+        with self.graph.as_default(), self.graph.container(container):
+            self.built = build()
+            initializer = v1.global_variables_initializer()
+        self.raw = v1.Session(cluster.target, graph=self.graph, config=config())
+        self.run(initializer)
+
+    def run(
+        self, fetches: Any, feeds: dict[Any, Any] | None = None, timeout_s: float = STEP_S
+    ) -> Any:
+        """One step."""
+        return within(timeout_s, lambda: self.raw.run(fetches, feeds))
+
+
+@contextmanager
+def session(cluster: Cluster, build: Callable[[], Any]) -> Iterator[Session]:
+    """A session over the graph that `build` makes; `built` is what it returned."""
+    opened = Session(cluster, build)
+    try:
+        yield opened
+    finally:
+        within(STEP_S, opened.raw.close)
+
+
+def cross(tensor: Any) -> Any:
+    """`tensor` as it arrives on worker 0."""
+    with tf.device(TASK0):
+        return tf.identity(tensor)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TensorFlow server in its own process: server.py CLUSTER_JSON JOB INDEX PROTOCOL.
+
+Answers each line of standard input (a command) with one line of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import tensorflow as tf
+
+import rdmatensor.tensorflow
+
+
+def main() -> None:
+    """Start the server, then obey."""
+    cluster, job, index, protocol = sys.argv[1:5]
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec(json.loads(cluster)),
+        job_name=job,
+        task_index=int(index),
+        protocol=protocol,
+    )
+    commands = {
+        "stats": rdmatensor.tensorflow.stats,
+        "reset": rdmatensor.tensorflow.reset_stats,
+        "pid": os.getpid,
+    }
+    print(json.dumps({"target": server.target}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(commands[line.strip()]()), flush=True)
+    # The parent is gone, or wants an end. Servers cannot be stopped: leave without ceremony.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
