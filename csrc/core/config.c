@@ -152,7 +152,8 @@ static void load(void) {
     assign((rdt_config_id)i, row->kind == NUMBER ? default_texts[i] : row->default_text);
     snprintf(variable, sizeof(variable), "%s%s", RDT_ENV_PREFIX, row->name);
     const char *text = getenv(variable);
-    if (text && assign((rdt_config_id)i, text) != RDT_OK && !environment_error[0])
+    /* Empty is unset, as scripts mean it. */
+    if (text && *text && assign((rdt_config_id)i, text) != RDT_OK && !environment_error[0])
       snprintf(environment_error, sizeof(environment_error), "%s", rdt_last_error());
   }
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,10 +39,23 @@ static rdt_status map_shared(int fd, size_t size, int protection, void **address
   return RDT_OK;
 }
 
+/* Growing a file past this limit would not fail but kill the process (SIGXFSZ). */
+static rdt_status check_file_size_limit(size_t size) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      limit.rlim_cur < size)
+    return rdt_fail(RDT_ERR_NO_MEMORY,
+                    "%zu bytes of shared memory exceed the file size limit of %llu: raise it "
+                    "(ulimit -f unlimited)",
+                    size, (unsigned long long)limit.rlim_cur);
+  return RDT_OK;
+}
+
 rdt_status rdt_memory_create(size_t size, int *fd_out, void **address) {
+  rdt_status status = check_file_size_limit(size);
+  if (status != RDT_OK) return status;
   int fd = memfd_create("rdmatensor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return rdt_fail_errno(errno, "cannot create shared memory");
-  rdt_status status = RDT_OK;
   if (ftruncate(fd, (off_t)size) != 0) {
     rdt_fail_errno(errno, "cannot size shared memory to %zu bytes", size);
     status = RDT_ERR_NO_MEMORY;

@@ -13,8 +13,10 @@ int main(void) {
   setenv("RDMATENSOR_SPIN_US", "123", 1);
   setenv("RDMATENSOR_RING_BYTES", "1MiB", 1);
   setenv("RDMATENSOR_POLICY", "maybe", 1);
+  setenv("RDMATENSOR_DISABLE", "", 1);
   EXPECT(rdt_config_number(RDT_CONFIG_SPIN_US) == 123);
   EXPECT(rdt_config_number(RDT_CONFIG_RING_BYTES) == 1u << 20);
+  EXPECT(rdt_config_number(RDT_CONFIG_DISABLE) == 0);
 
   EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_check());
   EXPECT(strstr(rdt_last_error(), "RDMATENSOR_POLICY") &&

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shareable memory: who may map it, and memory of a peer that must not be trusted.
+ */
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "core/memory.h"
+#include "unit.h"
+
+static void test_readonly_stays_readonly(void) {
+  void *own, *theirs;
+  int fd, readonly;
+  EXPECT_STATUS(RDT_OK, rdt_memory_create(8192, &fd, &own));
+  EXPECT_STATUS(RDT_OK, rdt_memory_reopen_readonly(fd, &readonly));
+  EXPECT_STATUS(RDT_ERR_NO_MEMORY, rdt_memory_map(readonly, 8192, true, &theirs));
+  EXPECT_STATUS(RDT_OK, rdt_memory_map(readonly, 8192, false, &theirs));
+  memcpy((char *)own + 5000, "shared", 7);
+  EXPECT(strcmp((char *)theirs + 5000, "shared") == 0);
+  /* Sealed: no holder can make the other's mapping fault. */
+  EXPECT(ftruncate(fd, 4096) != 0);
+  munmap(own, 8192);
+  munmap(theirs, 8192);
+  close(fd);
+  close(readonly);
+}
+
+static void test_untrusted_memory(void) {
+  void *mapped;
+  int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING), sealed, pipes[2];
+  EXPECT(unsealed >= 0 && ftruncate(unsealed, 8192) == 0 && pipe(pipes) == 0);
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(unsealed, 8192, false, &mapped));
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(pipes[0], 8192, false, &mapped));
+  EXPECT_STATUS(RDT_OK, rdt_memory_create(8192, &sealed, &mapped));
+  munmap(mapped, 8192);
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(sealed, 8193, false, &mapped));
+  close(unsealed);
+  close(sealed);
+  close(pipes[0]);
+  close(pipes[1]);
+}
+
+static void test_registry(void) {
+  char *block;
+  int fd;
+  uint64_t offset;
+  EXPECT_STATUS(RDT_OK, rdt_memory_alloc(10000, (void **)&block));
+  EXPECT_STATUS(RDT_OK, rdt_memory_find(block + 100, 50, &fd, &offset));
+  EXPECT(offset == 100);
+  EXPECT_STATUS(RDT_ERR_UNSUPPORTED, rdt_memory_find(block + 12000, 500, &fd, &offset));
+  EXPECT_STATUS(RDT_ERR_UNSUPPORTED, rdt_memory_find(&fd, sizeof(fd), &fd, &offset));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_memory_free(block + 4096));
+  EXPECT_STATUS(RDT_OK, rdt_memory_free(block));
+  EXPECT_STATUS(RDT_ERR_UNSUPPORTED, rdt_memory_find(block, 1, &fd, &offset));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_memory_alloc(0, (void **)&block));
+}
+
+/* The kernel would kill the process for growing a file past the limit. */
+static void test_file_size_limit(void) {
+  void *block;
+  struct rlimit small = {.rlim_cur = 1 << 20, .rlim_max = RLIM_INFINITY};
+  EXPECT(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  EXPECT_STATUS(RDT_ERR_NO_MEMORY, rdt_memory_alloc(2 << 20, &block));
+  EXPECT(strstr(rdt_last_error(), "ulimit -f"));
+  EXPECT_STATUS(RDT_OK, rdt_memory_alloc(1 << 20, &block));
+  EXPECT_STATUS(RDT_OK, rdt_memory_free(block));
+}
+
+int main(void) {
+  test_readonly_stays_readonly();
+  test_untrusted_memory();
+  test_registry();
+  test_file_size_limit();
+  return 0;
+}
