@@ -190,12 +190,12 @@ static rdt_status enqueue(rdt_channel *channel, const rdt_op *ops, size_t count,
   size_t rest = count - at;
   rdt_request *request = malloc(sizeof(*request) + rest * sizeof(*ops));
   if (!request) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  *request = (rdt_request){
-      .done = done, .context = context, .posted_at = rdt_now_ms(), .at = 0, .count = rest};
+  *request = (rdt_request){.done = done, .context = context, .at = 0, .count = rest};
   memcpy(request->ops, ops + at, rest * sizeof(*ops));
   for (size_t i = 0; i < rest; i++)
     if (request->ops[i].remote) rdt_remote_region_ref(request->ops[i].remote);
   if (without_credit) keep_notification(&request->ops[0]);
+  if (!channel->queue) channel->last_credit = rdt_now_ms();
   *channel->queue_tail = request;
   channel->queue_tail = &request->next;
   atomic_store(&channel->queued, true);
@@ -263,22 +263,31 @@ static rdt_request *detach_until(rdt_channel *channel, rdt_request *stop) {
   return first == stop ? NULL : first;
 }
 
-void rdt_channel_flush(rdt_channel *channel) {
-  if (!atomic_load_explicit(&channel->queued, memory_order_acquire)) return;
-  rdt_status status = RDT_OK;
-  pthread_mutex_lock(&channel->send_lock);
+/* Executes what has credit and returns the first request that waits on, NULL if none does. */
+static rdt_request *execute_queue(rdt_channel *channel, rdt_status *status) {
   rdt_request *request = channel->queue;
-  while (request &&
-         (status = execute(channel, request->ops, request->count, &request->at)) == RDT_OK)
-    request = request->next;
-  if (status == RDT_IN_PROGRESS) keep_notification(&request->ops[request->at]);
-  rdt_request *finished = detach_until(channel, request);
-  bool late = request && rdt_now_ms() - request->posted_at >
-                             (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
+  for (*status = RDT_OK; request; request = request->next) {
+    size_t before = request->at;
+    *status = execute(channel, request->ops, request->count, &request->at);
+    if (request->at != before) channel->last_credit = rdt_now_ms();
+    if (*status != RDT_OK) break;
+  }
+  if (*status == RDT_IN_PROGRESS) keep_notification(&request->ops[request->at]);
+  return request;
+}
+
+void rdt_channel_flush(rdt_channel *channel) {
+  rdt_status status;
+  if (!atomic_load_explicit(&channel->queued, memory_order_acquire)) return;
+  pthread_mutex_lock(&channel->send_lock);
+  rdt_request *waiting = execute_queue(channel, &status);
+  rdt_request *finished = detach_until(channel, waiting);
+  bool stuck = waiting && rdt_now_ms() - channel->last_credit >
+                              (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   ring_doorbell(channel);
   pthread_mutex_unlock(&channel->send_lock);
   complete_all(finished, RDT_OK);
-  if (late || status == RDT_ERR_PROTOCOL) atomic_store(&channel->broken, true);
+  if (stuck || status == RDT_ERR_PROTOCOL) atomic_store(&channel->broken, true);
 }
 
 void rdt_channel_fail_queue(rdt_channel *channel, rdt_status why) {

@@ -92,7 +92,6 @@ typedef struct rdt_request {
   struct rdt_request *next;
   rdt_done_fn done;
   void *context;
-  int64_t posted_at; /* ms */
   size_t at, count;
   rdt_op ops[];
 } rdt_request;
@@ -130,7 +129,8 @@ struct rdt_channel {
 
   pthread_mutex_t send_lock; /* endpoint's send side, queue */
   rdt_request *queue, **queue_tail;
-  atomic_bool queued; /* queue is not empty: lets posters skip the lock */
+  int64_t last_credit; /* ms: when the queue last moved, or began */
+  atomic_bool queued;  /* queue is not empty: lets posters skip the lock */
 
   pthread_mutex_t lock; /* calls, remote regions, tenant_bytes */
   pthread_cond_t answered;

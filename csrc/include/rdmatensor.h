@@ -307,7 +307,8 @@ typedef struct rdt_notification {
 
 /* Takes the oldest notification, waiting for at most `timeout_ms`: RDT_ERR_DEADLINE if none came,
  * RDT_IN_PROGRESS at once if none is there and it is 0. When nobody takes them, senders run out of
- * credit and wait; nothing is lost. */
+ * credit and their operations wait; nothing is lost. A reader that takes none for DEADLINE_MS while
+ * operations wait counts as lost. */
 RDT_API rdt_status rdt_device_next_notification(rdt_device *device, int timeout_ms,
                                                 rdt_notification *notification);
 RDT_API void rdt_notification_clear(rdt_notification *notification);

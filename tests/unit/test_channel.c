@@ -206,8 +206,44 @@ static void test_concurrent_posts(void) {
   rdt_device_close(a.device);
 }
 
+/* A reader that is slow, but not stuck, is waited for longer than the deadline. */
+static void test_slow_reader(void) {
+  enum { COUNT = 1500 };
+  end a;
+  rdt_device *slow;
+  rdt_channel *channel;
+  rdt_transfer *last = NULL;
+  rdt_config_set("RING_BYTES", "4096");
+  rdt_config_set("NOTIFY_QUEUE_BYTES", "4096");
+  open_end(&a, "a");
+  EXPECT_STATUS(RDT_OK, rdt_device_open(NULL, &slow));
+  EXPECT_STATUS(RDT_OK, rdt_device_connect(a.device, rdt_device_address(slow), -1, &channel));
+  rdt_config_set("DEADLINE_MS", "300");
+  for (uint64_t i = 0; i < COUNT; i++) {
+    rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = i};
+    rdt_transfer_free(last);
+    EXPECT(rdt_channel_submit(channel, &op, 1, &last) >= 0);
+  }
+  for (uint64_t i = 0; i < COUNT; i++) {
+    rdt_notification got;
+    EXPECT_STATUS(RDT_OK, rdt_device_next_notification(slow, 5000, &got));
+    EXPECT(got.immediate == i);
+    rdt_notification_clear(&got);
+    if (i % 10 == 0) usleep(10000);
+  }
+  EXPECT_STATUS(RDT_OK, last ? rdt_transfer_wait(last, 5000) : RDT_OK);
+  rdt_transfer_free(last);
+  rdt_channel_unref(channel);
+  rdt_device_close(slow);
+  rdt_device_close(a.device);
+  rdt_config_set("DEADLINE_MS", "10000");
+  rdt_config_set("RING_BYTES", "4M");
+  rdt_config_set("NOTIFY_QUEUE_BYTES", "64M");
+}
+
 int main(void) {
   test_order_without_credit();
+  test_slow_reader();
   test_lease();
   test_concurrent_posts();
   return 0;
