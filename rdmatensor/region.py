@@ -115,12 +115,7 @@ class RemoteRegion:
         With `notify`, a number of up to 64 bits, the peer then gets a notification that carries it,
         after the data is visible there.
         """
-        slots = self._slots
-        try:
-            slot = slots.pop()
-        except IndexError:
-            slot = self._new_slot()
-        op, out, _ = slot
+        op, out, _ = slot = self._take_slot()
         try:
             local = from_buffer(data)
         except (TypeError, ValueError, BufferError):
@@ -138,18 +133,13 @@ class RemoteRegion:
             raise _bad_number(error) from None
         status = _submit(self._channel, op, 1, out)
         if status == 0:
-            slots.append(slot)
+            self._slots.append(slot)
             return COMPLETED
         return self._unfinished(status, slot, local)
 
     def read_into(self, array: Any, offset: int = 0) -> Transfer:
         """Reads as many bytes as `array` has, from `offset` of the region, into `array`."""
-        slots = self._slots
-        try:
-            slot = slots.pop()
-        except IndexError:
-            slot = self._new_slot()
-        op, out, _ = slot
+        op, out, _ = slot = self._take_slot()
         local = _buffers.target(array)
         try:
             op.kind = _READ
@@ -160,7 +150,7 @@ class RemoteRegion:
             raise _bad_number(error) from None
         status = _submit(self._channel, op, 1, out)
         if status == 0:
-            slots.append(slot)
+            self._slots.append(slot)
             return COMPLETED
         return self._unfinished(status, slot, local)
 
@@ -221,8 +211,11 @@ class RemoteRegion:
             raise UsageError(f"{self!r} is closed")
         return handle
 
-    def _new_slot(self) -> tuple[Any, Any, Any]:
-        handle = self._need_handle()
+    def _take_slot(self) -> tuple[Any, Any, Any]:
+        try:
+            return self._slots.pop()
+        except IndexError:
+            handle = self._need_handle()
         op = ffi.new("rdt_op *")
         op.remote = handle
         return op, ffi.new("rdt_transfer **"), handle
