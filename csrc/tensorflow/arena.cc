@@ -165,7 +165,8 @@ void* Arena::Allocate(size_t alignment, size_t bytes) {
   void* address = heap_->AllocateRaw(alignment, bytes, attributes);
   if (address == nullptr) {
     exhausted_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-    if (exhausted_allocations_.fetch_add(1, std::memory_order_relaxed) == 0) {
+    exhausted_allocations_.fetch_add(1, std::memory_order_relaxed);
+    if (!warned_.exchange(true, std::memory_order_relaxed)) {
       rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: the arena of ", size_,
                                               " bytes is full: tensors use ordinary memory and are "
                                               "copied when sent (raise RDMATENSOR_ARENA_LIMIT)")

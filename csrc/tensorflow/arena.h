@@ -67,6 +67,7 @@ class Arena {
   std::unique_ptr<tsl::Allocator> heap_;  // divides the range
   std::unique_ptr<tsl::Allocator> arena_only_;
   std::atomic<uint64_t> exhausted_allocations_{0}, exhausted_bytes_{0};
+  std::atomic<bool> warned_{false};  // not a counter: resetting those repeats no warning
 };
 
 }  // namespace rdmatensor

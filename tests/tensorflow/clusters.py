@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,6 +78,15 @@ class Task:
         self._process.stdin.write(command.encode() + b"\n")
         self._process.stdin.flush()
         return self._read(ANSWER_S)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It does nothing meanwhile, but its connections stay open."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it as a crash would."""

@@ -36,3 +36,11 @@ def cluster(shared_cluster: Cluster) -> Cluster:
     """Two workers over grpc+rdma, with counters at zero."""
     shared_cluster.reset_stats()
     return shared_cluster
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Two workers over grpc+rdma that no other test uses: they may be killed."""
+    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path)
+    yield cluster
+    cluster.close()

@@ -31,14 +31,14 @@ def config() -> Any:
 class Session:
     """A session on worker 0 in which every step has a deadline."""
 
-    def __init__(self, cluster: Cluster, build: Callable[[], Any]) -> None:
+    def __init__(self, cluster: Cluster, build: Callable[[], Any], settings: Any = None) -> None:
         self.graph = tf.Graph()
         # Servers keep variables beyond a session, by name: no test may find another's.
         container = f"container{next(_numbers)}"
         with self.graph.as_default(), self.graph.container(container):
             self.built = build()
             initializer = v1.global_variables_initializer()
-        self.raw = v1.Session(cluster.target, graph=self.graph, config=config())
+        self.raw = v1.Session(cluster.target, graph=self.graph, config=settings or config())
         self.run(initializer)
 
     def run(
@@ -49,9 +49,10 @@ class Session:
 
 
 @contextmanager
-def session(cluster: Cluster, build: Callable[[], Any]) -> Iterator[Session]:
-    """A session over the graph that `build` makes; `built` is what it returned."""
-    opened = Session(cluster, build)
+def session(cluster: Cluster, build: Callable[[], Any], settings: Any = None) -> Iterator[Session]:
+    """A session over the graph that `build` makes; `built` is what it returned. `settings`: see
+    `config`."""
+    opened = Session(cluster, build, settings)
     try:
         yield opened
     finally:

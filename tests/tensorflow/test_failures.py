@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +87,6 @@ def test_failing_sender_fails_the_step_at_once(cluster: Cluster) -> None:
         )
         assert took < 5
         assert opened.run(y, {x: 3.0}) == 3.0
-
-
-@pytest.fixture
-def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path)
-    yield cluster
-    cluster.close()
 
 
 def test_killed_worker_and_its_successor(own_cluster: Cluster) -> None:
