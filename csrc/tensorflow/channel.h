@@ -67,6 +67,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::atomic<SourcePeer*> source{nullptr};
   std::atomic<DestinationLink*> destination{nullptr};
 
+  // Progress thread only: the peer broke the protocol.
+  bool refused = false;
+
   // Receiver, progress thread only: the mailbox of the step that arrived last.
   int64_t last_step = -1;
   std::weak_ptr<Mailbox> last_mailbox;

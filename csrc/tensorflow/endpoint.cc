@@ -13,6 +13,7 @@
 #include "path_stats.h"
 #include "rendezvous.h"
 #include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/util/device_name_utils.h"
 #include "xla/tsl/platform/status.h"
 
 namespace rdmatensor {
@@ -47,6 +48,16 @@ bool DescribesTensor(const TensorMessage& message, tensorflow::DataType* dtype,
 Path PathOf(const TensorMessage& message) {
   if (message.flags & TensorMessage::kInline) return Path::kInline;
   return message.flags & TensorMessage::kBounced ? Path::kBounce : Path::kDynamic;
+}
+
+// "/job:worker/replica:0/task:1", as servers name themselves. What is kept for a task stays, so that
+// peers must not make up names of any length.
+bool NamesTask(absl::string_view name) {
+  constexpr size_t kLongest = 1024;
+  tensorflow::DeviceNameUtils::ParsedName parsed;
+  return name.size() <= kLongest && tensorflow::DeviceNameUtils::ParseFullName(name, &parsed) &&
+         parsed.has_job && parsed.has_replica && parsed.has_task && !parsed.has_type &&
+         !parsed.has_id;
 }
 
 // A tensor that owns a copy of `data`; not initialized if there is no memory.
@@ -178,9 +189,11 @@ void Endpoint::OnConnect(void* /*context*/, rdt_channel* handle) {
 void Endpoint::OnNotify(void* context, rdt_channel* handle, uint64_t immediate, const void* data,
                         size_t size) {
   Channel* channel = Channel::FromHandle(handle);
-  if (channel == nullptr) return;
+  // Closing takes effect later: what arrives until then is not looked at.
+  if (channel == nullptr || channel->refused) return;
   const char* bytes = static_cast<const char*>(data);
   if (static_cast<Endpoint*>(context)->Handle(channel, immediate, bytes, size)) return;
+  channel->refused = true;
   rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", channel->peer_name(),
                                           " sent a malformed message: closing its channel")
                                  .c_str());
@@ -271,7 +284,8 @@ bool Endpoint::HandleReady(Channel* channel, const char* data, size_t size) {
   ReadyMessage message;
   // Only on a channel that the peer opened, and once.
   if (channel->source.load() != nullptr || channel->destination.load() != nullptr ||
-      !Parse(data, size, &message) || message.version != kProtocolVersion) {
+      !Parse(data, size, &message) || message.version != kProtocolVersion ||
+      !NamesTask(message.task)) {
     return false;
   }
   DestinationLink* destination = DestinationTask(message.task);
