@@ -32,26 +32,31 @@ endif()
 set(tensorflow_built_for ${tensorflow_version})
 enable_language(CXX)
 
-add_library(rdmatensor_tensorflow MODULE ${plugin_sources})
-target_include_directories(rdmatensor_tensorflow PRIVATE ${CMAKE_SOURCE_DIR}/csrc
-                                                         ${CMAKE_SOURCE_DIR}/csrc/tensorflow)
-target_include_directories(rdmatensor_tensorflow SYSTEM PRIVATE
+# How code is compiled that uses TensorFlow's headers.
+add_library(tensorflow_headers INTERFACE)
+target_include_directories(tensorflow_headers SYSTEM INTERFACE
   ${tensorflow_dir}/include
   ${tensorflow_dir}/include/external/com_github_grpc_grpc/include
   ${tensorflow_dir}/include/external/farmhash_archive/src
   ${tensorflow_dir}/include/external/com_google_protobuf/src)
 # C++ ABI: TensorFlow's class layouts depend on NDEBUG, its tensors on the alignment. Both hold for
 # every build type, so that a Debug build of ours is still compatible with the wheel.
-target_compile_definitions(rdmatensor_tensorflow PRIVATE
-  NDEBUG EIGEN_MAX_ALIGN_BYTES=64 _GLIBCXX_USE_CXX11_ABI=1 RDT_TENSORFLOW_MINOR=${supported_minor})
-target_compile_features(rdmatensor_tensorflow PRIVATE cxx_std_17)
+target_compile_definitions(tensorflow_headers INTERFACE
+  NDEBUG EIGEN_MAX_ALIGN_BYTES=64 _GLIBCXX_USE_CXX11_ABI=1)
+target_compile_features(tensorflow_headers INTERFACE cxx_std_17)
+
+add_library(rdmatensor_tensorflow MODULE ${plugin_sources})
+target_include_directories(rdmatensor_tensorflow PRIVATE ${CMAKE_SOURCE_DIR}/csrc
+                                                         ${CMAKE_SOURCE_DIR}/csrc/tensorflow)
+target_compile_definitions(rdmatensor_tensorflow PRIVATE RDT_TENSORFLOW_MINOR=${supported_minor})
 set_target_properties(rdmatensor_tensorflow PROPERTIES
   CXX_EXTENSIONS OFF CXX_STANDARD_REQUIRED ON BUILD_WITH_INSTALL_RPATH ON)
 # TensorFlow's libraries are found by soname: it loaded them before it loads any plugin. So no rpath
 # to them, and none of the libraries inside TensorFlow (protobuf, absl, grpc) is linked again.
 target_link_directories(rdmatensor_tensorflow PRIVATE ${tensorflow_dir})
 target_link_libraries(rdmatensor_tensorflow PRIVATE
-  rdmatensor_options rdmatensor_core -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2)
+  rdmatensor_options rdmatensor_core tensorflow_headers
+  -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2)
 # A symbol that this TensorFlow does not have is an error here, not when a user imports TensorFlow.
 target_link_options(rdmatensor_tensorflow PRIVATE -Wl,-z,defs)
 install(TARGETS rdmatensor_tensorflow LIBRARY DESTINATION rdmatensor)
