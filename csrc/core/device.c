@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,6 +103,9 @@ static rdt_status check_options(const rdt_device_options *options) {
                     options->struct_size);
   if (options && options->name && strlen(options->name) >= RDT_NAME_SIZE)
     return rdt_fail(RDT_ERR_INVALID, "a device's name has at most %d bytes", RDT_NAME_SIZE - 1);
+  for (const char *at = options && options->name ? options->name : ""; *at; at++)
+    if (iscntrl((unsigned char)*at))
+      return rdt_fail(RDT_ERR_INVALID, "a device's name cannot have control characters");
   return rdt_config_check();
 }
 

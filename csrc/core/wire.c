@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/wire.h"
 
+#include <ctype.h>
 #include <string.h>
 
 #include "core/status.h"
@@ -117,7 +118,8 @@ size_t rdt_wire_get_bytes(rdt_wire *wire, void *bytes, size_t capacity) {
 void rdt_wire_get_text(rdt_wire *wire, char *text, size_t size) {
   size_t length = rdt_wire_get_bytes(wire, text, size - 1);
   text[length] = '\0';
-  if (memchr(text, '\0', length)) wire->bad = true;
+  for (size_t i = 0; i < length; i++)
+    if (iscntrl((unsigned char)text[i])) wire->bad = true;
 }
 
 rdt_status rdt_wire_close(const rdt_wire *wire) {

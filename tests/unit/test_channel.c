@@ -241,7 +241,18 @@ static void test_slow_reader(void) {
   rdt_config_set("NOTIFY_QUEUE_BYTES", "64M");
 }
 
+static void test_bad_options(void) {
+  rdt_device *device;
+  rdt_device_options options = {.struct_size = sizeof(options), .name = "two\nlines"};
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_device_open(&options, &device));
+  options = (rdt_device_options){.struct_size = sizeof(options) + 8};
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_device_open(&options, &device));
+  options = (rdt_device_options){.struct_size = sizeof(options), .bind_address = "192.0.2.1"};
+  EXPECT_STATUS(RDT_ERR_SYSTEM, rdt_device_open(&options, &device));
+}
+
 int main(void) {
+  test_bad_options();
   test_order_without_credit();
   test_slow_reader();
   test_lease();

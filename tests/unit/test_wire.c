@@ -79,12 +79,27 @@ static void test_overlong(void) {
   rdt_wire_begin(&wire, RDT_MESSAGE_HELLO, 0);
   rdt_wire_put_bytes(&wire, text, sizeof(text));
   EXPECT_STATUS(RDT_ERR_RANGE, rdt_wire_end(&wire));
-  rdt_wire_begin(&wire, RDT_MESSAGE_HELLO, 0);
-  rdt_wire_put_bytes(&wire, "a\0b", 3);
-  EXPECT_STATUS(RDT_OK, rdt_wire_end(&wire));
-  EXPECT_STATUS(RDT_OK, rdt_wire_open(&wire, wire.size));
-  rdt_wire_get_text(&wire, text, 16);
-  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_wire_close(&wire));
+}
+
+static void test_text_of_a_peer(void) {
+  const struct {
+    const char *bytes;
+    rdt_status wanted;
+  } cases[] = {{"abc", RDT_OK},
+               {"gr\xc3\xbc", RDT_OK},
+               {"a\0b", RDT_ERR_PROTOCOL},
+               {"a\nb", RDT_ERR_PROTOCOL},
+               {"a\x1b[", RDT_ERR_PROTOCOL}};
+  for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    rdt_wire wire;
+    char text[16];
+    rdt_wire_begin(&wire, RDT_MESSAGE_HELLO, 0);
+    rdt_wire_put_bytes(&wire, cases[i].bytes, 3);
+    EXPECT_STATUS(RDT_OK, rdt_wire_end(&wire));
+    EXPECT_STATUS(RDT_OK, rdt_wire_open(&wire, wire.size));
+    rdt_wire_get_text(&wire, text, sizeof(text));
+    EXPECT_STATUS(cases[i].wanted, rdt_wire_close(&wire));
+  }
 }
 
 int main(void) {
@@ -93,5 +108,6 @@ int main(void) {
   test_flipped();
   test_foreign();
   test_overlong();
+  test_text_of_a_peer();
   return 0;
 }
