@@ -142,13 +142,15 @@ class Transfer(Workload):
 
     def initialise(self) -> None:
         self.session.run(self._initialise, {self._offset: 0})
+        # session.run would look its fetches up anew in every step.
+        self._run_step = self.session.make_callable(self._step)
 
     def before_block(self) -> None:
         self.session.run(self._update)
         self._updates += 1
 
     def step(self) -> Any:
-        return self.session.run(self._step)
+        return self._run_step()
 
     def check(self, fetched: Any) -> None:
         if not np.array_equal(fetched, self._expected()):
