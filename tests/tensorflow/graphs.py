@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
@@ -57,6 +58,17 @@ def session(cluster: Cluster, build: Callable[[], Any], settings: Any = None) ->
         yield opened
     finally:
         within(STEP_S, opened.raw.close)
+
+
+def abandon(raw: Any) -> None:
+    """Closes a session, one of whose tasks is dead, in the background: it asks the task for long, and
+    then fails."""
+
+    def close() -> None:
+        with suppress(tf.errors.OpError):
+            raw.close()
+
+    threading.Thread(target=close, daemon=True).start()
 
 
 def cross(tensor: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from clusters import STEP_S, Cluster, within
-from graphs import TASK0, TASK1, config, cross, session, v1
+from graphs import TASK0, TASK1, abandon, config, cross, session, v1
 
 errors = tf.errors
 
@@ -121,7 +121,7 @@ def test_killed_worker_and_its_successor(own_cluster: Cluster) -> None:
     assert not runner.is_alive(), "the step hangs after its peer was killed"
     assert isinstance(ended[0], errors.UnavailableError | errors.AbortedError), ended[0]
     assert time.monotonic() - start < 12
-    threading.Thread(target=opened.close, daemon=True).start()
+    abandon(opened)
 
     before = own_cluster.tasks[0].ask("pid")
     own_cluster.restart(1)

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from clusters import STEP_S, Cluster, within
-from graphs import TASK0, TASK1, Session, cross, session, v1
+from graphs import TASK0, TASK1, Session, abandon, cross, session, v1
 
 ELEMENTS = 1 << 20
 BYTES = ELEMENTS * 4
@@ -112,5 +112,4 @@ def test_after_the_receiver_was_killed(own_cluster: Cluster) -> None:
     assert not runner.is_alive(), "the step hangs after its peer was killed"
     assert isinstance(ended[0], tf.errors.UnavailableError | tf.errors.AbortedError), ended[0]
     _comes_home(own_cluster, 0, 0)
-    # It would ask the dead task, for long.
-    threading.Thread(target=opened.raw.close, daemon=True).start()
+    abandon(opened.raw)
