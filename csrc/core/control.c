@@ -74,7 +74,7 @@ rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *reque
     rdt_fds_close(&call.fds);
     return status;
   }
-  if (call.failed != RDT_OK)
+  if (!call.answered && call.failed != RDT_OK)
     return rdt_fail(call.failed, "the connection to %s was lost before it answered",
                     channel->peer_name);
   if (!call.answered)

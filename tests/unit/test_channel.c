@@ -191,6 +191,10 @@ static void test_concurrent_posts(void) {
                 rdt_region_alloc(b.device, 4096, RDT_ACCESS_READ | RDT_ACCESS_WRITE, "w", &region));
   rdt_channel *channel = join(&a, &b);
   EXPECT_STATUS(RDT_OK, rdt_remote_region_find(channel, "w", -1, &remote));
+  /* Nothing to move needs no buffer. */
+  rdt_op empty[] = {{.kind = RDT_OP_WRITE, .remote = remote},
+                    {.kind = RDT_OP_READ, .remote = remote, .remote_offset = 4096}};
+  EXPECT_STATUS(RDT_OK, rdt_channel_post(channel, empty, 2, NULL, NULL));
   for (int i = 0; i < WRITERS; i++) {
     writers[i] = (writer){channel, remote, i};
     EXPECT(pthread_create(&threads[i], NULL, write_own_slot, &writers[i]) == 0);

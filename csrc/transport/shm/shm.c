@@ -114,12 +114,12 @@ static uint64_t shm_max_notify(const rdt_endpoint *endpoint) {
 
 static rdt_status shm_write(rdt_mapping *mapping, uint64_t offset, const void *source,
                             uint64_t size) {
-  memcpy(mapping->base + mapping->offset + offset, source, size);
+  if (size) memcpy(mapping->base + mapping->offset + offset, source, size);
   return RDT_OK;
 }
 
 static rdt_status shm_read(rdt_mapping *mapping, uint64_t offset, void *target, uint64_t size) {
-  memcpy(target, mapping->base + mapping->offset + offset, size);
+  if (size) memcpy(target, mapping->base + mapping->offset + offset, size);
   return RDT_OK;
 }
 
