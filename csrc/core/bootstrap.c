@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How two devices meet. Over TCP they say HELLO, which tells each which transports the other has; a
- * transport that both can use is then attached over a socket of its kind (shm: a unix socket, which
- * proves the user and carries descriptors). That socket stays as the channel's control connection.
- * docs/protocol.md draws it.
+ * transport that both can use is then attached: over a unix socket if it is local, else over the same
+ * TCP connection. That socket stays as the channel's control connection. docs/protocol.md draws it.
  *
  * Incoming handshakes run on short-lived threads with deadlines, so that a peer that connects and
  * says nothing delays nobody.
@@ -31,9 +30,19 @@ typedef struct hello {
   uint64_t generation;
 } hello;
 
+/* "shm,verbs": the ones this device opened. */
+static void list_transports(const rdt_device *device, char *text, size_t size) {
+  text[0] = '\0';
+  for (size_t i = 0, used = 0; i < rdt_transport_count; i++) {
+    if (!device->transports[i].open) continue;
+    snprintf(text + used, size - used, "%s%s", used ? "," : "", rdt_transports[i]->name);
+    used = strlen(text);
+  }
+}
+
 static void put_hello(rdt_wire *wire, const rdt_device *device) {
   char transports[64];
-  rdt_config_text(RDT_CONFIG_TRANSPORTS, transports, sizeof(transports));
+  list_transports(device, transports, sizeof(transports));
   rdt_wire_put_text(wire, device->name);
   rdt_wire_put_text(wire, device->address);
   rdt_wire_put_text(wire, device->host_id);
@@ -78,8 +87,9 @@ static rdt_status read_refusal(rdt_wire *wire, const char *address) {
 
 /* ---- outgoing ------------------------------------------------------------------------------------ */
 
+/* On success the connection is open for an attach. */
 static rdt_status exchange_hello(rdt_device *device, const char *address, rdt_deadline deadline,
-                                 hello *peer) {
+                                 hello *peer, int *socket_out) {
   rdt_wire wire;
   int socket;
   rdt_status status = rdt_net_connect(address, deadline, &socket);
@@ -95,27 +105,22 @@ static rdt_status exchange_hello(rdt_device *device, const char *address, rdt_de
     get_hello(&wire, peer);
     status = rdt_wire_close(&wire);
   }
-  close(socket);
+  if (status == RDT_OK)
+    *socket_out = socket;
+  else
+    close(socket);
   return status;
 }
 
-static bool listed(const char *list, const char *name) {
-  size_t length = strlen(name);
-  for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',')
-    if (strcspn(at, ",") == length && strncmp(at, name, length) == 0) return true;
-  return false;
-}
-
-/* The first transport of our list that the peer has too and that reaches it. */
+/* The first transport that this device and the peer have and that reaches it. */
 static rdt_status choose_transport(const rdt_device *device, const hello *peer,
                                    const rdt_transport **chosen) {
-  char ours[64], why[128], reasons[384] = "";
-  rdt_config_text(RDT_CONFIG_TRANSPORTS, ours, sizeof(ours));
+  char why[256], reasons[640] = "";
   for (size_t i = 0; i < rdt_transport_count; i++) {
     const rdt_transport *each = rdt_transports[i];
-    if (!listed(ours, each->name)) {
-      snprintf(why, sizeof(why), "not in %sTRANSPORTS", RDT_ENV_PREFIX);
-    } else if (!listed(peer->transports, each->name)) {
+    if (!device->transports[i].open) {
+      snprintf(why, sizeof(why), "%s", device->transports[i].why_not);
+    } else if (!rdt_listed(peer->transports, each->name)) {
       snprintf(why, sizeof(why), "the peer does not have it");
     } else if (each->usable(device->host_id, peer->host_id, why, sizeof(why))) {
       *chosen = each;
@@ -129,9 +134,10 @@ static rdt_status choose_transport(const rdt_device *device, const hello *peer,
 }
 
 /* Joins `channel` to the answer of the peer's device. */
-static rdt_status finish_attach(rdt_channel *channel, const char *address, rdt_wire *wire,
-                                rdt_fds *fds, const hello *expected) {
+static rdt_status join_answer(rdt_channel *channel, rdt_wire *wire, rdt_fds *fds,
+                              const hello *expected) {
   hello peer;
+  const char *address = expected->address;
   rdt_bundle offer = {.size = 0};
   if (wire->type == RDT_MESSAGE_REFUSAL) return read_refusal(wire, address);
   if (wire->type != RDT_MESSAGE_ATTACH)
@@ -143,9 +149,17 @@ static rdt_status finish_attach(rdt_channel *channel, const char *address, rdt_w
   if (transport != channel->transport || peer.generation != expected->generation)
     return rdt_fail(RDT_ERR_PROTOCOL, "%s changed its mind during the handshake", address);
   offer.fds = *fds;
-  status = channel->transport->endpoint_connect(channel->endpoint, &offer);
+  status = channel->transport->endpoint_connect(channel->endpoint, expected->name, &offer);
   *fds = offer.fds;
   return status;
+}
+
+/* Until now the peer could not know that its messages would be received. */
+static rdt_status send_ready(rdt_channel *channel, rdt_deadline deadline) {
+  rdt_wire wire;
+  rdt_wire_begin(&wire, RDT_MESSAGE_READY, 0);
+  rdt_status status = rdt_wire_end(&wire);
+  return status == RDT_OK ? rdt_net_send(channel->control, &wire, NULL, deadline) : status;
 }
 
 static void introduce(rdt_channel *channel, int control, const hello *peer) {
@@ -163,28 +177,41 @@ static rdt_status attach(rdt_channel *channel, const rdt_bundle *offer, const he
   put_hello(&wire, channel->device);
   put_bundle(&wire, channel->transport, offer);
   rdt_status status = rdt_wire_end(&wire);
-  if (status == RDT_OK) status = rdt_net_check_same_user(channel->control);
+  if (status == RDT_OK && channel->transport->local)
+    status = rdt_net_check_same_user(channel->control);
   if (status == RDT_OK) status = rdt_net_send(channel->control, &wire, &offer->fds, deadline);
   if (status == RDT_OK) status = rdt_net_receive(channel->control, &wire, &fds, deadline);
-  if (status == RDT_OK) status = finish_attach(channel, peer->address, &wire, &fds, peer);
+  if (status == RDT_OK) status = join_answer(channel, &wire, &fds, peer);
+  if (status == RDT_OK) status = send_ready(channel, deadline);
   rdt_fds_close(&fds);
   return status;
 }
 
-static rdt_status connect_channel(rdt_device *device, const hello *peer, rdt_deadline deadline,
-                                  rdt_channel **channel_out) {
+/* A local transport's own socket instead of the TCP connection. */
+static rdt_status switch_to_local(const hello *peer, rdt_deadline deadline, int *socket) {
+  int local;
+  rdt_status status = rdt_net_connect_local(peer->local_name, deadline, &local);
+  if (status != RDT_OK) return status;
+  close(*socket);
+  *socket = local;
+  return RDT_OK;
+}
+
+/* Takes over `socket`. */
+static rdt_status connect_channel(rdt_device *device, const hello *peer, int socket,
+                                  rdt_deadline deadline, rdt_channel **channel_out) {
   const rdt_transport *transport = NULL;
   rdt_bundle offer;
   rdt_channel *channel;
-  int control;
   rdt_status status = choose_transport(device, peer, &transport);
+  if (status == RDT_OK && transport->local) status = switch_to_local(peer, deadline, &socket);
   if (status == RDT_OK) status = rdt_channel_create(device, transport, &offer, &channel);
-  if (status != RDT_OK) return status;
-  status = rdt_net_connect_local(peer->local_name, deadline, &control);
-  if (status == RDT_OK) {
-    introduce(channel, control, peer);
-    status = attach(channel, &offer, peer, deadline);
+  if (status != RDT_OK) {
+    close(socket);
+    return status;
   }
+  introduce(channel, socket, peer);
+  status = attach(channel, &offer, peer, deadline);
   rdt_fds_close(&offer.fds);
   if (status == RDT_OK) {
     rdt_channel_ref(channel); /* the progress thread's */
@@ -202,6 +229,7 @@ static rdt_status connect_channel(rdt_device *device, const hello *peer, rdt_dea
 rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
                               rdt_channel **channel) {
   hello peer;
+  int socket;
   if (!device || !address || !channel)
     return rdt_fail(RDT_ERR_INVALID, "device, address and channel must not be NULL");
   rdt_status status = rdt_device_check(device);
@@ -211,8 +239,8 @@ rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeo
                     "rdt_device_connect waits: it cannot be called from a handler");
   if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
   rdt_deadline deadline = rdt_deadline_after(timeout_ms);
-  status = exchange_hello(device, address, deadline, &peer);
-  return status == RDT_OK ? connect_channel(device, &peer, deadline, channel) : status;
+  status = exchange_hello(device, address, deadline, &peer, &socket);
+  return status == RDT_OK ? connect_channel(device, &peer, socket, deadline, channel) : status;
 }
 
 /* ---- incoming ------------------------------------------------------------------------------------ */
@@ -223,20 +251,16 @@ typedef struct handshake {
   bool local;
 } handshake;
 
-static rdt_status answer_hello(rdt_device *device, int socket, rdt_deadline deadline) {
-  rdt_wire wire;
+static rdt_status answer_hello(rdt_device *device, int socket, rdt_wire *wire,
+                               rdt_deadline deadline) {
   hello peer;
-  rdt_status status = rdt_net_receive(socket, &wire, NULL, deadline);
-  if (status == RDT_OK && wire.type != RDT_MESSAGE_HELLO)
-    status = rdt_fail(RDT_ERR_PROTOCOL, "message %u came before a hello", wire.type);
+  get_hello(wire, &peer);
+  rdt_status status = rdt_wire_close(wire);
   if (status != RDT_OK) return status;
-  get_hello(&wire, &peer);
-  status = rdt_wire_close(&wire);
-  if (status != RDT_OK) return status;
-  rdt_wire_begin(&wire, RDT_MESSAGE_HELLO, 0);
-  put_hello(&wire, device);
-  status = rdt_wire_end(&wire);
-  return status == RDT_OK ? rdt_net_send(socket, &wire, NULL, deadline) : status;
+  rdt_wire_begin(wire, RDT_MESSAGE_HELLO, 0);
+  put_hello(wire, device);
+  status = rdt_wire_end(wire);
+  return status == RDT_OK ? rdt_net_send(socket, wire, NULL, deadline) : status;
 }
 
 static void refuse(int socket, rdt_status status, rdt_deadline deadline) {
@@ -249,9 +273,22 @@ static void refuse(int socket, rdt_status status, rdt_deadline deadline) {
   if (rdt_wire_end(&wire) == RDT_OK) rdt_net_send(socket, &wire, NULL, deadline);
 }
 
+/* Over TCP nothing proves the user, as a local transport needs it. */
+static rdt_status check_transport(const rdt_device *device, const rdt_transport *transport,
+                                  bool local) {
+  const rdt_device_transport *own = &device->transports[rdt_transport_index(transport)];
+  if (!own->open)
+    return rdt_fail(RDT_ERR_NO_TRANSPORT, "device %s does not have transport %s (%s)", device->name,
+                    transport->name, own->why_not);
+  if (transport->local != local)
+    return rdt_fail(RDT_ERR_PROTOCOL, "transport %s is not attached over a socket of this kind",
+                    transport->name);
+  return RDT_OK;
+}
+
 /* Creates our end for the ATTACH in `wire` and fills `offer` with what the peer's end needs. */
-static rdt_status accept_channel(rdt_device *device, int socket, rdt_wire *wire, rdt_fds *fds,
-                                 rdt_bundle *offer, rdt_channel **channel_out) {
+static rdt_status accept_channel(rdt_device *device, int socket, bool local, rdt_wire *wire,
+                                 rdt_fds *fds, rdt_bundle *offer, rdt_channel **channel_out) {
   hello peer;
   rdt_bundle theirs = {.size = 0};
   if (wire->type != RDT_MESSAGE_ATTACH)
@@ -260,10 +297,11 @@ static rdt_status accept_channel(rdt_device *device, int socket, rdt_wire *wire,
   const rdt_transport *transport = get_bundle(wire, &theirs);
   rdt_channel *channel;
   rdt_status status = rdt_wire_close(wire);
+  if (status == RDT_OK) status = check_transport(device, transport, local);
   if (status == RDT_OK) status = rdt_channel_create(device, transport, offer, &channel);
   if (status != RDT_OK) return status;
   theirs.fds = *fds;
-  status = transport->endpoint_connect(channel->endpoint, &theirs);
+  status = transport->endpoint_connect(channel->endpoint, peer.name, &theirs);
   *fds = theirs.fds;
   if (status != RDT_OK) {
     rdt_fds_close(&offer->fds);
@@ -285,22 +323,28 @@ static rdt_status send_offer(rdt_channel *channel, const rdt_bundle *offer, rdt_
   return status == RDT_OK ? rdt_net_send(channel->control, &wire, &offer->fds, deadline) : status;
 }
 
-/* On success the socket belongs to the new channel. */
-static rdt_status answer_attach(rdt_device *device, int socket, rdt_deadline deadline) {
+static rdt_status await_ready(rdt_channel *channel, rdt_deadline deadline) {
   rdt_wire wire;
-  rdt_fds fds = {.count = 0};
+  rdt_status status = rdt_net_receive(channel->control, &wire, NULL, deadline);
+  if (status == RDT_OK && wire.type != RDT_MESSAGE_READY)
+    status = rdt_fail(RDT_ERR_PROTOCOL, "message %u came instead of ready", wire.type);
+  return status == RDT_OK ? rdt_wire_close(&wire) : status;
+}
+
+/* On success the socket belongs to the new channel. */
+static rdt_status answer_attach(rdt_device *device, const handshake *work, rdt_wire *wire,
+                                rdt_fds *fds, rdt_deadline deadline) {
   rdt_bundle offer;
   rdt_channel *channel = NULL;
-  rdt_status status = rdt_net_check_same_user(socket);
-  if (status == RDT_OK) status = rdt_net_receive(socket, &wire, &fds, deadline);
-  if (status == RDT_OK) status = accept_channel(device, socket, &wire, &fds, &offer, &channel);
-  rdt_fds_close(&fds);
+  rdt_status status =
+      accept_channel(device, work->socket, work->local, wire, fds, &offer, &channel);
   if (status != RDT_OK) {
-    refuse(socket, status, deadline);
+    refuse(work->socket, status, deadline);
     return status;
   }
   status = send_offer(channel, &offer, deadline);
   rdt_fds_close(&offer.fds);
+  if (status == RDT_OK) status = await_ready(channel, deadline);
   if (status == RDT_OK) status = rdt_progress_adopt(channel);
   if (status != RDT_OK) {
     channel->control = -1; /* the caller's again */
@@ -309,16 +353,32 @@ static rdt_status answer_attach(rdt_device *device, int socket, rdt_deadline dea
   return status;
 }
 
+/* Answers hellos until an attach comes. */
+static rdt_status answer(rdt_device *device, const handshake *work) {
+  rdt_deadline deadline = rdt_deadline_after(HANDSHAKE_MS);
+  rdt_wire wire;
+  rdt_fds fds = {.count = 0};
+  rdt_status status = work->local ? rdt_net_check_same_user(work->socket) : RDT_OK;
+  if (status != RDT_OK) refuse(work->socket, status, deadline);
+  while (status == RDT_OK) {
+    status = rdt_net_receive(work->socket, &wire, work->local ? &fds : NULL, deadline);
+    if (status != RDT_OK || wire.type != RDT_MESSAGE_HELLO) break;
+    status = answer_hello(device, work->socket, &wire, deadline);
+  }
+  if (status == RDT_OK) status = answer_attach(device, work, &wire, &fds, deadline);
+  rdt_fds_close(&fds);
+  return status;
+}
+
 static void *run_handshake(void *argument) {
   handshake *work = argument;
   rdt_device *device = work->device;
-  rdt_deadline deadline = rdt_deadline_after(HANDSHAKE_MS);
-  rdt_status status = work->local ? answer_attach(device, work->socket, deadline)
-                                  : answer_hello(device, work->socket, deadline);
-  if (status != RDT_OK)
-    rdt_log(RDT_LOG_DEBUG, "device %s: a connection was refused: %s", device->name,
+  rdt_status status = answer(device, work);
+  if (status != RDT_OK) {
+    rdt_log(RDT_LOG_DEBUG, "device %s: a connection came to nothing: %s", device->name,
             rdt_last_error());
-  if (status != RDT_OK || !work->local) close(work->socket);
+    close(work->socket);
+  }
   free(work);
   pthread_mutex_lock(&device->lock);
   device->handshakes--;

@@ -3,6 +3,7 @@
  * Posting: operations run at once on the poster's thread; what finds no credit waits in the channel's
  * queue, in order, for the progress thread.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,7 +16,8 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
                               rdt_channel **channel_out) {
   rdt_channel *channel = calloc(1, sizeof(*channel));
   if (!channel) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status = transport->endpoint_create(&channel->endpoint, offer);
+  rdt_domain *domain = device->transports[rdt_transport_index(transport)].domain;
+  rdt_status status = transport->endpoint_create(domain, &channel->endpoint, offer);
   if (status != RDT_OK) {
     free(channel);
     return status;
@@ -26,9 +28,10 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
   channel->transport = transport;
   channel->control = -1;
   channel->queue_tail = &channel->queue;
-  channel->control_watch = (rdt_watch){channel, true};
-  channel->event_watch = (rdt_watch){channel, false};
+  channel->control_watch = (rdt_watch){.kind = RDT_WATCH_CONTROL, .channel = channel};
+  channel->event_watch = (rdt_watch){.kind = RDT_WATCH_ENDPOINT, .channel = channel};
   pthread_mutex_init(&channel->send_lock, NULL);
+  pthread_mutex_init(&channel->control_lock, NULL);
   pthread_mutex_init(&channel->lock, NULL);
   rdt_cond_init(&channel->answered);
   *channel_out = channel;
@@ -38,7 +41,9 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
 static void channel_free(rdt_channel *channel) {
   if (channel->control >= 0) close(channel->control);
   channel->transport->endpoint_destroy(channel->endpoint);
+  free(channel->unsent);
   pthread_mutex_destroy(&channel->send_lock);
+  pthread_mutex_destroy(&channel->control_lock);
   pthread_mutex_destroy(&channel->lock);
   pthread_cond_destroy(&channel->answered);
   rdt_device *device = channel->device;
@@ -124,77 +129,115 @@ static rdt_status check_post(const rdt_channel *channel, const rdt_op *ops, size
   if (status != RDT_OK) return status;
   if (atomic_load(&channel->close_requested))
     return rdt_fail(RDT_ERR_CANCELLED, "the channel to %s was closed here", channel->peer_name);
-  if (atomic_load(&channel->down))
-    return rdt_fail(RDT_ERR_CONNECTION_LOST, "the connection to %s at %s is lost",
-                    channel->peer_name, channel->peer_address);
-  return RDT_OK;
+  return atomic_load(&channel->down) ? rdt_channel_fail_down(channel) : RDT_OK;
+}
+
+rdt_status rdt_channel_fail_down(const rdt_channel *channel) {
+  return rdt_fail(RDT_ERR_CONNECTION_LOST, "the connection to %s at %s is lost: %s",
+                  channel->peer_name, channel->peer_address, channel->cause);
 }
 
 /* ---- execution ----------------------------------------------------------------------------------- */
 
-static rdt_status do_write(rdt_channel *channel, const rdt_op *op) {
-  rdt_count(&channel->device->counters.writes, 1);
-  rdt_count(&channel->device->counters.write_bytes, op->size);
-  return channel->transport->write(op->remote->mapping, op->remote_offset, op->local, op->size);
-}
-
-static rdt_status do_read(rdt_channel *channel, const rdt_op *op) {
-  rdt_count(&channel->device->counters.reads, 1);
-  rdt_count(&channel->device->counters.read_bytes, op->size);
-  return channel->transport->read(op->remote->mapping, op->remote_offset, op->local, op->size);
-}
-
-/* Under send_lock. */
-static rdt_status do_notify(rdt_channel *channel, const rdt_op *op) {
-  bool payload = op->kind == RDT_OP_NOTIFY;
-  rdt_status status = channel->transport->notify(
-      channel->endpoint, op->immediate, payload ? op->local : NULL, payload ? op->size : 0);
-  if (status == RDT_OK) {
-    rdt_count(&channel->device->counters.notifies_sent, 1);
-    if (payload) rdt_count(&channel->device->counters.notify_bytes_sent, op->size);
+/* `bytes` of the operation were posted, and with `whole` all that was left of it. */
+static void count_op(rdt_device *device, uint32_t kind, uint64_t bytes, bool whole) {
+  rdt_counters *counters = &device->counters;
+  if (kind == RDT_OP_READ) {
+    rdt_count(&counters->reads, whole);
+    rdt_count(&counters->read_bytes, bytes);
+  } else if (kind == RDT_OP_NOTIFY) {
+    rdt_count(&counters->notifies_sent, whole);
+    rdt_count(&counters->notify_bytes_sent, bytes);
+  } else {
+    rdt_count(&counters->writes, whole);
+    rdt_count(&counters->write_bytes, bytes);
   }
+}
+
+/* Once its bytes are on their way, only the notification is left of a WRITE_NOTIFY. */
+static void keep_notification(rdt_op *op) {
+  if (op->kind == RDT_OP_NOTIFY) return;
+  op->kind = RDT_OP_NOTIFY;
+  op->local = NULL;
+  op->size = 0;
+}
+
+static rdt_status move(rdt_channel *channel, rdt_op *op, rdt_request *request) {
+  const rdt_transport *transport = channel->transport;
+  uint64_t wanted = op->size;
+  rdt_status status = op->kind == RDT_OP_READ
+                          ? transport->read(channel->endpoint, op->remote->mapping, op, request)
+                          : transport->write(channel->endpoint, op->remote->mapping, op, request);
+  if (status < 0) return status;
+  bool whole = status != RDT_NO_CREDIT;
+  count_op(channel->device, op->kind, whole ? wanted : wanted - op->size, whole);
+  return whole ? RDT_OK : status;
+}
+
+/* Posts the operation as far as there is credit; on RDT_NO_CREDIT, *op is what is left of it. */
+static rdt_status execute_op(rdt_channel *channel, rdt_op *op, rdt_request *request) {
+  rdt_status status = op->kind == RDT_OP_NOTIFY ? RDT_OK : move(channel, op, request);
+  if (status != RDT_OK || op->kind == RDT_OP_READ || op->kind == RDT_OP_WRITE) return status;
+  keep_notification(op);
+  status = channel->transport->notify(channel->endpoint, op->immediate, op->local, op->size);
+  if (status == RDT_OK) count_op(channel->device, op->kind, op->size, true);
   return status;
 }
 
-/* Executes ops[*at..count) until one finds no credit (RDT_IN_PROGRESS) or fails. Under send_lock if
- * any op notifies. */
-static rdt_status execute(rdt_channel *channel, const rdt_op *ops, size_t count, size_t *at) {
-  rdt_status status = RDT_OK;
-  for (; *at < count; (*at)++) {
-    const rdt_op *op = &ops[*at];
-    if (op->kind == RDT_OP_READ) status = do_read(channel, op);
-    if (op->kind == RDT_OP_WRITE || op->kind == RDT_OP_WRITE_NOTIFY) status = do_write(channel, op);
-    if (status == RDT_OK && (op->kind == RDT_OP_NOTIFY || op->kind == RDT_OP_WRITE_NOTIFY))
-      status = do_notify(channel, op);
+static void ring_doorbell(rdt_channel *channel) {
+  int rung = channel->transport->doorbell(channel->endpoint);
+  if (rung) rdt_count(&channel->device->counters.doorbells, (uint64_t)rung);
+}
+
+/* ---- requests ------------------------------------------------------------------------------------ */
+
+void rdt_request_hold(rdt_request *request) { atomic_fetch_add(&request->holds, 1); }
+
+static void note_failure(rdt_request *request, rdt_status status) {
+  int none = RDT_OK;
+  if (status < 0) atomic_compare_exchange_strong(&request->status, &none, status);
+}
+
+/* Gives up one hold; true for the last. */
+static bool let_go(rdt_request *request, rdt_status status) {
+  note_failure(request, status);
+  return atomic_fetch_sub(&request->holds, 1) == 1;
+}
+
+static void request_free(rdt_request *request) {
+  for (size_t i = 0; i < request->count; i++) rdt_remote_region_unref(request->ops[i].remote);
+  free(request);
+}
+
+void rdt_request_complete(rdt_request *request, rdt_status status) {
+  if (!let_go(request, status)) return;
+  if (request->done) request->done(request->context, (rdt_status)atomic_load(&request->status));
+  request_free(request);
+}
+
+static rdt_request *request_new(const rdt_op *ops, size_t count, rdt_done_fn done, void *context) {
+  rdt_request *request = malloc(sizeof(*request) + count * sizeof(*ops));
+  if (!request) {
+    rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+    return NULL;
+  }
+  *request = (rdt_request){.done = done, .context = context, .holds = 1, .count = count};
+  memcpy(request->ops, ops, count * sizeof(*ops));
+  for (size_t i = 0; i < count; i++)
+    if (request->ops[i].remote) rdt_remote_region_ref(request->ops[i].remote);
+  return request;
+}
+
+/* RDT_OK when all is posted. Under send_lock, as all below. */
+static rdt_status execute_request(rdt_channel *channel, rdt_request *request) {
+  for (; request->at < request->count; request->at++) {
+    rdt_status status = execute_op(channel, &request->ops[request->at], request);
     if (status != RDT_OK) return status;
   }
   return RDT_OK;
 }
 
-static void ring_doorbell(rdt_channel *channel) {
-  if (channel->transport->doorbell(channel->endpoint))
-    rdt_count(&channel->device->counters.doorbells, 1);
-}
-
-/* An operation without credit has moved its bytes: only its notification is left to do. */
-static void keep_notification(rdt_op *op) {
-  if (op->kind == RDT_OP_WRITE_NOTIFY) {
-    op->kind = RDT_OP_NOTIFY;
-    op->size = 0;
-  }
-}
-
-/* Puts ops[at..count) behind what waits already. Under send_lock. */
-static rdt_status enqueue(rdt_channel *channel, const rdt_op *ops, size_t count, size_t at,
-                          bool without_credit, rdt_done_fn done, void *context) {
-  size_t rest = count - at;
-  rdt_request *request = malloc(sizeof(*request) + rest * sizeof(*ops));
-  if (!request) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  *request = (rdt_request){.done = done, .context = context, .at = 0, .count = rest};
-  memcpy(request->ops, ops + at, rest * sizeof(*ops));
-  for (size_t i = 0; i < rest; i++)
-    if (request->ops[i].remote) rdt_remote_region_ref(request->ops[i].remote);
-  if (without_credit) keep_notification(&request->ops[0]);
+static rdt_status enqueue(rdt_channel *channel, rdt_request *request) {
   if (!channel->queue) channel->last_credit = rdt_now_ms();
   *channel->queue_tail = request;
   channel->queue_tail = &request->next;
@@ -204,54 +247,99 @@ static rdt_status enqueue(rdt_channel *channel, const rdt_op *ops, size_t count,
   return RDT_IN_PROGRESS;
 }
 
-static bool needs_lock(const rdt_channel *channel, const rdt_op *ops, size_t count) {
-  if (atomic_load_explicit(&channel->queued, memory_order_acquire)) return true;
+/* ---- posting ------------------------------------------------------------------------------------- */
+
+static bool notifies(const rdt_op *op) {
+  return op->kind == RDT_OP_NOTIFY || op->kind == RDT_OP_WRITE_NOTIFY;
+}
+
+static bool any_notifies(const rdt_op *ops, size_t count) {
   for (size_t i = 0; i < count; i++)
-    if (ops[i].kind == RDT_OP_NOTIFY || ops[i].kind == RDT_OP_WRITE_NOTIFY) return true;
+    if (notifies(&ops[i])) return true;
   return false;
 }
 
-static rdt_status lose(rdt_channel *channel) {
-  atomic_store(&channel->broken, true);
-  rdt_device_wake(channel->device);
-  return RDT_ERR_CONNECTION_LOST;
+static bool all_complete_at_once(const rdt_channel *channel, const rdt_op *ops, size_t count) {
+  if (channel->transport->synchronous) return true;
+  for (size_t i = 0; i < count; i++)
+    if (ops[i].kind != RDT_OP_NOTIFY) return false;
+  return true;
+}
+
+/* Operations that need no request unless one finds no credit. */
+static rdt_status post_directly(rdt_channel *channel, const rdt_op *ops, size_t count,
+                                rdt_done_fn done, void *context) {
+  for (size_t at = 0; at < count; at++) {
+    rdt_op op = ops[at];
+    rdt_status status = execute_op(channel, &op, NULL);
+    if (status == RDT_OK) continue;
+    if (status != RDT_NO_CREDIT) return status;
+    rdt_request *rest = request_new(ops + at, count - at, done, context);
+    if (!rest) return RDT_ERR_NO_MEMORY;
+    rest->ops[0] = op;
+    return enqueue(channel, rest);
+  }
+  return RDT_OK;
+}
+
+static rdt_status post_request(rdt_channel *channel, const rdt_op *ops, size_t count,
+                               rdt_done_fn done, void *context) {
+  rdt_request *request = request_new(ops, count, done, context);
+  if (!request) return RDT_ERR_NO_MEMORY;
+  if (channel->queue) return enqueue(channel, request);
+  rdt_status status = execute_request(channel, request);
+  if (status == RDT_NO_CREDIT) return enqueue(channel, request);
+  /* Pieces of a failed request may be under way: then it is they who complete it. */
+  if (!let_go(request, status)) return RDT_IN_PROGRESS;
+  status = (rdt_status)atomic_load(&request->status);
+  request_free(request);
+  return status;
+}
+
+/* Any other failure concerns one operation only. */
+static bool breaks_channel(rdt_status status) {
+  return status == RDT_ERR_PROTOCOL || status == RDT_ERR_CONNECTION_LOST;
+}
+
+void rdt_channel_break(rdt_channel *channel) {
+  pthread_mutex_lock(&channel->lock);
+  if (!channel->cause[0]) snprintf(channel->cause, sizeof(channel->cause), "%s", rdt_last_error());
+  pthread_mutex_unlock(&channel->lock);
+  if (!atomic_exchange(&channel->broken, true)) rdt_device_wake(channel->device);
 }
 
 rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count, rdt_done_fn done,
                             void *context) {
-  size_t at = 0;
   rdt_status status = check_post(channel, ops, count);
   if (status != RDT_OK) return status;
-  if (!needs_lock(channel, ops, count)) return execute(channel, ops, count, &at);
+  bool queued = atomic_load_explicit(&channel->queued, memory_order_acquire);
+  if (channel->transport->synchronous && !queued && !any_notifies(ops, count))
+    return post_directly(channel, ops, count, done, context);
   pthread_mutex_lock(&channel->send_lock);
   if (atomic_load(&channel->down))
-    status = rdt_fail(RDT_ERR_CONNECTION_LOST, "the connection to %s is lost", channel->peer_name);
-  else if (channel->queue)
-    status = enqueue(channel, ops, count, 0, false, done, context);
-  else if ((status = execute(channel, ops, count, &at)) == RDT_IN_PROGRESS)
-    status = enqueue(channel, ops, count, at, true, done, context);
+    status = rdt_channel_fail_down(channel);
+  else if (!channel->queue && all_complete_at_once(channel, ops, count))
+    status = post_directly(channel, ops, count, done, context);
+  else
+    status = post_request(channel, ops, count, done, context);
   ring_doorbell(channel);
   pthread_mutex_unlock(&channel->send_lock);
-  return status == RDT_ERR_PROTOCOL ? lose(channel) : status;
+  if (!breaks_channel(status)) return status;
+  rdt_channel_break(channel);
+  return RDT_ERR_CONNECTION_LOST;
 }
 
 /* ---- queue --------------------------------------------------------------------------------------- */
 
-static void complete(rdt_request *request, rdt_status status) {
-  for (size_t i = 0; i < request->count; i++) rdt_remote_region_unref(request->ops[i].remote);
-  if (request->done) request->done(request->context, status);
-  free(request);
-}
-
 static void complete_all(rdt_request *request, rdt_status status) {
   while (request) {
     rdt_request *next = request->next;
-    complete(request, status);
+    rdt_request_complete(request, status);
     request = next;
   }
 }
 
-/* Takes what stands before `stop` off the queue; everything when it is NULL. Under send_lock. */
+/* Takes what stands before `stop` off the queue; everything when it is NULL. */
 static rdt_request *detach_until(rdt_channel *channel, rdt_request *stop) {
   rdt_request *first = channel->queue;
   rdt_request **link = &channel->queue;
@@ -267,32 +355,55 @@ static rdt_request *detach_until(rdt_channel *channel, rdt_request *stop) {
 static rdt_request *execute_queue(rdt_channel *channel, rdt_status *status) {
   rdt_request *request = channel->queue;
   for (*status = RDT_OK; request; request = request->next) {
-    size_t before = request->at;
-    *status = execute(channel, request->ops, request->count, &request->at);
-    if (request->at != before) channel->last_credit = rdt_now_ms();
-    if (*status != RDT_OK) break;
+    size_t at = request->at;
+    uint64_t left = at < request->count ? request->ops[at].size : 0;
+    *status = execute_request(channel, request);
+    if (*status == RDT_OK || request->at != at || request->ops[at].size != left)
+      channel->last_credit = rdt_now_ms();
+    if (*status == RDT_NO_CREDIT || breaks_channel(*status)) break;
+    note_failure(request, *status);
   }
-  if (*status == RDT_IN_PROGRESS) keep_notification(&request->ops[request->at]);
   return request;
 }
 
 void rdt_channel_flush(rdt_channel *channel) {
   rdt_status status;
-  if (!atomic_load_explicit(&channel->queued, memory_order_acquire)) return;
+  const rdt_transport *transport = channel->transport;
+  if (!atomic_load_explicit(&channel->queued, memory_order_acquire) &&
+      !(transport->wants_doorbell && transport->wants_doorbell(channel->endpoint)))
+    return;
   pthread_mutex_lock(&channel->send_lock);
   rdt_request *waiting = execute_queue(channel, &status);
   rdt_request *finished = detach_until(channel, waiting);
-  bool stuck = waiting && rdt_now_ms() - channel->last_credit >
-                              (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
+  int64_t limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
+  bool stuck = waiting && rdt_now_ms() - channel->last_credit > limit;
   ring_doorbell(channel);
   pthread_mutex_unlock(&channel->send_lock);
+  if (stuck)
+    rdt_fail(RDT_ERR_CONNECTION_LOST, "it took nothing for %lld ms (%sDEADLINE_MS)",
+             (long long)limit, RDT_ENV_PREFIX);
+  if (stuck || breaks_channel(status)) rdt_channel_break(channel);
   complete_all(finished, RDT_OK);
-  if (stuck || status == RDT_ERR_PROTOCOL) atomic_store(&channel->broken, true);
 }
 
-void rdt_channel_fail_queue(rdt_channel *channel, rdt_status why) {
+void rdt_channel_end_queue(rdt_channel *channel, rdt_status why) {
   pthread_mutex_lock(&channel->send_lock);
   rdt_request *pending = detach_until(channel, NULL);
   pthread_mutex_unlock(&channel->send_lock);
   complete_all(pending, why);
+}
+
+void rdt_channel_stop(rdt_channel *channel) {
+  rdt_channel_end_queue(channel, channel->why);
+  pthread_mutex_lock(&channel->send_lock);
+  if (channel->transport->endpoint_stop) channel->transport->endpoint_stop(channel->endpoint);
+  pthread_mutex_unlock(&channel->send_lock);
+}
+
+void rdt_channel_probe(rdt_channel *channel) {
+  pthread_mutex_lock(&channel->send_lock);
+  rdt_status status = channel->transport->probe(channel->endpoint);
+  ring_doorbell(channel);
+  pthread_mutex_unlock(&channel->send_lock);
+  if (status < 0) rdt_channel_break(channel);
 }

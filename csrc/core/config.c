@@ -4,6 +4,7 @@
 #include <ctype.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,6 +127,14 @@ static rdt_status unknown_name(const char *name) {
                   nearest_name(name));
 }
 
+/* Variables of the lab, the build and the tests are not settings. */
+static bool is_others(const char *name) {
+  const char *const prefixes[] = {"LAB_", "BUILD_", "TEST_"};
+  for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++)
+    if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return true;
+  return false;
+}
+
 /* A misspelt variable would otherwise be a setting that silently has no effect. */
 static void warn_of_unknown_variables(void) {
   for (char **variable = environ; variable && *variable; variable++) {
@@ -133,7 +142,7 @@ static void warn_of_unknown_variables(void) {
     if (strncmp(*variable, RDT_ENV_PREFIX, strlen(RDT_ENV_PREFIX)) != 0) continue;
     const char *start = *variable + strlen(RDT_ENV_PREFIX);
     snprintf(name, sizeof(name), "%.*s", (int)smaller(strcspn(start, "="), 63), start);
-    if (find_row(name) < 0)
+    if (find_row(name) < 0 && !is_others(name))
       rdt_log(RDT_LOG_WARN, "%s%s is not a setting; the nearest is %s%s", RDT_ENV_PREFIX, name,
               RDT_ENV_PREFIX, nearest_name(name));
   }

@@ -24,7 +24,17 @@
          "no notifications counts as lost.")                                                       \
   NUMBER(CONNECT_TIMEOUT_MS, 10000, 1, 86400000, "Milliseconds a connection may take to come up.") \
   TEXT(BIND_ADDRESS, "127.0.0.1", "Address the bootstrap port listens on.")                        \
-  TEXT(TRANSPORTS, "shm", "Transports that may be used, best first, separated by commas.")         \
+  TEXT(TRANSPORTS, "shm,verbs", "Transports that may be used, separated by commas.")               \
+  TEXT(DEVICE, "", "RDMA port to use, as mlx5_1:1 or mlx5_1; empty chooses the best active one.")  \
+  TEXT(GID_INDEX, "",                                                                              \
+       "Index of the GID to use, as 3 or, per device, mlx5_1:3,rxe0:1; empty chooses by rank.")    \
+  NUMBER(QUEUE_PAIRS, 2, 1, 8,                                                                     \
+         "Verbs: queue pairs of a connection; the smaller number of both ends.")                   \
+  NUMBER(QUEUE_DEPTH, 256, 64, 8192, "Verbs: work requests that a queue pair may have under way.") \
+  NUMBER(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 1024 * RDT_MIB,                                      \
+         "Verbs: longer transfers are cut up and go over all queue pairs of the connection.")      \
+  NUMBER(TRAFFIC_CLASS, 0, 0, 255, "Verbs: traffic class of RoCE packets, DSCP times four.")       \
+  NUMBER(SERVICE_LEVEL, 0, 0, 15, "Verbs: service level of packets.")                              \
   NUMBER(SPIN_US, 20, 0, 1000000,                                                                  \
          "Microseconds the progress thread polls after the last event before it sleeps.")          \
   NUMBER(                                                                                          \

@@ -5,12 +5,68 @@
 #include "core/control.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
 #include "core/config.h"
 #include "core/objects.h"
 #include "core/status.h"
+
+#define UNSENT_LIMIT (64u * 1024) /* of a peer that does not read */
+
+/* ---- sending -------------------------------------------------------------------------------------- */
+
+/* What the socket takes of [data, size) at once; the rest stays. Under control_lock. */
+static rdt_status send_some(rdt_channel *channel, const uint8_t *data, size_t size, size_t *sent) {
+  rdt_status status = RDT_OK;
+  for (*sent = 0; *sent < size && status == RDT_OK;) {
+    size_t more = 0;
+    status = rdt_net_send_part(channel->control, data + *sent, size - *sent, NULL, &more);
+    *sent += more;
+  }
+  return status == RDT_IN_PROGRESS ? RDT_OK : status;
+}
+
+static rdt_status keep_unsent(rdt_channel *channel, const uint8_t *data, size_t size) {
+  size_t kept = channel->unsent_size;
+  if (size == 0) return RDT_OK;
+  if (kept + size > UNSENT_LIMIT)
+    return rdt_fail(RDT_ERR_DEADLINE, "%s does not take control messages", channel->peer_name);
+  uint8_t *grown = realloc(channel->unsent, kept + size);
+  if (!grown) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  memcpy(grown + kept, data, size);
+  channel->unsent = grown;
+  channel->unsent_size = kept + size;
+  atomic_store(&channel->has_unsent, true);
+  rdt_device_wake(channel->device);
+  return RDT_OK;
+}
+
+void rdt_control_flush(rdt_channel *channel) {
+  size_t sent;
+  if (!atomic_load_explicit(&channel->has_unsent, memory_order_relaxed)) return;
+  pthread_mutex_lock(&channel->control_lock);
+  rdt_status status = send_some(channel, channel->unsent, channel->unsent_size, &sent);
+  channel->unsent_size = status == RDT_OK ? channel->unsent_size - sent : 0;
+  memmove(channel->unsent, channel->unsent + sent, channel->unsent_size);
+  atomic_store(&channel->has_unsent, channel->unsent_size > 0);
+  pthread_mutex_unlock(&channel->control_lock);
+}
+
+/* Packets are sent whole or not at all. On a stream several senders share the order of bytes, and
+ * none may wait for the peer: what does not fit is sent by the progress thread. */
+static rdt_status send_control(rdt_channel *channel, const rdt_wire *wire, const rdt_fds *fds,
+                               rdt_deadline deadline) {
+  size_t sent = 0;
+  rdt_status status = RDT_OK;
+  if (channel->transport->local) return rdt_net_send(channel->control, wire, fds, deadline);
+  pthread_mutex_lock(&channel->control_lock);
+  if (channel->unsent_size == 0) status = send_some(channel, wire->data, wire->size, &sent);
+  if (status == RDT_OK) status = keep_unsent(channel, wire->data + sent, wire->size - sent);
+  pthread_mutex_unlock(&channel->control_lock);
+  return status;
+}
 
 /* ---- asking --------------------------------------------------------------------------------------- */
 
@@ -68,7 +124,7 @@ rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *reque
   rdt_status status = rdt_wire_end(&wire);
   if (status == RDT_OK && atomic_load(&channel->down))
     status = rdt_fail(RDT_ERR_CONNECTION_LOST, "the connection to %s is lost", channel->peer_name);
-  if (status == RDT_OK) status = rdt_net_send(channel->control, &wire, NULL, deadline);
+  if (status == RDT_OK) status = send_control(channel, &wire, NULL, deadline);
   await(channel, &call, status == RDT_OK ? deadline : 0);
   if (status != RDT_OK) {
     rdt_fds_close(&call.fds);
@@ -90,7 +146,7 @@ rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *reque
 /* From the progress thread: a peer that does not even read its answers must not hold us up. */
 static rdt_status reply(rdt_channel *channel, rdt_wire *wire, const rdt_fds *fds) {
   rdt_status status = rdt_wire_end(wire);
-  return status == RDT_OK ? rdt_net_send(channel->control, wire, fds, 0) : status;
+  return status == RDT_OK ? send_control(channel, wire, fds, 0) : status;
 }
 
 static rdt_status reply_refusal(rdt_channel *channel, uint32_t sequence, rdt_status why) {
@@ -104,17 +160,16 @@ static rdt_status reply_refusal(rdt_channel *channel, uint32_t sequence, rdt_sta
 }
 
 static rdt_status reply_region(rdt_channel *channel, uint32_t sequence, uint64_t key,
-                               const rdt_region_memory *memory) {
+                               const char *name) {
   rdt_wire wire;
+  rdt_region_info info;
   rdt_bundle bundle = {.size = 0};
-  if (memory->access == RDT_ACCESS_NONE)
-    return rdt_fail(RDT_ERR_ACCESS, "region %#llx is not open to peers", (unsigned long long)key);
-  rdt_status status = channel->transport->region_export(memory, &bundle);
+  rdt_status status = rdt_region_export(channel, key, name, &info, &bundle);
   if (status != RDT_OK) return status;
   rdt_wire_begin(&wire, RDT_MESSAGE_REGION, sequence);
-  rdt_wire_put_u64(&wire, key);
-  rdt_wire_put_u64(&wire, memory->size);
-  rdt_wire_put_u32(&wire, memory->access);
+  rdt_wire_put_u64(&wire, info.key);
+  rdt_wire_put_u64(&wire, info.size);
+  rdt_wire_put_u32(&wire, info.access);
   rdt_wire_put_bytes(&wire, bundle.bytes, bundle.size);
   status = reply(channel, &wire, &bundle.fds);
   rdt_fds_close(&bundle.fds);
@@ -141,13 +196,11 @@ static rdt_status allocate_for_peer(rdt_channel *channel, uint64_t size, uint32_
 
 static rdt_status answer_find(rdt_channel *channel, rdt_wire *wire) {
   char name[RDT_REGION_NAME_SIZE];
-  rdt_region_memory memory;
-  uint64_t found, key = rdt_wire_get_u64(wire);
+  uint64_t key = rdt_wire_get_u64(wire);
   rdt_wire_get_text(wire, name, sizeof(name));
   rdt_status status = rdt_wire_close(wire);
   if (status != RDT_OK) return status;
-  status = rdt_region_lookup(channel->device, key, name, &memory, &found);
-  if (status == RDT_OK) status = reply_region(channel, wire->sequence, found, &memory);
+  status = reply_region(channel, wire->sequence, key, name);
   return status == RDT_OK ? RDT_OK : reply_refusal(channel, wire->sequence, status);
 }
 
@@ -158,8 +211,7 @@ static rdt_status answer_alloc(rdt_channel *channel, rdt_wire *wire) {
   rdt_status status = rdt_wire_close(wire);
   if (status != RDT_OK) return status;
   status = allocate_for_peer(channel, size, access, &region);
-  if (status == RDT_OK)
-    status = reply_region(channel, wire->sequence, region->key, &region->memory);
+  if (status == RDT_OK) status = reply_region(channel, wire->sequence, region->key, "");
   return status == RDT_OK ? RDT_OK : reply_refusal(channel, wire->sequence, status);
 }
 
@@ -196,12 +248,10 @@ static rdt_status handle(rdt_channel *channel, rdt_wire *wire, rdt_fds *fds) {
 }
 
 rdt_status rdt_control_receive(rdt_channel *channel) {
-  rdt_wire wire;
-  rdt_fds fds;
-  rdt_status status = rdt_net_receive(channel->control, &wire, &fds, 0);
-  if (status == RDT_ERR_DEADLINE) return RDT_IN_PROGRESS; /* nothing there */
-  if (status != RDT_OK) return status;
-  status = handle(channel, &wire, &fds);
+  rdt_fds fds = {.count = 0};
+  rdt_status status =
+      rdt_net_receive_part(channel->control, &channel->incoming, &channel->incoming_size, &fds);
+  if (status == RDT_OK) status = handle(channel, &channel->incoming, &fds);
   rdt_fds_close(&fds);
   return status;
 }
@@ -209,7 +259,7 @@ rdt_status rdt_control_receive(rdt_channel *channel) {
 void rdt_control_say_goodbye(rdt_channel *channel) {
   rdt_wire wire;
   rdt_wire_begin(&wire, RDT_MESSAGE_GOODBYE, 0);
-  if (rdt_wire_end(&wire) == RDT_OK) rdt_net_send(channel->control, &wire, NULL, 0);
+  if (rdt_wire_end(&wire) == RDT_OK) send_control(channel, &wire, NULL, 0);
 }
 
 void rdt_control_fail_calls(rdt_channel *channel, rdt_status why) {

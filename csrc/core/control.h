@@ -20,6 +20,8 @@ rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *reque
 /* Reads and answers one message; progress thread only. RDT_IN_PROGRESS if none is there,
  * RDT_ERR_CANCELLED at the peer's goodbye, RDT_ERR_CONNECTION_LOST at end of stream. */
 rdt_status rdt_control_receive(rdt_channel *channel);
+/* Sends what the socket did not take before; progress thread only. */
+void rdt_control_flush(rdt_channel *channel);
 void rdt_control_say_goodbye(rdt_channel *channel);
 /* Ends every wait for an answer; progress thread only. */
 void rdt_control_fail_calls(rdt_channel *channel, rdt_status why);

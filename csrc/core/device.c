@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/config.h"
+#include "core/log.h"
 #include "core/objects.h"
 #include "core/status.h"
 
@@ -29,10 +30,16 @@ rdt_status rdt_device_check(const rdt_device *device) {
   return RDT_OK;
 }
 
+static void close_transports(rdt_device *device) {
+  for (size_t i = 0; i < rdt_transport_count; i++)
+    if (device->transports[i].open) rdt_transports[i]->domain_close(device->transports[i].domain);
+}
+
 void rdt_device_ref(rdt_device *device) { atomic_fetch_add(&device->refs, 1); }
 
 void rdt_device_unref(rdt_device *device) {
   if (atomic_fetch_sub(&device->refs, 1) != 1) return;
+  close_transports(device); /* endpoints outlive the closed device while their channels are held */
   rdt_inbox_destroy(&device->inbox);
   pthread_cond_destroy(&device->handshakes_done);
   pthread_mutex_destroy(&device->lock);
@@ -82,6 +89,60 @@ static rdt_status fill(rdt_device *device, const rdt_device_options *options) {
   return RDT_OK;
 }
 
+bool rdt_listed(const char *list, const char *name) {
+  size_t length = strlen(name);
+  for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',')
+    if (strcspn(at, ",") == length && strncmp(at, name, length) == 0) return true;
+  return false;
+}
+
+static void open_transport(rdt_device *device, size_t index, const char *wanted) {
+  const rdt_transport *transport = rdt_transports[index];
+  rdt_device_transport *own = &device->transports[index];
+  if (!rdt_listed(wanted, transport->name)) {
+    snprintf(own->why_not, sizeof(own->why_not), "not in %sTRANSPORTS", RDT_ENV_PREFIX);
+  } else if (transport->domain_open(&own->domain) == RDT_OK) {
+    own->open = true;
+    return;
+  } else {
+    snprintf(own->why_not, sizeof(own->why_not), "%s", rdt_last_error());
+  }
+  rdt_log(RDT_LOG_DEBUG, "device %s: no transport %s: %s", device->name, transport->name,
+          own->why_not);
+}
+
+/* A misspelt name would otherwise be a transport that silently is not used. */
+static rdt_status check_names(const char *wanted) {
+  char name[64];
+  for (const char *at = wanted; *at; at += strcspn(at, ","), at += *at == ',') {
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(at, ","), at);
+    if (!rdt_listed(RDT_TRANSPORT_NAMES, name))
+      return rdt_fail(RDT_ERR_INVALID,
+                      "%sTRANSPORTS=%s: there is no transport \"%s\"; choose from %s",
+                      RDT_ENV_PREFIX, wanted, name, RDT_TRANSPORT_NAMES);
+  }
+  return RDT_OK;
+}
+
+/* Those that are wanted and that this machine has; there must be one. */
+static rdt_status open_transports(rdt_device *device) {
+  char wanted[64], reasons[640] = "";
+  bool any = false;
+  rdt_config_text(RDT_CONFIG_TRANSPORTS, wanted, sizeof(wanted));
+  rdt_status status = check_names(wanted);
+  if (status != RDT_OK) return status;
+  for (size_t i = 0; i < rdt_transport_count; i++) {
+    open_transport(device, i, wanted);
+    any |= device->transports[i].open;
+    size_t used = strlen(reasons);
+    snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "",
+             rdt_transports[i]->name, device->transports[i].why_not);
+  }
+  if (any) return RDT_OK;
+  return rdt_fail(RDT_ERR_UNSUPPORTED, "no transport of %sTRANSPORTS=%s can be used here (%s)",
+                  RDT_ENV_PREFIX, wanted, reasons);
+}
+
 static rdt_device *new_device(void) {
   rdt_device *device = calloc(1, sizeof(*device));
   if (!device) return NULL;
@@ -118,6 +179,7 @@ rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **devic
   rdt_device *device = new_device();
   if (!device) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   status = fill(device, options);
+  if (status == RDT_OK) status = open_transports(device);
   if (status != RDT_OK) goto err_unref;
   status = rdt_progress_start(device);
   if (status != RDT_OK) goto err_unref;

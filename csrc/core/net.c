@@ -215,35 +215,47 @@ static rdt_status lost(int error) {
   return RDT_ERR_CONNECTION_LOST;
 }
 
-rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,
-                        rdt_deadline deadline) {
+static void attach_fds(struct msghdr *message, const rdt_fds *fds) {
+  size_t bytes = sizeof(int) * (size_t)fds->count;
+  message->msg_controllen = CMSG_SPACE(bytes);
+  struct cmsghdr *header = CMSG_FIRSTHDR(message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(bytes);
+  memcpy(CMSG_DATA(header), fds->fd, bytes);
+}
+
+rdt_status rdt_net_send_part(int socket, const uint8_t *data, size_t size, const rdt_fds *fds,
+                             size_t *sent) {
   union {
     char bytes[CMSG_SPACE(sizeof(int) * RDT_MAX_FDS)];
     struct cmsghdr align;
   } control = {0};
-  size_t sent = 0;
-  while (sent < wire->size) {
-    struct iovec part = {.iov_base = (void *)(wire->data + sent), .iov_len = wire->size - sent};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (fds && fds->count > 0 && sent == 0) {
-      size_t bytes = sizeof(int) * (size_t)fds->count;
-      message.msg_control = control.bytes;
-      message.msg_controllen = CMSG_SPACE(bytes);
-      struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(bytes);
-      memcpy(CMSG_DATA(header), fds->fd, bytes);
-    }
+  struct iovec part = {.iov_base = (void *)data, .iov_len = size};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+  if (fds && fds->count > 0) {
+    message.msg_control = control.bytes;
+    attach_fds(&message, fds);
+  }
+  for (;;) {
     ssize_t done = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (done > 0) {
-      sent += (size_t)done;
-    } else if (done < 0 && (errno == EAGAIN || errno == EINTR)) {
-      rdt_status status = wait_for(socket, POLLOUT, deadline, "sending");
-      if (status != RDT_OK) return status;
-    } else {
-      return lost(done < 0 ? errno : 0);
+      *sent = (size_t)done;
+      return RDT_OK;
     }
+    if (done < 0 && errno == EAGAIN) return RDT_IN_PROGRESS;
+    if (done == 0 || errno != EINTR) return lost(done < 0 ? errno : 0);
+  }
+}
+
+rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,
+                        rdt_deadline deadline) {
+  for (size_t sent = 0, more = 0; sent < wire->size; more = 0) {
+    rdt_status status = rdt_net_send_part(socket, wire->data + sent, wire->size - sent,
+                                          sent == 0 ? fds : NULL, &more);
+    if (status == RDT_IN_PROGRESS) status = wait_for(socket, POLLOUT, deadline, "sending");
+    if (status != RDT_OK) return status;
+    sent += more;
   }
   return RDT_OK;
 }
@@ -264,9 +276,9 @@ static void collect_fds(struct msghdr *message, rdt_fds *fds) {
   }
 }
 
-/* Up to `size` bytes into `to`; the count, 0 at end of stream. */
+/* Up to `size` bytes, or one packet; RDT_IN_PROGRESS if nothing is there. */
 static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fds,
-                               rdt_deadline deadline, size_t *received) {
+                               size_t *received) {
   union {
     char bytes[CMSG_SPACE(sizeof(int) * RDT_MAX_FDS)];
     struct cmsghdr align;
@@ -283,10 +295,8 @@ static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fd
       *received = (size_t)done;
       return RDT_OK;
     }
-    if (done == 0) return lost(0);
-    if (errno != EAGAIN && errno != EINTR) return lost(errno);
-    rdt_status status = wait_for(socket, POLLIN, deadline, "receiving");
-    if (status != RDT_OK) return status;
+    if (done < 0 && errno == EAGAIN) return RDT_IN_PROGRESS;
+    if (done == 0 || errno != EINTR) return lost(done < 0 ? errno : 0);
   }
 }
 
@@ -296,28 +306,44 @@ static bool is_packet_socket(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
 }
 
-/* Exactly `size` bytes of a stream. */
-static rdt_status receive_exactly(int socket, uint8_t *to, size_t size, rdt_deadline deadline) {
-  rdt_status status = RDT_OK;
-  for (size_t have = 0, more = 0; have < size && status == RDT_OK; have += more)
-    status = receive_some(socket, to + have, size - have, NULL, deadline, &more);
+/* Bytes of the message that starts in wire->data[0..have), as far as they say. */
+static rdt_status message_size(const rdt_wire *wire, size_t have, size_t *size) {
+  *size = RDT_WIRE_HEADER_SIZE;
+  if (have < RDT_WIRE_HEADER_SIZE) return RDT_OK;
+  size_t body;
+  rdt_status status = rdt_wire_body_size(wire->data, &body);
+  if (status == RDT_OK) *size += body;
+  return status;
+}
+
+static rdt_status receive_stream(int socket, rdt_wire *wire, size_t *have) {
+  for (;;) {
+    size_t wanted, more = 0;
+    rdt_status status = message_size(wire, *have, &wanted);
+    if (status != RDT_OK || *have == wanted) return status;
+    status = receive_some(socket, wire->data + *have, wanted - *have, NULL, &more);
+    if (status != RDT_OK) return status;
+    *have += more;
+  }
+}
+
+rdt_status rdt_net_receive_part(int socket, rdt_wire *wire, size_t *have, rdt_fds *fds) {
+  rdt_status status = is_packet_socket(socket)
+                          ? receive_some(socket, wire->data, sizeof(wire->data), fds, have)
+                          : receive_stream(socket, wire, have);
+  if (status == RDT_OK) status = rdt_wire_open(wire, *have);
+  if (status != RDT_IN_PROGRESS) *have = 0;
   return status;
 }
 
 rdt_status rdt_net_receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_deadline deadline) {
-  size_t size = 0, body = 0;
+  size_t have = 0;
   rdt_status status;
   if (fds) fds->count = 0;
-  if (is_packet_socket(socket)) {
-    status = receive_some(socket, wire->data, sizeof(wire->data), fds, deadline, &size);
-  } else {
-    status = receive_exactly(socket, wire->data, RDT_WIRE_HEADER_SIZE, deadline);
-    if (status == RDT_OK) status = rdt_wire_body_size(wire->data, &body);
-    if (status == RDT_OK)
-      status = receive_exactly(socket, wire->data + RDT_WIRE_HEADER_SIZE, body, deadline);
-    size = RDT_WIRE_HEADER_SIZE + body;
+  while ((status = rdt_net_receive_part(socket, wire, &have, fds)) == RDT_IN_PROGRESS) {
+    status = wait_for(socket, POLLIN, deadline, "receiving");
+    if (status != RDT_OK) break;
   }
-  if (status == RDT_OK) status = rdt_wire_open(wire, size);
   if (status != RDT_OK && fds) rdt_fds_close(fds);
   return status;
 }

@@ -35,5 +35,10 @@ rdt_status rdt_net_check_same_user(int socket);
 rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,
                         rdt_deadline deadline);
 rdt_status rdt_net_receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_deadline deadline);
+/* The same without blocking. Sends what the socket takes, at least one byte, or RDT_IN_PROGRESS. */
+rdt_status rdt_net_send_part(int socket, const uint8_t *data, size_t size, const rdt_fds *fds,
+                             size_t *sent);
+/* RDT_IN_PROGRESS until the message is whole; *have, 0 at first, counts its bytes that are there. */
+rdt_status rdt_net_receive_part(int socket, rdt_wire *wire, size_t *have, rdt_fds *fds);
 
 #endif

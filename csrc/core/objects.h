@@ -39,6 +39,7 @@ struct rdt_region {
   rdt_device *device;
   const rdt_channel *tenant; /* the channel whose peer allocated it; NULL for our own */
   rdt_region_memory memory;
+  rdt_registration *registrations[RDT_MAX_TRANSPORTS]; /* NULL where a transport cannot share it */
   uint64_t key;
   char name[RDT_REGION_NAME_SIZE];
   bool owned; /* the memory too */
@@ -59,6 +60,20 @@ typedef struct rdt_inbox {
   bool throttled; /* the progress thread stopped reading rings until there is room */
 } rdt_inbox;
 
+typedef struct rdt_watch {
+  enum { RDT_WATCH_CONTROL, RDT_WATCH_ENDPOINT, RDT_WATCH_DOMAIN } kind;
+  rdt_channel *channel; /* of the first two */
+  size_t transport;     /* of the last */
+} rdt_watch;
+
+/* A transport as one device has it. */
+typedef struct rdt_device_transport {
+  rdt_domain *domain;
+  bool open;
+  char why_not[256];
+  rdt_watch watch;
+} rdt_device_transport;
+
 struct rdt_device {
   atomic_int refs;
   rdt_device_options options;
@@ -66,6 +81,7 @@ struct rdt_device {
   char local_name[64]; /* of the unix socket */
   uint64_t generation;
   unsigned fork_epoch;
+  rdt_device_transport transports[RDT_MAX_TRANSPORTS]; /* as rdt_transports */
   rdt_counters counters;
   rdt_inbox inbox;
 
@@ -87,14 +103,16 @@ struct rdt_device {
   pthread_cond_t handshakes_done;
 };
 
-/* Posted operations that could not be executed at once. */
-typedef struct rdt_request {
-  struct rdt_request *next;
+/* Posted operations that are not complete: they wait in the channel's queue, or for the transport. */
+struct rdt_request {
+  rdt_request *next;
   rdt_done_fn done;
   void *context;
-  size_t at, count;
+  atomic_uint holds; /* one for the queue or the poster, one for each piece the transport posted */
+  atomic_int status; /* the first failure */
+  size_t at, count;  /* ops[at] is the first that is not wholly posted, and what is left of it */
   rdt_op ops[];
-} rdt_request;
+};
 
 /* A control message that waits for its answer. */
 typedef struct rdt_call {
@@ -106,18 +124,14 @@ typedef struct rdt_call {
   rdt_fds fds;
 } rdt_call;
 
-typedef struct rdt_watch {
-  rdt_channel *channel;
-  bool is_control;
-} rdt_watch;
-
 struct rdt_channel {
   atomic_int refs;
   rdt_channel *next; /* in arrivals or active */
   rdt_device *device;
   const rdt_transport *transport;
   rdt_endpoint *endpoint;
-  int control; /* socket; also the lease: its end of stream says the peer holds nothing of ours */
+  int control; /* socket; of a local transport also the lease: its end of stream says that the peer
+                  holds nothing of ours */
   bool accepted;
   char peer_name[RDT_NAME_SIZE], peer_address[RDT_ADDRESS_SIZE];
   uint64_t peer_generation, max_notify;
@@ -125,7 +139,19 @@ struct rdt_channel {
   rdt_watch control_watch, event_watch;
 
   atomic_bool down, close_requested, broken;
-  bool peer_gone, own_end_sent, released; /* progress thread only */
+  rdt_status why;  /* it went down; set before `down` */
+  char cause[384]; /* the first one, in words; under `lock` until `down` */
+  /* progress thread only */
+  bool closing, peer_gone, own_end_sent, drained, released;
+  int64_t drain_deadline, next_probe; /* ms */
+
+  /* Control messages that are not whole, and that the socket did not take. */
+  rdt_wire incoming; /* progress thread only */
+  size_t incoming_size;
+  pthread_mutex_t control_lock;
+  uint8_t *unsent;
+  size_t unsent_size;
+  atomic_bool has_unsent;
 
   pthread_mutex_t send_lock; /* endpoint's send side, queue */
   rdt_request *queue, **queue_tail;
@@ -151,6 +177,8 @@ struct rdt_remote_region {
 /* device.c */
 /* RDT_ERR_FORKED in a child of the process that opened the device, RDT_ERR_CLOSED while it closes. */
 rdt_status rdt_device_check(const rdt_device *device);
+/* True if `name` stands in a list such as "shm,verbs". */
+bool rdt_listed(const char *list, const char *name);
 void rdt_device_ref(rdt_device *device);
 void rdt_device_unref(rdt_device *device);
 void rdt_device_wake(rdt_device *device);
@@ -171,17 +199,28 @@ void rdt_bootstrap_stop(rdt_device *device);
 /* channel.c */
 rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport, rdt_bundle *offer,
                               rdt_channel **channel);
-/* Sends what waits in the queue; progress thread only. */
+/* Posts what waits in the queue; progress thread only. */
 void rdt_channel_flush(rdt_channel *channel);
-/* Completes everything in the queue with `why`. */
-void rdt_channel_fail_queue(rdt_channel *channel, rdt_status why);
+/* Records the calling thread's last error as the cause, and has the progress thread end the channel. */
+void rdt_channel_break(rdt_channel *channel);
+/* Completes what waits in the queue with `why`. */
+void rdt_channel_end_queue(rdt_channel *channel, rdt_status why);
+/* Ends the queue and stops the endpoint; what is posted completes by itself. */
+void rdt_channel_stop(rdt_channel *channel);
+/* Gives up one hold; the last one completes the request. Progress thread only. */
+void rdt_request_complete(rdt_request *request, rdt_status status);
+/* Lets the transport find out whether the peer's host is still there; progress thread only. */
+void rdt_channel_probe(rdt_channel *channel);
+/* Sets the calling thread's error to why the channel carries no traffic, and returns the status. */
+rdt_status rdt_channel_fail_down(const rdt_channel *channel);
 
 /* region.c */
 rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, uint32_t access,
                              const char *name, const rdt_channel *tenant, rdt_region **region);
-/* Copies memory and key of the region with `key`, or, if `name` is not empty, with that name. */
-rdt_status rdt_region_lookup(rdt_device *device, uint64_t key, const char *name,
-                             rdt_region_memory *memory, uint64_t *found_key);
+/* Describes the region with `key`, or, if `name` is not empty, with that name, and how the channel's
+ * peer can import it. */
+rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const char *name,
+                             rdt_region_info *info, rdt_bundle *bundle);
 /* Frees the regions that the channel's peer allocated; with NULL, all of them. */
 void rdt_regions_free(rdt_device *device, const rdt_channel *tenant);
 

@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -19,41 +20,105 @@
 
 #define POLL_BUDGET 64       /* notifications of one channel before the next gets its turn */
 #define EVENTS_EVERY 64      /* rounds between looks at sockets while polling */
-#define QUEUE_WATCH_MS 50    /* how often a queue without credit is looked at while asleep */
+#define WATCH_MS 50          /* how often what no event announces is looked at while asleep */
+#define DRAIN_MS 1000        /* what an ending channel may take to complete what was posted */
 #define CONTROL_PER_EVENT 16 /* control messages of one channel before the next gets its turn */
 
 static _Thread_local bool on_progress_thread;
 
 bool rdt_on_progress_thread(void) { return on_progress_thread; }
 
+static void take_notification(void *context, uint64_t immediate, const void *data, size_t size) {
+  rdt_channel *channel = context;
+  rdt_device *device = channel->device;
+  rdt_count(&device->counters.notifies_received, 1);
+  rdt_count(&device->counters.notify_bytes_received, size);
+  if (device->options.on_notify) {
+    device->options.on_notify(device->options.context, channel, immediate, data, size);
+  } else if (!rdt_inbox_put(&device->inbox, channel, immediate, data, size)) {
+    rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a notification from %s", channel->peer_name);
+    rdt_channel_break(channel);
+  }
+}
+
+/* What fails because the channel is down fails for the reason that brought it down. */
+static void take_completion(void *context, rdt_request *request, rdt_status status) {
+  rdt_channel *channel = context;
+  rdt_request_complete(request, status < 0 && atomic_load(&channel->down) ? channel->why : status);
+}
+
+static rdt_events events_of(rdt_channel *channel) {
+  return (rdt_events){channel, take_notification, take_completion};
+}
+
 /* ---- a channel's end ------------------------------------------------------------------------------ */
+
+static bool idle(const rdt_channel *channel) {
+  const rdt_transport *transport = channel->transport;
+  return !transport->endpoint_idle || transport->endpoint_idle(channel->endpoint);
+}
 
 /* Ends traffic; what the peer may still use of ours ends in finish(). */
 static void take_down(rdt_channel *channel, rdt_status why, rdt_log_level level) {
   rdt_device *device = channel->device;
-  if (atomic_exchange(&channel->down, true)) return;
+  if (atomic_load(&channel->down)) return;
+  pthread_mutex_lock(&channel->lock);
+  if (!channel->cause[0]) snprintf(channel->cause, sizeof(channel->cause), "%s", rdt_last_error());
+  pthread_mutex_unlock(&channel->lock);
+  channel->why = why;
+  atomic_store(&channel->down, true);
   if (level == RDT_LOG_WARN) rdt_count(&device->counters.channels_lost, 1);
   rdt_log(level, "device %s: the channel to %s at %s ended: %s", device->name, channel->peer_name,
-          channel->peer_address, rdt_last_error());
-  rdt_channel_fail_queue(channel, why);
+          channel->peer_address, channel->cause);
+  rdt_channel_stop(channel);
   rdt_control_fail_calls(channel, why);
   if (!channel->peer_gone) rdt_control_say_goodbye(channel);
-  if (device->options.on_down) device->options.on_down(device->options.context, channel, why);
+  channel->drain_deadline = rdt_now_ms() + DRAIN_MS;
+}
+
+/* What was posted before the close still goes out, unless the peer does not take it in time. */
+static void close_gently(rdt_channel *channel, rdt_status why, const char *text) {
+  if (!channel->closing) {
+    channel->closing = true;
+    channel->drain_deadline = rdt_now_ms() + DRAIN_MS;
+    rdt_channel_end_queue(channel, why);
+    if (channel->transport->probe) rdt_channel_probe(channel);
+  }
+  if (!idle(channel) && rdt_now_ms() < channel->drain_deadline) return;
+  rdt_fail(why, "%s", text);
+  take_down(channel, why, RDT_LOG_DEBUG);
+}
+
+/* True once everything posted is complete; tells the user that traffic has ended. */
+static bool drain(rdt_channel *channel) {
+  rdt_device *device = channel->device;
+  if (channel->drained) return true;
+  if (!idle(channel)) {
+    if (rdt_now_ms() < channel->drain_deadline) return false;
+    rdt_events events = events_of(channel);
+    channel->transport->endpoint_abort(channel->endpoint, &events);
+  }
+  channel->drained = true;
+  if (device->options.on_down)
+    device->options.on_down(device->options.context, channel, channel->why);
+  return true;
 }
 
 /* Moves a channel that is down towards its end; true when nothing is left to wait for. */
 static bool finish(rdt_channel *channel) {
   rdt_device *device = channel->device;
+  if (!drain(channel)) return false;
   if (!channel->own_end_sent && !rdt_channel_holds_regions(channel)) {
     shutdown(channel->control, SHUT_WR);
     channel->own_end_sent = true;
   }
-  if (channel->peer_gone && !channel->released) {
+  /* A local peer has our memory mapped until it lets go; elsewhere the stopped endpoint keeps it out. */
+  if ((channel->peer_gone || !channel->transport->local) && !channel->released) {
     channel->released = true;
     rdt_regions_free(device, channel);
     if (device->options.on_released) device->options.on_released(device->options.context, channel);
   }
-  return channel->released && channel->own_end_sent;
+  return channel->released && (channel->own_end_sent || !channel->transport->local);
 }
 
 static void forget(rdt_device *device, rdt_channel *channel) {
@@ -110,35 +175,22 @@ static void adopt_arrivals(rdt_device *device) {
 
 /* ---- work ------------------------------------------------------------------------------------------ */
 
-static void take_notification(void *context, uint64_t immediate, const void *data, size_t size) {
-  rdt_channel *channel = context;
-  rdt_device *device = channel->device;
-  rdt_count(&device->counters.notifies_received, 1);
-  rdt_count(&device->counters.notify_bytes_received, size);
-  if (device->options.on_notify) {
-    device->options.on_notify(device->options.context, channel, immediate, data, size);
-  } else if (!rdt_inbox_put(&device->inbox, channel, immediate, data, size)) {
-    rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a notification from %s", channel->peer_name);
-    atomic_store(&channel->broken, true);
-  }
-}
-
-/* The number of notifications taken. */
+/* The number of notifications and completions taken. */
 static int advance_channel(rdt_channel *channel, bool may_take) {
-  if (atomic_load_explicit(&channel->down, memory_order_relaxed)) return 0;
-  int taken = 0;
-  if (may_take)
-    taken = channel->transport->poll(channel->endpoint, POLL_BUDGET, take_notification, channel);
+  if (channel->drained) return 0;
+  rdt_events events = events_of(channel);
+  bool down = atomic_load_explicit(&channel->down, memory_order_relaxed);
+  int taken =
+      channel->transport->poll(channel->endpoint, may_take && !down ? POLL_BUDGET : 0, &events);
+  rdt_control_flush(channel);
+  if (down) return taken;
   rdt_channel_flush(channel);
   if (taken < 0) {
-    take_down(channel, (rdt_status)taken, RDT_LOG_WARN);
+    take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
   } else if (atomic_load_explicit(&channel->broken, memory_order_relaxed)) {
-    rdt_fail(RDT_ERR_CONNECTION_LOST,
-             "it took no notifications for too long, or corrupted its ring");
     take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
   } else if (atomic_load_explicit(&channel->close_requested, memory_order_relaxed)) {
-    rdt_fail(RDT_ERR_CANCELLED, "closed here");
-    take_down(channel, RDT_ERR_CANCELLED, RDT_LOG_DEBUG);
+    close_gently(channel, RDT_ERR_CANCELLED, "closed here");
   }
   return taken < 0 ? 0 : taken;
 }
@@ -164,8 +216,10 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
     channel->peer_gone = true;
     epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control, NULL);
   }
-  /* Records that the peer completed before it left are still good. */
-  while (advance_channel(channel, true) == POLL_BUDGET) continue;
+  /* What the peer completed before it left is still good. */
+  while (advance_channel(channel, true) >= POLL_BUDGET) continue;
+  rdt_fail(RDT_ERR_CONNECTION_LOST, goodbye ? "%s closed the channel" : "%s closed the connection",
+           channel->peer_name);
   take_down(channel, RDT_ERR_CONNECTION_LOST, goodbye ? RDT_LOG_DEBUG : RDT_LOG_WARN);
 }
 
@@ -175,6 +229,14 @@ static void drain_wake_fd(rdt_device *device) {
   (void)ignored;
 }
 
+/* The transport's port or adapter is gone: so are its channels. */
+static void serve_domain(rdt_device *device, size_t index) {
+  const rdt_transport *transport = rdt_transports[index];
+  if (transport->domain_events(device->transports[index].domain) == RDT_OK) return;
+  for (rdt_channel *channel = device->active; channel; channel = channel->next)
+    if (channel->transport == transport) take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
+}
+
 static void serve_events(rdt_device *device, int timeout_ms) {
   struct epoll_event events[32];
   int count = epoll_wait(device->epoll_fd, events, 32, timeout_ms);
@@ -182,10 +244,27 @@ static void serve_events(rdt_device *device, int timeout_ms) {
     rdt_watch *target = events[i].data.ptr;
     if (!target)
       drain_wake_fd(device);
-    else if (target->is_control)
+    else if (target->kind == RDT_WATCH_CONTROL)
       serve_control(device, target->channel);
-    /* A transport's event only wakes us: advance_all finds what happened. */
+    else if (target->kind == RDT_WATCH_DOMAIN)
+      serve_domain(device, target->transport);
+    /* An endpoint's event only wakes us: advance_all finds what happened. */
   }
+}
+
+/* Looks after channels that are silent, and returns how long that can wait: milliseconds, or -1. */
+static int probe_all(rdt_device *device) {
+  int64_t now = rdt_now_ms(), every = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS) / 3 + 1;
+  int64_t next = -1;
+  for (rdt_channel *channel = device->active; channel; channel = channel->next) {
+    if (!channel->transport->probe || atomic_load(&channel->down)) continue;
+    if (now >= channel->next_probe) {
+      if (channel->next_probe) rdt_channel_probe(channel);
+      channel->next_probe = now + every;
+    }
+    if (next < 0 || channel->next_probe - now < next) next = channel->next_probe - now;
+  }
+  return (int)next;
 }
 
 /* ---- sleep ------------------------------------------------------------------------------------------ */
@@ -193,8 +272,8 @@ static void serve_events(rdt_device *device, int timeout_ms) {
 static bool arm_all(rdt_device *device, bool may_take) {
   bool quiet = true;
   for (rdt_channel *channel = device->active; channel; channel = channel->next)
-    if (may_take && !atomic_load(&channel->down))
-      quiet &= channel->transport->arm(channel->endpoint);
+    if (!channel->drained)
+      quiet &= channel->transport->arm(channel->endpoint, may_take && !atomic_load(&channel->down));
   return quiet;
 }
 
@@ -203,18 +282,50 @@ static void disarm_all(rdt_device *device) {
     channel->transport->disarm(channel->endpoint);
 }
 
-static int sleep_limit(const rdt_device *device) {
+/* Something that no event announces: a queue's deadline, or a peer that does not take our bytes. */
+static bool needs_watching(const rdt_channel *channel) {
+  bool ending = channel->closing || atomic_load(&channel->down);
+  return atomic_load(&channel->queued) || atomic_load(&channel->has_unsent) ||
+         (ending && !channel->drained);
+}
+
+static int sleep_limit(rdt_device *device) {
+  int limit = probe_all(device);
   for (const rdt_channel *channel = device->active; channel; channel = channel->next)
-    if (atomic_load(&channel->queued)) return QUEUE_WATCH_MS;
-  return -1;
+    if (needs_watching(channel) && (limit < 0 || limit > WATCH_MS)) limit = WATCH_MS;
+  return limit;
 }
 
 static void sleep_until_event(rdt_device *device, bool may_take) {
+  int limit = sleep_limit(device);
   if (arm_all(device, may_take)) {
-    serve_events(device, sleep_limit(device));
+    serve_events(device, limit);
     rdt_count(&device->counters.wakeups, 1);
   }
   disarm_all(device);
+}
+
+/* When the device closes: everything comes to its end, gently for as long as DRAIN_MS. */
+static void end_all(rdt_device *device) {
+  int64_t deadline = rdt_now_ms() + 2 * DRAIN_MS;
+  adopt_arrivals(device);
+  for (bool waiting = true; waiting && rdt_now_ms() < deadline;) {
+    waiting = false;
+    for (rdt_channel *channel = device->active; channel; channel = channel->next) {
+      if (!atomic_load(&channel->down))
+        close_gently(channel, RDT_ERR_CLOSED, "the device was closed");
+      advance_channel(channel, false);
+      waiting |= !atomic_load(&channel->down) || !drain(channel);
+    }
+    if (waiting) serve_events(device, 1);
+  }
+  while (device->active) {
+    rdt_channel *channel = device->active;
+    take_down(channel, RDT_ERR_CLOSED, RDT_LOG_DEBUG);
+    channel->drain_deadline = 0;
+    finish(channel);
+    forget(device, channel);
+  }
 }
 
 static void *run_progress(void *argument) {
@@ -223,7 +334,10 @@ static void *run_progress(void *argument) {
   bool queues = device->options.on_notify == NULL;
   on_progress_thread = true;
   for (unsigned round = 0; !atomic_load(&device->stop); round++) {
-    if (round % EVENTS_EVERY == 0) serve_events(device, 0);
+    if (round % EVENTS_EVERY == 0) {
+      serve_events(device, 0);
+      probe_all(device);
+    }
     adopt_arrivals(device);
     bool may_take = !(queues && rdt_inbox_full(&device->inbox));
     if (advance_all(device, may_take) > 0) {
@@ -235,15 +349,19 @@ static void *run_progress(void *argument) {
       sched_yield(); /* on a busy machine whoever we wait for may need this core */
     }
   }
-  adopt_arrivals(device);
-  while (device->active) {
-    rdt_channel *channel = device->active;
-    rdt_fail(RDT_ERR_CLOSED, "the device was closed");
-    take_down(channel, RDT_ERR_CLOSED, RDT_LOG_DEBUG);
-    finish(channel);
-    forget(device, channel);
-  }
+  end_all(device);
   return NULL;
+}
+
+static bool watch_domains(rdt_device *device) {
+  for (size_t i = 0; i < rdt_transport_count; i++) {
+    rdt_device_transport *each = &device->transports[i];
+    if (!each->open || !rdt_transports[i]->domain_event_fd) continue;
+    each->watch = (rdt_watch){.kind = RDT_WATCH_DOMAIN, .transport = i};
+    if (!watch(device, rdt_transports[i]->domain_event_fd(each->domain), &each->watch))
+      return false;
+  }
+  return true;
 }
 
 rdt_status rdt_progress_start(rdt_device *device) {
@@ -251,6 +369,7 @@ rdt_status rdt_progress_start(rdt_device *device) {
   device->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   if (device->epoll_fd < 0) return rdt_fail_errno(errno, "cannot create an epoll instance");
   int error = epoll_ctl(device->epoll_fd, EPOLL_CTL_ADD, device->wake_fd, &event) == 0 ? 0 : errno;
+  if (!error && !watch_domains(device)) error = errno;
   if (!error) error = pthread_create(&device->progress_thread, NULL, run_progress, device);
   if (!error) return RDT_OK;
   close(device->epoll_fd);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -54,6 +55,37 @@ static rdt_status insert(rdt_device *device, rdt_region *added) {
   return status;
 }
 
+static void deregister(rdt_region *region) {
+  for (size_t i = 0; i < rdt_transport_count; i++)
+    if (region->registrations[i]) rdt_transports[i]->region_deregister(region->registrations[i]);
+}
+
+/* With every transport that can; there must be one. */
+static rdt_status register_memory(rdt_device *device, rdt_region *region) {
+  rdt_status first = RDT_OK;
+  bool registered = false;
+  char why[512] = "";
+  for (size_t i = 0; i < rdt_transport_count; i++) {
+    if (!device->transports[i].open) continue;
+    rdt_status status = rdt_transports[i]->region_register(
+        device->transports[i].domain, &region->memory, &region->registrations[i]);
+    if (status == RDT_OK) {
+      registered = true;
+    } else if (first == RDT_OK) {
+      first = status;
+      snprintf(why, sizeof(why), "%s", rdt_last_error());
+    }
+  }
+  if (registered) return RDT_OK;
+  return rdt_fail(first, "%s", why);
+}
+
+static void free_region(rdt_region *region) {
+  deregister(region);
+  if (region->owned && region->memory.address) rdt_memory_free(region->memory.address);
+  free(region);
+}
+
 rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, uint32_t access,
                              const char *name, const rdt_channel *tenant, rdt_region **region) {
   rdt_region *added = calloc(1, sizeof(*added));
@@ -65,15 +97,12 @@ rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, u
   if (name) memcpy(added->name, name, strlen(name));
   rdt_status status = new_key(&added->key);
   if (status == RDT_OK && added->owned) status = rdt_memory_alloc(size, &added->memory.address);
-  for (size_t i = 0; i < rdt_transport_count && status == RDT_OK; i++)
-    status = rdt_transports[i]->region_check(&added->memory);
+  if (status == RDT_OK) status = register_memory(device, added);
   if (status == RDT_OK) status = insert(device, added);
-  if (status == RDT_OK) {
+  if (status == RDT_OK)
     *region = added;
-    return RDT_OK;
-  }
-  if (added->owned && added->memory.address) rdt_memory_free(added->memory.address);
-  free(added);
+  else
+    free_region(added);
   return status;
 }
 
@@ -101,11 +130,9 @@ rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info) 
   return RDT_OK;
 }
 
-static void free_region(rdt_region *region) {
+static void uncount(rdt_region *region) {
   rdt_count(&region->device->counters.regions, (uint64_t)-1);
   rdt_count(&region->device->counters.region_bytes, -region->memory.size);
-  if (region->owned) rdt_memory_free(region->memory.address);
-  free(region);
 }
 
 void rdt_region_close(rdt_region *region) {
@@ -116,6 +143,7 @@ void rdt_region_close(rdt_region *region) {
   while (*link && *link != region) link = &(*link)->next;
   if (*link) *link = region->next;
   pthread_mutex_unlock(&device->lock);
+  uncount(region);
   free_region(region);
 }
 
@@ -135,21 +163,38 @@ void rdt_regions_free(rdt_device *device, const rdt_channel *tenant) {
   pthread_mutex_unlock(&device->lock);
   while (freed) {
     rdt_region *next = freed->next;
+    uncount(freed);
     free_region(freed);
     freed = next;
   }
 }
 
-rdt_status rdt_region_lookup(rdt_device *device, uint64_t key, const char *name,
-                             rdt_region_memory *memory, uint64_t *found_key) {
+static rdt_status export_locked(const rdt_channel *channel, const rdt_region *found,
+                                rdt_bundle *bundle) {
+  rdt_registration *registration = found->registrations[rdt_transport_index(channel->transport)];
+  if (found->memory.access == RDT_ACCESS_NONE)
+    return rdt_fail(RDT_ERR_ACCESS, "region %#llx is not open to peers",
+                    (unsigned long long)found->key);
+  if (!registration)
+    return rdt_fail(RDT_ERR_UNSUPPORTED,
+                    "region %#llx lies in memory that transport %s cannot share: allocate it with "
+                    "rdt_memory_alloc or rdt_region_alloc",
+                    (unsigned long long)found->key, channel->transport->name);
+  return channel->transport->region_export(registration, bundle);
+}
+
+rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const char *name,
+                             rdt_region_info *info, rdt_bundle *bundle) {
+  rdt_device *device = channel->device;
+  rdt_status status = RDT_OK;
   pthread_mutex_lock(&device->lock);
   const rdt_region *found = find_locked(device, key, name);
   if (found) {
-    *memory = found->memory;
-    *found_key = found->key;
+    rdt_region_get_info(found, info);
+    status = export_locked(channel, found, bundle);
   }
   pthread_mutex_unlock(&device->lock);
-  if (found) return RDT_OK;
+  if (found) return status;
   if (name[0])
     return rdt_fail(RDT_ERR_NO_REGION, "device %s has no region named \"%s\"", device->name, name);
   return rdt_fail(RDT_ERR_NO_REGION, "device %s has no region with key %#llx", device->name,

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "core/clock.h"
+#include "core/objects.h"
 #include "core/status.h"
 
 struct rdt_transfer {
@@ -14,15 +14,18 @@ struct rdt_transfer {
   pthread_mutex_t lock;
   pthread_cond_t completed;
   rdt_status status; /* RDT_IN_PROGRESS until then */
+  rdt_channel *channel;
 };
 
-static rdt_transfer *transfer_new(void) {
+static rdt_transfer *transfer_new(rdt_channel *channel) {
   rdt_transfer *transfer = calloc(1, sizeof(*transfer));
   if (!transfer) return NULL;
   rdt_cond_init(&transfer->completed);
   pthread_mutex_init(&transfer->lock, NULL);
   atomic_init(&transfer->refs, 2);
   transfer->status = RDT_IN_PROGRESS;
+  transfer->channel = channel;
+  rdt_channel_ref(channel);
   return transfer;
 }
 
@@ -30,6 +33,7 @@ void rdt_transfer_free(rdt_transfer *transfer) {
   if (!transfer || atomic_fetch_sub(&transfer->refs, 1) != 1) return;
   pthread_cond_destroy(&transfer->completed);
   pthread_mutex_destroy(&transfer->lock);
+  rdt_channel_unref(transfer->channel);
   free(transfer);
 }
 
@@ -44,7 +48,7 @@ static void transfer_complete(void *context, rdt_status status) {
 
 static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
                          rdt_transfer **transfer) {
-  rdt_transfer *waitable = transfer_new();
+  rdt_transfer *waitable = transfer_new(channel);
   if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   rdt_status status = rdt_channel_post(channel, ops, count, transfer_complete, waitable);
   if (status != RDT_IN_PROGRESS) {
@@ -58,13 +62,18 @@ static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
 
 rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t count,
                               rdt_transfer **transfer) {
-  if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
+  if (!channel || !transfer)
+    return rdt_fail(RDT_ERR_INVALID, "channel and transfer must not be NULL");
   return submit(channel, ops, count, transfer);
 }
 
-static rdt_status outcome(rdt_status status) {
-  if (status < 0) rdt_fail(status, "the transfer failed: %s", rdt_status_text(status));
-  return status;
+static rdt_status outcome(const rdt_transfer *transfer, rdt_status status) {
+  if (status >= 0) return status;
+  if (atomic_load(&transfer->channel->down)) {
+    rdt_channel_fail_down(transfer->channel);
+    return status;
+  }
+  return rdt_fail(status, "the transfer failed: %s", rdt_status_text(status));
 }
 
 rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
@@ -77,5 +86,5 @@ rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   pthread_mutex_unlock(&transfer->lock);
   if (status == RDT_IN_PROGRESS && timeout_ms != 0)
     return rdt_fail(RDT_ERR_DEADLINE, "the transfer did not complete within the deadline");
-  return outcome(status);
+  return outcome(transfer, status);
 }

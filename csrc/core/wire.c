@@ -70,6 +70,21 @@ rdt_status rdt_wire_end(rdt_wire *wire) {
   return RDT_OK;
 }
 
+rdt_status rdt_wire_unload(const rdt_wire *wire, void *bytes, size_t capacity, size_t *size) {
+  *size = wire->at - RDT_WIRE_HEADER_SIZE;
+  if (wire->bad || *size > capacity)
+    return rdt_fail(RDT_ERR_RANGE, "a part of a control message exceeds %zu bytes", capacity);
+  memcpy(bytes, wire->data + RDT_WIRE_HEADER_SIZE, *size);
+  return RDT_OK;
+}
+
+void rdt_wire_load(rdt_wire *wire, const void *bytes, size_t size) {
+  rdt_wire_begin(wire, 0, 0);
+  wire->bad = size > sizeof(wire->data) - RDT_WIRE_HEADER_SIZE;
+  wire->size = RDT_WIRE_HEADER_SIZE + (wire->bad ? 0 : size);
+  memcpy(wire->data + RDT_WIRE_HEADER_SIZE, bytes, wire->size - RDT_WIRE_HEADER_SIZE);
+}
+
 rdt_status rdt_wire_body_size(const uint8_t *header, size_t *size) {
   unsigned version = (unsigned)fetch(header + 4, 2);
   size_t body = (size_t)fetch(header + 8, 4);

@@ -14,7 +14,7 @@
 #include "rdmatensor.h"
 
 #define RDT_WIRE_MAGIC 0x31544452u /* "RDT1" */
-#define RDT_WIRE_VERSION 1
+#define RDT_WIRE_VERSION 2
 #define RDT_WIRE_HEADER_SIZE 16
 #define RDT_WIRE_MESSAGE_SIZE 2048 /* header and body of the largest message */
 
@@ -25,7 +25,8 @@ typedef enum rdt_message_type {
   RDT_MESSAGE_ALLOC = 4,   /* a new region for the sender */
   RDT_MESSAGE_REGION = 5,  /* answer to FIND and ALLOC */
   RDT_MESSAGE_REFUSAL = 6, /* instead of an answer: status and text */
-  RDT_MESSAGE_GOODBYE = 7  /* no more traffic; bytes in use stay leased until end of stream */
+  RDT_MESSAGE_GOODBYE = 7, /* no more traffic; bytes in use stay leased until end of stream */
+  RDT_MESSAGE_READY = 8    /* the connecting end can receive */
 } rdt_message_type;
 
 /* Writes or reads a message in place. Overrun and underrun set `bad`, once, instead of failing each
@@ -46,6 +47,11 @@ void rdt_wire_put_bytes(rdt_wire *wire, const void *bytes, size_t size);
 void rdt_wire_put_text(rdt_wire *wire, const char *text);
 /* Completes the header. RDT_ERR_RANGE if the message did not fit. */
 rdt_status rdt_wire_end(rdt_wire *wire);
+
+/* The same fields inside another message: what was put since rdt_wire_begin is copied out without a
+ * header (RDT_ERR_RANGE if it exceeds `capacity`), and loaded for reading with get_ and close. */
+rdt_status rdt_wire_unload(const rdt_wire *wire, void *bytes, size_t capacity, size_t *size);
+void rdt_wire_load(rdt_wire *wire, const void *bytes, size_t size);
 
 /* Checks the header in data[0..size) and positions behind it; `size` must be the message's size.
  * RDT_ERR_PROTOCOL with the cause. */

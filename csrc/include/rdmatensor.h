@@ -149,18 +149,21 @@ typedef struct rdt_device_options {
 } rdt_device_options;
 
 typedef struct rdt_stats {
-  uint64_t writes, write_bytes; /* completed one-sided writes */
-  uint64_t reads, read_bytes;   /* completed one-sided reads */
+  uint64_t writes, write_bytes; /* one-sided writes posted */
+  uint64_t reads, read_bytes;   /* one-sided reads posted */
   uint64_t notifies_sent, notifies_received;
   uint64_t notify_bytes_sent, notify_bytes_received;
-  uint64_t queued;             /* operations that had to wait for a credit */
-  uint64_t doorbells, wakeups; /* sleeping peers woken; own wake-ups from sleep */
+  uint64_t queued;    /* batches that had to wait for a credit */
+  uint64_t doorbells; /* shm: sleeping peers woken; verbs: batches handed to the device */
+  uint64_t wakeups;   /* own wake-ups from sleep */
   uint64_t channels_opened, channels_lost;
   uint64_t regions, region_bytes; /* registered now */
 } rdt_stats;
 
-/* Opens a device: binds the bootstrap port and starts the progress thread. `options` may be NULL.
- * RDT_ERR_INVALID, RDT_ERR_SYSTEM (port taken: the message says by which address), RDT_ERR_NO_MEMORY. */
+/* Opens a device: the transports of the setting TRANSPORTS that this machine has, the bootstrap port
+ * and the progress thread. `options` may be NULL. RDT_ERR_UNSUPPORTED if there is no transport, with each
+ * one's reason. RDT_ERR_INVALID, RDT_ERR_SYSTEM (port taken: the message says by which address),
+ * RDT_ERR_NO_MEMORY. */
 RDT_API rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **device);
 /* Closes channels and regions, stops the thread, frees the device. Pending operations complete with
  * RDT_ERR_CLOSED first. Handles of its channels stay valid for their holders but fail. Not from a
@@ -192,12 +195,16 @@ typedef struct rdt_region_info {
 RDT_API rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t access,
                                     const char *name, rdt_region **region);
 /* Registers memory that the caller owns and keeps until rdt_region_close. Transports that share pages
- * (shm) need it to come from rdt_memory_alloc: else RDT_ERR_UNSUPPORTED. */
+ * (shm) need it to come from rdt_memory_alloc; memory that no transport of the device can share is
+ * RDT_ERR_UNSUPPORTED, and peers reach other memory over the transports that can. Verbs pin it:
+ * RDT_ERR_LIMIT, with what is needed, when RLIMIT_MEMLOCK does not permit it. */
 RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size,
                                        uint32_t access, const char *name, rdt_region **region);
 RDT_API rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info);
-/* Withdraws the key; peers that already mapped the memory keep valid pages until they let go. NULL is
- * ignored. Not after rdt_device_close, which closes every region itself. */
+/* Withdraws the key. Peers that already opened the region keep valid pages until they let go where the
+ * transport maps them (RDT_CAP_MAP); elsewhere access ends now, and an operation of such a peer fails
+ * and takes its channel with it. NULL is ignored. Not after rdt_device_close, which closes every region
+ * itself. */
 RDT_API void rdt_region_close(rdt_region *region);
 
 /* ---- Channels ----------------------------------------------------------------------------------- */
@@ -205,13 +212,13 @@ RDT_API void rdt_region_close(rdt_region *region);
 /* What a transport can do (bits of rdt_channel_info.capabilities). */
 typedef enum rdt_capability {
   RDT_CAP_MAP = 1,             /* remote regions can be used in place (rdt_remote_region_map) */
-  RDT_CAP_UNREGISTERED_SRC = 2 /* local buffers need not lie in a region */
+  RDT_CAP_UNREGISTERED_SRC = 2 /* local buffers need not lie in a region, without cost */
 } rdt_capability;
 
 typedef struct rdt_channel_info {
   const char *peer_name;    /* the peer device's name; valid while the channel handle is */
   const char *peer_address; /* its host:port */
-  const char *transport;    /* "shm" */
+  const char *transport;    /* "shm", "verbs" */
   uint32_t capabilities;
   uint64_t generation; /* differs each time a peer device is opened */
   uint64_t max_notify; /* largest notification payload, bytes */
@@ -227,8 +234,9 @@ RDT_API rdt_status rdt_device_connect(rdt_device *device, const char *address, i
 RDT_API void rdt_channel_ref(rdt_channel *channel);
 /* Gives the handle up; does not close the connection. NULL is ignored. */
 RDT_API void rdt_channel_unref(rdt_channel *channel);
-/* Ends traffic in both directions: pending operations complete with RDT_ERR_CANCELLED and on_down runs
- * on the progress thread. Idempotent. The handle still needs rdt_channel_unref. */
+/* Ends traffic in both directions: what waits for credit completes with RDT_ERR_CANCELLED, what is under
+ * way goes out first, for at most a second, and on_down runs on the progress thread. Idempotent. The
+ * handle still needs rdt_channel_unref. */
 RDT_API void rdt_channel_close(rdt_channel *channel);
 RDT_API rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_info *info);
 /* A pointer for the user; not interpreted. Set it in on_connect or right after rdt_device_connect. */
@@ -281,9 +289,14 @@ typedef struct rdt_op {
 
 typedef void (*rdt_done_fn)(void *context, rdt_status status);
 
-/* Posts `count` operations as one batch. They are executed in order; notifications of one channel
- * arrive in the order posted, after the data of every write posted before them. All arguments are
- * checked before the first byte moves: RDT_ERR_INVALID, RDT_ERR_RANGE, RDT_ERR_ACCESS. */
+/* Posts `count` operations as one batch. Notifications of one channel arrive in the order posted, after
+ * the data of every write posted before them; of reads they say nothing. Operations of up to
+ * STRIPE_BYTES are executed in order; before another operation uses bytes, here or there, that a longer
+ * one touches, wait for its completion. A notification's payload is taken when it is posted. All
+ * arguments are checked before the first byte moves: RDT_ERR_INVALID, RDT_ERR_RANGE, RDT_ERR_ACCESS.
+ * Where a transport needs registered memory (verbs), buffers in a region of this device move fastest;
+ * others are copied if small, and registered for the operation if not (RDT_ERR_LIMIT when the machine
+ * does not let this process pin so much). */
 RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count,
                                     rdt_done_fn done, void *context);
 /* As rdt_channel_post, with a waitable completion instead of a callback: *transfer is NULL when the

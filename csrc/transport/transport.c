@@ -4,12 +4,26 @@
 #include <string.h>
 
 #include "transport/shm/shm.h"
+#ifdef RDT_HAVE_VERBS
+#include "transport/verbs/verbs.h"
+#endif
 
-const rdt_transport *const rdt_transports[] = {&rdt_transport_shm};
+const rdt_transport *const rdt_transports[] = {
+    &rdt_transport_shm,
+#ifdef RDT_HAVE_VERBS
+    &rdt_transport_verbs,
+#endif
+};
 const size_t rdt_transport_count = sizeof(rdt_transports) / sizeof(rdt_transports[0]);
 
 const rdt_transport *rdt_transport_find(const char *name) {
   for (size_t i = 0; i < rdt_transport_count; i++)
     if (strcmp(rdt_transports[i]->name, name) == 0) return rdt_transports[i];
   return NULL;
+}
+
+size_t rdt_transport_index(const rdt_transport *transport) {
+  size_t i = 0;
+  while (i + 1 < rdt_transport_count && rdt_transports[i] != transport) i++;
+  return i;
 }

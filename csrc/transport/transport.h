@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a transport is to the core: a table of functions over two opaque objects.
+ * What a transport is to the core: a table of functions over five opaque objects.
  *
- *   endpoint        one end of one channel: the queues towards the peer and the events from it
- *   remote mapping  one of the peer's regions, made reachable
+ *   domain        what one device has of the transport: for verbs an opened port
+ *   registration  local memory, prepared so that peers can reach it through the domain
+ *   endpoint      one end of one channel: the queues towards the peer and the events from it
+ *   mapping       one of the peer's regions, made reachable
+ *   request       the core's: what posted operations complete
  *
  * The core checks every argument, keeps the software queue, the order of operations, deadlines and
  * life cycle; a transport only moves bytes. Calls on one endpoint: create and connect come first,
- * destroy last; write and read may run from many threads at once; notify and doorbell run under the
- * channel's send lock; poll, arm and disarm only on the progress thread.
+ * destroy last; doorbell, notify, probe, stop and, unless the transport is synchronous, write and read
+ * run under the channel's send lock; poll, arm and disarm only on the progress thread, at the same time
+ * as those. Domain and region functions may run on any thread. Functions marked optional may be NULL.
  */
 #ifndef RDT_TRANSPORT_TRANSPORT_H
 #define RDT_TRANSPORT_TRANSPORT_H
@@ -18,6 +22,12 @@
 #include "core/net.h"
 
 #define RDT_BUNDLE_SIZE 512
+#define RDT_MAX_TRANSPORTS 2
+/* Of all transports there are, also those this build does not have. */
+#define RDT_TRANSPORT_NAMES "shm,verbs"
+
+/* An operation found no credit or no room: try again after the next event. Never leaves the core. */
+#define RDT_NO_CREDIT ((rdt_status)2)
 
 /* What one end must hand to the other: bytes that only the same transport reads, and descriptors. */
 typedef struct rdt_bundle {
@@ -26,8 +36,14 @@ typedef struct rdt_bundle {
   rdt_fds fds;
 } rdt_bundle;
 
+typedef struct rdt_domain rdt_domain;
+typedef struct rdt_registration rdt_registration;
 typedef struct rdt_endpoint rdt_endpoint;
 typedef struct rdt_mapping rdt_mapping;
+typedef struct rdt_request rdt_request;
+
+/* Counts a posted piece of the request; each is later completed once, through rdt_events. */
+void rdt_request_hold(rdt_request *request);
 
 /* Local memory behind a region, as the core knows it. */
 typedef struct rdt_region_memory {
@@ -36,46 +52,85 @@ typedef struct rdt_region_memory {
   uint32_t access;
 } rdt_region_memory;
 
-/* Takes one notification during poll. */
-typedef void (*rdt_notify_fn)(void *context, uint64_t immediate, const void *data, size_t size);
+/* Where poll hands what it finds. */
+typedef struct rdt_events {
+  void *context;
+  void (*notified)(void *context, uint64_t immediate, const void *data, size_t size);
+  /* One piece of `request` is done, well or not. */
+  void (*completed)(void *context, rdt_request *request, rdt_status status);
+} rdt_events;
 
 typedef struct rdt_transport {
   const char *name;
   uint32_t capabilities; /* rdt_capability bits */
+  /* write and read are complete on return, and may run from many threads at once. */
+  bool synchronous;
+  /* For peers on this host: endpoints meet over a unix socket, which proves the user and carries
+   * descriptors, and whose end says that the peer holds nothing of ours any more. Otherwise they meet
+   * over TCP, and a stopped endpoint is the end of the peer's access. */
+  bool local;
 
-  /* Could this process talk to a peer with `peer_host` at all? Otherwise `why` says what is missing;
-   * not being usable is an answer, not an error. */
+  /* Opens what a device needs of the transport. An error says why this machine does not have it; that
+   * is an answer, not a failure. */
+  rdt_status (*domain_open)(rdt_domain **domain);
+  void (*domain_close)(rdt_domain *domain);
+  /* Optional: readable when the domain has something to tell, and what that is: an error means that
+   * none of its endpoints work any more. */
+  int (*domain_event_fd)(const rdt_domain *domain);
+  rdt_status (*domain_events)(rdt_domain *domain);
+  /* Could this process talk to a peer on `peer_host` at all? Otherwise `why` says what is missing. */
   bool (*usable)(const char *own_host, const char *peer_host, char *why, size_t size);
 
   /* Creates an endpoint and fills `offer` with what the peer's endpoint needs. */
-  rdt_status (*endpoint_create)(rdt_endpoint **endpoint, rdt_bundle *offer);
-  /* Joins it to the peer's offer, which is untrusted; takes descriptors out of it. */
-  rdt_status (*endpoint_connect)(rdt_endpoint *endpoint, rdt_bundle *offer);
+  rdt_status (*endpoint_create)(rdt_domain *domain, rdt_endpoint **endpoint, rdt_bundle *offer);
+  /* Joins it to the peer's offer, which is untrusted; takes descriptors out of it. `peer` names it in
+   * messages. */
+  rdt_status (*endpoint_connect)(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer);
+  /* Optional: ends traffic. What was posted still completes through poll, until idle says that
+   * nothing is left and the peer can reach nothing any more. */
+  void (*endpoint_stop)(rdt_endpoint *endpoint);
+  bool (*endpoint_idle)(const rdt_endpoint *endpoint);
+  /* Optional, with the two before: the hard way, for hardware that does not finish. Completes what is
+   * left and leaves the endpoint idle. Progress thread only. */
+  void (*endpoint_abort)(rdt_endpoint *endpoint, const rdt_events *events);
   void (*endpoint_destroy)(rdt_endpoint *endpoint);
   /* Largest payload notify takes. */
   uint64_t (*max_notify)(const rdt_endpoint *endpoint);
 
-  /* One-sided moves; complete on return. */
-  rdt_status (*write)(rdt_mapping *mapping, uint64_t offset, const void *source, uint64_t size);
-  rdt_status (*read)(rdt_mapping *mapping, uint64_t offset, void *target, uint64_t size);
-  /* Puts a notification behind everything written before. RDT_IN_PROGRESS: no credit, try again after
-   * the next event. RDT_ERR_PROTOCOL: the peer corrupted the queue. */
+  /* One-sided moves of op->size bytes. RDT_OK: complete. RDT_IN_PROGRESS: posted, the request was
+   * held once for each piece. RDT_NO_CREDIT: a part may have been posted; `op` is what is left. */
+  rdt_status (*write)(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                      rdt_request *request);
+  rdt_status (*read)(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                     rdt_request *request);
+  /* Puts a notification behind everything posted before; the payload is copied. RDT_OK,
+   * RDT_NO_CREDIT, or RDT_ERR_PROTOCOL: the peer corrupted the queue. */
   rdt_status (*notify)(rdt_endpoint *endpoint, uint64_t immediate, const void *data, uint64_t size);
-  /* Wakes the peer if it sleeps, once for all that was posted; true if it did. */
-  bool (*doorbell)(rdt_endpoint *endpoint);
+  /* Hands over what was posted, and wakes the peer if it sleeps. The number of doorbells rung. */
+  int (*doorbell)(rdt_endpoint *endpoint);
+  /* Optional: true when poll left something that a doorbell would hand over, such as credit. */
+  bool (*wants_doorbell)(const rdt_endpoint *endpoint);
+  /* Optional: unless an answer is due anyway, posts something that completes when everything before it
+   * did, and fails if the peer's host is gone. */
+  rdt_status (*probe)(rdt_endpoint *endpoint);
 
-  /* Hands at most `budget` arrived notifications to `take`; their count, or RDT_ERR_PROTOCOL. */
-  int (*poll)(rdt_endpoint *endpoint, int budget, rdt_notify_fn take, void *context);
-  /* Asks for an event on event_fd at the next arrival or credit; false if something is there already.
-   * After true the caller may sleep. */
-  bool (*arm)(rdt_endpoint *endpoint);
+  /* Hands at most `budget` notifications, and every completion, to `events`; their count, or an error
+   * after which the channel is lost. */
+  int (*poll)(rdt_endpoint *endpoint, int budget, const rdt_events *events);
+  /* Asks for an event on event_fd at the next completion or credit and, unless the reader is behind
+   * (`may_take` false), notification; false if something is there already. After true the caller may
+   * sleep. */
+  bool (*arm)(rdt_endpoint *endpoint, bool may_take);
   void (*disarm)(rdt_endpoint *endpoint);
   int (*event_fd)(const rdt_endpoint *endpoint);
 
-  /* Can the memory be given to peers? */
-  rdt_status (*region_check)(const rdt_region_memory *memory);
+  /* Prepares memory; an error says why this transport cannot. Deregistering withdraws it from peers,
+   * as far as the transport can. */
+  rdt_status (*region_register)(rdt_domain *domain, const rdt_region_memory *memory,
+                                rdt_registration **registration);
+  void (*region_deregister)(rdt_registration *registration);
   /* What a peer needs to reach the region, with no more access than it grants. */
-  rdt_status (*region_export)(const rdt_region_memory *memory, rdt_bundle *bundle);
+  rdt_status (*region_export)(rdt_registration *registration, rdt_bundle *bundle);
   /* The peer's side; the bundle is untrusted, the core checked size and access. */
   rdt_status (*region_import)(const rdt_region_memory *claimed, rdt_bundle *bundle,
                               rdt_mapping **mapping);
@@ -84,9 +139,11 @@ typedef struct rdt_transport {
   void *(*region_address)(const rdt_mapping *mapping);
 } rdt_transport;
 
-/* Every transport of this build, and the one called `name` (NULL if none is). */
+/* Every transport of this build, best first, and the one called `name` (NULL if none is). */
 extern const rdt_transport *const rdt_transports[];
 extern const size_t rdt_transport_count;
 const rdt_transport *rdt_transport_find(const char *name);
+/* Its place in rdt_transports. */
+size_t rdt_transport_index(const rdt_transport *transport);
 
 #endif

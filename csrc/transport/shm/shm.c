@@ -10,13 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/config.h"
 #include "core/memory.h"
 #include "core/status.h"
 #include "transport/shm/ring.h"
-
-#define MIN_RING_BYTES 4096u
-#define MAX_RING_BYTES (1024u * 1024 * 1024)
 
 struct rdt_endpoint {
   ring receive, send;           /* in our memory; in the peer's */
@@ -25,11 +21,25 @@ struct rdt_endpoint {
   int own_event, peer_event; /* eventfds: written by the peer, by us */
 };
 
+struct rdt_registration {
+  int fd; /* the memory block's */
+  uint64_t offset;
+  uint32_t access;
+};
+
 struct rdt_mapping {
   char *base; /* of the memfd */
   size_t length;
   uint64_t offset; /* of the region in it */
 };
+
+/* Every Linux has it, and it needs nothing of its own. */
+static rdt_status shm_domain_open(rdt_domain **domain) {
+  *domain = NULL;
+  return RDT_OK;
+}
+
+static void shm_domain_close(rdt_domain *domain) { (void)domain; }
 
 static bool shm_usable(const char *own_host, const char *peer_host, char *why, size_t size) {
   if (strcmp(own_host, peer_host) == 0) return true;
@@ -53,14 +63,8 @@ static void shm_endpoint_destroy(rdt_endpoint *endpoint) {
   free(endpoint);
 }
 
-static uint64_t ring_capacity(void) {
-  uint64_t capacity = MIN_RING_BYTES;
-  while (capacity < rdt_config_number(RDT_CONFIG_RING_BYTES)) capacity *= 2;
-  return capacity;
-}
-
 static rdt_status create_receive_ring(rdt_endpoint *endpoint, rdt_bundle *offer) {
-  uint64_t capacity = ring_capacity();
+  uint64_t capacity = records_configured_capacity();
   int memory;
   endpoint->receive_bytes = RING_DATA_OFFSET + capacity;
   rdt_status status = rdt_memory_create(endpoint->receive_bytes, &memory, &endpoint->receive_map);
@@ -77,7 +81,9 @@ static rdt_status create_receive_ring(rdt_endpoint *endpoint, rdt_bundle *offer)
   return RDT_OK;
 }
 
-static rdt_status shm_endpoint_create(rdt_endpoint **endpoint_out, rdt_bundle *offer) {
+static rdt_status shm_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_out,
+                                      rdt_bundle *offer) {
+  (void)domain;
   rdt_endpoint *endpoint = calloc(1, sizeof(*endpoint));
   if (!endpoint) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   endpoint->own_event = endpoint->peer_event = -1;
@@ -92,11 +98,12 @@ static rdt_status shm_endpoint_create(rdt_endpoint **endpoint_out, rdt_bundle *o
   return RDT_OK;
 }
 
-static rdt_status shm_endpoint_connect(rdt_endpoint *endpoint, rdt_bundle *offer) {
+static rdt_status shm_endpoint_connect(rdt_endpoint *endpoint, const char *peer,
+                                       rdt_bundle *offer) {
+  (void)peer;
   uint64_t capacity = 0;
   if (offer->size == sizeof(capacity)) memcpy(&capacity, offer->bytes, sizeof(capacity));
-  if (capacity < MIN_RING_BYTES || capacity > MAX_RING_BYTES || (capacity & (capacity - 1)) ||
-      offer->fds.count != 2)
+  if (!records_valid_capacity(capacity) || offer->fds.count != 2)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer's shared-memory offer is malformed");
   int memory = rdt_fds_take(&offer->fds);
   endpoint->send_bytes = RING_DATA_OFFSET + capacity;
@@ -109,27 +116,34 @@ static rdt_status shm_endpoint_connect(rdt_endpoint *endpoint, rdt_bundle *offer
 }
 
 static uint64_t shm_max_notify(const rdt_endpoint *endpoint) {
-  return ring_max_payload(&endpoint->send);
+  return records_max_payload(&endpoint->send.records);
 }
 
-static rdt_status shm_write(rdt_mapping *mapping, uint64_t offset, const void *source,
-                            uint64_t size) {
-  if (size) memcpy(mapping->base + mapping->offset + offset, source, size);
+static char *place(const rdt_mapping *mapping, const rdt_op *op) {
+  return mapping->base + mapping->offset + op->remote_offset;
+}
+
+static rdt_status shm_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                            rdt_request *request) {
+  (void)endpoint, (void)request;
+  if (op->size) memcpy(place(mapping, op), op->local, op->size);
   return RDT_OK;
 }
 
-static rdt_status shm_read(rdt_mapping *mapping, uint64_t offset, void *target, uint64_t size) {
-  if (size) memcpy(target, mapping->base + mapping->offset + offset, size);
+static rdt_status shm_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                           rdt_request *request) {
+  (void)endpoint, (void)request;
+  if (op->size) memcpy(op->local, place(mapping, op), op->size);
   return RDT_OK;
 }
 
 static rdt_status shm_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
                              uint64_t size) {
   switch (ring_produce(&endpoint->send, immediate, data, (uint32_t)size)) {
-    case RING_OK:
+    case RECORDS_OK:
       return RDT_OK;
-    case RING_FULL:
-      return RDT_IN_PROGRESS;
+    case RECORDS_NONE:
+      return RDT_NO_CREDIT;
     default:
       return rdt_fail(RDT_ERR_PROTOCOL, "the peer corrupted its notification ring");
   }
@@ -142,23 +156,23 @@ static void wake_peer(rdt_endpoint *endpoint) {
   (void)ignored;
 }
 
-static bool shm_doorbell(rdt_endpoint *endpoint) {
-  if (!ring_consumer_sleeps(&endpoint->send)) return false;
+static int shm_doorbell(rdt_endpoint *endpoint) {
+  if (!ring_consumer_sleeps(&endpoint->send)) return 0;
   wake_peer(endpoint);
-  return true;
+  return 1;
 }
 
-static int shm_poll(rdt_endpoint *endpoint, int budget, rdt_notify_fn take, void *context) {
+static int shm_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   int taken = 0;
   while (taken < budget) {
     uint64_t immediate;
     const void *data;
     uint32_t size;
-    ring_result result = ring_peek(&endpoint->receive, &immediate, &data, &size);
-    if (result == RING_CORRUPT)
+    records_result result = ring_peek(&endpoint->receive, &immediate, &data, &size);
+    if (result == RECORDS_CORRUPT)
       return rdt_fail(RDT_ERR_PROTOCOL, "the peer wrote a malformed notification");
-    if (result == RING_FULL) break;
-    take(context, immediate, data, size);
+    if (result == RECORDS_NONE) break;
+    events->notified(events->context, immediate, data, size);
     ring_release(&endpoint->receive, size);
     taken++;
   }
@@ -166,7 +180,9 @@ static int shm_poll(rdt_endpoint *endpoint, int budget, rdt_notify_fn take, void
   return taken;
 }
 
-static bool shm_arm(rdt_endpoint *endpoint) { return ring_arm(&endpoint->receive); }
+static bool shm_arm(rdt_endpoint *endpoint, bool may_take) {
+  return !may_take || ring_arm(&endpoint->receive);
+}
 
 static void shm_disarm(rdt_endpoint *endpoint) {
   uint64_t count;
@@ -177,26 +193,34 @@ static void shm_disarm(rdt_endpoint *endpoint) {
 
 static int shm_event_fd(const rdt_endpoint *endpoint) { return endpoint->own_event; }
 
-static rdt_status shm_region_check(const rdt_region_memory *memory) {
-  int fd;
-  uint64_t offset;
-  return rdt_memory_find(memory->address, memory->size, &fd, &offset);
+static rdt_status shm_region_register(rdt_domain *domain, const rdt_region_memory *memory,
+                                      rdt_registration **registration_out) {
+  (void)domain;
+  rdt_registration *registration = malloc(sizeof(*registration));
+  if (!registration) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  registration->access = memory->access;
+  rdt_status status =
+      rdt_memory_find(memory->address, memory->size, &registration->fd, &registration->offset);
+  if (status == RDT_OK)
+    *registration_out = registration;
+  else
+    free(registration);
+  return status;
 }
 
-static rdt_status shm_region_export(const rdt_region_memory *memory, rdt_bundle *bundle) {
-  int fd, lent;
-  uint64_t offset;
-  rdt_status status = rdt_memory_find(memory->address, memory->size, &fd, &offset);
-  if (status != RDT_OK) return status;
-  if (memory->access & RDT_ACCESS_WRITE) {
-    lent = dup(fd);
+static void shm_region_deregister(rdt_registration *registration) { free(registration); }
+
+static rdt_status shm_region_export(rdt_registration *registration, rdt_bundle *bundle) {
+  int lent;
+  if (registration->access & RDT_ACCESS_WRITE) {
+    lent = dup(registration->fd);
     if (lent < 0) return rdt_fail_errno(errno, "cannot share a region");
   } else {
-    status = rdt_memory_reopen_readonly(fd, &lent);
+    rdt_status status = rdt_memory_reopen_readonly(registration->fd, &lent);
     if (status != RDT_OK) return status;
   }
-  memcpy(bundle->bytes, &offset, sizeof(offset));
-  bundle->size = sizeof(offset);
+  memcpy(bundle->bytes, &registration->offset, sizeof(registration->offset));
+  bundle->size = sizeof(registration->offset);
   bundle->fds.fd[0] = lent;
   bundle->fds.count = 1;
   return RDT_OK;
@@ -239,6 +263,10 @@ static void *shm_region_address(const rdt_mapping *mapping) {
 const rdt_transport rdt_transport_shm = {
     .name = "shm",
     .capabilities = RDT_CAP_MAP | RDT_CAP_UNREGISTERED_SRC,
+    .synchronous = true,
+    .local = true,
+    .domain_open = shm_domain_open,
+    .domain_close = shm_domain_close,
     .usable = shm_usable,
     .endpoint_create = shm_endpoint_create,
     .endpoint_connect = shm_endpoint_connect,
@@ -252,7 +280,8 @@ const rdt_transport rdt_transport_shm = {
     .arm = shm_arm,
     .disarm = shm_disarm,
     .event_fd = shm_event_fd,
-    .region_check = shm_region_check,
+    .region_register = shm_region_register,
+    .region_deregister = shm_region_deregister,
     .region_export = shm_region_export,
     .region_import = shm_region_import,
     .region_release = shm_region_release,
