@@ -19,6 +19,8 @@ HERE = Path(__file__).resolve().parent
 PROGRAMS = sorted(path.stem for path in HERE.iterdir() if path.suffix in (".c", ".cc"))
 # Built where the TensorFlow plugin is: these test parts of it.
 OF_THE_PLUGIN = {path.stem for path in HERE.glob("*.cc")}
+# Built where the headers of rdma-core are: these test parts of the verbs transport.
+OF_VERBS = {path.stem for path in HERE.glob("test_verbs_*.c")}
 SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
 SKIP = 77
 
@@ -51,9 +53,11 @@ def programs(root: Path) -> Path:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_c_program(programs: Path, name: str) -> None:
-    reason = json.loads((programs.parent / "build_info.json").read_text())["no_tensorflow_because"]
-    if name in OF_THE_PLUGIN and reason:
-        pytest.skip(f"the TensorFlow plugin is not built: {reason}")
+    info = json.loads((programs.parent / "build_info.json").read_text())
+    if name in OF_THE_PLUGIN and info["no_tensorflow_because"]:
+        pytest.skip(f"the TensorFlow plugin is not built: {info['no_tensorflow_because']}")
+    if name in OF_VERBS and info["no_verbs_because"]:
+        pytest.skip(f"verbs are not built: {info['no_verbs_because']}")
     done = subprocess.run([programs / name], capture_output=True, text=True, timeout=240)
     if done.returncode == SKIP:
         pytest.skip(done.stdout.strip())

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/verbs/address.h"
+
+#include <infiniband/verbs.h>
+#include <string.h>
+
+#include "core/status.h"
+#include "core/wire.h"
+#include "transport/records.h"
+
+#define MAX_24_BITS 0xffffffu /* queue pair numbers and packet sequence numbers */
+
+rdt_status verbs_address_encode(const verbs_address *address, rdt_bundle *bundle) {
+  rdt_wire wire;
+  rdt_wire_begin(&wire, 0, 0);
+  rdt_wire_put_u32(&wire, address->link_layer);
+  rdt_wire_put_u32(&wire, address->mtu);
+  rdt_wire_put_u32(&wire, address->lid);
+  rdt_wire_put_bytes(&wire, address->gid, sizeof(address->gid));
+  rdt_wire_put_u32(&wire, address->reads);
+  rdt_wire_put_u32(&wire, address->notifies);
+  rdt_wire_put_u64(&wire, address->ring);
+  rdt_wire_put_u64(&wire, address->ring_capacity);
+  rdt_wire_put_u64(&wire, address->credit);
+  rdt_wire_put_u32(&wire, address->rkey);
+  rdt_wire_put_u32(&wire, address->queue_count);
+  for (uint32_t i = 0; i < address->queue_count; i++) {
+    rdt_wire_put_u32(&wire, address->queues[i].qpn);
+    rdt_wire_put_u32(&wire, address->queues[i].psn);
+  }
+  return rdt_wire_unload(&wire, bundle->bytes, sizeof(bundle->bytes), &bundle->size);
+}
+
+static bool plausible(const verbs_address *address) {
+  bool good = address->mtu >= IBV_MTU_256 && address->mtu <= IBV_MTU_4096 && address->lid <= 0xffff;
+  good &= address->notifies > 0 && address->notifies <= 1u << 20;
+  good &= records_valid_capacity(address->ring_capacity);
+  for (uint32_t i = 0; i < address->queue_count && i < VERBS_MAX_QUEUES; i++)
+    good &= address->queues[i].qpn <= MAX_24_BITS && address->queues[i].psn <= MAX_24_BITS;
+  return good;
+}
+
+rdt_status verbs_address_decode(const rdt_bundle *bundle, verbs_address *address) {
+  rdt_wire wire;
+  memset(address, 0, sizeof(*address));
+  rdt_wire_load(&wire, bundle->bytes, bundle->size);
+  address->link_layer = rdt_wire_get_u32(&wire);
+  address->mtu = rdt_wire_get_u32(&wire);
+  address->lid = rdt_wire_get_u32(&wire);
+  if (rdt_wire_get_bytes(&wire, address->gid, sizeof(address->gid)) != sizeof(address->gid))
+    wire.bad = true;
+  address->reads = rdt_wire_get_u32(&wire);
+  address->notifies = rdt_wire_get_u32(&wire);
+  address->ring = rdt_wire_get_u64(&wire);
+  address->ring_capacity = rdt_wire_get_u64(&wire);
+  address->credit = rdt_wire_get_u64(&wire);
+  address->rkey = rdt_wire_get_u32(&wire);
+  address->queue_count = rdt_wire_get_u32(&wire);
+  if (address->queue_count == 0 || address->queue_count > VERBS_MAX_QUEUES) wire.bad = true;
+  for (uint32_t i = 0; i < address->queue_count && !wire.bad; i++) {
+    address->queues[i].qpn = rdt_wire_get_u32(&wire);
+    address->queues[i].psn = rdt_wire_get_u32(&wire);
+  }
+  rdt_status status = rdt_wire_close(&wire);
+  if (status == RDT_OK && !plausible(address))
+    status = rdt_fail(RDT_ERR_PROTOCOL, "the peer's verbs address has impossible values");
+  return status;
+}
+
+rdt_status verbs_region_encode(uint64_t address, uint32_t rkey, rdt_bundle *bundle) {
+  rdt_wire wire;
+  rdt_wire_begin(&wire, 0, 0);
+  rdt_wire_put_u64(&wire, address);
+  rdt_wire_put_u32(&wire, rkey);
+  return rdt_wire_unload(&wire, bundle->bytes, sizeof(bundle->bytes), &bundle->size);
+}
+
+rdt_status verbs_region_decode(const rdt_bundle *bundle, uint64_t *address, uint32_t *rkey) {
+  rdt_wire wire;
+  rdt_wire_load(&wire, bundle->bytes, bundle->size);
+  *address = rdt_wire_get_u64(&wire);
+  *rkey = rdt_wire_get_u32(&wire);
+  return rdt_wire_close(&wire);
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What two endpoints tell each other before they are connected, and how it is written on the wire.
+ */
+#ifndef RDT_TRANSPORT_VERBS_ADDRESS_H
+#define RDT_TRANSPORT_VERBS_ADDRESS_H
+
+#include "transport/transport.h"
+
+#define VERBS_MAX_QUEUES 8u
+
+typedef struct verbs_address {
+  uint32_t link_layer; /* IBV_LINK_LAYER_... */
+  uint32_t mtu;        /* enum ibv_mtu */
+  uint32_t lid;
+  uint8_t gid[16];
+  uint32_t reads;                       /* reads and atomics this end serves at once */
+  uint32_t notifies;                    /* receives it keeps posted for notifications */
+  uint64_t ring, ring_capacity, credit; /* addresses in its block */
+  uint32_t rkey;                        /* of the block */
+  uint32_t queue_count;
+  struct {
+    uint32_t qpn, psn;
+  } queues[VERBS_MAX_QUEUES];
+} verbs_address;
+
+/* RDT_ERR_RANGE if it does not fit, which no address does. */
+rdt_status verbs_address_encode(const verbs_address *address, rdt_bundle *bundle);
+/* RDT_ERR_PROTOCOL unless the bundle is an address with possible values. */
+rdt_status verbs_address_decode(const rdt_bundle *bundle, verbs_address *address);
+
+/* Where a region lies, for the peer's import. */
+rdt_status verbs_region_encode(uint64_t address, uint32_t rkey, rdt_bundle *bundle);
+rdt_status verbs_region_decode(const rdt_bundle *bundle, uint64_t *address, uint32_t *rkey);
+
+#endif

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * An opened port: everything that the endpoints of one device share.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/config.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "transport/verbs/objects.h"
+
+#define MAX_RECEIVES 32768u  /* of the shared queue, where the device permits it */
+#define RECEIVES_AT_ONCE 64u /* posted with one doorbell */
+
+static void explain(void *context, const char *line) {
+  (void)context;
+  rdt_log(RDT_LOG_DEBUG, "verbs: %s", line);
+}
+
+static rdt_status choose_port(rdt_domain *domain) {
+  char device[128], gid[128];
+  rdt_config_text(RDT_CONFIG_DEVICE, device, sizeof(device));
+  rdt_config_text(RDT_CONFIG_GID_INDEX, gid, sizeof(gid));
+  rdt_status status = verbs_ports_scan(&domain->ports, &domain->port_count);
+  if (status == RDT_OK)
+    status = verbs_ports_choose(domain->ports, domain->port_count, device, gid, explain, NULL,
+                                &domain->choice);
+  if (status == RDT_OK) verbs_choice_text(&domain->choice, domain->text, sizeof(domain->text));
+  return status;
+}
+
+/* Receives carry no memory: payloads are written into the endpoint's ring, and a receive only says
+ * that something came. */
+static rdt_status create_receives(rdt_domain *domain) {
+  const verbs_limits *limits = &domain->choice.port->limits;
+  uint32_t wanted = MAX_RECEIVES < limits->max_srq_wr ? MAX_RECEIVES : limits->max_srq_wr;
+  struct ibv_srq_init_attr attr = {.attr = {.max_wr = wanted, .max_sge = 1}};
+  domain->max_receives = wanted;
+  return verbs_create_srq(domain->pd, &attr, &domain->srq);
+}
+
+rdt_status verbs_domain_receives(rdt_domain *domain, uint32_t count, bool pledge) {
+  if (pledge) {
+    pthread_mutex_lock(&domain->lock);
+    bool room = domain->receives + count <= domain->max_receives;
+    if (room) domain->receives += count;
+    pthread_mutex_unlock(&domain->lock);
+    if (!room)
+      return rdt_fail(RDT_ERR_LIMIT,
+                      "%s has room for %u receives, %u each for a connection: close some, or use "
+                      "another device for the rest",
+                      domain->text, domain->max_receives, count);
+  }
+  while (count > 0) {
+    struct ibv_recv_wr receives[RECEIVES_AT_ONCE], *bad;
+    uint32_t some = count < RECEIVES_AT_ONCE ? count : RECEIVES_AT_ONCE;
+    for (uint32_t i = 0; i < some; i++)
+      receives[i] = (struct ibv_recv_wr){.wr_id = VERBS_RECEIVE_ID,
+                                         .next = i + 1 < some ? &receives[i + 1] : NULL};
+    rdt_status status =
+        verbs_result(ibv_post_srq_recv(domain->srq, receives, &bad), "post a receive");
+    if (status != RDT_OK) return status;
+    count -= some;
+  }
+  return RDT_OK;
+}
+
+/* The receives themselves stay in the queue: they are anybody's. */
+void verbs_domain_unpledge(rdt_domain *domain, uint32_t count) {
+  pthread_mutex_lock(&domain->lock);
+  domain->receives -= count;
+  pthread_mutex_unlock(&domain->lock);
+}
+
+static rdt_status open_device(rdt_domain *domain) {
+  rdt_status status = choose_port(domain);
+  if (status == RDT_OK) status = verbs_open_device(domain->choice.port->device, &domain->context);
+  if (status == RDT_OK) status = verbs_alloc_pd(domain->context, &domain->pd);
+  if (status == RDT_OK) status = create_receives(domain);
+  if (status == RDT_OK) status = verbs_slots_create(domain);
+  return status;
+}
+
+rdt_status verbs_domain_open(rdt_domain **domain_out) {
+  rdt_domain *domain = calloc(1, sizeof(*domain));
+  if (!domain) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  pthread_mutex_init(&domain->lock, NULL);
+  pthread_rwlock_init(&domain->registrations_lock, NULL);
+  rdt_status status = open_device(domain);
+  if (status != RDT_OK) {
+    char why[512];
+    snprintf(why, sizeof(why), "%s", rdt_last_error());
+    verbs_domain_close(domain);
+    return rdt_fail(status, "%s", why);
+  }
+  rdt_log(RDT_LOG_DEBUG, "verbs: using %s", domain->text);
+  *domain_out = domain;
+  return RDT_OK;
+}
+
+/* Nothing can be done about what a device refuses to give back, but it should be known. */
+static void complain(rdt_status status) {
+  if (status != RDT_OK) rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
+}
+
+void verbs_domain_close(rdt_domain *domain) {
+  verbs_slots_destroy(domain);
+  if (domain->srq) complain(verbs_destroy_srq(domain->srq));
+  if (domain->pd) complain(verbs_dealloc_pd(domain->pd));
+  if (domain->context) complain(verbs_close_device(domain->context));
+  verbs_ports_free(domain->ports, domain->port_count);
+  pthread_rwlock_destroy(&domain->registrations_lock);
+  pthread_mutex_destroy(&domain->lock);
+  free(domain);
+}
+
+int verbs_domain_event_fd(const rdt_domain *domain) { return domain->context->async_fd; }
+
+static void mark_broken(void *endpoint) {
+  if (endpoint) atomic_store(&((rdt_endpoint *)endpoint)->broken, true);
+}
+
+/* RDT_OK if the domain goes on. The event keeps its object alive until it is acknowledged. */
+static rdt_status handle_event(rdt_domain *domain, const struct ibv_async_event *event) {
+  const char *what = verbs_event_text(event->event_type);
+  switch (event->event_type) {
+    case IBV_EVENT_DEVICE_FATAL:
+      atomic_store(&domain->dead, true);
+      return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s: %s", domain->text, what);
+    case IBV_EVENT_CQ_ERR:
+      mark_broken(event->element.cq->cq_context);
+      break;
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+      mark_broken(event->element.qp->qp_context);
+      break;
+    case IBV_EVENT_PORT_ERR:
+    case IBV_EVENT_GID_CHANGE:
+    case IBV_EVENT_LID_CHANGE:
+      /* Connections live through a short loss of link; the device says when it was too long. */
+      rdt_log(RDT_LOG_WARN, "verbs: %s: %s", domain->text, what);
+      return RDT_OK;
+    default:
+      rdt_log(RDT_LOG_DEBUG, "verbs: %s: %s", domain->text, what);
+      return RDT_OK;
+  }
+  rdt_log(RDT_LOG_DEBUG, "verbs: %s: %s", domain->text, what);
+  return RDT_OK;
+}
+
+rdt_status verbs_domain_events(rdt_domain *domain) {
+  rdt_status result = RDT_OK;
+  for (;;) {
+    struct ibv_async_event event;
+    rdt_status status = verbs_get_async_event(domain->context, &event);
+    if (status == RDT_IN_PROGRESS) return result;
+    if (status != RDT_OK) return status;
+    status = handle_event(domain, &event);
+    verbs_ack_async_event(&event);
+    if (status != RDT_OK) result = status;
+  }
+}

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * An endpoint from its creation to its end: resources, the queue pairs' way through their states, and
+ * the order in which things may be freed: no memory before its queue pairs are in the error state and
+ * everything posted was completed.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#include "core/config.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "transport/verbs/objects.h"
+#include "transport/verbs/registration.h"
+
+#define CREDIT_PAGE 4096u /* both credits, at the block's start */
+#define CREDIT_OUT 64u    /* on a cache line of its own */
+#define MAX_INLINE 256u   /* bytes; asked for, less where the device has less */
+#define RETRIES 6u        /* 7 is for ever on some devices */
+#define RNR_TIMER 14u     /* 1.28 ms (InfiniBand specification, table 45) */
+#define HOP_LIMIT 64u
+#define MASK_24 0xffffffu
+
+/* ---- creation ------------------------------------------------------------------------------------------ */
+
+static rdt_status create_block(rdt_domain *domain, uint64_t size, uint32_t access,
+                               verbs_block *block) {
+  void *start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED)
+    return rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a ring of %llu bytes (%sRING_BYTES)",
+                    (unsigned long long)size, RDT_ENV_PREFIX);
+  block->start = start;
+  block->size = size;
+  return verbs_register(domain->pd, start, size, access, VERBS_LOCAL_TARGET, &block->mr);
+}
+
+static void destroy_block(verbs_block *block) {
+  if (block->mr && verbs_dereg_mr(block->mr) != RDT_OK)
+    rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
+  if (block->start) munmap(block->start, block->size);
+}
+
+/* What the peer writes: credit and its notifications. */
+static rdt_status create_inbound(rdt_endpoint *endpoint) {
+  uint64_t capacity = records_configured_capacity();
+  rdt_status status =
+      create_block(endpoint->domain, CREDIT_PAGE + capacity, RDT_ACCESS_WRITE, &endpoint->inbound);
+  if (status != RDT_OK) return status;
+  char *start = endpoint->inbound.start;
+  endpoint->credit_in = (verbs_credit *)start;
+  endpoint->credit_out = (verbs_credit *)(start + CREDIT_OUT);
+  records_init(&endpoint->receive, start + CREDIT_PAGE, capacity);
+  return RDT_OK;
+}
+
+/* The mirror of the peer's ring: records are written here and sent from here, and a place that the
+ * peer has freed was sent long ago. */
+static rdt_status create_outbound(rdt_endpoint *endpoint) {
+  uint64_t capacity = endpoint->remote.ring_capacity;
+  rdt_status status =
+      create_block(endpoint->domain, capacity, RDT_ACCESS_NONE, &endpoint->outbound);
+  if (status == RDT_OK) records_init(&endpoint->mirror, endpoint->outbound.start, capacity);
+  return status;
+}
+
+static uint32_t queue_depth(const rdt_domain *domain) {
+  uint32_t depth = 1, wanted = (uint32_t)rdt_config_number(RDT_CONFIG_QUEUE_DEPTH);
+  uint32_t limit = domain->choice.port->limits.max_qp_wr;
+  if (wanted > limit) wanted = limit;
+  while (depth * 2 <= wanted) depth *= 2;
+  return depth;
+}
+
+/* As many entries as completions can be outstanding: it cannot overflow. */
+static rdt_status create_completions(rdt_endpoint *endpoint, uint32_t depth) {
+  struct ibv_context *context = endpoint->domain->context;
+  uint32_t entries = endpoint->queue_count * depth + VERBS_RECEIVES;
+  uint32_t limit = endpoint->domain->choice.port->limits.max_cqe;
+  if (entries > limit)
+    return rdt_fail(RDT_ERR_LIMIT,
+                    "%s has completion queues of at most %u entries, and %u are needed: lower "
+                    "%sQUEUE_PAIRS or %sQUEUE_DEPTH",
+                    endpoint->domain->text, limit, entries, RDT_ENV_PREFIX, RDT_ENV_PREFIX);
+  rdt_status status = verbs_create_comp_channel(context, &endpoint->events);
+  if (status != RDT_OK) return status;
+  return verbs_create_cq(context, (int)entries, endpoint, endpoint->events, &endpoint->cq);
+}
+
+/* No attribute tells how much may travel inline: the device refuses what is too much. */
+static rdt_status create_qp(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t *max_inline) {
+  rdt_status status;
+  for (;;) {
+    struct ibv_qp_init_attr attr = {
+        .qp_context = endpoint,
+        .send_cq = endpoint->cq,
+        .recv_cq = endpoint->cq,
+        .srq = endpoint->domain->srq,
+        .cap = {.max_send_wr = queue->depth, .max_send_sge = 1, .max_inline_data = *max_inline},
+        .qp_type = IBV_QPT_RC};
+    status = verbs_create_qp(endpoint->domain->pd, &attr, &queue->qp);
+    if (status == RDT_OK || *max_inline == 0) return status;
+    *max_inline /= 2;
+  }
+}
+
+static rdt_status set_init(rdt_endpoint *endpoint, verbs_queue *queue) {
+  struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
+                             .port_num = endpoint->domain->choice.port->number,
+                             .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE};
+  return verbs_modify_qp(queue->qp, &attr,
+                         IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+}
+
+static rdt_status create_queue(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t depth) {
+  queue->depth = depth;
+  queue->pieces = calloc(depth, sizeof(*queue->pieces));
+  if (!queue->pieces) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  if (getrandom(&queue->psn, sizeof(queue->psn), 0) != sizeof(queue->psn))
+    return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  queue->psn &= MASK_24;
+  rdt_status status = create_qp(endpoint, queue, &endpoint->max_inline);
+  return status == RDT_OK ? set_init(endpoint, queue) : status;
+}
+
+static rdt_status describe(const rdt_endpoint *endpoint, rdt_bundle *offer) {
+  const verbs_choice *choice = &endpoint->domain->choice;
+  uint64_t start = (uintptr_t)endpoint->inbound.start;
+  verbs_address address = {.link_layer = choice->port->link_layer,
+                           .mtu = choice->port->active_mtu,
+                           .lid = choice->port->lid,
+                           .reads = choice->port->limits.max_qp_rd_atom,
+                           .notifies = VERBS_NOTIFY_RECEIVES,
+                           .ring = start + CREDIT_PAGE,
+                           .ring_capacity = endpoint->receive.capacity,
+                           .credit = start,
+                           .rkey = endpoint->inbound.mr->rkey,
+                           .queue_count = endpoint->queue_count};
+  if (choice->gid) memcpy(address.gid, choice->gid->raw, sizeof(address.gid));
+  for (uint32_t i = 0; i < endpoint->queue_count; i++) {
+    address.queues[i].qpn = endpoint->queues[i].qp->qp_num;
+    address.queues[i].psn = endpoint->queues[i].psn;
+  }
+  return verbs_address_encode(&address, offer);
+}
+
+static rdt_status create(rdt_endpoint *endpoint, rdt_bundle *offer) {
+  uint32_t depth = queue_depth(endpoint->domain);
+  endpoint->queue_count = (uint32_t)rdt_config_number(RDT_CONFIG_QUEUE_PAIRS);
+  endpoint->stripe = rdt_config_number(RDT_CONFIG_STRIPE_BYTES);
+  endpoint->max_inline = MAX_INLINE;
+  rdt_status status = create_inbound(endpoint);
+  if (status == RDT_OK) status = create_completions(endpoint, depth);
+  for (uint32_t i = 0; i < endpoint->queue_count && status == RDT_OK; i++)
+    status = create_queue(endpoint, &endpoint->queues[i], depth);
+  if (status == RDT_OK) status = verbs_domain_receives(endpoint->domain, VERBS_RECEIVES, true);
+  if (status != RDT_OK) return status;
+  endpoint->pledged = VERBS_RECEIVES;
+  return describe(endpoint, offer);
+}
+
+rdt_status verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_out,
+                                 rdt_bundle *offer) {
+  offer->fds.count = 0;
+  if (atomic_load(&domain->dead))
+    return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s failed and was not opened again", domain->text);
+  rdt_endpoint *endpoint = calloc(1, sizeof(*endpoint));
+  if (!endpoint) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  endpoint->domain = domain;
+  rdt_status status = create(endpoint, offer);
+  if (status == RDT_OK) {
+    *endpoint_out = endpoint;
+    return RDT_OK;
+  }
+  char why[512];
+  snprintf(why, sizeof(why), "%s", rdt_last_error());
+  verbs_endpoint_destroy(endpoint);
+  return rdt_fail(status, "%s", why);
+}
+
+/* ---- connection ------------------------------------------------------------------------------------------ */
+
+static uint32_t lower(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+static struct ibv_ah_attr path_to(const rdt_domain *domain, const verbs_address *remote) {
+  const verbs_choice *choice = &domain->choice;
+  struct ibv_ah_attr path = {.dlid = (uint16_t)remote->lid,
+                             .sl = (uint8_t)rdt_config_number(RDT_CONFIG_SERVICE_LEVEL),
+                             .port_num = choice->port->number};
+  if (!choice->use_grh) return path;
+  path.is_global = 1;
+  path.grh.hop_limit = HOP_LIMIT;
+  path.grh.traffic_class = (uint8_t)rdt_config_number(RDT_CONFIG_TRAFFIC_CLASS);
+  path.grh.sgid_index = (uint8_t)choice->gid->index;
+  memcpy(path.grh.dgid.raw, remote->gid, sizeof(remote->gid));
+  return path;
+}
+
+static rdt_status set_ready_to_receive(rdt_endpoint *endpoint, uint32_t index) {
+  const verbs_address *remote = &endpoint->remote;
+  const verbs_port *port = endpoint->domain->choice.port;
+  struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR,
+                             .path_mtu = (enum ibv_mtu)lower(port->active_mtu, remote->mtu),
+                             .dest_qp_num = remote->queues[index].qpn,
+                             .rq_psn = remote->queues[index].psn,
+                             .max_dest_rd_atomic = (uint8_t)lower(port->limits.max_qp_rd_atom, 255),
+                             .min_rnr_timer = RNR_TIMER,
+                             .ah_attr = path_to(endpoint->domain, remote)};
+  return verbs_modify_qp(endpoint->queues[index].qp, &attr,
+                         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                             IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+}
+
+/* The device gives up after (RETRIES + 1) time-outs of 4.096 us * 2^n: the largest n that stays within
+ * half the deadline, so that a silent peer, probed every third of it, is known in time. */
+static uint8_t timeout_exponent(void) {
+  uint64_t limit_ns = rdt_config_number(RDT_CONFIG_DEADLINE_MS) * 500000;
+  uint8_t exponent = 8; /* 1 ms */
+  while (exponent < 22 && (RETRIES + 1) * (4096ull << (exponent + 1)) <= limit_ns) exponent++;
+  return exponent;
+}
+
+static rdt_status set_ready_to_send(rdt_endpoint *endpoint, verbs_queue *queue) {
+  uint32_t reads = lower(endpoint->domain->choice.port->limits.max_qp_init_rd_atom,
+                         lower(endpoint->remote.reads, 255));
+  struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS,
+                             .sq_psn = queue->psn,
+                             .timeout = timeout_exponent(),
+                             .retry_cnt = RETRIES,
+                             .rnr_retry = RETRIES,
+                             .max_rd_atomic = (uint8_t)reads};
+  return verbs_modify_qp(queue->qp, &attr,
+                         IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+                             IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+static rdt_status check_link(const rdt_endpoint *endpoint, const char *peer) {
+  const char *names[] = {"InfiniBand", "Ethernet"};
+  uint8_t ours = endpoint->domain->choice.port->link_layer;
+  if (endpoint->remote.link_layer == ours) return RDT_OK;
+  bool ethernet = ours == IBV_LINK_LAYER_ETHERNET;
+  return rdt_fail(RDT_ERR_NO_TRANSPORT,
+                  "%s is an %s port and %s uses an %s port: choose ports of one fabric with "
+                  "%sDEVICE",
+                  endpoint->domain->text, names[ethernet], peer, names[!ethernet], RDT_ENV_PREFIX);
+}
+
+rdt_status verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer) {
+  snprintf(endpoint->peer, sizeof(endpoint->peer), "%s", peer);
+  rdt_status status = verbs_address_decode(offer, &endpoint->remote);
+  if (status == RDT_OK) status = check_link(endpoint, peer);
+  if (status != RDT_OK) return status;
+  /* What the peer has no partner for stays in its first state and is never used. */
+  endpoint->queue_count = lower(endpoint->queue_count, endpoint->remote.queue_count);
+  status = create_outbound(endpoint);
+  for (uint32_t i = 0; i < endpoint->queue_count && status == RDT_OK; i++) {
+    status = set_ready_to_receive(endpoint, i);
+    if (status == RDT_OK) status = set_ready_to_send(endpoint, &endpoint->queues[i]);
+  }
+  return status;
+}
+
+uint64_t verbs_max_notify(const rdt_endpoint *endpoint) {
+  return records_max_payload(&endpoint->mirror);
+}
+
+/* ---- the end ---------------------------------------------------------------------------------------------- */
+
+void verbs_endpoint_stop(rdt_endpoint *endpoint) {
+  if (endpoint->stopped) return;
+  endpoint->stopped = true;
+  for (uint32_t i = 0; i < VERBS_MAX_QUEUES; i++) {
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+    if (endpoint->queues[i].qp && verbs_modify_qp(endpoint->queues[i].qp, &attr, IBV_QP_STATE))
+      rdt_log(RDT_LOG_DEBUG, "verbs: %s", rdt_last_error());
+  }
+}
+
+bool verbs_endpoint_idle(const rdt_endpoint *endpoint) {
+  if (!endpoint->stopped && endpoint->published != endpoint->mirror.position) return false;
+  for (uint32_t i = 0; i < endpoint->queue_count; i++)
+    if (verbs_outstanding(&endpoint->queues[i]) > 0) return false;
+  return true;
+}
+
+static void destroy_queues(rdt_endpoint *endpoint) {
+  for (uint32_t i = 0; i < VERBS_MAX_QUEUES; i++) {
+    struct ibv_qp *qp = endpoint->queues[i].qp;
+    endpoint->queues[i].qp = NULL;
+    if (qp && verbs_destroy_qp(qp) != RDT_OK) rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
+  }
+}
+
+/* A destroyed queue pair touches no memory any more. */
+void verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events) {
+  destroy_queues(endpoint);
+  for (uint32_t i = 0; i < endpoint->queue_count; i++) {
+    verbs_queue *queue = &endpoint->queues[i];
+    verbs_complete_until(endpoint, queue, atomic_load(&queue->posted), RDT_ERR_CONNECTION_LOST,
+                         events);
+  }
+}
+
+void verbs_endpoint_destroy(rdt_endpoint *endpoint) {
+  if (endpoint->flushed > 0)
+    rdt_log(RDT_LOG_DEBUG, "verbs: %llu more operations to %s failed with the first",
+            (unsigned long long)endpoint->flushed, endpoint->peer);
+  destroy_queues(endpoint);
+  if (endpoint->cq && verbs_destroy_cq(endpoint->cq) != RDT_OK)
+    rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
+  if (endpoint->events) verbs_destroy_comp_channel(endpoint->events);
+  destroy_block(&endpoint->inbound);
+  destroy_block(&endpoint->outbound);
+  if (endpoint->pledged) verbs_domain_unpledge(endpoint->domain, endpoint->pledged);
+  for (uint32_t i = 0; i < VERBS_MAX_QUEUES; i++) free(endpoint->queues[i].pieces);
+  free(endpoint);
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the verbs transport is made of, and who may touch what.
+ *
+ *   domain    an opened port: protection domain, shared receive queue, registrations, staging slots
+ *   endpoint  one peer: queue pairs, one completion queue, the ring of records that the peer writes
+ *             to with the words of credit, and a mirror of the peer's ring
+ *   queue     one queue pair and the pieces posted to it, in order
+ *   piece     one work request, and what its completion releases
+ *
+ * Threads: the send side of an endpoint belongs to whoever holds the channel's send lock, the receive
+ * side to the progress thread. They meet in the atomics only.
+ */
+#ifndef RDT_TRANSPORT_VERBS_OBJECTS_H
+#define RDT_TRANSPORT_VERBS_OBJECTS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "transport/records.h"
+#include "transport/transport.h"
+#include "transport/verbs/address.h"
+#include "transport/verbs/library.h"
+#include "transport/verbs/ports.h"
+
+#define VERBS_BATCH 32u         /* work requests handed over with one doorbell */
+#define VERBS_RESERVE 8u        /* of a queue, for credit and probes, which data never takes */
+#define VERBS_SLOT_BYTES 16384u /* of a staging slot */
+#define VERBS_SLOTS 64u
+#define VERBS_RECEIVE_ID UINT64_MAX /* as work request identity; sends have queue and position */
+/* Receives of an endpoint: for notifications, for credit (see give_credit), and those that were taken
+ * and are posted anew together. */
+#define VERBS_NOTIFY_RECEIVES 104u
+#define VERBS_CREDIT_RECEIVES 8u
+#define VERBS_REPOST 16u
+#define VERBS_RECEIVES (VERBS_NOTIFY_RECEIVES + VERBS_CREDIT_RECEIVES + VERBS_REPOST)
+
+/* A staging slot: registered memory for payloads that lie elsewhere. */
+typedef struct verbs_slot {
+  struct verbs_slot *next;
+  void *memory;
+} verbs_slot;
+
+struct rdt_registration {
+  rdt_registration *next; /* in the domain's list */
+  rdt_domain *domain;
+  struct ibv_mr *mr;
+  uint64_t start, size;
+  bool target;     /* the device may write into it */
+  atomic_int refs; /* the owner's, and one for each piece under way */
+};
+
+struct rdt_domain {
+  struct ibv_context *context;
+  struct ibv_pd *pd;
+  struct ibv_srq *srq;
+  verbs_port *ports;
+  size_t port_count;
+  verbs_choice choice; /* points into ports */
+  char text[160];      /* the choice in words */
+  atomic_bool dead;    /* the device is gone */
+
+  pthread_rwlock_t registrations_lock;
+  rdt_registration *registrations;
+
+  pthread_mutex_t lock; /* slots, receives */
+  void *slot_memory;
+  struct ibv_mr *slot_mr;
+  verbs_slot slots[VERBS_SLOTS], *free_slots;
+  uint32_t receives, max_receives; /* pledged to endpoints */
+};
+
+struct rdt_mapping {
+  uint64_t address;
+  uint32_t rkey;
+};
+
+typedef struct verbs_piece {
+  rdt_request *request;           /* NULL: notifications, credit, probes */
+  rdt_registration *registration; /* held for the local buffer; or NULL */
+  verbs_slot *slot;               /* likewise */
+  void *target;                   /* of a read through a slot */
+  uint32_t size;
+  bool fence; /* a notification has to wait for it */
+} verbs_piece;
+
+typedef struct verbs_queue {
+  struct ibv_qp *qp;
+  uint32_t psn;
+  verbs_piece *pieces; /* those in [completed, posted), modulo depth */
+  uint32_t depth;      /* a power of two */
+  _Atomic uint32_t posted, completed;
+  _Atomic uint32_t handed; /* what the device took; less than posted after a failure */
+  uint32_t batched;
+  struct ibv_send_wr requests[VERBS_BATCH];
+  struct ibv_sge segments[VERBS_BATCH];
+} verbs_queue;
+
+/* Written by the peer, each word after what it counts was done. */
+typedef struct verbs_credit {
+  _Atomic uint64_t consumed; /* bytes of records */
+  _Atomic uint64_t receives; /* notifications taken, and their receives posted anew */
+} verbs_credit;
+
+/* Registered memory of an endpoint. */
+typedef struct verbs_block {
+  void *start;
+  size_t size;
+  struct ibv_mr *mr;
+} verbs_block;
+
+struct rdt_endpoint {
+  rdt_domain *domain;
+  struct ibv_comp_channel *events;
+  struct ibv_cq *cq;
+  verbs_queue queues[VERBS_MAX_QUEUES];
+  uint32_t queue_count;
+  uint32_t max_inline;
+  uint64_t stripe; /* bytes; longer operations go over all queues */
+  char peer[64];
+
+  verbs_block inbound, outbound;
+  verbs_credit *credit_in, *credit_out; /* in the inbound block */
+  records receive;                      /* likewise */
+
+  /* Send side. */
+  records mirror;     /* of the peer's ring, in the outbound block */
+  uint64_t published; /* mirror.position that the peer was told of */
+  verbs_address remote;
+  uint64_t notifies; /* messages to the peer that took one of its receives */
+  uint32_t next_queue;
+  bool stopped;
+
+  /* Shared. */
+  atomic_uint fences;                 /* pieces under way that notifications wait for */
+  atomic_bool credit_due;             /* the peer should learn what was consumed */
+  atomic_bool stalled;                /* notifications wait for credit or room */
+  _Atomic uint64_t consumed, granted; /* credit_in, as of the last credit message */
+  atomic_bool broken; /* the device refused work, or an asynchronous event said so */
+
+  /* Receive side. */
+  bool armed, failed, reported;
+  struct ibv_wc stash; /* found while arming */
+  bool stashed;
+  uint64_t taken; /* notifications that took a receive */
+  uint64_t told_consumed, told_taken;
+  uint32_t unposted; /* receives to post anew */
+  uint32_t pledged;  /* receives held in the domain's queue */
+  uint64_t flushed;
+  char failure[384];
+};
+
+/* ---- domain.c ------------------------------------------------------------------------------------- */
+
+rdt_status verbs_domain_open(rdt_domain **domain);
+void verbs_domain_close(rdt_domain *domain);
+int verbs_domain_event_fd(const rdt_domain *domain);
+rdt_status verbs_domain_events(rdt_domain *domain);
+/* Posts `count` receives of the shared queue; with `pledge` they are new ones, for a new endpoint. */
+rdt_status verbs_domain_receives(rdt_domain *domain, uint32_t count, bool pledge);
+void verbs_domain_unpledge(rdt_domain *domain, uint32_t count);
+
+/* ---- local.c: local memory ------------------------------------------------------------------------- */
+
+rdt_status verbs_region_register(rdt_domain *domain, const rdt_region_memory *memory,
+                                 rdt_registration **registration);
+void verbs_region_deregister(rdt_registration *registration);
+rdt_status verbs_region_export(rdt_registration *registration, rdt_bundle *bundle);
+rdt_status verbs_region_import(const rdt_region_memory *claimed, rdt_bundle *bundle,
+                               rdt_mapping **mapping);
+void verbs_region_release(rdt_mapping *mapping);
+rdt_status verbs_slots_create(rdt_domain *domain);
+void verbs_slots_destroy(rdt_domain *domain);
+
+/* A local buffer that the device can reach: inside a region, through a slot, or registered for this. */
+typedef struct verbs_local {
+  uint64_t address;
+  uint32_t lkey;
+  rdt_registration *registration; /* held, or NULL */
+  verbs_slot *slot;               /* held, or NULL */
+} verbs_local;
+
+/* Finds the way to reach [buffer, buffer + size), `target` if the device is to write there.
+ * RDT_NO_CREDIT: all slots are taken. Errors concern this operation only. */
+rdt_status verbs_local_acquire(rdt_domain *domain, void *buffer, uint64_t size, bool target,
+                               verbs_local *local);
+void verbs_registration_ref(rdt_registration *registration);
+void verbs_registration_unref(rdt_registration *registration);
+void verbs_slot_free(rdt_domain *domain, verbs_slot *slot);
+
+/* ---- endpoint.c: connecting and ending -------------------------------------------------------------- */
+
+rdt_status verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint, rdt_bundle *offer);
+rdt_status verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer);
+void verbs_endpoint_stop(rdt_endpoint *endpoint);
+bool verbs_endpoint_idle(const rdt_endpoint *endpoint);
+void verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events);
+void verbs_endpoint_destroy(rdt_endpoint *endpoint);
+uint64_t verbs_max_notify(const rdt_endpoint *endpoint);
+
+/* ---- post.c: the send side --------------------------------------------------------------------------- */
+
+rdt_status verbs_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                       rdt_request *request);
+rdt_status verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                      rdt_request *request);
+rdt_status verbs_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
+                        uint64_t size);
+int verbs_doorbell(rdt_endpoint *endpoint);
+bool verbs_wants_doorbell(const rdt_endpoint *endpoint);
+rdt_status verbs_probe(rdt_endpoint *endpoint);
+
+/* ---- poll.c: the receive side ------------------------------------------------------------------------ */
+
+int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
+bool verbs_arm(rdt_endpoint *endpoint, bool may_take);
+void verbs_disarm(rdt_endpoint *endpoint);
+int verbs_event_fd(const rdt_endpoint *endpoint);
+/* Completes every piece of the queue before `end` with `status`, oldest first. */
+void verbs_complete_until(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t end,
+                          rdt_status status, const rdt_events *events);
+
+static inline uint32_t verbs_outstanding(const verbs_queue *queue) {
+  return atomic_load(&queue->posted) - atomic_load(&queue->completed);
+}
+
+#endif

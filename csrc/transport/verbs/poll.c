@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The receive side of an endpoint: completions of what was posted, notifications and credit from the
+ * peer, and the first thing that went wrong. Progress thread only.
+ */
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/log.h"
+#include "core/status.h"
+#include "transport/verbs/objects.h"
+
+#define COMPLETIONS 32
+
+/* ---- failures -------------------------------------------------------------------------------------------- */
+
+static const char *hint(enum ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_RETRY_EXC_ERR:
+      return "the peer does not answer: its process, host or link is gone, or the network drops "
+             "packets";
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+      return "the peer's process does not keep up with notifications";
+    case IBV_WC_REM_ACCESS_ERR:
+      return "the peer withdrew the region, or its key is wrong";
+    case IBV_WC_LOC_PROT_ERR:
+      return "a local buffer was freed, or its region closed, before the transfer completed";
+    case IBV_WC_REM_OP_ERR:
+    case IBV_WC_REM_INV_REQ_ERR:
+      return "the peer's device could not execute the request";
+    default:
+      return "the connection is closed";
+  }
+}
+
+static rdt_status status_of(enum ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_SUCCESS:
+      return RDT_OK;
+    case IBV_WC_REM_ACCESS_ERR:
+      return RDT_ERR_ACCESS;
+    default:
+      return RDT_ERR_CONNECTION_LOST;
+  }
+}
+
+static void fail(rdt_endpoint *endpoint, const char *text) {
+  if (endpoint->failed) return;
+  endpoint->failed = true;
+  snprintf(endpoint->failure, sizeof(endpoint->failure), "%s", text);
+}
+
+/* The first failure says what happened; those after it are its consequences. */
+static void note_failure(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
+  char text[384];
+  if (endpoint->failed || endpoint->stopped) {
+    endpoint->flushed++;
+    return;
+  }
+  snprintf(text, sizeof(text), "%s (%d), vendor error %#x, queue pair %#06x to %s over %s: %s",
+           verbs_wc_status_text(wc->status), (int)wc->status, wc->vendor_err, wc->qp_num,
+           endpoint->peer, endpoint->domain->text, hint(wc->status));
+  fail(endpoint, text);
+}
+
+/* ---- completions ----------------------------------------------------------------------------------------- */
+
+static void release(rdt_endpoint *endpoint, const verbs_piece *piece, rdt_status status,
+                    const rdt_events *events) {
+  if (status == RDT_OK && piece->slot && piece->target)
+    memcpy(piece->target, piece->slot->memory, piece->size);
+  if (piece->fence) atomic_fetch_sub(&endpoint->fences, 1);
+  verbs_slot_free(endpoint->domain, piece->slot);
+  verbs_registration_unref(piece->registration);
+  if (piece->request) events->completed(events->context, piece->request, status);
+}
+
+void verbs_complete_until(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t end,
+                          rdt_status status, const rdt_events *events) {
+  while (atomic_load(&queue->completed) != end) {
+    uint32_t at = atomic_load(&queue->completed);
+    verbs_piece piece = queue->pieces[at & (queue->depth - 1)];
+    atomic_store(&queue->completed, at + 1); /* from here on the place may be taken */
+    release(endpoint, &piece, status, events);
+  }
+}
+
+/* A completion is that of everything posted before it too. */
+static void complete(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_events *events) {
+  verbs_queue *queue = &endpoint->queues[wc->wr_id >> 32];
+  uint32_t at = (uint32_t)wc->wr_id;
+  verbs_complete_until(endpoint, queue, at, RDT_OK, events);
+  verbs_complete_until(endpoint, queue, at + 1, status_of(wc->status), events);
+}
+
+/* What the device was never given, it never completes. */
+static void complete_unhanded(rdt_endpoint *endpoint, const rdt_events *events) {
+  for (uint32_t i = 0; i < endpoint->queue_count; i++) {
+    verbs_queue *queue = &endpoint->queues[i];
+    if (atomic_load(&queue->completed) == atomic_load(&queue->handed))
+      verbs_complete_until(endpoint, queue, atomic_load(&queue->posted), RDT_ERR_CONNECTION_LOST,
+                           events);
+  }
+}
+
+/* ---- notifications and credit ------------------------------------------------------------------------------ */
+
+static void receive(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
+  uint32_t announced = ntohl(wc->imm_data);
+  endpoint->unposted++;
+  if (announced == 0) {
+    atomic_store(&endpoint->granted, atomic_load(&endpoint->credit_in->receives));
+    atomic_store(&endpoint->consumed, atomic_load(&endpoint->credit_in->consumed));
+    return;
+  }
+  endpoint->taken++;
+  if (!records_consumer_learn(&endpoint->receive, endpoint->receive.seen + announced))
+    fail(endpoint, "the peer announced more notifications than its ring holds");
+}
+
+static int deliver(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
+  int delivered = 0;
+  while (delivered < budget) {
+    uint64_t immediate;
+    const void *data;
+    uint32_t size;
+    records_result result = records_peek(&endpoint->receive, &immediate, &data, &size);
+    if (result == RECORDS_CORRUPT) fail(endpoint, "the peer wrote a malformed notification");
+    if (result != RECORDS_OK) break;
+    events->notified(events->context, immediate, data, size);
+    records_pass(&endpoint->receive, size);
+    delivered++;
+  }
+  return delivered;
+}
+
+static void repost(rdt_endpoint *endpoint) {
+  if (verbs_domain_receives(endpoint->domain, endpoint->unposted, false) != RDT_OK)
+    fail(endpoint, rdt_last_error());
+  endpoint->unposted = 0;
+}
+
+/* The peer learns of every quarter that was freed: what it may send at once, it then always can. */
+static void offer_credit(rdt_endpoint *endpoint) {
+  uint64_t consumed = endpoint->receive.position;
+  bool quarter = consumed - endpoint->told_consumed >= endpoint->receive.capacity / 4 ||
+                 endpoint->taken - endpoint->told_taken >= VERBS_NOTIFY_RECEIVES / 4;
+  if (quarter || endpoint->unposted >= VERBS_REPOST) repost(endpoint);
+  if (!quarter) return;
+  atomic_store(&endpoint->credit_out->consumed, consumed);
+  atomic_store(&endpoint->credit_out->receives, endpoint->taken);
+  endpoint->told_consumed = consumed;
+  endpoint->told_taken = endpoint->taken;
+  atomic_store(&endpoint->credit_due, true);
+}
+
+/* ---- poll, arm ------------------------------------------------------------------------------------------------ */
+
+static int take_completions(rdt_endpoint *endpoint, struct ibv_wc *completions) {
+  if (endpoint->stashed) {
+    endpoint->stashed = false;
+    completions[0] = endpoint->stash;
+    return 1;
+  }
+  int count = ibv_poll_cq(endpoint->cq, COMPLETIONS, completions);
+  if (count >= 0) return count;
+  fail(endpoint, "the device's completion queue broke");
+  return 0;
+}
+
+static void handle(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_events *events) {
+  if (wc->status != IBV_WC_SUCCESS) note_failure(endpoint, wc);
+  if (wc->wr_id == VERBS_RECEIVE_ID) {
+    if (wc->status == IBV_WC_SUCCESS && (wc->wc_flags & IBV_WC_WITH_IMM))
+      receive(endpoint, wc);
+    else
+      fail(endpoint, "the peer sent what is no notification");
+    return;
+  }
+  complete(endpoint, wc, events);
+}
+
+/* The error is told once: after it the channel is stopped, and the rest only drains. */
+static int outcome(rdt_endpoint *endpoint, int taken) {
+  if (atomic_load(&endpoint->broken)) fail(endpoint, "the device reported a broken queue");
+  if (!endpoint->failed || endpoint->reported || endpoint->stopped) return taken;
+  endpoint->reported = true;
+  return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s", endpoint->failure);
+}
+
+int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
+  struct ibv_wc completions[COMPLETIONS];
+  int taken = 0, count;
+  do {
+    count = take_completions(endpoint, completions);
+    for (int i = 0; i < count; i++) handle(endpoint, &completions[i], events);
+    taken += count;
+  } while (count == COMPLETIONS);
+  if (endpoint->stopped || atomic_load(&endpoint->broken)) complete_unhanded(endpoint, events);
+  if (!endpoint->stopped) {
+    taken += deliver(endpoint, budget, events);
+    offer_credit(endpoint);
+  }
+  return outcome(endpoint, taken);
+}
+
+bool verbs_arm(rdt_endpoint *endpoint, bool may_take) {
+  if (endpoint->stashed) return false;
+  if (!endpoint->armed) {
+    if (ibv_req_notify_cq(endpoint->cq, 0) != 0) return false;
+    endpoint->armed = true;
+  }
+  /* What came before the request for an event makes none. */
+  endpoint->stashed = ibv_poll_cq(endpoint->cq, 1, &endpoint->stash) > 0;
+  bool records = endpoint->receive.seen != endpoint->receive.position;
+  return !endpoint->stashed && !(may_take && records);
+}
+
+void verbs_disarm(rdt_endpoint *endpoint) {
+  struct ibv_cq *cq;
+  void *context;
+  while (verbs_get_cq_event(endpoint->events, &cq, &context) == RDT_OK) {
+    verbs_ack_cq_events(cq, 1);
+    endpoint->armed = false;
+  }
+}
+
+int verbs_event_fd(const rdt_endpoint *endpoint) { return endpoint->events->fd; }

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The send side of an endpoint: operations are cut into pieces, pieces become work requests, and a
+ * doorbell hands over what has gathered. Runs under the channel's send lock.
+ *
+ * Order: everything up to the stripe size goes over the first queue, which keeps it in order, and so
+ * do notifications. Longer operations go over all queues; a notification waits until such writes are
+ * complete. Notifications are written into the peer's ring, many with one work request, the last of
+ * which takes one of the peer's receives.
+ */
+#include <arpa/inet.h>
+#include <string.h>
+
+#include "core/status.h"
+#include "transport/verbs/objects.h"
+
+/* ---- queues -------------------------------------------------------------------------------------------- */
+
+/* Only the last request of a batch reports its completion, for all. The device takes work in order:
+ * after a refusal it gets no more, and what it did not take is completed by poll, as a failure. */
+static int hand_over(rdt_endpoint *endpoint, verbs_queue *queue) {
+  struct ibv_send_wr *bad = NULL;
+  uint32_t count = queue->batched;
+  if (count == 0) return 0;
+  queue->batched = 0;
+  queue->requests[count - 1].next = NULL;
+  queue->requests[count - 1].send_flags |= IBV_SEND_SIGNALED;
+  if (atomic_load(&endpoint->broken)) return 0;
+  if (ibv_post_send(queue->qp, queue->requests, &bad) == 0) {
+    atomic_fetch_add(&queue->handed, count);
+    return 1;
+  }
+  if (bad) atomic_fetch_add(&queue->handed, (uint32_t)(bad - queue->requests));
+  atomic_store(&endpoint->broken, true);
+  return 1;
+}
+
+/* Room for another piece of data, beside what is reserved. */
+static bool has_room(const verbs_queue *queue, uint32_t reserve) {
+  return verbs_outstanding(queue) + reserve < queue->depth;
+}
+
+/* Appends a work request; `wr` is complete but for its identity, list and segments. */
+static void append(rdt_endpoint *endpoint, uint32_t index, struct ibv_send_wr wr,
+                   struct ibv_sge segment, verbs_piece piece) {
+  verbs_queue *queue = &endpoint->queues[index];
+  if (queue->batched == VERBS_BATCH) hand_over(endpoint, queue);
+  uint32_t posted = atomic_load(&queue->posted), at = queue->batched++;
+  queue->pieces[posted & (queue->depth - 1)] = piece;
+  queue->segments[at] = segment;
+  wr.wr_id = (uint64_t)index << 32 | posted;
+  wr.sg_list = &queue->segments[at];
+  wr.num_sge = segment.length ? 1 : 0;
+  queue->requests[at] = wr;
+  if (at > 0) queue->requests[at - 1].next = &queue->requests[at];
+  atomic_store(&queue->posted, posted + 1);
+}
+
+/* ---- writes and reads ---------------------------------------------------------------------------------- */
+
+typedef struct transfer {
+  const rdt_mapping *mapping;
+  rdt_op *op;
+  rdt_request *request;
+  bool read;
+} transfer;
+
+static void advance(rdt_op *op, uint64_t size) {
+  op->local = (char *)op->local + size;
+  op->remote_offset += size;
+  op->size -= size;
+}
+
+/* Posts the next `size` bytes of the operation, from `local`. */
+static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t, uint32_t size,
+                       const verbs_local *local) {
+  bool inlined = !t->read && !local;
+  struct ibv_sge segment = {.addr = inlined ? (uintptr_t)t->op->local : local->address,
+                            .length = size,
+                            .lkey = inlined ? 0 : local->lkey};
+  struct ibv_send_wr wr = {.opcode = t->read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+                           .send_flags = inlined ? IBV_SEND_INLINE : 0,
+                           .wr.rdma = {.remote_addr = t->mapping->address + t->op->remote_offset,
+                                       .rkey = t->mapping->rkey}};
+  verbs_piece piece = {.request = t->request,
+                       .registration = inlined ? NULL : local->registration,
+                       .slot = inlined ? NULL : local->slot,
+                       .target = t->read ? t->op->local : NULL,
+                       .size = size,
+                       .fence = !t->read && index > 0};
+  if (piece.registration) verbs_registration_ref(piece.registration);
+  if (piece.fence) atomic_fetch_add(&endpoint->fences, 1);
+  rdt_request_hold(t->request);
+  append(endpoint, index, wr, segment, piece);
+  advance(t->op, size);
+}
+
+/* Not more pieces than all queues take together, unless a message cannot be so long. */
+static uint64_t piece_size(const rdt_endpoint *endpoint, uint64_t size) {
+  uint64_t piece = size / ((uint64_t)endpoint->queue_count * 16);
+  uint64_t longest = endpoint->domain->choice.port->max_message;
+  if (piece < endpoint->stripe) piece = endpoint->stripe;
+  return piece < longest ? piece : longest;
+}
+
+/* The next queue with room, RDT_NO_CREDIT if none has. */
+static rdt_status next_queue(rdt_endpoint *endpoint, uint32_t *index) {
+  for (uint32_t tried = 0; tried < endpoint->queue_count; tried++) {
+    *index = endpoint->next_queue++ % endpoint->queue_count;
+    if (has_room(&endpoint->queues[*index], VERBS_RESERVE)) return RDT_OK;
+  }
+  return RDT_NO_CREDIT;
+}
+
+static rdt_status post_striped(rdt_endpoint *endpoint, const transfer *t) {
+  verbs_local local;
+  rdt_op *op = t->op;
+  uint64_t piece = piece_size(endpoint, op->size);
+  uint32_t index;
+  rdt_status status = next_queue(endpoint, &index);
+  if (status == RDT_OK)
+    status = verbs_local_acquire(endpoint->domain, op->local, op->size, t->read, &local);
+  if (status != RDT_OK) return status;
+  while (status == RDT_OK && op->size > 0) {
+    uint64_t size = op->size < piece ? op->size : piece;
+    post_piece(endpoint, index, t, (uint32_t)size, &local);
+    local.address += size;
+    if (op->size > 0) status = next_queue(endpoint, &index);
+  }
+  verbs_registration_unref(local.registration); /* the pieces hold it */
+  return status == RDT_OK ? RDT_IN_PROGRESS : status;
+}
+
+static rdt_status post_single(rdt_endpoint *endpoint, const transfer *t) {
+  verbs_local local;
+  rdt_op *op = t->op;
+  if (!has_room(&endpoint->queues[0], VERBS_RESERVE)) return RDT_NO_CREDIT;
+  if (!t->read && op->size <= endpoint->max_inline) {
+    post_piece(endpoint, 0, t, (uint32_t)op->size, NULL);
+    return RDT_IN_PROGRESS;
+  }
+  rdt_status status = verbs_local_acquire(endpoint->domain, op->local, op->size, t->read, &local);
+  if (status != RDT_OK) return status;
+  post_piece(endpoint, 0, t, (uint32_t)op->size, &local);
+  verbs_registration_unref(local.registration);
+  return RDT_IN_PROGRESS;
+}
+
+static rdt_status post(rdt_endpoint *endpoint, const transfer *t) {
+  if (t->op->size == 0) return RDT_OK;
+  if (t->op->size > endpoint->stripe) return post_striped(endpoint, t);
+  return post_single(endpoint, t);
+}
+
+rdt_status verbs_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                       rdt_request *request) {
+  return post(endpoint, &(transfer){mapping, op, request, false});
+}
+
+rdt_status verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                      rdt_request *request) {
+  return post(endpoint, &(transfer){mapping, op, request, true});
+}
+
+/* ---- notifications -------------------------------------------------------------------------------------- */
+
+rdt_status verbs_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
+                        uint64_t size) {
+  records *mirror = &endpoint->mirror;
+  if (atomic_load(&endpoint->fences) > 0) return RDT_NO_CREDIT;
+  records_result result = records_put(mirror, immediate, data, (uint32_t)size);
+  if (result != RECORDS_NONE) return RDT_OK;
+  if (!records_producer_learn(mirror, atomic_load(&endpoint->consumed)))
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer returned credit that it did not have");
+  return records_put(mirror, immediate, data, (uint32_t)size) == RECORDS_OK ? RDT_OK
+                                                                            : RDT_NO_CREDIT;
+}
+
+/* A write from a block of ours into the peer's. Unless `silent` it takes a receive there and says how many
+ * bytes of records were written, 0 for credit. */
+static void write_block(rdt_endpoint *endpoint, const verbs_block *block, const void *from,
+                        uint64_t to, uint32_t size, bool silent, uint32_t announced) {
+  struct ibv_sge segment = {.addr = (uintptr_t)from, .length = size, .lkey = block->mr->lkey};
+  struct ibv_send_wr wr = {.opcode = silent ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM,
+                           .send_flags = size <= endpoint->max_inline ? IBV_SEND_INLINE : 0,
+                           .imm_data = htonl(announced),
+                           .wr.rdma = {.remote_addr = to, .rkey = endpoint->remote.rkey}};
+  append(endpoint, 0, wr, segment, (verbs_piece){.size = size});
+}
+
+/* Sends the records that gathered in the mirror: in two parts at the ring's end. */
+static void publish(rdt_endpoint *endpoint) {
+  const records *mirror = &endpoint->mirror;
+  uint64_t total = mirror->position - endpoint->published;
+  uint64_t longest = endpoint->domain->choice.port->max_message;
+  bool credit = endpoint->notifies - atomic_load(&endpoint->granted) < endpoint->remote.notifies;
+  bool wait = total > 0 && (!credit || !has_room(&endpoint->queues[0], VERBS_RESERVE + 1));
+  atomic_store(&endpoint->stalled, wait);
+  if (total == 0 || wait) return;
+  while (endpoint->published < mirror->position) {
+    uint64_t at = endpoint->published & (mirror->capacity - 1);
+    uint64_t left = mirror->position - endpoint->published, size = mirror->capacity - at;
+    if (size > longest) size = longest;
+    bool last = left <= size;
+    if (last) size = left;
+    write_block(endpoint, &endpoint->outbound, mirror->data + at, endpoint->remote.ring + at,
+                (uint32_t)size, !last, (uint32_t)total);
+    endpoint->published += size;
+  }
+  endpoint->notifies++;
+}
+
+/* Tells the peer what we consumed. Each such message frees at least a quarter of the ring or of the
+ * receives, and the peer cannot have more under way, so that at most eight of them are: they have
+ * receives of their own, and need no credit themselves. */
+static void give_credit(rdt_endpoint *endpoint) {
+  if (!has_room(&endpoint->queues[0], 1)) return; /* completions will call again */
+  if (!atomic_exchange(&endpoint->credit_due, false)) return;
+  write_block(endpoint, &endpoint->inbound, endpoint->credit_out, endpoint->remote.credit,
+              sizeof(verbs_credit), false, 0);
+}
+
+bool verbs_wants_doorbell(const rdt_endpoint *endpoint) {
+  return atomic_load_explicit(&endpoint->credit_due, memory_order_relaxed) ||
+         atomic_load_explicit(&endpoint->stalled, memory_order_relaxed);
+}
+
+int verbs_doorbell(rdt_endpoint *endpoint) {
+  int rung = 0;
+  if (endpoint->stopped) return 0;
+  publish(endpoint);
+  if (atomic_load(&endpoint->credit_due)) give_credit(endpoint);
+  for (uint32_t i = 0; i < endpoint->queue_count; i++)
+    rung += hand_over(endpoint, &endpoint->queues[i]);
+  return rung;
+}
+
+/* Nothing is written; but the peer's device has to answer, which its host need not notice. */
+rdt_status verbs_probe(rdt_endpoint *endpoint) {
+  struct ibv_send_wr wr = {
+      .opcode = IBV_WR_RDMA_WRITE,
+      .wr.rdma = {.remote_addr = endpoint->remote.ring, .rkey = endpoint->remote.rkey}};
+  if (verbs_outstanding(&endpoint->queues[0]) > 0) return RDT_OK;
+  append(endpoint, 0, wr, (struct ibv_sge){0}, (verbs_piece){0});
+  return RDT_OK;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef RDT_TRANSPORT_VERBS_PRETOUCH_H
+#define RDT_TRANSPORT_VERBS_PRETOUCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Makes the pages of [address, address + size) resident, from up to eight threads for large ranges, as
+ * if they were written (`write`) or read; contents stay as they are. Registering memory faults pages in
+ * one by one, which takes most of its time; this does the same in parallel. An optimization that may do
+ * nothing: what is not mapped, or not for writing, is left to the registration to complain of.
+ * Thread-safe; others may use the memory meanwhile. */
+void verbs_pretouch(void *address, uint64_t size, bool write);
+
+/* The same for whole pages, in this thread and without madvise: for kernels older than 5.14. Does nothing
+ * unless all of the range is anonymous memory or of one rdt_memory_alloc block, and mapped for it:
+ * touching anything else could kill the process. True if it touched. */
+bool verbs_touch_by_hand(char *start, size_t size, bool write);
+
+/* How many threads take part, for `processors` that this process may run on; at least one. */
+unsigned verbs_pretouch_threads(uint64_t size, unsigned processors);
+
+#endif

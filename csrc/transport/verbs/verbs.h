@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * RDMA through libibverbs: RoCE, InfiniBand, and SoftRoCE for tests. objects.h tells what it is made of.
+ */
+#ifndef RDT_TRANSPORT_VERBS_VERBS_H
+#define RDT_TRANSPORT_VERBS_VERBS_H
+
+#include "transport/transport.h"
+
+extern const rdt_transport rdt_transport_verbs;
+
+#endif
