@@ -4,7 +4,7 @@
  * transport that both can use is then attached: over a unix socket if it is local, else over the same
  * TCP connection. That socket stays as the channel's control connection. docs/protocol.md draws it.
  *
- * Incoming handshakes run on short-lived threads with deadlines, so that a peer that connects and
+ * Incoming handshakes run on workers with deadlines, so that a peer that connects and
  * says nothing delays nobody.
  */
 #include <errno.h>
@@ -21,7 +21,6 @@
 #include "core/objects.h"
 #include "core/status.h"
 
-#define MAX_HANDSHAKES 64
 #define HANDSHAKE_MS 5000
 
 typedef struct hello {
@@ -370,44 +369,23 @@ static rdt_status answer(rdt_device *device, const handshake *work) {
   return status;
 }
 
-static void *run_handshake(void *argument) {
+static void run_handshake(void *argument) {
   handshake *work = argument;
-  rdt_device *device = work->device;
-  rdt_status status = answer(device, work);
+  rdt_status status = answer(work->device, work);
   if (status != RDT_OK) {
-    rdt_log(RDT_LOG_DEBUG, "device %s: a connection came to nothing: %s", device->name,
+    rdt_log(RDT_LOG_DEBUG, "device %s: a connection came to nothing: %s", work->device->name,
             rdt_last_error());
     close(work->socket);
   }
   free(work);
-  pthread_mutex_lock(&device->lock);
-  device->handshakes--;
-  pthread_cond_signal(&device->handshakes_done);
-  pthread_mutex_unlock(&device->lock);
-  return NULL;
 }
 
 static bool start_handshake(rdt_device *device, int socket, bool local) {
-  pthread_t thread;
-  pthread_attr_t detached;
   handshake *work = malloc(sizeof(*work));
   if (!work) return false;
   *work = (handshake){device, socket, local};
-  pthread_mutex_lock(&device->lock);
-  bool room = !device->closing && device->handshakes < MAX_HANDSHAKES;
-  if (room) device->handshakes++;
-  pthread_mutex_unlock(&device->lock);
-  pthread_attr_init(&detached);
-  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-  bool started = room && pthread_create(&thread, &detached, run_handshake, work) == 0;
-  pthread_attr_destroy(&detached);
-  if (started) return true;
+  if (rdt_worker_start(device, run_handshake, work)) return true;
   free(work);
-  if (room) {
-    pthread_mutex_lock(&device->lock);
-    device->handshakes--;
-    pthread_mutex_unlock(&device->lock);
-  }
   return false;
 }
 
@@ -470,8 +448,4 @@ void rdt_bootstrap_stop(rdt_device *device) {
   (void)ignored;
   pthread_join(device->bootstrap_thread, NULL);
   close_sockets(device);
-  pthread_mutex_lock(&device->lock);
-  while (device->handshakes > 0) /* each ends by its deadline */
-    pthread_cond_wait(&device->handshakes_done, &device->lock);
-  pthread_mutex_unlock(&device->lock);
 }

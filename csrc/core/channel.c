@@ -30,6 +30,7 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
   channel->queue_tail = &channel->queue;
   channel->control_watch = (rdt_watch){.kind = RDT_WATCH_CONTROL, .channel = channel};
   channel->event_watch = (rdt_watch){.kind = RDT_WATCH_ENDPOINT, .channel = channel};
+  pthread_mutex_init(&channel->poll_lock, NULL);
   pthread_mutex_init(&channel->send_lock, NULL);
   pthread_mutex_init(&channel->control_lock, NULL);
   pthread_mutex_init(&channel->lock, NULL);
@@ -42,6 +43,7 @@ static void channel_free(rdt_channel *channel) {
   if (channel->control >= 0) close(channel->control);
   channel->transport->endpoint_destroy(channel->endpoint);
   free(channel->unsent);
+  pthread_mutex_destroy(&channel->poll_lock);
   pthread_mutex_destroy(&channel->send_lock);
   pthread_mutex_destroy(&channel->control_lock);
   pthread_mutex_destroy(&channel->lock);

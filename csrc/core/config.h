@@ -37,6 +37,8 @@
   NUMBER(SERVICE_LEVEL, 0, 0, 15, "Verbs: service level of packets.")                              \
   NUMBER(SPIN_US, 20, 0, 1000000,                                                                  \
          "Microseconds the progress thread polls after the last event before it sleeps.")          \
+  NUMBER(WAIT_SPIN_US, 50, 0, 1000000,                                                             \
+         "Microseconds a thread that waits for a transfer polls for it before it sleeps.")         \
   NUMBER(                                                                                          \
       RING_BYTES, 4 * RDT_MIB, 4096, 1024 * RDT_MIB,                                               \
       "Bytes of a channel's notification ring, one per direction; rounded up to a power of two.")  \

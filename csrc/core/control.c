@@ -176,21 +176,33 @@ static rdt_status reply_region(rdt_channel *channel, uint32_t sequence, uint64_t
   return status;
 }
 
-static rdt_status allocate_for_peer(rdt_channel *channel, uint64_t size, uint32_t access,
-                                    rdt_region **region) {
+static rdt_status reserve_for_peer(rdt_channel *channel, uint64_t size) {
   uint64_t limit = rdt_config_number(RDT_CONFIG_REMOTE_ALLOC_LIMIT);
+  pthread_mutex_lock(&channel->lock);
+  bool room = size <= limit && channel->tenant_bytes <= limit - size;
+  if (room) channel->tenant_bytes += size;
+  pthread_mutex_unlock(&channel->lock);
+  if (room) return RDT_OK;
+  return rdt_fail(RDT_ERR_LIMIT,
+                  "%llu bytes more would exceed the %llu that each peer may allocate here: raise "
+                  "%sREMOTE_ALLOC_LIMIT on %s",
+                  (unsigned long long)size, (unsigned long long)limit, RDT_ENV_PREFIX,
+                  channel->device->name);
+}
+
+static rdt_status allocate_for_peer(rdt_channel *channel, uint64_t size, uint32_t access,
+                                    uint64_t *key) {
   if (size == 0 || access == RDT_ACCESS_NONE ||
       (access & ~(uint32_t)(RDT_ACCESS_READ | RDT_ACCESS_WRITE)))
     return rdt_fail(RDT_ERR_INVALID, "a region of %llu bytes with access %u makes no sense",
                     (unsigned long long)size, access);
-  if (size > limit || channel->tenant_bytes > limit - size)
-    return rdt_fail(RDT_ERR_LIMIT,
-                    "%llu bytes more would exceed the %llu that each peer may allocate here: raise "
-                    "%sREMOTE_ALLOC_LIMIT on %s",
-                    (unsigned long long)size, (unsigned long long)limit, RDT_ENV_PREFIX,
-                    channel->device->name);
-  rdt_status status = rdt_region_create(channel->device, NULL, size, access, NULL, channel, region);
-  if (status == RDT_OK) channel->tenant_bytes += size;
+  rdt_status status = reserve_for_peer(channel, size);
+  if (status != RDT_OK) return status;
+  status = rdt_region_create(channel->device, NULL, size, access, NULL, channel, NULL, key);
+  if (status == RDT_OK) return RDT_OK;
+  pthread_mutex_lock(&channel->lock);
+  channel->tenant_bytes -= size;
+  pthread_mutex_unlock(&channel->lock);
   return status;
 }
 
@@ -204,15 +216,39 @@ static rdt_status answer_find(rdt_channel *channel, rdt_wire *wire) {
   return status == RDT_OK ? RDT_OK : reply_refusal(channel, wire->sequence, status);
 }
 
+typedef struct allocation {
+  rdt_channel *channel; /* held */
+  uint32_t sequence, access;
+  uint64_t size;
+} allocation;
+
+/* Registering may take long; on a worker. */
+static void run_allocation(void *argument) {
+  allocation *asked = argument;
+  uint64_t key;
+  rdt_status status = allocate_for_peer(asked->channel, asked->size, asked->access, &key);
+  if (status == RDT_OK) status = reply_region(asked->channel, asked->sequence, key, "");
+  if (status != RDT_OK) reply_refusal(asked->channel, asked->sequence, status);
+  rdt_channel_unref(asked->channel);
+  free(asked);
+}
+
 static rdt_status answer_alloc(rdt_channel *channel, rdt_wire *wire) {
-  rdt_region *region;
   uint64_t size = rdt_wire_get_u64(wire);
   uint32_t access = rdt_wire_get_u32(wire);
   rdt_status status = rdt_wire_close(wire);
   if (status != RDT_OK) return status;
-  status = allocate_for_peer(channel, size, access, &region);
-  if (status == RDT_OK) status = reply_region(channel, wire->sequence, region->key, "");
-  return status == RDT_OK ? RDT_OK : reply_refusal(channel, wire->sequence, status);
+  allocation *asked = malloc(sizeof(*asked));
+  if (asked) {
+    *asked = (allocation){channel, wire->sequence, access, size};
+    rdt_channel_ref(channel);
+    if (rdt_worker_start(channel->device, run_allocation, asked)) return RDT_OK;
+    rdt_channel_unref(channel);
+    free(asked);
+  }
+  status =
+      rdt_fail(RDT_ERR_LIMIT, "%s is busy with other requests: try again", channel->device->name);
+  return reply_refusal(channel, wire->sequence, status);
 }
 
 /* An answer nobody waits for any more came too late; it is dropped. */

@@ -41,7 +41,7 @@ void rdt_device_unref(rdt_device *device) {
   if (atomic_fetch_sub(&device->refs, 1) != 1) return;
   close_transports(device); /* endpoints outlive the closed device while their channels are held */
   rdt_inbox_destroy(&device->inbox);
-  pthread_cond_destroy(&device->handshakes_done);
+  pthread_cond_destroy(&device->workers_done);
   pthread_mutex_destroy(&device->lock);
   if (device->wake_fd >= 0) close(device->wake_fd);
   free(device);
@@ -147,7 +147,7 @@ static rdt_device *new_device(void) {
   rdt_device *device = calloc(1, sizeof(*device));
   if (!device) return NULL;
   pthread_mutex_init(&device->lock, NULL);
-  pthread_cond_init(&device->handshakes_done, NULL);
+  pthread_cond_init(&device->workers_done, NULL);
   rdt_inbox_init(&device->inbox);
   atomic_init(&device->refs, 1);
   device->wake_fd = device->epoll_fd = device->bootstrap_wake = -1;
@@ -203,6 +203,7 @@ void rdt_device_close(rdt_device *device) {
   device->closing = true;
   pthread_mutex_unlock(&device->lock);
   rdt_bootstrap_stop(device);
+  rdt_workers_wait(device);
   rdt_progress_stop(device);
   rdt_inbox_close(&device->inbox);
   rdt_regions_free(device, NULL);

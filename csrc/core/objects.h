@@ -96,11 +96,12 @@ struct rdt_device {
   int epoll_fd, wake_fd;
   atomic_bool stop;
 
-  /* bootstrap thread and the handshakes it started */
+  /* bootstrap thread */
   pthread_t bootstrap_thread;
   int tcp_socket, local_socket, bootstrap_wake;
-  int handshakes; /* running, under lock */
-  pthread_cond_t handshakes_done;
+
+  int workers; /* running, under lock */
+  pthread_cond_t workers_done;
 };
 
 /* Posted operations that are not complete: they wait in the channel's queue, or for the transport. */
@@ -153,6 +154,7 @@ struct rdt_channel {
   size_t unsent_size;
   atomic_bool has_unsent;
 
+  pthread_mutex_t poll_lock; /* endpoint's receive side */
   pthread_mutex_t send_lock; /* endpoint's send side, queue */
   rdt_request *queue, **queue_tail;
   int64_t last_credit; /* ms: when the queue last moved, or began */
@@ -184,6 +186,8 @@ void rdt_device_unref(rdt_device *device);
 void rdt_device_wake(rdt_device *device);
 
 /* progress.c */
+/* Takes completions on a thread that waits for one. */
+void rdt_channel_help(rdt_channel *channel);
 rdt_status rdt_progress_start(rdt_device *device);
 void rdt_progress_stop(rdt_device *device);
 /* True on any device's progress thread, where nothing may block. */
@@ -214,9 +218,18 @@ void rdt_channel_probe(rdt_channel *channel);
 /* Sets the calling thread's error to why the channel carries no traffic, and returns the status. */
 rdt_status rdt_channel_fail_down(const rdt_channel *channel);
 
+/* workers.c */
+/* Runs `run` on a thread of its own; false if there are too many or the device is closing. */
+bool rdt_worker_start(rdt_device *device, void (*run)(void *argument), void *argument);
+/* Waits until none is left; no new ones start once the device is closing. */
+void rdt_workers_wait(rdt_device *device);
+
 /* region.c */
+/* Allocates unless `address` is given, registers and adds a region. `region` and `key` may be NULL: a
+ * tenant's region goes with its channel, at any time. */
 rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, uint32_t access,
-                             const char *name, const rdt_channel *tenant, rdt_region **region);
+                             const char *name, const rdt_channel *tenant, rdt_region **region,
+                             uint64_t *key);
 /* Describes the region with `key`, or, if `name` is not empty, with that name, and how the channel's
  * peer can import it. */
 rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const char *name,

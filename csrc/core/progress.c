@@ -51,6 +51,23 @@ static rdt_events events_of(rdt_channel *channel) {
   return (rdt_events){channel, take_notification, take_completion};
 }
 
+/* One thread at a time polls an endpoint: usually this one. */
+static int poll_endpoint(rdt_channel *channel, int budget) {
+  rdt_events events = events_of(channel);
+  pthread_mutex_lock(&channel->poll_lock);
+  int taken = channel->transport->poll(channel->endpoint, budget, &events);
+  pthread_mutex_unlock(&channel->poll_lock);
+  return taken;
+}
+
+void rdt_channel_help(rdt_channel *channel) {
+  rdt_events events = events_of(channel);
+  if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return;
+  int taken = channel->transport->poll(channel->endpoint, 0, &events);
+  pthread_mutex_unlock(&channel->poll_lock);
+  if (taken < 0) rdt_channel_break(channel);
+}
+
 /* ---- a channel's end ------------------------------------------------------------------------------ */
 
 static bool idle(const rdt_channel *channel) {
@@ -96,7 +113,9 @@ static bool drain(rdt_channel *channel) {
   if (!idle(channel)) {
     if (rdt_now_ms() < channel->drain_deadline) return false;
     rdt_events events = events_of(channel);
+    pthread_mutex_lock(&channel->poll_lock);
     channel->transport->endpoint_abort(channel->endpoint, &events);
+    pthread_mutex_unlock(&channel->poll_lock);
   }
   channel->drained = true;
   if (device->options.on_down)
@@ -114,7 +133,9 @@ static bool finish(rdt_channel *channel) {
   }
   /* A local peer has our memory mapped until it lets go; elsewhere the stopped endpoint keeps it out. */
   if ((channel->peer_gone || !channel->transport->local) && !channel->released) {
-    channel->released = true;
+    pthread_mutex_lock(&device->lock);
+    channel->released = true; /* no region can be added for it any more */
+    pthread_mutex_unlock(&device->lock);
     rdt_regions_free(device, channel);
     if (device->options.on_released) device->options.on_released(device->options.context, channel);
   }
@@ -178,10 +199,8 @@ static void adopt_arrivals(rdt_device *device) {
 /* The number of notifications and completions taken. */
 static int advance_channel(rdt_channel *channel, bool may_take) {
   if (channel->drained) return 0;
-  rdt_events events = events_of(channel);
   bool down = atomic_load_explicit(&channel->down, memory_order_relaxed);
-  int taken =
-      channel->transport->poll(channel->endpoint, may_take && !down ? POLL_BUDGET : 0, &events);
+  int taken = poll_endpoint(channel, may_take && !down ? POLL_BUDGET : 0);
   rdt_control_flush(channel);
   if (down) return taken;
   rdt_channel_flush(channel);
@@ -269,17 +288,26 @@ static int probe_all(rdt_device *device) {
 
 /* ---- sleep ------------------------------------------------------------------------------------------ */
 
+static bool arm(rdt_channel *channel, bool may_take) {
+  pthread_mutex_lock(&channel->poll_lock);
+  bool quiet = channel->transport->arm(channel->endpoint, may_take && !atomic_load(&channel->down));
+  pthread_mutex_unlock(&channel->poll_lock);
+  return quiet;
+}
+
 static bool arm_all(rdt_device *device, bool may_take) {
   bool quiet = true;
   for (rdt_channel *channel = device->active; channel; channel = channel->next)
-    if (!channel->drained)
-      quiet &= channel->transport->arm(channel->endpoint, may_take && !atomic_load(&channel->down));
+    if (!channel->drained) quiet &= arm(channel, may_take);
   return quiet;
 }
 
 static void disarm_all(rdt_device *device) {
-  for (rdt_channel *channel = device->active; channel; channel = channel->next)
+  for (rdt_channel *channel = device->active; channel; channel = channel->next) {
+    pthread_mutex_lock(&channel->poll_lock);
     channel->transport->disarm(channel->endpoint);
+    pthread_mutex_unlock(&channel->poll_lock);
+  }
 }
 
 /* Something that no event announces: a queue's deadline, or a peer that does not take our bytes. */

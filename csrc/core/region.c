@@ -40,8 +40,8 @@ static rdt_region *find_locked(rdt_device *device, uint64_t key, const char *nam
 static rdt_status insert(rdt_device *device, rdt_region *added) {
   rdt_status status = RDT_OK;
   pthread_mutex_lock(&device->lock);
-  if (device->closing) {
-    status = rdt_fail(RDT_ERR_CLOSED, "device %s is closing", device->name);
+  if (device->closing || (added->tenant && added->tenant->released)) {
+    status = rdt_fail(RDT_ERR_CLOSED, "device %s is closing, or the peer is gone", device->name);
   } else if (added->name[0] && find_locked(device, 0, added->name)) {
     status = rdt_fail(RDT_ERR_INVALID, "device %s already has a region named \"%s\"", device->name,
                       added->name);
@@ -87,7 +87,8 @@ static void free_region(rdt_region *region) {
 }
 
 rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, uint32_t access,
-                             const char *name, const rdt_channel *tenant, rdt_region **region) {
+                             const char *name, const rdt_channel *tenant, rdt_region **region,
+                             uint64_t *key) {
   rdt_region *added = calloc(1, sizeof(*added));
   if (!added) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   added->device = device;
@@ -98,18 +99,21 @@ rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, u
   rdt_status status = new_key(&added->key);
   if (status == RDT_OK && added->owned) status = rdt_memory_alloc(size, &added->memory.address);
   if (status == RDT_OK) status = register_memory(device, added);
+  uint64_t added_key = added->key;
   if (status == RDT_OK) status = insert(device, added);
-  if (status == RDT_OK)
-    *region = added;
-  else
+  if (status != RDT_OK) {
     free_region(added);
-  return status;
+    return status;
+  }
+  if (region) *region = added;
+  if (key) *key = added_key;
+  return RDT_OK;
 }
 
 rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t access, const char *name,
                             rdt_region **region) {
   rdt_status status = check_arguments(device, size, access, name, region);
-  return status == RDT_OK ? rdt_region_create(device, NULL, size, access, name, NULL, region)
+  return status == RDT_OK ? rdt_region_create(device, NULL, size, access, name, NULL, region, NULL)
                           : status;
 }
 
@@ -117,8 +121,9 @@ rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size,
                                const char *name, rdt_region **region) {
   rdt_status status = check_arguments(device, size, access, name, region);
   if (status == RDT_OK && !address) status = rdt_fail(RDT_ERR_INVALID, "no address to register");
-  return status == RDT_OK ? rdt_region_create(device, address, size, access, name, NULL, region)
-                          : status;
+  return status == RDT_OK
+             ? rdt_region_create(device, address, size, access, name, NULL, region, NULL)
+             : status;
 }
 
 rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info) {

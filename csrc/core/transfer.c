@@ -3,9 +3,11 @@
  * A completion that a thread can wait for.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "core/config.h"
 #include "core/objects.h"
 #include "core/status.h"
 
@@ -76,9 +78,29 @@ static rdt_status outcome(const rdt_transfer *transfer, rdt_status status) {
   return rdt_fail(status, "the transfer failed: %s", rdt_status_text(status));
 }
 
+static bool is_complete(rdt_transfer *transfer) {
+  pthread_mutex_lock(&transfer->lock);
+  bool complete = transfer->status != RDT_IN_PROGRESS;
+  pthread_mutex_unlock(&transfer->lock);
+  return complete;
+}
+
+/* Looks for the completion itself for a while, which saves two changes of threads. Where handlers run
+ * on the progress thread, completions stay there too. */
+static void help(rdt_transfer *transfer) {
+  rdt_channel *channel = transfer->channel;
+  if (channel->transport->synchronous || channel->device->options.on_notify) return;
+  int64_t end = rdt_now_us() + (int64_t)rdt_config_number(RDT_CONFIG_WAIT_SPIN_US);
+  while (!is_complete(transfer) && rdt_now_us() < end) {
+    rdt_channel_help(channel);
+    sched_yield();
+  }
+}
+
 rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
   rdt_deadline deadline = rdt_deadline_after(timeout_ms);
+  if (timeout_ms != 0) help(transfer);
   pthread_mutex_lock(&transfer->lock);
   while (transfer->status == RDT_IN_PROGRESS && rdt_deadline_left(deadline) > 0)
     rdt_cond_wait(&transfer->completed, &transfer->lock, deadline);

@@ -10,7 +10,8 @@
  * is a peer's region opened over a channel. A *transfer* is the completion of posted operations.
  *
  * Threads. Every function may be called from any thread unless it says otherwise. Handlers run on the
- * device's progress thread, one at a time; they must not block, and must not close the device.
+ * device's progress thread, one at a time; they must not block, and must not close the device. (On a
+ * device without on_notify, `done` may also run on a thread that waits for a transfer.)
  *
  * Completion. A function that posts returns RDT_OK when the operations are complete (`done` will not
  * be called), RDT_IN_PROGRESS when `done` will be called exactly once on the progress thread, or an

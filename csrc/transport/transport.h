@@ -11,8 +11,8 @@
  * The core checks every argument, keeps the software queue, the order of operations, deadlines and
  * life cycle; a transport only moves bytes. Calls on one endpoint: create and connect come first,
  * destroy last; doorbell, notify, probe, stop and, unless the transport is synchronous, write and read
- * run under the channel's send lock; poll, arm and disarm only on the progress thread, at the same time
- * as those. Domain and region functions may run on any thread. Functions marked optional may be NULL.
+ * run under the channel's send lock; poll, abort, arm and disarm on one thread at a time, but at the same
+ * time as those. Domain and region functions may run on any thread. Functions marked optional may be NULL.
  */
 #ifndef RDT_TRANSPORT_TRANSPORT_H
 #define RDT_TRANSPORT_TRANSPORT_H
@@ -91,7 +91,7 @@ typedef struct rdt_transport {
   void (*endpoint_stop)(rdt_endpoint *endpoint);
   bool (*endpoint_idle)(const rdt_endpoint *endpoint);
   /* Optional, with the two before: the hard way, for hardware that does not finish. Completes what is
-   * left and leaves the endpoint idle. Progress thread only. */
+   * left and leaves the endpoint idle. */
   void (*endpoint_abort)(rdt_endpoint *endpoint, const rdt_events *events);
   void (*endpoint_destroy)(rdt_endpoint *endpoint);
   /* Largest payload notify takes. */

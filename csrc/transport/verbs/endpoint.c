@@ -279,7 +279,7 @@ void verbs_endpoint_stop(rdt_endpoint *endpoint) {
 }
 
 bool verbs_endpoint_idle(const rdt_endpoint *endpoint) {
-  if (!endpoint->stopped && endpoint->published != endpoint->mirror.position) return false;
+  if (!endpoint->stopped && atomic_load(&endpoint->stalled)) return false;
   for (uint32_t i = 0; i < endpoint->queue_count; i++)
     if (verbs_outstanding(&endpoint->queues[i]) > 0) return false;
   return true;

@@ -9,7 +9,7 @@
  *   piece     one work request, and what its completion releases
  *
  * Threads: the send side of an endpoint belongs to whoever holds the channel's send lock, the receive
- * side to the progress thread. They meet in the atomics only.
+ * side to whoever polls, one at a time. They meet in the atomics only.
  */
 #ifndef RDT_TRANSPORT_VERBS_OBJECTS_H
 #define RDT_TRANSPORT_VERBS_OBJECTS_H
@@ -129,7 +129,7 @@ struct rdt_endpoint {
   verbs_address remote;
   uint64_t notifies; /* messages to the peer that took one of its receives */
   uint32_t next_queue;
-  bool stopped;
+  atomic_bool stopped;
 
   /* Shared. */
   atomic_uint fences;                 /* pieces under way that notifications wait for */

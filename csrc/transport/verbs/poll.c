@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The receive side of an endpoint: completions of what was posted, notifications and credit from the
- * peer, and the first thing that went wrong. Progress thread only.
+ * peer, and the first thing that went wrong. One thread at a time.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -78,8 +78,9 @@ static void release(rdt_endpoint *endpoint, const verbs_piece *piece, rdt_status
 
 void verbs_complete_until(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t end,
                           rdt_status status, const rdt_events *events) {
-  while (atomic_load(&queue->completed) != end) {
+  for (;;) {
     uint32_t at = atomic_load(&queue->completed);
+    if ((int32_t)(end - at) <= 0) return;
     verbs_piece piece = queue->pieces[at & (queue->depth - 1)];
     atomic_store(&queue->completed, at + 1); /* from here on the place may be taken */
     release(endpoint, &piece, status, events);
@@ -94,7 +95,8 @@ static void complete(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_
   verbs_complete_until(endpoint, queue, at + 1, status_of(wc->status), events);
 }
 
-/* What the device was never given, it never completes. */
+/* What the device was never given, it never completes. Only of a stopped endpoint, whose send side does
+ * not move any more. */
 static void complete_unhanded(rdt_endpoint *endpoint, const rdt_events *events) {
   for (uint32_t i = 0; i < endpoint->queue_count; i++) {
     verbs_queue *queue = &endpoint->queues[i];
@@ -197,8 +199,9 @@ int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
     for (int i = 0; i < count; i++) handle(endpoint, &completions[i], events);
     taken += count;
   } while (count == COMPLETIONS);
-  if (endpoint->stopped || atomic_load(&endpoint->broken)) complete_unhanded(endpoint, events);
-  if (!endpoint->stopped) {
+  if (endpoint->stopped) {
+    complete_unhanded(endpoint, events);
+  } else {
     taken += deliver(endpoint, budget, events);
     offer_credit(endpoint);
   }

@@ -20,7 +20,7 @@ typedef enum verbs_local_use {
 
 /* Registers `size` > 0 bytes at `address` for local use as `use` and for peers as `access`
  * (rdt_access bits), and touches pages that are not there yet, from several threads: the kernel would
- * do the same, one by one. Blocks for about a second per 3 GB of untouched memory. The caller owns `mr`
+ * do the same, one by one. Blocks until all are there, pinned: long for gigabytes. The caller owns `mr`
  * (verbs_dereg_mr) and keeps the memory mapped as long.
  *
  * RDT_ERR_LIMIT: more than RLIMIT_MEMLOCK permits, with needed, present, limit and remedy.

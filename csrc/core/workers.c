@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Short-lived threads for what would hold up the progress thread: handshakes with strangers, and
+ * allocations for peers, whose registration takes as long as the memory is large.
+ */
+#include <stdlib.h>
+
+#include "core/objects.h"
+
+#define MAX_WORKERS 64
+
+typedef struct work {
+  rdt_device *device;
+  void (*run)(void *argument);
+  void *argument;
+} work;
+
+static void retire(rdt_device *device) {
+  pthread_mutex_lock(&device->lock);
+  device->workers--;
+  pthread_cond_signal(&device->workers_done);
+  pthread_mutex_unlock(&device->lock);
+}
+
+static void *run_work(void *argument) {
+  work given = *(work *)argument;
+  free(argument);
+  given.run(given.argument);
+  retire(given.device);
+  return NULL;
+}
+
+static bool enlist(rdt_device *device) {
+  pthread_mutex_lock(&device->lock);
+  bool room = !device->closing && device->workers < MAX_WORKERS;
+  if (room) device->workers++;
+  pthread_mutex_unlock(&device->lock);
+  return room;
+}
+
+static bool start_thread(work *given) {
+  pthread_t thread;
+  pthread_attr_t detached;
+  pthread_attr_init(&detached);
+  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+  bool started = pthread_create(&thread, &detached, run_work, given) == 0;
+  pthread_attr_destroy(&detached);
+  return started;
+}
+
+bool rdt_worker_start(rdt_device *device, void (*run)(void *), void *argument) {
+  if (!enlist(device)) return false;
+  work *given = malloc(sizeof(*given));
+  if (given) {
+    *given = (work){device, run, argument};
+    if (start_thread(given)) return true;
+    free(given);
+  }
+  retire(device);
+  return false;
+}
+
+void rdt_workers_wait(rdt_device *device) {
+  pthread_mutex_lock(&device->lock);
+  while (device->workers > 0) pthread_cond_wait(&device->workers_done, &device->lock);
+  pthread_mutex_unlock(&device->lock);
+}
