@@ -135,7 +135,7 @@ static double read_latency(side *s, uint64_t size, int iterations, double *times
 /* ---- ends ----------------------------------------------------------------------------------------- */
 
 /* Answers each client that asks for a ping-pong, until it is killed. */
-static int serve(void) {
+static void serve(void) {
   side s = {0};
   open_side(&s, "server");
   printf("%s\n", rdt_device_address(s.device));
@@ -157,7 +157,7 @@ static int serve(void) {
 }
 
 int main(int count, char **arguments) {
-  if (count == 2 && strcmp(arguments[1], "serve") == 0) return serve();
+  if (count == 2 && strcmp(arguments[1], "serve") == 0) serve();
   if (count < 5) {
     fprintf(stderr, "usage: verbs_perf serve | TEST ADDRESS SIZE ITERATIONS [DEPTH]\n");
     return 2;

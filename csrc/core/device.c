@@ -213,6 +213,18 @@ void rdt_device_close(rdt_device *device) {
 const char *rdt_device_address(const rdt_device *device) { return device->address; }
 const char *rdt_device_name(const rdt_device *device) { return device->name; }
 
+rdt_status rdt_device_get_transport(const rdt_device *device, size_t index,
+                                    rdt_transport_info *info) {
+  if (!device || !info) return rdt_fail(RDT_ERR_INVALID, "device and info must not be NULL");
+  if (index >= rdt_transport_count)
+    return rdt_fail(RDT_ERR_INVALID, "this build has %zu transports", rdt_transport_count);
+  const rdt_transport *transport = rdt_transports[index];
+  const rdt_device_transport *own = &device->transports[index];
+  *info = (rdt_transport_info){.name = transport->name, .usable = own->open, .text = own->why_not};
+  if (own->open) info->text = transport->domain_text ? transport->domain_text(own->domain) : "";
+  return RDT_OK;
+}
+
 rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats) {
   if (!device || !stats) return rdt_fail(RDT_ERR_INVALID, "device and stats must not be NULL");
   const rdt_counters *now = &device->counters;

@@ -326,7 +326,8 @@ static int sleep_limit(rdt_device *device) {
 
 static void sleep_until_event(rdt_device *device, bool may_take) {
   int limit = sleep_limit(device);
-  if (arm_all(device, may_take)) {
+  /* The wake-up that came with `stop` may be drained already. */
+  if (arm_all(device, may_take) && !atomic_load(&device->stop)) {
     serve_events(device, limit);
     rdt_count(&device->counters.wakeups, 1);
   }

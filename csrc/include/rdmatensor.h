@@ -173,6 +173,17 @@ RDT_API void rdt_device_close(rdt_device *device);
 /* "host:port" that peers connect to. Valid while the device is open. */
 RDT_API const char *rdt_device_address(const rdt_device *device);
 RDT_API const char *rdt_device_name(const rdt_device *device);
+
+typedef struct rdt_transport_info {
+  const char *name; /* "shm" */
+  int usable;       /* 1 if this device opened it */
+  const char *text; /* what it uses ("mlx5_0:1 (Ethernet, 100 Gbit/s, ...", or ""), or why not */
+} rdt_transport_info;
+
+/* Transport `index` of this build, best first; RDT_ERR_INVALID past the last. Texts are valid while the
+ * device is open. */
+RDT_API rdt_status rdt_device_get_transport(const rdt_device *device, size_t index,
+                                            rdt_transport_info *info);
 RDT_API rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats);
 
 /* ---- Regions ------------------------------------------------------------------------------------ */

@@ -74,6 +74,8 @@ typedef struct rdt_transport {
    * is an answer, not a failure. */
   rdt_status (*domain_open)(rdt_domain **domain);
   void (*domain_close)(rdt_domain *domain);
+  /* Optional: what the domain uses, for people. */
+  const char *(*domain_text)(const rdt_domain *domain);
   /* Optional: readable when the domain has something to tell, and what that is: an error means that
    * none of its endpoints work any more. */
   int (*domain_event_fd)(const rdt_domain *domain);

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the build finds TensorFlow, and what it says when there is none that it can use."""
+"""How the build finds TensorFlow and verbs, and what it says when there is none that it can use."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -84,3 +85,27 @@ def test_without_tensorflow_the_line_tells_how_to_get_the_plugin(
     line = next(line for line in done.stdout.splitlines() if "plugin" in line)
     assert "NOT built" in line
     assert "--no-build-isolation" in line
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ("#error none", "no infiniband/verbs.h (apt install libibverbs-dev)"),
+        ("enum { IBV_QPT_RC = 2 };", "infiniband/verbs.h is older than rdma-core 37"),
+        ("enum { IBV_QPT_RC = 2, IBV_FORK_UNNEEDED = 2 };", ""),
+    ],
+)
+def test_verbs_are_built_where_their_headers_are(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str, reason: str
+) -> None:
+    (tmp_path / "include" / "infiniband").mkdir(parents=True)
+    (tmp_path / "include" / "infiniband" / "verbs.h").write_text(header + "\n")
+    monkeypatch.setenv("CFLAGS", f"-I{tmp_path / 'include'}")
+    done = configure(root, tmp_path / "build", tmp_path, "OFF")
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if "verbs:" in line)
+    assert ("NOT built" in line) == bool(reason)
+    assert reason in line
+    assert json.loads((tmp_path / "build" / "build_info.json").read_text())["no_verbs_because"] == (
+        reason
+    )

@@ -16,6 +16,7 @@ rdt_status verbs_address_encode(const verbs_address *address, rdt_bundle *bundle
   rdt_wire_put_u32(&wire, address->link_layer);
   rdt_wire_put_u32(&wire, address->mtu);
   rdt_wire_put_u32(&wire, address->lid);
+  rdt_wire_put_u32(&wire, address->gid_type);
   rdt_wire_put_bytes(&wire, address->gid, sizeof(address->gid));
   rdt_wire_put_u32(&wire, address->reads);
   rdt_wire_put_u32(&wire, address->notifies);
@@ -47,6 +48,7 @@ rdt_status verbs_address_decode(const rdt_bundle *bundle, verbs_address *address
   address->link_layer = rdt_wire_get_u32(&wire);
   address->mtu = rdt_wire_get_u32(&wire);
   address->lid = rdt_wire_get_u32(&wire);
+  address->gid_type = rdt_wire_get_u32(&wire);
   if (rdt_wire_get_bytes(&wire, address->gid, sizeof(address->gid)) != sizeof(address->gid))
     wire.bad = true;
   address->reads = rdt_wire_get_u32(&wire);

@@ -13,6 +13,7 @@ typedef struct verbs_address {
   uint32_t link_layer; /* IBV_LINK_LAYER_... */
   uint32_t mtu;        /* enum ibv_mtu */
   uint32_t lid;
+  uint32_t gid_type; /* verbs_gid_type */
   uint8_t gid[16];
   uint32_t reads;                       /* reads and atomics this end serves at once */
   uint32_t notifies;                    /* receives it keeps posted for notifications */

@@ -138,7 +138,10 @@ static rdt_status describe(const rdt_endpoint *endpoint, rdt_bundle *offer) {
                            .credit = start,
                            .rkey = endpoint->inbound.mr->rkey,
                            .queue_count = endpoint->queue_count};
-  if (choice->gid) memcpy(address.gid, choice->gid->raw, sizeof(address.gid));
+  if (choice->gid) {
+    address.gid_type = choice->gid->type;
+    memcpy(address.gid, choice->gid->raw, sizeof(address.gid));
+  }
   for (uint32_t i = 0; i < endpoint->queue_count; i++) {
     address.queues[i].qpn = endpoint->queues[i].qp->qp_num;
     address.queues[i].psn = endpoint->queues[i].psn;
@@ -184,12 +187,18 @@ rdt_status verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_out
 
 static uint32_t lower(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
+/* InfiniBand routes between subnets, which the first half of a GID names, by GID only. */
+static bool needs_gid(const verbs_choice *choice, const verbs_address *remote) {
+  if (choice->use_grh || !choice->gid) return choice->use_grh;
+  return memcmp(choice->gid->raw, remote->gid, 8) != 0;
+}
+
 static struct ibv_ah_attr path_to(const rdt_domain *domain, const verbs_address *remote) {
   const verbs_choice *choice = &domain->choice;
   struct ibv_ah_attr path = {.dlid = (uint16_t)remote->lid,
                              .sl = (uint8_t)rdt_config_number(RDT_CONFIG_SERVICE_LEVEL),
                              .port_num = choice->port->number};
-  if (!choice->use_grh) return path;
+  if (!needs_gid(choice, remote)) return path;
   path.is_global = 1;
   path.grh.hop_limit = HOP_LIMIT;
   path.grh.traffic_class = (uint8_t)rdt_config_number(RDT_CONFIG_TRAFFIC_CLASS);
@@ -236,21 +245,37 @@ static rdt_status set_ready_to_send(rdt_endpoint *endpoint, verbs_queue *queue) 
                              IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
-static rdt_status check_link(const rdt_endpoint *endpoint, const char *peer) {
+static bool is_ipv4(const uint8_t *gid) {
+  static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+  return memcmp(gid, mapped, sizeof(mapped)) == 0;
+}
+
+/* Could packets with our kind of address reach the peer's? */
+static rdt_status check_fabric(const rdt_endpoint *endpoint, const char *peer) {
+  const verbs_choice *choice = &endpoint->domain->choice;
+  const verbs_address *remote = &endpoint->remote;
   const char *names[] = {"InfiniBand", "Ethernet"};
-  uint8_t ours = endpoint->domain->choice.port->link_layer;
-  if (endpoint->remote.link_layer == ours) return RDT_OK;
-  bool ethernet = ours == IBV_LINK_LAYER_ETHERNET;
-  return rdt_fail(RDT_ERR_NO_TRANSPORT,
-                  "%s is an %s port and %s uses an %s port: choose ports of one fabric with "
-                  "%sDEVICE",
-                  endpoint->domain->text, names[ethernet], peer, names[!ethernet], RDT_ENV_PREFIX);
+  bool ethernet = choice->port->link_layer == IBV_LINK_LAYER_ETHERNET;
+  if (remote->link_layer != choice->port->link_layer)
+    return rdt_fail(RDT_ERR_NO_TRANSPORT,
+                    "%s is an %s port and %s uses an %s port: choose ports of one fabric with "
+                    "%sDEVICE",
+                    endpoint->domain->text, names[ethernet], peer, names[!ethernet],
+                    RDT_ENV_PREFIX);
+  if (ethernet &&
+      (remote->gid_type != choice->gid->type || is_ipv4(remote->gid) != is_ipv4(choice->gid->raw)))
+    return rdt_fail(RDT_ERR_NO_TRANSPORT,
+                    "this end uses %s and %s an address of another kind (%s): choose alike with "
+                    "%sGID_INDEX",
+                    endpoint->domain->text, peer,
+                    verbs_gid_type_text((verbs_gid_type)remote->gid_type), RDT_ENV_PREFIX);
+  return RDT_OK;
 }
 
 rdt_status verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer) {
   snprintf(endpoint->peer, sizeof(endpoint->peer), "%s", peer);
   rdt_status status = verbs_address_decode(offer, &endpoint->remote);
-  if (status == RDT_OK) status = check_link(endpoint, peer);
+  if (status == RDT_OK) status = check_fabric(endpoint, peer);
   if (status != RDT_OK) return status;
   /* What the peer has no partner for stays in its first state and is never used. */
   endpoint->queue_count = lower(endpoint->queue_count, endpoint->remote.queue_count);

@@ -9,6 +9,8 @@ static bool verbs_usable(const char *own_host, const char *peer_host, char *why,
   return true;
 }
 
+static const char *verbs_domain_text(const rdt_domain *domain) { return domain->text; }
+
 static void *verbs_region_address(const rdt_mapping *mapping) {
   (void)mapping;
   return NULL;
@@ -18,6 +20,7 @@ const rdt_transport rdt_transport_verbs = {
     .name = "verbs",
     .domain_open = verbs_domain_open,
     .domain_close = verbs_domain_close,
+    .domain_text = verbs_domain_text,
     .domain_event_fd = verbs_domain_event_fd,
     .domain_events = verbs_domain_events,
     .usable = verbs_usable,
