@@ -26,6 +26,8 @@ from .errors import Unsupported
 
 __all__ = [
     "ArenaUse",
+    "FetchCounters",
+    "Fetches",
     "PathCounters",
     "Paths",
     "Peer",
@@ -56,11 +58,27 @@ class Paths(TypedDict):
     inline: PathCounters
     """The content travelled inside the message."""
     dynamic: PathCounters
-    """The receiver reads the content in place, in the sender's memory."""
+    """The receiver takes the content from the sender's memory; `Stats.fetched` says how."""
     bounce: PathCounters
     """As dynamic, after the sender had to copy the content to where it can be read."""
     rpc: PathCounters
     """TensorFlow's own RecvTensor."""
+
+
+class FetchCounters(TypedDict):
+    """Tensors whose bytes were got in one way."""
+
+    tensors: int
+    bytes: int
+
+
+class Fetches(TypedDict):
+    """How the bytes of tensors that arrived by `dynamic` or `bounce` were got."""
+
+    in_place: FetchCounters
+    """Used where they lie, in the sender's memory (transports that can map it: "shm")."""
+    read: FetchCounters
+    """Read into memory of this process."""
 
 
 class ArenaUse(TypedDict):
@@ -68,6 +86,10 @@ class ArenaUse(TypedDict):
 
     active: bool
     limit_bytes: int
+    regions: int
+    """Pieces it consists of; it grows by one when they are full."""
+    reserved_bytes: int
+    """Their sizes: what devices register, and RDMA devices pin."""
     used_bytes: int
     peak_bytes: int
     exhausted_allocations: int
@@ -81,7 +103,8 @@ class Peer(TypedDict):
     task: str
     direction: Literal["receive", "send"]
     transport: str
-    """"shm"; "grpc" when everything goes by RPC; "none" when that is forbidden (RDMATENSOR_POLICY)."""
+    """"shm" or "verbs"; "grpc" when everything goes by RPC; "none" when RDMATENSOR_POLICY forbids
+    that."""
     why: str
 
 
@@ -89,9 +112,13 @@ class Stats(TypedDict):
     """What `stats` returns: plain dictionaries, lists, strings and numbers."""
 
     paths: Paths
+    fetched: Fetches
+    transports: dict[str, PathCounters]
+    """Tensors and bytes that went by each transport instead of RPC: {"shm": ...}."""
     arena: ArenaUse
     rpc_reasons: dict[str, int]
-    """Why sent tensors went by rpc: "string", "variant", "resource", "device memory", ..."""
+    """Why sent tensors went by rpc: "string", "variant", "resource", "device memory", "arena full",
+    "memory not registered", ..."""
     peers: list[Peer]
 
 

@@ -427,6 +427,7 @@ rdt_status rdt_bootstrap_start(rdt_device *device) {
   char host[256];
   const char *given = device->options.bind_address;
   rdt_config_text(RDT_CONFIG_BIND_ADDRESS, host, sizeof(host));
+  if (!host[0]) snprintf(host, sizeof(host), "127.0.0.1");
   rdt_status status = rdt_net_listen(given ? given : host, device->options.port,
                                      &device->tcp_socket, device->address);
   if (status == RDT_OK) status = rdt_net_listen_local(device->local_name, &device->local_socket);

@@ -303,10 +303,25 @@ static bool breaks_channel(rdt_status status) {
   return status == RDT_ERR_PROTOCOL || status == RDT_ERR_CONNECTION_LOST;
 }
 
-void rdt_channel_break(rdt_channel *channel) {
+void rdt_channel_note_cause(rdt_channel *channel) {
   pthread_mutex_lock(&channel->lock);
   if (!channel->cause[0]) snprintf(channel->cause, sizeof(channel->cause), "%s", rdt_last_error());
   pthread_mutex_unlock(&channel->lock);
+}
+
+rdt_status rdt_channel_fail_transfer(rdt_channel *channel, rdt_status status) {
+  char cause[sizeof(channel->cause)];
+  pthread_mutex_lock(&channel->lock);
+  memcpy(cause, channel->cause, sizeof(cause));
+  pthread_mutex_unlock(&channel->lock);
+  if (cause[0])
+    return rdt_fail(status, "the connection to %s at %s is lost: %s", channel->peer_name,
+                    channel->peer_address, cause);
+  return rdt_fail(status, "the transfer failed: %s", rdt_status_text(status));
+}
+
+void rdt_channel_break(rdt_channel *channel) {
+  rdt_channel_note_cause(channel);
   if (!atomic_exchange(&channel->broken, true)) rdt_device_wake(channel->device);
 }
 

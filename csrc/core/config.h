@@ -23,7 +23,9 @@
          "takes "                                                                                  \
          "no notifications counts as lost.")                                                       \
   NUMBER(CONNECT_TIMEOUT_MS, 10000, 1, 86400000, "Milliseconds a connection may take to come up.") \
-  TEXT(BIND_ADDRESS, "127.0.0.1", "Address the bootstrap port listens on.")                        \
+  TEXT(BIND_ADDRESS, "",                                                                           \
+       "Address the bootstrap port listens on; empty means 127.0.0.1, and for TensorFlow servers " \
+       "the address of the task's entry in the cluster.")                                          \
   TEXT(TRANSPORTS, "shm,verbs", "Transports that may be used, separated by commas.")               \
   TEXT(DEVICE, "", "RDMA port to use, as mlx5_1:1 or mlx5_1; empty chooses the best active one.")  \
   TEXT(GID_INDEX, "",                                                                              \
@@ -48,9 +50,13 @@
          "Bytes each peer may allocate on this device.")                                           \
   NUMBER(INLINE_BYTES, 16 * RDT_KIB, 0, RDT_MIB,                                                   \
          "TensorFlow: tensors up to this many bytes travel inside the notification.")              \
+  NUMBER(                                                                                          \
+      ALIAS_BYTES, 0, 0, 64 * RDT_TIB,                                                             \
+      "TensorFlow: tensors from this many bytes are used in place in the sender's memory where "   \
+      "the transport allows (shm); smaller ones are read into own memory.")                        \
   NUMBER(ARENA_LIMIT, 0, 0, 64 * RDT_TIB,                                                          \
          "TensorFlow: bytes of the arena tensors are allocated in; 0 means three quarters of the " \
-         "machine's memory.")                                                                      \
+         "memory that the process may use.")                                                       \
   CHOICE(POLICY, "auto", "auto|rdma|grpc",                                                         \
          "TensorFlow: auto uses gRPC for peers that cannot be reached otherwise, rdma fails "      \
          "instead, grpc never connects.")                                                          \

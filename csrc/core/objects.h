@@ -205,7 +205,9 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
                               rdt_channel **channel);
 /* Posts what waits in the queue; progress thread only. */
 void rdt_channel_flush(rdt_channel *channel);
-/* Records the calling thread's last error as the cause, and has the progress thread end the channel. */
+/* Records the calling thread's last error as the cause of the channel's end, unless there is one. */
+void rdt_channel_note_cause(rdt_channel *channel);
+/* The same, and has the progress thread end the channel. */
 void rdt_channel_break(rdt_channel *channel);
 /* Completes what waits in the queue with `why`. */
 void rdt_channel_end_queue(rdt_channel *channel, rdt_status why);
@@ -217,6 +219,8 @@ void rdt_request_complete(rdt_request *request, rdt_status status);
 void rdt_channel_probe(rdt_channel *channel);
 /* Sets the calling thread's error to why the channel carries no traffic, and returns the status. */
 rdt_status rdt_channel_fail_down(const rdt_channel *channel);
+/* The same for a transfer that failed with `status`, alone or with the channel. */
+rdt_status rdt_channel_fail_transfer(rdt_channel *channel, rdt_status status);
 
 /* workers.c */
 /* Runs `run` on a thread of its own; false if there are too many or the device is closing. */

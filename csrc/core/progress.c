@@ -41,10 +41,13 @@ static void take_notification(void *context, uint64_t immediate, const void *dat
   }
 }
 
-/* What fails because the channel is down fails for the reason that brought it down. */
+/* What fails because the channel is down fails for the reason that brought it down; what fails before is
+ * that reason, and whoever waits for it may ask before the channel is taken down. */
 static void take_completion(void *context, rdt_request *request, rdt_status status) {
   rdt_channel *channel = context;
-  rdt_request_complete(request, status < 0 && atomic_load(&channel->down) ? channel->why : status);
+  if (status < 0 && atomic_load(&channel->down)) status = channel->why;
+  if (status < 0) rdt_channel_note_cause(channel);
+  rdt_request_complete(request, status);
 }
 
 static rdt_events events_of(rdt_channel *channel) {
@@ -79,9 +82,7 @@ static bool idle(const rdt_channel *channel) {
 static void take_down(rdt_channel *channel, rdt_status why, rdt_log_level level) {
   rdt_device *device = channel->device;
   if (atomic_load(&channel->down)) return;
-  pthread_mutex_lock(&channel->lock);
-  if (!channel->cause[0]) snprintf(channel->cause, sizeof(channel->cause), "%s", rdt_last_error());
-  pthread_mutex_unlock(&channel->lock);
+  rdt_channel_note_cause(channel);
   channel->why = why;
   atomic_store(&channel->down, true);
   if (level == RDT_LOG_WARN) rdt_count(&device->counters.channels_lost, 1);

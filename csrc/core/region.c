@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "core/log.h"
 #include "core/objects.h"
 #include "core/status.h"
 
@@ -63,21 +64,24 @@ static void deregister(rdt_region *region) {
 /* With every transport that can; there must be one. */
 static rdt_status register_memory(rdt_device *device, rdt_region *region) {
   rdt_status first = RDT_OK;
-  bool registered = false;
+  size_t registered = 0, failed = 0;
   char why[512] = "";
   for (size_t i = 0; i < rdt_transport_count; i++) {
     if (!device->transports[i].open) continue;
     rdt_status status = rdt_transports[i]->region_register(
         device->transports[i].domain, &region->memory, &region->registrations[i]);
-    if (status == RDT_OK) {
-      registered = true;
-    } else if (first == RDT_OK) {
-      first = status;
-      snprintf(why, sizeof(why), "%s", rdt_last_error());
-    }
+    registered += status == RDT_OK;
+    if (status == RDT_OK || failed++ > 0) continue;
+    first = status;
+    snprintf(why, sizeof(why), "%s", rdt_last_error());
   }
-  if (registered) return RDT_OK;
-  return rdt_fail(first, "%s", why);
+  if (registered == 0) return rdt_fail(first, "%s", why);
+  /* Foreign memory that only pages' owners can share is expected; a limit is not. */
+  if (failed > 0)
+    rdt_log(first == RDT_ERR_UNSUPPORTED ? RDT_LOG_DEBUG : RDT_LOG_WARN,
+            "device %s: not every peer can reach a region of %llu bytes: %s", device->name,
+            (unsigned long long)region->memory.size, why);
+  return RDT_OK;
 }
 
 static void free_region(rdt_region *region) {
@@ -133,6 +137,11 @@ rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info) 
                             .key = region->key,
                             .access = region->memory.access};
   return RDT_OK;
+}
+
+int rdt_region_reaches(const rdt_region *region, const rdt_channel *channel) {
+  if (!region || !channel || region->device != channel->device) return 0;
+  return region->registrations[rdt_transport_index(channel->transport)] != NULL;
 }
 
 static void uncount(rdt_region *region) {

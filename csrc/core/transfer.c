@@ -69,15 +69,6 @@ rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t co
   return submit(channel, ops, count, transfer);
 }
 
-static rdt_status outcome(const rdt_transfer *transfer, rdt_status status) {
-  if (status >= 0) return status;
-  if (atomic_load(&transfer->channel->down)) {
-    rdt_channel_fail_down(transfer->channel);
-    return status;
-  }
-  return rdt_fail(status, "the transfer failed: %s", rdt_status_text(status));
-}
-
 static bool is_complete(rdt_transfer *transfer) {
   pthread_mutex_lock(&transfer->lock);
   bool complete = transfer->status != RDT_IN_PROGRESS;
@@ -108,5 +99,5 @@ rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   pthread_mutex_unlock(&transfer->lock);
   if (status == RDT_IN_PROGRESS && timeout_ms != 0)
     return rdt_fail(RDT_ERR_DEADLINE, "the transfer did not complete within the deadline");
-  return outcome(transfer, status);
+  return status < 0 ? rdt_channel_fail_transfer(transfer->channel, status) : status;
 }

@@ -208,11 +208,14 @@ RDT_API rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t 
                                     const char *name, rdt_region **region);
 /* Registers memory that the caller owns and keeps until rdt_region_close. Transports that share pages
  * (shm) need it to come from rdt_memory_alloc; memory that no transport of the device can share is
- * RDT_ERR_UNSUPPORTED, and peers reach other memory over the transports that can. Verbs pin it:
+ * RDT_ERR_UNSUPPORTED, and peers reach other memory over the transports that can (rdt_region_reaches; the
+ * log tells which cannot, and why). Verbs pin it:
  * RDT_ERR_LIMIT, with what is needed, when RLIMIT_MEMLOCK does not permit it. */
 RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size,
                                        uint32_t access, const char *name, rdt_region **region);
 RDT_API rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info);
+/* 1 if the channel's peer can open the region: its memory is registered with the channel's transport. */
+RDT_API int rdt_region_reaches(const rdt_region *region, const rdt_channel *channel);
 /* Withdraws the key. Peers that already opened the region keep valid pages until they let go where the
  * transport maps them (RDT_CAP_MAP); elsewhere access ends now, and an operation of such a peer fails
  * and takes its channel with it. NULL is ignored. Not after rdt_device_close, which closes every region

@@ -1,135 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arena.h"
 
-#include <unistd.h>
-
-#include <new>
+#include <algorithm>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "include/rdmatensor.h"
-#include "tsl/platform/mem.h"
-#include "xla/tsl/framework/allocator_registry.h"
+#include "memory_limit.h"
 #include "xla/tsl/framework/bfc_allocator.h"
 
 namespace rdmatensor {
 namespace {
 
 constexpr uint64_t kPageSize = 4096;
-// What the heap guarantees: it hands out multiples of this from a page-aligned range.
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+// Each region is as large as all before it, from the first size up to the largest one. The largest is
+// a part of the limit so that their number stays small on every machine, and what is registered in
+// excess of what is used stays a part of it too.
+constexpr uint64_t kFirstRegion = 64 * kMiB;
+constexpr uint64_t kLargestRegion = 1024 * kMiB;
+constexpr uint64_t kLargestPart = 8;
+// What the heap guarantees: it hands out multiples of this from page-aligned regions.
 constexpr size_t kHeapAlignment = 256;
+// For less, TensorFlow's heap may search for ever for a size that it can still get, when it cannot grow.
+constexpr size_t kSmallestRequest = 4096;
 
-uint64_t DefaultLimit() {
-  const long pages = sysconf(_SC_PHYS_PAGES), page_size = sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page_size <= 0) return uint64_t{1} << 32;
-  return static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_size) / 4 * 3;
-}
+// More than this behind a tensor is left to others: the heap's own bound suits ranges far larger than
+// our regions.
+constexpr uint64_t kMostUnused = kMiB;
 
-// Gives the range to the heap piece after piece, contiguously, so that the heap can join them.
-class RangeSubAllocator : public tsl::SubAllocator {
+// The request that the heap may have to grow for: it asks for sizes of its own choice.
+thread_local uint64_t wanted_bytes = 0;
+
+uint64_t DefaultLimit() { return UsableMemory() / 4 * 3; }
+
+uint64_t RoundToPages(uint64_t bytes) { return (bytes + kPageSize - 1) / kPageSize * kPageSize; }
+
+}  // namespace
+
+class Arena::Regions : public tsl::SubAllocator {
  public:
-  RangeSubAllocator(char* base, uint64_t size)
-      : tsl::SubAllocator({}, {}), next_(base), left_(size) {}
-
-  // Called under the heap's lock.
-  void* Alloc(size_t /*alignment*/, size_t bytes, size_t* received) override {
-    if (bytes > UINT64_MAX - kPageSize) return nullptr;
-    const uint64_t rounded = (bytes + kPageSize - 1) / kPageSize * kPageSize;
-    if (rounded > left_) return nullptr;
-    char* piece = next_;
-    next_ += rounded;
-    left_ -= rounded;
-    *received = rounded;
-    return piece;
+  explicit Regions(Arena* arena) : tsl::SubAllocator({}, {}), arena_(arena) {}
+  // Called under the heap's lock, on the thread whose request needs it.
+  void* Alloc(size_t /*alignment*/, size_t /*bytes*/, size_t* received) override {
+    uint64_t size = 0;
+    char* base = arena_->Grow(&size);
+    if (base != nullptr) *received = size;
+    return base;
   }
   // Only the heap's destructor gives memory back, and the arena is never destroyed.
   void Free(void* /*address*/, size_t /*bytes*/) override {}
-  bool SupportsCoalescing() const override { return true; }
+  // Neighbours are registered apart: no tensor may lie in two.
+  bool SupportsCoalescing() const override { return false; }
   tsl::AllocatorMemoryType GetMemoryType() const override {
     return tsl::AllocatorMemoryType::kHostPageable;
   }
 
  private:
-  char* next_;
-  uint64_t left_;
+  Arena* const arena_;
 };
 
-class ArenaOnlyAllocator : public tsl::Allocator {
+class Arena::HeapAllocator : public tsl::Allocator {
  public:
-  explicit ArenaOnlyAllocator(Arena* arena) : arena_(arena) {}
+  HeapAllocator(Arena* arena, bool waits) : arena_(arena), waits_(waits) {}
   std::string Name() override { return "rdmatensor_arena"; }
   void* AllocateRaw(size_t alignment, size_t bytes) override {
-    return arena_->Allocate(alignment, bytes);
+    return waits_ ? arena_->Allocate(alignment, bytes)
+                  : arena_->AllocateUnannounced(alignment, bytes);
   }
   void DeallocateRaw(void* address) override { arena_->Free(address); }
 
  private:
   Arena* const arena_;
+  const bool waits_;
 };
 
-// The process's CPU allocator.
-class ProcessAllocator : public tsl::Allocator {
- public:
-  explicit ProcessAllocator(Arena* arena) : arena_(arena) {}
-  std::string Name() override { return "cpu"; }  // the stock allocator's name: profiles stay equal
-  void* AllocateRaw(size_t alignment, size_t bytes) override {
-    if (arena_->active() && bytes > arena_->threshold()) {
-      if (void* address = arena_->Allocate(alignment, bytes)) return address;
-    }
-    return tsl::port::AlignedMalloc(bytes, static_cast<std::align_val_t>(alignment));
-  }
-  void DeallocateRaw(void* address) override {
-    if (arena_->Contains(address)) {
-      arena_->Free(address);
-    } else {
-      tsl::port::AlignedFree(address);
-    }
-  }
-  size_t AllocatedSizeSlow(const void* address) const override {
-    return arena_->Contains(address) ? 0 : tsl::port::MallocExtension_GetAllocatedSize(address);
-  }
-  tsl::AllocatorMemoryType GetMemoryType() const override {
-    return tsl::AllocatorMemoryType::kHostPageable;
-  }
-
- private:
-  Arena* const arena_;
-};
-
-class ProcessSubAllocator : public tsl::SubAllocator {
- public:
-  ProcessSubAllocator() : tsl::SubAllocator({}, {}) {}
-  void* Alloc(size_t alignment, size_t bytes, size_t* received) override {
-    *received = bytes;
-    return tsl::port::AlignedMalloc(bytes, static_cast<std::align_val_t>(alignment));
-  }
-  void Free(void* address, size_t /*bytes*/) override { tsl::port::AlignedFree(address); }
-  bool SupportsCoalescing() const override { return false; }
-  tsl::AllocatorMemoryType GetMemoryType() const override {
-    return tsl::AllocatorMemoryType::kHostPageable;
-  }
-};
-
-class Factory : public tsl::AllocatorFactory {
- public:
-  tsl::Allocator* CreateAllocator() override { return new ProcessAllocator(Arena::Get()); }
-  tsl::SubAllocator* CreateSubAllocator(int /*numa_node*/) override {
-    return new ProcessSubAllocator;
-  }
-};
-
-// Above the stock factories' priorities (100 and 200).
-constexpr int kPriority = 500;
-const bool registered = [] {
-  tsl::AllocatorFactoryRegistry::singleton()->Register(__FILE__, __LINE__, "rdmatensor", kPriority,
-                                                       new Factory);
-  return true;
-}();
-
-}  // namespace
-
-Arena::Arena() : arena_only_(std::make_unique<ArenaOnlyAllocator>(this)) {}
+Arena::Arena()
+    : waiting_(std::make_unique<HeapAllocator>(this, true)),
+      hasty_(std::make_unique<HeapAllocator>(this, false)) {}
 
 Arena* Arena::Get() {
   static Arena* arena = new Arena;
@@ -137,43 +85,147 @@ Arena* Arena::Get() {
 }
 
 absl::Status Arena::Activate(uint64_t limit, uint64_t threshold) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(activation_mutex_);
   if (active()) return absl::OkStatus();
-  if (limit == 0) limit = DefaultLimit();
-  limit = limit / kPageSize * kPageSize;
-  void* range = nullptr;
-  if (rdt_memory_alloc(limit, &range) != RDT_OK) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no arena of ", limit, " bytes: ", rdt_last_error()));
-  }
+  limit_ = (limit == 0 ? DefaultLimit() : limit) / kPageSize * kPageSize;
+  if (limit_ == 0)
+    return absl::ResourceExhaustedError("no arena: RDMATENSOR_ARENA_LIMIT is below a page");
+  may_grow_.store(true, std::memory_order_relaxed);
   tsl::BFCAllocator::Options options;
   options.allow_growth = true;
-  heap_ = std::make_unique<tsl::BFCAllocator>(
-      std::make_unique<RangeSubAllocator>(static_cast<char*>(range), limit), limit,
-      "rdmatensor_arena", options);
-  size_ = limit;
+  options.fragmentation_fraction = static_cast<double>(kMostUnused) / static_cast<double>(limit_);
+  heap_ = std::make_unique<tsl::BFCAllocator>(std::make_unique<Regions>(this), limit_,
+                                              "rdmatensor_arena", options);
   threshold_ = threshold;
-  base_.store(static_cast<char*>(range), std::memory_order_release);
+  // Makes the first region now, so that what is wrong with it is known when the server starts.
+  tsl::AllocationAttributes attributes;
+  attributes.retry_on_failure = false;
+  wanted_bytes = kSmallestRequest;
+  void* probe = heap_->AllocateRaw(kHeapAlignment, kSmallestRequest, attributes);
+  if (probe == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no arena of ", limit_, " bytes: ", rdt_last_error()));
+  }
+  heap_->DeallocateRaw(probe);
+  active_.store(true, std::memory_order_release);
   return absl::OkStatus();
 }
 
+uint64_t Arena::NextSize(uint64_t wanted) const {
+  const uint64_t reserved = reserved_.load(std::memory_order_relaxed);
+  const uint64_t largest = std::max(kLargestRegion, RoundToPages(limit_ / kLargestPart));
+  const uint64_t regular = std::min(std::max(kFirstRegion, reserved), largest);
+  return std::min(std::max(regular, RoundToPages(wanted)), limit_ - reserved);
+}
+
+char* Arena::Grow(uint64_t* size) {
+  const std::vector<Region>* known = regions_.load(std::memory_order_relaxed);
+  const int index = region_count_.load(std::memory_order_relaxed);
+  *size = NextSize(wanted_bytes);
+  if (!may_grow_.load(std::memory_order_relaxed) || index == kMaxRegions || *size < wanted_bytes) {
+    return nullptr;
+  }
+  void* base = nullptr;
+  if (rdt_memory_alloc(*size, &base) != RDT_OK) {
+    may_grow_.store(false, std::memory_order_relaxed);
+    if (index != 0) {
+      WarnOnce(absl::StrCat(
+          "tensorflow: the arena cannot grow beyond ", reserved_.load(),
+          " bytes: tensors use ordinary memory and are copied when sent: ", rdt_last_error()));
+    }
+    return nullptr;
+  }
+  auto* regions = known == nullptr ? new std::vector<Region> : new std::vector<Region>(*known);
+  const Region added{static_cast<char*>(base), *size, index};
+  regions->insert(
+      std::upper_bound(regions->begin(), regions->end(), added,
+                       [](const Region& a, const Region& b) { return a.base < b.base; }),
+      added);
+  regions_.store(regions, std::memory_order_release);
+  reserved_.fetch_add(*size, std::memory_order_relaxed);
+  region_count_.store(index + 1, std::memory_order_release);
+  return added.base;
+}
+
+const Arena::Region* Arena::Find(const void* address) const {
+  const std::vector<Region>* regions = regions_.load(std::memory_order_acquire);
+  if (regions == nullptr) return nullptr;
+  auto after = std::upper_bound(
+      regions->begin(), regions->end(), address,
+      [](const void* wanted, const Region& region) { return wanted < region.base; });
+  if (after == regions->begin()) return nullptr;
+  const Region& found = *(after - 1);
+  return address < found.base + found.size ? &found : nullptr;
+}
+
+bool Arena::IsAnnounced(const void* address) const {
+  const int announced = announced_.load(std::memory_order_acquire);
+  if (announced == region_count_.load(std::memory_order_acquire)) return true;
+  const Region* region = Find(address);
+  return region != nullptr && region->index < announced;
+}
+
+void Arena::AwaitAnnouncement() {
+  std::lock_guard<std::mutex> lock(announcement_mutex_);
+  const int count = region_count_.load(std::memory_order_acquire);
+  for (int index = announced_.load(std::memory_order_relaxed); index < count; ++index) {
+    for (const Region& region : *regions_.load(std::memory_order_acquire)) {
+      if (region.index != index) continue;
+      for (Listener* listener : listeners_) {
+        if (!listener->OnRegion(region)) may_grow_.store(false, std::memory_order_relaxed);
+      }
+    }
+    announced_.store(index + 1, std::memory_order_release);
+  }
+}
+
+void Arena::Subscribe(Listener* listener) {
+  AwaitAnnouncement();
+  std::lock_guard<std::mutex> lock(announcement_mutex_);
+  listeners_.push_back(listener);
+  const int announced = announced_.load(std::memory_order_relaxed);
+  const std::vector<Region>* regions = regions_.load(std::memory_order_acquire);
+  if (regions == nullptr) return;
+  for (const Region& region : *regions) {
+    if (region.index >= announced) continue;  // its turn comes
+    if (!listener->OnRegion(region)) may_grow_.store(false, std::memory_order_relaxed);
+  }
+}
+
+void Arena::Unsubscribe(Listener* listener) {
+  std::lock_guard<std::mutex> lock(announcement_mutex_);
+  listeners_.erase(std::remove(listeners_.begin(), listeners_.end(), listener), listeners_.end());
+}
+
 void* Arena::Allocate(size_t alignment, size_t bytes) {
+  void* address = AllocateUnannounced(alignment, bytes);
+  if (address != nullptr && !IsAnnounced(address)) AwaitAnnouncement();
+  return address;
+}
+
+void* Arena::AllocateUnannounced(size_t alignment, size_t bytes) {
   if (!active() || alignment > kHeapAlignment) return nullptr;
   tsl::AllocationAttributes attributes;
   attributes.retry_on_failure =
       false;  // waiting for memory would stall a step that has another way
-  void* address = heap_->AllocateRaw(alignment, bytes, attributes);
+  wanted_bytes = std::max(bytes, kSmallestRequest);
+  void* address = heap_->AllocateRaw(alignment, wanted_bytes, attributes);
   if (address == nullptr) {
     exhausted_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     exhausted_allocations_.fetch_add(1, std::memory_order_relaxed);
-    if (!warned_.exchange(true, std::memory_order_relaxed)) {
-      rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: the arena of ", size_,
-                                              " bytes is full: tensors use ordinary memory and are "
-                                              "copied when sent (raise RDMATENSOR_ARENA_LIMIT)")
-                                     .c_str());
+    if (may_grow_.load(std::memory_order_relaxed)) {
+      WarnOnce(absl::StrCat("tensorflow: the arena of ", limit_,
+                            " bytes is full: tensors use ordinary memory and are copied when sent "
+                            "(raise RDMATENSOR_ARENA_LIMIT)"));
     }
   }
   return address;
+}
+
+void Arena::WarnOnce(const std::string& text) {
+  if (!warned_.exchange(true, std::memory_order_relaxed)) {
+    rdt_log_line(RDT_LOG_WARN, text.c_str());
+  }
 }
 
 void Arena::Free(void* address) { heap_->DeallocateRaw(address); }
@@ -184,7 +236,9 @@ Arena::Usage Arena::GetUsage() {
   usage.exhausted_allocations = exhausted_allocations_.load(std::memory_order_relaxed);
   usage.exhausted_bytes = exhausted_bytes_.load(std::memory_order_relaxed);
   if (!usage.active) return usage;
-  usage.limit_bytes = size_;
+  usage.limit_bytes = limit_;
+  usage.reserved_bytes = reserved_.load(std::memory_order_relaxed);
+  usage.regions = region_count_.load(std::memory_order_relaxed);
   if (auto stats = heap_->GetStats()) {
     usage.used_bytes = static_cast<uint64_t>(stats->bytes_in_use);
     usage.peak_bytes = static_cast<uint64_t>(stats->peak_bytes_in_use);

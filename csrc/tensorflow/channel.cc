@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "message.h"
-#include "tensorflow/core/framework/allocation_description.pb.h"
 
 namespace rdmatensor {
 namespace {
@@ -34,49 +33,24 @@ absl::Status ToStatus(rdt_status status) {
                                                               : absl::UnavailableError(text);
 }
 
-// Bytes in the sender's arena. TensorFlow never writes into memory that a buffer does not own, which
-// matters because the pages are read-only here and the tensor is still the sender's.
-class BorrowedBuffer : public tensorflow::TensorBuffer {
- public:
-  BorrowedBuffer(void* data, uint64_t bytes, uint64_t lend_id, std::shared_ptr<Channel> channel)
-      : tensorflow::TensorBuffer(data),
-        bytes_(bytes),
-        lend_id_(lend_id),
-        channel_(std::move(channel)) {}
-  ~BorrowedBuffer() override {
-    // A lost channel needs no release: the sender takes its loans back when we let go of its memory.
-    (void)channel_->Notify(PackImmediate(MessageKind::kRelease, lend_id_));
-  }
-  size_t size() const override { return bytes_; }
-  tensorflow::TensorBuffer* root_buffer() override { return this; }
-  bool OwnsMemory() const override { return false; }
-  void FillAllocationDescription(tensorflow::AllocationDescription* proto) const override {
-    proto->set_requested_bytes(static_cast<int64_t>(bytes_));
-    proto->set_allocator_name("rdmatensor_remote");
-  }
-
- private:
-  const uint64_t bytes_, lend_id_;
-  const std::shared_ptr<Channel> channel_;
-};
-
 }  // namespace
 
-Channel::Channel(rdt_channel* handle) : handle_(handle) {
+Channel::Channel(rdt_channel* handle, Endpoint* endpoint)
+    : handle_(handle), fetcher_(endpoint, this) {
   rdt_channel_info info{};
-  if (rdt_channel_get_info(handle, &info) != RDT_OK) return;
-  transport_ = info.transport ? info.transport : "";
-  peer_name_ = info.peer_name ? info.peer_name : "";
-  max_notify_ = info.max_notify;
+  if (rdt_channel_get_info(handle, &info) == RDT_OK) {
+    transport_ = info.transport ? info.transport : "";
+    peer_name_ = info.peer_name ? info.peer_name : "";
+    max_notify_ = info.max_notify;
+    can_map_ = info.capabilities & RDT_CAP_MAP;
+  }
+  traffic_ = TrafficOf(transport_);
 }
 
-Channel::~Channel() {
-  rdt_remote_region_unref(arena_);
-  rdt_channel_unref(handle_);
-}
+Channel::~Channel() { rdt_channel_unref(handle_); }
 
-std::shared_ptr<Channel> Channel::Adopt(rdt_channel* handle) {
-  std::shared_ptr<Channel> channel(new Channel(handle));
+std::shared_ptr<Channel> Channel::Adopt(rdt_channel* handle, Endpoint* endpoint) {
+  std::shared_ptr<Channel> channel(new Channel(handle, endpoint));
   channel->held_by_core_ = channel;
   rdt_channel_set_context(handle, channel.get());
   return channel;
@@ -95,25 +69,6 @@ void Channel::ReleaseFromCore() {
 bool Channel::IsUp() const {
   rdt_channel_info info{};
   return rdt_channel_get_info(handle_, &info) == RDT_OK && info.up;
-}
-
-absl::Status Channel::OpenArena(int timeout_ms) {
-  const rdt_status status = rdt_remote_region_find(handle_, "arena", timeout_ms, &arena_);
-  if (status == RDT_ERR_NO_REGION) return absl::OkStatus();
-  if (status != RDT_OK) return ToStatus(status);
-  rdt_region_info info{};
-  if (rdt_remote_region_get_info(arena_, &info) == RDT_OK) arena_size_ = info.size;
-  return absl::OkStatus();
-}
-
-tensorflow::TensorBuffer* Channel::Borrow(uint64_t offset, uint64_t bytes, uint64_t lend_id) {
-  void* address = nullptr;
-  if (arena_ == nullptr || lend_id > kMaxImmediateValue || offset > arena_size_ ||
-      bytes > arena_size_ - offset ||
-      rdt_remote_region_map(arena_, offset, bytes, &address) != RDT_OK) {
-    return nullptr;
-  }
-  return new BorrowedBuffer(address, bytes, lend_id, shared_from_this());
 }
 
 char* Channel::Prepare(size_t size) {

@@ -8,15 +8,19 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "absl/status/status.h"
+#include "fetcher.h"
 #include "include/rdmatensor.h"
 #include "lender.h"
+#include "path_stats.h"
 
 namespace rdmatensor {
 
 class DestinationLink;
+class Endpoint;
 class Mailbox;
 class SourcePeer;
 
@@ -24,7 +28,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
  public:
   // Takes over one reference to `handle` and becomes its context. The core's handlers keep the
   // channel alive until they call ReleaseFromCore (on_released).
-  static std::shared_ptr<Channel> Adopt(rdt_channel* handle);
+  static std::shared_ptr<Channel> Adopt(rdt_channel* handle, Endpoint* endpoint);
   // The channel that `handle` is the context of, or nullptr.
   static Channel* FromHandle(const rdt_channel* handle);
   ~Channel();
@@ -52,14 +56,14 @@ class Channel : public std::enable_shared_from_this<Channel> {
   const std::string& transport() const { return transport_; }
   const std::string& peer_name() const { return peer_name_; }
   uint64_t max_notify() const { return max_notify_; }
+  // The peer's memory can be used in place.
+  bool can_map() const { return can_map_; }
+  Traffic* traffic() const { return traffic_; }
+  // For operations on it; the channel keeps its reference.
+  rdt_channel* handle() const { return handle_; }
 
-  // Receiver: opens the sender's arena. Blocks for at most `timeout_ms`; not from a handler. A sender
-  // without an arena is no error: it sends everything inline.
-  absl::Status OpenArena(int timeout_ms);
-  // Receiver: a tensor over `bytes` bytes at `offset` in the sender's arena. Its destruction releases
-  // loan `lend_id`. Returns nullptr if the range is not inside the arena.
-  tensorflow::TensorBuffer* Borrow(uint64_t offset, uint64_t bytes, uint64_t lend_id);
-
+  // Receiver: brings tensors that lie in the sender's memory.
+  Fetcher& fetcher() { return fetcher_; }
   // Sender: the tensors lent over this channel.
   Lender& lender() { return lender_; }
 
@@ -67,26 +71,31 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::atomic<SourcePeer*> source{nullptr};
   std::atomic<DestinationLink*> destination{nullptr};
 
-  // Progress thread only: the peer broke the protocol.
-  bool refused = false;
+  // Nothing of this peer is looked at any more: it broke the protocol, or its memory is out of reach.
+  std::atomic<bool> refused{false};
 
-  // Receiver, progress thread only: the mailbox of the step that arrived last.
-  int64_t last_step = -1;
-  std::weak_ptr<Mailbox> last_mailbox;
+  // Receiver: the mailbox of the step that arrived last.
+  struct LastStep {
+    std::mutex mutex;
+    int64_t step_id = -1;
+    std::weak_ptr<Mailbox> mailbox;
+  };
+  LastStep last_step;
 
   void ReleaseFromCore();
 
  private:
-  explicit Channel(rdt_channel* handle);
+  Channel(rdt_channel* handle, Endpoint* endpoint);
   char* Prepare(size_t size);
   absl::Status Post(uint64_t immediate, char* message, size_t size);
 
   rdt_channel* const handle_;
   std::string transport_, peer_name_;
   uint64_t max_notify_ = 0;
-  rdt_remote_region* arena_ = nullptr;
-  uint64_t arena_size_ = 0;
+  bool can_map_ = false;
+  Traffic* traffic_ = nullptr;
   Lender lender_;
+  Fetcher fetcher_;
   std::shared_ptr<Channel> held_by_core_;
 };
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "arena.h"
+#include "listen_address.h"
 #include "message.h"
 #include "path_stats.h"
 #include "rendezvous.h"
@@ -20,9 +21,6 @@ namespace rdmatensor {
 namespace {
 
 using tensorflow::Tensor;
-
-// Where TensorFlow expects the data of tensors to begin.
-constexpr uint64_t kTensorAlignment = EIGEN_MAX_ALIGN_BYTES;
 
 // Differs in every process and server: a host:port alone may mean another process by now.
 std::string UniqueName(const std::string& task) {
@@ -77,27 +75,41 @@ Endpoint::Endpoint(std::string task, const Settings& settings)
 
 Endpoint::~Endpoint() { Close(); }
 
-void Endpoint::Close() { rdt_device_close(std::exchange(device_, nullptr)); }
+void Endpoint::Close() {
+  exports_.reset();
+  rdt_device_close(std::exchange(device_, nullptr));
+}
 
-absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const Settings& settings) {
+absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const std::string& host,
+                                         const Settings& settings) {
   auto* endpoint = new Endpoint(task, settings);
   const absl::Status arena = Arena::Get()->Activate(settings.arena_limit, settings.inline_bytes);
   if (!arena.ok()) {
     // Small tensors still travel in messages; large ones are referred to RPC.
     rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", arena.message()).c_str());
   }
-  if (absl::Status status = endpoint->OpenDevice(); !status.ok()) {
+  const absl::StatusOr<std::string> address =
+      OpenReachable(settings.bind_address, host,
+                    [endpoint](const std::string& bind) { return endpoint->OpenDevice(bind); });
+  if (!address.ok()) {
     delete endpoint;
-    return status;
+    return address.status();
   }
+  endpoint->address_ = *address;
+  endpoint->exports_ = std::make_unique<ArenaExports>(Arena::Get(), endpoint->device_);
+  rdt_log_line(RDT_LOG_DEBUG,
+               absl::StrCat("tensorflow: ", task, " is reached at ", *address, " and listens on ",
+                            rdt_device_address(endpoint->device_))
+                   .c_str());
   return endpoint;
 }
 
-absl::Status Endpoint::OpenDevice() {
+absl::StatusOr<std::string> Endpoint::OpenDevice(const std::string& bind_address) {
   const std::string name = UniqueName(task_);
   rdt_device_options options{};
   options.struct_size = sizeof options;
   options.name = name.c_str();
+  options.bind_address = bind_address.c_str();
   options.context = this;
   options.on_connect = OnConnect;
   options.on_notify = OnNotify;
@@ -106,15 +118,7 @@ absl::Status Endpoint::OpenDevice() {
   if (rdt_device_open(&options, &device_) != RDT_OK) {
     return absl::FailedPreconditionError(absl::StrCat("rdmatensor: ", rdt_last_error()));
   }
-  Arena* arena = Arena::Get();
-  rdt_region* region = nullptr;  // the device owns it
-  if (arena->active() && rdt_region_register(device_, arena->base(), arena->size(), RDT_ACCESS_READ,
-                                             "arena", &region) != RDT_OK) {
-    rdt_log_line(
-        RDT_LOG_WARN,
-        absl::StrCat("tensorflow: peers cannot read the arena: ", rdt_last_error()).c_str());
-  }
-  return absl::OkStatus();
+  return std::string(rdt_device_address(device_));
 }
 
 absl::string_view Endpoint::TaskOf(absl::string_view device_name) {
@@ -169,7 +173,8 @@ void Endpoint::Refer(const std::shared_ptr<Channel>& channel, int64_t step_id,
   message.step_id = step_id;
   message.text = key;
   // If the channel is down the receiver's waiters fail with it.
-  (void)channel->NotifyMessage(PackImmediate(MessageKind::kReferral), message);
+  const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReferral), message);
+  if (absl::IsInternal(sent)) channel->destination.load()->SendAbort(step_id, sent);
 }
 
 void Endpoint::Complete(Waiter* waiter, absl::string_view key, const Arrival& arrival) {
@@ -181,9 +186,9 @@ void Endpoint::Complete(Waiter* waiter, absl::string_view key, const Arrival& ar
                arrival.is_dead);
 }
 
-void Endpoint::OnConnect(void* /*context*/, rdt_channel* handle) {
+void Endpoint::OnConnect(void* context, rdt_channel* handle) {
   rdt_channel_ref(handle);
-  Channel::Adopt(handle);
+  Channel::Adopt(handle, static_cast<Endpoint*>(context));
 }
 
 void Endpoint::OnNotify(void* context, rdt_channel* handle, uint64_t immediate, const void* data,
@@ -191,9 +196,14 @@ void Endpoint::OnNotify(void* context, rdt_channel* handle, uint64_t immediate, 
   Channel* channel = Channel::FromHandle(handle);
   // Closing takes effect later: what arrives until then is not looked at.
   if (channel == nullptr || channel->refused) return;
-  const char* bytes = static_cast<const char*>(data);
-  if (static_cast<Endpoint*>(context)->Handle(channel, immediate, bytes, size)) return;
-  channel->refused = true;
+  Endpoint* const endpoint = static_cast<Endpoint*>(context);
+  if (!endpoint->Handle(channel, immediate, static_cast<const char*>(data), size)) {
+    endpoint->Refuse(channel);
+  }
+}
+
+void Endpoint::Refuse(Channel* channel) {
+  if (channel->refused.exchange(true)) return;
   rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", channel->peer_name(),
                                           " sent a malformed message: closing its channel")
                                  .c_str());
@@ -229,43 +239,76 @@ bool Endpoint::Handle(Channel* channel, uint64_t immediate, const char* data, si
 
 bool Endpoint::HandleTensor(Channel* channel, const char* data, size_t size) {
   TensorMessage message;
-  tensorflow::DataType dtype;
-  tensorflow::TensorShape shape;
-  SourcePeer* source = channel->source.load();
-  if (source == nullptr || !Parse(data, size, &message)) return false;
-  Arrival arrival;
-  arrival.is_dead = message.flags & TensorMessage::kDead;
-  if (!arrival.is_dead) {
-    if (!DescribesTensor(message, &dtype, &shape)) return false;
-    if (message.flags & TensorMessage::kInline) {
-      arrival.tensor = CopyOf(message.payload, message.bytes, dtype, shape);
-    } else {
-      tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(
-          channel->Borrow(message.offset, message.bytes, message.lend_id));
-      if (buffer == nullptr) return false;
-      const bool aligned = reinterpret_cast<uintptr_t>(buffer->data()) % kTensorAlignment == 0;
-      arrival.tensor = aligned ? Tensor(dtype, shape, std::move(buffer))
-                               : CopyOf(buffer->base<char>(), message.bytes, dtype, shape);
-    }
-    if (!arrival.tensor.IsInitialized()) {
-      source->OnStepAbort(message.step_id,
-                          absl::ResourceExhaustedError(absl::StrCat(
-                              "rdmatensor: no memory for a tensor of ", message.bytes, " bytes")));
-      return true;
-    }
-  }
-  CountReceived(PathOf(message), message.bytes);
-  Deliver(channel, message.step_id, message.key, std::move(arrival));
-  return true;
+  if (channel->source.load() == nullptr || !Parse(data, size, &message)) return false;
+  KeyOrder& order = channel->fetcher().order();
+  if (order.Keep(message.step_id, message.key, MessageKind::kTensor, data, size)) return true;
+  return TakeTensor(channel, message, false) != Outcome::kMalformed;
 }
 
 bool Endpoint::HandleReferral(Channel* channel, const char* data, size_t size) {
   StepMessage message;
   if (channel->source.load() == nullptr || !Parse(data, size, &message)) return false;
+  KeyOrder& order = channel->fetcher().order();
+  if (order.Keep(message.step_id, message.text, MessageKind::kReferral, data, size)) return true;
+  TakeReferral(channel, message);
+  return true;
+}
+
+Outcome Endpoint::HandleKept(Channel* channel, const KeyOrder::Kept& kept) {
+  if (kept.kind == MessageKind::kReferral) {
+    StepMessage message;
+    if (!Parse(kept.data.data(), kept.data.size(), &message)) return Outcome::kMalformed;
+    TakeReferral(channel, message);
+    return Outcome::kDone;
+  }
+  TensorMessage message;
+  if (!Parse(kept.data.data(), kept.data.size(), &message)) return Outcome::kMalformed;
+  return TakeTensor(channel, message, true);
+}
+
+Outcome Endpoint::TakeTensor(Channel* channel, const TensorMessage& message, bool follows) {
+  if (message.flags & TensorMessage::kDead) {
+    CountReceived(PathOf(message), 0, channel->traffic());
+    Arrival arrival;
+    arrival.is_dead = true;
+    Deliver(channel, message.step_id, message.key, std::move(arrival));
+    return Outcome::kDone;
+  }
+  tensorflow::DataType dtype;
+  tensorflow::TensorShape shape;
+  if (!DescribesTensor(message, &dtype, &shape)) return Outcome::kMalformed;
+  if (message.flags & TensorMessage::kInline) {
+    const Tensor copy = CopyOf(message.payload, message.bytes, dtype, shape);
+    if (copy.IsInitialized()) {
+      DeliverTensor(channel, message.step_id, message.key, Path::kInline, copy);
+    } else {
+      FailForMemory(channel, message.step_id, message.bytes);
+    }
+    return Outcome::kDone;
+  }
+  const RemoteBytes from{message.region_key, message.offset, message.bytes, message.lend_id};
+  if (tensorflow::TensorBuffer* borrowed = channel->fetcher().Borrow(from)) {
+    tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(borrowed);
+    CountFetch(FetchKind::kInPlace, message.bytes);
+    DeliverTensor(channel, message.step_id, message.key, PathOf(message),
+                  Tensor(dtype, shape, std::move(buffer)));
+    return Outcome::kDone;
+  }
+  auto fetch = std::make_unique<Fetch>();
+  fetch->channel = channel->shared_from_this();
+  fetch->step_id = message.step_id;
+  fetch->key = std::string(message.key);
+  fetch->dtype = dtype;
+  fetch->shape = std::move(shape);
+  fetch->from = from;
+  fetch->path = PathOf(message);
+  return channel->fetcher().Start(std::move(fetch), follows);
+}
+
+void Endpoint::TakeReferral(Channel* channel, const StepMessage& message) {
   Arrival arrival;
   arrival.is_referral = true;
   Deliver(channel, message.step_id, message.text, std::move(arrival));
-  return true;
 }
 
 bool Endpoint::HandleAbort(Channel* channel, const char* data, size_t size) {
@@ -295,13 +338,29 @@ bool Endpoint::HandleReady(Channel* channel, const char* data, size_t size) {
 }
 
 std::shared_ptr<Mailbox> Endpoint::MailboxFor(Channel* channel, int64_t step_id) {
-  if (channel->last_step == step_id) {
-    if (std::shared_ptr<Mailbox> mailbox = channel->last_mailbox.lock()) return mailbox;
+  Channel::LastStep& last = channel->last_step;
+  std::lock_guard<std::mutex> lock(last.mutex);
+  if (last.step_id == step_id) {
+    if (std::shared_ptr<Mailbox> mailbox = last.mailbox.lock()) return mailbox;
   }
   std::shared_ptr<Mailbox> mailbox = mailboxes_.ForMessage(step_id);
-  channel->last_step = step_id;
-  channel->last_mailbox = mailbox;
+  last.step_id = step_id;
+  last.mailbox = mailbox;
   return mailbox;
+}
+
+void Endpoint::DeliverTensor(Channel* channel, int64_t step_id, absl::string_view key, Path path,
+                             const Tensor& tensor) {
+  CountReceived(path, tensor.TotalBytes(), channel->traffic());
+  Arrival arrival;
+  arrival.tensor = tensor;
+  Deliver(channel, step_id, key, std::move(arrival));
+}
+
+void Endpoint::FailForMemory(Channel* channel, int64_t step_id, uint64_t bytes) {
+  channel->source.load()->OnStepAbort(
+      step_id, absl::ResourceExhaustedError(
+                   absl::StrCat("rdmatensor: no memory for a tensor of ", bytes, " bytes")));
 }
 
 void Endpoint::Deliver(Channel* channel, int64_t step_id, absl::string_view key, Arrival arrival) {

@@ -14,6 +14,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "arena_exports.h"
+#include "fetcher.h"
 #include "include/rdmatensor.h"
 #include "links.h"
 #include "mailbox.h"
@@ -27,8 +29,9 @@ namespace rdmatensor {
 class Endpoint {
  public:
   // Activates the process's arena and opens a device for the server of `task`
-  // ("/job:worker/replica:0/task:1").
-  static absl::StatusOr<Endpoint*> Open(const std::string& task, const Settings& settings);
+  // ("/job:worker/replica:0/task:1"), which the cluster expects on `host`.
+  static absl::StatusOr<Endpoint*> Open(const std::string& task, const std::string& host,
+                                        const Settings& settings);
   // For a server that is destroyed without ever having been started.
   void Close();
   Endpoint(const Endpoint&) = delete;
@@ -37,6 +40,9 @@ class Endpoint {
   const std::string& task() const { return task_; }
   const Settings& settings() const { return settings_; }
   rdt_device* device() const { return device_; }
+  // The host:port by which peers reach the device.
+  const std::string& address() const { return address_; }
+  const ArenaExports& exports() const { return *exports_; }
   MailboxTable& mailboxes() { return mailboxes_; }
 
   // The part of a full device name before "/device:".
@@ -53,10 +59,21 @@ class Endpoint {
   // Gives `waiter` its tensor, by RPC if the arrival is a referral.
   static void Complete(Waiter* waiter, absl::string_view key, const Arrival& arrival);
 
+  // For fetchers. A tensor is here: counts it and gives it to its receiver.
+  void DeliverTensor(Channel* channel, int64_t step_id, absl::string_view key, Path path,
+                     const tensorflow::Tensor& tensor);
+  // There is no memory for it: fails the step's receives from this peer.
+  void FailForMemory(Channel* channel, int64_t step_id, uint64_t bytes);
+  // Handles a message that waited for another one of its key.
+  Outcome HandleKept(Channel* channel, const KeyOrder::Kept& kept);
+  // The peer broke the protocol: closes the channel, with one warning.
+  void Refuse(Channel* channel);
+
  private:
   Endpoint(std::string task, const Settings& settings);
   ~Endpoint();
-  absl::Status OpenDevice();
+  // The address it listens on.
+  absl::StatusOr<std::string> OpenDevice(const std::string& bind_address);
 
   // The core's handlers, on the progress thread.
   static void OnNotify(void* context, rdt_channel* handle, uint64_t immediate, const void* data,
@@ -68,6 +85,9 @@ class Endpoint {
   bool Handle(Channel* channel, uint64_t immediate, const char* data, size_t size);
   bool HandleTensor(Channel* channel, const char* data, size_t size);
   bool HandleReferral(Channel* channel, const char* data, size_t size);
+  // `follows`: see Fetcher::Start.
+  Outcome TakeTensor(Channel* channel, const TensorMessage& message, bool follows);
+  void TakeReferral(Channel* channel, const StepMessage& message);
   bool HandleAbort(Channel* channel, const char* data, size_t size);
   bool HandleReady(Channel* channel, const char* data, size_t size);
   std::shared_ptr<Mailbox> MailboxFor(Channel* channel, int64_t step_id);
@@ -76,6 +96,8 @@ class Endpoint {
   const std::string task_;
   const Settings settings_;
   rdt_device* device_ = nullptr;
+  std::string address_;
+  std::unique_ptr<ArenaExports> exports_;
   MailboxTable mailboxes_;
   std::shared_mutex peers_mutex_;
   absl::flat_hash_map<std::string, std::unique_ptr<SourcePeer>> sources_;

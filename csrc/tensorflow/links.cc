@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "links.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -29,7 +30,10 @@ absl::Status TellFailure(Channel* channel, int64_t step_id, const absl::Status& 
   message.derived = tsl::StatusGroup::IsDerived(status);
   // A status may quote whole graphs; the beginning says what happened.
   constexpr size_t kLongestText = 2048;
-  message.text = status.message().substr(0, kLongestText);
+  const size_t room = channel->max_notify() > EncodedSize(message)
+                          ? static_cast<size_t>(channel->max_notify()) - EncodedSize(message)
+                          : 0;
+  message.text = status.message().substr(0, std::min(kLongestText, room));
   return channel->NotifyMessage(PackImmediate(MessageKind::kAbort), message);
 }
 

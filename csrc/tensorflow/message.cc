@@ -7,8 +7,8 @@
 namespace rdmatensor {
 namespace {
 
-constexpr size_t kMaxDims = 254;  // TensorShape's own limit
-constexpr uint32_t kMaxIncarnations = 4096;
+constexpr size_t kMaxDims = 254;       // TensorShape's own limit
+constexpr uint32_t kMaxListed = 4096;  // incarnations, regions
 
 class Writer {
  public:
@@ -64,7 +64,7 @@ constexpr size_t kTensorFixedSize =
 size_t EncodedSize(const TensorMessage& message) {
   const bool in_line = message.flags & TensorMessage::kInline;
   return kTensorFixedSize + message.dims.size() * sizeof(int64_t) + message.key.size() +
-         (in_line ? message.bytes : 2 * sizeof(uint64_t));
+         (in_line ? message.bytes : 3 * sizeof(uint64_t));
 }
 
 void Encode(const TensorMessage& message, char* out) {
@@ -80,6 +80,7 @@ void Encode(const TensorMessage& message, char* out) {
   if (message.flags & TensorMessage::kInline) {
     writer.PutBytes(message.payload, message.bytes);
   } else {
+    writer.Put(message.region_key);
     writer.Put(message.offset);
     writer.Put(message.lend_id);
   }
@@ -103,7 +104,8 @@ bool Parse(const char* data, size_t size, TensorMessage* out) {
     out->payload = reader.position();
     return reader.left() == out->bytes;
   }
-  return reader.Get(&out->offset) && reader.Get(&out->lend_id) && reader.left() == 0;
+  return reader.Get(&out->region_key) && reader.Get(&out->offset) && reader.Get(&out->lend_id) &&
+         reader.left() == 0;
 }
 
 size_t EncodedSize(const StepMessage& message) {
@@ -141,37 +143,42 @@ bool Parse(const char* data, size_t size, ReadyMessage* out) {
 }
 
 std::string Encode(const AddressAnswer& answer) {
-  std::string out(3 * sizeof(uint32_t) + sizeof(uint32_t) + answer.address.size() +
-                      answer.device_name.size() + answer.incarnations.size() * sizeof(uint64_t),
+  std::string out(5 * sizeof(uint32_t) + answer.address.size() + answer.device_name.size() +
+                      (answer.incarnations.size() + answer.region_keys.size()) * sizeof(uint64_t),
                   '\0');
   Writer writer(&out[0]);
   writer.Put(answer.version);
   writer.Put(static_cast<uint32_t>(answer.address.size()));
   writer.Put(static_cast<uint32_t>(answer.device_name.size()));
   writer.Put(static_cast<uint32_t>(answer.incarnations.size()));
+  writer.Put(static_cast<uint32_t>(answer.region_keys.size()));
   writer.PutBytes(answer.address.data(), answer.address.size());
   writer.PutBytes(answer.device_name.data(), answer.device_name.size());
   for (uint64_t incarnation : answer.incarnations) writer.Put(incarnation);
+  for (uint64_t region_key : answer.region_keys) writer.Put(region_key);
   return out;
 }
 
 bool Parse(absl::string_view data, AddressAnswer* out) {
   Reader reader(data.data(), data.size());
-  uint32_t address_size = 0, name_size = 0, count = 0;
+  uint32_t address_size = 0, name_size = 0, incarnations = 0, regions = 0;
   absl::string_view address, name;
   // A later version may append fields: the version is all that is read of it.
   if (!reader.Get(&out->version)) return false;
   if (out->version != kProtocolVersion) return true;
-  if (!reader.Get(&address_size) || !reader.Get(&name_size) || !reader.Get(&count) ||
-      count > kMaxIncarnations || !reader.GetText(address_size, &address) ||
-      !reader.GetText(name_size, &name)) {
+  if (!reader.Get(&address_size) || !reader.Get(&name_size) || !reader.Get(&incarnations) ||
+      !reader.Get(&regions) || incarnations > kMaxListed || regions > kMaxListed ||
+      !reader.GetText(address_size, &address) || !reader.GetText(name_size, &name)) {
     return false;
   }
   out->address = std::string(address);
   out->device_name = std::string(name);
-  out->incarnations.resize(count);
-  for (uint64_t& incarnation : out->incarnations) {
-    if (!reader.Get(&incarnation)) return false;
+  out->incarnations.resize(incarnations);
+  out->region_keys.resize(regions);
+  for (std::vector<uint64_t>* list : {&out->incarnations, &out->region_keys}) {
+    for (uint64_t& each : *list) {
+      if (!reader.Get(&each)) return false;
+    }
   }
   return reader.left() == 0;
 }

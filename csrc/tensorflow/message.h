@@ -5,7 +5,7 @@
 // order (transports check that), so integers are copied as they are.
 //
 // Parsing trusts nothing: lengths are checked before use, and what a field means for this process
-// (is the offset inside the region, is the type one that can be copied) is checked by the user of it.
+// (is there such a region, is the type one that can be copied) is checked by the user of it.
 #ifndef RDMATENSOR_TENSORFLOW_MESSAGE_H_
 #define RDMATENSOR_TENSORFLOW_MESSAGE_H_
 
@@ -20,7 +20,7 @@
 namespace rdmatensor {
 
 // Raised with every incompatible change: peers of different versions use TensorFlow's own RPC.
-inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint32_t kProtocolVersion = 2;
 
 enum class MessageKind : uint8_t {
   kTensor = 1,    // sender -> receiver: a tensor, or where to find its bytes
@@ -54,8 +54,9 @@ struct TensorMessage {
   absl::string_view key;
   uint64_t bytes = 0;             // size of the tensor's content
   const char* payload = nullptr;  // kInline: `bytes` bytes
-  uint64_t offset = 0;            // else: where they start in the sender's region
-  uint64_t lend_id = 0;           // else: what kRelease gives back
+  uint64_t region_key = 0;        // else: the sender's region that holds them,
+  uint64_t offset = 0;            // where they start in it,
+  uint64_t lend_id = 0;           // and what kRelease gives back
 };
 
 // Size of the encoded message, and the encoding into exactly that many bytes. The key and the
@@ -93,6 +94,7 @@ struct AddressAnswer {
   std::string address;                 // host:port of the device
   std::string device_name;             // proves that host:port was the right process
   std::vector<uint64_t> incarnations;  // of every TensorFlow device of the task
+  std::vector<uint64_t> region_keys;   // of the memory it has now
 };
 inline constexpr char kAddressKey[] = "rdmatensor";
 std::string Encode(const AddressAnswer& answer);

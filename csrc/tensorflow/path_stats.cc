@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -16,6 +17,7 @@ namespace rdmatensor {
 namespace {
 
 constexpr const char* kPathNames[kPathCount] = {"inline", "dynamic", "bounce", "rpc"};
+constexpr const char* kFetchNames[kFetchKindCount] = {"in_place", "read"};
 
 struct Counter {
   std::atomic<uint64_t> tensors{0};
@@ -30,6 +32,14 @@ struct Counter {
   }
 };
 
+}  // namespace
+
+struct Traffic {
+  Counter sent, received;
+};
+
+namespace {
+
 struct Peer {
   std::string transport;
   std::string why;
@@ -38,7 +48,9 @@ struct Peer {
 struct Stats {
   Counter sent[kPathCount];
   Counter received[kPathCount];
+  Counter fetched[kFetchKindCount];
   std::mutex mutex;
+  std::map<std::string, std::unique_ptr<Traffic>> transports;
   std::map<std::string, uint64_t> rpc_reasons;
   std::map<std::pair<Direction, std::string>, Peer> peers;
 };
@@ -64,16 +76,39 @@ std::string Quoted(absl::string_view text) {
   return out + "\"";
 }
 
+std::string BothWays(const Counter& sent, const Counter& received) {
+  return absl::StrCat("{\"sent_tensors\":", sent.tensors.load(),
+                      ",\"sent_bytes\":", sent.bytes.load(),
+                      ",\"received_tensors\":", received.tensors.load(),
+                      ",\"received_bytes\":", received.bytes.load(), "}");
+}
+
 const char* Name(Direction direction) {
   return direction == Direction::kReceive ? "receive" : "send";
 }
 
 }  // namespace
 
-void CountSent(Path path, uint64_t bytes) { GlobalStats().sent[static_cast<int>(path)].Add(bytes); }
+Traffic* TrafficOf(const std::string& name) {
+  Stats& stats = GlobalStats();
+  std::lock_guard<std::mutex> lock(stats.mutex);
+  std::unique_ptr<Traffic>& traffic = stats.transports[name];
+  if (traffic == nullptr) traffic = std::make_unique<Traffic>();
+  return traffic.get();
+}
 
-void CountReceived(Path path, uint64_t bytes) {
+void CountSent(Path path, uint64_t bytes, Traffic* traffic) {
+  GlobalStats().sent[static_cast<int>(path)].Add(bytes);
+  if (traffic != nullptr) traffic->sent.Add(bytes);
+}
+
+void CountReceived(Path path, uint64_t bytes, Traffic* traffic) {
   GlobalStats().received[static_cast<int>(path)].Add(bytes);
+  if (traffic != nullptr) traffic->received.Add(bytes);
+}
+
+void CountFetch(FetchKind kind, uint64_t bytes) {
+  GlobalStats().fetched[static_cast<int>(kind)].Add(bytes);
 }
 
 void CountRpcReason(absl::string_view reason) {
@@ -99,20 +134,30 @@ std::string StatsAsJson() {
   Stats& stats = GlobalStats();
   std::string out = "{\"paths\":{";
   for (int i = 0; i < kPathCount; ++i) {
-    absl::StrAppend(&out, i ? "," : "", Quoted(kPathNames[i]),
-                    ":{\"sent_tensors\":", stats.sent[i].tensors.load(),
-                    ",\"sent_bytes\":", stats.sent[i].bytes.load(),
-                    ",\"received_tensors\":", stats.received[i].tensors.load(),
-                    ",\"received_bytes\":", stats.received[i].bytes.load(), "}");
+    absl::StrAppend(&out, i ? "," : "", Quoted(kPathNames[i]), ":",
+                    BothWays(stats.sent[i], stats.received[i]));
+  }
+  absl::StrAppend(&out, "},\"fetched\":{");
+  for (int i = 0; i < kFetchKindCount; ++i) {
+    absl::StrAppend(&out, i ? "," : "", Quoted(kFetchNames[i]),
+                    ":{\"tensors\":", stats.fetched[i].tensors.load(),
+                    ",\"bytes\":", stats.fetched[i].bytes.load(), "}");
   }
   const Arena::Usage arena = Arena::Get()->GetUsage();
   absl::StrAppend(&out, "},\"arena\":{\"active\":", arena.active ? "true" : "false",
-                  ",\"limit_bytes\":", arena.limit_bytes, ",\"used_bytes\":", arena.used_bytes,
-                  ",\"peak_bytes\":", arena.peak_bytes,
+                  ",\"limit_bytes\":", arena.limit_bytes, ",\"regions\":", arena.regions,
+                  ",\"reserved_bytes\":", arena.reserved_bytes,
+                  ",\"used_bytes\":", arena.used_bytes, ",\"peak_bytes\":", arena.peak_bytes,
                   ",\"exhausted_allocations\":", arena.exhausted_allocations,
-                  ",\"exhausted_bytes\":", arena.exhausted_bytes, "},\"rpc_reasons\":{");
+                  ",\"exhausted_bytes\":", arena.exhausted_bytes, "},\"transports\":{");
   std::lock_guard<std::mutex> lock(stats.mutex);
   const char* separator = "";
+  for (const auto& [name, traffic] : stats.transports) {
+    absl::StrAppend(&out, separator, Quoted(name), ":", BothWays(traffic->sent, traffic->received));
+    separator = ",";
+  }
+  absl::StrAppend(&out, "},\"rpc_reasons\":{");
+  separator = "";
   for (const auto& [reason, count] : stats.rpc_reasons) {
     absl::StrAppend(&out, separator, Quoted(reason), ":", count);
     separator = ",";
@@ -133,8 +178,13 @@ void ResetStats() {
   Stats& stats = GlobalStats();
   for (Counter& counter : stats.sent) counter.Reset();
   for (Counter& counter : stats.received) counter.Reset();
+  for (Counter& counter : stats.fetched) counter.Reset();
   Arena::Get()->ResetUsage();
   std::lock_guard<std::mutex> lock(stats.mutex);
+  for (auto& entry : stats.transports) {
+    entry.second->sent.Reset();
+    entry.second->received.Reset();
+  }
   stats.rpc_reasons.clear();
 }
 

@@ -16,9 +16,18 @@ namespace rdmatensor {
 enum class Path { kInline, kDynamic, kBounce, kRpc };
 inline constexpr int kPathCount = 4;
 
-// All functions may be called from any thread.
-void CountSent(Path path, uint64_t bytes);
-void CountReceived(Path path, uint64_t bytes);
+// The counters of one transport. Pushed tensors count there and by their path.
+struct Traffic;
+// The counters of the transport called `name`; valid for ever.
+Traffic* TrafficOf(const std::string& name);
+
+// All functions may be called from any thread. Tensors that go by RPC have no `traffic`.
+void CountSent(Path path, uint64_t bytes, Traffic* traffic = nullptr);
+void CountReceived(Path path, uint64_t bytes, Traffic* traffic = nullptr);
+// How the bytes of a dynamic or bounced tensor were got.
+enum class FetchKind { kInPlace, kRead };
+inline constexpr int kFetchKindCount = 2;
+void CountFetch(FetchKind kind, uint64_t bytes);
 // One tensor that was offered to a peer by RPC instead of a push, for `reason`.
 void CountRpcReason(absl::string_view reason);
 

@@ -163,19 +163,23 @@ void SourcePeer::Connect(const AddressAnswer& answer, uint64_t incarnation) {
 
 absl::Status SourcePeer::TryConnect(const AddressAnswer& answer,
                                     std::shared_ptr<Channel>* channel) {
-  const int timeout_ms = endpoint_->settings().connect_timeout_ms;
   rdt_channel* handle = nullptr;
-  if (rdt_device_connect(endpoint_->device(), answer.address.c_str(), timeout_ms, &handle) !=
-      RDT_OK) {
+  if (rdt_device_connect(endpoint_->device(), answer.address.c_str(),
+                         endpoint_->settings().connect_timeout_ms, &handle) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
   }
-  *channel = Channel::Adopt(handle);
+  *channel = Channel::Adopt(handle, endpoint_);
   if ((*channel)->peer_name() != answer.device_name) {
     return absl::UnavailableError(absl::StrCat(answer.address, " is ", (*channel)->peer_name(),
                                                " as seen from here, not ", answer.device_name,
                                                " (is the task on another machine?)"));
   }
-  return (*channel)->OpenArena(timeout_ms);
+  // Before the first tensor is pushed, RPC is still open as the other way.
+  for (uint64_t region_key : answer.region_keys) {
+    absl::Status opened = (*channel)->fetcher().OpenAhead(region_key);
+    if (!opened.ok()) return opened;
+  }
+  return absl::OkStatus();
 }
 
 void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer) {
@@ -190,7 +194,9 @@ void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnsw
   }
   channel->source.store(this);
   RecordPeer(Direction::kReceive, task_, channel->transport(),
-             "its device answered on this transport", false);
+             channel->can_map() ? "its device answered on this transport, its memory can be mapped"
+                                : "its device answered on this transport, its memory is read",
+             false);
   ReadyMessage ready;
   ready.task = endpoint_->task();
   const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReady), ready);
@@ -228,6 +234,16 @@ void SourcePeer::BecomeUnreachable(const std::string& why, uint64_t incarnation,
   }
   RecordPeer(Direction::kReceive, task_, "grpc", why, true);
   SettleAll();
+}
+
+void SourcePeer::GiveUp(Channel* channel, const std::string& why) {
+  const bool by_rpc = endpoint_->settings().policy != Policy::kRdma;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return;
+    if (by_rpc) rpc_incarnations_.insert(incarnations_.begin(), incarnations_.end());
+  }
+  RecordPeer(Direction::kReceive, task_, by_rpc ? "grpc" : "none", why, true);
 }
 
 void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {

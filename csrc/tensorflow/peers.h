@@ -61,6 +61,9 @@ class SourcePeer {
   // Events from the channel, on the progress thread.
   void OnStepAbort(int64_t step_id, const absl::Status& status);
   void OnDown(Channel* channel, rdt_status why);
+  // The memory behind `channel` is out of reach for this process, which will not change: once the
+  // caller has closed it, the peer is left to RPC, unless the policy forbids that. From any thread.
+  void GiveUp(Channel* channel, const std::string& why);
 
  private:
   struct AddressCall;

@@ -19,6 +19,9 @@ namespace {
 using tensorflow::Tensor;
 
 constexpr char kReasonArenaFull[] = "arena full";
+// The core refused to register the part of the arena that had room.
+constexpr char kReasonUnregistered[] = "memory not registered";
+constexpr char kReasonTooLong[] = "description too long";
 // Its server is stock, or no channel came about: the peer's line in the statistics says which.
 constexpr char kReasonFetched[] = "fetched by the receiver";
 
@@ -116,14 +119,14 @@ void RdmaRendezvous::Push(const std::shared_ptr<Channel>& channel, const ParsedK
     message.key = key.FullKey();
     message.dtype = tensorflow::DT_FLOAT;
     message.flags = TensorMessage::kDead | TensorMessage::kInline;
-    CountSent(Path::kInline, 0);
+    CountSent(Path::kInline, 0, channel->traffic());
     (void)channel->NotifyMessage(PackImmediate(MessageKind::kTensor), message);
     return;
   }
   const char* reason = WhyNotPushable(key, tensor);
   if (reason == nullptr) {
-    if (PushTensor(channel, key.FullKey(), tensor)) return;
-    reason = kReasonArenaFull;
+    reason = PushTensor(channel, key.FullKey(), tensor);
+    if (reason == nullptr) return;
   }
   CountSent(Path::kRpc, tensor.TotalBytes());
   // Fails only when the step was aborted, which the receiver is told anyway.
@@ -132,38 +135,41 @@ void RdmaRendezvous::Push(const std::shared_ptr<Channel>& channel, const ParsedK
   }
 }
 
-bool RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel, absl::string_view key,
-                                const Tensor& tensor) {
+const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
+                                       absl::string_view key, const Tensor& tensor) {
   TensorMessage message = Describe(step_id_, key, tensor);
   const uint64_t immediate = PackImmediate(MessageKind::kTensor);
   if (message.bytes <= endpoint_->settings().inline_bytes) {
     message.flags = TensorMessage::kInline;
     if (EncodedSize(message) <= channel->max_notify()) {
       message.payload = static_cast<const char*>(tensor.data());
-      CountSent(Path::kInline, message.bytes);
+      CountSent(Path::kInline, message.bytes, channel->traffic());
       // A lost channel fails the receiver's step there; sending never fails, as in stock TensorFlow.
       (void)channel->NotifyMessage(immediate, message);
-      return true;
+      return nullptr;
     }
     message.flags = 0;
   }
-  Arena* const arena = Arena::Get();
+  if (EncodedSize(message) > channel->max_notify()) return kReasonTooLong;
+  const ArenaExports& exports = endpoint_->exports();
   Tensor source = tensor;
-  const bool in_place = arena->Contains(tensor.data()) &&
-                        reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
-                        !MayChangeInPlace(key);
+  const bool in_place =
+      reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
+      exports.Locate(channel->handle(), tensor.data(), &message.region_key, &message.offset) &&
+      !MayChangeInPlace(key);
   if (!in_place) {
-    source = Tensor(arena->allocator(), tensor.dtype(), tensor.shape());
-    if (!source.IsInitialized()) return false;
+    source = Tensor(Arena::Get()->allocator(), tensor.dtype(), tensor.shape());
+    if (!source.IsInitialized()) return kReasonArenaFull;
+    if (!exports.Locate(channel->handle(), source.data(), &message.region_key, &message.offset)) {
+      return kReasonUnregistered;
+    }
     std::memcpy(source.data(), tensor.data(), message.bytes);
     message.flags = TensorMessage::kBounced;
   }
-  if (EncodedSize(message) > channel->max_notify()) return false;
-  message.offset = static_cast<uint64_t>(static_cast<const char*>(source.data()) - arena->base());
-  if (!channel->lender().Lend(source, &message.lend_id)) return false;
-  CountSent(in_place ? Path::kDynamic : Path::kBounce, message.bytes);
+  if (!channel->lender().Lend(source, &message.lend_id)) return kReasonArenaFull;
+  CountSent(in_place ? Path::kDynamic : Path::kBounce, message.bytes, channel->traffic());
   if (!channel->NotifyMessage(immediate, message).ok()) channel->lender().Release(message.lend_id);
-  return true;
+  return nullptr;
 }
 
 void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,

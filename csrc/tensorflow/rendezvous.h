@@ -60,9 +60,9 @@ class RdmaRendezvous : public tensorflow::BaseRemoteRendezvous {
   ~RdmaRendezvous() override;
   // Why `tensor` cannot be pushed, or nullptr.
   static const char* WhyNotPushable(const ParsedKey& key, const tensorflow::Tensor& tensor);
-  // False: it does not fit into a message, or the arena is full.
-  bool PushTensor(const std::shared_ptr<Channel>& channel, absl::string_view key,
-                  const tensorflow::Tensor& tensor);
+  // nullptr if it was sent, else why it must go by RPC.
+  const char* PushTensor(const std::shared_ptr<Channel>& channel, absl::string_view key,
+                         const tensorflow::Tensor& tensor);
 
   Endpoint* const endpoint_;
   RpcRendezvousFactory* const rpc_factory_;

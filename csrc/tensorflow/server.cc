@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "endpoint.h"
+#include "listen_address.h"
 #include "rendezvous.h"
 #include "settings.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
@@ -62,6 +63,16 @@ std::string TaskName(const tensorflow::ServerDef& server_def) {
                       "/task:", server_def.task_index());
 }
 
+// The host of this task's own entry in the cluster.
+std::string TaskHost(const tensorflow::ServerDef& server_def) {
+  for (const tensorflow::JobDef& job : server_def.cluster().job()) {
+    if (job.name() != server_def.job_name()) continue;
+    auto task = job.tasks().find(server_def.task_index());
+    if (task != job.tasks().end()) return HostOf(task->second);
+  }
+  return "localhost";
+}
+
 class RdmaServerFactory : public tensorflow::ServerFactory {
  public:
   // Exactly this protocol: TensorFlow refuses to choose between two factories.
@@ -74,7 +85,8 @@ class RdmaServerFactory : public tensorflow::ServerFactory {
     const Settings settings = Settings::Read();
     Endpoint* endpoint = nullptr;
     if (settings.policy != Policy::kGrpc) {
-      absl::StatusOr<Endpoint*> opened = Endpoint::Open(TaskName(server_def), settings);
+      absl::StatusOr<Endpoint*> opened =
+          Endpoint::Open(TaskName(server_def), TaskHost(server_def), settings);
       if (opened.ok()) {
         endpoint = *opened;
       } else if (settings.policy == Policy::kRdma) {

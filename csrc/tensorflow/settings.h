@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 #include "include/rdmatensor.h"
 
@@ -19,21 +20,26 @@ enum class Policy {
 // The core's settings that the plugin uses, read when a server is created.
 struct Settings {
   uint64_t inline_bytes = 16384;
+  uint64_t alias_bytes = 0;
   uint64_t arena_limit = 0;
   uint64_t step_ttl_s = 600;
   int connect_timeout_ms = 10000;
+  std::string bind_address;  // empty: as the cluster says
   Policy policy = Policy::kAuto;
 
   static Settings Read() {
     Settings settings;
     uint64_t connect_timeout_ms = 0;
-    char policy[32] = "";
+    char policy[32] = "", bind_address[256] = "";
     (void)rdt_config_get_u64("INLINE_BYTES", &settings.inline_bytes);
+    (void)rdt_config_get_u64("ALIAS_BYTES", &settings.alias_bytes);
     (void)rdt_config_get_u64("ARENA_LIMIT", &settings.arena_limit);
     (void)rdt_config_get_u64("STEP_TTL_S", &settings.step_ttl_s);
     if (rdt_config_get_u64("CONNECT_TIMEOUT_MS", &connect_timeout_ms) == RDT_OK) {
       settings.connect_timeout_ms = static_cast<int>(connect_timeout_ms);
     }
+    (void)rdt_config_get("BIND_ADDRESS", bind_address, sizeof bind_address);
+    settings.bind_address = bind_address;
     (void)rdt_config_get("POLICY", policy, sizeof policy);
     if (std::strcmp(policy, "rdma") == 0) settings.policy = Policy::kRdma;
     if (std::strcmp(policy, "grpc") == 0) settings.policy = Policy::kGrpc;

@@ -24,7 +24,8 @@ class RdmaWorker : public tensorflow::GrpcWorker {
     }
     AddressAnswer answer;
     if (endpoint_ != nullptr) {
-      answer.address = rdt_device_address(endpoint_->device());
+      answer.address = endpoint_->address();
+      answer.region_keys = endpoint_->exports().Keys();
       answer.device_name = rdt_device_name(endpoint_->device());
     }
     for (const tensorflow::Device* device : env_->device_mgr->ListDevices()) {

@@ -56,7 +56,7 @@ typedef struct rdt_region_memory {
 typedef struct rdt_events {
   void *context;
   void (*notified)(void *context, uint64_t immediate, const void *data, size_t size);
-  /* One piece of `request` is done, well or not. */
+  /* One piece of `request` is done, well or not; then the thread's last error tells why. */
   void (*completed)(void *context, rdt_request *request, rdt_status status);
 } rdt_events;
 

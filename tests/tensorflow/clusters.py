@@ -17,10 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 HERE = Path(__file__).parent
 START_S = 60.0
 ANSWER_S = 20.0
 STEP_S = 30.0
+
+# For tests of how large tensors arrive: used in the sender's memory, and read from there.
+BOTH_WAYS = pytest.mark.parametrize(
+    "cluster", ["shared_cluster", "reading_cluster"], ids=["in_place", "read"], indirect=True
+)
 
 T = TypeVar("T")
 
@@ -147,6 +154,10 @@ class Cluster:
     def stats(self, index: int) -> Any:
         """`rdmatensor.tensorflow.stats()` of a task."""
         return self.tasks[index].ask("stats")
+
+    def environment(self, index: int) -> dict[str, str]:
+        """That a task was given."""
+        return os.environ | self._environments.get(index, {})
 
     def log(self, index: int) -> str:
         """What a task wrote to standard error."""

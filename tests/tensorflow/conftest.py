@@ -31,11 +31,22 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
     cluster.close()
 
 
+@pytest.fixture(scope="session")
+def reading_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Tensors are read into the receiver's memory, as over transports that cannot map the sender's."""
+    settings = {"RDMATENSOR_ALIAS_BYTES": "1T"}
+    folder = tmp_path_factory.mktemp("reading")
+    cluster = Cluster(["grpc+rdma", "grpc+rdma"], folder, {0: settings, 1: settings})
+    yield cluster
+    cluster.close()
+
+
 @pytest.fixture
-def cluster(shared_cluster: Cluster) -> Cluster:
-    """Two workers over grpc+rdma, with counters at zero."""
-    shared_cluster.reset_stats()
-    return shared_cluster
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Two workers over grpc+rdma, with counters at zero. See clusters.BOTH_WAYS."""
+    shared: Cluster = request.getfixturevalue(getattr(request, "param", "shared_cluster"))
+    shared.reset_stats()
+    return shared
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from clusters import Cluster
 from graphs import TASK0, TASK1, Session, cross, session, v1
 
 TENSOR, REFERRAL, READY, RELEASE, ABORT = range(1, 6)
-VERSION = 1
+VERSION = 2
 SELF = b"/job:hostile/replica:0/task:0"
 KEY = b"/job:hostile/replica:0/task:0/device:CPU:0;0000000000000001;/job:worker/x;edge;0:0"
 Messages = list[tuple[int, bytes]]
@@ -44,7 +44,7 @@ CASES: dict[str, Messages] = {
     "no_such_kind": [(0, b""), (6, b"x" * 100), (255, b"")],
     "garbage": _garbage(1),
     "ready_too_short": [(READY, b"\1\0\0")],
-    "ready_of_another_version": [_ready(version=2)],
+    "ready_of_another_version": [_ready(version=1)],
     "ready_of_no_task": [_ready(b"")],
     "ready_of_a_device": [_ready(SELF + b"/device:CPU:0")],
     "ready_of_a_huge_task": [_ready(b"/job:" + b"a" * 1_000_000 + b"/replica:0/task:0")],
@@ -53,7 +53,7 @@ CASES: dict[str, Messages] = {
     "release_of_unknown_loans": [_ready(), *[(RELEASE | n << 8, b"") for n in (1, 1 << 55)]],
     "tensor_from_no_source": [(TENSOR, _tensor(2, 8, b"12345678"))],
     "tensor_from_a_receiver": [_ready(), (TENSOR, _tensor(2, 8, b"12345678"))],
-    "tensor_elsewhere": [(TENSOR, _tensor(0, 1 << 40, struct.pack("=QQ", 1 << 63, 1)))],
+    "tensor_elsewhere": [(TENSOR, _tensor(0, 1 << 40, struct.pack("=QQQ", 7, 1 << 63, 1)))],
     "tensor_with_a_huge_key": [(TENSOR, _tensor(2, 8, b"12345678", key_size=0xFFFFFFFF))],
     "referral_from_no_source": [(REFERRAL, struct.pack("=qiB", 1, 0, 0) + KEY)],
     "abort_from_no_source": [(ABORT, struct.pack("=qiB", 1, 14, 0) + b"text")],

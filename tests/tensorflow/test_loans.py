@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from clusters import STEP_S, Cluster, within
+from clusters import BOTH_WAYS, STEP_S, Cluster, within
 from graphs import TASK0, TASK1, Session, abandon, cross, session, v1
 
 ELEMENTS = 1 << 20
@@ -38,6 +40,15 @@ def _lent_during(cluster: Cluster, index: int, baseline: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture
+def lending_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """The receiver uses tensors in the sender's memory, whatever the environment says."""
+    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {1: {"RDMATENSOR_ALIAS_BYTES": "0"}})
+    yield cluster
+    cluster.close()
+
+
+@BOTH_WAYS
 def test_after_steps(cluster: Cluster) -> None:
     def build() -> Any:
         with tf.device(TASK1):
@@ -55,6 +66,7 @@ def test_after_steps(cluster: Cluster) -> None:
         assert cluster.stats(1)["paths"]["dynamic"]["sent_tensors"] == 100
 
 
+@BOTH_WAYS
 def test_after_steps_that_time_out(cluster: Cluster) -> None:
     """Those that wait for a queue hold what they received; others end at any moment."""
 
@@ -79,7 +91,7 @@ def test_after_steps_that_time_out(cluster: Cluster) -> None:
         _comes_home(cluster, 1, baseline)
 
 
-def test_after_the_receiver_was_killed(own_cluster: Cluster) -> None:
+def test_after_the_receiver_was_killed(lending_cluster: Cluster) -> None:
     def build() -> Any:
         with tf.device(TASK0):
             value = v1.placeholder(tf.float32, [])
@@ -90,7 +102,7 @@ def test_after_the_receiver_was_killed(own_cluster: Cluster) -> None:
             never = v1.FIFOQueue(1, [tf.float32], shapes=[[]]).dequeue()
             return value, tf.reduce_max(received), tf.reduce_max(received + never)
 
-    opened = Session(own_cluster, build)
+    opened = Session(lending_cluster, build)
     value, largest, hang = opened.built
     assert opened.run(largest, {value: 3.0}) == 3.0
     ended: list[Exception] = []
@@ -101,15 +113,15 @@ def test_after_the_receiver_was_killed(own_cluster: Cluster) -> None:
         except Exception as error:
             ended.append(error)
 
-    _comes_home(own_cluster, 0, 0)
+    _comes_home(lending_cluster, 0, 0)
     runner = threading.Thread(target=step, daemon=True)
     runner.start()
-    _lent_during(own_cluster, 0, 0)
+    _lent_during(lending_cluster, 0, 0)
     time.sleep(0.5)
-    assert _used(own_cluster, 0) >= BYTES
-    own_cluster.tasks[1].kill()
+    assert _used(lending_cluster, 0) >= BYTES
+    lending_cluster.tasks[1].kill()
     runner.join(STEP_S)
     assert not runner.is_alive(), "the step hangs after its peer was killed"
     assert isinstance(ended[0], tf.errors.UnavailableError | tf.errors.AbortedError), ended[0]
-    _comes_home(own_cluster, 0, 0)
+    _comes_home(lending_cluster, 0, 0)
     abandon(opened.raw)

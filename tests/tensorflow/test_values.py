@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from clusters import Cluster
+from clusters import BOTH_WAYS, Cluster
 from graphs import TASK0, TASK1, cross, session, v1
 
 INLINE_BYTES = 16384
@@ -31,7 +31,8 @@ def _sent(cluster: Cluster, path: str) -> tuple[int, int]:
     return counters["sent_tensors"], counters["sent_bytes"]
 
 
-@pytest.mark.parametrize("elements", [3, 40_000], ids=["inline", "in_place"])
+@BOTH_WAYS
+@pytest.mark.parametrize("elements", [3, 40_000], ids=["small", "large"])
 def test_types(cluster: Cluster, elements: int) -> None:
     contents = [_content(dtype, elements) for dtype in TYPES]
 
@@ -58,6 +59,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@BOTH_WAYS
 def test_shapes(cluster: Cluster) -> None:
     contents = [np.random.default_rng(7).normal(size=shape).astype("f") for shape in SHAPES]
 
@@ -151,3 +153,25 @@ def test_peers_are_explained(cluster: Cluster) -> None:
     assert peer["transport"] == "shm"
     assert peer["why"]
     assert cluster.stats(0)["arena"]["active"]
+
+
+@BOTH_WAYS
+def test_bytes_are_counted_by_transport_and_by_how_they_were_got(cluster: Cluster) -> None:
+    sizes = [1, 100_000, 1_000_000]
+
+    def build() -> Any:
+        with tf.device(TASK1):
+            return [cross(tf.random.normal([size])) for size in sizes]
+
+    with session(cluster, build) as opened:
+        cluster.reset_stats()
+        opened.run(opened.built)
+    received, sent = cluster.stats(0), cluster.stats(1)
+    total, large = 4 * sum(sizes), 4 * sum(sizes[1:])
+    assert sent["transports"]["shm"]["sent_bytes"] == total
+    assert received["transports"]["shm"]["received_bytes"] == total
+    assert received["transports"]["shm"]["received_tensors"] == len(sizes)
+    how = "read" if "RDMATENSOR_ALIAS_BYTES" in cluster.environment(0) else "in_place"
+    other = {"read": "in_place", "in_place": "read"}[how]
+    assert received["fetched"][how] == {"tensors": 2, "bytes": large}
+    assert received["fetched"][other] == {"tensors": 0, "bytes": 0}

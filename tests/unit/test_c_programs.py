@@ -7,10 +7,7 @@ RDMATENSOR_TEST_SANITIZE=address or thread builds them with sanitizers (make asa
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,33 +18,7 @@ PROGRAMS = sorted(path.stem for path in HERE.iterdir() if path.suffix in (".c", 
 OF_THE_PLUGIN = {path.stem for path in HERE.glob("*.cc")}
 # Built where the headers of rdma-core are: these test parts of the verbs transport.
 OF_VERBS = {path.stem for path in HERE.glob("test_verbs_*.c")}
-SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
 SKIP = 77
-
-
-def tool(name: str) -> str | None:
-    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-
-
-@pytest.fixture(scope="session")
-def programs(root: Path) -> Path:
-    """The folder with the built programs."""
-    cmake, ninja = tool("cmake"), tool("ninja")
-    if cmake is None:
-        pytest.skip("no cmake")
-    folder = root / "build" / f"unit-{SANITIZE}"
-    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
-    settings = [
-        *("-DRDT_BUILD_TESTS=ON", "-DRDT_BUILD_TENSORFLOW=AUTO", f"-DRDT_SANITIZE={SANITIZE}"),
-        f"-DPython3_EXECUTABLE={sys.executable}",
-    ]
-    for command in (
-        [cmake, "-S", str(root), "-B", str(folder), *generator, *settings],
-        [cmake, "--build", str(folder), "--parallel", "2", "--target", "unit_programs"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "unit"
 
 
 @pytest.mark.timeout(300)

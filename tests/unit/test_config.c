@@ -34,7 +34,7 @@ int main(void) {
   EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("SPIN_US", "1000001"));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("SPIN_UZ", "1"));
   EXPECT(strstr(rdt_last_error(), "SPIN_US"));
-  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_get("BIND_ADDRESS", text, 3));
+  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_get("POLICY", text, 3));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_get_u64("POLICY", &number));
 
   rdt_config_entry entry;

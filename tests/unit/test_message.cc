@@ -116,6 +116,7 @@ std::vector<TensorMessage> TensorSamples() {
           if (flags & TensorMessage::kInline) {
             message.payload = payload.data();
           } else {
+            message.region_key = UINT64_MAX - bytes;
             message.offset = uint64_t{1} << 63;
             message.lend_id = rdmatensor::kMaxImmediateValue - bytes;
           }
@@ -147,6 +148,7 @@ std::vector<AddressAnswer> AnswerSamples() {
   full.address = "127.0.0.1:12345";
   full.device_name = "/job:worker/replica:0/task:1#0011223344556677";
   full.incarnations = {0, 1, UINT64_MAX};
+  full.region_keys = {7, UINT64_MAX - 1};
   return {empty, full};
 }
 
@@ -171,7 +173,8 @@ void TestTensors() {
     if (sample.flags & TensorMessage::kInline) {
       EXPECT(std::string(read.payload, read.bytes) == std::string(sample.payload, sample.bytes));
     } else {
-      EXPECT(read.offset == sample.offset && read.lend_id == sample.lend_id);
+      EXPECT(read.region_key == sample.region_key && read.offset == sample.offset);
+      EXPECT(read.lend_id == sample.lend_id);
     }
     for (size_t size = 0; size < encoded.size(); ++size) {
       EXPECT(!ParsesTensor(Exact(encoded.data(), size), &read));
@@ -217,6 +220,7 @@ void TestAnswers() {
     EXPECT(ParsesAnswer(Exact(encoded.data(), encoded.size()), &read));
     EXPECT(read.version == sample.version && read.address == sample.address);
     EXPECT(read.device_name == sample.device_name && read.incarnations == sample.incarnations);
+    EXPECT(read.region_keys == sample.region_keys);
     for (size_t size = 0; size < encoded.size(); ++size) {
       EXPECT(!ParsesAnswer(Exact(encoded.data(), size), &read));
     }
@@ -320,7 +324,7 @@ void TestMutations() {
 }  // namespace
 
 int main() {
-  EXPECT(EncodedSize(TensorMessage()) == kTensorFixedSize + 16);
+  EXPECT(EncodedSize(TensorMessage()) == kTensorFixedSize + 24);
   TestImmediates();
   TestTensors();
   TestSteps();

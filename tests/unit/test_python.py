@@ -183,7 +183,11 @@ def test_import_from_the_sources_explains_itself(root: Path) -> None:
     if list((root / "rdmatensor").glob("_ffi*.so")):
         pytest.skip("built in place")
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.path.insert(0, ''); import rdmatensor"],
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.path.insert(0, ''); import rdmatensor as r; r.Device",
+        ],
         cwd=root,
         capture_output=True,
         text=True,

@@ -7,6 +7,7 @@
 #include "core/status.h"
 #include "core/wire.h"
 #include "transport/records.h"
+#include "transport/verbs/ports.h"
 
 #define MAX_24_BITS 0xffffffu /* queue pair numbers and packet sequence numbers */
 
@@ -34,6 +35,11 @@ rdt_status verbs_address_encode(const verbs_address *address, rdt_bundle *bundle
 
 static bool plausible(const verbs_address *address) {
   bool good = address->mtu >= IBV_MTU_256 && address->mtu <= IBV_MTU_4096 && address->lid <= 0xffff;
+  good &= address->link_layer == IBV_LINK_LAYER_INFINIBAND ||
+          address->link_layer == IBV_LINK_LAYER_ETHERNET;
+  good &= address->gid_type <= VERBS_GID_UNKNOWN;
+  /* Without a read that the peer serves at once, ours would wait for ever. */
+  good &= address->reads > 0;
   good &= address->notifies > 0 && address->notifies <= 1u << 20;
   good &= records_valid_capacity(address->ring_capacity);
   for (uint32_t i = 0; i < address->queue_count && i < VERBS_MAX_QUEUES; i++)

@@ -58,7 +58,7 @@ static void note_failure(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
     endpoint->flushed++;
     return;
   }
-  snprintf(text, sizeof(text), "%s (%d), vendor error %#x, queue pair %#06x to %s over %s: %s",
+  snprintf(text, sizeof(text), "%s (%d), vendor error 0x%02x, queue pair 0x%06x to %s over %s: %s",
            verbs_wc_status_text(wc->status), (int)wc->status, wc->vendor_err, wc->qp_num,
            endpoint->peer, endpoint->domain->text, hint(wc->status));
   fail(endpoint, text);
@@ -91,8 +91,10 @@ void verbs_complete_until(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t e
 static void complete(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_events *events) {
   verbs_queue *queue = &endpoint->queues[wc->wr_id >> 32];
   uint32_t at = (uint32_t)wc->wr_id;
+  rdt_status status = status_of(wc->status);
   verbs_complete_until(endpoint, queue, at, RDT_OK, events);
-  verbs_complete_until(endpoint, queue, at + 1, status_of(wc->status), events);
+  if (status != RDT_OK) rdt_fail(status, "%s", endpoint->failure);
+  verbs_complete_until(endpoint, queue, at + 1, status, events);
 }
 
 /* What the device was never given, it never completes. Only of a stopped endpoint, whose send side does
@@ -117,6 +119,9 @@ static void receive(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
     return;
   }
   endpoint->taken++;
+  /* Receives are shared: who takes more than its part would leave other peers without. */
+  if (endpoint->taken - endpoint->told_taken > VERBS_NOTIFY_RECEIVES)
+    fail(endpoint, "the peer sent notifications without credit");
   if (!records_consumer_learn(&endpoint->receive, endpoint->receive.seen + announced))
     fail(endpoint, "the peer announced more notifications than its ring holds");
 }

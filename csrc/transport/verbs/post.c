@@ -168,9 +168,8 @@ rdt_status verbs_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *
                         uint64_t size) {
   records *mirror = &endpoint->mirror;
   if (atomic_load(&endpoint->fences) > 0) return RDT_NO_CREDIT;
-  records_result result = records_put(mirror, immediate, data, (uint32_t)size);
-  if (result != RECORDS_NONE) return RDT_OK;
-  if (!records_producer_learn(mirror, atomic_load(&endpoint->consumed)))
+  if (!records_producer_learn(mirror, atomic_load(&endpoint->consumed)) ||
+      atomic_load(&endpoint->granted) > endpoint->notifies)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer returned credit that it did not have");
   return records_put(mirror, immediate, data, (uint32_t)size) == RECORDS_OK ? RDT_OK
                                                                             : RDT_NO_CREDIT;

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What RDMA devices do and shared memory does not: a library that is loaded before librdmatensor.so
+ * (LD_PRELOAD) and stands between the plugin and the real functions. Bytes are still moved, regions
+ * still registered, by the real ones. Environment:
+ *
+ *   FAULTS_NO_MAP=1          remote memory cannot be mapped
+ *   FAULTS_READ_MS=n         a READ completes after n ms, on another thread
+ *   FAULTS_FAIL_READ=n       the n-th READ of the process completes with LIMIT
+ *   FAULTS_REGISTER_MS=n     registering a region takes n ms
+ *   FAULTS_REGISTER_LIMIT=n  regions beyond n bytes in all cannot be registered
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "rdmatensor.h"
+
+static _Thread_local const char *own_error;
+
+static long setting(const char *name) {
+  const char *text = getenv(name);
+  return text ? atol(text) : 0;
+}
+
+static void *real(const char *name) {
+  void *library = dlopen("librdmatensor.so", RTLD_NOW | RTLD_NOLOAD);
+  void *found = library ? dlsym(library, name) : NULL;
+  if (!found) abort();
+  return found;
+}
+
+RDT_API const char *rdt_last_error(void) {
+  const char *(*next)(void) = (const char *(*)(void))real("rdt_last_error");
+  const char *said = own_error ? own_error : next();
+  own_error = NULL;
+  return said;
+}
+
+RDT_API rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_info *info) {
+  rdt_status (*next)(const rdt_channel *, rdt_channel_info *) =
+      (rdt_status (*)(const rdt_channel *, rdt_channel_info *))real("rdt_channel_get_info");
+  rdt_status status = next(channel, info);
+  if (status == RDT_OK && setting("FAULTS_NO_MAP")) info->capabilities &= ~(uint32_t)RDT_CAP_MAP;
+  return status;
+}
+
+RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size,
+                                       uint32_t access, const char *name, rdt_region **region) {
+  static _Atomic uint64_t registered;
+  rdt_status (*next)(rdt_device *, void *, uint64_t, uint32_t, const char *, rdt_region **) =
+      (rdt_status (*)(rdt_device *, void *, uint64_t, uint32_t, const char *, rdt_region **))real(
+          "rdt_region_register");
+  uint64_t limit = (uint64_t)setting("FAULTS_REGISTER_LIMIT");
+  usleep((useconds_t)setting("FAULTS_REGISTER_MS") * 1000);
+  if (limit && atomic_fetch_add(&registered, size) + size > limit) {
+    own_error = "the limit of locked memory is reached";
+    return RDT_ERR_LIMIT;
+  }
+  return next(device, address, size, access, name, region);
+}
+
+typedef rdt_status (*post_fn)(rdt_channel *, const rdt_op *, size_t, rdt_done_fn, void *);
+
+typedef struct read {
+  rdt_channel *channel;
+  rdt_op op;
+  rdt_done_fn done;
+  void *context;
+  int fails;
+} read_job;
+
+static void *run_read(void *argument) {
+  read_job *job = argument;
+  usleep((useconds_t)setting("FAULTS_READ_MS") * 1000);
+  rdt_status status = RDT_ERR_LIMIT;
+  if (!job->fails)
+    status =
+        ((post_fn)real("rdt_channel_post"))(job->channel, &job->op, 1, job->done, job->context);
+  if (status != RDT_IN_PROGRESS) job->done(job->context, status);
+  ((void (*)(rdt_remote_region *))real("rdt_remote_region_unref"))(job->op.remote);
+  ((void (*)(rdt_channel *))real("rdt_channel_unref"))(job->channel);
+  free(job);
+  return NULL;
+}
+
+static rdt_status read_later(rdt_channel *channel, const rdt_op *op, rdt_done_fn done,
+                             void *context, int fails) {
+  pthread_t thread;
+  read_job *job = malloc(sizeof(*job));
+  if (!job) return RDT_ERR_NO_MEMORY;
+  *job = (read_job){channel, *op, done, context, fails};
+  ((void (*)(rdt_channel *))real("rdt_channel_ref"))(channel);
+  ((void (*)(rdt_remote_region *))real("rdt_remote_region_ref"))(op->remote);
+  if (pthread_create(&thread, NULL, run_read, job) != 0) abort();
+  pthread_detach(thread);
+  return RDT_IN_PROGRESS;
+}
+
+RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count,
+                                    rdt_done_fn done, void *context) {
+  static atomic_long reads;
+  if (count == 1 && ops[0].kind == RDT_OP_READ) {
+    int fails = atomic_fetch_add(&reads, 1) + 1 == setting("FAULTS_FAIL_READ");
+    if (fails || setting("FAULTS_READ_MS")) return read_later(channel, ops, done, context, fails);
+  }
+  return ((post_fn)real("rdt_channel_post"))(channel, ops, count, done, context);
+}
