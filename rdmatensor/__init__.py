@@ -11,39 +11,30 @@ The TensorFlow plugin (protocol="grpc+rdma") needs no import: see rdmatensor.ten
 
 from __future__ import annotations
 
-try:
-    from ._ffi import ffi, lib
-except ImportError as error:
-    from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-    if (Path(__file__).parent.parent / "CMakeLists.txt").exists():
-        raise ImportError(
-            "rdmatensor is being imported from its source folder, which holds no compiled module: "
-            "install it (make build, or pip install .) and start Python from another folder"
-        ) from error
-    raise
+if TYPE_CHECKING:
+    from . import config
+    from ._buffers import empty
+    from .batch import Batch
+    from .device import Device, DeviceStats, Notification
+    from .errors import (
+        Cancelled,
+        ConnectionFailure,
+        ConnectionLost,
+        ConnectionRefused,
+        DeadlineExceeded,
+        DeviceError,
+        RdmaError,
+        RegionError,
+        Unsupported,
+        UsageError,
+    )
+    from .region import Access, Region, RemoteRegion
+    from .remote import Capability, RemoteDevice
+    from .transfer import Transfer
 
-from . import config
-from ._buffers import empty
-from .batch import Batch
-from .device import Device, DeviceStats, Notification
-from .errors import (
-    Cancelled,
-    ConnectionFailure,
-    ConnectionLost,
-    ConnectionRefused,
-    DeadlineExceeded,
-    DeviceError,
-    RdmaError,
-    RegionError,
-    Unsupported,
-    UsageError,
-)
-from .region import Access, Region, RemoteRegion
-from .remote import Capability, RemoteDevice
-from .transfer import Transfer
-
-__version__: str = bytes(ffi.string(lib.rdt_version())).decode()
+    __version__: str
 
 __all__ = [
     "Access",
@@ -70,3 +61,18 @@ __all__ = [
     "config",
     "empty",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the compiled module when something of it is used: rdmatensor.softroce needs none."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import _api
+
+    value = getattr(_api, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # The core and the Python API are complete without TensorFlow, and so are their tests.
 collect_ignore = [] if importlib.util.find_spec("tensorflow") else ["tensorflow", "demo"]
+# How the C and C++ unit programs are built: none, address or thread (make asan, make tsan).
+SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +33,28 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.chdir(tmp_path_factory.mktemp("elsewhere"))
     yield
     os.chdir(before)
+
+
+def tool(name: str) -> str | None:
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
+@pytest.fixture(scope="session")
+def programs(root: Path) -> Path:
+    """The folder with the built programs."""
+    cmake, ninja = tool("cmake"), tool("ninja")
+    if cmake is None:
+        pytest.skip("no cmake")
+    folder = root / "build" / f"unit-{SANITIZE}"
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
+    settings = [
+        *("-DRDT_BUILD_TESTS=ON", "-DRDT_BUILD_TENSORFLOW=AUTO", f"-DRDT_SANITIZE={SANITIZE}"),
+        f"-DPython3_EXECUTABLE={sys.executable}",
+    ]
+    for command in (
+        [cmake, "-S", str(root), "-B", str(folder), *generator, *settings],
+        [cmake, "--build", str(folder), "--parallel", "2", "--target", "unit_programs"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "unit"

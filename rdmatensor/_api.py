@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `rdmatensor` offers, imported when it is first used: see rdmatensor/__init__.py."""
+
+from __future__ import annotations
+
+try:
+    from ._ffi import ffi, lib
+except ImportError as error:
+    from pathlib import Path
+
+    if (Path(__file__).parent.parent / "CMakeLists.txt").exists():
+        raise ImportError(
+            "rdmatensor is being imported from its source folder, which holds no compiled module: "
+            "install it (make build, or pip install .) and start Python from another folder"
+        ) from error
+    raise
+
+from . import config
+from ._buffers import empty
+from .batch import Batch
+from .device import Device, DeviceStats, Notification
+from .errors import (
+    Cancelled,
+    ConnectionFailure,
+    ConnectionLost,
+    ConnectionRefused,
+    DeadlineExceeded,
+    DeviceError,
+    RdmaError,
+    RegionError,
+    Unsupported,
+    UsageError,
+)
+from .region import Access, Region, RemoteRegion
+from .remote import Capability, RemoteDevice
+from .transfer import Transfer
+
+__version__: str = bytes(ffi.string(lib.rdt_version())).decode()
+
+__all__ = [
+    "Access",
+    "Batch",
+    "Cancelled",
+    "Capability",
+    "ConnectionFailure",
+    "ConnectionLost",
+    "ConnectionRefused",
+    "DeadlineExceeded",
+    "Device",
+    "DeviceError",
+    "DeviceStats",
+    "Notification",
+    "RdmaError",
+    "Region",
+    "RegionError",
+    "RemoteDevice",
+    "RemoteRegion",
+    "Transfer",
+    "Unsupported",
+    "UsageError",
+    "__version__",
+    "config",
+    "empty",
+]

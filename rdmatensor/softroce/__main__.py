@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m rdmatensor.softroce`: the lab alone."""
+
+from __future__ import annotations
+
+from .cli import softroce
+
+if __name__ == "__main__":
+    softroce(prog_name="rdmatensor softroce")

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environment variables: what commands in a guest get of those here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# What a command needs to find its programs, libraries and modules, and to print readable text.
+PASSED = (
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "LOGNAME",
+    "PATH",
+    "PYTHONPATH",
+    "TERM",
+    "TZ",
+    "USER",
+    "VIRTUAL_ENV",
+)
+PREFIX = "RDMATENSOR_"
+
+
+def for_commands() -> dict[str, str]:
+    """The variables of PASSED and those that start with RDMATENSOR_, as they are now."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in PASSED or name.startswith(PREFIX)
+    }
+
+
+def of_lab(rank: int, addresses: tuple[str, ...], shared: Path, device: str) -> dict[str, str]:
+    """The variables that tell a command where it runs."""
+    return {
+        "RDMATENSOR_LAB_RANK": str(rank),
+        "RDMATENSOR_LAB_HOSTS": str(len(addresses)),
+        "RDMATENSOR_LAB_ADDRESSES": ",".join(addresses),
+        "RDMATENSOR_LAB_SHARED": str(shared),
+        "RDMATENSOR_LAB_DEVICE": device,
+    }

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One host of a lab: a guest that boots, runs commands, can be cut off, killed and booted again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from . import environment
+from .errors import DeadlineExceeded, GuestDied, LabError
+from .guest import protocol
+from .process import Done, Process, Sink
+from .qemu import Machine, Qemu
+
+_CHUNK = 65536
+# A guest that takes no input for so long is stuck.
+_SEND_SECONDS = 30
+_QUIT_SECONDS = 10.0
+_CONSOLE_LINES = 15
+
+
+class Boot:
+    """One life of a guest: QEMU, and the thread that serves it until it ends."""
+
+    def __init__(self, machine: Machine, name: str) -> None:
+        self.machine = machine
+        self.release = ""  # of the guest's kernel
+        self._name = name
+        self._processes: dict[int, Process] = {}
+        self._numbers = itertools.count(1)
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._qemu: Qemu | None = None
+        self._failure: BaseException | None = None
+        self._state = "starting"  # then ready, synced, dead
+        self._ended_by = ""
+        # QEMU ends with the thread that starts it, so it is this one, which outlives it.
+        threading.Thread(target=self._live, name=name, daemon=True).start()
+
+    # The serving thread.
+
+    def _live(self) -> None:
+        try:
+            qemu = Qemu(self.machine)
+        except BaseException as error:  # handed to the thread that waits for the boot
+            self._end(error)
+            return
+        seconds = struct.pack("ll", _SEND_SECONDS, 0)
+        qemu.port.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        with self._changed:
+            self._qemu = qemu
+            self._changed.notify_all()
+        failure: BaseException | None = None
+        try:
+            self._serve(qemu.port)
+        except (OSError, protocol.BrokenStream) as error:
+            failure = LabError(f"{self._name}: {error}")
+        except BaseException as error:
+            failure = error
+        qemu.close()
+        self._end(failure)
+        qemu.port.close()
+
+    def _serve(self, port: socket.socket) -> None:
+        parser = protocol.Parser()
+        while data := port.recv(_CHUNK):
+            for kind, number, payload in parser.feed(data):
+                if kind in (protocol.READY, protocol.BYE):
+                    with self._changed:
+                        self.release = self.release or payload.decode()
+                        self._state = "ready" if kind == protocol.READY else "synced"
+                        self._changed.notify_all()
+                elif number in self._processes:
+                    self._processes[number].handle(kind, payload)
+
+    def _end(self, failure: BaseException | None) -> None:
+        with self._changed:
+            self._state = "dead"
+            self._failure = failure
+            self._changed.notify_all()
+            processes = list(self._processes.values())
+        for process in processes:
+            process.orphan()
+
+    # Any thread.
+
+    def _wait_for(self, states: set[str], timeout: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._state in states, timeout)
+
+    def wait_ready(self, timeout: float) -> None:
+        """Waits until commands can be started. GuestDied, Unavailable, DeadlineExceeded."""
+        if not self._wait_for({"ready", "dead"}, timeout):
+            raise DeadlineExceeded(
+                f"{self._name} did not boot in {timeout:g} s; its console ends with:\n{self.console()}"
+            )
+        if self._state == "dead":
+            if isinstance(self._failure, LabError):
+                raise self._failure
+            raise GuestDied(f"{self._name} did not boot: {self.obituary()}") from self._failure
+
+    def wait_dead(self, timeout: float) -> None:
+        """Waits for the end of QEMU. DeadlineExceeded."""
+        if not self._wait_for({"dead"}, timeout):
+            raise DeadlineExceeded(f"{self._name} goes on after {timeout:g} s")
+
+    def alive(self) -> bool:
+        return self._state != "dead"
+
+    def obituary(self) -> str:
+        """Why it ended, as far as is known."""
+        if self._ended_by:
+            return self._ended_by
+        explanation = self.explanation()
+        if explanation:
+            return explanation
+        qemu = self._qemu.complaints() if self._qemu else ""
+        return f"QEMU has ended. {qemu}\n{self.console()}".strip()
+
+    def explanation(self) -> str:
+        """What the guest's init said of its failure, "" if that was not the end of it."""
+        lines = self.console(1000).splitlines()
+        return next((line[5:] for line in reversed(lines) if line.startswith("lab: ")), "")
+
+    def console(self, count: int = _CONSOLE_LINES) -> str:
+        """The last lines of the guest's console."""
+        try:
+            text = self.machine.console.read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-count:])
+
+    def send(self, kind: int, number: int, payload: bytes = b"") -> None:
+        """Sends a frame to the agent. GuestDied; DeadlineExceeded when the guest takes nothing."""
+        qemu = self._qemu
+        if qemu is None or not self.alive():
+            raise GuestDied(f"{self._name} does not run: {self.obituary()}")
+        try:
+            with self._sending:
+                qemu.port.sendall(protocol.pack(kind, number, payload))
+        except BlockingIOError as error:
+            raise DeadlineExceeded(f"{self._name} takes no input for {_SEND_SECONDS} s") from error
+        except OSError as error:
+            raise GuestDied(f"{self._name} has ended: {self.obituary()}") from error
+
+    def start(
+        self, payload: bytes, args: list[str], timeout: float, sinks: dict[int, Sink | None]
+    ) -> Process:
+        """See Host.start."""
+        number = next(self._numbers)
+        process = Process(self, number, args, timeout, sinks)
+        with self._changed:
+            self._processes[number] = process
+        self.send(protocol.START, number, payload)
+        return process
+
+    def qemu_pid(self) -> int:
+        """The process id of QEMU."""
+        if self._qemu is None:
+            raise GuestDied(f"{self._name} does not run")
+        return self._qemu.process.pid
+
+    def execute(self, name: str, /, **arguments: object) -> None:
+        """A QMP command."""
+        if self._qemu is None:
+            raise GuestDied(f"{self._name} does not run")
+        self._qemu.execute(name, **arguments)
+
+    def kill(self, why: str) -> None:
+        """SIGKILL for QEMU; returns when it is gone."""
+        self._ended_by = self._ended_by or why
+        with self._changed:
+            # A thread that is just starting QEMU gets that far, or fails.
+            self._changed.wait_for(lambda: self._qemu is not None or self._state == "dead")
+        if self._qemu:
+            self._qemu.kill()
+        self.wait_dead(_QUIT_SECONDS)
+
+    def close(self) -> None:
+        """Ends the guest, after what it wrote into shared folders has arrived."""
+        if self._state == "ready":
+            with contextlib.suppress(LabError):
+                self.send(protocol.QUIT, 0)
+                self._wait_for({"synced", "dead"}, _QUIT_SECONDS)
+        self.kill("the lab was closed")
+
+
+class Host:
+    """One host of a lab. Made by Lab; methods may be called from any thread.
+
+    What one host does waits for no other. `rank`, `address` (IPv4 of eth0 and of the SoftRoCE device
+    rxe0) and `name` stay the same when it is restarted.
+    """
+
+    def __init__(self, rank: int, address: str, machine: Machine, timeout: float) -> None:
+        self.rank = rank
+        self.address = address
+        self.name = f"host{rank}"
+        self._machine = machine
+        self._timeout = timeout
+        self._environment: dict[str, str] = {}
+        self._boot: Boot | None = None
+
+    # Life.
+
+    def begin(self, environment_of_commands: Mapping[str, str]) -> None:
+        """Starts to boot; wait_ready() follows. Called by Lab."""
+        self._environment = dict(environment_of_commands)
+        self._boot = Boot(self._machine, self.name)
+
+    def wait_ready(self, timeout: float) -> None:
+        """Waits for the boot. GuestDied, Unavailable, DeadlineExceeded.
+
+        A guest whose QEMU crashes in the middle of the boot gets a second chance: now and then an
+        emulated one does, on a busy machine.
+        """
+        try:
+            self._now().wait_ready(timeout)
+        except GuestDied:
+            if self._now().explanation():
+                raise
+            self.begin(self._environment)
+            self._now().wait_ready(timeout)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its guest runs."""
+        return self._boot is not None and self._boot.alive()
+
+    @property
+    def kernel(self) -> str:
+        """The release of the guest's kernel."""
+        return self._now().release
+
+    @property
+    def console(self) -> str:
+        """The last lines of the guest's console: what its kernel said."""
+        return self._now().console()
+
+    @property
+    def qemu_pid(self) -> int:
+        """The process id of its QEMU, here."""
+        return self._now().qemu_pid()
+
+    def kill(self) -> None:
+        """SIGKILL for its QEMU: the host is gone at once, without a word to its peers."""
+        self._now().kill(f"{self.name} was killed")
+
+    def restart(self, timeout: float | None = None) -> None:
+        """Kills it if it runs, and boots it again, with the same address and nothing of its files."""
+        if self.alive:
+            self.kill()
+        self.begin(self._environment)
+        self.wait_ready(self._timeout if timeout is None else timeout)
+
+    def close(self) -> None:
+        """Ends the guest, after what it wrote into the shared folder has arrived."""
+        if self._boot is not None:
+            self._boot.close()
+
+    def _now(self) -> Boot:
+        if self._boot is None:
+            raise LabError(f"{self.name} was not started: use the lab in a with statement")
+        return self._boot
+
+    # Commands.
+
+    def start(
+        self,
+        args: Sequence[str | os.PathLike[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        stdin: bool = False,
+        stdout: Sink | None = None,
+        stderr: Sink | None = None,
+        terminal: str = "",
+    ) -> Process:
+        """Starts a command and returns at once. Several may run at the same time.
+
+        `env` is added to what environment.for_commands() passes on; `cwd` is the caller's by default.
+        Without `stdin` the command reads end of file. `stdout` and `stderr` get the output piece by
+        piece instead of the Process. `terminal` "ROWS COLUMNS" gives it a terminal for all three.
+        A command that cannot be run ends with 127 or 126. GuestDied when the guest does not run.
+        """
+        words = [os.fspath(word) for word in args]
+        variables = environment.for_commands() | self._environment | dict(env or {})
+        folder = str(Path.cwd()) if cwd is None else os.fspath(cwd)
+        payload = protocol.pack_start(words, variables, folder, terminal)
+        sinks = {protocol.STDOUT: stdout, protocol.STDERR: stderr}
+        process = self._now().start(payload, words, self._timeout, sinks)
+        if not stdin and not terminal:
+            with contextlib.suppress(GuestDied):  # told by the wait
+                process.close_stdin()
+        return process
+
+    def run(
+        self,
+        args: Sequence[str | os.PathLike[str]],
+        *,
+        timeout: float | None = None,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+    ) -> Done:
+        """Runs a command to its end, `timeout` seconds at most (the lab's by default).
+
+        With `check`, LabError unless it ends with 0. DeadlineExceeded: the command was killed.
+        """
+        process = self.start(args, env=env, cwd=cwd)
+        try:
+            process.wait(timeout)
+        except DeadlineExceeded:
+            process.send_signal(signal.SIGKILL, group=True)
+            raise
+        done = process.done()
+        if check and done.returncode != 0:
+            said = done.stderr or done.stdout
+            raise LabError(f"{' '.join(process.args)!r} on {self.name}: {done.returncode}\n{said}")
+        return done
+
+    # Faults.
+
+    def link(self, up: bool) -> None:
+        """Plugs the network cable out or in. Only in a lab of several hosts; returns when eth0 knows."""
+        self._needs_network("link")
+        self._now().execute("set_link", name="card", up=up)
+        carrier = "1" if up else "0"
+        end = time.monotonic() + self._timeout
+        while self.run(["cat", "/sys/class/net/eth0/carrier"]).stdout.strip() != carrier:
+            if time.monotonic() > end:
+                raise DeadlineExceeded(f"eth0 of {self.name} does not notice its link")
+
+    def netem(self, *rule: str) -> None:
+        """Impairs what this host sends, as `tc ... netem RULE` does: netem("loss", "1%"), netem(
+        "delay", "5ms"). Without a rule all is well again. Only in a lab of several hosts.
+        """
+        self._needs_network("netem")
+        self.run(["tc", "qdisc", "del", "dev", "eth0", "root"], check=False)
+        if rule:
+            self.run(["tc", "qdisc", "add", "dev", "eth0", "root", "netem", *rule])
+
+    def _needs_network(self, what: str) -> None:
+        if self._machine.network is None:
+            raise LabError(f"{what}: the only host of a lab has no network; use Lab(hosts=2)")

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lab: hosts with SoftRoCE devices, joined by a network, that last as long as a with statement."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from . import emulator, initramfs, kernel
+from .environment import of_lab
+from .errors import LabError
+from .host import Host
+from .hub import Hub
+from .qemu import Machine, Network, kvm_problem
+
+MOST_HOSTS = 16
+MEMORY = 2048  # MB
+MTU = 9000
+DEVICE = "rxe0"
+BOOT_SECONDS = 120.0
+_SUBNET = "10.77.0"
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
+class Lab:
+    """Hosts that boot when the with statement is entered and are gone when it is left.
+
+        with Lab(hosts=2) as lab:
+            server = lab.hosts[0].start(["ibv_rc_pingpong", "-d", "rxe0", "-g", "1"])
+            lab.hosts[1].run(["ibv_rc_pingpong", "-d", "rxe0", "-g", "1", lab.addresses[0]])
+
+    Hosts see this machine's files below an overlay: what they write there is theirs alone and is gone
+    with them. `shared` is a folder for all, under the same path here and there. Each host has eth0 with
+    its address, and on it the SoftRoCE device rxe0, whose GID index 1 is RoCE v2 over IPv4.
+    Nothing outlives the process that made the lab, even when it is killed.
+    """
+
+    def __init__(
+        self,
+        hosts: int = 1,
+        *,
+        timeout: float = 60.0,
+        memory: int = MEMORY,
+        cpus: int | None = None,
+        mtu: int = MTU,
+        shared: str | os.PathLike[str] | None = None,
+        boot_timeout: float = BOOT_SECONDS,
+        say: Callable[[str], None] = silent,
+    ) -> None:
+        """`timeout`: seconds that waits last when they are not told otherwise. `memory`: MB for each
+        host. `mtu`: of eth0, in bytes. `shared`: an existing folder; without, a temporary one that is
+        removed at the end. `say` gets a line when something long begins. LabError on a wrong value.
+        """
+        if not 1 <= hosts <= MOST_HOSTS:
+            raise LabError(f"{hosts} hosts: 1 to {MOST_HOSTS} are possible")
+        if not 576 <= mtu <= 65535:
+            raise LabError(f"an MTU of {mtu}: 576 to 65535 is possible")
+        if memory < 256:
+            raise LabError(f"{memory} MB of memory: a guest needs 256")
+        if shared is not None and not Path(shared).is_dir():
+            raise LabError(f"the shared folder {os.fspath(shared)} does not exist")
+        self.addresses = tuple(f"{_SUBNET}.{rank + 1}" for rank in range(hosts))
+        self.hosts: tuple[Host, ...] = ()
+        self._shared = None if shared is None else Path(shared).resolve()
+        self._timeout = timeout
+        self._memory = memory
+        self._cpus = cpus
+        self._mtu = mtu
+        self._boot_timeout = boot_timeout
+        self._say = say
+        self._folder: Path | None = None
+        self._hub: Hub | None = None
+
+    @property
+    def shared(self) -> Path:
+        """The folder that this machine and all hosts read and write."""
+        if self._shared is None:
+            raise LabError("a lab has a shared folder only inside its with statement")
+        return self._shared
+
+    def __enter__(self) -> Lab:
+        """Boots all hosts. Unavailable: something is missing here, the message says what."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all hosts and removes temporary files. May be called twice."""
+        for host in self.hosts:
+            with contextlib.suppress(LabError):
+                host.close()
+        if self._hub:
+            self._hub.close()
+            self._hub = None
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _start(self) -> None:
+        self._kvm = not kvm_problem()
+        self._emulator = emulator.ensure(self._kvm, self._say)
+        guest_kernel = kernel.ensure(self._say)
+        archive = initramfs.ensure(guest_kernel)
+        self._folder = Path(tempfile.mkdtemp(prefix="rdmatensor-lab-"))
+        if self._shared is None:
+            self._shared = self._folder / "shared"
+            self._shared.mkdir()
+        if len(self.addresses) > 2:
+            self._hub = Hub([self._folder / f"hub{rank}" for rank in range(len(self.addresses))])
+        self.hosts = tuple(
+            Host(rank, address, self._machine(rank, guest_kernel, archive), self._timeout)
+            for rank, address in enumerate(self.addresses)
+        )
+        for host in self.hosts:
+            host.begin(of_lab(host.rank, self.addresses, self.shared, DEVICE))
+        for host in self.hosts:
+            host.wait_ready(self._boot_timeout)
+
+    def _machine(self, rank: int, guest_kernel: kernel.Kernel, archive: Path) -> Machine:
+        assert self._folder is not None
+        settings = {
+            "ADDRESS": self.addresses[rank],
+            "HOSTNAME": f"host{rank}",
+            "MTU": str(self._mtu),
+            "PYTHON": sys.executable,
+            "SHARED": str(self.shared),
+        }
+        several = self._kvm or self._emulator.sound
+        return Machine(
+            emulator=self._emulator,
+            kvm=self._kvm,
+            kernel=guest_kernel,
+            initramfs=archive,
+            memory=self._memory,
+            cpus=self._cpus or (min(2, os.cpu_count() or 1) if several else 1),
+            shared=self.shared,
+            console=self._folder / f"console{rank}",
+            settings=settings,
+            network=self._network(rank),
+        )
+
+    def _network(self, rank: int) -> Network | None:
+        assert self._folder is not None
+        count = len(self.addresses)
+        if count == 1:
+            return None
+        other = self._folder / (f"hub{rank}" if self._hub else f"card{1 - rank}")
+        mac = f"52:54:00:77:00:{rank + 1:02x}"
+        return Network(self._folder / f"card{rank}", other, mac, self._mtu)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labs that tests share: booting takes seconds, so each is booted once, when a test first asks for it.
+
+Tests leave them as they found them: links up, no netem, every host alive.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Test modules import the helpers beside them.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from processes import PATIENCE, Softroce, command_line
+from rdmatensor.softroce import Lab, Unavailable
+
+
+def booted(hosts: int) -> Iterator[Lab]:
+    """A lab; without one here, tests are skipped with the reason, but never in CI."""
+    lab = Lab(hosts, timeout=PATIENCE, boot_timeout=PATIENCE)
+    try:
+        lab.__enter__()
+    except Unavailable as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no SoftRoCE lab: {error}")
+    with lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """A lab of one host, with the device rxe0: lab.hosts[0].run([...])."""
+    yield from booted(1)
+
+
+@pytest.fixture(scope="session")
+def two_hosts() -> Iterator[Lab]:
+    """A lab of two hosts joined by a network."""
+    yield from booted(2)
+
+
+@pytest.fixture
+def softroce() -> Softroce:
+    """Runs the command line to its end."""
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command_line(*arguments),
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    return run

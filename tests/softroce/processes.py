@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes as the tests of the lab start and look for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rdmatensor.softroce import Host, Process
+
+# Long, because emulated processors on busy machines are slow; nothing waits so long when all is well.
+PATIENCE = 100.0
+# What the fixture of that name gives.
+Softroce = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def command_line(*arguments: str) -> list[str]:
+    """`rdmatensor softroce ARGUMENTS`, with this interpreter."""
+    return [sys.executable, "-m", "rdmatensor", "softroce", *arguments]
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Waits for a condition; fails saying `what` did not happen."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"{what}: not in {PATIENCE:g} s")
+        time.sleep(0.05)
+
+
+def qemus_of(folder: Path) -> list[int]:
+    """The QEMU processes whose command line names a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"qemu" in words[0] and any(str(folder).encode() in word for word in words):
+                found.append(int(entry.name))
+    return found
+
+
+def rping_server(host: Host) -> Process:
+    """A server of rdma_cm connections that can be connected to, for 5 pings."""
+    server = host.start(["rping", "-s", "-a", host.address, "-C", "5"])
+    listens = "until rdma resource show cm_id | grep -q LISTEN; do sleep 0.05; done"
+    host.run(["sh", "-c", listens])
+    return server

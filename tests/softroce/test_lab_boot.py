@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boots that go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from processes import PATIENCE, qemus_of, until
+from rdmatensor.softroce import Lab
+
+
+@pytest.mark.usefixtures("lab")  # skips where there can be none
+def test_a_crash_while_booting_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed = []
+
+    def crash() -> None:
+        until(lambda: qemus_of(tmp_path), "QEMU starts")
+        killed.extend(qemus_of(tmp_path))
+        os.kill(killed[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=crash)
+    thread.start()
+    with Lab(timeout=PATIENCE) as lab:
+        thread.join()
+        assert killed
+        assert lab.hosts[0].qemu_pid not in killed
+        assert lab.hosts[0].run(["echo", "up"]).stdout == "up\n"
