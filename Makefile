@@ -14,15 +14,16 @@ PYTEST := $(BIN)/pytest -q --durations=5
 
 sources := $(shell find csrc rdmatensor graph_analyzer -type f \
              -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
-c_files = $(shell find csrc tests -name '*.c' -o -name '*.h' -o -name '*.cc')
+c_files = $(shell find csrc tests bench -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test docs lint bench-quick bench-api asan tsan format clean
+.PHONY: help build demo test docs lint bench-quick bench-api bench-verbs asan tsan format clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
 	@echo 'make test         all tests'
 	@echo 'make lint         formatters, linters, type checker'
 	@echo 'make bench-quick  the numbers of the README, on this machine'
+	@echo 'make bench-verbs  the verbs transport against perftest, in the SoftRoCE lab without RDMA'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
 	@echo 'make docs         write the generated page docs/configuration.md'
 	@echo 'make build        make .venv and install rdmatensor into it'
@@ -74,6 +75,9 @@ bench-api: build
 
 bench-quick: bench-api
 	@$(BIN)/python bench/bench_tensorflow.py --quick
+
+bench-verbs: build
+	@$(BIN)/python bench/bench_verbs.py
 
 docs: build
 	cd $(VENV) && $(BIN)/python -c 'from rdmatensor import config; print(config.page(), end="")' \

@@ -106,9 +106,11 @@ def build(folder: Path) -> Path:
 @contextlib.contextmanager
 def server(program: Path) -> Iterator[str]:
     """Our serving end; yields its address."""
-    command = [program, "serve"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **ENVIRONMENT}
+        [str(program), "serve"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ENVIRONMENT},
     ) as serving:
         assert serving.stdout is not None
         try:

@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,11 +54,27 @@ class DeviceStats(NamedTuple):
     region_bytes: int
 
 
+class Transport(NamedTuple):
+    """A transport as a device has it: what it uses, or why it is not usable."""
+
+    usable: bool
+    text: str
+
+
+def _transports(device: Any) -> Iterator[tuple[str, Transport]]:
+    info = ffi.new("rdt_transport_info *")
+    for index in count():
+        if lib.rdt_device_get_transport(device, index, info) != lib.RDT_OK:
+            return
+        yield _text(info.name), Transport(bool(info.usable), _text(info.text))
+
+
 class Device:
     """One local endpoint: a bootstrap port, a progress thread, regions and connections.
 
     `name` is shown to peers and in messages (None: host:pid), `bind` is the address to listen on
-    (None: the setting BIND_ADDRESS), `port` 0 any free one. Usable from any thread; not in a child
+    (None: the setting BIND_ADDRESS), `port` 0 any free one. `transports` tells for each by name
+    what it uses, or why this machine does not have it. Usable from any thread; not in a child
     of os.fork(), which has to open its own. Closing it closes its regions and connections.
     """
 
@@ -88,6 +105,7 @@ class Device:
         self._returned: deque[Notification] = deque()
         self.name = _text(lib.rdt_device_name(self._handle))
         self.address = _text(lib.rdt_device_address(self._handle))
+        self.transports = dict(_transports(self._handle))
         _open_devices.add(self)
 
     def allocate(
@@ -109,7 +127,9 @@ class Device:
     ) -> Region:
         """Lets peers use the memory of an existing array; the region keeps it alive.
 
-        On transports that share pages (shm) it must come from rdmatensor.empty: else Unsupported.
+        For transports that share pages (shm) it must come from rdmatensor.empty; memory that no
+        transport of the device can share is Unsupported. RDMA pins it: DeviceError when the limit
+        of locked memory does not permit that.
         """
         local = _buffers.target(array)
         text = ffi.NULL if name is None else ffi.new("char[]", name.encode())

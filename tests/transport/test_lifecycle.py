@@ -50,6 +50,14 @@ def resources() -> tuple[int, int, int]:
     )
 
 
+def view(region: rdmatensor.RemoteRegion) -> Any:
+    """The region in place, or what it holds where that cannot be."""
+    try:
+        return region.map()
+    except rdmatensor.Unsupported:
+        return region.read()
+
+
 def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
     peer.run("region = device.allocate(1 << 20, name='region')")
 
@@ -59,7 +67,7 @@ def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
             remote = device.connect(peer.address)
             region = remote.region("region")
             region.write(b"12345678").wait()
-            assert region.map()[:8].tobytes() == b"12345678"
+            assert view(region)[:8].tobytes() == b"12345678"
             remote.allocate(4096).write(b"1").wait()
             remote.notify(b"note").wait()
             del local, region
@@ -76,7 +84,7 @@ def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
     for _ in range(5):
         cycle()
     before, theirs_before = settle()
-    for _ in range(50):
+    for _ in range(20):
         cycle()
     after, theirs_after = settle()
     for name, ours, now in zip(("fds", "threads", "mappings"), before, after, strict=True):
@@ -188,7 +196,8 @@ def test_exit_without_closing_is_clean(peer: Any, transport: str, tmp_path: Path
             local = device.allocate(1 << 16).array
             remote = device.connect(sys.argv[1])
             region = remote.region("region")
-            view = region.map()
+            with contextlib.suppress(rdmatensor.Unsupported):
+                view = region.map()
             transfers = [remote.notify(bytes(1000)) for _ in range(10000)]
             def wait():
                 with contextlib.suppress(rdmatensor.DeviceError):

@@ -231,7 +231,7 @@ static void test_slow_reader(void) {
   open_end(&a, "a");
   EXPECT_STATUS(RDT_OK, rdt_device_open(NULL, &slow));
   EXPECT_STATUS(RDT_OK, rdt_device_connect(a.device, rdt_device_address(slow), -1, &channel));
-  rdt_config_set("DEADLINE_MS", "300");
+  rdt_config_set("DEADLINE_MS", "1000");
   for (uint64_t i = 0; i < COUNT; i++) {
     rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = i};
     rdt_transfer_free(last);
@@ -242,7 +242,7 @@ static void test_slow_reader(void) {
     EXPECT_STATUS(RDT_OK, rdt_device_next_notification(slow, 5000, &got));
     EXPECT(got.immediate == i);
     rdt_notification_clear(&got);
-    if (i % 10 == 0) usleep(10000);
+    if (i % 10 == 0) usleep(20000);
   }
   EXPECT_STATUS(RDT_OK, last ? rdt_transfer_wait(last, 5000) : RDT_OK);
   rdt_transfer_free(last);

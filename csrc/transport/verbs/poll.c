@@ -81,6 +81,8 @@ void verbs_complete_until(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t e
   for (;;) {
     uint32_t at = atomic_load(&queue->completed);
     if ((int32_t)(end - at) <= 0) return;
+    /* The device tells of work that another thread posted, but only this makes its writes ours. */
+    if ((int32_t)(atomic_load(&queue->posted) - at) <= 0) return;
     verbs_piece piece = queue->pieces[at & (queue->depth - 1)];
     atomic_store(&queue->completed, at + 1); /* from here on the place may be taken */
     release(endpoint, &piece, status, events);

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One host's part of a TensorFlow cluster over two hosts: tensorflow_task.py, by the lab's environment.
+
+Host 0 is the worker and the client, host 1 the parameter server. Each has a server of protocol grpc and one
+of grpc+rdma in the same process; the worker does the same on both and prints what came out as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import numpy as np
+import tensorflow as tf
+
+import rdmatensor.tensorflow
+
+PROTOCOLS = {"grpc": 4000, "grpc+rdma": 4001}  # and their ports
+# Elements: inside a message, one read, one read in several pieces.
+SIZES = (100, 50_000, 1_000_000)
+STEPS = 4
+FEATURES, HIDDEN = 100, 200
+PATIENCE = 300.0
+COUNTERS = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters")
+
+v1 = tf.compat.v1
+
+
+def start_server(protocol: str, addresses: list[str], rank: int) -> Any:
+    port = PROTOCOLS[protocol]
+    cluster = {"worker": [f"{addresses[0]}:{port}"], "ps": [f"{addresses[1]}:{port}"]}
+    job = "worker" if rank == 0 else "ps"
+    return tf.distribute.Server(
+        tf.train.ClusterSpec(cluster), job_name=job, task_index=0, protocol=protocol
+    )
+
+
+def exchange(target: str) -> list[list[float]]:
+    """A step's values: what the worker computes of variables, and what the server of the result."""
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0/cpu:0"):
+            variables = [
+                v1.get_variable(
+                    f"v{size}",
+                    initializer=tf.range(size, dtype=tf.float32) % 1000,
+                    use_resource=True,
+                )
+                for size in SIZES
+            ]
+            values = [variable.read_value() for variable in variables]
+        with tf.device("/job:worker/task:0/cpu:0"):
+            doubled = [value * 2 for value in values]
+            sums = [tf.reduce_sum(tf.cast(value, tf.float64)) for value in values]
+        with tf.device("/job:ps/task:0/cpu:0"):
+            updates = [
+                v.assign_add(d, read_value=False) for v, d in zip(variables, doubled, strict=True)
+            ]
+        with v1.Session(target) as session:
+            session.run(v1.global_variables_initializer())
+            rows = []
+            for _ in range(STEPS):
+                rows.append([float(value) for value in session.run(sums)])
+                session.run(updates)
+            return rows
+
+
+def train(target: str) -> list[str]:
+    """Losses of gradient descent, exactly: weights on the server, arithmetic on the worker."""
+    random = np.random.default_rng(3)
+    x = random.normal(size=(64, FEATURES)).astype("f")
+    y = np.tanh(x @ random.normal(size=(FEATURES, 10)).astype("f"))
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0/cpu:0"):
+            weights = [
+                v1.get_variable(
+                    f"w{i}",
+                    initializer=random.normal(scale=0.1, size=shape).astype("f"),
+                    use_resource=True,
+                )
+                for i, shape in enumerate(((FEATURES, HIDDEN), (HIDDEN, 10)))
+            ]
+        with tf.device("/job:worker/task:0/cpu:0"):
+            hidden = tf.nn.relu(tf.constant(x) @ weights[0].read_value())
+            loss = tf.reduce_mean((hidden @ weights[1].read_value() - y) ** 2)
+            gradients = tf.gradients(loss, weights)
+        with tf.device("/job:ps/task:0/cpu:0"):
+            apply = [
+                w.assign_sub(0.1 * g, read_value=False)
+                for w, g in zip(weights, gradients, strict=True)
+            ]
+        with v1.Session(target) as session:
+            session.run(v1.global_variables_initializer())
+            return [float(session.run([loss, *apply])[0]).hex() for _ in range(STEPS)]
+
+
+def sent_packets() -> int:
+    return int((COUNTERS / "sent_pkts").read_text())
+
+
+def work(servers: dict[str, Any]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for protocol, server in servers.items():
+        rdmatensor.tensorflow.reset_stats()
+        packets = sent_packets()
+        results[protocol] = {
+            "sums": exchange(server.target),
+            "losses": train(server.target),
+            "stats": rdmatensor.tensorflow.stats(),
+            "packets": sent_packets() - packets,
+        }
+    return results
+
+
+def main() -> None:
+    rank = int(os.environ["RDMATENSOR_LAB_RANK"])
+    addresses = os.environ["RDMATENSOR_LAB_ADDRESSES"].split(",")
+    done = Path(sys.argv[1])
+    servers = {protocol: start_server(protocol, addresses, rank) for protocol in PROTOCOLS}
+    if rank == 0:
+        print(json.dumps(work(servers)), flush=True)
+        done.touch()
+    end = time.monotonic() + PATIENCE
+    while not done.exists() and time.monotonic() < end:
+        time.sleep(0.2)
+    os._exit(0)  # servers cannot be stopped
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transport suite and the C unit programs on real verbs, in a guest."""
+
+from __future__ import annotations
+
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rdmatensor.softroce import Lab
+
+TESTS = Path(__file__).resolve().parents[1]
+SECONDS = 500.0
+# What verbs cannot do, and in how many tests that shows.
+SKIPS = {"transport verbs cannot map remote memory": 4}
+PROGRAMS = [
+    "test_channel",
+    "test_verbs_library",
+    "test_verbs_ports",
+    "test_verbs_registration",
+]
+
+
+def skips(report: Path) -> Counter[str]:
+    """Why tests were skipped, and how often."""
+    reasons = (each.get("message", "") for each in ElementTree.parse(report).iter("skipped"))
+    return Counter(reasons)
+
+
+@pytest.mark.timeout(SECONDS + 100)
+def test_transport_suite(lab: Lab) -> None:
+    report = lab.shared / "transport.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=10"]
+    done = lab.hosts[0].run(
+        [*command, f"--junitxml={report}", TESTS / "transport"],
+        env={"RDMATENSOR_TEST_TRANSPORT": "verbs", "PYTHONDONTWRITEBYTECODE": "1"},
+        timeout=SECONDS,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, f"in the guest:\n{done.stdout}\n{done.stderr}"
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed and int(passed[1]) > 100, done.stdout
+    assert skips(report) == SKIPS
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_c_program_on_verbs(lab: Lab, programs: Path, name: str) -> None:
+    """With a device there is nothing to skip."""
+    done = lab.hosts[0].run(
+        [programs / name], env={"RDMATENSOR_TRANSPORTS": "verbs"}, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"

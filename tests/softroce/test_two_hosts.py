@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between two hosts over verbs: what arrives, and what happens when hosts, links or processes fail."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from guests import Peer, Site
+from rdmatensor.softroce import Lab
+
+DEADLINE = 4.0
+# Two emulated hosts on a busy machine: their processes are scheduled late.
+SLACK = 6.0
+IMPATIENT = {"DEADLINE_MS": int(DEADLINE * 1000)}
+SIZES = [1, 8, 255, 256, 257, 4096, 16384, 16385, 1 << 20, (1 << 20) + 1, 5_000_001]
+LARGEST = 64 << 20
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Pair(NamedTuple):
+    """A peer on each host; `ours` is connected to `theirs` as `remote`."""
+
+    ours: Peer
+    theirs: Peer
+
+
+class Hosts(NamedTuple):
+    lab: Lab
+    first: Site
+    second: Site
+
+    def pair(self, region: int = 1 << 20, **settings: int) -> Pair:
+        ours, theirs = self.first.peer(**settings), self.second.peer(**settings)
+        for peer in (ours, theirs):
+            peer.run("from traffic import *")
+        theirs.run("region = device.allocate(size, name='region')", size=region)
+        connect(ours, theirs)
+        return Pair(ours, theirs)
+
+    def bystander(self, ours: Peer) -> None:
+        """Another peer of `ours`, on its own host, whose connection must go on."""
+        other = self.first.peer()
+        other.run("region = device.allocate(4096, name='region')")
+        ours.run(
+            "spare = device.connect(address); kept = spare.region('region')", address=other.address
+        )
+
+
+def connect(ours: Peer, theirs: Peer) -> None:
+    ours.run(
+        "remote = device.connect(address, timeout=20); region = remote.region('region', timeout=20)",
+        address=theirs.address,
+    )
+
+
+@pytest.fixture(scope="module")
+def sites(two_hosts: Lab) -> Iterator[Hosts]:
+    first, second = (Site(host) for host in two_hosts.hosts)
+    yield Hosts(two_hosts, first, second)
+    first.close()
+    second.close()
+
+
+@pytest.fixture
+def hosts(sites: Hosts) -> Iterator[Hosts]:
+    yield sites
+    for host in sites.lab.hosts:
+        if host.alive:
+            host.link(True)
+    sites.first.clear()
+    sites.second.clear()
+
+
+def works(pair: Pair) -> bool:
+    """Whether the two can connect, write and read, whatever was before."""
+    connect(*pair)
+    pair.ours.run("region.write(b'again').wait(20)")
+    return bool(pair.theirs.get("bytes(region.array[:5])") == b"again")
+
+
+# ---- Without faults ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("registered", [True, False], ids=["registered", "unregistered"])
+def test_every_size_there_and_back(hosts: Hosts, registered: bool) -> None:
+    pair = hosts.pair(region=max(SIZES) + 64)
+    assert pair.ours.get("remote.transport") == "verbs"
+    for seed, size in enumerate(SIZES):
+        sent = pair.ours.get(
+            "write_and_read_back(device, region, size, seed, registered)",
+            size=size,
+            seed=seed,
+            registered=registered,
+        )
+        assert pair.theirs.get("crc(region.array[at : at + size])", at=seed, size=size) == sent
+        assert pair.theirs.get("not region.array[:at].any() or at == 0", at=0)
+
+
+def test_largest(hosts: Hosts) -> None:
+    pair = hosts.pair(region=LARGEST)
+    pair.ours.start("sent = write_and_read_back(device, region, size, 0, True)", size=LARGEST)
+    pair.ours.finish(120)
+    assert pair.theirs.get("crc(region.array)") == pair.ours.get("sent")
+
+
+@pytest.mark.parametrize("queue_pairs", [1, 4])
+def test_thousand_tensors_in_flight(hosts: Hosts, queue_pairs: int) -> None:
+    """Small ones, and notifications, in order; long ones over all queue pairs."""
+    pair = hosts.pair(region=8 << 20, QUEUE_PAIRS=queue_pairs, STRIPE_BYTES=1 << 16)
+    assert pair.ours.get("queue_pairs(os.getpid())") == queue_pairs
+    pair.theirs.start("bad = check_flood(device, region.array, 1000)")
+    pair.ours.run("transfers = flood(remote, region, 1000)")
+    pair.theirs.finish(90)
+    assert pair.theirs.get("bad") == []
+    pair.ours.run("for transfer in transfers: transfer.wait(20)")
+    striped = 3_000_003
+    sent = pair.ours.get("write_and_read_back(device, region, size, 7, True)", size=striped)
+    assert pair.theirs.get("crc(region.array[7 : 7 + size])", size=striped) == sent
+    stats = pair.ours.get("device.stats()._asdict()")
+    assert (stats["writes"], stats["notifies_sent"]) == (1001, 1000)
+
+
+def test_batches_both_ways_at_once(hosts: Hosts) -> None:
+    pair = hosts.pair()
+    pair.ours.run("own = device.allocate(1 << 20, name='region')")
+    connect(pair.theirs, pair.ours)
+    # `region` is the other's now on both sides; their own is found by its name.
+    play = """
+        def play(device, remote, region, seed):
+            for turn in range(20):
+                data, back = pattern(1000, seed + turn), np.zeros(1000, np.uint8)
+                batch = remote.batch().write(region, data, 2000)
+                batch.read_into(region, back, 2000).notify(bytes([turn]), immediate=turn)
+                remote.post(batch).wait(20)
+                assert np.array_equal(back, data), turn
+            notes = [device.next_notification(20) for _ in range(20)]
+            return [(note.immediate, note.payload) for note in notes]
+        seen = play(device, remote, region, seed)
+    """
+    pair.ours.start(play, seed=1)
+    pair.theirs.start(play, seed=100)
+    for peer in pair:
+        peer.finish(60)
+        assert peer.get("seen") == [(turn, bytes([turn])) for turn in range(20)]
+
+
+# ---- The network ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("percent", [1, 5])
+def test_lost_packets_are_sent_again(hosts: Hosts, percent: int) -> None:
+    pair = hosts.pair(region=2 << 20, DEADLINE_MS=30000)
+    host = hosts.lab.hosts[0]
+    host.netem("loss", f"{percent}%")
+    try:
+        pair.theirs.start("bad = check_flood(device, region.array, 200)")
+        pair.ours.run("transfers = flood(remote, region, 200)")
+        pair.theirs.finish(60)
+        assert pair.theirs.get("bad") == []
+        counters = host.run(["tc", "-s", "qdisc", "show", "dev", "eth0"]).stdout
+        assert "dropped 0," not in counters
+    finally:
+        host.netem()
+
+
+def test_short_loss_of_link_is_survived(hosts: Hosts) -> None:
+    pair = hosts.pair(region=4 << 20, DEADLINE_MS=30000)
+    host = hosts.lab.hosts[1]
+    pair.theirs.start("bad = check_flood(device, region.array, 400)")
+    pair.ours.start("transfers = flood(remote, region, 400)")
+    time.sleep(0.2)
+    host.link(False)
+    time.sleep(0.5)
+    host.link(True)
+    pair.ours.finish(60)
+    pair.theirs.finish(60)
+    assert pair.theirs.get("bad") == []
+    assert pair.ours.get("remote.up")
+    assert pair.ours.get("device.stats().channels_lost") == 0
+
+
+def test_long_loss_of_link_ends_within_the_deadline(hosts: Hosts) -> None:
+    """And nothing that was under way then reaches the peer's memory when the link is back."""
+    pair = hosts.pair(**IMPATIENT)
+    hosts.bystander(pair.ours)
+    pair.ours.run("own = device.allocate(1 << 18); own.array[:] = 1")
+    pair.ours.start("outcome = write_until_lost(region, own.array)")
+    time.sleep(1)
+    host = hosts.lab.hosts[1]
+    host.link(False)
+    cut = time.time()
+    pair.ours.finish(DEADLINE + SLACK + 10)
+    outcome = pair.ours.get("outcome")
+    assert outcome["written"] > 0
+    assert pair.ours.get("time.time()") - cut < DEADLINE + SLACK
+    check_lost(outcome, pair, "transport retry counter exceeded (12)", "does not answer")
+    pair.ours.run("own.array[:] = 255")  # its owner uses it again
+    pair.ours.run("kept.write(b'1').wait(5)")
+    host.link(True)
+    time.sleep(0.5)
+    assert pair.theirs.get("int(region.array.max())") == 1
+    assert works(pair)
+
+
+def check_lost(outcome: dict[str, Any], pair: Pair, what: str, remedy: str) -> None:
+    """The error says what happened to which connection, and what it may mean."""
+    assert outcome["kind"] == "ConnectionLost", outcome
+    text = outcome["text"]
+    assert what in text and remedy in text, text
+    assert re.search(r"vendor error 0x?[0-9a-f]+, queue pair 0x[0-9a-f]{4,6} to ", text), text
+    assert "rxe0:1" in text, text
+    assert pair.theirs.address in text, text
+    assert outcome["pending"] == 0, "every transfer ends"
+
+
+# ---- Hosts and processes ------------------------------------------------------------------------------
+
+
+def test_killed_host_is_lost_and_comes_back(hosts: Hosts) -> None:
+    pair = hosts.pair(region=1 << 18, **IMPATIENT)
+    hosts.bystander(pair.ours)
+    pair.ours.start("outcome = write_until_lost(region, pattern(1 << 18, 1))")
+    time.sleep(1)
+    hosts.second.host.kill()
+    killed = time.monotonic()
+    pair.ours.finish(DEADLINE + SLACK + 10)
+    assert time.monotonic() - killed < DEADLINE + SLACK
+    check_lost(pair.ours.get("outcome"), pair, "transport retry counter exceeded (12)", "host")
+    pair.ours.run("kept.write(b'1').wait(5)")
+    hosts.second.clear()
+    theirs = hosts.second.peer()
+    theirs.run("region = device.allocate(4096, name='region')")
+    assert works(Pair(pair.ours, theirs))
+
+
+def test_idle_connection_to_a_killed_host_is_noticed(hosts: Hosts) -> None:
+    """Nothing is under way, and no end of stream comes from a dead host: it is probed for."""
+    pair = hosts.pair(**IMPATIENT)
+    hosts.second.host.kill()
+    killed = time.monotonic()
+    while pair.ours.get("remote.up"):
+        assert time.monotonic() - killed < DEADLINE + SLACK, "nobody noticed"
+        time.sleep(0.1)
+    outcome = pair.ours.get("attempt(lambda: remote.region('region', timeout=1))")
+    assert outcome["kind"] == "ConnectionLost", outcome
+
+
+def test_killed_process_is_lost_at_once_and_its_neighbour_is_not(hosts: Hosts) -> None:
+    pair = hosts.pair(region=1 << 18)
+    neighbour = hosts.second.peer()
+    neighbour.run("region = device.allocate(1 << 18, name='region')")
+    pair.ours.run(
+        "second = device.connect(address); other = second.region('region')",
+        address=neighbour.address,
+    )
+    pair.ours.start("outcome = write_until_lost(region, pattern(1 << 18, 1))")
+    time.sleep(1)
+    pair.theirs.kill()
+    killed = time.monotonic()
+    pair.ours.finish(SLACK + 10)
+    assert time.monotonic() - killed < SLACK
+    outcome = pair.ours.get("outcome")
+    assert (outcome["kind"], outcome["pending"]) == ("ConnectionLost", 0), outcome
+    assert pair.theirs.address in outcome["text"]
+    pair.ours.run("other.write(pattern(1 << 18, 2)).wait(20)")
+    assert neighbour.get("region.array[0]") == pair.ours.get("pattern(1 << 18, 2)[0]")
+
+
+def test_stopped_process(hosts: Hosts) -> None:
+    """Its memory can be reached: its device answers. Only what needs the process waits, not for ever."""
+    pair = hosts.pair(RING_BYTES=65536, **IMPATIENT)
+    pair.theirs.stop()
+    try:
+        pair.ours.run("region.write(b'12345678').wait(20)")
+        assert pair.ours.get("bytes(region.read(0, 8))") == b"12345678"
+        asked = pair.ours.get("attempt(lambda: remote.region('other', timeout=1))")
+        assert asked["kind"] == "DeadlineExceeded", asked
+        pair.ours.start("outcome = until_lost(lambda: remote.notify(bytes(4096)).wait(20))")
+        pair.ours.finish(DEADLINE + SLACK + 10)
+        outcome = pair.ours.get("outcome")
+        assert outcome["kind"] == "ConnectionLost", outcome
+        assert outcome["took"] < DEADLINE + SLACK
+        assert "took nothing for 4000 ms" in outcome["text"], outcome
+    finally:
+        pair.theirs.resume()
+    assert works(pair)
+
+
+# ---- Regions ------------------------------------------------------------------------------------------
+
+
+def test_withdrawn_region_is_refused(hosts: Hosts) -> None:
+    """The key is gone with the region: the peer's device refuses, and the connection with it."""
+    pair = hosts.pair(**IMPATIENT)
+    hosts.bystander(pair.ours)
+    pair.theirs.run("withdrawn = device.allocate(4096, name='withdrawn'); view = withdrawn.array")
+    pair.ours.run("stale = remote.region('withdrawn'); stale.write(b'good').wait(20)")
+    pair.theirs.run("withdrawn.close()")
+    outcome = pair.ours.get("attempt(lambda: stale.write(b'late').wait(20))")
+    assert outcome["kind"] in ("RegionError", "ConnectionLost"), outcome
+    assert outcome["took"] < DEADLINE + SLACK
+    lost = pair.ours.get("until_lost(lambda: region.write(b'1').wait(20))")
+    assert "remote access error (10)" in lost["text"], lost
+    assert "withdrew the region, or its key is wrong" in lost["text"], lost
+    assert pair.theirs.get("bytes(view[:4])") == b"good"
+    pair.ours.run("kept.write(b'1').wait(5)")
+    assert works(pair)
