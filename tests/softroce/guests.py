@@ -32,13 +32,16 @@ class Site(Nursery):
         self._command = [python, str(PROGRAM), str(HERE), *modules]
         self._made: list[Peer] = []
         self._process: Process
+        self._watcher: threading.Thread
         self._heard = 0  # bytes of its standard error, by tests before
         super().__init__(lambda data: self._process.write(data))
         self._start()
 
     def _start(self) -> None:
+        self.forget_half_frames()
         self._process = self.host.start(self._command, stdin=True, stdout=self.feed)
-        threading.Thread(target=self._watch, args=[self._process], daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, args=[self._process], daemon=True)
+        self._watcher.start()
 
     def _watch(self, process: Process) -> None:
         try:
@@ -73,10 +76,13 @@ class Site(Nursery):
 
     def clear(self) -> None:
         """Ends the peers of a test; the host boots again if the test killed it."""
+        alive = self.host.alive
+        if not alive:
+            self._watcher.join()  # it tells the peers
         made, self._made = self._made, []
         for peer in made:
             peer.close()
-        if not self.host.alive:
+        if not alive:
             self.host.restart()
             self._start()
         self._heard = len(self._process.stderr)

@@ -99,7 +99,7 @@ def test_every_size_there_and_back(hosts: Hosts, registered: bool) -> None:
             registered=registered,
         )
         assert pair.theirs.get("crc(region.array[at : at + size])", at=seed, size=size) == sent
-        assert pair.theirs.get("not region.array[:at].any() or at == 0", at=0)
+        assert not pair.theirs.get("region.array[end:].any()", end=seed + size)
 
 
 def test_largest(hosts: Hosts) -> None:
@@ -194,11 +194,11 @@ def test_long_loss_of_link_ends_within_the_deadline(hosts: Hosts) -> None:
     time.sleep(1)
     host = hosts.lab.hosts[1]
     host.link(False)
-    cut = time.time()
+    cut = time.monotonic()
     pair.ours.finish(DEADLINE + SLACK + 10)
+    assert time.monotonic() - cut < DEADLINE + SLACK
     outcome = pair.ours.get("outcome")
     assert outcome["written"] > 0
-    assert pair.ours.get("time.time()") - cut < DEADLINE + SLACK
     check_lost(outcome, pair, "transport retry counter exceeded (12)", "does not answer")
     pair.ours.run("own.array[:] = 255")  # its owner uses it again
     pair.ours.run("kept.write(b'1').wait(5)")

@@ -68,7 +68,7 @@ def check_flood(device: Device, array: Any, count: int) -> list[int]:
 
 
 def write_until_lost(region: RemoteRegion, data: Any, window: int = 8) -> dict[str, Any]:
-    """Writes again and again, `window` at a time, until it fails; what failed, and when."""
+    """Writes again and again, `window` at a time, until it fails; how, and what was done before."""
     transfers: list[Transfer] = []
     written = 0
     try:
@@ -78,7 +78,6 @@ def write_until_lost(region: RemoteRegion, data: Any, window: int = 8) -> dict[s
                 transfers.pop(0).wait(60)
                 written += 1
     except rdmatensor.RdmaError as error:
-        at = time.time()
         end = time.monotonic() + 20
         while not all(transfer.done for transfer in transfers) and time.monotonic() < end:
             time.sleep(0.01)
@@ -86,7 +85,6 @@ def write_until_lost(region: RemoteRegion, data: Any, window: int = 8) -> dict[s
             "kind": type(error).__name__,
             "status": error.status,
             "text": str(error),
-            "at": at,
             "written": written,
             "pending": sum(not transfer.done for transfer in transfers),
         }

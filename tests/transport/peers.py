@@ -61,6 +61,10 @@ class Nursery:
         for number, kind, value in self._parser.feed(data):
             self._peers[number].hear(kind, value)
 
+    def forget_half_frames(self) -> None:
+        """The program starts anew."""
+        self._parser = nursery.Parser()
+
     def end(self, text: str) -> None:
         """The nursery itself is gone, and all its peers; `text` says how."""
         for peer in self._peers.values():

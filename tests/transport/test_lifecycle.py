@@ -95,6 +95,17 @@ def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
         assert now <= ours + 5, f"{name} of the peer grew from {ours} to {now}"
 
 
+def test_connections_leave_room_for_others(device: rdmatensor.Device, spawn: Any) -> None:
+    """Far more connections, one after the other, than there is room for at once."""
+    peer = spawn({"RDMATENSOR_RECEIVES": "1024"})
+    for turn in range(24):
+        remote = device.connect(peer.address)
+        remote.notify(immediate=turn).wait()
+        assert peer.get("device.next_notification(20).immediate") == turn
+        remote.close()
+        peer.run("import gc; gc.collect()")
+
+
 def test_views_outlive_everything(transport: str) -> None:
     device = rdmatensor.Device()
     region = device.allocate((4, 4), "float32")

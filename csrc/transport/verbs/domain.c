@@ -11,7 +11,6 @@
 #include "core/status.h"
 #include "transport/verbs/objects.h"
 
-#define MAX_RECEIVES 32768u  /* of the shared queue, where the device permits it */
 #define RECEIVES_AT_ONCE 64u /* posted with one doorbell */
 
 static void explain(void *context, const char *line) {
@@ -35,7 +34,8 @@ static rdt_status choose_port(rdt_domain *domain) {
  * that something came. */
 static rdt_status create_receives(rdt_domain *domain) {
   const verbs_limits *limits = &domain->choice.port->limits;
-  uint32_t wanted = MAX_RECEIVES < limits->max_srq_wr ? MAX_RECEIVES : limits->max_srq_wr;
+  uint32_t wanted = (uint32_t)rdt_config_number(RDT_CONFIG_RECEIVES);
+  if (wanted > limits->max_srq_wr) wanted = limits->max_srq_wr;
   struct ibv_srq_init_attr attr = {.attr = {.max_wr = wanted, .max_sge = 1}};
   domain->max_receives = wanted;
   return verbs_create_srq(domain->pd, &attr, &domain->srq);
@@ -49,9 +49,9 @@ rdt_status verbs_domain_receives(rdt_domain *domain, uint32_t count, bool pledge
     pthread_mutex_unlock(&domain->lock);
     if (!room)
       return rdt_fail(RDT_ERR_LIMIT,
-                      "%s has room for %u receives, %u each for a connection: close some, or use "
-                      "another device for the rest",
-                      domain->text, domain->max_receives, count);
+                      "%s has %u receives, of which a connection needs %u: raise %sRECEIVES, or "
+                      "close connections",
+                      domain->text, domain->max_receives, count, RDT_ENV_PREFIX);
   }
   while (count > 0) {
     struct ibv_recv_wr receives[RECEIVES_AT_ONCE], *bad;
@@ -61,6 +61,8 @@ rdt_status verbs_domain_receives(rdt_domain *domain, uint32_t count, bool pledge
                                          .next = i + 1 < some ? &receives[i + 1] : NULL};
     rdt_status status =
         verbs_result(ibv_post_srq_recv(domain->srq, receives, &bad), "post a receive");
+    /* Full, of those that ended endpoints left: more than are pledged, and as good as ours. */
+    if (status == RDT_ERR_NO_MEMORY) return RDT_OK;
     if (status != RDT_OK) return status;
     count -= some;
   }
