@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host's part of a TensorFlow cluster over two hosts: tensorflow_task.py, by the lab's environment.
+"""A TensorFlow cluster of two processes: a worker, which is the client too, and a parameter server.
 
-Host 0 is the worker and the client, host 1 the parameter server. Each has a server of protocol grpc and one
-of grpc+rdma in the same process; the worker does the same on both and prints what came out as JSON.
+Each has a server of protocol grpc and one of grpc+rdma; the worker does the same on both and prints what
+came out as JSON. The second process is forked from the first after TensorFlow was imported, and before it did
+anything, because importing it takes more than a minute on emulated processors.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,20 @@ import tensorflow as tf
 
 import rdmatensor.tensorflow
 
-PROTOCOLS = {"grpc": 4000, "grpc+rdma": 4001}  # and their ports
+PROTOCOLS = ("grpc", "grpc+rdma")
 # Elements: inside a message, one read, one read in several pieces.
 SIZES = (100, 50_000, 1_000_000)
 STEPS = 4
 FEATURES, HIDDEN = 100, 200
-PATIENCE = 300.0
 COUNTERS = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters")
 
 v1 = tf.compat.v1
 
 
-def start_server(protocol: str, addresses: list[str], rank: int) -> Any:
-    port = PROTOCOLS[protocol]
-    cluster = {"worker": [f"{addresses[0]}:{port}"], "ps": [f"{addresses[1]}:{port}"]}
-    job = "worker" if rank == 0 else "ps"
+def start_server(protocol: str, address: str, job: str) -> Any:
+    """The task of `job`; both tasks are at `address`, at ports that go by protocol and job."""
+    port = 4000 + 10 * PROTOCOLS.index(protocol)
+    cluster = {"worker": [f"{address}:{port}"], "ps": [f"{address}:{port + 1}"]}
     return tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=job, task_index=0, protocol=protocol
     )
@@ -117,16 +116,17 @@ def work(servers: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    rank = int(os.environ["RDMATENSOR_LAB_RANK"])
-    addresses = os.environ["RDMATENSOR_LAB_ADDRESSES"].split(",")
-    done = Path(sys.argv[1])
-    servers = {protocol: start_server(protocol, addresses, rank) for protocol in PROTOCOLS}
-    if rank == 0:
+    address = sys.argv[1]
+    job = "worker"
+    line, end_of_worker = os.pipe()
+    if os.fork() == 0:
+        job = "ps"
+        os.close(end_of_worker)
+    servers = {protocol: start_server(protocol, address, job) for protocol in PROTOCOLS}
+    if job == "ps":
+        os.read(line, 1)  # until the worker has ended
+    else:
         print(json.dumps(work(servers)), flush=True)
-        done.touch()
-    end = time.monotonic() + PATIENCE
-    while not done.exists() and time.monotonic() < end:
-        time.sleep(0.2)
     os._exit(0)  # servers cannot be stopped
 
 

@@ -18,6 +18,7 @@ with (number, "done", value) or (number, "failed", text), and tells once (number
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import pickle
@@ -222,6 +223,10 @@ def main(folder: str, *modules: str) -> None:
     line = Nursery(output).serve()
     if line:
         live(line)
+        # Devices are closed as at any end; to take a forked interpreter apart costs more than a test.
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

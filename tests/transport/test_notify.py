@@ -66,7 +66,7 @@ def test_flood_with_a_slow_consumer_loses_nothing(narrow: Any, device: rdmatenso
 
 
 def test_queue_of_the_reader_absorbs_a_flood(peer: Any, remote: RemoteDevice) -> None:
-    count = 20000
+    count = 8000
     for turn in range(count):
         remote.notify(b"12345678", immediate=turn)
     assert peer.get(f"[device.next_notification(20).immediate for _ in range({count})]") == list(

@@ -345,7 +345,7 @@ def test_thousand_transfers_with_checksums(peer: Any, remote: RemoteDevice) -> N
 
 
 def test_many_threads_post(peer: Any, remote: RemoteDevice) -> None:
-    threads, each = 8, 400
+    threads, each = 8, 200
     peer.run("region = device.allocate(8 * 64, name='region')", threads=threads)
     region = remote.region("region")
     failures: list[BaseException] = []

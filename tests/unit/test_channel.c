@@ -83,7 +83,7 @@ static void count_done(void *context, rdt_status status) {
 
 /* Far more than the ring holds: each completes once, and arrives once, in order. */
 static void test_order_without_credit(void) {
-  enum { COUNT = 50000 };
+  enum { COUNT = 20000 };
   end a, b;
   rdt_config_set("RING_BYTES", "4096");
   open_end(&a, "a");
@@ -162,7 +162,7 @@ typedef struct {
 } writer;
 
 #define WRITERS 4
-#define WRITES 5000
+#define WRITES 2000
 
 static void *write_own_slot(void *argument) {
   writer *w = argument;

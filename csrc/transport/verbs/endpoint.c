@@ -20,9 +20,11 @@
 #define CREDIT_OUT 64u    /* on a cache line of its own */
 #define MAX_INLINE 256u   /* bytes; asked for, less where the device has less */
 #define RETRIES 6u        /* 7 is for ever on some devices */
-#define RNR_TIMER 14u     /* 1.28 ms (InfiniBand specification, table 45) */
+#define RNR_TIMER \
+  24u /* 41 ms (InfiniBand specification, table 45): only misbehaviour of others needs it */
 #define HOP_LIMIT 64u
 #define MASK_24 0xffffffu
+#define MAX_MIRROR (64u << 20) /* bytes, unless our own ring is larger */
 
 /* ---- creation ------------------------------------------------------------------------------------------ */
 
@@ -60,6 +62,11 @@ static rdt_status create_inbound(rdt_endpoint *endpoint) {
  * peer has freed was sent long ago. */
 static rdt_status create_outbound(rdt_endpoint *endpoint) {
   uint64_t capacity = endpoint->remote.ring_capacity;
+  if (capacity > MAX_MIRROR && capacity > endpoint->receive.capacity)
+    return rdt_fail(RDT_ERR_PROTOCOL,
+                    "the peer has a ring of %llu bytes, for which memory would be pinned here: set "
+                    "%sRING_BYTES alike",
+                    (unsigned long long)capacity, RDT_ENV_PREFIX);
   rdt_status status =
       create_block(endpoint->domain, capacity, RDT_ACCESS_NONE, &endpoint->outbound);
   if (status == RDT_OK) records_init(&endpoint->mirror, endpoint->outbound.start, capacity);

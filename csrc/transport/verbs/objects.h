@@ -144,8 +144,9 @@ struct rdt_endpoint {
   bool stashed;
   uint64_t taken; /* notifications that took a receive */
   uint64_t told_consumed, told_taken;
-  uint32_t unposted; /* receives to post anew */
-  uint32_t pledged;  /* receives held in the domain's queue */
+  uint32_t unposted;     /* receives to post anew */
+  uint32_t idle_credits; /* credit messages in a row that said nothing new */
+  uint32_t pledged;      /* receives held in the domain's queue */
   uint64_t flushed;
   char failure[384];
 };

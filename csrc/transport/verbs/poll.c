@@ -112,12 +112,25 @@ static void complete_unhanded(rdt_endpoint *endpoint, const rdt_events *events) 
 
 /* ---- notifications and credit ------------------------------------------------------------------------------ */
 
+/* A later message may have overwritten the words before this one is handled: then the next says nothing
+ * new. More of those than can be under way come from a peer that only wants to use up receives. */
+static void receive_credit(rdt_endpoint *endpoint) {
+  uint64_t granted = atomic_load(&endpoint->credit_in->receives);
+  uint64_t consumed = atomic_load(&endpoint->credit_in->consumed);
+  bool news =
+      granted != atomic_load(&endpoint->granted) || consumed != atomic_load(&endpoint->consumed);
+  endpoint->idle_credits = news ? 0 : endpoint->idle_credits + 1;
+  if (endpoint->idle_credits > VERBS_CREDIT_RECEIVES)
+    fail(endpoint, "the peer returns credit again and again without having consumed anything");
+  atomic_store(&endpoint->granted, granted);
+  atomic_store(&endpoint->consumed, consumed);
+}
+
 static void receive(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
   uint32_t announced = ntohl(wc->imm_data);
   endpoint->unposted++;
   if (announced == 0) {
-    atomic_store(&endpoint->granted, atomic_load(&endpoint->credit_in->receives));
-    atomic_store(&endpoint->consumed, atomic_load(&endpoint->credit_in->consumed));
+    receive_credit(endpoint);
     return;
   }
   endpoint->taken++;
