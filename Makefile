@@ -51,11 +51,14 @@ demo: build
 test: build
 	$(PYTEST) $(TEST_FLAGS)
 
+# The C programs on this machine, and on verbs in the lab.
+sanitized := tests/unit/test_c_programs.py tests/softroce/test_transport_suite.py -k c_program
+
 asan: build
-	RDMATENSOR_TEST_SANITIZE=address $(PYTEST) tests/unit/test_c_programs.py
+	RDMATENSOR_TEST_SANITIZE=address $(PYTEST) $(sanitized)
 
 tsan: build
-	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) tests/unit/test_c_programs.py
+	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) $(sanitized)
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .
@@ -63,7 +66,7 @@ lint: $(VENV)/.tools
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file= --explicit-package-bases --check-untyped-defs \
 	  --ignore-missing-imports bench tests
-	$(BIN)/clang-format --dry-run -Werror $(c_files)
+	@$(BIN)/clang-format --dry-run -Werror $(c_files)
 
 format: $(VENV)/.tools
 	$(BIN)/ruff check --fix-only .

@@ -186,6 +186,7 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     {"ring_capacity": 65535},
     {"ring_capacity": 16},
     {"ring_capacity": 1 << 63},
+    {"ring_capacity": 1 << 30},
     {"notifies": 0},
     {"notifies": 1 << 31},
     {"reads": 0},
@@ -203,7 +204,9 @@ def test_impossible_addresses_are_refused(both: Both) -> None:
     for lies in IMPOSSIBLE:
         refusal = both.refusal(**lies)
         assert refusal, f"the device accepted {lies}"
-        assert any(word in refusal for word in ("impossible", "malformed", "port")), refusal
+        assert any(word in refusal for word in ("impossible", "malformed", "port", "pinned")), (
+            refusal
+        )
     assert still_serves(both)
 
 
@@ -261,6 +264,14 @@ def test_credit_for_what_was_never_sent(both: Both, credit: str) -> None:
     both.ours.finish()
     assert both.ours.get("lost")["kind"] == "ConnectionLost", both.ours.get("lost")
     assert "credit" in both.ours.get("lost")["text"]
+    assert still_serves(both)
+
+
+def test_credit_without_news_ends_the_connection(both: Both) -> None:
+    """Its messages take receives too, which need no credit."""
+    both.connect()
+    both.other.run("for _ in range(60): peer.give_credit(0, 0)")
+    assert both.logged("returns credit again and again")
     assert still_serves(both)
 
 

@@ -415,8 +415,3 @@ const char *verbs_qp_state_text(enum ibv_qp_state state) {
   size_t row = (size_t)state;
   return row < sizeof(names) / sizeof(names[0]) ? names[row] : "UNKNOWN";
 }
-
-bool verbs_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode opcode) {
-  if (!functions.query_qp_data_in_order) return false;
-  return functions.query_qp_data_in_order(qp, opcode, 0) == 1;
-}

@@ -76,9 +76,7 @@
   NEEDED(const char *, node_type_str, "IBVERBS_1.1", (enum ibv_node_type type))                    \
   OPTIONAL(struct ibv_mr *, reg_mr_iova2, "IBVERBS_1.8",                                           \
            (struct ibv_pd * pd, void *address, size_t size, uint64_t iova, unsigned int access))   \
-  OPTIONAL(int, is_fork_initialized, "IBVERBS_1.13", (void))                                       \
-  OPTIONAL(int, query_qp_data_in_order, "IBVERBS_1.14",                                            \
-           (struct ibv_qp * qp, enum ibv_wr_opcode opcode, uint32_t flags))
+  OPTIONAL(int, is_fork_initialized, "IBVERBS_1.13", (void))
 
 typedef struct verbs_functions {
 #define VERBS_MEMBER(result, name, version, arguments) result(*name) arguments;
@@ -171,7 +169,5 @@ const char *verbs_wc_status_text(enum ibv_wc_status status);
 const char *verbs_event_text(enum ibv_event_type event);
 /* "RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR". */
 const char *verbs_qp_state_text(enum ibv_qp_state state);
-/* May the target poll memory for the last byte of one operation? False unless the device promises it. */
-bool verbs_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode opcode);
 
 #endif
