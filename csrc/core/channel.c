@@ -193,6 +193,8 @@ static void ring_doorbell(rdt_channel *channel) {
 
 /* ---- requests ------------------------------------------------------------------------------------ */
 
+bool rdt_request_wants_event(const rdt_request *request) { return request->wants_event; }
+
 void rdt_request_hold(rdt_request *request) { atomic_fetch_add(&request->holds, 1); }
 
 static void note_failure(rdt_request *request, rdt_status status) {
@@ -223,7 +225,12 @@ static rdt_request *request_new(const rdt_op *ops, size_t count, rdt_done_fn don
     rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
     return NULL;
   }
-  *request = (rdt_request){.done = done, .context = context, .holds = 1, .count = count};
+  *request = (rdt_request){.done = done,
+                           .context = context,
+                           /* Who waits for a transfer looks for it, or asks for an event. */
+                           .wants_event = done && done != rdt_transfer_complete,
+                           .holds = 1,
+                           .count = count};
   memcpy(request->ops, ops, count * sizeof(*ops));
   for (size_t i = 0; i < count; i++)
     if (request->ops[i].remote) rdt_remote_region_ref(request->ops[i].remote);
@@ -340,7 +347,10 @@ rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t coun
   else
     status = post_request(channel, ops, count, done, context);
   ring_doorbell(channel);
+  const rdt_transport *transport = channel->transport;
+  bool stalled = transport->wants_doorbell && transport->wants_doorbell(channel->endpoint);
   pthread_mutex_unlock(&channel->send_lock);
+  if (stalled) rdt_device_wake(channel->device); /* it must see that completions matter now */
   if (!breaks_channel(status)) return status;
   rdt_channel_break(channel);
   return RDT_ERR_CONNECTION_LOST;

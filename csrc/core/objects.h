@@ -109,6 +109,7 @@ struct rdt_request {
   rdt_request *next;
   rdt_done_fn done;
   void *context;
+  bool wants_event;
   atomic_uint holds; /* one for the queue or the poster, one for each piece the transport posted */
   atomic_int status; /* the first failure */
   size_t at, count;  /* ops[at] is the first that is not wholly posted, and what is left of it */
@@ -155,6 +156,7 @@ struct rdt_channel {
   atomic_bool has_unsent;
 
   pthread_mutex_t poll_lock; /* endpoint's receive side */
+  atomic_uint sleepers;      /* threads that sleep until a transfer completes */
   pthread_mutex_t send_lock; /* endpoint's send side, queue */
   rdt_request *queue, **queue_tail;
   int64_t last_credit; /* ms: when the queue last moved, or began */
@@ -221,6 +223,10 @@ void rdt_channel_probe(rdt_channel *channel);
 rdt_status rdt_channel_fail_down(const rdt_channel *channel);
 /* The same for a transfer that failed with `status`, alone or with the channel. */
 rdt_status rdt_channel_fail_transfer(rdt_channel *channel, rdt_status status);
+
+/* transfer.c */
+/* The `done` of transfers. */
+void rdt_transfer_complete(void *context, rdt_status status);
 
 /* workers.c */
 /* Runs `run` on a thread of its own; false if there are too many or the device is closing. */

@@ -289,9 +289,15 @@ static int probe_all(rdt_device *device) {
 
 /* ---- sleep ------------------------------------------------------------------------------------------ */
 
+/* Own completions need to wake us only if something waits for them. */
 static bool arm(rdt_channel *channel, bool may_take) {
+  const rdt_transport *transport = channel->transport;
+  bool down = atomic_load(&channel->down);
+  bool completions = down || channel->closing || atomic_load(&channel->queued) ||
+                     atomic_load(&channel->sleepers) > 0 ||
+                     (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
   pthread_mutex_lock(&channel->poll_lock);
-  bool quiet = channel->transport->arm(channel->endpoint, may_take && !atomic_load(&channel->down));
+  bool quiet = transport->arm(channel->endpoint, may_take && !down, completions);
   pthread_mutex_unlock(&channel->poll_lock);
   return quiet;
 }

@@ -3,13 +3,14 @@
  * A completion that a thread can wait for.
  */
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "core/config.h"
 #include "core/objects.h"
 #include "core/status.h"
+
+#define POLLS_PER_LOOK 32 /* at the endpoint, before the transfer itself is looked at */
 
 struct rdt_transfer {
   atomic_int refs; /* the waiter's and the completion's */
@@ -39,7 +40,7 @@ void rdt_transfer_free(rdt_transfer *transfer) {
   free(transfer);
 }
 
-static void transfer_complete(void *context, rdt_status status) {
+void rdt_transfer_complete(void *context, rdt_status status) {
   rdt_transfer *transfer = context;
   pthread_mutex_lock(&transfer->lock);
   transfer->status = status;
@@ -52,7 +53,7 @@ static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
                          rdt_transfer **transfer) {
   rdt_transfer *waitable = transfer_new(channel);
   if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status = rdt_channel_post(channel, ops, count, transfer_complete, waitable);
+  rdt_status status = rdt_channel_post(channel, ops, count, rdt_transfer_complete, waitable);
   if (status != RDT_IN_PROGRESS) {
     rdt_transfer_free(waitable); /* the completion's, which will not come */
     rdt_transfer_free(waitable);
@@ -69,34 +70,63 @@ rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t co
   return submit(channel, ops, count, transfer);
 }
 
-static bool is_complete(rdt_transfer *transfer) {
+static rdt_status current(rdt_transfer *transfer) {
   pthread_mutex_lock(&transfer->lock);
-  bool complete = transfer->status != RDT_IN_PROGRESS;
+  rdt_status status = transfer->status;
   pthread_mutex_unlock(&transfer->lock);
-  return complete;
+  return status;
 }
 
-/* Looks for the completion itself for a while, which saves two changes of threads. Where handlers run
- * on the progress thread, completions stay there too. */
-static void help(rdt_transfer *transfer) {
-  rdt_channel *channel = transfer->channel;
-  if (channel->transport->synchronous || channel->device->options.on_notify) return;
+static bool is_complete(rdt_transfer *transfer) { return current(transfer) != RDT_IN_PROGRESS; }
+
+/* May this thread take completions? Where handlers run on the progress thread, completions stay there. */
+static bool may_help(const rdt_transfer *transfer) {
+  const rdt_channel *channel = transfer->channel;
+  return !channel->transport->synchronous && !channel->device->options.on_notify;
+}
+
+/* Looks for the completion itself, which saves two changes of threads. True if it is there. */
+static bool look(rdt_transfer *transfer) {
+  for (int i = 0; i < POLLS_PER_LOOK; i++) rdt_channel_help(transfer->channel);
+  return is_complete(transfer);
+}
+
+static bool look_for_a_while(rdt_transfer *transfer) {
   int64_t end = rdt_now_us() + (int64_t)rdt_config_number(RDT_CONFIG_WAIT_SPIN_US);
-  while (!is_complete(transfer) && rdt_now_us() < end) {
-    rdt_channel_help(channel);
-    sched_yield();
-  }
+  while (rdt_now_us() < end)
+    if (look(transfer)) return true;
+  return false;
+}
+
+/* From here on the progress thread has to be woken by completions. */
+static void begin_sleep(rdt_channel *channel) {
+  if (channel->transport->synchronous) return;
+  if (atomic_fetch_add(&channel->sleepers, 1) == 0) rdt_device_wake(channel->device);
+}
+
+static void end_sleep(rdt_channel *channel) {
+  if (!channel->transport->synchronous) atomic_fetch_sub(&channel->sleepers, 1);
+}
+
+static void sleep_until_complete(rdt_transfer *transfer, rdt_deadline deadline) {
+  begin_sleep(transfer->channel);
+  pthread_mutex_lock(&transfer->lock);
+  while (transfer->status == RDT_IN_PROGRESS && rdt_deadline_left(deadline) > 0)
+    rdt_cond_wait(&transfer->completed, &transfer->lock, deadline);
+  pthread_mutex_unlock(&transfer->lock);
+  end_sleep(transfer->channel);
 }
 
 rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
-  rdt_deadline deadline = rdt_deadline_after(timeout_ms);
-  if (timeout_ms != 0) help(transfer);
-  pthread_mutex_lock(&transfer->lock);
-  while (transfer->status == RDT_IN_PROGRESS && rdt_deadline_left(deadline) > 0)
-    rdt_cond_wait(&transfer->completed, &transfer->lock, deadline);
-  rdt_status status = transfer->status;
-  pthread_mutex_unlock(&transfer->lock);
+  bool helps = may_help(transfer);
+  /* Before the first look at the clock, which costs more than many transfers take. */
+  bool complete = is_complete(transfer) || (helps && look(transfer));
+  if (!complete && timeout_ms != 0) {
+    rdt_deadline deadline = rdt_deadline_after(timeout_ms);
+    if (!helps || !look_for_a_while(transfer)) sleep_until_complete(transfer, deadline);
+  }
+  rdt_status status = current(transfer);
   if (status == RDT_IN_PROGRESS && timeout_ms != 0)
     return rdt_fail(RDT_ERR_DEADLINE, "the transfer did not complete within the deadline");
   return status < 0 ? rdt_channel_fail_transfer(transfer->channel, status) : status;

@@ -44,6 +44,8 @@ typedef struct rdt_request rdt_request;
 
 /* Counts a posted piece of the request; each is later completed once, through rdt_events. */
 void rdt_request_hold(rdt_request *request);
+/* Must its completion wake a sleeping progress thread? Not if somebody looks for it, or nobody cares. */
+bool rdt_request_wants_event(const rdt_request *request);
 
 /* Local memory behind a region, as the core knows it. */
 typedef struct rdt_region_memory {
@@ -119,10 +121,10 @@ typedef struct rdt_transport {
   /* Hands at most `budget` notifications, and every completion, to `events`; their count, or an error
    * after which the channel is lost. */
   int (*poll)(rdt_endpoint *endpoint, int budget, const rdt_events *events);
-  /* Asks for an event on event_fd at the next completion or credit and, unless the reader is behind
-   * (`may_take` false), notification; false if something is there already. After true the caller may
-   * sleep. */
-  bool (*arm)(rdt_endpoint *endpoint, bool may_take);
+  /* Asks for an event on event_fd at the next credit, completion of a request that wants one, or with
+   * `completions` of any, and, unless the reader is behind (`may_take` false), notification; false if
+   * something is there already. After true the caller may sleep. */
+  bool (*arm)(rdt_endpoint *endpoint, bool may_take, bool completions);
   void (*disarm)(rdt_endpoint *endpoint);
   int (*event_fd)(const rdt_endpoint *endpoint);
 

@@ -232,7 +232,11 @@ class Independent:
     ) -> None:
         segments = [SGE(at or self._data, size, self.memory.lkey)] if size else []
         request = SendWR(
-            opcode=opcode, num_sge=len(segments), imm_data=socket.htonl(imm), sg=segments
+            opcode=opcode,
+            num_sge=len(segments),
+            imm_data=socket.htonl(imm),
+            sg=segments,
+            send_flags=e.IBV_SEND_SIGNALED | e.IBV_SEND_SOLICITED,
         )
         request.set_wr_rdma(rkey, address)
         self._qp.post_send(request)

@@ -117,7 +117,6 @@ static void test_queue_pair(struct ibv_pd *pd, struct ibv_cq *cq) {
                   qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
   EXPECT_STATUS(RDT_OK, verbs_query_qp(qp, &attr, IBV_QP_STATE, &init));
   EXPECT(attr.qp_state == IBV_QPS_INIT);
-  printf("  data in order: %s\n", verbs_data_in_order(qp, IBV_WR_RDMA_WRITE) ? "yes" : "no");
   EXPECT(verbs_destroy_srq(srq) < 0); /* the queue pair uses it */
   EXPECT(strstr(rdt_last_error(), "something made from it still exists"));
   EXPECT_STATUS(RDT_OK, verbs_destroy_qp(qp));

@@ -180,7 +180,8 @@ static int shm_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events
   return taken;
 }
 
-static bool shm_arm(rdt_endpoint *endpoint, bool may_take) {
+static bool shm_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
+  (void)completions;
   return !may_take || ring_arm(&endpoint->receive);
 }
 

@@ -82,6 +82,7 @@ typedef struct verbs_piece {
   void *target;                   /* of a read through a slot */
   uint32_t size;
   bool fence; /* a notification has to wait for it */
+  bool event; /* its completion has to wake the progress thread */
 } verbs_piece;
 
 typedef struct verbs_queue {
@@ -109,6 +110,9 @@ typedef struct verbs_block {
   struct ibv_mr *mr;
 } verbs_block;
 
+/* Notifications are sent as solicited: a sleeping receiver need not be woken by its own completions. */
+enum verbs_armed { VERBS_UNARMED, VERBS_SOLICITED, VERBS_ALL };
+
 struct rdt_endpoint {
   rdt_domain *domain;
   struct ibv_comp_channel *events;
@@ -132,14 +136,16 @@ struct rdt_endpoint {
   atomic_bool stopped;
 
   /* Shared. */
-  atomic_uint fences;                 /* pieces under way that notifications wait for */
-  atomic_bool credit_due;             /* the peer should learn what was consumed */
-  atomic_bool stalled;                /* notifications wait for credit or room */
+  atomic_uint wanted;     /* pieces under way whose completion has to wake the progress thread */
+  atomic_int armed;       /* verbs_armed: what the completion queue makes an event of */
+  atomic_uint fences;     /* pieces under way that notifications wait for */
+  atomic_bool credit_due; /* the peer should learn what was consumed */
+  atomic_bool stalled;    /* notifications wait for credit or room */
   _Atomic uint64_t consumed, granted; /* credit_in, as of the last credit message */
   atomic_bool broken; /* the device refused work, or an asynchronous event said so */
 
   /* Receive side. */
-  bool armed, failed, reported;
+  bool failed, reported;
   struct ibv_wc stash; /* found while arming */
   bool stashed;
   uint64_t taken; /* notifications that took a receive */
@@ -214,7 +220,7 @@ rdt_status verbs_probe(rdt_endpoint *endpoint);
 /* ---- poll.c: the receive side ------------------------------------------------------------------------ */
 
 int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
-bool verbs_arm(rdt_endpoint *endpoint, bool may_take);
+bool verbs_arm(rdt_endpoint *endpoint, bool may_take, bool completions);
 void verbs_disarm(rdt_endpoint *endpoint);
 int verbs_event_fd(const rdt_endpoint *endpoint);
 /* Completes every piece of the queue before `end` with `status`, oldest first. */

@@ -71,6 +71,7 @@ static void release(rdt_endpoint *endpoint, const verbs_piece *piece, rdt_status
   if (status == RDT_OK && piece->slot && piece->target)
     memcpy(piece->target, piece->slot->memory, piece->size);
   if (piece->fence) atomic_fetch_sub(&endpoint->fences, 1);
+  if (piece->event) atomic_fetch_sub(&endpoint->wanted, 1);
   verbs_slot_free(endpoint->domain, piece->slot);
   verbs_registration_unref(piece->registration);
   if (piece->request) events->completed(events->context, piece->request, status);
@@ -228,11 +229,20 @@ int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   return outcome(endpoint, taken);
 }
 
-bool verbs_arm(rdt_endpoint *endpoint, bool may_take) {
+static bool request_events(rdt_endpoint *endpoint, enum verbs_armed wanted) {
+  if (atomic_load(&endpoint->armed) >= (int)wanted) return true;
+  atomic_store(&endpoint->armed, wanted);
+  return ibv_req_notify_cq(endpoint->cq, wanted == VERBS_SOLICITED) == 0;
+}
+
+bool verbs_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
   if (endpoint->stashed) return false;
-  if (!endpoint->armed) {
+  if (!request_events(endpoint, completions ? VERBS_ALL : VERBS_SOLICITED)) return false;
+  /* Either the poster sees that only notifications make events, or we see what it posted. */
+  if (atomic_load(&endpoint->wanted) > 0) {
+    atomic_store(&endpoint->armed, VERBS_ALL);
+    /* Again, even if the poster did: devices differ in which of two requests wins. */
     if (ibv_req_notify_cq(endpoint->cq, 0) != 0) return false;
-    endpoint->armed = true;
   }
   /* What came before the request for an event makes none. */
   endpoint->stashed = ibv_poll_cq(endpoint->cq, 1, &endpoint->stash) > 0;
@@ -245,7 +255,7 @@ void verbs_disarm(rdt_endpoint *endpoint) {
   void *context;
   while (verbs_get_cq_event(endpoint->events, &cq, &context) == RDT_OK) {
     verbs_ack_cq_events(cq, 1);
-    endpoint->armed = false;
+    atomic_store(&endpoint->armed, VERBS_UNARMED);
   }
 }
 

@@ -16,6 +16,14 @@
 
 /* ---- queues -------------------------------------------------------------------------------------------- */
 
+/* Before the work is handed over, so that none of its completions is missed. */
+static void want_events(rdt_endpoint *endpoint) {
+  if (atomic_load(&endpoint->wanted) == 0 || atomic_load(&endpoint->armed) != VERBS_SOLICITED)
+    return;
+  atomic_store(&endpoint->armed, VERBS_ALL);
+  if (ibv_req_notify_cq(endpoint->cq, 0) != 0) atomic_store(&endpoint->broken, true);
+}
+
 /* Only the last request of a batch reports its completion, for all. The device takes work in order:
  * after a refusal it gets no more, and what it did not take is completed by poll, as a failure. */
 static int hand_over(rdt_endpoint *endpoint, verbs_queue *queue) {
@@ -26,6 +34,7 @@ static int hand_over(rdt_endpoint *endpoint, verbs_queue *queue) {
   queue->requests[count - 1].next = NULL;
   queue->requests[count - 1].send_flags |= IBV_SEND_SIGNALED;
   if (atomic_load(&endpoint->broken)) return 0;
+  want_events(endpoint);
   if (ibv_post_send(queue->qp, queue->requests, &bad) == 0) {
     atomic_fetch_add(&queue->handed, count);
     return 1;
@@ -87,9 +96,11 @@ static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t
                        .slot = inlined ? NULL : local->slot,
                        .target = t->read ? t->op->local : NULL,
                        .size = size,
-                       .fence = !t->read && index > 0};
+                       .fence = !t->read && index > 0,
+                       .event = rdt_request_wants_event(t->request)};
   if (piece.registration) verbs_registration_ref(piece.registration);
   if (piece.fence) atomic_fetch_add(&endpoint->fences, 1);
+  if (piece.event) atomic_fetch_add(&endpoint->wanted, 1);
   rdt_request_hold(t->request);
   append(endpoint, index, wr, segment, piece);
   advance(t->op, size);
@@ -181,7 +192,8 @@ static void write_block(rdt_endpoint *endpoint, const verbs_block *block, const 
                         uint64_t to, uint32_t size, bool silent, uint32_t announced) {
   struct ibv_sge segment = {.addr = (uintptr_t)from, .length = size, .lkey = block->mr->lkey};
   struct ibv_send_wr wr = {.opcode = silent ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM,
-                           .send_flags = size <= endpoint->max_inline ? IBV_SEND_INLINE : 0,
+                           .send_flags = (silent ? 0 : IBV_SEND_SOLICITED) |
+                                         (size <= endpoint->max_inline ? IBV_SEND_INLINE : 0),
                            .imm_data = htonl(announced),
                            .wr.rdma = {.remote_addr = to, .rkey = endpoint->remote.rkey}};
   append(endpoint, 0, wr, segment, (verbs_piece){.size = size});
@@ -240,6 +252,7 @@ rdt_status verbs_probe(rdt_endpoint *endpoint) {
       .opcode = IBV_WR_RDMA_WRITE,
       .wr.rdma = {.remote_addr = endpoint->remote.ring, .rkey = endpoint->remote.rkey}};
   if (verbs_outstanding(&endpoint->queues[0]) > 0) return RDT_OK;
-  append(endpoint, 0, wr, (struct ibv_sge){0}, (verbs_piece){0});
+  atomic_fetch_add(&endpoint->wanted, 1);
+  append(endpoint, 0, wr, (struct ibv_sge){0}, (verbs_piece){.event = true});
   return RDT_OK;
 }
