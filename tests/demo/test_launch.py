@@ -24,8 +24,9 @@ line.serve({"double": lambda number: {"result": 2 * number}})
 """
 
 _LAUNCHER = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 from rdmatensor.demo.launch import Team, terminate_like_interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell had it ignored
 with terminate_like_interrupt(), Team(pathlib.Path(sys.argv[1])) as team:
     team.start("stubborn", ["-c", "import time; time.sleep(600)", sys.argv[2]])
     print("started", flush=True)

@@ -43,8 +43,13 @@ def test_dead_guest(softroce: Softroce) -> None:
 
 def started(tmp_path: Path) -> subprocess.Popen[bytes]:
     """A run in the middle of its command."""
+    # A background shell's commands have SIGINT ignored, and hand that on.
     process = subprocess.Popen(
-        command_line("run", "--", "sh", "-c", "echo started; sleep 1000"),
+        [
+            "env",
+            "--default-signal=INT",
+            *command_line("run", "--", "sh", "-c", "echo started; sleep 1000"),
+        ],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
     )

@@ -228,7 +228,9 @@ def test_exit_without_closing_is_clean(peer: Any, transport: str, tmp_path: Path
 def test_signals_reach_a_waiting_process(transport: str, tmp_path: Path) -> None:
     script = tmp_path / "waiting.py"
     script.write_text(
-        "import rdmatensor\n"
+        "import signal, rdmatensor\n"
+        # A background shell's commands have it ignored, and hand that on.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "with rdmatensor.Device() as device:\n"
         "    print('ready', flush=True)\n"
         "    device.next_notification(60)\n"
