@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "tensorflow/memory_limit.h"
@@ -19,9 +20,8 @@ constexpr uint64_t kNone = UINT64_MAX;
 // A folder of its own for each case.
 struct Tree {
   Tree() {
-    char name[] = "/tmp/test_memory_limit.XXXXXX";
-    EXPECT(mkdtemp(name) != nullptr);
-    root = name;
+    root = (std::filesystem::temp_directory_path() / "memory_limit.XXXXXX").string();
+    EXPECT(mkdtemp(root.data()) != nullptr);
   }
   ~Tree() {
     const std::string command = "rm -r " + root;
