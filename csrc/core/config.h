@@ -59,6 +59,31 @@
   NUMBER(ARENA_LIMIT, 0, 0, 64 * RDT_TIB,                                                          \
          "TensorFlow: bytes of the arena tensors are allocated in; 0 means three quarters of the " \
          "memory that the process may use.")                                                       \
+  CHOICE(                                                                                          \
+      PLAN, "on", "on|off",                                                                        \
+      "TensorFlow: on places tensors by the graph's plan before the first step, off leaves all "   \
+      "of them to the dynamic path.")                                                              \
+  NUMBER(PLAN_SLOTS, 2, 1, 64, "TensorFlow: places a planned tensor has at its receiver.")         \
+  NUMBER(PLAN_LOOP_SLOTS, 4, 1, 64, "TensorFlow: the same for a tensor sent inside a loop.")       \
+  NUMBER(                                                                                          \
+      PLAN_LIMIT, 0, 0, 64 * RDT_TIB,                                                              \
+      "TensorFlow: bytes of places a task may hold; 0 means ARENA_LIMIT. Tensors beyond it take "  \
+      "the dynamic path.")                                                                         \
+  NUMBER(PLAN_COPY_BYTES, 16 * RDT_KIB, 0, 64 * RDT_TIB,                                           \
+         "TensorFlow: planned tensors up to this many bytes are written into their places where "  \
+         "the transport could also lend them (shm); larger ones are lent.")                        \
+  NUMBER(FUSE_BYTES, 4 * RDT_KIB, 0, RDT_MIB,                                                      \
+         "TensorFlow: planned tensors up to this many bytes that become ready together travel as " \
+         "one; 0 sends each alone.")                                                               \
+  NUMBER(PROMOTE_AFTER, 3, 0, 1000000,                                                             \
+         "TensorFlow: times a tensor of unknown size must come with one shape before it gets a "   \
+         "place; 0 means never.")                                                                  \
+  NUMBER(BATCH_SIZE, 0, 0, 1024 * RDT_MIB,                                                         \
+         "TensorFlow: largest batch, which bounds an unknown first dimension; 0 means unknown.")   \
+  CHOICE(                                                                                          \
+      PLACEMENT, "arena", "arena|traced",                                                          \
+      "TensorFlow: arena allocates every larger tensor in registered memory, traced only those "   \
+      "from where tensors were seen to be sent.")                                                  \
   CHOICE(POLICY, "auto", "auto|rdma|grpc",                                                         \
          "TensorFlow: auto uses gRPC for peers that cannot be reached otherwise, rdma fails "      \
          "instead, grpc never connects.")                                                          \
