@@ -18,11 +18,12 @@ import ctypes
 import json
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
-from .errors import Unsupported
+from .errors import Unsupported, UsageError
 
 __all__ = [
     "ArenaUse",
@@ -31,8 +32,11 @@ __all__ = [
     "PathCounters",
     "Paths",
     "Peer",
+    "PlacementUse",
+    "PlanUse",
     "Stats",
     "loaded",
+    "plan",
     "reset_stats",
     "stats",
     "why_not",
@@ -55,6 +59,10 @@ class PathCounters(TypedDict):
 class Paths(TypedDict):
     """Counters by path."""
 
+    static: PathCounters
+    """The sender knew the tensor's place at the receiver before the first step: `plan`."""
+    bounded: PathCounters
+    """The same for tensors of which only the largest size is known; their shapes travel with them."""
     inline: PathCounters
     """The content travelled inside the message."""
     dynamic: PathCounters
@@ -81,6 +89,31 @@ class Fetches(TypedDict):
     """Read into memory of this process."""
 
 
+class PlanUse(TypedDict):
+    """What happened to planned tensors."""
+
+    place_bytes: int
+    """Memory that this process holds for what its peers will send."""
+    busy: int
+    """Tensors that found no free place, and took the dynamic path."""
+    unfit: int
+    """Tensors of another shape than was planned, or larger than their place; likewise."""
+    copied: int
+    """Tensors that did not lie in registered memory, and were copied there first (not on shm)."""
+    fused: int
+    """Tensors that travelled in groups."""
+    groups: int
+    """Groups that were sent."""
+    mismatched: int
+    """Edges that both ends understand differently: a warning names the first."""
+    over_budget: int
+    """Edges without a place because of RDMATENSOR_PLAN_LIMIT."""
+    promoted: int
+    """Edges that got a place because of the sizes seen (RDMATENSOR_PROMOTE_AFTER)."""
+    demoted: int
+    """Those of them that lost it again."""
+
+
 class ArenaUse(TypedDict):
     """The memory of this process that peers may read; nothing is reserved before a server exists."""
 
@@ -95,6 +128,27 @@ class ArenaUse(TypedDict):
     exhausted_allocations: int
     """Requests that did not fit and got ordinary memory."""
     exhausted_bytes: int
+
+
+class PlacementUse(TypedDict):
+    """What RDMATENSOR_PLACEMENT does: which tensors that are too large to travel inline are allocated
+    in the arena. Only "traced" has sites."""
+
+    mode: Literal["arena", "traced"]
+    traced_sites: int
+    """Places in the program that allocated tensors."""
+    marked_sites: int
+    """Those whose tensors were sent, so that the arena serves them."""
+    arena_allocations: int
+    arena_bytes: int
+    plain_allocations: int
+    """What got ordinary memory, which no device pins."""
+    plain_bytes: int
+    late_sends: int
+    """Copies (`Paths.bounce`) of tensors that were allocated before their site was marked."""
+    unknown_sends: int
+    """Copies of tensors whose site is not known: allocated by others than TensorFlow, before the
+    first server, or when the arena was full."""
 
 
 class Peer(TypedDict):
@@ -113,9 +167,11 @@ class Stats(TypedDict):
 
     paths: Paths
     fetched: Fetches
+    plan: PlanUse
     transports: dict[str, PathCounters]
     """Tensors and bytes that went by each transport instead of RPC: {"shm": ...}."""
     arena: ArenaUse
+    placement: PlacementUse
     rpc_reasons: dict[str, int]
     """Why sent tensors went by rpc: "string", "variant", "resource", "device memory", "arena full",
     "memory not registered", ..."""
@@ -154,14 +210,40 @@ def stats() -> Stats:
     function = _plugin().rdt_tf_stats_json
     function.restype = ctypes.c_size_t
     function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    text = _text(lambda out, size: int(function(out, size)))
+    result: Stats = json.loads(text or b"{}")
+    return result
+
+
+def _text(function: Callable[[Any, int], int]) -> bytes | None:
+    """What a C function writes that returns the size it needs; None for 0."""
     size = function(None, 0)
-    while True:
+    while size:
         # The text may have grown since it was measured.
         text = ctypes.create_string_buffer(size + 1024)
         size = function(text, len(text))
         if size <= len(text):
-            result: Stats = json.loads(text.value)
-            return result
+            return text.value
+    return None
+
+
+def plan(task: str | None = None) -> dict[str, Any]:
+    """The plan in force for the tensors that `task` of this process receives.
+
+    `task` is the full name of one of its servers, "/job:worker/replica:0/task:0"; None means its only
+    server. The format is that of `graph_analyzer.TransferPlan.from_json`. Raises Unsupported if the
+    plugin is not in this process, UsageError if the process has no such grpc+rdma server.
+    """
+    function = _plugin().rdt_tf_plan_json
+    function.restype = ctypes.c_size_t
+    function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+    name = None if task is None else task.encode()
+    text = _text(lambda out, size: int(function(name, out, size)))
+    if text is None:
+        wanted = task or "one, and only one, server"
+        raise UsageError(f"this process does not run {wanted} with protocol grpc+rdma", "INVALID")
+    result: dict[str, Any] = json.loads(text)
+    return result
 
 
 def reset_stats() -> None:

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "arena.h"
+#include "placement.h"
 #include "tsl/platform/mem.h"
 #include "xla/tsl/framework/allocator_registry.h"
 
@@ -16,17 +17,16 @@ class ProcessAllocator : public tsl::Allocator {
   explicit ProcessAllocator(Arena* arena) : arena_(arena) {}
   std::string Name() override { return "cpu"; }  // the stock allocator's name: profiles stay equal
   void* AllocateRaw(size_t alignment, size_t bytes) override {
-    if (arena_->active() && bytes > arena_->threshold()) {
-      if (void* address = arena_->Allocate(alignment, bytes)) return address;
-    }
+    if (arena_->active()) return PlacedAllocate(alignment, bytes);
     return tsl::port::AlignedMalloc(bytes, static_cast<std::align_val_t>(alignment));
   }
   void DeallocateRaw(void* address) override {
     if (arena_->Find(address) != nullptr) {
       arena_->Free(address);
-    } else {
-      tsl::port::AlignedFree(address);
+      return;
     }
+    if (arena_->active()) PlacedFree(address);
+    tsl::port::AlignedFree(address);
   }
   size_t AllocatedSizeSlow(const void* address) const override {
     return arena_->Find(address) != nullptr ? 0

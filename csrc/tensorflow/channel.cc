@@ -36,7 +36,7 @@ absl::Status ToStatus(rdt_status status) {
 }  // namespace
 
 Channel::Channel(rdt_channel* handle, Endpoint* endpoint)
-    : handle_(handle), fetcher_(endpoint, this) {
+    : handle_(handle), fetcher_(endpoint, this), plan_(endpoint, this) {
   rdt_channel_info info{};
   if (rdt_channel_get_info(handle, &info) == RDT_OK) {
     transport_ = info.transport ? info.transport : "";

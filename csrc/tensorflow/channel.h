@@ -16,6 +16,7 @@
 #include "include/rdmatensor.h"
 #include "lender.h"
 #include "path_stats.h"
+#include "plan_traffic.h"
 
 namespace rdmatensor {
 
@@ -67,6 +68,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // Sender: the tensors lent over this channel.
   Lender& lender() { return lender_; }
 
+  // Both: the planned ones.
+  PlanTraffic& plan() { return plan_; }
+
   // Whom it serves: at most one of them is set. Both outlive every channel.
   std::atomic<SourcePeer*> source{nullptr};
   std::atomic<DestinationLink*> destination{nullptr};
@@ -96,6 +100,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   Traffic* traffic_ = nullptr;
   Lender lender_;
   Fetcher fetcher_;
+  PlanTraffic plan_;
   std::shared_ptr<Channel> held_by_core_;
 };
 

@@ -12,6 +12,7 @@
 #include "listen_address.h"
 #include "message.h"
 #include "path_stats.h"
+#include "plan_book.h"
 #include "rendezvous.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/util/device_name_utils.h"
@@ -76,6 +77,7 @@ Endpoint::Endpoint(std::string task, const Settings& settings)
 Endpoint::~Endpoint() { Close(); }
 
 void Endpoint::Close() {
+  PlanBook::Get()->RemoveEndpoint(this);
   exports_.reset();
   rdt_device_close(std::exchange(device_, nullptr));
 }
@@ -97,6 +99,7 @@ absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const std::str
   }
   endpoint->address_ = *address;
   endpoint->exports_ = std::make_unique<ArenaExports>(Arena::Get(), endpoint->device_);
+  PlanBook::Get()->AddEndpoint(endpoint);
   rdt_log_line(RDT_LOG_DEBUG,
                absl::StrCat("tensorflow: ", task, " is reached at ", *address, " and listens on ",
                             rdt_device_address(endpoint->device_))
@@ -177,9 +180,9 @@ void Endpoint::Refer(const std::shared_ptr<Channel>& channel, int64_t step_id,
   if (absl::IsInternal(sent)) channel->destination.load()->SendAbort(step_id, sent);
 }
 
-void Endpoint::Complete(Waiter* waiter, absl::string_view key, const Arrival& arrival) {
+void Endpoint::Complete(Waiter* waiter, const Arrival& arrival) {
   if (arrival.is_referral) {
-    waiter->rendezvous->ReceiveByRpc(key, waiter->args, std::move(waiter->done));
+    waiter->rendezvous->ReceiveByRpc(waiter->FullKey(), waiter->args, std::move(waiter->done));
     return;
   }
   waiter->done(absl::OkStatus(), tensorflow::Rendezvous::Args(), waiter->args, arrival.tensor,
@@ -215,6 +218,7 @@ void Endpoint::OnDown(void* /*context*/, rdt_channel* handle, rdt_status why) {
   if (channel == nullptr) return;
   if (SourcePeer* source = channel->source.load()) source->OnDown(channel, why);
   if (DestinationLink* destination = channel->destination.load()) destination->OnDown(channel);
+  channel->plan().OnDown();
 }
 
 void Endpoint::OnReleased(void* /*context*/, rdt_channel* handle) {
@@ -222,7 +226,9 @@ void Endpoint::OnReleased(void* /*context*/, rdt_channel* handle) {
 }
 
 bool Endpoint::Handle(Channel* channel, uint64_t immediate, const char* data, size_t size) {
-  switch (ImmediateKind(immediate)) {
+  const MessageKind kind = ImmediateKind(immediate);
+  const uint64_t value = ImmediateValue(immediate);
+  switch (kind) {
     case MessageKind::kTensor:
       return HandleTensor(channel, data, size);
     case MessageKind::kReferral:
@@ -230,9 +236,18 @@ bool Endpoint::Handle(Channel* channel, uint64_t immediate, const char* data, si
     case MessageKind::kReady:
       return HandleReady(channel, data, size);
     case MessageKind::kRelease:
-      return channel->lender().Release(ImmediateValue(immediate));
+      return channel->lender().Release(value);
     case MessageKind::kAbort:
       return HandleAbort(channel, data, size);
+    // Receiver to sender.
+    case MessageKind::kOffer:
+    case MessageKind::kWithdraw:
+      return channel->source.load() == nullptr && channel->plan().Handle(kind, value, data, size);
+    // Sender to receiver.
+    case MessageKind::kAccept:
+    case MessageKind::kPlanned:
+    case MessageKind::kWithdrawn:
+      return channel->source.load() != nullptr && channel->plan().Handle(kind, value, data, size);
   }
   return false;
 }
@@ -271,12 +286,13 @@ Outcome Endpoint::TakeTensor(Channel* channel, const TensorMessage& message, boo
     CountReceived(PathOf(message), 0, channel->traffic());
     Arrival arrival;
     arrival.is_dead = true;
-    Deliver(channel, message.step_id, message.key, std::move(arrival));
+    Deliver(channel, message.step_id, KeyId::Of(message.key), std::move(arrival));
     return Outcome::kDone;
   }
   tensorflow::DataType dtype;
   tensorflow::TensorShape shape;
   if (!DescribesTensor(message, &dtype, &shape)) return Outcome::kMalformed;
+  PlanBook::Get()->Observe(this, message.key, shape, channel->shared_from_this());
   if (message.flags & TensorMessage::kInline) {
     const Tensor copy = CopyOf(message.payload, message.bytes, dtype, shape);
     if (copy.IsInitialized()) {
@@ -308,7 +324,7 @@ Outcome Endpoint::TakeTensor(Channel* channel, const TensorMessage& message, boo
 void Endpoint::TakeReferral(Channel* channel, const StepMessage& message) {
   Arrival arrival;
   arrival.is_referral = true;
-  Deliver(channel, message.step_id, message.text, std::move(arrival));
+  Deliver(channel, message.step_id, KeyId::Of(message.text), std::move(arrival));
 }
 
 bool Endpoint::HandleAbort(Channel* channel, const char* data, size_t size) {
@@ -333,6 +349,7 @@ bool Endpoint::HandleReady(Channel* channel, const char* data, size_t size) {
   }
   DestinationLink* destination = DestinationTask(message.task);
   channel->destination.store(destination);
+  channel->plan().BindAll();
   destination->Attach(channel->shared_from_this());
   return true;
 }
@@ -354,7 +371,7 @@ void Endpoint::DeliverTensor(Channel* channel, int64_t step_id, absl::string_vie
   CountReceived(path, tensor.TotalBytes(), channel->traffic());
   Arrival arrival;
   arrival.tensor = tensor;
-  Deliver(channel, step_id, key, std::move(arrival));
+  Deliver(channel, step_id, KeyId::Of(key), std::move(arrival));
 }
 
 void Endpoint::FailForMemory(Channel* channel, int64_t step_id, uint64_t bytes) {
@@ -363,13 +380,10 @@ void Endpoint::FailForMemory(Channel* channel, int64_t step_id, uint64_t bytes) 
                    absl::StrCat("rdmatensor: no memory for a tensor of ", bytes, " bytes")));
 }
 
-void Endpoint::Deliver(Channel* channel, int64_t step_id, absl::string_view key, Arrival arrival) {
+void Endpoint::Deliver(Channel* channel, int64_t step_id, const KeyId& key, Arrival arrival) {
   std::shared_ptr<Mailbox> mailbox = MailboxFor(channel, step_id);
   Waiter waiter;
-  if (mailbox != nullptr && mailbox->Deliver(key, &arrival, &waiter)) {
-    // `key` may lie in memory that the peer can still write to.
-    Complete(&waiter, arrival.is_referral ? std::string(key) : std::string(), arrival);
-  }
+  if (mailbox != nullptr && mailbox->Deliver(key, &arrival, &waiter)) Complete(&waiter, arrival);
 }
 
 }  // namespace rdmatensor

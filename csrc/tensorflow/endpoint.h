@@ -57,7 +57,10 @@ class Endpoint {
   void Refer(const std::shared_ptr<Channel>& channel, int64_t step_id, absl::string_view key,
              const char* reason);
   // Gives `waiter` its tensor, by RPC if the arrival is a referral.
-  static void Complete(Waiter* waiter, absl::string_view key, const Arrival& arrival);
+  static void Complete(Waiter* waiter, const Arrival& arrival);
+
+  // Gives what arrived under `key` to its receive. From any thread.
+  void Deliver(Channel* channel, int64_t step_id, const KeyId& key, Arrival arrival);
 
   // For fetchers. A tensor is here: counts it and gives it to its receiver.
   void DeliverTensor(Channel* channel, int64_t step_id, absl::string_view key, Path path,
@@ -91,7 +94,6 @@ class Endpoint {
   bool HandleAbort(Channel* channel, const char* data, size_t size);
   bool HandleReady(Channel* channel, const char* data, size_t size);
   std::shared_ptr<Mailbox> MailboxFor(Channel* channel, int64_t step_id);
-  void Deliver(Channel* channel, int64_t step_id, absl::string_view key, Arrival arrival);
 
   const std::string task_;
   const Settings settings_;

@@ -51,6 +51,17 @@ bool DestinationLink::Take(Counts* counts, absl::string_view key) {
   return true;
 }
 
+bool DestinationLink::MayPush(int64_t step_id, const Channel* channel) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (channel_.get() != channel) return false;
+  if (!steps_.empty()) {
+    auto step = steps_.find(step_id);
+    if (step != steps_.end() && !step->second.pulled.empty()) return false;
+  }
+  RecordStepLocked(step_id);
+  return true;
+}
+
 void DestinationLink::ExpectPull(int64_t step_id, absl::string_view key) {
   std::lock_guard<std::mutex> lock(mutex_);
   ++StepLocked(step_id).referred[key];
@@ -140,6 +151,12 @@ void DestinationLink::OnDown(Channel* channel) {
 
 void DestinationLink::DropStep(int64_t step_id) {
   Step dropped;  // freed after the lock
+  std::shared_ptr<Channel> channel;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    channel = channel_;
+  }
+  if (channel != nullptr) channel->plan().DropStep(step_id);
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = steps_.find(step_id);
   if (found == steps_.end()) return;

@@ -75,6 +75,10 @@ class DestinationLink {
     return Route::kPending;
   }
 
+  // True if a tensor of this step may go down `channel` without asking Offer: it is what Offer would
+  // have answered, for any key.
+  bool MayPush(int64_t step_id, const Channel* channel);
+
   // The receiver asked for `key` by RPC. True if it was pending: the caller puts it into the local
   // rendezvous. Otherwise it is remembered for Offer. An error if the tensor may have been pushed
   // down a channel that was lost.

@@ -21,7 +21,7 @@ void Waiter::Fail(const absl::Status& status) const {
   done(status, tensorflow::Rendezvous::Args(), args, tensorflow::Tensor(), false);
 }
 
-Mailbox::Outcome Mailbox::Receive(absl::string_view key, Waiter* waiter, Arrival* arrival,
+Mailbox::Outcome Mailbox::Receive(const KeyId& key, Waiter* waiter, Arrival* arrival,
                                   absl::Status* status) {
   tensorflow::CancellationManager* manager = waiter->args.cancellation_manager;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -44,7 +44,7 @@ Mailbox::Outcome Mailbox::Receive(absl::string_view key, Waiter* waiter, Arrival
   return Outcome::kWaiting;
 }
 
-bool Mailbox::Deliver(absl::string_view key, Arrival* arrival, Waiter* waiter) {
+bool Mailbox::Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!aborted_.ok()) return false;
   auto found = slots_.find(key);
@@ -90,14 +90,14 @@ void Mailbox::Cancel(tensorflow::CancellationManager* manager) {
     std::lock_guard<std::mutex> lock(mutex_);
     cancellations_.erase(manager);
   }
-  for (KeyedWaiter& waiter :
+  for (Waiter& waiter :
        Extract([manager](const Waiter& w) { return w.args.cancellation_manager == manager; })) {
-    waiter.second.Fail(Cancelled());
+    waiter.Fail(Cancelled());
   }
 }
 
 void Mailbox::Abort(const absl::Status& status) {
-  absl::flat_hash_map<std::string, Slot> slots;
+  absl::flat_hash_map<KeyId, Slot> slots;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (aborted_.ok()) aborted_ = status;
@@ -111,16 +111,15 @@ void Mailbox::Abort(const absl::Status& status) {
   }
 }
 
-std::vector<Mailbox::KeyedWaiter> Mailbox::Extract(
-    const std::function<bool(const Waiter&)>& wanted) {
-  std::vector<KeyedWaiter> taken;
+std::vector<Waiter> Mailbox::Extract(const std::function<bool(const Waiter&)>& wanted) {
+  std::vector<Waiter> taken;
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto slot = slots_.begin(); slot != slots_.end();) {
     auto& waiters = slot->second.waiters;
     for (auto waiter = waiters.begin(); waiter != waiters.end();) {
       if (wanted(*waiter)) {
         DeregisterLocked(waiter->args.cancellation_manager);
-        taken.emplace_back(slot->first, std::move(*waiter));
+        taken.push_back(std::move(*waiter));
         waiter = waiters.erase(waiter);
       } else {
         ++waiter;

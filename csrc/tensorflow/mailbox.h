@@ -23,6 +23,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "planned_edge.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/rendezvous.h"
 
@@ -40,18 +41,22 @@ struct Arrival {
 struct Waiter {
   tensorflow::Rendezvous::DoneCallback done;
   tensorflow::Rendezvous::Args args;
+  // What it waits for: a planned edge's execution, or a key.
+  std::shared_ptr<const EdgeDefinition> edge;
+  tensorflow::FrameAndIter at{0, 0};
+  std::string key;
   uint64_t source_incarnation = 0;
   SourcePeer* source = nullptr;
   // Kept alive by `done`, as TensorFlow's base class arranges.
   RdmaRendezvous* rendezvous = nullptr;
 
+  std::string FullKey() const { return edge != nullptr ? SpellKey(edge->key_prefix, at) : key; }
   void Fail(const absl::Status& status) const;
 };
 
 // Thread-safe. Callbacks run without its lock.
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:
-  using KeyedWaiter = std::pair<std::string, Waiter>;
   enum class Outcome { kArrived, kWaiting, kFailed };
 
   explicit Mailbox(int64_t step_id)
@@ -59,15 +64,15 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
 
   // kArrived: `arrival` is what was there. kWaiting: `waiter` was stored; it and everything it keeps
   // alive may already be gone. kFailed: `status` says why, `waiter` was not touched.
-  Outcome Receive(absl::string_view key, Waiter* waiter, Arrival* arrival, absl::Status* status);
+  Outcome Receive(const KeyId& key, Waiter* waiter, Arrival* arrival, absl::Status* status);
   // True if a receive waited: `waiter` is the caller's to complete, `arrival` untouched. Otherwise
   // the arrival is stored, or dropped when the step was aborted.
-  bool Deliver(absl::string_view key, Arrival* arrival, Waiter* waiter);
+  bool Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
 
   // Fails what waits, drops what arrived, and lets the same happen to everything that follows.
   void Abort(const absl::Status& status);
   // Takes out the waiters for which `wanted` holds.
-  std::vector<KeyedWaiter> Extract(const std::function<bool(const Waiter&)>& wanted);
+  std::vector<Waiter> Extract(const std::function<bool(const Waiter&)>& wanted);
 
   bool IsEmpty();
   int64_t step_id() const { return step_id_; }
@@ -94,7 +99,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   const std::chrono::steady_clock::time_point created_;
   std::mutex mutex_;
   absl::Status aborted_;
-  absl::flat_hash_map<std::string, Slot> slots_;
+  absl::flat_hash_map<KeyId, Slot> slots_;
   absl::flat_hash_map<tensorflow::CancellationManager*, Cancellation> cancellations_;
 };
 

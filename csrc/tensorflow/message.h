@@ -20,7 +20,7 @@
 namespace rdmatensor {
 
 // Raised with every incompatible change: peers of different versions use TensorFlow's own RPC.
-inline constexpr uint32_t kProtocolVersion = 2;
+inline constexpr uint32_t kProtocolVersion = 3;
 
 enum class MessageKind : uint8_t {
   kTensor = 1,    // sender -> receiver: a tensor, or where to find its bytes
@@ -28,6 +28,12 @@ enum class MessageKind : uint8_t {
   kReady = 3,     // receiver -> sender: push my tensors down this channel from now on
   kRelease = 4,   // receiver -> sender: the lent tensor (value: its id) is not needed any more
   kAbort = 5,     // sender -> receiver: the step failed here, nothing more will come
+  // Planned tensors; the value is the number of the offer that they belong to. See plan_message.h.
+  kOffer = 6,      // receiver -> sender: a piece of an offer of places
+  kAccept = 7,     // sender -> receiver: the offer is in use
+  kPlanned = 8,    // sender -> receiver: a tensor, or a group of them
+  kWithdraw = 9,   // receiver -> sender: use the places no more
+  kWithdrawn = 10  // sender -> receiver: nothing will be written to them any more
 };
 
 // The immediate: kind in the low byte, a value of at most 56 bits above it.
@@ -97,6 +103,8 @@ struct AddressAnswer {
   std::vector<uint64_t> region_keys;   // of the memory it has now
 };
 inline constexpr char kAddressKey[] = "rdmatensor";
+// Asks, in the same way, for the plan in force as JSON.
+inline constexpr char kPlanKey[] = "rdmatensor.plan";
 std::string Encode(const AddressAnswer& answer);
 bool Parse(absl::string_view data, AddressAnswer* out);
 

@@ -12,11 +12,17 @@
 #include "absl/strings/str_format.h"
 #include "arena.h"
 #include "include/rdmatensor.h"
+#include "placement.h"
+#include "plan_book.h"
 
 namespace rdmatensor {
 namespace {
 
-constexpr const char* kPathNames[kPathCount] = {"inline", "dynamic", "bounce", "rpc"};
+constexpr const char* kPathNames[kPathCount] = {"static",  "bounded", "inline",
+                                                "dynamic", "bounce",  "rpc"};
+constexpr const char* kPlanNames[kPlanEventCount] = {"busy",        "unfit",    "copied",
+                                                     "fused",       "groups",   "mismatched",
+                                                     "over_budget", "promoted", "demoted"};
 constexpr const char* kFetchNames[kFetchKindCount] = {"in_place", "read"};
 
 struct Counter {
@@ -49,6 +55,8 @@ struct Stats {
   Counter sent[kPathCount];
   Counter received[kPathCount];
   Counter fetched[kFetchKindCount];
+  std::atomic<uint64_t> plan[kPlanEventCount] = {};
+  std::atomic<int64_t> place_bytes{0};
   std::mutex mutex;
   std::map<std::string, std::unique_ptr<Traffic>> transports;
   std::map<std::string, uint64_t> rpc_reasons;
@@ -60,6 +68,19 @@ Stats& GlobalStats() {
   static Stats* stats = new Stats;
   return *stats;
 }
+
+std::string BothWays(const Counter& sent, const Counter& received) {
+  return absl::StrCat("{\"sent_tensors\":", sent.tensors.load(),
+                      ",\"sent_bytes\":", sent.bytes.load(),
+                      ",\"received_tensors\":", received.tensors.load(),
+                      ",\"received_bytes\":", received.bytes.load(), "}");
+}
+
+const char* Name(Direction direction) {
+  return direction == Direction::kReceive ? "receive" : "send";
+}
+
+}  // namespace
 
 std::string Quoted(absl::string_view text) {
   std::string out = "\"";
@@ -75,19 +96,6 @@ std::string Quoted(absl::string_view text) {
   }
   return out + "\"";
 }
-
-std::string BothWays(const Counter& sent, const Counter& received) {
-  return absl::StrCat("{\"sent_tensors\":", sent.tensors.load(),
-                      ",\"sent_bytes\":", sent.bytes.load(),
-                      ",\"received_tensors\":", received.tensors.load(),
-                      ",\"received_bytes\":", received.bytes.load(), "}");
-}
-
-const char* Name(Direction direction) {
-  return direction == Direction::kReceive ? "receive" : "send";
-}
-
-}  // namespace
 
 Traffic* TrafficOf(const std::string& name) {
   Stats& stats = GlobalStats();
@@ -110,6 +118,14 @@ void CountReceived(Path path, uint64_t bytes, Traffic* traffic) {
 void CountFetch(FetchKind kind, uint64_t bytes) {
   GlobalStats().fetched[static_cast<int>(kind)].Add(bytes);
 }
+
+void CountPlan(PlanEvent event, uint64_t by) {
+  GlobalStats().plan[static_cast<int>(event)].fetch_add(by, std::memory_order_relaxed);
+}
+
+void CountPlaceBytes(int64_t by) { GlobalStats().place_bytes.fetch_add(by); }
+
+uint64_t PlaceBytes() { return static_cast<uint64_t>(GlobalStats().place_bytes.load()); }
 
 void CountRpcReason(absl::string_view reason) {
   Stats& stats = GlobalStats();
@@ -143,13 +159,18 @@ std::string StatsAsJson() {
                     ":{\"tensors\":", stats.fetched[i].tensors.load(),
                     ",\"bytes\":", stats.fetched[i].bytes.load(), "}");
   }
+  absl::StrAppend(&out, "},\"plan\":{\"place_bytes\":", PlaceBytes());
+  for (int i = 0; i < kPlanEventCount; ++i) {
+    absl::StrAppend(&out, ",", Quoted(kPlanNames[i]), ":", stats.plan[i].load());
+  }
   const Arena::Usage arena = Arena::Get()->GetUsage();
   absl::StrAppend(&out, "},\"arena\":{\"active\":", arena.active ? "true" : "false",
                   ",\"limit_bytes\":", arena.limit_bytes, ",\"regions\":", arena.regions,
                   ",\"reserved_bytes\":", arena.reserved_bytes,
                   ",\"used_bytes\":", arena.used_bytes, ",\"peak_bytes\":", arena.peak_bytes,
                   ",\"exhausted_allocations\":", arena.exhausted_allocations,
-                  ",\"exhausted_bytes\":", arena.exhausted_bytes, "},\"transports\":{");
+                  ",\"exhausted_bytes\":", arena.exhausted_bytes,
+                  "},\"placement\":", PlacementAsJson(), ",\"transports\":{");
   std::lock_guard<std::mutex> lock(stats.mutex);
   const char* separator = "";
   for (const auto& [name, traffic] : stats.transports) {
@@ -179,7 +200,9 @@ void ResetStats() {
   for (Counter& counter : stats.sent) counter.Reset();
   for (Counter& counter : stats.received) counter.Reset();
   for (Counter& counter : stats.fetched) counter.Reset();
+  for (auto& counter : stats.plan) counter.store(0, std::memory_order_relaxed);
   Arena::Get()->ResetUsage();
+  ResetPlacement();
   std::lock_guard<std::mutex> lock(stats.mutex);
   for (auto& entry : stats.transports) {
     entry.second->sent.Reset();
@@ -192,6 +215,16 @@ void ResetStats() {
 
 size_t rdt_tf_stats_json(char* out, size_t size) {
   const std::string json = rdmatensor::StatsAsJson();
+  if (out != nullptr && json.size() < size) std::memcpy(out, json.c_str(), json.size() + 1);
+  return json.size() + 1;
+}
+
+size_t rdt_tf_plan_json(const char* task, char* out, size_t size) {
+  rdmatensor::PlanBook* const book = rdmatensor::PlanBook::Get();
+  rdmatensor::Endpoint* const endpoint =
+      task != nullptr ? book->EndpointOf(task) : book->OnlyEndpoint();
+  if (endpoint == nullptr) return 0;
+  const std::string json = book->AsJson(endpoint);
   if (out != nullptr && json.size() < size) std::memcpy(out, json.c_str(), json.size() + 1);
   return json.size() + 1;
 }

@@ -13,8 +13,8 @@
 
 namespace rdmatensor {
 
-enum class Path { kInline, kDynamic, kBounce, kRpc };
-inline constexpr int kPathCount = 4;
+enum class Path { kStatic, kBounded, kInline, kDynamic, kBounce, kRpc };
+inline constexpr int kPathCount = 6;
 
 // The counters of one transport. Pushed tensors count there and by their path.
 struct Traffic;
@@ -31,12 +31,32 @@ void CountFetch(FetchKind kind, uint64_t bytes);
 // One tensor that was offered to a peer by RPC instead of a push, for `reason`.
 void CountRpcReason(absl::string_view reason);
 
+// What happens to planned tensors.
+enum class PlanEvent {
+  kBusy,        // no place was free: the tensor went the dynamic way
+  kUnfit,       // it was larger than its place, or of another shape
+  kCopied,      // it did not lie in registered memory, and was copied there first
+  kFused,       // it travelled in a group
+  kGroup,       // groups sent
+  kMismatch,    // edges that the ends understand differently
+  kOverBudget,  // edges that got no place because of the limit
+  kPromoted,    // edges that got a place because of what was seen
+  kDemoted      // and lost it again
+};
+inline constexpr int kPlanEventCount = 9;
+void CountPlan(PlanEvent event, uint64_t by = 1);
+// Bytes of places that this process holds for its peers; `by` may be negative.
+void CountPlaceBytes(int64_t by);
+uint64_t PlaceBytes();
+
 enum class Direction { kReceive, kSend };
 // The transport now used from (kReceive) or to (kSend) `task`, and why that one. Logged at INFO, or
 // at WARN when `degraded`: something that the user asked for is not in force.
 void RecordPeer(Direction direction, absl::string_view task, absl::string_view transport,
                 absl::string_view why, bool degraded);
 
+// `text` as a JSON string.
+std::string Quoted(absl::string_view text);
 std::string StatsAsJson();
 void ResetStats();
 
@@ -47,6 +67,10 @@ extern "C" {
 __attribute__((visibility("default"))) size_t rdt_tf_stats_json(char* out, size_t size);
 // Sets counters to zero; peers and the arena's present use stay.
 __attribute__((visibility("default"))) void rdt_tf_stats_reset(void);
+// The plan in force at `task` ("/job:worker/replica:0/task:0"; NULL: the only server of the process) as
+// JSON, likewise; 0 if there is no such server.
+__attribute__((visibility("default"))) size_t rdt_tf_plan_json(const char* task, char* out,
+                                                               size_t size);
 }
 
 #endif  // RDMATENSOR_TENSORFLOW_PATH_STATS_H_

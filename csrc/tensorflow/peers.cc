@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "endpoint.h"
 #include "path_stats.h"
+#include "plan_book.h"
 #include "rendezvous.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/request_id.h"
@@ -38,6 +39,11 @@ SourcePeer::Route SourcePeer::RouteFor(uint64_t incarnation) {
   if (mode_ == Mode::kReady && incarnations_.contains(incarnation)) return Route::kWait;
   if (rpc_incarnations_.contains(incarnation)) return Route::kRpc;
   return asking_ ? Route::kWait : Route::kConnect;
+}
+
+std::shared_ptr<Channel> SourcePeer::ReadyChannel() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return channel_;
 }
 
 absl::Status SourcePeer::StepStatus(int64_t step_id) {
@@ -197,6 +203,8 @@ void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnsw
              channel->can_map() ? "its device answered on this transport, its memory can be mapped"
                                 : "its device answered on this transport, its memory is read",
              false);
+  // Before the peer pushes anything.
+  PlanBook::Get()->OfferAll(endpoint_, task_, channel);
   ReadyMessage ready;
   ready.task = endpoint_->task();
   const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReady), ready);
@@ -248,8 +256,7 @@ void SourcePeer::GiveUp(Channel* channel, const std::string& why) {
 
 void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   if (absl::Status failed = StepStatus(mailbox->step_id()); !failed.ok()) {
-    for (auto& [key, waiter] :
-         mailbox->Extract([this](const Waiter& w) { return w.source == this; })) {
+    for (Waiter& waiter : mailbox->Extract([this](const Waiter& w) { return w.source == this; })) {
       waiter.Fail(failed);
     }
     return;
@@ -264,8 +271,8 @@ void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
     return route == Route::kRpc;
   });
   for (auto& [workers, incarnation] : reconnect) EnsureConnecting(workers, incarnation);
-  for (auto& [key, waiter] : by_rpc) {
-    waiter.rendezvous->ReceiveByRpc(key, waiter.args, std::move(waiter.done));
+  for (Waiter& waiter : by_rpc) {
+    waiter.rendezvous->ReceiveByRpc(waiter.FullKey(), waiter.args, std::move(waiter.done));
   }
 }
 
@@ -275,8 +282,7 @@ void SourcePeer::SettleAll() {
 
 void SourcePeer::FailAll(const absl::Status& status) {
   for (const std::shared_ptr<Mailbox>& mailbox : endpoint_->mailboxes().All()) {
-    for (auto& [key, waiter] :
-         mailbox->Extract([this](const Waiter& w) { return w.source == this; })) {
+    for (Waiter& waiter : mailbox->Extract([this](const Waiter& w) { return w.source == this; })) {
       waiter.Fail(status);
     }
   }

@@ -39,6 +39,9 @@ class SourcePeer {
   const std::string& task() const { return task_; }
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
 
+  // The channel to it, or nullptr.
+  std::shared_ptr<Channel> ReadyChannel();
+
   // How a receive of a tensor from the device with `incarnation` goes on: wait in the mailbox, also
   // ask the peer where it is (EnsureConnecting), or take TensorFlow's RPC.
   //

@@ -8,6 +8,7 @@
 #include "arena.h"
 #include "message.h"
 #include "path_stats.h"
+#include "placement.h"
 #include "ref_variables.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/types.h"
@@ -157,6 +158,7 @@ const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
       reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
       exports.Locate(channel->handle(), tensor.data(), &message.region_key, &message.offset) &&
       !MayChangeInPlace(key);
+  PlacementOnSend(tensor, in_place);
   if (!in_place) {
     source = Tensor(Arena::Get()->allocator(), tensor.dtype(), tensor.shape());
     if (!source.IsInitialized()) return kReasonArenaFull;
@@ -172,37 +174,77 @@ const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
   return nullptr;
 }
 
+bool RdmaRendezvous::SendPlanned(const OutEdge& edge, const tensorflow::FrameAndIter& at,
+                                 const Tensor& tensor, bool is_dead) {
+  std::shared_ptr<Routes> routes;
+  uint32_t index = 0;
+  {
+    std::lock_guard<std::mutex> lock(const_cast<OutEdge&>(edge).mutex);
+    routes = edge.routes;
+    index = edge.index;
+  }
+  if (routes == nullptr || aborted_.load(std::memory_order_acquire)) return false;
+  DestinationLink* const link = routes->channel()->destination.load(std::memory_order_acquire);
+  return link->MayPush(step_id_, routes->channel()) &&
+         routes->Send(edge, index, {step_id_, at, &tensor, is_dead});
+}
+
+void RdmaRendezvous::ReceivePlanned(const InEdge& edge, const tensorflow::FrameAndIter& at,
+                                    const Args& args, DoneCallback done) {
+  edge.plan->Seal();
+  Waiter waiter;
+  // As the base class does for other receives: what waits keeps the rendezvous. It ends exactly once.
+  Ref();
+  waiter.done = [done = std::move(done), this](const absl::Status& status, const Args& send_args,
+                                               const Args& receive_args, const Tensor& tensor,
+                                               bool is_dead) {
+    done(status, send_args, receive_args, tensor, is_dead);
+    Unref();
+  };
+  waiter.args = args;
+  waiter.edge = edge.definition;
+  waiter.at = at;
+  waiter.source = endpoint_->Source(edge.definition->source);
+  waiter.source_incarnation = edge.definition->source_incarnation;
+  Receive(edge.definition->key.At(at), std::move(waiter));
+}
+
 void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,
                                          DoneCallback done) {
-  SourcePeer* const source = endpoint_->Source(key.src_device);
-  // `this` and `key` may be gone as soon as the waiter is in the mailbox.
+  Waiter waiter;
+  waiter.done = std::move(done);
+  waiter.args = args;
+  waiter.key = std::string(key.FullKey());
+  waiter.source = endpoint_->Source(key.src_device);
+  waiter.source_incarnation = key.src_incarnation;
+  Receive(KeyId::Of(key.FullKey()), std::move(waiter));
+}
+
+void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter) {
+  // `this` may be gone as soon as the waiter is in the mailbox.
+  SourcePeer* const source = waiter.source;
   const std::shared_ptr<Mailbox> mailbox = mailbox_;
-  const uint64_t incarnation = key.src_incarnation;
+  const uint64_t incarnation = waiter.source_incarnation;
   const uint64_t epoch = source->epoch();
   const auto route = source->RouteFor(incarnation);
   if (route == SourcePeer::Route::kRpc) {
-    ReceiveByRpc(key.FullKey(), args, std::move(done));
+    ReceiveByRpc(waiter.FullKey(), waiter.args, std::move(waiter.done));
     return;
   }
   const absl::Status failed = source->StepStatus(step_id_);
   if (!failed.ok()) {
-    done(failed, Args(), args, Tensor(), false);
+    waiter.Fail(failed);
     return;
   }
   std::shared_ptr<tensorflow::WorkerCacheInterface> connections;
   if (route == SourcePeer::Route::kConnect) connections = workers();
 
-  Waiter waiter;
-  waiter.done = std::move(done);
-  waiter.args = args;
-  waiter.source = source;
-  waiter.source_incarnation = incarnation;
   waiter.rendezvous = this;
   Arrival arrival;
   absl::Status status;
-  switch (mailbox->Receive(key.FullKey(), &waiter, &arrival, &status)) {
+  switch (mailbox->Receive(key, &waiter, &arrival, &status)) {
     case Mailbox::Outcome::kArrived:
-      Endpoint::Complete(&waiter, key.FullKey(), arrival);
+      Endpoint::Complete(&waiter, arrival);
       return;
     case Mailbox::Outcome::kFailed:
       waiter.Fail(status);

@@ -13,6 +13,7 @@
 #include "channel.h"
 #include "endpoint.h"
 #include "mailbox.h"
+#include "plan_book.h"
 #include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"
 #include "tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
@@ -48,6 +49,15 @@ class RdmaRendezvous : public tensorflow::BaseRemoteRendezvous {
     return BaseRemoteRendezvous::Send(key, args, tensor, is_dead);
   }
 
+  Endpoint* endpoint() const { return endpoint_; }
+  // Sends a planned tensor to its place. False: use Send.
+  bool SendPlanned(const OutEdge& edge, const tensorflow::FrameAndIter& at,
+                   const tensorflow::Tensor& tensor, bool is_dead);
+  // Receives one, whichever way it comes; not before CanReceivePlanned.
+  void ReceivePlanned(const InEdge& edge, const tensorflow::FrameAndIter& at, const Args& args,
+                      DoneCallback done);
+  bool CanReceivePlanned() { return is_initialized(); }
+
   // Fetches by TensorFlow's RecvTensor.
   void ReceiveByRpc(absl::string_view key, const Args& args, DoneCallback done);
 
@@ -60,6 +70,7 @@ class RdmaRendezvous : public tensorflow::BaseRemoteRendezvous {
   ~RdmaRendezvous() override;
   // Why `tensor` cannot be pushed, or nullptr.
   static const char* WhyNotPushable(const ParsedKey& key, const tensorflow::Tensor& tensor);
+  void Receive(const KeyId& key, Waiter waiter);
   // nullptr if it was sent, else why it must go by RPC.
   const char* PushTensor(const std::shared_ptr<Channel>& channel, absl::string_view key,
                          const tensorflow::Tensor& tensor);

@@ -23,6 +23,9 @@ struct Settings {
   uint64_t alias_bytes = 0;
   uint64_t arena_limit = 0;
   uint64_t step_ttl_s = 600;
+  bool plan = true;
+  uint64_t plan_slots = 2, plan_loop_slots = 4, plan_limit = 0, plan_copy_bytes = 16384;
+  uint64_t fuse_bytes = 4096, batch_size = 0, promote_after = 3;
   int connect_timeout_ms = 10000;
   std::string bind_address;  // empty: as the cluster says
   Policy policy = Policy::kAuto;
@@ -30,11 +33,20 @@ struct Settings {
   static Settings Read() {
     Settings settings;
     uint64_t connect_timeout_ms = 0;
-    char policy[32] = "", bind_address[256] = "";
+    char policy[32] = "", bind_address[256] = "", plan[32] = "";
     (void)rdt_config_get_u64("INLINE_BYTES", &settings.inline_bytes);
     (void)rdt_config_get_u64("ALIAS_BYTES", &settings.alias_bytes);
     (void)rdt_config_get_u64("ARENA_LIMIT", &settings.arena_limit);
     (void)rdt_config_get_u64("STEP_TTL_S", &settings.step_ttl_s);
+    (void)rdt_config_get_u64("PLAN_SLOTS", &settings.plan_slots);
+    (void)rdt_config_get_u64("PLAN_LOOP_SLOTS", &settings.plan_loop_slots);
+    (void)rdt_config_get_u64("PLAN_LIMIT", &settings.plan_limit);
+    (void)rdt_config_get_u64("PLAN_COPY_BYTES", &settings.plan_copy_bytes);
+    (void)rdt_config_get_u64("FUSE_BYTES", &settings.fuse_bytes);
+    (void)rdt_config_get_u64("BATCH_SIZE", &settings.batch_size);
+    (void)rdt_config_get_u64("PROMOTE_AFTER", &settings.promote_after);
+    (void)rdt_config_get("PLAN", plan, sizeof plan);
+    settings.plan = std::strcmp(plan, "off") != 0;
     if (rdt_config_get_u64("CONNECT_TIMEOUT_MS", &connect_timeout_ms) == RDT_OK) {
       settings.connect_timeout_ms = static_cast<int>(connect_timeout_ms);
     }

@@ -2,6 +2,7 @@
 #include "worker.h"
 
 #include "message.h"
+#include "plan_book.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 #include "tensorflow/core/framework/device_attributes.pb.h"
@@ -17,6 +18,13 @@ class RdmaWorker : public tensorflow::GrpcWorker {
   void RecvBufAsync(tensorflow::CallOptions* options, const tensorflow::RecvBufRequest* request,
                     tensorflow::RecvBufResponse* response,
                     tensorflow::StatusCallback done) override {
+    if (endpoint_ != nullptr && request->buf_rendezvous_key() == kPlanKey &&
+        request->transport_options().type_url() == kPlanKey) {
+      response->mutable_transport_options()->set_type_url(kPlanKey);
+      response->mutable_transport_options()->set_value(PlanBook::Get()->AsJson(endpoint_));
+      done(absl::OkStatus());
+      return;
+    }
     if (request->buf_rendezvous_key() != kAddressKey ||
         request->transport_options().type_url() != kAddressKey) {
       GrpcWorker::RecvBufAsync(options, request, response, std::move(done));

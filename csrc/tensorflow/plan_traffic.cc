@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan_traffic.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "channel.h"
+#include "endpoint.h"
+#include "plan_book.h"
+#include "xla/tsl/platform/env.h"
+
+namespace rdmatensor {
+namespace {
+
+// No receiver has as many graphs: a peer that offers more is not one of ours.
+constexpr size_t kMaxOffers = 1u << 16;
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Slots>> PlanTraffic::MakeOffer(
+    std::shared_ptr<const PlacedLink> link) {
+  uint32_t number = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (down_) return absl::UnavailableError("the channel is down");
+    number = next_number_++;
+  }
+  absl::StatusOr<std::shared_ptr<Slots>> slots =
+      Slots::Create(endpoint_, channel_->shared_from_this(), std::move(link), number);
+  if (!slots.ok()) return slots;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (down_) return absl::UnavailableError("the channel is down");
+    slots_[number] = *slots;
+  }
+  (*slots)->SendOffer();
+  return slots;
+}
+
+std::shared_ptr<Slots> PlanTraffic::FindSlots(uint64_t number) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = slots_.find(number);
+  return found == slots_.end() ? nullptr : found->second;
+}
+
+bool PlanTraffic::Handle(MessageKind kind, uint64_t number, const char* data, size_t size) {
+  switch (kind) {
+    case MessageKind::kPlanned: {
+      PlannedMessage message;
+      const std::shared_ptr<Slots> slots = FindSlots(number);
+      return slots != nullptr && Parse(data, size, &message) && slots->Take(message);
+    }
+    case MessageKind::kAccept: {
+      AcceptMessage message;
+      const std::shared_ptr<Slots> slots = FindSlots(number);
+      if (slots == nullptr || slots->accepted() || !Parse(data, size, &message)) return false;
+      slots->OnAccept(message.credits_key);
+      return true;
+    }
+    case MessageKind::kWithdrawn: {
+      std::shared_ptr<Slots> dropped;
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto found = slots_.find(number);
+      if (found == slots_.end()) return false;
+      dropped = std::move(found->second);
+      slots_.erase(found);
+      return true;
+    }
+    case MessageKind::kOffer:
+      return TakePiece(number, data, size);
+    case MessageKind::kWithdraw: {
+      std::shared_ptr<Routes> routes;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto found = routes_.find(number);
+        if (found == routes_.end()) {
+          auto opening = opening_.find(number);
+          if (opening == opening_.end()) return false;
+          opening->second = true;
+          return true;
+        }
+        routes = std::move(found->second);
+        routes_.erase(found);
+      }
+      routes->Close();
+      return true;
+    }
+    default:
+      return false;
+  }
+}
+
+bool PlanTraffic::TakePiece(uint64_t number, const char* data, size_t size) {
+  OfferPiece piece;
+  Offer offer;
+  if (number > UINT32_MAX || !Parse(data, size, &piece)) return false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::string& whole = pieces_[number];
+    whole.append(piece.bytes.data(), piece.bytes.size());
+    piece_bytes_ += piece.bytes.size();
+    if (whole.size() > piece.total || piece_bytes_ > kMaxOfferBytes ||
+        pieces_.size() + opening_.size() + routes_.size() > kMaxOffers ||
+        routes_.contains(number) || opening_.contains(number)) {
+      return false;
+    }
+    if (whole.size() < piece.total) return true;
+    if (!Parse(whole, &offer)) return false;
+    piece_bytes_ -= whole.size();
+    pieces_.erase(number);
+    opening_[number] = false;
+  }
+  tsl::Env::Default()->SchedClosure(
+      [this, keep = channel_->shared_from_this(), number, offer = std::move(offer)]() mutable {
+        Open(static_cast<uint32_t>(number), std::move(offer));
+      });
+  return true;
+}
+
+void PlanTraffic::Open(uint32_t number, Offer offer) {
+  auto routes =
+      std::make_shared<Routes>(endpoint_, channel_->shared_from_this(), number, std::move(offer));
+  const absl::Status opened = routes->Open();
+  if (!opened.ok()) {
+    rdt_log_line(RDT_LOG_WARN,
+                 absl::StrCat("tensorflow: the places that ", channel_->peer_name(),
+                              " offers cannot be used, its tensors take the dynamic path: ",
+                              opened.message())
+                     .c_str());
+  }
+  bool withdrawn = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    withdrawn = opening_[number] || down_ || !opened.ok();
+    opening_.erase(number);
+    if (!withdrawn) routes_[number] = routes;
+    any_routes_.store(!routes_.empty(), std::memory_order_release);
+  }
+  if (withdrawn) {
+    routes->Close();
+  } else {
+    PlanBook::Get()->Bind(endpoint_, routes);
+  }
+}
+
+std::vector<std::shared_ptr<Routes>> PlanTraffic::AllRoutes() {
+  std::vector<std::shared_ptr<Routes>> all;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& entry : routes_) all.push_back(entry.second);
+  return all;
+}
+
+void PlanTraffic::BindAll() {
+  for (const std::shared_ptr<Routes>& routes : AllRoutes()) {
+    PlanBook::Get()->Bind(endpoint_, routes);
+  }
+}
+
+void PlanTraffic::DropStep(int64_t step_id) {
+  if (!any_routes_.load(std::memory_order_acquire)) return;
+  for (const std::shared_ptr<Routes>& routes : AllRoutes()) routes->DropStep(step_id);
+}
+
+void PlanTraffic::OnDown() {
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Routes>> routes;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    down_ = true;
+    slots.swap(slots_);
+    routes.swap(routes_);
+  }
+  for (const auto& entry : routes) entry.second->Close();
+}
+
+}  // namespace rdmatensor
