@@ -8,7 +8,21 @@ import click
 from .softroce.cli import softroce
 
 
-@click.group(invoke_without_command=True)
+class _Commands(click.Group):
+    """Imports the analyzer's command only when it is asked for: others work without the library."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), "plan"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "plan":
+            from graph_analyzer.cli import plan
+
+            return plan
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Commands, invoke_without_command=True)
 @click.pass_context
 def main(context: click.Context) -> None:
     """RDMA memory for Python, and grpc+rdma for TensorFlow.

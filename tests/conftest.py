@@ -15,7 +15,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # The core and the Python API are complete without TensorFlow, and so are their tests.
-collect_ignore = [] if importlib.util.find_spec("tensorflow") else ["tensorflow", "demo"]
+collect_ignore = (
+    [] if importlib.util.find_spec("tensorflow") else ["tensorflow", "demo", "graph_analyzer"]
+)
 # How the C and C++ unit programs are built: none, address or thread (make asan, make tsan).
 SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
 

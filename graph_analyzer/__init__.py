@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a dataflow graph will send between tasks, and where it will lie, before a cluster exists.
+
+    from graph_analyzer import PlacedOn, analyze, live
+
+    plan = analyze(model, strategy=PlacedOn(ps=2, workers=2), batch_size=32)
+    plan.static_share
+    plan.to_html("plan.html")
+    live("grpc://host:2222")     # the plan in force of a running server
+
+TensorFlow is imported by the first call that needs it.
+"""
+
+from __future__ import annotations
+
+from rdmatensor.plan import Options
+
+from .advice import Advice, advise
+from .analyze import analyze
+from .cost import Network, predict
+from .errors import AnalysisError, LiveError
+from .live import live
+from .placement import PlacedOn
+from .plan import Difference, Edge, Link, TransferPlan, closest, diff, join
+
+__all__ = [
+    "Advice",
+    "AnalysisError",
+    "Difference",
+    "Edge",
+    "Link",
+    "LiveError",
+    "Network",
+    "Options",
+    "PlacedOn",
+    "TransferPlan",
+    "advise",
+    "analyze",
+    "closest",
+    "diff",
+    "join",
+    "live",
+    "predict",
+]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor plan`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from rdmatensor.errors import RdmaError
+
+from . import units
+from .analyze import DEFAULT_DEVICE, analyze
+from .cost import Network
+from .errors import AnalysisError, LiveError
+from .plan import TransferPlan, closest
+
+
+@click.command()
+@click.argument("source", required=False, metavar="[SOURCE]")
+@click.option("--cluster", metavar="FILE", type=click.Path(path_type=Path),
+              help='JSON: {"ps": ["host:port", ...], "worker": [...]}.')  # fmt: skip
+@click.option("--html", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+              help="Write a page with the links, the receivers' memory and all tensors.")  # fmt: skip
+@click.option("--json", "json_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+              help="Write the plan.")  # fmt: skip
+@click.option("--batch-size", metavar="N", type=click.IntRange(1),
+              help="Batch of a Keras model; of other graphs the largest batch.")  # fmt: skip
+@click.option("--fetch", "fetches", metavar="NAME", multiple=True,
+              help="What the session runs. Default: everything. Repeatable.")  # fmt: skip
+@click.option("--feed", "feeds", metavar="NAME", multiple=True,
+              help="What the session feeds. Repeatable.")  # fmt: skip
+@click.option("--signature", default="serving_default", show_default=True, help="Of a SavedModel.")
+@click.option("--optimize", is_flag=True, help="Run TensorFlow's graph optimiser first.")
+@click.option("--default-device", default=DEFAULT_DEVICE, show_default=True,
+              help="Of nodes that name none: the session's target.")  # fmt: skip
+@click.option("--bandwidth", default="100Gbit", show_default=True, help="Of each task's port.")
+@click.option("--latency", default="2us", show_default=True, help="From task to task.")
+@click.option("--rows", default=20, show_default=True, type=click.IntRange(0),
+              help="Tensors in the table, the largest first.")  # fmt: skip
+@click.option("--live", "targets", metavar="HOST:PORT", multiple=True,
+              help="The plan in force of a running server; with SOURCE, how it differs. Repeatable: a "
+              "server tells what it receives.")  # fmt: skip
+def plan(source: str | None, targets: tuple[str, ...], **options: Any) -> None:
+    """Show what a graph sends between tasks, and how, before there is a cluster.
+
+    SOURCE is the folder of a SavedModel, a file with a GraphDef (.pb, .pbtxt) or with a plan (.json), or
+    module:function, which is called and returns what graph_analyzer.analyze takes.
+    """
+    if source is None and not targets:
+        raise click.UsageError("give SOURCE, --live, or both to compare them")
+    try:
+        _run(source, targets, options)
+    except (AnalysisError, LiveError, RdmaError, OSError) as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"rdmatensor plan: {message}", err=True)
+    sys.exit(1)
+
+
+def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from . import report_text
+    from .live import live
+
+    network = Network(units.bandwidth(options["bandwidth"]), units.latency(options["latency"]))
+    found = live(*targets) if targets else None
+    expected = _analyze(source, options) if source else None
+    shown = expected or found
+    if shown is None:
+        return
+    console = Console()
+    console.print(report_text.report(shown, network, options["rows"]))
+    if expected and found:
+        console.print("\n[bold]From SOURCE to the server[/bold]")
+        console.print(report_text.difference(closest(expected, found)))
+    if options["json_file"]:
+        shown.save(options["json_file"])
+    if options["html"]:
+        from .report_html import page
+
+        options["html"].write_text(
+            page(shown, network, f"Transfer plan: {source or ' '.join(targets)}")
+        )
+
+
+def _analyze(source: str, options: dict[str, Any]) -> TransferPlan:
+    # TensorFlow's own lines would come before the report.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if source.endswith(".json"):
+        return TransferPlan.from_json(Path(source).read_bytes())
+    cluster = _cluster(options["cluster"])
+    path = Path(source)
+    graph = path if path.exists() or ":" not in source else _call(source)
+    return analyze(
+        graph,
+        cluster=cluster,
+        batch_size=options["batch_size"],
+        fetches=options["fetches"] or None,
+        feeds=options["feeds"] or None,
+        signature=options["signature"],
+        optimize=options["optimize"],
+        default_device=options["default_device"],
+    )
+
+
+def _cluster(path: Path | None) -> Mapping[str, Sequence[str]] | None:
+    if path is None:
+        return None
+    form = f'{path}: expected {{"ps": ["host:port", ...], "worker": [...]}}'
+    try:
+        cluster = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise AnalysisError(f"{form}, and it is no JSON: {error}") from None
+    well_formed = isinstance(cluster, dict) and all(
+        isinstance(tasks, list) and tasks and all(isinstance(task, str) for task in tasks)
+        for tasks in cluster.values()
+    )
+    if not well_formed or not cluster:
+        raise AnalysisError(form)
+    return dict(cluster)
+
+
+def _call(name: str) -> Any:
+    """What the function "module:function" returns. Modules of the current folder are found, too."""
+    module_name, _, function_name = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise AnalysisError(
+            f"{name}: neither a file nor a module:function ({error}); run it where the module is, or "
+            "set PYTHONPATH"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise AnalysisError(f"module {module_name!r} has no function {function_name!r}")
+    return function()
