@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the cases of bench_tensorflow.py on the clusters, a block of steps on one, then on the other."""
+"""Runs the cases of the benchmarks on clusters, a block of steps on one, then on the next."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ _WARM_UP_BLOCKS = 2
 class Samples:
     """What the blocks of one case on one cluster (or in one kind of process) gave."""
 
-    seconds: list[float] = field(default_factory=list)
+    # Of single steps, block by block.
+    blocks: list[list[float]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     # All steps made, the untimed ones of each block, too.
     steps: int = 0
@@ -30,22 +32,49 @@ class Samples:
     loopback: list[float] = field(default_factory=list)
 
     @property
+    def seconds(self) -> list[float]:
+        """Of single steps."""
+        return [second for block in self.blocks for second in block]
+
+    @property
     def time(self) -> Distribution:
         """Of all steps."""
         return Distribution.of(self.seconds)
 
 
-class Cluster:
-    """Two servers of one protocol, each in a process of its own."""
+@dataclass(frozen=True)
+class Way:
+    """How the servers of a cluster send tensors. `settings` are environment variables."""
 
-    def __init__(self, team: Team, name: str, protocol: str) -> None:
-        self.name = name
-        self.protocol = protocol
+    name: str
+    protocol: str = "grpc+rdma"
+    planned: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the servers' processes."""
+        plan = {"RDMATENSOR_PLAN": "on" if self.planned else "off"}
+        return environment(self.protocol) | plan | dict(self.settings)
+
+
+GRPC = Way(STOCK, STOCK)
+DYNAMIC = Way("dynamic")
+STATIC = Way("static", planned=True)
+
+
+class Cluster:
+    """Two servers, each in a process of its own."""
+
+    def __init__(self, team: Team, way: Way) -> None:
+        self.way = way
         self._team = team
         cluster = json.dumps({"worker": free_addresses(2)})
         self.tasks = [
             team.start(
-                f"{name}-task{index}", [_TASK, cluster, str(index), protocol], environment(protocol)
+                f"{way.name}-task{index}",
+                [_TASK, cluster, str(index), way.protocol],
+                way.environment,
             )
             for index in range(2)
         ]
@@ -60,60 +89,95 @@ class Cluster:
         for task in self.tasks:
             self._team.wait(task, "ready", SILENCE_S)
             has_plugin = self._team.ask(task, "process")["plugin"]
-            if has_plugin != (self.protocol != STOCK):
+            if has_plugin != (self.way.protocol != STOCK):
                 state = "has the plugin loaded" if has_plugin else "has no plugin loaded"
                 raise TaskFailed(task.name, state, task.log)
 
-    def paths(self) -> Paths | None:
-        """What both tasks have sent so far; None for stock gRPC, which keeps no count."""
-        if self.protocol == STOCK:
-            return None
-        return Paths.total(Paths.from_json(self._team.ask(task, "paths")) for task in self.tasks)
+    def reset(self) -> None:
+        """Have the plugin's counters begin anew; stock gRPC keeps none."""
+        if self.way.protocol != STOCK:
+            for task in self.tasks:
+                self._team.ask(task, "reset")
+
+    def use(self) -> Use:
+        """What the tasks count since `reset`."""
+        if self.way.protocol == STOCK:
+            return Use([])
+        return Use([self._team.ask(task, "stats") for task in self.tasks])
 
 
-@dataclass
-class Measured:
-    """One case on both clusters."""
+@dataclass(frozen=True)
+class Use:
+    """`rdmatensor.tensorflow.stats()` of each task of a cluster; empty for stock gRPC."""
 
-    samples: dict[str, Samples]
-    # What these steps sent, on the clusters that count it.
-    sent: dict[str, Paths]
-
-    @property
-    def ratio(self) -> float:
-        """Median of the first cluster over median of the second."""
-        first, second = (samples.time.median for samples in self.samples.values())
-        return first / second
+    tasks: list[dict[str, Any]]
 
     @property
-    def same_losses(self) -> bool | None:
-        """Whether all clusters saw the same losses, bit for bit; None where there are no losses."""
-        first, *others = (samples.losses for samples in self.samples.values())
-        return all(other == first for other in others) if first else None
+    def paths(self) -> Paths:
+        """What all tasks sent."""
+        return Paths.total(map(Paths.from_stats, self.tasks))
+
+    def total(self, *names: str) -> int:
+        """The counter at these keys, added up."""
+        total = 0
+        for stats in self.tasks:
+            value: Any = stats
+            for name in names:
+                value = value[name]
+            total += value
+        return total
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case on one cluster: what building and warming up used, and the timed steps."""
+
+    way: Way
+    samples: Samples
+    warm_up: Use
+    timed: Use
+
+
+def ratio(slow: Result, fast: Result) -> tuple[float, Distribution]:
+    """How many times as long a step of `slow` takes: by the medians of all steps, and by those of the
+    blocks of one turn, for the spread."""
+    turns = zip(slow.samples.blocks, fast.samples.blocks, strict=True)
+    return (
+        slow.samples.time.median / fast.samples.time.median,
+        Distribution.of([statistics.median(s) / statistics.median(f) for s, f in turns]),
+    )
+
+
+def same_losses(results: Sequence[Result]) -> bool | None:
+    """Whether all clusters saw the same losses, bit for bit; None where there are no losses."""
+    first, *others = (result.samples.losses for result in results)
+    return all(other == first for other in others) if first else None
 
 
 def measure(
     team: Team, clusters: Sequence[Cluster], build: dict[str, Any], steps: int, block: int
-) -> Measured:
+) -> list[Result]:
     """Have each cluster `build` a workload and time `steps` steps of it, in turns of `block`."""
+    warm_up = []
     for cluster in clusters:
+        cluster.reset()
         team.ask(cluster.client, timeout=SILENCE_S, **build)
         team.ask(cluster.client, "block", SILENCE_S, steps=block * _WARM_UP_BLOCKS)
-    before = [cluster.paths() for cluster in clusters]
-    clients = {cluster.name: cluster.client for cluster in clusters}
+        warm_up.append(cluster.use())
+        cluster.reset()
+    clients = {cluster.way.name: cluster.client for cluster in clusters}
     samples = interleave(team, clients, steps, block)
-    sent = {
-        cluster.name: end.since(start)
-        for cluster, start in zip(clusters, before, strict=True)
-        if start is not None and (end := cluster.paths()) is not None
-    }
+    results = [
+        Result(cluster.way, samples[cluster.way.name], before, cluster.use())
+        for cluster, before in zip(clusters, warm_up, strict=True)
+    ]
     for cluster in clusters:
         team.ask(cluster.client, "close", SILENCE_S)
-    return Measured(samples, sent)
+    return results
 
 
 def interleave(team: Team, clients: dict[str, Child], steps: int, block: int) -> dict[str, Samples]:
-    """Blocks in turns, the order reversed every time, so that drift falls on all alike."""
+    """Blocks in turns, each turn begun by the next in order, so that drift falls on all alike."""
     samples = {name: Samples() for name in clients}
     for names in _turns(list(clients), -(-steps // block)):
         for name in names:
@@ -122,14 +186,15 @@ def interleave(team: Team, clients: dict[str, Child], steps: int, block: int) ->
             sample = samples[name]
             sample.steps += answer["steps"]
             sample.loopback.append((_loopback_bytes() - start) / answer["steps"])
-            sample.seconds += answer["seconds"]
+            sample.blocks.append(answer["seconds"])
             sample.losses += answer["losses"]
     return samples
 
 
 def _turns(names: list[str], count: int) -> Iterator[list[str]]:
     for turn in range(count):
-        yield names[::-1] if turn % 2 else names
+        first = turn % len(names)
+        yield names[first:] + names[:first]
 
 
 def _loopback_bytes() -> int:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and judgements of bench_tensorflow.py."""
+"""Tables and judgements of the benchmarks of TensorFlow."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-from rdmatensor.demo.paths import PATHS, STOCK, Paths
+from rdmatensor.demo.paths import PATHS, STOCK
 from rdmatensor.demo.timing import Distribution, duration, size
-from tf_measure import Measured, Unused
+from tf_measure import DYNAMIC, Result, Unused, ratio, same_losses
 
 _HISTOGRAM_BARS = " ▁▂▃▄▅▆▇█"
 _HISTOGRAM_BINS = 24
@@ -18,83 +19,108 @@ _HISTOGRAM_BINS = 24
 
 @dataclass(frozen=True)
 class Row:
-    """One case as it is reported. `step_bytes` is what a step must move at least."""
+    """One case as it is reported: its results on all clusters, the slowest expected first; the last is what
+    the others are compared with. `step_bytes` is what a step must move at least, `target` how many times as
+    fast as stock gRPC it should be."""
 
     name: str
     step_bytes: int
     target: float | None
-    measured: Measured
+    results: list[Result]
 
     def faults(self) -> list[str]:
         """Signs that a step did not move what it should, or not the way it should."""
-        found = []
-        stock = self.measured.samples[STOCK]
-        if (moved := Distribution.of(stock.loopback).median) < self.step_bytes:
-            found.append(f"{self.name}: a step over {STOCK} moved only {size(moved)} over loopback")
-        for protocol, sent in self.measured.sent.items():
-            pushed = sent.pushed_bytes() / self.measured.samples[protocol].steps
-            if pushed < self.step_bytes:
-                found.append(f"{self.name}: a step over {protocol} pushed only {size(pushed)}")
-            found += [f"{self.name}: {fault}" for fault in sent.avoidable()]
-        if self.measured.same_losses is False:
-            found.append(f"{self.name}: the losses differ")
-        return found
+        found = [fault for result in self.results for fault in self._faults_of(result)]
+        if same_losses(self.results) is False:
+            found.append("the losses differ")
+        return [f"{self.name}: {fault}" for fault in found]
+
+    def _faults_of(self, result: Result) -> Iterator[str]:
+        name = result.way.name
+        if result.way.protocol == STOCK:
+            if (moved := Distribution.of(result.samples.loopback).median) < self.step_bytes:
+                yield f"a step over {name} moved only {size(moved)} over loopback"
+            return
+        paths = result.timed.paths
+        pushed = paths.pushed_bytes() / result.samples.steps
+        if pushed < self.step_bytes:
+            yield f"a step over {name} pushed only {size(pushed)}"
+        yield from paths.avoidable()
+        others = paths.tensors.total() - paths.tensors["static"]
+        if result.way.planned and others:
+            # Edges are refused a place before the first step.
+            uses = {"busy": result.timed, "unfit": result.timed}
+            uses |= {"over_budget": result.warm_up, "mismatched": result.warm_up}
+            why = ", ".join(f"{use.total('plan', event)} {event}" for event, use in uses.items())
+            yield f"{others} tensors on {name} did not go to their planned places ({why})"
 
     def as_json(self) -> dict[str, Any]:
-        """Distributions, raw times and the route."""
+        """Distributions, raw times and what the plugin counted."""
         return {
-            "ratio": self.measured.ratio,
             "target": self.target,
             "step_bytes": self.step_bytes,
-            "sent": {name: sent.as_json() for name, sent in self.measured.sent.items()},
-            "same_losses": self.measured.same_losses,
-            "protocols": {
-                name: {
-                    "time": samples.time.as_json(),
-                    "seconds": samples.seconds,
-                    "loopback_bytes_per_step": Distribution.of(samples.loopback).as_json(),
-                }
-                for name, samples in self.measured.samples.items()
-            },
+            "same_losses": same_losses(self.results),
+            "clusters": {result.way.name: self._as_json(result) for result in self.results},
+        }
+
+    def _as_json(self, result: Result) -> dict[str, Any]:
+        median, turns = ratio(result, self.results[-1])
+        return {
+            "time": result.samples.time.as_json(),
+            "seconds": result.samples.seconds,
+            "steps": result.samples.steps,
+            "ratio": median,
+            "ratio_in_turns": turns.as_json(),
+            "loopback_bytes_per_step": Distribution.of(result.samples.loopback).as_json(),
+            "stats": result.timed.tasks,
         }
 
 
 def step_table(rows: list[Row]) -> Table:
-    """Step times of all cases, a line for each protocol of each."""
-    table = Table(title="Time of one step, both clusters in turns")
-    for header in ("step", "protocol"):
+    """Step times of all cases, a line for each cluster of each."""
+    fast = rows[0].results[-1].way.name
+    table = Table(title="Time of one step, all clusters in turns")
+    for header in ("step", "cluster"):
         table.add_column(header)
-    for header in ("median", "p10 .. p90", "ratio", "target", "over loopback"):
+    for header in ("median", "p10 .. p90", f"{fast} is faster", "target", "over loopback"):
         table.add_column(header, justify="right")
     table.add_column("sent in a step")
     for row in rows:
-        for index, (protocol, samples) in enumerate(row.measured.samples.items()):
-            time = samples.time
+        for index, result in enumerate(row.results):
+            time = result.samples.time
+            last = index == len(row.results) - 1
             table.add_row(
                 row.name if index == 0 else "",
-                protocol,
+                result.way.name,
                 duration(time.median),
                 f"{duration(time.p10)} .. {duration(time.p90)}",
-                f"{row.measured.ratio:.1f}x" if index else "",
-                _target(row) if index else "",
-                size(Distribution.of(samples.loopback).median),
-                _route(row.measured.sent.get(protocol), samples.steps),
-                end_section=index == len(row.measured.samples) - 1,
+                "" if last else _ratio(result, row.results[-1]),
+                _target(row) if index == 0 else "",
+                size(Distribution.of(result.samples.loopback).median),
+                _route(result),
+                end_section=last,
             )
     return table
 
 
+def _ratio(slow: Result, fast: Result) -> str:
+    """Of the medians; in brackets p10 .. p90 of what single turns gave."""
+    median, turns = ratio(slow, fast)
+    return f"{median:.3g}x ({turns.p10:.3g} .. {turns.p90:.3g})"
+
+
 def _target(row: Row) -> str:
-    if row.target is None:
+    if row.target is None or not row.results[-1].way.planned:
         return "-"
-    met = row.measured.ratio >= row.target
+    met = ratio(row.results[0], row.results[-1])[0] >= row.target
     return f"[green]{row.target:g}x met[/green]" if met else f"[red]{row.target:g}x missed[/red]"
 
 
-def _route(sent: Paths | None, steps: int) -> str:
+def _route(result: Result) -> str:
     """What a step sent by each path, the largest first: "dynamic 100 (105 MB), inline 1 (4 B)"."""
-    if sent is None:
+    if result.way.protocol == STOCK:
         return "all rpc"
+    sent, steps = result.timed.paths, result.samples.steps
     used = sorted(
         (path for path in PATHS if sent.tensors[path]), key=lambda path: -sent.bytes[path]
     )
@@ -102,6 +128,51 @@ def _route(sent: Paths | None, steps: int) -> str:
         f"{path} {sent.tensors[path] / steps:.4g} ({size(sent.bytes[path] / steps)})"
         for path in used
     )
+
+
+def plan_table(rows: list[Row]) -> Table:
+    """What the plan did on the clusters that have one, and the memory that it takes."""
+    table = Table(
+        title="Planned tensors",
+        caption="By step; busy is the sum of all steps. Places: of all graphs of the session, the check "
+        "of values among them. The arena, where tensors are computed, at its largest. Both tasks together.",
+    )
+    table.add_column("step")
+    for header in (
+        "static",
+        "lent",
+        "in groups",
+        "busy",
+        "places",
+        "of a step's bytes",
+        "arena",
+        "without plan",
+    ):
+        table.add_column(header, justify="right")
+    for row in rows:
+        unplanned = [_arena(r) for r in row.results if r.way.name == DYNAMIC.name]
+        for result in row.results:
+            if not result.way.planned:
+                continue
+            use, steps = result.timed, result.samples.steps
+            places = use.total("plan", "place_bytes")
+            groups = use.total("plan", "groups") / steps
+            table.add_row(
+                row.name,
+                f"{use.paths.tensors['static'] / steps:.4g}",
+                f"{use.total('fetched', 'in_place', 'tensors') / steps:.4g}",
+                f"{use.total('plan', 'fused') / steps:.4g} in {groups:.4g}" if groups else "-",
+                str(use.total("plan", "busy")),
+                size(places),
+                f"{places / row.step_bytes:.2f}",
+                _arena(result),
+                *(unplanned or "-"),
+            )
+    return table
+
+
+def _arena(result: Result) -> str:
+    return size(result.timed.total("arena", "peak_bytes"))
 
 
 def unused_table(unused: Unused) -> Table:

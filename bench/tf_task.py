@@ -16,9 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
+import rdmatensor.tensorflow
 from rdmatensor.demo.control import Line, leave
-from rdmatensor.demo.paths import require_plugin, task_paths
-from tf_cases import find
+from rdmatensor.demo.paths import require_plugin
+from tf_cases import Case
 from tf_graphs import CONSUMER, OWNER, UNTIMED_STEPS, Training, Transfer, Workload
 
 _PLUGIN = "librdmatensor_tensorflow"
@@ -41,9 +42,9 @@ class Client:
             "process": process_facts,
         }
 
-    def transfer(self, name: str) -> Mapping[str, Any]:
+    def transfer(self, **case: Any) -> Mapping[str, Any]:
         """Build a transfer case and verify, element by element, that what is sent arrives."""
-        workload = Transfer(find(name), self._target)
+        workload = Transfer(Case(**case), self._target)
         self._workload = workload
         workload.verify()
         return {}
@@ -84,6 +85,12 @@ def process_facts() -> Mapping[str, Any]:
     }
 
 
+def reset() -> Mapping[str, Any]:
+    """Begin to count anew."""
+    rdmatensor.tensorflow.reset_stats()
+    return {}
+
+
 def main() -> None:
     """Arguments: the cluster as JSON, task index, protocol; or none for a process without a server."""
     line = Line()
@@ -101,7 +108,7 @@ def main() -> None:
     )
     line.emit("ready")
     handlers = Client(server.target).handlers()
-    line.serve(handlers | {"paths": lambda: task_paths(protocol).as_json()})
+    line.serve(handlers | {"stats": rdmatensor.tensorflow.stats, "reset": reset})
     leave(0)
 
 

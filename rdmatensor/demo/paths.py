@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STOCK = "grpc"
-PATHS = ("inline", "dynamic", "bounce", "rpc")
+PATHS = ("static", "bounded", "inline", "dynamic", "bounce", "rpc")
 
 # These are no plain bytes: TensorFlow's own RecvTensor is their only way.
 _UNAVOIDABLE = ("string", "variant", "resource")
@@ -69,14 +69,6 @@ class Paths:
             total.reasons.update(part.reasons)
             total.peers += part.peers
         return total
-
-    def since(self, start: Paths) -> Paths:
-        """What was added after `start`."""
-        # Not the operator: it would drop what is zero, and hide a counter that went back.
-        parts = []
-        for now, before in ((self.tensors, start.tensors), (self.bytes, start.bytes)):
-            parts.append(Counter({path: now[path] - before[path] for path in PATHS}))
-        return Paths(parts[0], parts[1], self.reasons - start.reasons, self.peers)
 
     def as_json(self) -> dict[str, Any]:
         """The fields by name."""
