@@ -21,6 +21,8 @@ from .shapes import Shape
 
 VERSION = 1
 CLASSES = ("static", "bounded", "dynamic", "rpc")
+# Reason of an edge that no server plans.
+ADDED = "TensorFlow adds it when it cuts the graph up"
 # TensorFlow's C++ has other names for these.
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16"}
 _OPTIONS = ("slots", "loop_slots", "batch", "fuse_bytes", "fuse_group_bytes")
@@ -31,7 +33,8 @@ class Edge:
     """One tensor that travels from task to task."""
 
     name: str
-    """Producer's output, "dense/kernel/Read:0"; "...@device:CPU:1" when that is where it goes."""
+    """Producer's output, "dense/kernel/Read:0", or the fed tensor; "...@device:CPU:1" when that is where
+    it goes."""
     source: str
     destination: str
     dtype: str
@@ -284,13 +287,17 @@ class Difference:
 _COMPARED = ("dtype", "shape", "in_loop", "plan_class", "bytes")
 
 
-def closest(expected: TransferPlan, told: TransferPlan) -> Difference:
+def closest(
+    expected: TransferPlan, told: TransferPlan, compared: Iterable[str] = _COMPARED
+) -> Difference:
     """How the graph of `told` that is most like `expected` differs from it, in what `told`'s servers
-    receive. AnalysisError when they have planned nothing yet."""
+    receive and plan. AnalysisError when they have planned nothing yet."""
     if not told.edges:
         raise AnalysisError("nothing is planned there yet: run a step, then ask again")
     here = expected.only(destinations={edge.destination for edge in told.edges})
-    found = [diff(here, told.only(graph=graph)) for graph in told.graphs]
+    here = replace(here, edges=tuple(edge for edge in here.edges if edge.reason != ADDED))
+    fields = tuple(compared)
+    found = [diff(here, told.only(graph=graph), fields) for graph in told.graphs]
     return min(found, key=lambda one: len(one.removed) + len(one.added) + len(one.changed))
 
 

@@ -13,7 +13,7 @@ from rdmatensor.plan import Options
 from .devices import Device, whole
 from .edges import Node, Transfer, Transfers
 from .errors import AnalysisError
-from .plan import Edge, Link, TransferPlan
+from .plan import ADDED, Edge, Link, TransferPlan
 
 
 def settings() -> Options:
@@ -139,7 +139,7 @@ def _edge(
 def _added(transfers: Transfers, item: Transfer) -> Edge:
     """What no server plans."""
     place = core.Place(core.PlanClass.DYNAMIC, core.Reason.NONE, item.element_size, None, None, 0)
-    edge = _edge(transfers, item, core.Order(-1, 0, None), place, None)
+    edge = _edge(transfers, item, core.Order(), place, None)
     return replace(edge, reason=ADDED)
 
 

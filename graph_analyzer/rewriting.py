@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from .errors import AnalysisError
@@ -19,7 +20,46 @@ def inline(program: Program) -> None:
 
         config = config_pb2.ConfigProto()
         config.graph_options.rewrite_options.optimizers.append("function")
+        inputs = {node.name: set(node.input) for node in graph.node if node.op in CONTROL_FLOW}
         _grappler(program, config)
+        _relax(program.graph, inputs)
+
+
+# Nodes through which a loop or an inlined function waits, and what a function takes.
+_WAITS = re.compile(r"(.+)/(LoopControlInputs|input_control_node)/_\d+")
+_ARGUMENT = re.compile(r"(.+)/input/_(\d+)")
+_CONDITION = re.compile(r".+/cond/_\d+")
+
+
+def _relax(graph: Any, inputs: dict[str, set[str]]) -> None:
+    """Lets operations of loops and functions run when their own inputs are there, as they do in sessions:
+    the optimiser makes each wait for all inputs of the loop or function. `inputs` are those that loops
+    had before."""
+    arguments: dict[str, dict[int, str]] = {}
+    for node in graph.node:
+        if found := _ARGUMENT.fullmatch(node.name):
+            maker = f"^{reference(node.input[0])[0]}"
+            arguments.setdefault(found[1], {})[int(found[2])] = maker
+    idle = set()
+    for node in graph.node:
+        if found := _WAITS.fullmatch(node.name):
+            makers = arguments.get(found[1], {})
+            added = set(makers.values())
+            if makers and _CONDITION.fullmatch(found[1]):
+                added.discard(makers[min(makers)])  # by it the condition is inside of the loop
+            if found[1] in inputs:
+                added.update(text for text in node.input if text not in inputs[found[1]])
+            _set_inputs(node, [text for text in node.input if text not in added])
+            if not node.input:
+                idle.add(f"^{node.name}")
+    for node in graph.node:
+        if not idle.isdisjoint(node.input):
+            _set_inputs(node, [text for text in node.input if text not in idle])
+
+
+def _set_inputs(node: Any, inputs: list[str]) -> None:
+    del node.input[:]
+    node.input.extend(inputs)
 
 
 def _inlined(node: Any, library: set[str]) -> bool:

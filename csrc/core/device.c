@@ -225,6 +225,16 @@ rdt_status rdt_device_get_transport(const rdt_device *device, size_t index,
   return RDT_OK;
 }
 
+uint64_t rdt_device_registrable(const rdt_device *device) {
+  uint64_t least = UINT64_MAX;
+  for (size_t i = 0; device && i < rdt_transport_count; i++) {
+    if (!device->transports[i].open || !rdt_transports[i]->registrable) continue;
+    uint64_t bytes = rdt_transports[i]->registrable();
+    if (bytes < least) least = bytes;
+  }
+  return least;
+}
+
 rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats) {
   if (!device || !stats) return rdt_fail(RDT_ERR_INVALID, "device and stats must not be NULL");
   const rdt_counters *now = &device->counters;

@@ -184,6 +184,9 @@ typedef struct rdt_transport_info {
  * device is open. */
 RDT_API rdt_status rdt_device_get_transport(const rdt_device *device, size_t index,
                                             rdt_transport_info *info);
+/* Bytes that may still be registered before a limit of the system is reached (verbs: RLIMIT_MEMLOCK, which
+ * counts for the process); UINT64_MAX if there is none. Changes with every registration. */
+RDT_API uint64_t rdt_device_registrable(const rdt_device *device);
 RDT_API rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats);
 
 /* ---- Regions ------------------------------------------------------------------------------------ */
@@ -457,7 +460,7 @@ typedef struct rdt_plan_link {
   uint32_t source, destination;
   uint64_t bytes; /* of the memory that the destination registers for it */
   uint32_t ring_count, group_count;
-  uint64_t hash; /* of its edges and their places: equal at both ends, or something differs */
+  uint64_t hash; /* of its edges and their places; does not depend on the numbers of tasks */
 } rdt_plan_link;
 
 typedef struct rdt_plan rdt_plan;

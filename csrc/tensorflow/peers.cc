@@ -189,6 +189,8 @@ absl::Status SourcePeer::TryConnect(const AddressAnswer& answer,
 }
 
 void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer) {
+  // First: once others find the channel they make offers on it, and the peer answers.
+  channel->source.store(this);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     mode_ = Mode::kReady;
@@ -198,7 +200,6 @@ void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnsw
     incarnations_.insert(answer.incarnations.begin(), answer.incarnations.end());
     epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
-  channel->source.store(this);
   RecordPeer(Direction::kReceive, task_, channel->transport(),
              channel->can_map() ? "its device answered on this transport, its memory can be mapped"
                                 : "its device answered on this transport, its memory is read",

@@ -17,6 +17,11 @@ namespace {
 
 using tensorflow::TensorShape;
 
+template <typename T>
+bool SameOwner(const std::weak_ptr<T>& a, const std::shared_ptr<T>& b) {
+  return !a.owner_before(b) && !b.owner_before(a);
+}
+
 rdt_plan_options OptionsOf(const Settings& settings) {
   rdt_plan_options options{};
   options.struct_size = sizeof options;
@@ -78,23 +83,26 @@ void LogBudget(const PlacedLink& link, uint64_t budget) {
   }
   if (edges == 0) return;
   CountPlan(PlanEvent::kOverBudget, edges);
-  rdt_log_line(
-      RDT_LOG_WARN,
-      absl::StrCat("tensorflow: ", edges, " tensors (", bytes, " bytes in each step) from ",
-                   link.source,
-                   " get no place and take the dynamic path: their places "
-                   "would exceed the ",
-                   budget, " bytes left of RDMATENSOR_PLAN_LIMIT (0: RDMATENSOR_ARENA_LIMIT)")
-          .c_str());
+  rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", edges, " tensors (", bytes,
+                                          " bytes in each step) from ", link.source,
+                                          " get no place and take the dynamic path: their places "
+                                          "would exceed the ",
+                                          budget,
+                                          " bytes left of RDMATENSOR_PLAN_LIMIT (0: "
+                                          "RDMATENSOR_ARENA_LIMIT) and of the system's limit "
+                                          "of locked memory (ulimit -l)")
+                                 .c_str());
 }
 
 }  // namespace
 
-uint64_t BudgetOf(const Settings& settings) {
-  const uint64_t limit =
-      settings.plan_limit != 0 ? settings.plan_limit : Arena::Get()->GetUsage().limit_bytes;
+uint64_t BudgetOf(const Endpoint& endpoint) {
+  const uint64_t wanted = endpoint.settings().plan_limit;
+  const uint64_t limit = wanted != 0 ? wanted : Arena::Get()->GetUsage().limit_bytes;
   const uint64_t held = PlaceBytes();
-  return held < limit ? limit - held : 0;
+  // The tensors themselves must be registered too.
+  const uint64_t registrable = rdt_device_registrable(endpoint.device()) / 2;
+  return held < limit ? std::min(limit - held, registrable) : 0;
 }
 
 InPlan::~InPlan() {
@@ -138,10 +146,15 @@ void InPlan::Seal() {
   }
 }
 
+void InPlan::SealSoon() {
+  if (sealed_.load(std::memory_order_acquire) || sealing_.exchange(true)) return;
+  tsl::Env::Default()->SchedClosure([self = shared_from_this()] { self->Seal(); });
+}
+
 std::vector<std::shared_ptr<const PlacedLink>> InPlan::Place(Endpoint* endpoint) {
   const PlannerInput input(edges_);
   rdt_plan_options options = OptionsOf(endpoint->settings());
-  const uint64_t budget = BudgetOf(endpoint->settings());
+  const uint64_t budget = BudgetOf(*endpoint);
   std::vector<uint64_t> budgets(input.sources.size() + 1, budget);
   options.budgets = budgets.data();
   rdt_plan* plan = nullptr;
@@ -198,11 +211,18 @@ void InPlan::RemoveLink(const PlacedLink* link) {
                links_.end());
 }
 
-bool InPlan::MayOffer(const PlacedLink* link, const Channel* channel) {
-  const std::pair<const PlacedLink*, const Channel*> offer(link, channel);
+bool InPlan::MayOffer(const std::shared_ptr<const PlacedLink>& link,
+                      const std::shared_ptr<Channel>& channel) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (std::find(offered_.begin(), offered_.end(), offer) != offered_.end()) return false;
-  offered_.push_back(offer);
+  offered_.erase(std::remove_if(offered_.begin(), offered_.end(),
+                                [](const auto& each) {
+                                  return each.first.expired() || each.second.expired();
+                                }),
+                 offered_.end());
+  for (const auto& [known_link, known_channel] : offered_) {
+    if (SameOwner(known_link, link) && SameOwner(known_channel, channel)) return false;
+  }
+  offered_.emplace_back(link, channel);
   return true;
 }
 
@@ -250,6 +270,7 @@ std::shared_ptr<InEdge> PlanBook::AddReceive(EdgeDefinition definition) {
   std::shared_ptr<InEdge> edge;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    SweepLocked();
     std::weak_ptr<InEdge>& known =
         receives_[absl::StrCat(definition.graph, ";", definition.key_prefix)];
     if ((edge = known.lock()) != nullptr) return edge;
@@ -274,6 +295,7 @@ std::shared_ptr<OutEdge> PlanBook::AddSend(EdgeDefinition definition) {
   std::vector<std::weak_ptr<Routes>> offers;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    SweepLocked();
     std::weak_ptr<OutEdge>& known = sends_[link][definition.name];
     if ((edge = known.lock()) != nullptr) return edge;
     edge = std::make_shared<OutEdge>();
@@ -312,16 +334,35 @@ void PlanBook::Bind(Endpoint* endpoint, const std::shared_ptr<Routes>& routes) {
 
 std::vector<std::shared_ptr<InPlan>> PlanBook::AllPlans(const std::string& task) {
   std::vector<std::shared_ptr<InPlan>> plans;
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto entry = plans_.begin(); entry != plans_.end();) {
-    const auto current = entry++;
-    if (std::shared_ptr<InPlan> plan = current->second.lock()) {
-      if (plan->task() == task) plans.push_back(std::move(plan));
-    } else {
-      plans_.erase(current);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& entry : plans_) {
+      // A last reference must not go under the lock.
+      if (std::shared_ptr<InPlan> plan = entry.second.lock()) plans.push_back(std::move(plan));
     }
   }
+  plans.erase(std::remove_if(plans.begin(), plans.end(),
+                             [&task](const auto& plan) { return plan->task() != task; }),
+              plans.end());
   return plans;
+}
+
+void PlanBook::SweepLocked() {
+  const auto size = [this] { return receives_.size() + sends_.size() + offers_.size(); };
+  if (size() < sweep_at_) return;
+  const auto gone = [](const auto& entry) { return entry.second.expired(); };
+  absl::erase_if(receives_, gone);
+  absl::erase_if(plans_, gone);
+  absl::erase_if(watched_, [](const auto& entry) { return entry.second.plan.expired(); });
+  absl::erase_if(sends_, [&gone](auto& entry) {
+    absl::erase_if(entry.second, gone);
+    return entry.second.empty();
+  });
+  absl::erase_if(offers_, [](const auto& entry) {
+    return std::all_of(entry.second.begin(), entry.second.end(),
+                       [](const auto& routes) { return routes.expired(); });
+  });
+  sweep_at_ = std::max(size_t{1024}, 2 * size());
 }
 
 void PlanBook::OfferAll(Endpoint* endpoint, const std::string& source,
@@ -336,7 +377,7 @@ void PlanBook::OfferAll(Endpoint* endpoint, const std::string& source,
 std::shared_ptr<Slots> PlanBook::MakeOffer(const std::shared_ptr<InPlan>& plan,
                                            const std::shared_ptr<const PlacedLink>& link,
                                            const std::shared_ptr<Channel>& channel) {
-  if (link->rings.empty() || !plan->MayOffer(link.get(), channel.get())) return nullptr;
+  if (link->rings.empty() || !plan->MayOffer(link, channel)) return nullptr;
   absl::StatusOr<std::shared_ptr<Slots>> slots = channel->plan().MakeOffer(link);
   if (slots.ok()) {
     plan->AddSlots(*slots);

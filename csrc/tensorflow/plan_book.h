@@ -25,13 +25,12 @@ namespace rdmatensor {
 
 class Endpoint;
 class SourcePeer;
-struct Settings;
 
 // Small enough that a group does not wait long for its last member.
 inline constexpr uint64_t kGroupBytes = 64 * 1024;
 
 // Bytes of places that this process may still hold.
-uint64_t BudgetOf(const Settings& settings);
+uint64_t BudgetOf(const Endpoint& endpoint);
 
 // The planned edges of one graph that enter one task. Thread-safe. Kept by the kernels that receive
 // them; when the last is gone, the places are withdrawn.
@@ -47,13 +46,16 @@ class InPlan : public std::enable_shared_from_this<InPlan> {
   void Add(std::shared_ptr<const EdgeDefinition> edge);
   // Plans with what is there; what comes later takes the dynamic path. Idempotent.
   void Seal();
+  // The same, on another thread. For receives, which must not wait.
+  void SealSoon();
   // The planner's result, also before any channel exists.
   std::vector<std::shared_ptr<const PlacedLink>> Links();
   // Another link, for an edge that was promoted.
   void AddLink(std::shared_ptr<const PlacedLink> link);
   void RemoveLink(const PlacedLink* link);
   // True once for each link and channel.
-  bool MayOffer(const PlacedLink* link, const Channel* channel);
+  bool MayOffer(const std::shared_ptr<const PlacedLink>& link,
+                const std::shared_ptr<Channel>& channel);
   // Remembers who holds places, to withdraw them.
   void AddSlots(std::weak_ptr<Slots> slots);
 
@@ -65,11 +67,11 @@ class InPlan : public std::enable_shared_from_this<InPlan> {
   const std::string task_;
   const int expected_;
   std::mutex mutex_;
-  std::atomic<bool> sealed_{false};
+  std::atomic<bool> sealed_{false}, sealing_{false};
   std::vector<std::shared_ptr<const EdgeDefinition>> edges_;
   std::vector<std::shared_ptr<const PlacedLink>> links_;
   std::vector<std::weak_ptr<Slots>> slots_;
-  std::vector<std::pair<const PlacedLink*, const Channel*>> offered_;
+  std::vector<std::pair<std::weak_ptr<const PlacedLink>, std::weak_ptr<Channel>>> offered_;
 };
 
 // A planned edge that enters this process, as its kernels hold it.
@@ -124,6 +126,8 @@ class PlanBook {
                  std::shared_ptr<const EdgeDefinition> definition);
   void Promote(Endpoint* endpoint, KeyId key, const std::shared_ptr<Channel>& channel);
   std::vector<std::shared_ptr<InPlan>> AllPlans(const std::string& task);
+  // Forgets graphs that are gone, whenever the books have grown to twice what was left last time.
+  void SweepLocked();
   std::shared_ptr<Slots> MakeOffer(const std::shared_ptr<InPlan>& plan,
                                    const std::shared_ptr<const PlacedLink>& link,
                                    const std::shared_ptr<Channel>& channel);
@@ -136,6 +140,7 @@ class PlanBook {
   absl::flat_hash_map<LinkName, std::vector<std::weak_ptr<Routes>>> offers_;
   absl::flat_hash_map<KeyId, Watch> watched_;
   std::atomic<bool> any_watched_{false};
+  size_t sweep_at_ = 1024;
 };
 
 }  // namespace rdmatensor

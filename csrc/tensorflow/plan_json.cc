@@ -84,11 +84,19 @@ std::string PlanBook::AsJson(Endpoint* endpoint) {
   });
   std::set<std::string> tasks = {endpoint->task()};
   std::vector<std::string> edges, described;
+  std::set<const EdgeDefinition*> placed;
   for (const auto& link : links) {
     tasks.insert(link->source);
     described.push_back(LinkAsJson(*link));
-    for (const auto* list : {&link->edges, &link->others}) {
-      for (const PlacedEdge& edge : *list) edges.push_back(EdgeAsJson(*link, edge));
+    for (const PlacedEdge& edge : link->edges) {
+      placed.insert(edge.definition.get());
+      edges.push_back(EdgeAsJson(*link, edge));
+    }
+  }
+  for (const auto& link : links) {
+    for (const PlacedEdge& edge : link->others) {
+      // Promoted edges have a link of their own.
+      if (placed.count(edge.definition.get()) == 0) edges.push_back(EdgeAsJson(*link, edge));
     }
   }
   std::vector<std::string> names;

@@ -68,9 +68,10 @@ bool Parse(absl::string_view data, Offer* out) {
     return false;
   }
   out->rings.resize(rings);
+  uint64_t slots = 0;
   for (Offer::Ring& ring : out->rings) {
     if (!reader.Get(&ring.offset) || !reader.Get(&ring.stride) || !reader.Get(&ring.slots) ||
-        !IsSound(ring, out->region_size)) {
+        !IsSound(ring, out->region_size) || (slots += ring.slots) > kMaxEntries) {
       return false;
     }
   }
@@ -115,7 +116,7 @@ size_t EncodedSize(const PlannedMessage& message) {
   size_t size = sizeof message.step_id + sizeof message.index + 2;
   if (message.flags & PlannedMessage::kInLoop) size += 2 * sizeof(uint64_t);
   if (message.flags & PlannedMessage::kShaped) size += 1 + message.dims.size() * sizeof(int64_t);
-  if (message.flags & PlannedMessage::kGroup) size += sizeof message.dead;
+  if (message.flags & PlannedMessage::kGroup) size += sizeof message.dead + sizeof message.absent;
   if (message.flags & PlannedMessage::kLent) size += 4 * sizeof(uint64_t);
   return size;
 }
@@ -134,7 +135,10 @@ void Encode(const PlannedMessage& message, char* out) {
     writer.Put(static_cast<uint8_t>(message.dims.size()));
     for (int64_t dim : message.dims) writer.Put(dim);
   }
-  if (message.flags & PlannedMessage::kGroup) writer.Put(message.dead);
+  if (message.flags & PlannedMessage::kGroup) {
+    writer.Put(message.dead);
+    writer.Put(message.absent);
+  }
   if (message.flags & PlannedMessage::kLent) {
     writer.Put(message.region_key);
     writer.Put(message.offset);
@@ -162,7 +166,9 @@ bool Parse(const char* data, size_t size, PlannedMessage* out) {
       if (!reader.Get(&dim)) return false;
     }
   }
-  if ((flags & PlannedMessage::kGroup) && !reader.Get(&out->dead)) return false;
+  if ((flags & PlannedMessage::kGroup) && (!reader.Get(&out->dead) || !reader.Get(&out->absent))) {
+    return false;
+  }
   if ((flags & PlannedMessage::kLent) &&
       (!reader.Get(&out->region_key) || !reader.Get(&out->offset) || !reader.Get(&out->lend_id) ||
        !reader.Get(&out->bytes))) {

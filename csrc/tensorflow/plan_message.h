@@ -68,7 +68,8 @@ struct PlannedMessage {
     kShaped = 4,   // dimensions follow
     kLent = 8,     // the bytes lie in the sender's arena
     kInSlot = 16,  // they lie in slot `slot`; neither: there are none
-    kGroup = 32,   // `index` is a group's, `dead` its dead members
+    kGroup =
+        32,  // `index` is a group's, `dead` its dead members, `absent` those that go another way
     kAllFlags = 63
   };
   int64_t step_id = 0;
@@ -79,7 +80,7 @@ struct PlannedMessage {
   uint64_t frame_id = 0;
   int64_t iter_id = 0;
   absl::InlinedVector<int64_t, 8> dims;
-  uint64_t dead = 0;
+  uint64_t dead = 0, absent = 0;
   uint64_t region_key = 0, offset = 0, lend_id = 0, bytes = 0;  // kLent
 };
 size_t EncodedSize(const PlannedMessage& message);

@@ -110,7 +110,7 @@ void PlanBook::Promote(Endpoint* endpoint, KeyId key, const std::shared_ptr<Chan
     link = LinkOf(watch.definition, watch.capacity, endpoint->settings());
   }
   std::shared_ptr<Slots> slots;
-  if (link->bytes <= BudgetOf(endpoint->settings())) slots = MakeOffer(plan, link, channel);
+  if (link->bytes <= BudgetOf(*endpoint)) slots = MakeOffer(plan, link, channel);
   if (slots != nullptr) {
     CountPlan(PlanEvent::kPromoted);
     plan->AddLink(link);

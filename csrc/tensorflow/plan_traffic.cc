@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan_traffic.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,11 @@ constexpr size_t kMaxOffers = 1u << 16;
 absl::StatusOr<std::shared_ptr<Slots>> PlanTraffic::MakeOffer(
     std::shared_ptr<const PlacedLink> link) {
   uint32_t number = 0;
+  const uint64_t budget = BudgetOf(*endpoint_);
+  if (link->bytes > budget) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(budget, " are left of RDMATENSOR_PLAN_LIMIT (0: RDMATENSOR_ARENA_LIMIT)"));
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (down_) return absl::UnavailableError("the channel is down");
@@ -33,7 +39,7 @@ absl::StatusOr<std::shared_ptr<Slots>> PlanTraffic::MakeOffer(
     if (down_) return absl::UnavailableError("the channel is down");
     slots_[number] = *slots;
   }
-  (*slots)->SendOffer();
+  (*slots)->SendOffer(channel_);
   return slots;
 }
 
@@ -59,11 +65,14 @@ bool PlanTraffic::Handle(MessageKind kind, uint64_t number, const char* data, si
     }
     case MessageKind::kWithdrawn: {
       std::shared_ptr<Slots> dropped;
-      std::lock_guard<std::mutex> lock(mutex_);
-      auto found = slots_.find(number);
-      if (found == slots_.end()) return false;
-      dropped = std::move(found->second);
-      slots_.erase(found);
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto found = slots_.find(number);
+        if (found == slots_.end()) return false;
+        dropped = std::move(found->second);
+        slots_.erase(found);
+      }
+      dropped->End();
       return true;
     }
     case MessageKind::kOffer:
@@ -75,7 +84,8 @@ bool PlanTraffic::Handle(MessageKind kind, uint64_t number, const char* data, si
         auto found = routes_.find(number);
         if (found == routes_.end()) {
           auto opening = opening_.find(number);
-          if (opening == opening_.end()) return false;
+          // Neither: it could not be opened, and the word of that is on its way.
+          if (opening == opening_.end()) return number < offered_;
           opening->second = true;
           return true;
         }
@@ -109,12 +119,27 @@ bool PlanTraffic::TakePiece(uint64_t number, const char* data, size_t size) {
     piece_bytes_ -= whole.size();
     pieces_.erase(number);
     opening_[number] = false;
+    offered_ = std::max(offered_, number + 1);
+    to_open_.emplace_back(static_cast<uint32_t>(number), std::move(offer));
+    if (std::exchange(opener_runs_, true)) return true;
   }
-  tsl::Env::Default()->SchedClosure(
-      [this, keep = channel_->shared_from_this(), number, offer = std::move(offer)]() mutable {
-        Open(static_cast<uint32_t>(number), std::move(offer));
-      });
+  tsl::Env::Default()->SchedClosure([this, keep = channel_->shared_from_this()] { OpenAll(); });
   return true;
+}
+
+void PlanTraffic::OpenAll() {
+  for (;;) {
+    std::pair<uint32_t, Offer> next;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (down_) to_open_.clear();
+      opener_runs_ = !to_open_.empty();
+      if (!opener_runs_) return;
+      next = std::move(to_open_.front());
+      to_open_.pop_front();
+    }
+    Open(next.first, std::move(next.second));
+  }
 }
 
 void PlanTraffic::Open(uint32_t number, Offer offer) {
@@ -171,6 +196,7 @@ void PlanTraffic::OnDown() {
     routes.swap(routes_);
   }
   for (const auto& entry : routes) entry.second->Close();
+  for (const auto& entry : slots) entry.second->End();
 }
 
 }  // namespace rdmatensor

@@ -6,9 +6,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -41,6 +43,8 @@ class PlanTraffic {
  private:
   std::shared_ptr<Slots> FindSlots(uint64_t number);
   bool TakePiece(uint64_t number, const char* data, size_t size);
+  // Opens what waits in `to_open_`, on a thread that may block.
+  void OpenAll();
   void Open(uint32_t number, Offer offer);
   std::vector<std::shared_ptr<Routes>> AllRoutes();
 
@@ -54,6 +58,9 @@ class PlanTraffic {
   absl::flat_hash_map<uint64_t, std::string> pieces_;              // of offers that are not whole
   uint64_t piece_bytes_ = 0;
   absl::flat_hash_map<uint64_t, bool> opening_;  // true: withdrawn meanwhile
+  std::deque<std::pair<uint32_t, Offer>> to_open_;
+  bool opener_runs_ = false;
+  uint64_t offered_ = 0;  // above the number of every offer of the peer
   std::atomic<bool> any_routes_{false};
 };
 

@@ -30,7 +30,7 @@ class PlannedSend : public tensorflow::SendOp {
  public:
   explicit PlannedSend(tensorflow::OpKernelConstruction* context) : SendOp(context) {
     EdgeDefinition definition;
-    if (context->status().ok() && HasPlainKeys(context) && definition.Read(context)) {
+    if (context->status().ok() && definition.Read(context) && HasPlainKeys(context)) {
       edge_ = PlanBook::Get()->AddSend(std::move(definition));
     }
   }
@@ -56,7 +56,7 @@ class PlannedReceive : public tensorflow::RecvOp {
  public:
   explicit PlannedReceive(tensorflow::OpKernelConstruction* context) : RecvOp(context) {
     EdgeDefinition definition;
-    if (context->status().ok() && HasPlainKeys(context) && definition.Read(context)) {
+    if (context->status().ok() && definition.Read(context) && HasPlainKeys(context)) {
       edge_ = PlanBook::Get()->AddReceive(std::move(definition));
     }
   }

@@ -185,13 +185,16 @@ bool RdmaRendezvous::SendPlanned(const OutEdge& edge, const tensorflow::FrameAnd
   }
   if (routes == nullptr || aborted_.load(std::memory_order_acquire)) return false;
   DestinationLink* const link = routes->channel()->destination.load(std::memory_order_acquire);
-  return link->MayPush(step_id_, routes->channel()) &&
-         routes->Send(edge, index, {step_id_, at, &tensor, is_dead});
+  const bool may_go = link->MayPush(step_id_, routes->channel());
+  const bool sent = routes->Send(edge, index, {step_id_, at, &tensor, is_dead, began_, may_go});
+  // An abort meanwhile may have missed what the step's groups hold since.
+  if (aborted_.load()) routes->DropStep(step_id_);
+  return sent;
 }
 
 void RdmaRendezvous::ReceivePlanned(const InEdge& edge, const tensorflow::FrameAndIter& at,
                                     const Args& args, DoneCallback done) {
-  edge.plan->Seal();
+  edge.plan->SealSoon();
   Waiter waiter;
   // As the base class does for other receives: what waits keeps the rendezvous. It ends exactly once.
   Ref();
@@ -285,7 +288,7 @@ void RdmaRendezvous::ReceiveByRpc(absl::string_view key, const Args& args, DoneC
 }
 
 void RdmaRendezvous::StartAbort(const absl::Status& status) {
-  const bool first = !aborted_.exchange(true, std::memory_order_acq_rel);
+  const bool first = !aborted_.exchange(true);
   const bool finished = endpoint_->mailboxes().WasRemoved(step_id_);
   BaseRemoteRendezvous::StartAbort(status);
   absl::Status derived = status;

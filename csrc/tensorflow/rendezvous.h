@@ -78,6 +78,7 @@ class RdmaRendezvous : public tensorflow::BaseRemoteRendezvous {
   Endpoint* const endpoint_;
   RpcRendezvousFactory* const rpc_factory_;
   const std::shared_ptr<Mailbox> mailbox_;
+  const uint64_t began_ = Moment();
   std::atomic<bool> aborted_{false};
 
   std::mutex rpc_mutex_;

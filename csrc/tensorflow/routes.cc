@@ -64,7 +64,20 @@ absl::Status Routes::Open() {
   rdt_region_info places{}, credits{}, staging{};
   rdt_device* const device = endpoint_->device();
   uint64_t staged = 0;
-  if (!channel_->can_map() && !groups_.empty()) staged = offer_.region_size;
+  for (const Group& group : groups_) {
+    if (group.members.empty() || group.members.size() > kMaxGroupMembers) {
+      return absl::InvalidArgumentError("the offer has an impossible group");
+    }
+    const int32_t number = offer_.edges[group.members.front()].ring;
+    for (uint32_t member : group.members) {
+      if (offer_.edges[member].ring != number) {
+        return absl::InvalidArgumentError("the offer has a group in several rings");
+      }
+    }
+    const Offer::Ring& ring = offer_.rings[static_cast<size_t>(number)];
+    staged = std::max(staged, ring.offset + ring.stride * ring.slots);
+  }
+  if (channel_->can_map()) staged = 0;
   if (rdt_remote_region_open(channel_->handle(), offer_.region_key,
                              endpoint_->settings().connect_timeout_ms, &places_) != RDT_OK ||
       rdt_remote_region_get_info(places_, &places) != RDT_OK ||
@@ -78,11 +91,6 @@ absl::Status Routes::Open() {
   }
   if (places.size < offer_.region_size || (places.access & RDT_ACCESS_WRITE) == 0) {
     return absl::InvalidArgumentError("the offered region is not what the offer says");
-  }
-  for (const Group& group : groups_) {
-    if (group.members.empty() || group.members.size() > kMaxGroupMembers) {
-      return absl::InvalidArgumentError("the offer has an impossible group");
-    }
   }
   void* mapped = nullptr;
   if (channel_->can_map() &&
@@ -105,22 +113,22 @@ void Routes::Bind(const std::shared_ptr<OutEdge>& edge) {
     WarnMismatch(edge->definition->name);
     return;
   }
+  std::shared_ptr<Routes> replaced;  // freed after the locks
+  std::lock_guard<std::mutex> lock(bound_mutex_);
+  if (closed_.load() || bound_[index].lock() == edge) return;
+  bound_[index] = edge;
   {
-    std::lock_guard<std::mutex> lock(bound_mutex_);
-    if (closed_.load() || bound_[index].lock() == edge) return;
-    const bool first = bound_[index].expired();
-    bound_[index] = edge;
-    const int32_t number = offer_.edges[index].group;
-    if (first && number >= 0) {
-      Group& group = groups_[static_cast<size_t>(number)];
-      std::lock_guard<std::mutex> group_lock(group.mutex);
-      group.bound |= BitOf(group, index);
-    }
+    std::lock_guard<std::mutex> edge_lock(edge->mutex);
+    replaced = std::exchange(edge->routes, shared_from_this());
+    edge->index = index;
   }
-  std::shared_ptr<Routes> replaced;
-  std::lock_guard<std::mutex> lock(edge->mutex);
-  replaced = std::exchange(edge->routes, shared_from_this());
-  edge->index = index;
+  const int32_t number = offer_.edges[index].group;
+  if (number < 0) return;
+  // Only now will the edge come this way in every step that begins.
+  Group& group = groups_[static_cast<size_t>(number)];
+  std::lock_guard<std::mutex> group_lock(group.mutex);
+  group.bound |= BitOf(group, index);
+  group.bound_at = Moment();
 }
 
 uint64_t Routes::BitOf(const Group& group, uint32_t index) {
@@ -131,6 +139,8 @@ uint64_t Routes::BitOf(const Group& group, uint32_t index) {
   }
   return bit;
 }
+
+uint64_t Routes::AllOf(const Group& group) { return ~uint64_t{0} >> (64 - group.members.size()); }
 
 void Routes::WarnMismatch(const std::string& edge) {
   CountPlan(PlanEvent::kMismatch);
@@ -204,14 +214,15 @@ uint64_t Routes::SlotOffset(int32_t number, int slot) const {
 }
 
 bool Routes::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
+  bool fits = sent.may_go;
   // What the graph promises of a shape binds no client that feeds something else.
-  if (!sent.is_dead && !edge.definition->shape.IsCompatibleWith(sent.tensor->shape())) {
+  if (fits && !sent.is_dead && !edge.definition->shape.IsCompatibleWith(sent.tensor->shape())) {
     CountPlan(PlanEvent::kUnfit);
-    return false;
+    fits = false;
   }
-  if (!Enter()) return false;
   const bool grouped = offer_.edges[index].group >= 0;
-  const bool done = grouped ? SendGrouped(index, sent) : SendSingle(edge, index, sent);
+  if ((!fits && !grouped) || !Enter()) return false;
+  const bool done = grouped ? SendGrouped(index, sent, fits) : SendSingle(edge, index, sent);
   Leave();
   return done;
 }
@@ -242,7 +253,6 @@ bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent)
   if (sent.at.frame_id != 0 || sent.at.iter_id != 0) message.flags |= PlannedMessage::kInLoop;
   const tensorflow::Tensor& tensor = *sent.tensor;
   const uint64_t bytes = sent.is_dead ? 0 : tensor.TotalBytes();
-  const uint64_t immediate = PackImmediate(MessageKind::kPlanned, number_);
   if (sent.is_dead) {
     message.flags |= PlannedMessage::kDead;
   } else if (offered.has_shape) {
@@ -251,14 +261,12 @@ bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent)
   }
   if (bytes == 0) {
     CountSent(path, 0, channel_->traffic());
-    (void)channel_->NotifyMessage(immediate, message);
+    (void)Announce(message);
     return true;
   }
   if (Lend(edge, tensor, &message)) {
     CountSent(path, bytes, channel_->traffic());
-    if (!channel_->NotifyMessage(immediate, message).ok()) {
-      channel_->lender().Release(message.lend_id);
-    }
+    if (!Announce(message)) channel_->lender().Release(message.lend_id);
     return true;
   }
   if (bytes > offered.bytes) {
@@ -271,7 +279,7 @@ bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent)
     return false;
   }
   tensorflow::Tensor source = tensor;
-  if (!MakeSendable(&source)) {
+  if (!MakeSendable(edge.definition->may_change, &source)) {
     Release(offered.ring, slot);
     return false;
   }
@@ -284,14 +292,14 @@ bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent)
   return true;
 }
 
-bool Routes::MakeSendable(tensorflow::Tensor* source) const {
+bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
   uint64_t region_key = 0, offset = 0;
   const uint64_t bytes = source->TotalBytes();
-  if (channel_->can_map() || bytes <= kCopiedByCore) return true;
+  if (channel_->can_map() || (bytes <= kCopiedByCore && !may_change)) return true;
   const ArenaExports& exports = endpoint_->exports();
   const bool in_arena = exports.Locate(channel_->handle(), source->data(), &region_key, &offset);
   PlacementOnSend(*source, in_arena);
-  if (in_arena) return true;
+  if (in_arena && !may_change) return true;
   tensorflow::Tensor copy(Arena::Get()->allocator(), source->dtype(), source->shape());
   if (!copy.IsInitialized() ||
       !exports.Locate(channel_->handle(), copy.data(), &region_key, &offset)) {
@@ -305,11 +313,9 @@ bool Routes::MakeSendable(tensorflow::Tensor* source) const {
 
 void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes,
                             uint64_t offset, const PlannedMessage& message) {
-  const uint64_t immediate = PackImmediate(MessageKind::kPlanned, number_);
-  // A lost channel fails the receiver's step there; sending never fails, as in stock TensorFlow.
   if (mapped_places_ != nullptr) {
     std::memcpy(mapped_places_ + offset, data, bytes);
-    (void)channel_->NotifyMessage(immediate, message);
+    (void)Announce(message);
     return;
   }
   rdt_op ops[2]{};
@@ -324,7 +330,7 @@ void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_
   ops[1].kind = RDT_OP_NOTIFY;
   ops[1].local = &posted->message[0];
   ops[1].size = posted->message.size();
-  ops[1].immediate = immediate;
+  ops[1].immediate = PackImmediate(MessageKind::kPlanned, number_);
   posted->routes = shared_from_this();
   posted->source = std::move(source);
   users_.fetch_add(1);
@@ -333,19 +339,29 @@ void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_
     kept->routes->Leave();
   };
   Posted* const raw = posted.release();
-  if (rdt_channel_post(channel_->handle(), ops, 2, done, raw) != RDT_IN_PROGRESS) {
-    done(raw, RDT_OK);
-  }
+  const rdt_status status = rdt_channel_post(channel_->handle(), ops, 2, done, raw);
+  if (status < RDT_OK) channel_->Close();  // see Announce
+  if (status != RDT_IN_PROGRESS) done(raw, RDT_OK);
 }
 
-bool Routes::SendGrouped(uint32_t index, const Tensor& sent) {
+// Sending never fails, as in stock TensorFlow: what cannot be announced fails the receiver's step, by
+// the end of the channel.
+bool Routes::Announce(const PlannedMessage& message) {
+  const uint64_t immediate = PackImmediate(MessageKind::kPlanned, number_);
+  if (channel_->NotifyMessage(immediate, message).ok()) return true;
+  channel_->Close();
+  return false;
+}
+
+bool Routes::SendGrouped(uint32_t index, const Tensor& sent, bool fits) {
   const Offer::Edge& offered = offer_.edges[index];
   Group& group = groups_[static_cast<size_t>(offered.group)];
-  const uint64_t all = ~uint64_t{0} >> (64 - group.members.size());
+  const uint64_t all = AllOf(group);
   const uint64_t bit = BitOf(group, index);
   std::unique_lock<std::mutex> lock(group.mutex);
-  if (group.bound != all || sent.at.frame_id != 0 || sent.at.iter_id != 0 ||
-      (!sent.is_dead && sent.tensor->TotalBytes() != offered.bytes)) {
+  // In a step that began earlier some members may have gone another way already.
+  if (group.bound != all || sent.began <= group.bound_at || sent.at.frame_id != 0 ||
+      sent.at.iter_id != 0) {
     return false;
   }
   auto step = group.steps.begin();
@@ -367,7 +383,10 @@ bool Routes::SendGrouped(uint32_t index, const Tensor& sent) {
     }
     return false;
   }
-  if (sent.is_dead) {
+  fits = fits && (sent.is_dead || sent.tensor->TotalBytes() == offered.bytes);
+  if (!fits) {
+    step->absent |= bit;
+  } else if (sent.is_dead) {
     step->dead |= bit;
   } else {
     ++step->writing;
@@ -378,11 +397,11 @@ bool Routes::SendGrouped(uint32_t index, const Tensor& sent) {
     lock.lock();
     --step->writing;
   }
-  CountSent(Path::kStatic, sent.is_dead ? 0 : offered.bytes, channel_->traffic());
+  if (fits) CountSent(Path::kStatic, sent.is_dead ? 0 : offered.bytes, channel_->traffic());
   if (step->writing == 0 && (step->dropped || step->arrived == all)) {
     FinishGroup(&group, step, offered);
   }
-  return true;
+  return fits;
 }
 
 // Under the group's lock, so that the steps of one key are announced in order.
@@ -395,12 +414,13 @@ void Routes::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
   message.flags = PlannedMessage::kGroup | PlannedMessage::kInSlot;
   message.slot = static_cast<uint8_t>(step->slot);
   message.dead = step->dead;
+  message.absent = step->absent;
   if (step->dropped) {
     Release(offered.ring, step->slot);
   } else if (staging_base_ != nullptr) {
     WriteAndNotify({}, staging_base_ + offset, group->bytes, offset, message);
   } else {
-    (void)channel_->NotifyMessage(PackImmediate(MessageKind::kPlanned, number_), message);
+    (void)Announce(message);
   }
   if (!step->dropped) {
     CountPlan(PlanEvent::kGroup);

@@ -26,6 +26,12 @@ class Channel;
 class Endpoint;
 class Routes;
 
+// Moments of this process in their order: a later call returns more.
+inline uint64_t Moment() {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1) + 1;
+}
+
 // A planned edge that leaves this process. Shared by the kernels that send it.
 struct OutEdge {
   std::shared_ptr<const EdgeDefinition> definition;
@@ -60,6 +66,8 @@ class Routes : public std::enable_shared_from_this<Routes> {
     tensorflow::FrameAndIter at;
     const tensorflow::Tensor* tensor;
     bool is_dead;
+    uint64_t began;  // the Moment at which its step began here
+    bool may_go;     // otherwise it takes another way, which its group must know
   };
   // False if the tensor must take another way: no place is free, or it does not fit.
   bool Send(const OutEdge& edge, uint32_t index, const Tensor& sent);
@@ -77,6 +85,7 @@ class Routes : public std::enable_shared_from_this<Routes> {
     int64_t step_id = 0;
     int slot = -1;                   // none was free: its members go alone
     uint64_t arrived = 0, dead = 0;  // bits of members
+    uint64_t absent = 0;             // arrived, and gone another way
     int writing = 0;
     bool dropped = false;
   };
@@ -84,6 +93,7 @@ class Routes : public std::enable_shared_from_this<Routes> {
     std::mutex mutex;
     std::vector<uint32_t> members;  // indices of edges
     uint64_t bound = 0;             // bits of members
+    uint64_t bound_at = 0;          // Moment; only in steps that began later do all members come
     uint64_t bytes = 0;             // of a slot that hold tensors
     std::list<GroupStep> steps;
   };
@@ -96,18 +106,20 @@ class Routes : public std::enable_shared_from_this<Routes> {
   // A slot that the receiver has given back, as its number in the ring; -1 if there is none.
   int Acquire(int32_t ring);
   static uint64_t BitOf(const Group& group, uint32_t index);
+  static uint64_t AllOf(const Group& group);
   // Gives one back that was never announced.
   void Release(int32_t ring, int slot);
   uint64_t SlotOffset(int32_t ring, int slot) const;
   bool SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent);
-  bool SendGrouped(uint32_t index, const Tensor& sent);
+  bool SendGrouped(uint32_t index, const Tensor& sent, bool fits);
+  bool Announce(const PlannedMessage& message);
   // Lends the tensor where it lies; false if the receiver cannot use it there.
   bool Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, PlannedMessage* message);
   // Writes `bytes` of `source` into the places and then announces them.
   void WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes, uint64_t offset,
                       const PlannedMessage& message);
-  // Where the transport can send from without registering memory first.
-  bool MakeSendable(tensorflow::Tensor* source) const;
+  // Where the transport can send from without registering memory first, and nobody writes meanwhile.
+  bool MakeSendable(bool may_change, tensorflow::Tensor* source) const;
   // Announces a group, or drops it.
   void FinishGroup(Group* group, std::list<GroupStep>::iterator step, const Offer::Edge& offered);
 

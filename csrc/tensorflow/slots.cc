@@ -30,7 +30,10 @@ bool TakeShape(const PlacedEdge& edge, const PlannedMessage& message, TensorShap
   for (int64_t dim : message.dims) {
     if (dim < 0) return false;
   }
-  if (!TensorShape::BuildTensorShape(message.dims, shape).ok()) return false;
+  if (!TensorShape::BuildTensorShape(message.dims, shape).ok() ||
+      !edge.definition->shape.IsCompatibleWith(*shape)) {
+    return false;
+  }
   const uint64_t elements = static_cast<uint64_t>(shape->num_elements());
   const uint64_t size = static_cast<uint64_t>(tensorflow::DataTypeSize(edge.definition->dtype));
   if (size == 0 || elements > UINT64_MAX / size) return false;
@@ -111,7 +114,7 @@ absl::StatusOr<std::shared_ptr<Slots>> Slots::Create(Endpoint* endpoint,
   return slots;
 }
 
-void Slots::SendOffer() {
+void Slots::SendOffer(Channel* channel) {
   Offer offer;
   offer.graph = link_->graph;
   offer.region_key = region_key_;
@@ -132,36 +135,50 @@ void Slots::SendOffer() {
   const std::string bytes = Encode(offer);
   OfferPiece piece;
   piece.total = bytes.size();
-  const size_t room = channel_->max_notify() - EncodedSize(OfferPiece());
+  const size_t room = channel->max_notify() - EncodedSize(OfferPiece());
   for (size_t at = 0; at < bytes.size(); at += piece.bytes.size()) {
     piece.bytes = absl::string_view(bytes).substr(at, room);
     // A lost channel takes the offer with it.
-    (void)channel_->NotifyMessage(PackImmediate(MessageKind::kOffer, number_), piece);
+    (void)channel->NotifyMessage(PackImmediate(MessageKind::kOffer, number_), piece);
   }
 }
 
 void Slots::OnAccept(uint64_t credits_key) {
   accepted_.store(true, std::memory_order_release);
-  tsl::Env::Default()->SchedClosure(
-      [self = shared_from_this(), credits_key] { self->OpenCredits(credits_key); });
+  tsl::Env::Default()->SchedClosure([self = shared_from_this(), channel = channel_, credits_key] {
+    self->OpenCredits(channel, credits_key);
+  });
 }
 
-void Slots::OpenCredits(uint64_t key) {
+void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
   rdt_remote_region* credits = nullptr;
   rdt_region_info info{};
-  // Without credits every place is used once, and what follows takes the dynamic path.
-  if (rdt_remote_region_open(channel_->handle(), key, endpoint_->settings().connect_timeout_ms,
-                             &credits) != RDT_OK) {
-    return;
-  }
   void* mapped = nullptr;
   const uint64_t size = returned_.size() * sizeof(uint64_t);
-  if (rdt_remote_region_get_info(credits, &info) != RDT_OK || info.size < size ||
-      (channel_->can_map() && rdt_remote_region_map(credits, 0, size, &mapped) != RDT_OK)) {
+  const bool usable =
+      rdt_remote_region_open(channel->handle(), key, endpoint_->settings().connect_timeout_ms,
+                             &credits) == RDT_OK &&
+      rdt_remote_region_get_info(credits, &info) == RDT_OK && info.size >= size &&
+      (info.access & RDT_ACCESS_WRITE) != 0 &&
+      (!channel->can_map() || rdt_remote_region_map(credits, 0, size, &mapped) == RDT_OK);
+  if (!usable) {
+    rdt_remote_region_unref(credits);
+    // Each place could be used once only.
+    if (channel->IsUp()) {
+      rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: places for tensors from ", link_->source,
+                                              " cannot be given back, they take the dynamic path: ",
+                                              rdt_last_error())
+                                     .c_str());
+    }
+    Withdraw();
+    return;
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (withdrawn_) {
+    lock.unlock();
     rdt_remote_region_unref(credits);
     return;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
   credits_ = credits;
   mapped_credits_ = static_cast<std::atomic<uint64_t>*>(mapped);
   for (size_t slot = 0; slot < returned_.size(); ++slot) {
@@ -223,6 +240,7 @@ bool Slots::TakeGroup(const PlannedMessage& message) {
   if (hold == nullptr) return false;
   for (size_t i = 0; i < members.size(); ++i) {
     const PlacedEdge& edge = link_->edges[members[i]];
+    if (message.absent >> i & 1) continue;
     if (message.dead >> i & 1) {
       Deliver(edge, message, Tensor(), true);
       continue;
@@ -291,11 +309,26 @@ void Slots::Deliver(const PlacedEdge& edge, const PlannedMessage& message, Tenso
 }
 
 void Slots::Withdraw() {
+  std::shared_ptr<Channel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (std::exchange(withdrawn_, true)) return;
+    channel = channel_;
   }
-  (void)channel_->Notify(PackImmediate(MessageKind::kWithdraw, number_));
+  (void)channel->Notify(PackImmediate(MessageKind::kWithdraw, number_));
+}
+
+void Slots::End() {
+  std::shared_ptr<Channel> channel;
+  rdt_remote_region* credits = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    withdrawn_ = true;
+    channel = std::move(channel_);
+    credits = std::exchange(credits_, nullptr);
+    mapped_credits_ = nullptr;
+  }
+  rdt_remote_region_unref(credits);
 }
 
 }  // namespace rdmatensor

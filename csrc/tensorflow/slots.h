@@ -60,14 +60,17 @@ class Slots : public std::enable_shared_from_this<Slots> {
 
   const PlacedLink& link() const { return *link_; }
   bool accepted() const { return accepted_.load(std::memory_order_acquire); }
-  // Sends the offer. Once.
-  void SendOffer();
+  // Sends the offer over its channel. Once.
+  void SendOffer(Channel* channel);
   // The sender accepted: credits go there from now on.
   void OnAccept(uint64_t credits_key);
   // Delivers what a message brought. False: the peer broke the protocol. Progress thread.
   bool Take(const PlannedMessage& message);
   // Asks the sender to write no more. Idempotent.
   void Withdraw();
+  // Nothing more will come. Tensors stay as they are; the channel and the sender's memory are let go.
+  // Progress thread.
+  void End();
 
  private:
   class Hold;
@@ -78,7 +81,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
   std::shared_ptr<Hold> Occupy(int32_t ring, uint32_t slot);
   void Return(size_t slot);
   void WriteCreditLocked(size_t slot);
-  void OpenCredits(uint64_t key);
+  void OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key);
   bool TakeGroup(const PlannedMessage& message);
   bool TakeSingle(const PlannedMessage& message);
   // Of memory that is not open here yet.
@@ -88,7 +91,8 @@ class Slots : public std::enable_shared_from_this<Slots> {
                bool is_dead);
 
   Endpoint* const endpoint_;
-  const std::shared_ptr<Channel> channel_;
+  // Until End: under `mutex_`, except on the progress thread.
+  std::shared_ptr<Channel> channel_;
   const std::shared_ptr<const PlacedLink> link_;
   const uint32_t number_;
   rdt_region* region_ = nullptr;

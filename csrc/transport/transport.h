@@ -128,6 +128,8 @@ typedef struct rdt_transport {
   void (*disarm)(rdt_endpoint *endpoint);
   int (*event_fd)(const rdt_endpoint *endpoint);
 
+  /* Optional: bytes that the system still lets this process register; UINT64_MAX without a limit. */
+  uint64_t (*registrable)(void);
   /* Prepares memory; an error says why this transport cannot. Deregistering withdraws it from peers,
    * as far as the transport can. */
   rdt_status (*region_register)(rdt_domain *domain, const rdt_region_memory *memory,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function over the tasks of a cluster, and prints what travels: as TensorFlow partitioned it, and
-as it was planned. A process of its own: it connects to the cluster for good.
+"""Runs a function over the tasks of a cluster, and prints what travels: as TensorFlow partitioned it, as it
+was planned, and with grpc+rdma as servers tell it. A process of its own: it connects to the cluster for good.
 
-    python function_task.py '{"ps": [...], "worker": [...]}'
+    python function_task.py '{"ps": [...], "worker": [...]}' grpc|grpc+rdma
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from graph_analyzer import analyze
+from graph_analyzer import analyze, live
 from stock_servers import sent_by
 
-CLUSTER = json.loads(sys.argv[1])
+CLUSTER, PROTOCOL = json.loads(sys.argv[1]), sys.argv[2]
 CHIEF = "/job:chief/replica:0/task:0"
 
 
@@ -52,7 +52,7 @@ def train_step() -> Any:
 
 def main() -> None:
     tf.config.experimental_connect_to_cluster(
-        tf.train.ClusterSpec(CLUSTER), job_name="chief", task_index=0, protocol="grpc"
+        tf.train.ClusterSpec(CLUSTER), job_name="chief", task_index=0, protocol=PROTOCOL
     )
     step, x = train_step(), tf.ones([8, 16])
     function = step.get_concrete_function(x)
@@ -66,7 +66,10 @@ def main() -> None:
         "planned": [edge.key for edge in plan.edges],
         "not static": [edge.name for edge in plan.edges if edge.plan_class != "static"],
         "variables": sorted({edge.variable for edge in plan.edges if edge.variable}),
+        "plan": plan.to_json(),
     }
+    if PROTOCOL == "grpc+rdma":
+        found["told"] = live(*CLUSTER["ps"], *CLUSTER["worker"]).to_json()
     print(json.dumps(found), flush=True)
     # Servers may be gone before the connection is.
     os._exit(0)

@@ -89,6 +89,8 @@ def _edge(node: Any) -> dict[tuple[str, str, str], int]:
     source = parse(node.attr["send_device"].s.decode())
     destination = parse(node.attr["recv_device"].s.decode())
     producer = node.input[0] if ":" in node.input[0] else node.input[0] + ":0"
+    # What a client feeds is named after the tensor that it replaces.
+    producer = re.sub(r"^_recv_(.+)_(\d+):0$", r"\1:\2", producer)
     # Control edges between tasks become empty tensors of such nodes.
     if source.task_name == destination.task_name or re.search(r"/ctrl(_S|/_)\d+:", producer):
         return {}

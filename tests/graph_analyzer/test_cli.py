@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,21 @@ def test_written_plans_are_documents(folder: Path) -> None:
     document = json.loads((folder / "graph.json").read_text())
     assert document["version"] == 1
     assert set(document["edges"][0]) >= {"name", "class", "reason", "bytes", "offset", "consumers"}
+
+
+def test_the_example_of_the_readme(root: Path, tmp_path: Path) -> None:
+    text = (root / "README.md").read_text()
+    example = re.search(
+        r"```python\n# mini\.py\n(.*?)```.*?With `(.*?)` in.*?`rdmatensor plan (.*?)`.*?```\n(.*?)```",
+        text,
+        re.DOTALL,
+    )
+    assert example is not None
+    module, cluster, command, shown = example.groups()
+    (tmp_path / "mini.py").write_text(module)
+    (tmp_path / "cluster.json").write_text(cluster)
+    done = run(tmp_path, *command.split())
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plan.html").exists()
+    printed = [line.strip() for line in done.stdout.splitlines()]
+    assert [line for line in map(str.strip, shown.splitlines()) if line not in printed] == []

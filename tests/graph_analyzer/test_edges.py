@@ -8,13 +8,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
 import placed_graphs as graphs
-from graph_analyzer import TransferPlan, analyze, ops
+from graph_analyzer import TransferPlan, analyze, closest, ops
+from graph_analyzer.plan import ADDED
 from placed_graphs import Step
 from stock_servers import Cluster
 
@@ -53,7 +55,7 @@ def test_edges_are_those_of_tensorflow(cluster: Cluster, name: str, optimize: bo
 
 def test_edges_of_functions_are_those_of_tensorflow(cluster: Cluster) -> None:
     script = Path(__file__).with_name("function_task.py")
-    command = [sys.executable, str(script), json.dumps(cluster.addresses)]
+    command = [sys.executable, str(script), json.dumps(cluster.addresses), "grpc"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -61,7 +63,8 @@ def test_edges_of_functions_are_those_of_tensorflow(cluster: Cluster) -> None:
     assert len(sent) > 8
     planned = sorted(unnumbered(tuple(key)) for key in found["planned"])
     assert planned == sent
-    assert found["not static"] == []
+    # TensorFlow sends the loop's condition to tasks that take part in nothing else of the loop.
+    assert all("/LoopCond/" in name for name in found["not static"])
     assert found["variables"] == ["v0", "v1"]
 
 
@@ -86,6 +89,17 @@ def test_tensors_of_loops_are_marked(loop_plan: TransferPlan) -> None:
     leaving = [edge for edge in loop_plan.edges if edge.name.startswith("while/exit/")]
     assert leaving
     assert not any(edge.in_loop for edge in leaving)
+
+
+def test_conditions_that_only_steer_a_loop_are_not_planned() -> None:
+    plan = plan_of(graphs.loop(v2=False))
+    conditions = [edge for edge in plan.edges if edge.name == "while/LoopCond:0"]
+    assert [edge.destination[5] for edge in conditions] == ["p", "w"]
+    assert {(edge.plan_class, edge.reason, edge.ring) for edge in conditions} == {
+        ("dynamic", ADDED, None)
+    }
+    told = replace(plan, edges=tuple(edge for edge in plan.edges if edge not in conditions))
+    assert not closest(plan, told)
 
 
 def test_loop_variables_keep_their_shape(loop_plan: TransferPlan) -> None:

@@ -20,7 +20,7 @@ def test_classes_and_reasons(plan: TransferPlan) -> None:
     found = {
         edge.name: edge for edge in plan.edges if edge.source.endswith("worker/replica:0/task:0")
     }
-    x = found["_recv_x_0:0"]
+    x = found["x:0"]
     assert (x.plan_class, x.shape, x.bytes) == ("bounded", (None, 64), 16 * 64 * 4)
     assert x.reason == "dim 0 unknown: placeholder x"
     w = next(edge for edge in plan.edges if edge.name == "MatMul/ReadVariableOp:0")
@@ -31,7 +31,7 @@ def test_classes_and_reasons(plan: TransferPlan) -> None:
 def test_without_a_bound_the_batch_makes_tensors_dynamic() -> None:
     step = graphs.training(batch=None)
     plan = analyze(step.graph, fetches=step.fetches, feeds=step.feeds)
-    (x,) = [edge for edge in plan.edges if edge.name == "_recv_x_0:0"]
+    (x,) = [edge for edge in plan.edges if edge.name == "x:0"]
     assert (x.plan_class, x.bytes, x.offset) == ("dynamic", 0, None)
     assert plan.unknown >= 1
     assert plan.bytes_by_class()["dynamic"] == 0

@@ -157,8 +157,8 @@ def test_page_filters(opened: Page, plan: TransferPlan) -> None:
         "chosen.dispatchEvent(new Event('change'))"
     )
     assert len(opened.column(1)) == len(bounded)
-    opened.write("#filter", "_recv_x_0:0 worker:1")
-    assert opened.column(1) == ["_recv_x_0:0"]
+    opened.write("#filter", "x:0 worker:1")
+    assert opened.column(1) == ["x:0"]
     opened.write("#filter", "no such tensor")
     assert opened.column(1) == []
     assert opened.texts("#shown") == ["0 of 0 shown, 0 bytes"]

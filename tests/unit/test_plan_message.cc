@@ -216,7 +216,7 @@ std::vector<PlannedMessage> PlannedSamples() {
       message.slot = 255;
       if (flags & PlannedMessage::kInLoop) message.frame_id = UINT64_MAX, message.iter_id = -7;
       if (flags & PlannedMessage::kShaped) message.dims.assign(rank, int64_t{1} << 40);
-      if (flags & PlannedMessage::kGroup) message.dead = uint64_t{1} << 63;
+      if (flags & PlannedMessage::kGroup) message.dead = uint64_t{1} << 63, message.absent = 5;
       if (flags & PlannedMessage::kLent) {
         message.region_key = 1, message.offset = 2, message.lend_id = 3, message.bytes = 4;
       }
@@ -236,7 +236,7 @@ void TestPlanned() {
     EXPECT(read.frame_id == sample.frame_id && read.iter_id == sample.iter_id);
     EXPECT(read.dead == sample.dead && read.region_key == sample.region_key);
     EXPECT(read.offset == sample.offset && read.lend_id == sample.lend_id);
-    EXPECT(read.bytes == sample.bytes);
+    EXPECT(read.bytes == sample.bytes && read.absent == sample.absent);
     for (size_t size = 0; size < text.size(); ++size) {
       EXPECT(!ParsesPlanned(text.substr(0, size), &read));
     }

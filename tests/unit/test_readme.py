@@ -11,7 +11,7 @@ from pathlib import Path
 
 def test_two_process_example(root: Path, tmp_path: Path) -> None:
     text = (root / "README.md").read_text()
-    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```python\n# ((?:server|client)\.py)\n(.*?)```", text, re.DOTALL)
     assert [name for name, _ in blocks] == ["server.py", "client.py"]
     for name, source in blocks:
         (tmp_path / name).write_text(source)

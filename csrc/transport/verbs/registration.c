@@ -89,6 +89,13 @@ rdt_status verbs_check_memlock(uint64_t size) {
   return verbs_memlock_check(&memlock, size);
 }
 
+uint64_t verbs_registrable(void) {
+  verbs_memlock memlock;
+  read_memlock(&memlock);
+  if (memlock.exempt || memlock.limit == VERBS_NO_LIMIT) return UINT64_MAX;
+  return memlock.pinned < memlock.limit ? memlock.limit - memlock.pinned : 0;
+}
+
 /* ---- Registering -------------------------------------------------------------------------------- */
 
 static int device_access(uint32_t access, verbs_local_use use) {

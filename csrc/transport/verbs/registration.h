@@ -32,6 +32,8 @@ rdt_status verbs_register(struct ibv_pd *pd, void *address, uint64_t size, uint3
 /* Could `size` more bytes be pinned now? RDT_OK or RDT_ERR_LIMIT with the same message: for asking
  * before memory is allocated. Thread-safe. */
 rdt_status verbs_check_memlock(uint64_t size);
+/* Bytes that it still permits; UINT64_MAX if there is no limit. */
+uint64_t verbs_registrable(void);
 
 /* ---- The arithmetic, apart from the machine --------------------------------------------------------- */
 

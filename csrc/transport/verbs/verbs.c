@@ -2,6 +2,7 @@
 #include "transport/verbs/verbs.h"
 
 #include "transport/verbs/objects.h"
+#include "transport/verbs/registration.h"
 
 /* Whether two ports share a fabric shows when they are connected. */
 static bool verbs_usable(const char *own_host, const char *peer_host, char *why, size_t size) {
@@ -41,6 +42,7 @@ const rdt_transport rdt_transport_verbs = {
     .arm = verbs_arm,
     .disarm = verbs_disarm,
     .event_fd = verbs_event_fd,
+    .registrable = verbs_registrable,
     .region_register = verbs_region_register,
     .region_deregister = verbs_region_deregister,
     .region_export = verbs_region_export,
