@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ import tensorflow as tf
 import rdmatensor.tensorflow
 
 PROTOCOLS = ("grpc", "grpc+rdma")
-# Elements: inside a message, one read, one read in several pieces.
+# Elements: in a group, written in one piece, written in several.
 SIZES = (100, 50_000, 1_000_000)
 STEPS = 4
+# The tasks agree on places for a graph's tensors during its first step and shortly after it.
+WARM_UP, AGREE_S = 2, 2.0
 FEATURES, HIDDEN = 100, 200
 COUNTERS = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters")
 
@@ -39,8 +42,15 @@ def start_server(protocol: str, address: str, job: str) -> Any:
     )
 
 
-def exchange(target: str) -> list[list[float]]:
-    """A step's values: what the worker computes of variables, and what the server of the result."""
+def tensors_by_path() -> dict[str, int]:
+    """That this task sent or received so far."""
+    paths: Any = rdmatensor.tensorflow.stats()["paths"]
+    return {path: c["sent_tensors"] + c["received_tensors"] for path, c in paths.items()}
+
+
+def exchange(target: str) -> tuple[list[list[float]], dict[str, int]]:
+    """A step's values: what the worker computes of variables, and what the server of the result. And
+    the tensors by path, after the first steps."""
     with tf.Graph().as_default():
         with tf.device("/job:ps/task:0/cpu:0"):
             variables = [
@@ -61,11 +71,16 @@ def exchange(target: str) -> list[list[float]]:
             ]
         with v1.Session(target) as session:
             session.run(v1.global_variables_initializer())
+            for _ in range(WARM_UP):
+                session.run(sums)
+                session.run(updates)
+                time.sleep(AGREE_S)
+            before = tensors_by_path()
             rows = []
             for _ in range(STEPS):
                 rows.append([float(value) for value in session.run(sums)])
                 session.run(updates)
-            return rows
+            return rows, {path: count - before[path] for path, count in tensors_by_path().items()}
 
 
 def train(target: str) -> list[str]:
@@ -106,8 +121,10 @@ def work(servers: dict[str, Any]) -> dict[str, Any]:
     for protocol, server in servers.items():
         rdmatensor.tensorflow.reset_stats()
         packets = sent_packets()
+        sums, settled = exchange(server.target)
         results[protocol] = {
-            "sums": exchange(server.target),
+            "sums": sums,
+            "settled": settled,
             "losses": train(server.target),
             "stats": rdmatensor.tensorflow.stats(),
             "packets": sent_packets() - packets,

@@ -24,9 +24,13 @@ START_S = 60.0
 ANSWER_S = 20.0
 STEP_S = 30.0
 
-# For tests of how large tensors arrive: used in the sender's memory, and read from there.
-BOTH_WAYS = pytest.mark.parametrize(
-    "cluster", ["shared_cluster", "reading_cluster"], ids=["in_place", "read"], indirect=True
+# For tests of how tensors arrive: without a plan, used in the sender's memory or read from there; and
+# planned, lent or read where they are large.
+EVERY_WAY = pytest.mark.parametrize(
+    "cluster",
+    ["dynamic_cluster", "reading_cluster", "shared_cluster", "planned_reading_cluster"],
+    ids=["in_place", "read", "planned", "planned_read"],
+    indirect=True,
 )
 
 T = TypeVar("T")
@@ -159,9 +163,23 @@ class Cluster:
         """That a task was given."""
         return os.environ | self._environments.get(index, {})
 
+    @property
+    def plans(self) -> bool:
+        """Whether tensors are placed by the graph's plan."""
+        return self.environment(0).get("RDMATENSOR_PLAN") != "off"
+
+    @property
+    def reads(self) -> bool:
+        """Whether lent tensors are read into the receiver's memory."""
+        return "RDMATENSOR_ALIAS_BYTES" in self.environment(0)
+
     def log(self, index: int) -> str:
         """What a task wrote to standard error."""
         return self.tasks[index].log.read_text()
+
+    def warnings(self, index: int) -> list[str]:
+        """What rdmatensor warned of in a task."""
+        return [line for line in self.log(index).splitlines() if "rdmatensor: WARN" in line]
 
     def close(self) -> None:
         """Kill all."""

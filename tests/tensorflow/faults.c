@@ -9,11 +9,16 @@
  *   FAULTS_FAIL_READ=n       the n-th READ of the process completes with LIMIT
  *   FAULTS_REGISTER_MS=n     registering a region takes n ms
  *   FAULTS_REGISTER_LIMIT=n  regions beyond n bytes in all cannot be registered
+ *   FAULTS_OTHER_PLAN=1      planned edges look different than to other processes
+ *   FAULTS_BAD_PLANNED=n:i:v the n-th announcement of a planned tensor has v at byte i; if i is negative
+ *                            it is that much shorter
  */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "rdmatensor.h"
@@ -62,6 +67,12 @@ RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64
   return next(device, address, size, access, name, region);
 }
 
+RDT_API uint64_t rdt_plan_edge_hash(const rdt_plan_edge *edge) {
+  uint64_t (*next)(const rdt_plan_edge *) =
+      (uint64_t (*)(const rdt_plan_edge *))real("rdt_plan_edge_hash");
+  return next(edge) ^ (setting("FAULTS_OTHER_PLAN") ? 1 : 0);
+}
+
 typedef rdt_status (*post_fn)(rdt_channel *, const rdt_op *, size_t, rdt_done_fn, void *);
 
 typedef struct read {
@@ -99,9 +110,33 @@ static rdt_status read_later(rdt_channel *channel, const rdt_op *op, rdt_done_fn
   return RDT_IN_PROGRESS;
 }
 
+/* True if `op` is the announcement to be spoilt; then `bad` is to be sent in its place. */
+static int spoil(const rdt_op *op, rdt_op *bad, char *bytes, size_t room) {
+  enum { PLANNED = 8 }; /* MessageKind::kPlanned */
+  static atomic_long announced;
+  long number = 0, at = 0, value = 0;
+  const char *text = getenv("FAULTS_BAD_PLANNED");
+  if (!text || op->kind != RDT_OP_NOTIFY || (op->immediate & 0xff) != PLANNED || op->size > room)
+    return 0;
+  sscanf(text, "%ld:%ld:%ld", &number, &at, &value);
+  if (atomic_fetch_add(&announced, 1) + 1 != number) return 0;
+  memcpy(bytes, op->local, op->size);
+  *bad = *op;
+  bad->local = bytes;
+  if (at < 0)
+    bad->size -= (size_t)-at;
+  else
+    bytes[at] = (char)value;
+  return 1;
+}
+
 RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count,
                                     rdt_done_fn done, void *context) {
   static atomic_long reads;
+  static char spoilt[256]; /* only one ever is */
+  rdt_op bad;
+  if (count == 1 && spoil(ops, &bad, spoilt, sizeof(spoilt)))
+    return ((post_fn)real("rdt_channel_post"))(channel, &bad, 1, done, context);
   if (count == 1 && ops[0].kind == RDT_OP_READ) {
     int fails = atomic_fetch_add(&reads, 1) + 1 == setting("FAULTS_FAIL_READ");
     if (fails || setting("FAULTS_READ_MS")) return read_later(channel, ops, done, context, fails);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -17,6 +18,7 @@ v1 = tf.compat.v1
 _numbers = itertools.count()
 TASK0 = "/job:worker/task:0"
 TASK1 = "/job:worker/task:1"
+REFILL_S = 3.0
 
 
 def config() -> Any:
@@ -47,6 +49,34 @@ class Session:
     ) -> Any:
         """One step."""
         return within(timeout_s, lambda: self.raw.run(fetches, feeds))
+
+    def run_filling(
+        self, fill: Any, fetches: Any, feeds: dict[Any, Any] | None = None, at_once: int = 1
+    ) -> list[Any]:
+        """The results of steps that each take an item from a queue, which `fill` puts there.
+
+        TensorFlow may leave a part of a step behind that was cancelled early, also over grpc: it takes
+        an item from the queue. So there are items until all steps are done.
+        """
+        results: list[Any] = []
+
+        def step() -> None:
+            results.append(self.raw.run(fetches, feeds))
+
+        threads = [threading.Thread(target=step, daemon=True) for _ in range(at_once)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            self.run(fill)
+        end = time.monotonic() + STEP_S
+        for thread in threads:
+            thread.join(REFILL_S)
+            while thread.is_alive():
+                assert time.monotonic() < end, f"still running after {STEP_S:.0f} s"
+                self.run(fill)
+                thread.join(REFILL_S)
+        assert len(results) == at_once, "a step failed"
+        return results
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -24,9 +26,10 @@ def main() -> None:
         task_index=int(index),
         protocol=protocol,
     )
-    commands = {
+    commands: dict[str, Callable[[], Any]] = {
         "stats": rdmatensor.tensorflow.stats,
         "reset": rdmatensor.tensorflow.reset_stats,
+        "plan": rdmatensor.tensorflow.plan,
         "pid": os.getpid,
     }
     print(json.dumps({"target": server.target}), flush=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ LIMIT = 8 * MIB
 
 @pytest.fixture(scope="module")
 def shared_small_arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    settings = {"RDMATENSOR_ARENA_LIMIT": "8M"}
+    settings = {"RDMATENSOR_ARENA_LIMIT": "8M", "RDMATENSOR_PLAN": "off"}
     cluster = Cluster(
         ["grpc+rdma", "grpc+rdma"],
         tmp_path_factory.mktemp("small_arena"),
@@ -80,6 +81,7 @@ def test_tensor_outside_the_arena_is_copied_into_it(small_arena: Cluster) -> Non
 def test_memory_of_others_is_copied_into_the_arena() -> None:
     done = subprocess.run(
         [sys.executable, HERE / "foreign_memory.py"],
+        env=os.environ | {"RDMATENSOR_PLAN": "off"},
         capture_output=True,
         text=True,
         timeout=100,

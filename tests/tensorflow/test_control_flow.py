@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from clusters import BOTH_WAYS, STEP_S, Cluster
+from clusters import EVERY_WAY, STEP_S, Cluster
 from graphs import TASK0, TASK1, cross, session, v1
 
 
@@ -56,7 +56,7 @@ def test_cond(cluster: Cluster, version: str, elements: int) -> None:
             np.testing.assert_array_equal(opened.run(result, {taken: flag, x: content}), expected)
 
 
-@BOTH_WAYS
+@EVERY_WAY
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("elements", [5, 50_000])
 def test_while(cluster: Cluster, version: str, elements: int) -> None:
@@ -82,7 +82,7 @@ def test_while(cluster: Cluster, version: str, elements: int) -> None:
             np.testing.assert_array_equal(opened.run(result, {count: steps}), expected)
 
 
-@BOTH_WAYS
+@EVERY_WAY
 def test_variable_is_updated_while_it_is_read(cluster: Cluster) -> None:
     """A reader sees one version, never a mixture: all elements are equal."""
     elements = 1 << 20
@@ -117,7 +117,7 @@ def test_variable_is_updated_while_it_is_read(cluster: Cluster) -> None:
     assert pairs[-1][0] > pairs[0][0]
 
 
-@BOTH_WAYS
+@EVERY_WAY
 def test_reference_variable_updated_after_it_was_sent(cluster: Cluster) -> None:
     """TensorFlow 1's variables change in place: what was received before must not."""
 
@@ -136,7 +136,7 @@ def test_reference_variable_updated_after_it_was_sent(cluster: Cluster) -> None:
             np.testing.assert_array_equal(received, np.full(100_000, step, "f"))
 
 
-@BOTH_WAYS
+@EVERY_WAY
 def test_concurrent_steps_in_two_sessions(cluster: Cluster) -> None:
     def build() -> Any:
         with tf.device(TASK1):

@@ -142,8 +142,7 @@ def test_killed_worker_and_its_successor(own_cluster: Cluster) -> None:
     assert own_cluster.tasks[0].ask("pid") == before
     paths = own_cluster.stats(1)["paths"]
     assert paths["rpc"]["sent_tensors"] == 0
-    assert paths["inline"]["sent_tensors"] >= 3
-    assert paths["dynamic"]["sent_tensors"] + paths["bounce"]["sent_tensors"] >= 3
+    assert sum(counters["sent_tensors"] for counters in paths.values()) >= 6
 
 
 def test_peer_with_stock_grpc(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ takes long to register or cannot be. faults.c stands between the plugin and the 
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from clusters import HERE, STEP_S, Cluster, within
+from clusters import STEP_S, Cluster, within
 from graphs import TASK0, TASK1, Session, abandon, cross, session, v1
 
 MIB = 1 << 20
@@ -25,16 +23,10 @@ READ_MS = 20
 
 
 @pytest.fixture(scope="module")
-def faults(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def faults(faults_library: Path) -> dict[str, str]:
     """The environment that puts faults.c into a process."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    library = tmp_path_factory.mktemp("faults") / "libfaults.so"
-    options = ["-shared", "-fPIC", "-O1", "-D_GNU_SOURCE", f"-I{root / 'csrc/include'}"]
-    command = [compiler, *options, HERE / "faults.c", "-o", library, "-ldl", "-lpthread"]
-    subprocess.run(command, check=True, timeout=60)
-    return {"LD_PRELOAD": str(library)}
+    # Planned tensors are read only where they are lent: see test_planned_failures.py.
+    return {"LD_PRELOAD": str(faults_library), "RDMATENSOR_PLAN": "off"}
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +173,8 @@ def test_unregistered_memory_and_a_read_that_fails(faults: dict[str, str], tmp_p
             for step in (1.0, 2.0):
                 np.testing.assert_array_equal(opened.run(results, {value: step}), [step, step + 1])
             sent = cluster.stats(1)
-            assert sent["paths"]["dynamic"]["sent_tensors"] >= 2
+            # In the second step the registered region may still be in use.
+            assert sent["paths"]["dynamic"]["sent_tensors"] >= 1
             assert sum(sent["paths"][path]["sent_tensors"] for path in ("bounce", "rpc")) >= 1
             assert set(sent["rpc_reasons"]) <= {"memory not registered", "arena full"}
             warnings = [x for x in cluster.log(1).splitlines() if "rdmatensor: WARN" in x]

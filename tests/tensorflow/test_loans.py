@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from clusters import BOTH_WAYS, STEP_S, Cluster, within
+from clusters import EVERY_WAY, STEP_S, Cluster, within
 from graphs import TASK0, TASK1, Session, abandon, cross, session, v1
 
 ELEMENTS = 1 << 20
@@ -40,15 +40,16 @@ def _lent_during(cluster: Cluster, index: int, baseline: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture
-def lending_cluster(tmp_path: Path) -> Iterator[Cluster]:
+@pytest.fixture(params=["off", "on"], ids=["dynamic", "planned"])
+def lending_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     """The receiver uses tensors in the sender's memory, whatever the environment says."""
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {1: {"RDMATENSOR_ALIAS_BYTES": "0"}})
+    settings = {"RDMATENSOR_ALIAS_BYTES": "0", "RDMATENSOR_PLAN": request.param}
+    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: settings, 1: settings})
     yield cluster
     cluster.close()
 
 
-@BOTH_WAYS
+@EVERY_WAY
 def test_after_steps(cluster: Cluster) -> None:
     def build() -> Any:
         with tf.device(TASK1):
@@ -63,10 +64,12 @@ def test_after_steps(cluster: Cluster) -> None:
         for step in range(25):
             assert opened.run(largest, {value: step}) == [step, step + 1, step + 2, step + 3]
         _comes_home(cluster, 1, baseline)
-        assert cluster.stats(1)["paths"]["dynamic"]["sent_tensors"] == 100
+        paths = cluster.stats(1)["paths"]
+        assert paths["dynamic"]["sent_tensors"] + paths["static"]["sent_tensors"] == 100
+        assert (paths["static"]["sent_tensors"] > 50) == cluster.plans
 
 
-@BOTH_WAYS
+@EVERY_WAY
 def test_after_steps_that_time_out(cluster: Cluster) -> None:
     """Those that wait for a queue hold what they received; others end at any moment."""
 
@@ -86,8 +89,8 @@ def test_after_steps_that_time_out(cluster: Cluster) -> None:
             with pytest.raises(tf.errors.DeadlineExceededError):
                 within(STEP_S, lambda o=options: opened.raw.run(result, {value: 1.0}, options=o))
         _comes_home(cluster, 1, baseline)
-        opened.run(fill)
-        np.testing.assert_array_equal(opened.run(result, {value: 5.0}), np.full(ELEMENTS, 6.0, "f"))
+        (received,) = opened.run_filling(fill, result, {value: 5.0})
+        np.testing.assert_array_equal(received, np.full(ELEMENTS, 6.0, "f"))
         _comes_home(cluster, 1, baseline)
 
 

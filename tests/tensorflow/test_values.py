@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from clusters import BOTH_WAYS, Cluster
+from clusters import EVERY_WAY, Cluster
 from graphs import TASK0, TASK1, cross, session, v1
+from planned import warm_up
 
 INLINE_BYTES = 16384
 TYPES = [
@@ -31,7 +32,7 @@ def _sent(cluster: Cluster, path: str) -> tuple[int, int]:
     return counters["sent_tensors"], counters["sent_bytes"]
 
 
-@BOTH_WAYS
+@EVERY_WAY
 @pytest.mark.parametrize("elements", [3, 40_000], ids=["small", "large"])
 def test_types(cluster: Cluster, elements: int) -> None:
     contents = [_content(dtype, elements) for dtype in TYPES]
@@ -41,12 +42,16 @@ def test_types(cluster: Cluster, elements: int) -> None:
             return [cross(v1.get_variable(f"v{i}", initializer=c)) for i, c in enumerate(contents)]
 
     with session(cluster, build) as opened:
+        if cluster.plans:
+            warm_up(cluster, lambda: opened.run(opened.built))
         cluster.reset_stats()
         received = opened.run(opened.built)
     for dtype, content, result in zip(TYPES, contents, received, strict=True):
         assert result.dtype == content.dtype, dtype
         np.testing.assert_array_equal(result, content, err_msg=str(dtype))
-    if elements * 16 > INLINE_BYTES:
+    if cluster.plans:
+        assert _sent(cluster, "static")[0] == len(TYPES)
+    elif elements * 16 > INLINE_BYTES:
         assert sum(_sent(cluster, path)[0] for path in ("dynamic", "bounce")) == len(TYPES)
     else:
         assert _sent(cluster, "inline")[0] == len(TYPES)
@@ -59,7 +64,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@BOTH_WAYS
+@EVERY_WAY
 def test_shapes(cluster: Cluster) -> None:
     contents = [np.random.default_rng(7).normal(size=shape).astype("f") for shape in SHAPES]
 
@@ -68,13 +73,23 @@ def test_shapes(cluster: Cluster) -> None:
             return [cross(v1.get_variable(f"v{i}", initializer=c)) for i, c in enumerate(contents)]
 
     with session(cluster, build) as opened:
-        received = opened.run(opened.built)
-    for content, result in zip(contents, received, strict=True):
-        assert result.shape == content.shape
-        np.testing.assert_array_equal(result, content)
+        for again in range(3):
+            if again and cluster.plans:
+                warm_up(cluster, lambda: opened.run(opened.built))
+            for content, result in zip(contents, opened.run(opened.built), strict=True):
+                assert result.shape == content.shape
+                np.testing.assert_array_equal(result, content)
 
 
-def test_256_mb_is_read_in_place(cluster: Cluster) -> None:
+LENT_WAYS = pytest.mark.parametrize(
+    ("cluster", "path"),
+    [("dynamic_cluster", "dynamic"), ("shared_cluster", "static")],
+    indirect=["cluster"],
+)
+
+
+@LENT_WAYS
+def test_256_mb_is_used_in_place(cluster: Cluster, path: str) -> None:
     elements = 64 << 20
 
     def build() -> Any:
@@ -87,11 +102,13 @@ def test_256_mb_is_read_in_place(cluster: Cluster) -> None:
 
     with session(cluster, build) as opened:
         cluster.reset_stats()
+        if path == "static":
+            warm_up(cluster, lambda: opened.run(opened.built))
         largest, one = opened.run(opened.built)
         np.testing.assert_array_equal(largest, np.arange(1, 65) * (elements // 64) - 1)
         assert one == 5 * (elements // 64) + 7
-        assert _sent(cluster, "dynamic") == (1, elements * 4)
-        assert cluster.stats(0)["paths"]["dynamic"]["received_bytes"] == elements * 4
+        assert _sent(cluster, path) == (1, elements * 4)
+        assert cluster.stats(0)["paths"][path]["received_bytes"] == elements * 4
         # The loan ends with the step: what was lent is used again, the arena does not grow.
         used = cluster.stats(1)["arena"]["used_bytes"]
         for _ in range(3):
@@ -155,7 +172,7 @@ def test_peers_are_explained(cluster: Cluster) -> None:
     assert cluster.stats(0)["arena"]["active"]
 
 
-@BOTH_WAYS
+@EVERY_WAY
 def test_bytes_are_counted_by_transport_and_by_how_they_were_got(cluster: Cluster) -> None:
     sizes = [1, 100_000, 1_000_000]
 
@@ -164,6 +181,8 @@ def test_bytes_are_counted_by_transport_and_by_how_they_were_got(cluster: Cluste
             return [cross(tf.random.normal([size])) for size in sizes]
 
     with session(cluster, build) as opened:
+        if cluster.plans:
+            warm_up(cluster, lambda: opened.run(opened.built))
         cluster.reset_stats()
         opened.run(opened.built)
     received, sent = cluster.stats(0), cluster.stats(1)
@@ -171,7 +190,7 @@ def test_bytes_are_counted_by_transport_and_by_how_they_were_got(cluster: Cluste
     assert sent["transports"]["shm"]["sent_bytes"] == total
     assert received["transports"]["shm"]["received_bytes"] == total
     assert received["transports"]["shm"]["received_tensors"] == len(sizes)
-    how = "read" if "RDMATENSOR_ALIAS_BYTES" in cluster.environment(0) else "in_place"
+    how = "read" if cluster.reads else "in_place"
     other = {"read": "in_place", "in_place": "read"}[how]
     assert received["fetched"][how] == {"tensors": 2, "bytes": large}
     assert received["fetched"][other] == {"tensors": 0, "bytes": 0}
