@@ -184,6 +184,16 @@ class Device:
         return DeviceStats(*(int(getattr(stats, field)) for field in DeviceStats._fields))
 
     @property
+    def registrable(self) -> int | None:
+        """Bytes that may still be registered before a limit of the system is reached; None: no limit.
+
+        Verbs pin memory, which RLIMIT_MEMLOCK limits for the whole process.
+        """
+        with self._call() as device:
+            limit = int(lib.rdt_device_registrable(device))
+        return None if limit == 2**64 - 1 else limit
+
+    @property
     def closed(self) -> bool:
         return self._handle is None
 

@@ -163,8 +163,14 @@ void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
       (!channel->can_map() || rdt_remote_region_map(credits, 0, size, &mapped) == RDT_OK);
   if (!usable) {
     rdt_remote_region_unref(credits);
+    bool expected = !channel->IsUp();
+    {
+      // The graph may be gone already, and the sender have freed its credits.
+      std::lock_guard<std::mutex> lock(mutex_);
+      expected = expected || withdrawn_;
+    }
     // Each place could be used once only.
-    if (channel->IsUp()) {
+    if (!expected) {
       rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: places for tensors from ", link_->source,
                                               " cannot be given back, they take the dynamic path: ",
                                               rdt_last_error())

@@ -67,6 +67,8 @@ def test_servers_listen_where_the_cluster_says() -> None:
         pattern = rf"{task} is reached at {re.escape(told)}:(?P<port>\d+) and listens on {listens}:(?P=port)$"
         assert re.search(pattern, run.stderr, re.M), (pattern, run.stderr)
     # The task that the cluster puts on another machine.
-    (warning,) = [line for line in run.stderr.splitlines() if "rdmatensor: WARN" in line]
+    warnings = [line for line in run.stderr.splitlines() if "rdmatensor: WARN" in line]
+    assert len(warnings) == 1, warnings
+    warning = warnings[0]
     assert "198.51.100.7, is no address of this machine" in warning
     assert "RDMATENSOR_BIND_ADDRESS" in warning

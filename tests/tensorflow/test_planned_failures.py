@@ -129,6 +129,8 @@ def test_sender_that_breaks_the_protocol(tmp_path: Path, faults_library: Path, w
     at, value = SPOILT[what]
     number = 5 * len(SIZES)
     bad = {"FAULTS_BAD_PLANNED": f"{number}:{at}:{value}", "RDMATENSOR_FUSE_BYTES": "0"}
+    # A tensor that is lent has no slot.
+    bad["RDMATENSOR_PLAN_COPY_BYTES"] = "1T"
     with (
         _faulty_sender(tmp_path, faults_library, **bad) as cluster,
         session(cluster, _from_task_1) as opened,
