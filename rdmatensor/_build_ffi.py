@@ -17,6 +17,22 @@ HEADER = INCLUDE / "rdmatensor.h"
 
 # Object-like macros with a value that Python needs; `...` lets the C compiler supply it.
 CONSTANTS = re.compile(r"^#define (RDT_[A-Z_]+) \(?-?\d+\)?\s*$", re.MULTILINE)
+# Beside the header, for rdmatensor/group.py: what C asks Python while it waits, and one call from Python
+# instead of one for each argument that differs from operation to operation.
+GROUP_DECLARATIONS = """
+extern "Python" int rdt_python_interrupted(void *context);
+rdt_status rdt_python_run(rdt_group *group, rdt_collective *call, const void *input, void *output,
+                          uint64_t count);
+"""
+GROUP_SOURCE = """
+static rdt_status rdt_python_run(rdt_group *group, rdt_collective *call, const void *input,
+                                 void *output, uint64_t count) {
+  call->input = input;
+  call->output = output;
+  call->count = count;
+  return rdt_group_run(group, call);
+}
+"""
 EXTERN_C = re.compile(r'#ifdef __cplusplus\n(?:extern "C" \{|\})\n#endif\n')
 
 
@@ -31,10 +47,10 @@ def declarations(header: str) -> str:
 
 def ffibuilder() -> FFI:
     ffi = FFI()
-    ffi.cdef(declarations(HEADER.read_text(encoding="utf-8")))
+    ffi.cdef(declarations(HEADER.read_text(encoding="utf-8")) + GROUP_DECLARATIONS)
     ffi.set_source(
         "rdmatensor._ffi",
-        '#include "rdmatensor.h"',
+        '#include "rdmatensor.h"\n' + GROUP_SOURCE,
         include_dirs=[str(INCLUDE)],
         libraries=["rdmatensor"],
         # The library is installed beside the module; the TensorFlow plugin links the same file.

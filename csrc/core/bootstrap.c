@@ -175,6 +175,7 @@ static rdt_status attach(rdt_channel *channel, const rdt_bundle *offer, const he
   rdt_wire_begin(&wire, RDT_MESSAGE_ATTACH, 0);
   put_hello(&wire, channel->device);
   put_bundle(&wire, channel->transport, offer);
+  rdt_wire_put_u32(&wire, channel->purpose);
   rdt_status status = rdt_wire_end(&wire);
   if (status == RDT_OK && channel->transport->local)
     status = rdt_net_check_same_user(channel->control);
@@ -197,8 +198,8 @@ static rdt_status switch_to_local(const hello *peer, rdt_deadline deadline, int 
 }
 
 /* Takes over `socket`. */
-static rdt_status connect_channel(rdt_device *device, const hello *peer, int socket,
-                                  rdt_deadline deadline, rdt_channel **channel_out) {
+static rdt_status connect_channel(rdt_device *device, const hello *peer, rdt_purpose purpose,
+                                  int socket, rdt_deadline deadline, rdt_channel **channel_out) {
   const rdt_transport *transport = NULL;
   rdt_bundle offer;
   rdt_channel *channel;
@@ -209,6 +210,7 @@ static rdt_status connect_channel(rdt_device *device, const hello *peer, int soc
     close(socket);
     return status;
   }
+  channel->purpose = purpose;
   introduce(channel, socket, peer);
   status = attach(channel, &offer, peer, deadline);
   rdt_fds_close(&offer.fds);
@@ -227,10 +229,15 @@ static rdt_status connect_channel(rdt_device *device, const hello *peer, int soc
 
 rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
                               rdt_channel **channel) {
-  hello peer;
-  int socket;
   if (!device || !address || !channel)
     return rdt_fail(RDT_ERR_INVALID, "device, address and channel must not be NULL");
+  return rdt_bootstrap_connect(device, address, RDT_PURPOSE_USER, timeout_ms, channel);
+}
+
+rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_purpose purpose,
+                                 int timeout_ms, rdt_channel **channel) {
+  hello peer;
+  int socket;
   rdt_status status = rdt_device_check(device);
   if (status != RDT_OK) return status;
   if (rdt_on_progress_thread())
@@ -239,7 +246,8 @@ rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeo
   if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
   rdt_deadline deadline = rdt_deadline_after(timeout_ms);
   status = exchange_hello(device, address, deadline, &peer, &socket);
-  return status == RDT_OK ? connect_channel(device, &peer, socket, deadline, channel) : status;
+  return status == RDT_OK ? connect_channel(device, &peer, purpose, socket, deadline, channel)
+                          : status;
 }
 
 /* ---- incoming ------------------------------------------------------------------------------------ */
@@ -294,8 +302,11 @@ static rdt_status accept_channel(rdt_device *device, int socket, bool local, rdt
     return rdt_fail(RDT_ERR_PROTOCOL, "message %u came before an attach", wire->type);
   get_hello(wire, &peer);
   const rdt_transport *transport = get_bundle(wire, &theirs);
+  uint32_t purpose = rdt_wire_get_u32(wire);
   rdt_channel *channel;
   rdt_status status = rdt_wire_close(wire);
+  if (status == RDT_OK && purpose > RDT_PURPOSE_GROUPS)
+    status = rdt_fail(RDT_ERR_PROTOCOL, "%s attaches for an unknown purpose", peer.name);
   if (status == RDT_OK) status = check_transport(device, transport, local);
   if (status == RDT_OK) status = rdt_channel_create(device, transport, offer, &channel);
   if (status != RDT_OK) return status;
@@ -308,6 +319,7 @@ static rdt_status accept_channel(rdt_device *device, int socket, bool local, rdt
     return status;
   }
   channel->accepted = true;
+  channel->purpose = (rdt_purpose)purpose;
   introduce(channel, socket, &peer);
   *channel_out = channel;
   return RDT_OK;

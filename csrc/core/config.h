@@ -50,6 +50,15 @@
          "Bytes of notifications a device queues for its reader before senders have to wait.")     \
   NUMBER(REMOTE_ALLOC_LIMIT, 1024 * RDT_MIB, 0, RDT_TIB,                                           \
          "Bytes each peer may allocate on this device.")                                           \
+  CHOICE(GROUP_ALGORITHM, "auto", "auto|flat|halving|ring|direct|hierarchical",                    \
+         "Groups: algorithm of collective operations; auto takes the cheapest by measured costs.") \
+  NUMBER(GROUP_EAGER_BYTES, 16 * RDT_KIB, 0, 256 * RDT_KIB,                                        \
+         "Groups: messages up to this many bytes travel inside the notification; the smallest "    \
+         "value of all members.")                                                                  \
+  NUMBER(GROUP_CHUNK_BYTES, 0, 0, 1024 * RDT_MIB,                                                  \
+         "Groups: bytes of the pieces that long messages are cut into; 0 leaves them whole.")      \
+  NUMBER(GROUP_SPIN_US, 1000, 0, 1000000,                                                          \
+         "Groups: microseconds a thread polls for messages of its operation before it sleeps.")    \
   NUMBER(INLINE_BYTES, 16 * RDT_KIB, 0, RDT_MIB,                                                   \
          "TensorFlow: tensors up to this many bytes travel inside the notification.")              \
   NUMBER(                                                                                          \

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/config.h"
+#include "core/group/groups.h"
 #include "core/log.h"
 #include "core/objects.h"
 #include "core/status.h"
@@ -41,6 +42,7 @@ void rdt_device_unref(rdt_device *device) {
   if (atomic_fetch_sub(&device->refs, 1) != 1) return;
   close_transports(device); /* endpoints outlive the closed device while their channels are held */
   rdt_inbox_destroy(&device->inbox);
+  rdt_groups_free(device->groups);
   pthread_cond_destroy(&device->workers_done);
   pthread_mutex_destroy(&device->lock);
   if (device->wake_fd >= 0) close(device->wake_fd);
@@ -178,7 +180,8 @@ rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **devic
   pthread_once(&once, watch_forks);
   rdt_device *device = new_device();
   if (!device) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  status = fill(device, options);
+  device->groups = rdt_groups_new(device);
+  status = device->groups ? fill(device, options) : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   if (status == RDT_OK) status = open_transports(device);
   if (status != RDT_OK) goto err_unref;
   status = rdt_progress_start(device);
@@ -203,6 +206,7 @@ void rdt_device_close(rdt_device *device) {
   device->closing = true;
   pthread_mutex_unlock(&device->lock);
   rdt_bootstrap_stop(device);
+  rdt_groups_stop(device);
   rdt_workers_wait(device);
   rdt_progress_stop(device);
   rdt_inbox_close(&device->inbox);

@@ -74,6 +74,8 @@ typedef struct rdt_device_transport {
   rdt_watch watch;
 } rdt_device_transport;
 
+typedef struct rdt_groups rdt_groups; /* group/groups.h */
+
 struct rdt_device {
   atomic_int refs;
   rdt_device_options options;
@@ -84,6 +86,7 @@ struct rdt_device {
   rdt_device_transport transports[RDT_MAX_TRANSPORTS]; /* as rdt_transports */
   rdt_counters counters;
   rdt_inbox inbox;
+  rdt_groups *groups;
 
   pthread_mutex_t lock; /* regions, arrivals, closing */
   rdt_region *regions;
@@ -126,6 +129,9 @@ typedef struct rdt_call {
   rdt_fds fds;
 } rdt_call;
 
+/* Whose messages a channel carries. Channels of groups are not shown to the user. */
+typedef enum rdt_purpose { RDT_PURPOSE_USER = 0, RDT_PURPOSE_GROUPS = 1 } rdt_purpose;
+
 struct rdt_channel {
   atomic_int refs;
   rdt_channel *next; /* in arrivals or active */
@@ -135,6 +141,7 @@ struct rdt_channel {
   int control; /* socket; of a local transport also the lease: its end of stream says that the peer
                   holds nothing of ours */
   bool accepted;
+  rdt_purpose purpose;
   char peer_name[RDT_NAME_SIZE], peer_address[RDT_ADDRESS_SIZE];
   uint64_t peer_generation, max_notify;
   _Atomic(void *) context;
@@ -157,6 +164,12 @@ struct rdt_channel {
 
   pthread_mutex_t poll_lock; /* endpoint's receive side */
   atomic_uint sleepers;      /* threads that sleep until a transfer completes */
+  /* Threads that take this channel's notifications themselves. While it is `warm`, no doorbell wakes the
+   * progress thread for it, which looks by itself from time to time instead. */
+  atomic_uint pollers, polls;
+  atomic_bool warm;
+  unsigned polls_seen,
+      polls_armed;           /* progress thread only: `polls` when it last looked, and armed */
   pthread_mutex_t send_lock; /* endpoint's send side, queue */
   rdt_request *queue, **queue_tail;
   int64_t last_credit; /* ms: when the queue last moved, or began */
@@ -190,6 +203,13 @@ void rdt_device_wake(rdt_device *device);
 /* progress.c */
 /* Takes completions on a thread that waits for one. */
 void rdt_channel_help(rdt_channel *channel);
+/* A thread begins and ends taking a channel of groups' notifications itself, and does it. One that ends
+ * because it is about to sleep has the peer wake the progress thread from then on; false if something came
+ * meanwhile, and it should look again instead. */
+void rdt_channel_begin_polling(rdt_channel *channel);
+int rdt_channel_poll(rdt_channel *channel);
+void rdt_channel_end_polling(rdt_channel *channel);
+bool rdt_channel_end_polling_to_sleep(rdt_channel *channel);
 rdt_status rdt_progress_start(rdt_device *device);
 void rdt_progress_stop(rdt_device *device);
 /* True on any device's progress thread, where nothing may block. */
@@ -199,13 +219,16 @@ bool rdt_on_progress_thread(void);
 rdt_status rdt_progress_adopt(rdt_channel *channel);
 
 /* bootstrap.c */
+/* rdt_device_connect for a purpose. */
+rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_purpose purpose,
+                                 int timeout_ms, rdt_channel **channel);
 rdt_status rdt_bootstrap_start(rdt_device *device);
 void rdt_bootstrap_stop(rdt_device *device);
 
 /* channel.c */
 rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport, rdt_bundle *offer,
                               rdt_channel **channel);
-/* Posts what waits in the queue; progress thread only. */
+/* Posts what waits in the queue; on the progress thread, or one that polls the channel. */
 void rdt_channel_flush(rdt_channel *channel);
 /* Records the calling thread's last error as the cause of the channel's end, unless there is one. */
 void rdt_channel_note_cause(rdt_channel *channel);
@@ -244,6 +267,10 @@ rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, u
  * peer can import it. */
 rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const char *name,
                              rdt_region_info *info, rdt_bundle *bundle);
+/* The region that holds [address, address + size), grants peers `access`, and reaches the channel's peer:
+ * its key, and where in it the bytes lie. False if there is none. */
+bool rdt_region_at(const rdt_channel *channel, const void *address, uint64_t size, uint32_t access,
+                   uint64_t *key, uint64_t *offset);
 /* Frees the regions that the channel's peer allocated; with NULL, all of them. */
 void rdt_regions_free(rdt_device *device, const rdt_channel *tenant);
 

@@ -14,12 +14,14 @@
 
 #include "core/config.h"
 #include "core/control.h"
+#include "core/group/groups.h"
 #include "core/log.h"
 #include "core/objects.h"
 #include "core/status.h"
 
 #define POLL_BUDGET 64       /* notifications of one channel before the next gets its turn */
 #define EVENTS_EVERY 64      /* rounds between looks at sockets while polling */
+#define WARM_MS 1            /* how often a channel is looked at that other threads poll */
 #define WATCH_MS 50          /* how often what no event announces is looked at while asleep */
 #define DRAIN_MS 1000        /* what an ending channel may take to complete what was posted */
 #define CONTROL_PER_EVENT 16 /* control messages of one channel before the next gets its turn */
@@ -33,7 +35,9 @@ static void take_notification(void *context, uint64_t immediate, const void *dat
   rdt_device *device = channel->device;
   rdt_count(&device->counters.notifies_received, 1);
   rdt_count(&device->counters.notify_bytes_received, size);
-  if (device->options.on_notify) {
+  if (channel->purpose == RDT_PURPOSE_GROUPS) {
+    rdt_groups_take(channel, immediate, data, size);
+  } else if (device->options.on_notify) {
     device->options.on_notify(device->options.context, channel, immediate, data, size);
   } else if (!rdt_inbox_put(&device->inbox, channel, immediate, data, size)) {
     rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a notification from %s", channel->peer_name);
@@ -69,6 +73,57 @@ void rdt_channel_help(rdt_channel *channel) {
   int taken = channel->transport->poll(channel->endpoint, 0, &events);
   pthread_mutex_unlock(&channel->poll_lock);
   if (taken < 0) rdt_channel_break(channel);
+}
+
+/* ---- channels of groups that other threads poll ------------------------------------------------- */
+
+void rdt_channel_begin_polling(rdt_channel *channel) {
+  atomic_fetch_add(&channel->pollers, 1);
+  if (atomic_load(&channel->warm)) return;
+  pthread_mutex_lock(&channel->poll_lock);
+  atomic_store(&channel->warm, true);
+  channel->transport->disarm(channel->endpoint);
+  pthread_mutex_unlock(&channel->poll_lock);
+  rdt_device_wake(channel->device); /* it must look by itself now */
+}
+
+int rdt_channel_poll(rdt_channel *channel) {
+  rdt_events events = events_of(channel);
+  if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return 0;
+  int taken = channel->transport->poll(channel->endpoint, POLL_BUDGET, &events);
+  unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
+  atomic_store_explicit(&channel->polls, polls + 1, memory_order_relaxed);
+  pthread_mutex_unlock(&channel->poll_lock);
+  if (taken < 0)
+    rdt_channel_break(channel);
+  else
+    rdt_channel_flush(channel);
+  return taken;
+}
+
+void rdt_channel_end_polling(rdt_channel *channel) { atomic_fetch_sub(&channel->pollers, 1); }
+
+bool rdt_channel_end_polling_to_sleep(rdt_channel *channel) {
+  bool quiet = true;
+  pthread_mutex_lock(&channel->poll_lock);
+  if (atomic_fetch_sub(&channel->pollers, 1) == 1 && !atomic_load(&channel->down)) {
+    atomic_store(&channel->warm, false);
+    quiet = channel->transport->arm(channel->endpoint, true, true);
+  }
+  pthread_mutex_unlock(&channel->poll_lock);
+  return quiet;
+}
+
+/* Must the progress thread look by itself, as no doorbell wakes it? Not once nobody has polled between two
+ * looks. */
+static bool stays_warm(rdt_channel *channel) {
+  if (!atomic_load(&channel->warm)) return false;
+  unsigned polls = atomic_load(&channel->polls);
+  bool used = atomic_load(&channel->pollers) > 0 ||
+              (polls != channel->polls_armed && !rdt_groups_need_ticks(channel->device));
+  channel->polls_armed = polls;
+  if (!used) atomic_store(&channel->warm, false);
+  return used;
 }
 
 /* ---- a channel's end ------------------------------------------------------------------------------ */
@@ -119,7 +174,9 @@ static bool drain(rdt_channel *channel) {
     pthread_mutex_unlock(&channel->poll_lock);
   }
   channel->drained = true;
-  if (device->options.on_down)
+  if (channel->purpose == RDT_PURPOSE_GROUPS)
+    rdt_groups_down(channel);
+  else if (device->options.on_down)
     device->options.on_down(device->options.context, channel, channel->why);
   return true;
 }
@@ -138,7 +195,10 @@ static bool finish(rdt_channel *channel) {
     channel->released = true; /* no region can be added for it any more */
     pthread_mutex_unlock(&device->lock);
     rdt_regions_free(device, channel);
-    if (device->options.on_released) device->options.on_released(device->options.context, channel);
+    if (channel->purpose == RDT_PURPOSE_GROUPS)
+      rdt_groups_released(channel);
+    else if (device->options.on_released)
+      device->options.on_released(device->options.context, channel);
   }
   return channel->released && (channel->own_end_sent || !channel->transport->local);
 }
@@ -189,7 +249,9 @@ static void adopt_arrivals(rdt_device *device) {
     bool watched =
         watch(device, channel->control, &channel->control_watch) &&
         watch(device, channel->transport->event_fd(channel->endpoint), &channel->event_watch);
-    if (channel->accepted && device->options.on_connect)
+    if (channel->purpose == RDT_PURPOSE_GROUPS)
+      rdt_groups_connected(channel);
+    else if (channel->accepted && device->options.on_connect)
       device->options.on_connect(device->options.context, channel);
     if (!watched) take_down(channel, rdt_fail_errno(errno, "epoll"), RDT_LOG_WARN);
   }
@@ -197,11 +259,25 @@ static void adopt_arrivals(rdt_device *device) {
 
 /* ---- work ------------------------------------------------------------------------------------------ */
 
+/* Has another thread polled the channel since this one last asked? Then it will again: but not while it is
+ * busy with what it found. */
+static bool others_poll(rdt_channel *channel) {
+  if (atomic_load(&channel->pollers) == 0) return false;
+  unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
+  bool polled = polls != channel->polls_seen;
+  channel->polls_seen = polls;
+  return polled;
+}
+
 /* The number of notifications and completions taken. */
 static int advance_channel(rdt_channel *channel, bool may_take) {
   if (channel->drained) return 0;
   bool down = atomic_load_explicit(&channel->down, memory_order_relaxed);
-  int taken = poll_endpoint(channel, may_take && !down ? POLL_BUDGET : 0);
+  int taken;
+  if (!down && others_poll(channel))
+    taken = 0;
+  else
+    taken = poll_endpoint(channel, may_take && !down ? POLL_BUDGET : 0);
   rdt_control_flush(channel);
   if (down) return taken;
   rdt_channel_flush(channel);
@@ -219,7 +295,7 @@ static int advance_all(rdt_device *device, bool may_take) {
   int taken = 0;
   for (rdt_channel *channel = device->active, *next; channel; channel = next) {
     next = channel->next;
-    taken += advance_channel(channel, may_take);
+    taken += advance_channel(channel, may_take || channel->purpose == RDT_PURPOSE_GROUPS);
     if (atomic_load_explicit(&channel->down, memory_order_relaxed) && finish(channel))
       forget(device, channel);
   }
@@ -297,7 +373,9 @@ static bool arm(rdt_channel *channel, bool may_take) {
                      atomic_load(&channel->sleepers) > 0 ||
                      (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
   pthread_mutex_lock(&channel->poll_lock);
-  bool quiet = transport->arm(channel->endpoint, may_take && !down, completions);
+  may_take |= channel->purpose == RDT_PURPOSE_GROUPS;
+  bool quiet = (!down && stays_warm(channel)) ||
+               transport->arm(channel->endpoint, may_take && !down, completions);
   pthread_mutex_unlock(&channel->poll_lock);
   return quiet;
 }
@@ -324,17 +402,23 @@ static bool needs_watching(const rdt_channel *channel) {
          (ending && !channel->drained);
 }
 
+static int shorter(int limit, int wanted) { return limit < 0 || limit > wanted ? wanted : limit; }
+
 static int sleep_limit(rdt_device *device) {
   int limit = probe_all(device);
+  if (rdt_groups_need_ticks(device)) limit = shorter(limit, WATCH_MS);
   for (const rdt_channel *channel = device->active; channel; channel = channel->next)
-    if (needs_watching(channel) && (limit < 0 || limit > WATCH_MS)) limit = WATCH_MS;
+    if (needs_watching(channel)) limit = shorter(limit, WATCH_MS);
   return limit;
 }
 
 static void sleep_until_event(rdt_device *device, bool may_take) {
   int limit = sleep_limit(device);
+  bool quiet = arm_all(device, may_take);
+  for (const rdt_channel *channel = device->active; channel; channel = channel->next)
+    if (atomic_load(&channel->warm)) limit = shorter(limit, WARM_MS);
   /* The wake-up that came with `stop` may be drained already. */
-  if (arm_all(device, may_take) && !atomic_load(&device->stop)) {
+  if (quiet && !atomic_load(&device->stop)) {
     serve_events(device, limit);
     rdt_count(&device->counters.wakeups, 1);
   }
@@ -376,7 +460,9 @@ static void *run_progress(void *argument) {
     }
     adopt_arrivals(device);
     bool may_take = !(queues && rdt_inbox_full(&device->inbox));
-    if (advance_all(device, may_take) > 0) {
+    int taken = advance_all(device, may_take);
+    taken += rdt_groups_progress(device);
+    if (taken > 0) {
       last_work = rdt_now_us();
     } else if (rdt_now_us() - last_work >= spin_us) {
       sleep_until_event(device, may_take);

@@ -183,6 +183,26 @@ void rdt_regions_free(rdt_device *device, const rdt_channel *tenant) {
   }
 }
 
+bool rdt_region_at(const rdt_channel *channel, const void *address, uint64_t size, uint32_t access,
+                   uint64_t *key, uint64_t *offset) {
+  rdt_device *device = channel->device;
+  size_t transport = rdt_transport_index(channel->transport);
+  pthread_mutex_lock(&device->lock);
+  const rdt_region *each = device->regions;
+  for (; each; each = each->next) {
+    uint64_t start = (uintptr_t)address - (uintptr_t)each->memory.address;
+    if (start < each->memory.size && size <= each->memory.size - start && !each->tenant &&
+        (each->memory.access & access) == access && each->registrations[transport])
+      break;
+  }
+  if (each) {
+    *key = each->key;
+    *offset = (uintptr_t)address - (uintptr_t)each->memory.address;
+  }
+  pthread_mutex_unlock(&device->lock);
+  return each != NULL;
+}
+
 static rdt_status export_locked(const rdt_channel *channel, const rdt_region *found,
                                 rdt_bundle *bundle) {
   rdt_registration *registration = found->registrations[rdt_transport_index(channel->transport)];

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A completion that a thread can wait for.
+ * A completion that a thread can wait for: of operations posted on a channel, or of one of a group.
  */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/config.h"
@@ -16,8 +17,9 @@ struct rdt_transfer {
   atomic_int refs; /* the waiter's and the completion's */
   pthread_mutex_t lock;
   pthread_cond_t completed;
-  rdt_status status; /* RDT_IN_PROGRESS until then */
-  rdt_channel *channel;
+  rdt_status status;    /* RDT_IN_PROGRESS until then */
+  rdt_channel *channel; /* NULL: of an operation of a group */
+  char text[256];       /* why that failed */
 };
 
 static rdt_transfer *transfer_new(rdt_channel *channel) {
@@ -28,7 +30,7 @@ static rdt_transfer *transfer_new(rdt_channel *channel) {
   atomic_init(&transfer->refs, 2);
   transfer->status = RDT_IN_PROGRESS;
   transfer->channel = channel;
-  rdt_channel_ref(channel);
+  if (channel) rdt_channel_ref(channel);
   return transfer;
 }
 
@@ -44,6 +46,8 @@ void rdt_transfer_complete(void *context, rdt_status status) {
   rdt_transfer *transfer = context;
   pthread_mutex_lock(&transfer->lock);
   transfer->status = status;
+  if (!transfer->channel && status < 0)
+    snprintf(transfer->text, sizeof(transfer->text), "%s", rdt_last_error());
   pthread_cond_broadcast(&transfer->completed);
   pthread_mutex_unlock(&transfer->lock);
   rdt_transfer_free(transfer);
@@ -70,6 +74,21 @@ rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t co
   return submit(channel, ops, count, transfer);
 }
 
+rdt_status rdt_group_submit(rdt_group *group, const rdt_collective *collective,
+                            rdt_transfer **transfer) {
+  if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
+  rdt_transfer *waitable = transfer_new(NULL);
+  if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status = rdt_group_start(group, collective, rdt_transfer_complete, waitable);
+  if (status == RDT_IN_PROGRESS) {
+    *transfer = waitable;
+  } else {
+    rdt_transfer_free(waitable); /* the completion's, which will not come */
+    rdt_transfer_free(waitable);
+  }
+  return status;
+}
+
 static rdt_status current(rdt_transfer *transfer) {
   pthread_mutex_lock(&transfer->lock);
   rdt_status status = transfer->status;
@@ -82,7 +101,7 @@ static bool is_complete(rdt_transfer *transfer) { return current(transfer) != RD
 /* May this thread take completions? Where handlers run on the progress thread, completions stay there. */
 static bool may_help(const rdt_transfer *transfer) {
   const rdt_channel *channel = transfer->channel;
-  return !channel->transport->synchronous && !channel->device->options.on_notify;
+  return channel && !channel->transport->synchronous && !channel->device->options.on_notify;
 }
 
 /* Looks for the completion itself, which saves two changes of threads. True if it is there. */
@@ -100,12 +119,12 @@ static bool look_for_a_while(rdt_transfer *transfer) {
 
 /* From here on the progress thread has to be woken by completions. */
 static void begin_sleep(rdt_channel *channel) {
-  if (channel->transport->synchronous) return;
+  if (!channel || channel->transport->synchronous) return;
   if (atomic_fetch_add(&channel->sleepers, 1) == 0) rdt_device_wake(channel->device);
 }
 
 static void end_sleep(rdt_channel *channel) {
-  if (!channel->transport->synchronous) atomic_fetch_sub(&channel->sleepers, 1);
+  if (channel && !channel->transport->synchronous) atomic_fetch_sub(&channel->sleepers, 1);
 }
 
 static void sleep_until_complete(rdt_transfer *transfer, rdt_deadline deadline) {
@@ -129,5 +148,7 @@ rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   rdt_status status = current(transfer);
   if (status == RDT_IN_PROGRESS && timeout_ms != 0)
     return rdt_fail(RDT_ERR_DEADLINE, "the transfer did not complete within the deadline");
-  return status < 0 ? rdt_channel_fail_transfer(transfer->channel, status) : status;
+  if (status >= 0) return status;
+  return transfer->channel ? rdt_channel_fail_transfer(transfer->channel, status)
+                           : rdt_fail(status, "%s", transfer->text);
 }

@@ -21,7 +21,7 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
-VERSION = 2
+VERSION = 3
 HELLO, ATTACH, FIND, _, REGION, REFUSAL, GOODBYE, READY = range(1, 9)
 HEADER = struct.Struct("<4sHHII")
 RECORD = struct.Struct("<IIQ")
@@ -87,7 +87,7 @@ class Line:
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.address = address
-        self._socket = socket.create_connection((host, int(port)), timeout=20)
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
 
     def send(self, kind: int, body: bytes = b"", sequence: int = 0) -> None:
         header = HEADER.pack(b"RDT1", VERSION, kind, len(body), sequence)
@@ -200,7 +200,7 @@ class Independent:
 
     def _attach(self, lies: dict[str, Any]) -> None:
         offer = pack_address({**self._address(), **lies})
-        self._line.send(ATTACH, self._hello() + text("verbs") + text(offer))
+        self._line.send(ATTACH, self._hello() + text("verbs") + text(offer) + bytes(4))
         kind, _, body = self._line.receive()
         assert kind == ATTACH
         for _ in range(5):
@@ -255,7 +255,7 @@ class Independent:
             self._post_receive()
         return None
 
-    def _completion(self, seconds: float = 20) -> str:
+    def _completion(self, seconds: float = 60) -> str:
         """The status of the next send."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -345,7 +345,7 @@ class Independent:
         self._post(e.IBV_WR_RDMA_WRITE_WITH_IMM, len(data), address, rkey)
         return self._completion()
 
-    def take(self, seconds: float = 20) -> tuple[int, bytes]:
+    def take(self, seconds: float = 60) -> tuple[int, bytes]:
         """The next notification from them: immediate and payload."""
         end = time.monotonic() + seconds
         while self._learned < self._consumed + RECORD.size:
@@ -362,7 +362,7 @@ class Independent:
         self._consumed += (RECORD.size + size + 15) // 16 * 16
         return immediate, payload
 
-    def hung_up(self, seconds: float = 20) -> bool:
+    def hung_up(self, seconds: float = 60) -> bool:
         """Whether the device ends the connection."""
         self._line._socket.settimeout(seconds)
         try:

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Element-wise reductions and copies, vectorised for the processor at hand.
+ */
+#ifndef RDT_CORE_GROUP_REDUCE_H
+#define RDT_CORE_GROUP_REDUCE_H
+
+#include <stddef.h>
+
+#include "rdmatensor.h"
+
+/* to[i] = left[i] op right[i] for `count` elements. `to` may be `left` or `right`; otherwise none overlap.
+ * Any alignment. Integers wrap; float16 and bfloat16 are computed in float and rounded to nearest even
+ * at the end of each call. A NaN result is always the same quiet NaN, and -0 is less than +0: swapping
+ * left and right never changes a bit. Arguments were checked by rdt_reduce_check. */
+void rdt_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
+                const void *right, size_t count);
+/* memcpy for what a group moves: a large result goes past the cache, and is visible to whoever is told
+ * afterwards. */
+void rdt_copy(void *to, const void *from, size_t size);
+/* RDT_ERR_INVALID if there is no such dtype or reduction. */
+rdt_status rdt_reduce_check(rdt_dtype dtype, rdt_reduction reduction);
+
+#endif
