@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Unsupported,
         UsageError,
     )
+    from .group import Group, GroupInfo, Operation
     from .region import Access, Region, RemoteRegion
     from .remote import Capability, RemoteDevice
     from .transfer import Transfer
@@ -48,7 +49,10 @@ __all__ = [
     "Device",
     "DeviceError",
     "DeviceStats",
+    "Group",
+    "GroupInfo",
     "Notification",
+    "Operation",
     "RdmaError",
     "Region",
     "RegionError",

@@ -31,6 +31,7 @@ from .errors import (
     Unsupported,
     UsageError,
 )
+from .group import Group, GroupInfo, Operation
 from .region import Access, Region, RemoteRegion
 from .remote import Capability, RemoteDevice
 from .transfer import Transfer
@@ -49,7 +50,10 @@ __all__ = [
     "Device",
     "DeviceError",
     "DeviceStats",
+    "Group",
+    "GroupInfo",
     "Notification",
+    "Operation",
     "RdmaError",
     "Region",
     "RegionError",

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from ._wait import DEADLINE, IN_PROGRESS, in_thread, milliseconds, wait_in_slice
 from .errors import DeadlineExceeded, DeviceError, UsageError, _text, check
 from .region import READ_WRITE, Access, Region
 from .remote import RemoteDevice
+
+if TYPE_CHECKING:
+    from .group import Group
 
 
 class Notification(NamedTuple):
@@ -101,6 +104,9 @@ class Device:
         # peer may be using them. Connections by the address of their C handle.
         self._regions: set[Region] = set()
         self._remotes: dict[int, RemoteDevice] = {}
+        self._groups: set[Group] = set()
+        # Memory of arrays that have a region of their own, by the address of the region's handle.
+        self._owned: dict[int, Any] = {}
         self._closing_remotes: list[RemoteDevice] = []
         self._returned: deque[Notification] = deque()
         self.name = _text(lib.rdt_device_name(self._handle))
@@ -211,12 +217,15 @@ class Device:
             regions, self._regions = self._regions, set()
         if handle is None:
             return
+        for group in list(self._groups):
+            group.close()
         for remote in list(self._remotes.values()):
             remote.close()
         lib.rdt_device_close(handle)
         # Only now may memory that was registered be freed, and buffers of transfers be dropped.
         for region in regions:
             region._handle = region._array = None
+        self._owned.clear()
         self._closing_remotes.clear()
         _open_devices.discard(self)
 
@@ -323,6 +332,31 @@ class Device:
                 self._regions.discard(region)
                 region._array = None
 
+    def _registered(self, nbytes: int) -> Array:
+        """Bytes in a region of their own, which ends with the last view of them."""
+        memory, out = _buffers.shareable(nbytes), ffi.new("rdt_region **")
+        access = int(READ_WRITE)
+        with self._call() as device:
+            check(lib.rdt_region_register(device, memory, nbytes, access, ffi.NULL, out))
+            region, key = out[0], int(ffi.cast("uintptr_t", out[0]))
+            with self._changed:
+                self._owned[key] = memory
+        device = weakref.ref(self)
+
+        def end(_memory: Any) -> None:
+            owner = device()
+            if owner is not None:
+                owner._close_owned(region, key)
+
+        return _buffers.view(ffi.gc(memory, end), nbytes)
+
+    def _close_owned(self, region: Any, key: int) -> None:
+        """Once close() has begun, C may still use the memory: regions and memory are left to it."""
+        with self._changed:
+            if self._handle is not None and key in self._owned:
+                lib.rdt_region_close(region)
+                del self._owned[key]
+
     def _forget(self) -> None:
         """After fork: everything belongs to the parent process."""
         self._changed = threading.Condition()
@@ -330,6 +364,8 @@ class Device:
         self._handle = None
         for remote in [*self._remotes.values(), *self._closing_remotes]:
             remote._forget()
+        for group in self._groups:
+            group._forget()
         for region in self._regions:
             region._handle = None
 

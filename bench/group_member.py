@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of bench_group.py: all-reduces of one library, when and as it is told.
+
+Between orders it is blocked on its line, so that processes of other libraries have the machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Client
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+Call = Callable[[], object]
+PATIENCE = 60.0
+
+
+class Library(Protocol):
+    rank: int
+    offer: str  # rank 0's is given to all members' join()
+
+    def join(self, offer: str) -> None: ...
+
+    def prepare(self, case: str, data: Array, in_place: bool) -> tuple[Call, Array, Array]:
+        """A call that sums up the members' `data`, and the arrays of its input and its result."""
+
+    def close(self) -> None: ...
+
+
+class OpenMpi:
+    """mpi4py's upper-case methods, on buffers whose type is told once."""
+
+    offer = ""
+
+    def __init__(self, rank: int, size: int, line: str) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self.rank = MPI.COMM_WORLD.Get_rank()
+
+    def join(self, offer: str) -> None:
+        self._mpi.COMM_WORLD.Barrier()
+
+    def prepare(self, case: str, data: Array, in_place: bool) -> tuple[Call, Array, Array]:
+        mpi, all_reduce = self._mpi, self._mpi.COMM_WORLD.Allreduce
+        source = data.copy()
+        result = source if in_place else data.copy()
+        send = mpi.IN_PLACE if in_place else [source, mpi.FLOAT]
+        receive = [result, mpi.FLOAT]
+        return (lambda: all_reduce(send, receive, mpi.SUM)), source, result
+
+    def close(self) -> None:
+        self._mpi.Finalize()
+
+
+class Gloo:
+    """torch.distributed on processors; all_reduce works in place only."""
+
+    def __init__(self, rank: int, size: int, line: str) -> None:
+        import torch.distributed
+
+        self._torch = torch
+        self.rank, self._size = rank, size
+        self.offer = f"file://{line}.meeting"
+
+    def join(self, offer: str) -> None:
+        self._torch.distributed.init_process_group(
+            "gloo", offer, rank=self.rank, world_size=self._size
+        )
+
+    def prepare(self, case: str, data: Array, in_place: bool) -> tuple[Call, Array, Array]:
+        source, all_reduce = data.copy(), self._torch.distributed.all_reduce
+        tensor = self._torch.from_numpy(source)
+        return (lambda: all_reduce(tensor)), source, source
+
+    def close(self) -> None:
+        self._torch.distributed.destroy_process_group()
+
+
+class Ours:
+    """rdmatensor.Group, on arrays of its own memory or on numpy's."""
+
+    def __init__(self, rank: int, size: int, line: str) -> None:
+        import rdmatensor
+
+        self._rdmatensor = rdmatensor
+        self.rank, self._size = rank, size
+        self._device = rdmatensor.Device()
+        self.offer = self._device.address
+
+    def join(self, offer: str) -> None:
+        self._group = self._rdmatensor.Group(
+            self._device, self.rank, self._size, offer, name="bench", timeout=PATIENCE
+        )
+
+    def prepare(self, case: str, data: Array, in_place: bool) -> tuple[Call, Array, Array]:
+        make = self._group.empty if case == "registered" else np.zeros
+        source = make(data.shape, data.dtype)
+        result = source if in_place else make(data.shape, data.dtype)
+        all_reduce = self._group.all_reduce
+        return (lambda: all_reduce(source, result)), source, result
+
+    def close(self) -> None:
+        self._group.close()
+        self._device.close()
+
+
+LIBRARIES: dict[str, Callable[[int, int, str], Library]] = {
+    "rdmatensor": Ours,
+    "gloo": Gloo,
+    "openmpi": OpenMpi,
+}
+
+
+def pattern(rank: int, count: int) -> Array:
+    """Whole numbers so small that their sums are exact in any order."""
+    return ((np.arange(count, dtype=np.int64) * 7 + rank * 31) % 1009).astype(np.float32)
+
+
+class Prepared:
+    """The calls of each case and size, made once: memory is touched and registered once, too."""
+
+    def __init__(self, library: Library, size: int) -> None:
+        self._library = library
+        self._size = size
+        self._calls: dict[tuple[str, int, bool], tuple[Call, Array, Array]] = {}
+
+    def measure(
+        self, case: str, nbytes: int, in_place: bool, samples: int, calls: int
+    ) -> list[float]:
+        """Seconds of a call, as the mean of `calls` back to back; `samples` times that."""
+        call, source, result = self._take(case, nbytes, in_place)
+        source[:] = pattern(self._library.rank, nbytes // 4)
+        call()
+        if not np.array_equal(
+            result, sum(pattern(rank, nbytes // 4) for rank in range(self._size))
+        ):
+            raise SystemExit(f"bench_group: the sum of {nbytes} bytes is wrong ({case})")
+        source[:] = 0  # sums in place stay finite
+        times = []
+        for turn in range(samples + 1):
+            begin = perf_counter()
+            for _ in range(calls):
+                call()
+            if turn:  # the first has other caches
+                times.append((perf_counter() - begin) / calls)
+        return times
+
+    def _take(self, case: str, nbytes: int, in_place: bool) -> tuple[Call, Array, Array]:
+        key = case, nbytes, in_place
+        if key not in self._calls:
+            self._calls[key] = self._library.prepare(
+                case, np.zeros(nbytes // 4, dtype=np.float32), in_place
+            )
+        return self._calls[key]
+
+
+def main(name: str, address: str, rank: int, size: int) -> None:
+    library = LIBRARIES[name](rank, size, address)
+    with Client(address) as line:
+        line.send((library.rank, library.offer))
+        library.join(line.recv())
+        prepared = Prepared(library, size)
+        line.send("ready")
+        while order := line.recv():
+            line.send(prepared.measure(*order))
+    library.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

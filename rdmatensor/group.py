@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective operations among devices: all-reduce and its relatives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _buffers
+from ._buffers import Array, from_buffer
+from ._collective import (
+    ALGORITHMS,
+    BYTES,
+    KINDS,
+    TAG_STARTED,
+    checked_tag,
+    dtype_code,
+    failure,
+    join_options,
+    new_call,
+    number,
+    unusable,
+)
+from ._ffi import ffi, lib
+from ._wait import milliseconds
+from .errors import UsageError, _text, check
+from .transfer import Transfer
+
+if TYPE_CHECKING:
+    from .device import Device
+
+Op = Literal["sum", "product", "min", "max"]
+Algorithm = Literal["auto", "flat", "halving", "ring", "direct", "hierarchical"]
+Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"]
+
+
+class GroupInfo(NamedTuple):
+    """What a group measured when it was joined, and what this member did since.
+
+    Nanoseconds, inside a host and between hosts (0: no such pair of members): `latency_ns` of a message,
+    `byte_ns` of each of its bytes; `reduce_byte_ns` of a reduction, for each byte of one operand.
+    `operations` completed and `bytes` sent are by algorithm; "" counts kinds that have only one.
+    `copies` are bytes that were staged because an array lies in no region.
+    """
+
+    name: str
+    rank: int
+    size: int
+    hosts: int
+    latency_ns: tuple[float, float]
+    byte_ns: tuple[float, float]
+    reduce_byte_ns: float
+    operations: dict[str, int]
+    bytes: dict[str, int]
+    copies: int
+
+
+class Operation(Transfer):
+    """What Group.start began. Wait with `wait()`, or `await` it; `result` is the array that it writes.
+
+    The arrays must be left alone until then; the group keeps them alive. Usable from any thread.
+    """
+
+    __slots__ = ("_group", "_tag", "result")
+
+    def __init__(self, group: Group, handle: Any, keep: Any, tag: Any, result: Array) -> None:
+        super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep)
+        self._group = group
+        self._tag = tag
+        self.result = result
+
+    def cancel(self) -> None:
+        """Fails it with Cancelled, here and at the other members, unless it is complete."""
+        if not self.done:
+            self._group._cancel(self._tag)
+
+
+class Group:
+    """Joins `size` devices, of which `device` gets the number `rank`; blocks until all are there.
+
+    Members meet at rank 0: `root` is the address of its device, which it need not give itself. `name`, up
+    to 63 bytes, is the same for all and unique among their groups. DeadlineExceeded, which names the
+    missing ranks, after `timeout` seconds (None: the setting DEADLINE_MS); ConnectionRefused if two members
+    claim one rank, or differ in size or settings.
+
+    Every member calls the same methods with the same dtypes, counts and arguments, in the same order. With
+    a `tag`, a number from 0 to 2**63 - 1 that no other operation under way has, calls may come in any
+    order and from several threads.
+
+    Arrays are C-contiguous numpy arrays of floats, bfloat16 (of ml_dtypes) or integers. What lies in a
+    region of the device with READ and WRITE access, such as arrays from empty(), moves without a copy. The
+    result goes into `out`: a new array (None), `array` itself, or one that does not overlap it.
+
+    An operation that fails does so at every member: UsageError (they disagree), DeadlineExceeded (not
+    complete after `timeout` seconds), Cancelled, ConnectionLost (a member is gone). Nobody touches
+    its arrays any more then; what they hold is undefined. The group goes on unless a member is gone.
+
+    Usable from any thread. Lives until close(), or until the device is closed.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        rank: int,
+        size: int,
+        root: str | None = None,
+        name: str = "world",
+        timeout: float | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.name = name
+        self._device = device
+        self._lock = threading.Lock()
+        # Filled-in calls to use again, by what they have in common. Each holds the handle; those that
+        # were made and are not in these lists are under way.
+        self._slots: dict[_Key, list[_Slot]] = {}
+        self._made = 0
+        self._started = 0
+        # Operations whose arrays C still uses, oldest first, whoever else holds them.
+        self._pending: deque[Operation] = deque()
+        self._handle: Any = None
+        out = ffi.new("rdt_group **")
+        options, _texts = join_options(rank, size, root, name, timeout)
+        with device._call() as handle:
+            check(lib.rdt_group_create(handle, options, out))
+            self._handle = out[0]
+            device._groups.add(self)
+
+    def all_reduce(
+        self,
+        array: Array,
+        out: Array | None = None,
+        op: Op = "sum",
+        algorithm: Algorithm = "auto",
+        timeout: float | None = None,
+        tag: int | None = None,
+    ) -> Array:
+        """All members' arrays combined by `op`, element by element: the same bits everywhere."""
+        if out is not array:
+            out = self._result("all_reduce", array, out)
+        self._run("all_reduce", array, out, op, algorithm, 0, timeout, tag)
+        return out
+
+    def reduce_scatter(
+        self,
+        array: Array,
+        out: Array | None = None,
+        op: Op = "sum",
+        algorithm: Algorithm = "auto",
+        timeout: float | None = None,
+        tag: int | None = None,
+    ) -> Array:
+        """Of what all_reduce gives, cut into `size` equal parts along the first axis, part `rank`."""
+        out = self._result("reduce_scatter", array, out)
+        self._run("reduce_scatter", array, out, op, algorithm, 0, timeout, tag)
+        return out
+
+    def all_gather(
+        self,
+        array: Array,
+        out: Array | None = None,
+        algorithm: Algorithm = "auto",
+        timeout: float | None = None,
+        tag: int | None = None,
+    ) -> Array:
+        """All members' arrays in the order of their ranks, joined along the first axis.
+
+        `array` may be this member's part of `out`.
+        """
+        out = self._result("all_gather", array, out)
+        self._run("all_gather", array, out, "sum", algorithm, 0, timeout, tag)
+        return out
+
+    def broadcast(
+        self,
+        array: Array,
+        root: int = 0,
+        algorithm: Algorithm = "auto",
+        timeout: float | None = None,
+        tag: int | None = None,
+    ) -> Array:
+        """Makes the `array` of all members what it is at rank `root`, and returns it."""
+        self._run("broadcast", array, array, "sum", algorithm, root, timeout, tag)
+        return array
+
+    def all_to_all(
+        self,
+        array: Array,
+        out: Array | None = None,
+        algorithm: Algorithm = "auto",
+        timeout: float | None = None,
+        tag: int | None = None,
+    ) -> Array:
+        """Part `rank` of every member's array, in the order of their ranks.
+
+        Parts are as in reduce_scatter; `out` must not be `array`.
+        """
+        out = self._result("all_to_all", array, out)
+        self._run("all_to_all", array, out, "sum", algorithm, 0, timeout, tag)
+        return out
+
+    def barrier(self, timeout: float | None = None, tag: int | None = None) -> None:
+        """Returns when every member called it."""
+        self._run("barrier", _NOTHING, _NOTHING, "sum", "auto", 0, timeout, tag)
+
+    def start(
+        self,
+        kind: Kind,
+        array: Array | None = None,
+        out: Array | None = None,
+        *,
+        op: Op = "sum",
+        algorithm: Algorithm = "auto",
+        root: int = 0,
+        timeout: float | None = None,
+        tag: int | None = None,
+    ) -> Operation:
+        """Begins the operation that the method of this name runs, and returns without waiting for it.
+
+        Started operations run at the same time. Without tags, those of the members are matched in the order
+        in which they were started, whatever else is called meanwhile.
+        """
+        if kind == "barrier":
+            array = out = _NOTHING
+        elif array is None:
+            raise UsageError(f"{kind} needs an array")
+        elif out is not array:
+            out = array if kind == "broadcast" else self._result(kind, array, out)
+        call = new_call(kind, array, op, algorithm, root)
+        try:
+            call.output = target = from_buffer(BYTES, out, True)
+            call.input = source = from_buffer(BYTES, array)
+        except (BufferError, TypeError, ValueError) as error:
+            raise unusable(array, out, error) from None
+        call.count = array.size
+        call.timeout_ms = milliseconds(timeout)
+        transfer = ffi.new("rdt_transfer **")
+        with self._lock:
+            self._started += tag is None
+            call.tag = (self._started, TAG_STARTED) if tag is None else checked_tag(tag)
+            status = lib.rdt_group_submit(self._need_handle(), call, transfer)
+            if status < 0:
+                raise failure(status)
+            operation = Operation(self, transfer[0], (source, target), call.tag, out)
+            while self._pending and self._pending[0].done:
+                self._pending.popleft()
+            self._pending.append(operation)
+        return operation
+
+    def cancel(self, tag: int | None = None) -> None:
+        """Fails the operation with this tag, here and at the other members, with Cancelled.
+
+        Also if it is called later. None: all that are under way here.
+        """
+        self._cancel(ffi.NULL if tag is None else ffi.new("uint64_t[2]", checked_tag(tag)))
+
+    def empty(self, shape: _buffers.Shape, dtype: npt.DTypeLike = np.float32) -> Array:
+        """A zero-filled array that moves without a copy.
+
+        It has a region of its own, which is closed, and its memory freed, when the last view of it is
+        dropped. DeviceError if there is no memory left, or it may not be registered.
+        """
+        dims, kind, nbytes = _buffers.extent(shape, dtype)
+        if not nbytes:
+            return np.empty(dims, kind)
+        return self._device._registered(nbytes).view(kind).reshape(dims)
+
+    def choose(self, kind: Kind, nbytes: int) -> str:
+        """The algorithm that "auto" takes for operations of this kind with `nbytes` of input."""
+        out = ffi.new("rdt_algorithm *")
+        if nbytes < 0:
+            raise UsageError(f"nbytes is {nbytes}: give 0 or more")
+        with self._lock:
+            check(
+                lib.rdt_group_choose(self._need_handle(), number("kind", kind, KINDS), nbytes, out)
+            )
+        return _text(lib.rdt_algorithm_name(out[0]))
+
+    @property
+    def info(self) -> GroupInfo:
+        """Costs and counters. UsageError once the group is closed."""
+        info = ffi.new("rdt_group_info *")
+        with self._lock:
+            check(lib.rdt_group_get_info(self._need_handle(), info))
+            name = _text(info.name)
+        names = ["", *list(ALGORITHMS)[1:]]
+        return GroupInfo(
+            name,
+            int(info.rank),
+            int(info.size),
+            int(info.hosts),
+            tuple(info.latency_ns),
+            tuple(info.byte_ns),
+            float(info.reduce_byte_ns),
+            dict(zip(names, info.operations, strict=True)),
+            dict(zip(names, info.bytes, strict=True)),
+            int(info.copies),
+        )
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def close(self) -> None:
+        """Fails what is under way with Cancelled, here and at the other members. Idempotent."""
+        with self._lock:
+            handle, self._handle = self._handle, None
+            slots, self._slots = self._slots, {}
+        if handle is None:
+            return
+        # Calls of other threads use the handle, perhaps only in a moment.
+        end = time.monotonic() + _LONGEST_END
+        while self._made > sum(map(len, slots.values())) and time.monotonic() < end:
+            lib.rdt_group_cancel(handle, ffi.NULL)
+            time.sleep(0.001)
+        lib.rdt_group_close(handle)
+        self._pending.clear()
+        self._device._groups.discard(self)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name!r}, rank {self.rank} of {self.size}>"
+
+    def _run(
+        self,
+        kind: str,
+        array: Array,
+        out: Array,
+        op: str,
+        algorithm: str,
+        root: int,
+        timeout: float | None,
+        tag: int | None,
+    ) -> None:
+        try:
+            free = self._slots[kind, array.dtype, op, algorithm, root]
+            slot = free.pop()
+        except (AttributeError, IndexError, KeyError, TypeError):
+            free, slot = self._new_slot(kind, array, op, algorithm, root)
+        handle, call = slot
+        try:
+            try:
+                target = from_buffer(BYTES, out, True)
+                source = target if array is out else from_buffer(BYTES, array)
+            except (BufferError, TypeError, ValueError) as error:
+                raise unusable(array, out, error) from None
+            if timeout is not None:
+                call.timeout_ms = milliseconds(timeout)
+            if tag is not None:
+                call.tag = checked_tag(tag)
+            status = _group_run(handle, call, source, target, array.size)
+            if status:
+                raise failure(status)
+        finally:
+            if timeout is not None or tag is not None:
+                call.timeout_ms, call.tag = lib.RDT_TIMEOUT_DEFAULT, (0, 0)
+            free.append(slot)
+
+    def _new_slot(
+        self, kind: str, array: Array, op: str, algorithm: str, root: int
+    ) -> tuple[list[_Slot], _Slot]:
+        call = new_call(kind, array, op, algorithm, root)
+        with self._lock:
+            slot = self._need_handle(), call
+            self._made += 1
+            return self._slots.setdefault((kind, array.dtype, op, algorithm, root), []), slot
+
+    def _result(self, kind: Kind, array: Array, out: Array | None) -> Array:
+        """`out`, if it suits, or a new array for the result."""
+        code, size = dtype_code(array), array.size
+        if kind == "all_gather":
+            size *= self.size
+        elif kind != "all_reduce":
+            if array.shape[:1] == () or array.shape[0] % self.size:
+                raise UsageError(
+                    f"{kind} cannot cut the first axis of shape {array.shape} into {self.size} parts"
+                )
+            if kind == "reduce_scatter":
+                size //= self.size
+        if out is None:
+            return self._new_result(kind, array)
+        if dtype_code(out) != code:
+            raise UsageError(f"out has dtype {out.dtype}, array has {array.dtype}")
+        if out.size != size:
+            raise UsageError(f"out has {out.size} elements, the result of {kind} has {size}")
+        return out
+
+    def _new_result(self, kind: Kind, array: Array) -> Array:
+        shape = array.shape
+        if kind == "all_gather":
+            shape = (self.size * shape[0], *shape[1:]) if shape else (self.size,)
+        elif kind == "reduce_scatter":
+            shape = (shape[0] // self.size, *shape[1:])
+        return np.empty(shape, array.dtype)
+
+    def _need_handle(self) -> Any:
+        if self._handle is None:
+            raise UsageError(f"{self!r} is closed")
+        return self._handle
+
+    def _cancel(self, tag: Any) -> None:
+        with self._lock:
+            if self._handle is not None:
+                check(lib.rdt_group_cancel(self._handle, tag))
+
+    def _forget(self) -> None:
+        """After fork: everything belongs to the parent process."""
+        self._lock = threading.Lock()
+        self._handle, self._slots = None, {}
+        for operation in self._pending:
+            ffi.gc(operation._handle, None)
+
+
+# A call's handle and its arguments, and what calls have in common that use the same again.
+_Slot = tuple[Any, Any]
+_Key = tuple[str, "np.dtype[Any]", str, str, int]
+
+_group_run = lib.rdt_python_run
+_NOTHING = np.empty(0, np.uint8)
+_LONGEST_END = 10.0  # seconds that calls of other threads have after they were cancelled
