@@ -12,7 +12,7 @@ from . import _buffers
 from ._buffers import Array
 from ._ffi import ffi, lib
 from ._wait import milliseconds
-from .errors import UsageError, _text, error_from
+from .errors import RdmaError, UsageError, _text, error_from
 
 BYTES = ffi.typeof("char[]")
 # The upper half of tags: of those that users give, and of started operations without one.
@@ -81,7 +81,7 @@ def dtype_code(array: Array) -> int:
 
 
 def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any:
-    """The arguments of an operation, but for what _fill sets."""
+    """The arguments of an operation, but for arrays, their size and the tag."""
     call = ffi.new("rdt_collective *")
     call.struct_size = ffi.sizeof("rdt_collective")
     call.kind = number("kind", kind, KINDS)
@@ -144,11 +144,13 @@ def _keep_interrupt(_kind: Any, error: BaseException, _traceback: Any) -> None:
 ffi.def_extern("rdt_python_interrupted", error=1, onerror=_keep_interrupt)(_interrupted)
 
 
+def operation_error(status: int) -> RdmaError:
+    """As error_from. PROTOCOL, among devices a failed connection, is of members that disagree."""
+    error = error_from(status)
+    return UsageError(str(error), error.status) if error.status == "PROTOCOL" else error
+
+
 def failure(status: int) -> BaseException:
     """The exception for a status that a call of this thread just returned."""
     interrupt = _interrupts.pop(threading.get_ident(), None)
-    if interrupt is not None:
-        return interrupt
-    error = error_from(status)
-    # Between devices PROTOCOL says that there is no connection; here members called different things.
-    return UsageError(str(error), error.status) if error.status == "PROTOCOL" else error
+    return interrupt or operation_error(status)

@@ -31,7 +31,7 @@ class Unsupported(RdmaError):
 
 
 class Cancelled(RdmaError):
-    """The operation was pending when this side closed the channel."""
+    """The operation was cancelled, or pending when this side closed the channel."""
 
 
 class DeviceError(RdmaError):

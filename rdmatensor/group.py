@@ -24,6 +24,7 @@ from ._collective import (
     join_options,
     new_call,
     number,
+    operation_error,
     unusable,
 )
 from ._ffi import ffi, lib
@@ -67,6 +68,7 @@ class Operation(Transfer):
     """
 
     __slots__ = ("_group", "_tag", "result")
+    _failure = staticmethod(operation_error)
 
     def __init__(self, group: Group, handle: Any, keep: Any, tag: Any, result: Array) -> None:
         super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep)
@@ -242,7 +244,8 @@ class Group:
         call.timeout_ms = milliseconds(timeout)
         transfer = ffi.new("rdt_transfer **")
         with self._lock:
-            self._started += tag is None
+            if tag is None:
+                self._started += 1
             call.tag = (self._started, TAG_STARTED) if tag is None else checked_tag(tag)
             status = lib.rdt_group_submit(self._need_handle(), call, transfer)
             if status < 0:
@@ -428,4 +431,4 @@ _Key = tuple[str, "np.dtype[Any]", str, str, int]
 
 _group_run = lib.rdt_python_run
 _NOTHING = np.empty(0, np.uint8)
-_LONGEST_END = 10.0  # seconds that calls of other threads have after they were cancelled
+_LONGEST_END = 5.0  # seconds that calls of other threads have after they were cancelled

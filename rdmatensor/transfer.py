@@ -21,6 +21,7 @@ class Transfer:
     """
 
     __slots__ = ("_error", "_handle", "_keep", "_status")
+    _failure = staticmethod(error_from)
 
     def __init__(self, handle: Any, keep: Any) -> None:
         self._handle = handle
@@ -76,7 +77,7 @@ class Transfer:
         if status == IN_PROGRESS or (status == DEADLINE and _poll(self._handle, 0) == IN_PROGRESS):
             return False
         if status < 0:
-            self._error = error_from(status)
+            self._error = self._failure(status)
         self._status = status
         self._keep = None
         return True

@@ -56,7 +56,8 @@
          "Groups: messages up to this many bytes travel inside the notification; the smallest "    \
          "value of all members.")                                                                  \
   NUMBER(GROUP_CHUNK_BYTES, 0, 0, 1024 * RDT_MIB,                                                  \
-         "Groups: bytes of the pieces that long messages are cut into; 0 leaves them whole.")      \
+         "Groups: bytes of the pieces that long messages are cut into; 0 leaves them whole "       \
+         "between members that share memory, and cuts at 512 KB otherwise.")                       \
   NUMBER(GROUP_SPIN_US, 1000, 0, 1000000,                                                          \
          "Groups: microseconds a thread polls for messages of its operation before it sleeps.")    \
   NUMBER(INLINE_BYTES, 16 * RDT_KIB, 0, RDT_MIB,                                                   \

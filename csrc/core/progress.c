@@ -313,7 +313,7 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
     epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control, NULL);
   }
   /* What the peer completed before it left is still good. */
-  while (advance_channel(channel, true) >= POLL_BUDGET) continue;
+  while (poll_endpoint(channel, POLL_BUDGET) >= POLL_BUDGET) continue;
   rdt_fail(RDT_ERR_CONNECTION_LOST, goodbye ? "%s closed the channel" : "%s closed the connection",
            channel->peer_name);
   take_down(channel, RDT_ERR_CONNECTION_LOST, goodbye ? RDT_LOG_DEBUG : RDT_LOG_WARN);

@@ -340,6 +340,8 @@ def test_members_disagree(pair: Team) -> None:
         outcomes = pair.get(f"failure(lambda: {call})")
         assert [kind for kind, _ in outcomes] == ["UsageError"] * 2, (call, outcomes)
         pair.run("check(group, 'all_reduce', 'int32', 1000, 'new', False)")
+    outcomes = pair.get("failure(lambda: group.start('all_reduce', np.zeros(4 + rank)).wait(20))")
+    assert [kind for kind, _ in outcomes] == ["UsageError"] * 2, outcomes
 
 
 # ---- joining ---------------------------------------------------------------------------------------
@@ -565,6 +567,23 @@ def test_waiting_uses_no_cpu(pair: Team) -> None:
 
 
 # ---- the end ---------------------------------------------------------------------------------------
+
+
+def test_members_may_leave_after_their_last_operation(team: Any) -> None:
+    """What they sent for it still counts, also when their devices are closed at once."""
+    members = team(3)
+    for _ in range(8):
+        root = members.peers[0].get("(own := rdmatensor.Device()).address")
+        for peer in members.peers[1:]:
+            peer.run("own = rdmatensor.Device()")
+        members.run(
+            """
+            with own, rdmatensor.Group(own, rank, size, address, timeout=20) as each:
+                for count in (10, 1000, 10, 10):
+                    assert (each.all_reduce(np.ones(count, "int32")) == size).all()
+            """,
+            address=root,
+        )
 
 
 def test_closed_group(pair: Team) -> None:

@@ -1,137 +1,297 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Groups whose members are devices of this process, each with a thread of its own, so that sanitizers see all
- * ends.
+ * Collective operations: every kind, by every algorithm and way in which messages travel, many at a time.
  */
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <string.h>
-#include <unistd.h>
+#include "group_members.h"
 
-#include "core/clock.h"
-#include "unit.h"
+/* ---- one operation at all members ------------------------------------------------------------------ */
 
-#define MEMBERS 4
+typedef enum { PLAIN, REGISTERED } memory_kind;
 
 typedef struct {
-  rdt_device *device;
-  rdt_group *group;
-  uint32_t rank, size;
-  const char *root, *name;
-  rdt_status status;
-  int timeout_ms;
-} member;
+  int32_t *numbers;
+  rdt_region *region;
+} buffer;
 
-static void *create(void *argument) {
-  member *m = argument;
-  rdt_group_options options = {.struct_size = sizeof(options),
-                               .name = m->name,
-                               .rank = m->rank,
-                               .size = m->size,
-                               .root = m->root,
-                               .timeout_ms = m->timeout_ms};
-  m->status = rdt_group_create(m->device, &options, &m->group);
-  if (m->status != RDT_OK) fprintf(stderr, "# rank %u: %s\n", m->rank, rdt_last_error());
-  return NULL;
+static buffer buffer_new(rdt_device *device, uint64_t count, memory_kind kind) {
+  buffer b = {0};
+  if (kind == PLAIN) {
+    b.numbers = malloc(count * sizeof(int32_t) + 1);
+  } else {
+    rdt_region_info info;
+    EXPECT_STATUS(RDT_OK, rdt_region_alloc(device, count * sizeof(int32_t) + 1,
+                                           RDT_ACCESS_READ | RDT_ACCESS_WRITE, NULL, &b.region));
+    rdt_region_get_info(b.region, &info);
+    b.numbers = info.address;
+  }
+  return b;
 }
 
-static void join_all(member *members, uint32_t size, const char *name) {
-  pthread_t threads[MEMBERS];
-  for (uint32_t i = 0; i < size; i++) {
-    member *m = &members[i];
-    m->rank = i;
-    m->size = size;
-    m->name = name;
-    m->root = rdt_device_address(members[0].device);
-    m->timeout_ms = 20000;
-    pthread_create(&threads[i], NULL, create, m);
-  }
-  for (uint32_t i = 0; i < size; i++) {
-    pthread_join(threads[i], NULL);
-    EXPECT_STATUS(RDT_OK, members[i].status);
-  }
+static void buffer_free(buffer *b) {
+  if (!b->region) free(b->numbers);
+  rdt_region_close(b->region);
 }
 
-static void open_all(member *members, uint32_t size, const char *name) {
-  for (uint32_t i = 0; i < size; i++) {
-    memset(&members[i], 0, sizeof(members[i]));
-    EXPECT_STATUS(RDT_OK, rdt_device_open(NULL, &members[i].device));
-  }
-  join_all(members, size, name);
+static int32_t input_at(uint32_t rank, uint64_t index) {
+  return (int32_t)((index * 7 + rank * 1000003) % 100000);
 }
 
-static void close_all(member *members, uint32_t size) {
-  for (uint32_t i = 0; i < size; i++) rdt_group_close(members[i].group);
-  for (uint32_t i = 0; i < size; i++) rdt_device_close(members[i].device);
+static int32_t sum_at(uint32_t size, uint64_t index) {
+  int32_t sum = 0;
+  for (uint32_t i = 0; i < size; i++) sum += input_at(i, index);
+  return sum;
 }
 
 typedef struct {
-  member *member;
-  rdt_collective call;
-  rdt_status status;
-} task;
+  rdt_collective_kind kind;
+  rdt_algorithm algorithm;
+  uint64_t count; /* of the input */
+  bool in_place;
+  memory_kind memory;
+} trial;
 
-static void *run_task(void *argument) {
-  task *t = argument;
-  t->status = rdt_group_run(t->member->group, &t->call);
-  if (t->status != RDT_OK) fprintf(stderr, "# rank %u: %s\n", t->member->rank, rdt_last_error());
-  return NULL;
+static uint64_t output_count(const trial *t, uint32_t size) {
+  if (t->kind == RDT_ALL_GATHER) return t->count * size;
+  return t->kind == RDT_REDUCE_SCATTER ? t->count / size : t->count;
 }
 
-static void run_all(task *tasks, uint32_t size) {
-  pthread_t threads[MEMBERS];
-  for (uint32_t i = 0; i < size; i++) pthread_create(&threads[i], NULL, run_task, &tasks[i]);
-  for (uint32_t i = 0; i < size; i++) pthread_join(threads[i], NULL);
+static int32_t expected(const trial *t, uint32_t rank, uint32_t size, uint64_t index) {
+  uint64_t part = t->count / size;
+  switch (t->kind) {
+    case RDT_ALL_REDUCE:
+      return sum_at(size, index);
+    case RDT_REDUCE_SCATTER:
+      return sum_at(size, rank * part + index);
+    case RDT_ALL_GATHER:
+      return input_at((uint32_t)(index / t->count), index % t->count);
+    case RDT_BROADCAST:
+      return input_at(size - 1, index);
+    default: /* RDT_ALL_TO_ALL */
+      return input_at((uint32_t)(index / part), rank * part + index % part);
+  }
 }
 
-static void test_all_reduce(uint32_t size, uint64_t count, rdt_algorithm algorithm, bool in_place,
-                            member *members) {
+static void check_trial(member *members, uint32_t size, const trial *t) {
   task tasks[MEMBERS];
-  float *inputs[MEMBERS], *outputs[MEMBERS];
+  buffer inputs[MEMBERS], outputs[MEMBERS];
+  uint64_t results = output_count(t, size);
   for (uint32_t i = 0; i < size; i++) {
-    inputs[i] = malloc(count * sizeof(float) + 1);
-    outputs[i] = in_place ? inputs[i] : malloc(count * sizeof(float) + 1);
-    for (uint64_t j = 0; j < count; j++) inputs[i][j] = (float)((j + i) % 100);
-    tasks[i] = (task){.member = &members[i],
-                      .call = {.struct_size = sizeof(rdt_collective),
-                               .kind = RDT_ALL_REDUCE,
-                               .dtype = RDT_FLOAT32,
-                               .reduction = RDT_SUM,
-                               .algorithm = algorithm,
-                               .input = inputs[i],
-                               .output = outputs[i],
-                               .count = count,
-                               .timeout_ms = 20000}};
+    outputs[i] = buffer_new(members[i].device, results > t->count ? results : t->count, t->memory);
+    inputs[i] = t->in_place ? outputs[i] : buffer_new(members[i].device, t->count, t->memory);
+    int32_t *input = inputs[i].numbers;
+    if (t->in_place && t->kind == RDT_ALL_GATHER) input += i * t->count;
+    for (uint64_t j = 0; j < t->count; j++) input[j] = input_at(i, j);
+    tasks[i].member = &members[i];
+    tasks[i].call = (rdt_collective){.struct_size = sizeof(rdt_collective),
+                                     .kind = t->kind,
+                                     .dtype = RDT_INT32,
+                                     .reduction = RDT_SUM,
+                                     .algorithm = t->algorithm,
+                                     .root = size - 1,
+                                     .input = input,
+                                     .output = outputs[i].numbers,
+                                     .count = t->count,
+                                     .timeout_ms = 60000};
   }
-  run_all(tasks, size);
+  run_tasks(tasks, size);
   for (uint32_t i = 0; i < size; i++) {
+    if (tasks[i].status != RDT_OK) fprintf(stderr, "rank %u: %s\n", i, tasks[i].error);
     EXPECT_STATUS(RDT_OK, tasks[i].status);
-    for (uint64_t j = 0; j < count; j++) {
-      float sum = 0;
-      for (uint32_t k = 0; k < size; k++) sum += (float)((j + k) % 100);
-      EXPECT(outputs[i][j] == sum);
+    for (uint64_t j = 0; j < results; j++)
+      if (outputs[i].numbers[j] != expected(t, i, size, j)) {
+        fprintf(stderr, "kind %d, algorithm %d, %llu elements, in place %d: element %llu at %u\n",
+                t->kind, t->algorithm, (unsigned long long)t->count, t->in_place,
+                (unsigned long long)j, i);
+        EXPECT(outputs[i].numbers[j] == expected(t, i, size, j));
+      }
+    if (!t->in_place) buffer_free(&inputs[i]);
+    buffer_free(&outputs[i]);
+  }
+}
+
+/* Counts for each way: inside the notification, in one piece, in several. */
+static void check_kinds(member *members, uint32_t size, memory_kind memory, rdt_algorithm last) {
+  const uint64_t counts[] = {0, 1, 7, 1000, 20000, 150000};
+  for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
+    for (int kind = RDT_ALL_REDUCE; kind < RDT_BARRIER; kind++)
+      for (int algorithm = 0; algorithm <= (int)last; algorithm++)
+        for (int in_place = 0; in_place < 2; in_place++) {
+          if (counts[c] >= 20000 && (in_place ^ algorithm ^ kind) & 1) continue;
+          bool parts = kind == RDT_REDUCE_SCATTER || kind == RDT_ALL_TO_ALL;
+          trial t = {(rdt_collective_kind)kind, (rdt_algorithm)algorithm,
+                     parts ? counts[c] / size * size : counts[c], in_place, memory};
+          check_trial(members, size, &t);
+        }
+}
+
+static void test_kinds(void) {
+  member members[MEMBERS];
+  for (uint32_t size = 1; size <= MEMBERS; size++) {
+    open_group(members, size, "kinds");
+    check_kinds(members, size, size % 2 ? PLAIN : REGISTERED, RDT_ALGORITHM_HIERARCHICAL);
+    close_group(members, size);
+  }
+}
+
+static void test_copies(void) {
+  member members[2];
+  rdt_group_info info;
+  open_group(members, 2, "copies");
+  trial t = {RDT_ALL_REDUCE, RDT_ALGORITHM_DIRECT, 400000, false, REGISTERED};
+  check_trial(members, 2, &t);
+  EXPECT_STATUS(RDT_OK, rdt_group_get_info(members[1].group, &info));
+  EXPECT(info.copies == 0);
+  EXPECT(info.operations[RDT_ALGORITHM_DIRECT] == 1);
+  EXPECT(info.bytes[RDT_ALGORITHM_DIRECT] == 400000 * sizeof(int32_t));
+  EXPECT(info.rank == 1 && info.size == 2 && info.hosts == 1 && info.latency_ns[0] > 0 &&
+         info.byte_ns[0] > 0 && info.byte_ns[1] == 0 && info.reduce_byte_ns > 0);
+  t.memory = PLAIN;
+  check_trial(members, 2, &t);
+  EXPECT_STATUS(RDT_OK, rdt_group_get_info(members[1].group, &info));
+  EXPECT(info.copies == 400000 * sizeof(int32_t));
+  close_group(members, 2);
+}
+
+/* Messages are written into the receiver's memory, as over verbs. */
+static void test_pushed(void) {
+  member members[MEMBERS];
+  for (uint32_t size = 2; size <= 3; size++) {
+    rdt_config_set("GROUP_CHUNK_BYTES", size == 2 ? "0" : "100000");
+    open_group(members, size, "pushed");
+    forbid_mapping(members, size);
+    check_kinds(members, size, PLAIN, RDT_ALGORITHM_DIRECT);
+    check_kinds(members, size, REGISTERED, RDT_ALGORITHM_DIRECT);
+    close_group(members, size);
+  }
+  rdt_config_set("GROUP_CHUNK_BYTES", "0");
+}
+
+/* Nothing travels in notifications, and those are short. */
+static void test_small_rings(void) {
+  member members[MEMBERS];
+  rdt_config_set("RING_BYTES", "4096");
+  open_group(members, 3, "small rings");
+  check_kinds(members, 3, PLAIN, RDT_ALGORITHM_FLAT);
+  close_group(members, 3);
+  rdt_config_set("GROUP_EAGER_BYTES", "0");
+  open_group(members, 3, "no eager messages");
+  check_kinds(members, 3, REGISTERED, RDT_ALGORITHM_FLAT);
+  forbid_mapping(members, 3);
+  check_kinds(members, 3, PLAIN, RDT_ALGORITHM_FLAT);
+  close_group(members, 3);
+  rdt_config_set("GROUP_EAGER_BYTES", "16K");
+  rdt_config_set("RING_BYTES", "4M");
+}
+
+/* ---- many at a time ---------------------------------------------------------------------------------- */
+
+#define MANY 600
+
+static uint32_t order_of(uint32_t rank, uint32_t i) {
+  return rank % 2 ? MANY - 1 - i : (i * 7 + rank) % MANY; /* 7 and MANY have no common divisor */
+}
+
+typedef struct {
+  atomic_int done, failed;
+} tally;
+
+static void count_done(void *context, rdt_status status) {
+  tally *t = context;
+  if (status != RDT_OK) {
+    fprintf(stderr, "%s: %s\n", rdt_status_name(status), rdt_last_error());
+    atomic_fetch_add(&t->failed, 1);
+  }
+  atomic_fetch_add(&t->done, 1);
+}
+
+/* Far more than there is credit for, short and long ones, in a different order at each member. */
+static void check_many(member *members, uint32_t size, uint64_t longest) {
+  static int32_t *numbers[MEMBERS][MANY];
+  tally tallies[MEMBERS] = {0};
+  for (uint32_t i = 0; i < size; i++)
+    for (uint32_t k = 0; k < MANY; k++) {
+      uint32_t which = order_of(i, k);
+      uint64_t count = which % 50 ? 1 + which * 4 : longest;
+      int32_t *mine = numbers[i][which] = malloc(count * sizeof(int32_t));
+      for (uint64_t j = 0; j < count; j++) mine[j] = (int32_t)(j + which + i);
+      rdt_collective call = sum_call(which + 1, mine, count);
+      EXPECT_STATUS(RDT_IN_PROGRESS,
+                    rdt_group_start(members[i].group, &call, count_done, &tallies[i]));
+    }
+  for (uint32_t i = 0; i < size; i++) {
+    EXPECT(comes_true(&tallies[i].done, MANY));
+    EXPECT(atomic_load(&tallies[i].failed) == 0);
+    for (uint32_t which = 0; which < MANY; which++) {
+      uint64_t count = which % 50 ? 1 + which * 4 : longest;
+      for (uint64_t j = 0; j < count; j++)
+        EXPECT(numbers[i][which][j] == (int32_t)(size * (j + which) + size * (size - 1) / 2));
+      free(numbers[i][which]);
     }
   }
-  for (uint32_t i = 0; i < size; i++) {
-    free(inputs[i]);
-    if (!in_place) free(outputs[i]);
+}
+
+static void test_many(void) {
+  member members[MEMBERS];
+  open_group(members, 3, "many");
+  check_many(members, 3, 100000);
+  forbid_mapping(members, 3);
+  check_many(members, 3, 100000);
+  close_group(members, 3);
+}
+
+/* Threads of one member run operations of their own at the same time, between started ones. */
+static void test_threads(void) {
+  enum { THREADS = 6, ROUNDS = 30 };
+  member members[MEMBERS];
+  task tasks[3 * THREADS];
+  static int32_t numbers[3 * THREADS][5000];
+  open_group(members, 3, "threads");
+  for (uint64_t round = 0; round < ROUNDS; round++) {
+    for (uint32_t i = 0; i < 3 * THREADS; i++) {
+      uint64_t which = i / 3;
+      for (uint64_t j = 0; j < 5000; j++) numbers[i][j] = (int32_t)(j + which);
+      tasks[i].member = &members[i % 3];
+      tasks[i].call = which == 0 ? barrier_call(round + 1)
+                                 : sum_call(round * THREADS + which, numbers[i], 900 * which);
+    }
+    run_tasks(tasks, 3 * THREADS);
+    for (uint32_t i = 0; i < 3 * THREADS; i++) {
+      uint64_t which = i / 3;
+      EXPECT_STATUS(RDT_OK, tasks[i].status);
+      for (uint64_t j = 0; j < 900 * which; j++) EXPECT(numbers[i][j] == 3 * (int32_t)(j + which));
+    }
   }
+  close_group(members, 3);
+}
+
+/* Calls without tags are matched by their number; groups of the same devices share channels. */
+static void test_two_groups(void) {
+  member members[MEMBERS], others[MEMBERS];
+  open_group(members, 3, "one");
+  for (uint32_t i = 0; i < 3; i++) others[i] = members[(i + 1) % 3];
+  prepare(others, 3, "other");
+  create_groups(others, 3);
+  for (uint32_t i = 0; i < 3; i++) EXPECT_STATUS(RDT_OK, others[i].status);
+  trial t = {RDT_ALL_REDUCE, RDT_ALGORITHM_AUTO, 1000, false, PLAIN};
+  for (int round = 0; round < 20; round++) {
+    check_trial(members, 3, &t);
+    check_trial(others, 3, &t);
+  }
+  rdt_stats stats;
+  EXPECT_STATUS(RDT_OK, rdt_device_stats(members[0].device, &stats));
+  EXPECT(stats.channels_opened == 2);
+  for (uint32_t i = 0; i < 3; i++) rdt_group_close(others[i].group);
+  check_trial(members, 3, &t);
+  close_group(members, 3);
 }
 
 int main(void) {
-  member members[MEMBERS];
-  for (uint32_t size = 1; size <= MEMBERS; size++) {
-    open_all(members, size, "first");
-    const uint64_t counts[] = {0, 1, 3, 1000, 5000, 100000, 1000001};
-    for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
-      for (int algorithm = 0; algorithm < RDT_ALGORITHM_COUNT; algorithm++)
-        for (int in_place = 0; in_place < 2; in_place++) {
-          fprintf(stderr, "# %u members, %llu, algorithm %d, %d\n", size,
-                  (unsigned long long)counts[c], algorithm, in_place);
-          test_all_reduce(size, counts[c], (rdt_algorithm)algorithm, in_place, members);
-        }
-    close_all(members, size);
-  }
+  test_kinds();
+  test_copies();
+  test_pushed();
+  test_small_rings();
+  test_many();
+  test_threads();
+  test_two_groups();
   return 0;
 }

@@ -40,10 +40,22 @@ static setting make_setting(uint32_t size, uint32_t members) {
   return s;
 }
 
+/* Numbers hosts in the order in which they appear. */
+static void number_hosts(setting *s) {
+  uint32_t numbers[MEMBERS_MOST], known = 0;
+  for (uint32_t rank = 0; rank < s->size; rank++) {
+    uint32_t host = 0;
+    while (host < known && numbers[host] != s->hosts[rank]) host++;
+    if (host == known) numbers[known++] = s->hosts[rank];
+    s->hosts[rank] = host;
+  }
+}
+
 static setting random_setting(void) {
   setting s = make_setting(1 + (uint32_t)(next_random() % MEMBERS_MOST), 1);
   const uint32_t hosts = 1 + (uint32_t)(next_random() % 9);
   for (uint32_t rank = 0; rank < s.size; rank++) s.hosts[rank] = (uint32_t)(next_random() % hosts);
+  number_hosts(&s);
   s.costs = (rdt_costs){{between(100, 5000), between(1000, 50000)},
                         {between(0.02, 0.5), between(0.02, 2)},
                         between(0.02, 0.5)};

@@ -219,7 +219,7 @@ static void test_every_half(rdt_dtype dtype) {
 
 /* Large results, which take another way to memory, are those of many small calls. */
 static void test_large(void) {
-  const size_t size = (4u << 20) + 4 * 777, count = size / 4;
+  const size_t size = (5u << 20) + 4 * 777, count = size / 4;
   char *left = malloc(size), *right = malloc(size), *to = malloc(size + 16), *other = malloc(size);
   EXPECT(left != NULL && right != NULL && to != NULL && other != NULL);
   for (size_t i = 0; i < size; i++) {

@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 
 /* Each further message of a round, as a share of the latency of the first. */
 #define FURTHER_MESSAGE 0.3
@@ -33,16 +34,15 @@ static double greater(double a, double b) { return a > b ? a : b; }
 
 static layout lay_out(uint32_t size, const uint32_t *hosts) {
   layout found = {.size = size, .least = size};
+  uint16_t members[RDT_COSTS_MEMBERS];
+  memset(members, 0, size * sizeof *members);
   for (uint32_t rank = 0; rank < size; rank++) {
-    uint32_t before = 0, members = 0;
-    for (uint32_t other = 0; other < size; other++) {
-      before += other < rank && hosts[other] == hosts[rank];
-      members += hosts[other] == hosts[rank];
-    }
-    if (before > 0) continue;
-    found.hosts++;
-    if (members < found.least) found.least = members;
-    if (members > found.most) found.most = members;
+    if (hosts[rank] >= found.hosts) found.hosts = hosts[rank] + 1;
+    members[hosts[rank]]++;
+  }
+  for (uint32_t host = 0; host < found.hosts; host++) {
+    if (members[host] < found.least) found.least = members[host];
+    if (members[host] > found.most) found.most = members[host];
   }
   return found;
 }

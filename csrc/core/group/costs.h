@@ -21,12 +21,14 @@ typedef struct rdt_costs {
   double reduce_byte_ns;
 } rdt_costs;
 
-/* Expected nanoseconds of an operation of `bytes` (of input) over `size` >= 1 members on `hosts` (as in
- * rdt_schedule_request); a very large number where the algorithm has nothing of its own for that kind,
+#define RDT_COSTS_MEMBERS 1024u
+
+/* Expected nanoseconds of an operation of `bytes` (of input) over `size` (1..RDT_COSTS_MEMBERS) members on
+ * `hosts` (as in rdt_schedule_request, numbered 0, 1, ... in the order in which they first appear); a very large number where the algorithm has nothing of its own for that kind,
  * or does what another one does. For comparing algorithms: an alpha-beta-gamma model (Thakur et al.). */
 double rdt_costs_predict(const rdt_costs *costs, rdt_collective_kind kind, rdt_algorithm algorithm,
                          uint64_t bytes, uint32_t size, const uint32_t *hosts);
-/* The cheapest; RDT_ALGORITHM_FLAT for kinds that have no other. Takes size^2 steps: keep the result. */
+/* The cheapest; RDT_ALGORITHM_FLAT for kinds that have no other. */
 rdt_algorithm rdt_costs_choose(const rdt_costs *costs, rdt_collective_kind kind, uint64_t bytes,
                                uint32_t size, const uint32_t *hosts);
 

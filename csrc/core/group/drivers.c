@@ -12,7 +12,7 @@
 #include "core/status.h"
 
 #define TICK_MS 50  /* how often deadlines of operations are looked at that nobody waits for */
-#define LOOKS 64    /* at the links between looks at the clock */
+#define LOOKS 64    /* at links between looks at the clock */
 #define YIELD_US 5  /* of waiting, after which others that need this core get it */
 #define SLEEP_MS 20 /* at most, so that deadlines are seen */
 #define ASK_MS 100  /* how often a waiting caller is asked whether to go on */
@@ -135,6 +135,7 @@ static void drive(rdt_operation *operation) {
   atomic_fetch_sub(&group->groups->async, 1);
   rdt_operation_retire(operation);
   done(context, status);
+  rdt_operation_over(group);
   rdt_group_unref(group);
 }
 
@@ -246,7 +247,7 @@ static bool look(rdt_operation *operation) {
 static bool spin(rdt_operation *operation) {
   int64_t limit = (int64_t)rdt_config_number(RDT_CONFIG_GROUP_SPIN_US), start = 0;
   for (;;) {
-    for (int i = 0; i < LOOKS; i++)
+    for (uint32_t i = 0; i < LOOKS; i += operation->group->size)
       if (look(operation)) return true;
     int64_t now = rdt_now_us();
     if (!start) start = now;
@@ -305,5 +306,6 @@ rdt_status rdt_group_run(rdt_group *group, const rdt_collective *call) {
   if (!rdt_operation_advance(operation)) wait_for_end(operation, call);
   status = conclude(operation);
   rdt_operation_retire(operation);
+  rdt_operation_over(group);
   return status;
 }

@@ -15,8 +15,8 @@
 #include "core/group/group.h"
 #include "core/status.h"
 
-#define GRACE_MS \
-  1000 /* for a member's answer to an ABORT before its channel is closed, and after that */
+/* Of the deadline: for a member's answer to an ABORT, before its channel is closed. */
+#define GRACE_PART 3
 
 /* ---- failing --------------------------------------------------------------------------------------- */
 
@@ -222,7 +222,7 @@ static bool is_gone(const rdt_link *link) {
   return atomic_load(&link->down) || atomic_load(&link->left);
 }
 
-/* Members that are gone matter only to those who still need them. */
+/* Members that are gone matter only to those who still need them, and have taken all that they sent. */
 static void check_links(rdt_operation *operation) {
   const rdt_group *group = operation->group;
   for (uint32_t i = 0; i < operation->program->count; i++) {
@@ -230,6 +230,7 @@ static void check_links(rdt_operation *operation) {
     if (operation->steps[i].done || step->kind == RDT_STEP_COPY ||
         step->kind == RDT_STEP_ACCUMULATE || !is_gone(&group->links[step->peer]))
       continue;
+    if (atomic_load(&operation->news) != operation->seen) return; /* that comes first */
     rdt_operation_fail(operation, RDT_ERR_CONNECTION_LOST, "group %s: member %u %s", group->name,
                        step->peer,
                        atomic_load(&group->links[step->peer].left) ? "closed the group"
@@ -282,11 +283,11 @@ static void close_silent(rdt_operation *operation) {
 
 /* True when nobody touches the buffers any more. */
 static bool end_failed(rdt_operation *operation) {
-  int64_t now = rdt_now_ms();
+  int64_t now = rdt_now_ms(), limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   if (!operation->aborting) {
     if (operation->posted > 0) return false; /* their memory is still written to */
     operation->aborting = true;
-    operation->grace = now + GRACE_MS;
+    operation->grace = now + limit / GRACE_PART;
     send_aborts(operation);
   }
   if (!anybody_holds(operation)) return true;
@@ -295,7 +296,7 @@ static bool end_failed(rdt_operation *operation) {
    * either, and what it reads after its own deadline does not count. */
   if (operation->closing) return true;
   operation->closing = true;
-  operation->grace = now + (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
+  operation->grace = now + limit;
   close_silent(operation);
   return false;
 }

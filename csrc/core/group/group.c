@@ -117,7 +117,10 @@ static void take_abort(rdt_group *group, rdt_part *part) {
   } else {
     char why[128];
     snprintf(why, sizeof(why), "member %u failed: %.*s", head->from, (int)part->size, text);
-    if (operation) mark_aborted(operation, (rdt_status)head->status, why, strlen(why));
+    if (operation) {
+      mark_aborted(operation, (rdt_status)head->status, why, strlen(why));
+      operation->answered[head->from] = 1;
+    }
     answer = head->number == 0;
   }
   pthread_mutex_unlock(&group->lock);

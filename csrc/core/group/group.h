@@ -130,6 +130,8 @@ typedef struct rdt_operation {
   pthread_cond_t wakes;
   rdt_status aborted; /* before it started, or by rdt_group_cancel */
   char abort_text[200];
+  uint8_t *
+      answered; /* for each member: it failed, and touches nothing of ours; once started, the driver's */
 
   /* Under groups->ready_lock. */
   struct rdt_operation *next_ready;
@@ -156,7 +158,6 @@ typedef struct rdt_operation {
   rdt_status status; /* RDT_IN_PROGRESS; RDT_OK; why it failed */
   char text[256];
   bool aborting, closing;
-  uint8_t *answered; /* for each member: it has failed too, and touches nothing of ours */
   uint64_t sent, copied;
 } rdt_operation;
 
@@ -203,7 +204,7 @@ struct rdt_group {
   rdt_operation *free_operations;
   rdt_part *free_parts[2]; /* short ones, and those that hold a whole eager message */
   unsigned free_counts[2];
-  unsigned started, early; /* operations */
+  unsigned started, early; /* operations; those that started are not over */
   uint64_t finished[RDT_GROUP_FINISHED][2];
   rdt_programs programs;
   _Atomic uint64_t operations[RDT_ALGORITHM_COUNT], bytes[RDT_ALGORITHM_COUNT], copies;
@@ -311,6 +312,8 @@ rdt_status rdt_operation_start(rdt_group *group, const rdt_collective *call, rdt
                                void *context, rdt_operation **operation);
 /* Takes an ended operation out of the table and back. */
 void rdt_operation_retire(rdt_operation *operation);
+/* And says so, when nothing is left to do for it: closing the group waits for that. */
+void rdt_operation_over(rdt_group *group);
 bool rdt_tag_finished(const rdt_group *group, const uint64_t tag[2]);
 void rdt_operation_free(rdt_operation *operation);
 void rdt_operation_drop_parts(rdt_group *group, rdt_part *parts);

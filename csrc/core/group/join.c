@@ -16,6 +16,7 @@
 
 #define AGAIN_MS 500   /* between two JOINs: rank 0 forgets those of groups it does not know yet */
 #define TABLE_PART 600 /* bytes after which a part of the table is sent */
+#define FAR_CHUNK (512u * 1024) /* lets transfers go on while others are reduced */
 #define BYTE_ORDER_MARK 0x01020304u
 
 typedef struct {
@@ -226,6 +227,7 @@ static uint32_t put_table(rdt_wire *wire, const rdt_group *group, const member *
   rdt_meeting_begin(wire, group, RDT_GROUP_TABLE);
   rdt_wire_put_u64(wire, group->id);
   rdt_wire_put_u64(wire, group->eager);
+  rdt_wire_put_u64(wire, group->chunk);
   put_costs(wire, &group->costs);
   rdt_wire_put_u32(wire, first);
   while (next < group->size && wire->at < TABLE_PART) {
@@ -252,10 +254,12 @@ static rdt_status send_table(const rdt_group *group, const member *members) {
 /* Adds a part; *known counts the members that are known. */
 static bool get_table(rdt_group *group, rdt_wire *wire, member *members, uint32_t *known) {
   uint64_t id = rdt_wire_get_u64(wire), eager = rdt_wire_get_u64(wire);
+  uint64_t chunk = rdt_wire_get_u64(wire);
   get_costs(wire, &group->costs);
   uint32_t first = rdt_wire_get_u32(wire);
   if (wire->bad || id == 0 || first != *known || eager > group->eager) return false;
   group->eager = eager;
+  group->chunk = chunk;
   while (*known < group->size && wire->at < wire->size && !wire->bad) {
     member *next = &members[*known];
     rdt_wire_get_text(wire, next->address, sizeof(next->address));
@@ -318,6 +322,12 @@ static void describe_self(const rdt_group *group, member *self) {
   self->generation = group->device->generation;
 }
 
+/* Where the receiver reads for itself, cutting up saves nothing. */
+static void choose_chunk(rdt_group *group) {
+  for (uint32_t i = 1; i < group->size; i++)
+    if (group->chunk == 0 && !group->links[i].maps) group->chunk = FAR_CHUNK;
+}
+
 static rdt_status meet_as_root(rdt_group *group, member *members, rdt_deadline deadline) {
   uint64_t *keys = calloc(group->size, sizeof(*keys));
   if (!keys) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
@@ -329,6 +339,7 @@ static rdt_status meet_as_root(rdt_group *group, member *members, rdt_deadline d
   }
   number_hosts(group, members);
   for (uint32_t i = 1; i < group->size; i++) rdt_meeting_link(group, i, members[i].channel);
+  choose_chunk(group);
   status = rdt_group_measure(group, keys, deadline);
   free(keys);
   if (status == RDT_OK) status = new_id(group);

@@ -2,16 +2,38 @@
  *
  * What messages, transfers and reductions cost here, found out by rank 0 when the group meets.
  */
-#include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
 #include "core/group/meeting.h"
 #include "core/group/reduce.h"
 #include "core/status.h"
 
-#define BATCHES 4
-#define PINGS 8      /* of a batch; the best batch counts */
-#define SLOW_US 5000 /* a transfer that takes longer is not repeated */
+#define PINGS 64
+#define READS 8
+#define BUDGET_NS 5000000 /* for each, after which no more are made; at least one always is */
 #define PING_MS 1000
+
+static double now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+}
+
+/* The shortest counts: what is longer was interrupted by something else. */
+typedef struct {
+  double start, began, best;
+} stopwatch;
+
+static void begin(stopwatch *watch) { watch->began = watch->best = 0, watch->start = now_ns(); }
+static void lap_begin(stopwatch *watch) { watch->began = now_ns(); }
+
+/* True while there is time for another lap. */
+static bool lap_end(stopwatch *watch) {
+  double now = now_ns(), took = now - watch->began;
+  if (watch->best == 0 || took < watch->best) watch->best = took;
+  return now - watch->start < BUDGET_NS;
+}
 
 static rdt_status ping(rdt_group *group, rdt_channel *channel) {
   rdt_wire wire;
@@ -29,63 +51,62 @@ static rdt_status ping(rdt_group *group, rdt_channel *channel) {
   return status;
 }
 
-/* Half of the best round trip. */
 static rdt_status measure_latency(rdt_group *group, rdt_channel *channel, double *latency_ns) {
+  stopwatch watch;
   rdt_status status = RDT_OK;
-  *latency_ns = 0;
+  bool more = true;
+  begin(&watch);
   rdt_channel_begin_polling(channel);
-  for (int batch = 0; batch < BATCHES && status == RDT_OK; batch++) {
-    int64_t start = rdt_now_us();
-    for (int i = 0; i < PINGS && status == RDT_OK; i++) status = ping(group, channel);
-    double each = (double)(rdt_now_us() - start) * 1000 / (2 * PINGS);
-    if (batch == 0 || each < *latency_ns) *latency_ns = each;
+  for (int i = 0; i < PINGS && more && status == RDT_OK; i++) {
+    lap_begin(&watch);
+    status = ping(group, channel);
+    more = lap_end(&watch);
   }
   rdt_channel_end_polling(channel);
+  *latency_ns = watch.best / 2;
   return status;
 }
 
-static rdt_status read_once(rdt_remote_region *remote, char *to, rdt_deadline deadline,
-                            int64_t *took_us) {
+static rdt_status read_once(rdt_remote_region *remote, char *to, rdt_deadline deadline) {
   rdt_op op = {.kind = RDT_OP_READ, .local = to, .size = RDT_MEASURE_BYTES, .remote = remote};
   rdt_transfer *transfer;
-  int64_t start = rdt_now_us();
   rdt_status status = rdt_channel_submit(remote->channel, &op, 1, &transfer);
-  if (status == RDT_IN_PROGRESS) {
-    status = rdt_transfer_wait(transfer, rdt_deadline_left(deadline));
-    rdt_transfer_free(transfer);
-  }
-  *took_us = rdt_now_us() - start;
+  if (status != RDT_IN_PROGRESS) return status;
+  status = rdt_transfer_wait(transfer, rdt_deadline_left(deadline));
+  rdt_transfer_free(transfer);
   return status;
 }
 
 static rdt_status measure_bytes(rdt_channel *channel, uint64_t key, char *to, rdt_deadline deadline,
                                 double *byte_ns) {
   rdt_remote_region *remote;
-  int64_t took = 0, best = INT64_MAX;
+  stopwatch watch;
+  bool more = true;
   rdt_status status = rdt_remote_region_open(channel, key, rdt_deadline_left(deadline), &remote);
   if (status != RDT_OK) return status;
-  for (int i = 0; i < 3 && status == RDT_OK; i++) {
-    status = read_once(remote, to, deadline, &took);
-    if (took < best) best = took;
-    if (took > SLOW_US) break;
+  begin(&watch);
+  for (int i = 0; i < READS && more && status == RDT_OK; i++) {
+    lap_begin(&watch);
+    status = read_once(remote, to, deadline);
+    more = lap_end(&watch);
   }
   rdt_remote_region_unref(remote);
-  *byte_ns = (double)(best > 0 ? best : 1) * 1000 / RDT_MEASURE_BYTES;
+  *byte_ns = watch.best / RDT_MEASURE_BYTES;
   return status;
 }
 
 static double measure_reduction(char *memory) {
-  uint32_t *numbers = (uint32_t *)memory;
-  size_t count = RDT_MEASURE_BYTES / 2 / sizeof(*numbers);
-  int64_t best = INT64_MAX;
-  for (size_t i = 0; i < 2 * count; i++) numbers[i] = 0; /* as floats too, and touched */
-  for (int i = 0; i < 3; i++) {
-    int64_t start = rdt_now_us();
-    rdt_reduce(RDT_FLOAT32, RDT_SUM, memory, memory, memory + RDT_MEASURE_BYTES / 2, count);
-    int64_t took = rdt_now_us() - start;
-    if (took < best) best = took;
+  size_t half = RDT_MEASURE_BYTES / 2;
+  stopwatch watch;
+  bool more = true;
+  memset(memory, 0, RDT_MEASURE_BYTES);
+  begin(&watch);
+  for (int i = 0; i < READS && more; i++) {
+    lap_begin(&watch);
+    rdt_reduce(RDT_FLOAT32, RDT_SUM, memory, memory, memory + half, half / sizeof(float));
+    more = lap_end(&watch);
   }
-  return (double)(best > 0 ? best : 1) * 1000 / ((double)RDT_MEASURE_BYTES / 2);
+  return watch.best / (double)half;
 }
 
 /* The first member inside, or outside of, this host; 0 if there is none. */

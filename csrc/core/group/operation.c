@@ -67,6 +67,7 @@ rdt_operation *rdt_operation_find(rdt_group *group, const uint64_t tag[2], bool 
   memcpy(operation->tag, tag, sizeof(operation->tag));
   operation->started = operation->ended = false;
   operation->aborted = RDT_OK;
+  memset(operation->answered, 0, group->size);
   operation->next = *bucket;
   *bucket = operation;
   group->early++;
@@ -112,10 +113,15 @@ void rdt_operation_retire(rdt_operation *operation) {
   rdt_ready_drop(operation);
   operation->next = group->free_operations;
   group->free_operations = operation;
+  pthread_mutex_unlock(&group->lock);
+  rdt_operation_drop_parts(group, parts);
+}
+
+void rdt_operation_over(rdt_group *group) {
+  pthread_mutex_lock(&group->lock);
   group->started--;
   if (group->closing) pthread_cond_broadcast(&group->changed);
   pthread_mutex_unlock(&group->lock);
-  rdt_operation_drop_parts(group, parts);
 }
 
 /* ---- checks ------------------------------------------------------------------------------------------ */
@@ -283,7 +289,6 @@ static void begin(rdt_operation *operation, const rdt_collective *call, rdt_algo
   operation->reads_loans = operation->aborting = operation->closing = false;
   operation->status = RDT_IN_PROGRESS;
   operation->sent = operation->copied = 0;
-  memset(operation->answered, 0, group->size);
 }
 
 /* Long messages would hold up the progress thread. */

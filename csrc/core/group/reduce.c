@@ -229,8 +229,7 @@ static void reduce_float16(loop_fn loop, char *to, const char *left, const char 
 
 /* From so many bytes on, results go straight to memory: they do not fit into the cache anyway, and the old
  * contents need not be read first. */
-#define STREAMED_COPY (1u << 20)
-#define STREAMED_RESULT (4u << 20)
+#define STREAMED (4u << 20)
 
 #if defined(__x86_64__)
 /* Call stream_end before telling anyone. */
@@ -278,7 +277,7 @@ static void reduce_streamed(rdt_dtype dtype, rdt_reduction reduction, char *to, 
 void rdt_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
                 const void *right, size_t count) {
   /* Where an operand is replaced, its old contents are read in any case. */
-  if (to == left || to == right || count < STREAMED_RESULT / rdt_dtype_size(dtype)) {
+  if (to == left || to == right || count < STREAMED / rdt_dtype_size(dtype)) {
     reduce(dtype, reduction, to, left, right, count);
   } else {
     reduce_streamed(dtype, reduction, to, left, right, count);
@@ -286,7 +285,7 @@ void rdt_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *
 }
 
 void rdt_copy(void *to, const void *from, size_t size) {
-  if (size < STREAMED_COPY) {
+  if (size < STREAMED) {
     memcpy(to, from, size);
     return;
   }

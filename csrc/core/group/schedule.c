@@ -64,8 +64,9 @@ void schedule_accumulate(schedule_builder *b, rdt_place from, rdt_place to, uint
 
 void schedule_copy_input(schedule_builder *b, schedule_range range) {
   if (b->request->input_is_output) return;
-  SCHEDULE_PIECES(b, range.count)
-  schedule_copy(b, schedule_input(range.at), schedule_output(range.at), range.count);
+  SCHEDULE_PIECES(b, range.count) {
+    schedule_copy(b, schedule_input(range.at), schedule_output(range.at), range.count);
+  }
 }
 
 void schedule_need_scratch(schedule_builder *b, uint64_t elements) {
@@ -100,7 +101,10 @@ static void add_host(schedule_topology *t, const rdt_schedule_request *request, 
   uint32_t end = begin;
   for (uint32_t other = rank; other < request->size; other++) {
     if (request->hosts[other] != request->hosts[rank]) continue;
-    if (other == request->root) t->origin = end;
+    if (other == request->root) {
+      t->origin_host = t->hosts;
+      t->origin = end;
+    }
     if (other == request->rank) {
       t->host = t->hosts;
       t->local = end - begin;
@@ -121,12 +125,6 @@ static rdt_status make_topology(const rdt_schedule_request *request, schedule_to
     if (first_of_host(request->hosts, rank)) add_host(t, request, rank);
   }
   return RDT_OK;
-}
-
-uint32_t schedule_host_of(const schedule_topology *topology, uint32_t position) {
-  uint32_t host = 0;
-  while (topology->starts[host + 1] <= position) host++;
-  return host;
 }
 
 /* ---- Which function lists an operation ----------------------------------------------------------- */

@@ -27,9 +27,8 @@ typedef struct schedule_topology {
   uint32_t least;       /* members on the host that has the fewest */
   uint32_t host, local; /* this member's host, and its number there */
   uint32_t position, origin; /* in `order`: of this member, of the root */
+  uint32_t origin_host;
 } schedule_topology;
-
-uint32_t schedule_host_of(const schedule_topology *topology, uint32_t position);
 
 typedef struct schedule_builder {
   const rdt_schedule_request *request;

@@ -38,14 +38,14 @@ static void send(schedule_builder *b, uint32_t peer, rdt_place from, schedule_ra
 }
 
 static void receive(schedule_builder *b, uint32_t peer, schedule_range range, uint64_t longest) {
-  SCHEDULE_PIECES(b, longest)
-  schedule_receive(b, peer, schedule_output(range.at), range.count);
+  SCHEDULE_PIECES(b, longest) { schedule_receive(b, peer, schedule_output(range.at), range.count); }
 }
 
 static void reduce(schedule_builder *b, uint32_t peer, rdt_place from, schedule_range range,
                    uint64_t longest) {
-  SCHEDULE_PIECES(b, longest)
-  schedule_reduce(b, peer, from, schedule_output(range.at), range.count);
+  SCHEDULE_PIECES(b, longest) {
+    schedule_reduce(b, peer, from, schedule_output(range.at), range.count);
+  }
 }
 
 /* Neighbours, which share a host if any do, exchange the largest halves. */
@@ -81,8 +81,7 @@ void schedule_halving_all_reduce(schedule_builder *b, schedule_range range) {
   if (m.folds) receive(b, m.partner, range, range.count);
 }
 
-/* Parts [first, first + count), modulo size, in rank order: at most two stretches of memory. `range` is a
- * whole part. */
+/* Parts [first, first + count), modulo size, in rank order: at most two stretches of memory. */
 static void list_parts(schedule_builder *b, rdt_step_kind kind, uint32_t peer, uint32_t first,
                        uint32_t count) {
   const rdt_schedule_request *q = b->request;
@@ -109,8 +108,9 @@ void schedule_halving_all_gather(schedule_builder *b, schedule_range range) {
     list_parts(b, RDT_STEP_SEND, (q->rank + q->size - have) % q->size, q->rank, count);
     list_parts(b, RDT_STEP_RECEIVE, (q->rank + have) % q->size, q->rank + have, count);
     if (b->round > 0 || q->input_is_output) continue;
-    SCHEDULE_PIECES(b, range.count)
-    schedule_copy(b, schedule_input(0), schedule_output(q->rank * q->count), range.count);
+    SCHEDULE_PIECES(b, range.count) {
+      schedule_copy(b, schedule_input(0), schedule_output(q->rank * q->count), range.count);
+    }
   }
 }
 

@@ -140,14 +140,15 @@ void schedule_hierarchical_broadcast(schedule_builder *b, schedule_range range) 
   const rdt_schedule_request *q = b->request;
   const schedule_topology *t = &b->topology;
   const bool root = q->rank == q->root;
-  const uint32_t source = schedule_host_of(t, t->origin);
+  const uint32_t source = t->origin_host;
   const schedule_range mine = led(b, range, t->local % t->least);
   const rdt_place out = schedule_output(mine.at);
   const uint64_t longest = led(b, range, 0).count;
   scatter(b, range);
   if (root) schedule_copy_input(b, range);
-  if (!root && leads(b) && t->host == source)
-    SCHEDULE_PIECES(b, longest) schedule_receive(b, q->root, out, mine.count);
+  SCHEDULE_PIECES(b, longest) {
+    if (!root && leads(b) && t->host == source) schedule_receive(b, q->root, out, mine.count);
+  }
   b->round = 1;
   SCHEDULE_PIECES(b, longest) {
     for (uint32_t h = 0; leads(b) && t->host == source && h < t->hosts; h++) {
@@ -155,8 +156,10 @@ void schedule_hierarchical_broadcast(schedule_builder *b, schedule_range range) 
         schedule_send(b, rank_at(b, h, t->local), root ? schedule_input(mine.at) : out, mine.count);
     }
   }
-  if (leads(b) && t->host != source) SCHEDULE_PIECES(b, longest)
-  schedule_receive(b, rank_at(b, source, t->local), out, mine.count);
+  SCHEDULE_PIECES(b, longest) {
+    if (leads(b) && t->host != source)
+      schedule_receive(b, rank_at(b, source, t->local), out, mine.count);
+  }
   b->round = 2;
   hand_out(b, range, q->root);
 }

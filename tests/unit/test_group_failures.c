@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What goes wrong in groups: at every member an error in time, and the group goes on where it can.
+ */
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "group_members.h"
+
+#define LONG 3000000 /* elements: such an operation takes a while, and lends memory */
+
+static int32_t *numbers_new(uint64_t count) { return calloc(count, sizeof(int32_t)); }
+
+static void check_sum(member *members, uint32_t size, uint64_t tag) {
+  task tasks[MEMBERS];
+  int32_t numbers[MEMBERS][100];
+  for (uint32_t i = 0; i < size; i++) {
+    for (int j = 0; j < 100; j++) numbers[i][j] = j;
+    tasks[i] = (task){.member = &members[i], .call = sum_call(tag, numbers[i], 100)};
+  }
+  run_tasks(tasks, size);
+  for (uint32_t i = 0; i < size; i++) {
+    if (tasks[i].status != RDT_OK) fprintf(stderr, "rank %u: %s\n", i, tasks[i].error);
+    EXPECT_STATUS(RDT_OK, tasks[i].status);
+    for (int j = 0; j < 100; j++) EXPECT(numbers[i][j] == j * (int32_t)size);
+  }
+}
+
+static bool mentions(const char *text, const char *part) {
+  if (!strstr(text, part)) fprintf(stderr, "\"%s\" does not mention \"%s\"\n", text, part);
+  return strstr(text, part) != NULL;
+}
+
+/* ---- meeting --------------------------------------------------------------------------------------- */
+
+static void close_devices(member *members, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++) rdt_device_close(members[i].device);
+}
+
+static void test_missing_members(void) {
+  member members[4];
+  open_devices(members, 4);
+  prepare(members, 4, "missing");
+  members[0].options.timeout_ms = 600;
+  create_groups(members, 2); /* ranks 2 and 3 do not come */
+  EXPECT(members[0].status == RDT_ERR_DEADLINE && mentions(members[0].error, "rank 2, 3"));
+  EXPECT(members[1].status == RDT_ERR_DEADLINE && mentions(members[1].error, "rank 2, 3"));
+  prepare(members, 4, "missing"); /* the name is free again */
+  create_groups(members, 4);
+  for (uint32_t i = 0; i < 4; i++) EXPECT_STATUS(RDT_OK, members[i].status);
+  check_sum(members, 4, 1);
+  close_group(members, 4);
+}
+
+static void test_two_of_one_rank(void) {
+  member members[3];
+  open_devices(members, 3);
+  prepare(members, 3, "twice");
+  members[2].options.rank = 1;
+  create_groups(members, 3);
+  for (uint32_t i = 0; i < 3; i++)
+    EXPECT(members[i].status == RDT_ERR_REFUSED && mentions(members[i].error, "claim rank 1"));
+  close_devices(members, 3);
+}
+
+static void test_different_sizes(void) {
+  member members[2];
+  open_devices(members, 2);
+  prepare(members, 2, "sizes");
+  members[1].options.size = 3;
+  create_groups(members, 2);
+  for (uint32_t i = 0; i < 2; i++)
+    EXPECT(members[i].status == RDT_ERR_REFUSED && mentions(members[i].error, "has 3"));
+  close_devices(members, 2);
+}
+
+/* The others are asked again until rank 0 has created the group. */
+static void test_late_root(void) {
+  member members[2];
+  pthread_t thread;
+  open_devices(members, 2);
+  prepare(members, 2, "late");
+  pthread_create(&thread, NULL, create_member, &members[1]);
+  usleep(300000);
+  create_member(&members[0]);
+  pthread_join(thread, NULL);
+  for (uint32_t i = 0; i < 2; i++) EXPECT_STATUS(RDT_OK, members[i].status);
+  check_sum(members, 2, 1);
+  member stranger;
+  open_devices(&stranger, 1);
+  stranger.options = members[1].options;
+  create_member(&stranger);
+  EXPECT(stranger.status == RDT_ERR_REFUSED && mentions(stranger.error, "complete"));
+  check_sum(members, 2, 2);
+  close_devices(&stranger, 1);
+  close_group(members, 2);
+}
+
+static void test_wrong_options(void) {
+  member m;
+  rdt_group *group;
+  open_devices(&m, 1);
+  prepare(&m, 1, "wrong");
+  rdt_group_options good = m.options, bad = good;
+  bad.rank = 1;
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_create(m.device, &bad, &group));
+  bad = good, bad.name = "";
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_create(m.device, &bad, &group));
+  bad = good, bad.struct_size--;
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_create(m.device, &bad, &group));
+  bad = good, bad.size = 2, bad.rank = 1, bad.root = NULL;
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_create(m.device, &bad, &group));
+  bad.root = "127.0.0.1:1";
+  EXPECT_STATUS(RDT_ERR_UNREACHABLE, rdt_group_create(m.device, &bad, &group));
+  EXPECT_STATUS(RDT_OK, rdt_group_create(m.device, &good, &m.group));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_create(m.device, &good, &group));
+  close_group(&m, 1);
+}
+
+/* ---- operations ------------------------------------------------------------------------------------ */
+
+static void test_wrong_calls(void) {
+  member m;
+  int32_t numbers[8] = {0};
+  open_group(&m, 1, "calls");
+  rdt_collective good = sum_call(1, numbers, 4), bad;
+#define REFUSES(change) \
+  bad = good;           \
+  change;               \
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_run(m.group, &bad))
+  REFUSES(bad.kind = 7);
+  REFUSES(bad.dtype = 13);
+  REFUSES(bad.reduction = 0);
+  REFUSES(bad.algorithm = RDT_ALGORITHM_COUNT);
+  REFUSES(bad.input = NULL);
+  REFUSES(bad.output = numbers + 1);
+  REFUSES(bad.count = UINT64_MAX);
+  REFUSES((bad.kind = RDT_BROADCAST, bad.root = 1));
+  REFUSES(bad.struct_size = 8);
+#undef REFUSES
+  EXPECT_STATUS(RDT_OK, rdt_group_run(m.group, &good));
+  close_group(&m, 1);
+}
+
+/* One member calls something else: both learn what, and go on. */
+static void test_disagreement(void) {
+  member members[2];
+  int32_t a[200] = {0}, b[200] = {0};
+  open_group(members, 2, "disagree");
+  for (uint64_t which = 0; which < 4; which++) {
+    task tasks[2] = {{.member = &members[0], .call = sum_call(which + 1, a, 100)},
+                     {.member = &members[1], .call = sum_call(which + 1, b, 100)}};
+    if (which == 0) tasks[1].call.count = 200;
+    if (which == 1) tasks[1].call.dtype = RDT_FLOAT32;
+    if (which == 2) tasks[1].call.reduction = RDT_MAX;
+    if (which == 3)
+      tasks[1].call.kind = RDT_ALL_GATHER, tasks[1].call.count = 50, tasks[1].call.input = b + 50;
+    run_tasks(tasks, 2);
+    for (int i = 0; i < 2; i++)
+      EXPECT(tasks[i].status == RDT_ERR_PROTOCOL && mentions(tasks[i].error, "disagree"));
+  }
+  check_sum(members, 2, 9);
+  close_group(members, 2);
+}
+
+/* One member does not call at all; both get their buffers back, also what was lent. */
+static void test_deadline(bool maps) {
+  member members[3];
+  int32_t *numbers[3];
+  open_group(members, 3, "deadline");
+  if (!maps) forbid_mapping(members, 3);
+  task tasks[3];
+  for (int i = 0; i < 3; i++) {
+    numbers[i] = numbers_new(LONG);
+    tasks[i] = (task){.member = &members[i], .call = sum_call(1, numbers[i], LONG)};
+  }
+  tasks[0].call.timeout_ms = 300;
+  run_tasks(tasks, 2);
+  EXPECT(tasks[0].status == RDT_ERR_DEADLINE && mentions(tasks[0].error, "member"));
+  EXPECT(tasks[1].status == RDT_ERR_DEADLINE && mentions(tasks[1].error, "member 0 failed"));
+  for (int i = 0; i < 2; i++) memset(numbers[i], 1, LONG * sizeof(int32_t));
+  /* The one that comes too late learns it at once. */
+  run_tasks(tasks + 2, 1);
+  EXPECT(tasks[2].status == RDT_ERR_DEADLINE);
+  check_sum(members, 3, 2);
+  close_group(members, 3);
+  for (int i = 0; i < 3; i++) free(numbers[i]);
+}
+
+typedef struct {
+  atomic_int done;
+  _Atomic rdt_status status;
+} outcome;
+
+static void note_outcome(void *context, rdt_status status) {
+  outcome *o = context;
+  atomic_store(&o->status, status);
+  atomic_fetch_add(&o->done, 1);
+}
+
+static void test_started_deadline(void) {
+  member members[2];
+  int32_t small[10] = {0}, *large = numbers_new(LONG);
+  open_group(members, 2, "started deadline");
+  outcome outcomes[2] = {0};
+  rdt_collective calls[2] = {sum_call(1, small, 10), sum_call(2, large, LONG)};
+  for (int i = 0; i < 2; i++) {
+    calls[i].timeout_ms = 200;
+    EXPECT_STATUS(RDT_IN_PROGRESS,
+                  rdt_group_start(members[0].group, &calls[i], note_outcome, &outcomes[i]));
+  }
+  for (int i = 0; i < 2; i++) {
+    EXPECT(comes_true(&outcomes[i].done, 1));
+    EXPECT(atomic_load(&outcomes[i].status) == RDT_ERR_DEADLINE);
+  }
+  check_sum(members, 2, 3);
+  close_group(members, 2);
+  free(large);
+}
+
+static void test_cancel(void) {
+  member members[3];
+  int32_t *numbers[3];
+  outcome outcomes[3] = {0};
+  open_group(members, 3, "cancel");
+  for (int i = 0; i < 3; i++) numbers[i] = numbers_new(LONG);
+  for (int i = 0; i < 2; i++) { /* while two of three are in it */
+    rdt_collective call = sum_call(1, numbers[i], LONG);
+    EXPECT_STATUS(RDT_IN_PROGRESS,
+                  rdt_group_start(members[i].group, &call, note_outcome, &outcomes[i]));
+  }
+  const uint64_t tag[2] = {1, 2}, later[2] = {2, 2};
+  EXPECT_STATUS(RDT_OK, rdt_group_cancel(members[1].group, tag));
+  for (int i = 0; i < 2; i++) {
+    EXPECT(comes_true(&outcomes[i].done, 1));
+    EXPECT(atomic_load(&outcomes[i].status) == RDT_ERR_CANCELLED);
+  }
+  task last = {.member = &members[2], .call = sum_call(1, numbers[2], LONG)};
+  run_tasks(&last, 1);
+  EXPECT_STATUS(RDT_ERR_CANCELLED, last.status);
+  /* Before anybody has started it. */
+  EXPECT_STATUS(RDT_OK, rdt_group_cancel(members[2].group, later));
+  task tasks[3];
+  for (int i = 0; i < 3; i++)
+    tasks[i] = (task){.member = &members[i], .call = sum_call(2, numbers[i], 1000)};
+  run_tasks(tasks, 3);
+  for (int i = 0; i < 3; i++) EXPECT_STATUS(RDT_ERR_CANCELLED, tasks[i].status);
+  EXPECT_STATUS(RDT_OK, rdt_group_cancel(members[0].group, tag)); /* long over */
+  check_sum(members, 3, 3);
+  close_group(members, 3);
+  for (int i = 0; i < 3; i++) free(numbers[i]);
+}
+
+/* ---- members that go ---------------------------------------------------------------------------------- */
+
+static void *close_member(void *argument) {
+  member *m = argument;
+  usleep(100000);
+  rdt_group_close(m->group);
+  m->group = NULL;
+  return NULL;
+}
+
+static void test_closed_member(void) {
+  member members[3];
+  pthread_t thread;
+  int32_t *numbers[2] = {numbers_new(LONG), numbers_new(LONG)};
+  open_group(members, 3, "leaving");
+  pthread_create(&thread, NULL, close_member, &members[2]);
+  task tasks[2] = {{.member = &members[0], .call = sum_call(1, numbers[0], LONG)},
+                   {.member = &members[1], .call = sum_call(1, numbers[1], LONG)}};
+  run_tasks(tasks, 2);
+  pthread_join(thread, NULL);
+  for (int i = 0; i < 2; i++)
+    EXPECT(tasks[i].status == RDT_ERR_CONNECTION_LOST && mentions(tasks[i].error, "member 2"));
+  tasks[0].call = sum_call(2, numbers[0], 10); /* at once now */
+  run_tasks(tasks, 1);
+  EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, tasks[0].status);
+  close_group(members, 3);
+  free(numbers[0]);
+  free(numbers[1]);
+}
+
+static void *close_own_group(void *argument) { return close_member(argument); }
+
+/* Closing cancels what runs, here and there; a new group of the same devices works. */
+static void test_close_while_running(void) {
+  member members[2];
+  pthread_t thread;
+  open_group(members, 2, "closing");
+  int32_t *numbers = numbers_new(LONG);
+  task tasks[1] = {{.member = &members[0], .call = sum_call(1, numbers, LONG)}};
+  member closing = members[0];
+  pthread_create(&thread, NULL, close_own_group, &closing);
+  run_tasks(tasks, 1);
+  pthread_join(thread, NULL);
+  EXPECT_STATUS(RDT_ERR_CANCELLED, tasks[0].status);
+  rdt_group_close(members[1].group);
+  prepare(members, 2, "again");
+  create_groups(members, 2);
+  check_sum(members, 2, 1);
+  close_group(members, 2);
+  free(numbers);
+}
+
+static void *close_device(void *argument) {
+  usleep(100000);
+  rdt_device_close(((member *)argument)->device);
+  return NULL;
+}
+
+static void test_closed_device(void) {
+  member members[2];
+  pthread_t thread;
+  open_group(members, 2, "device");
+  int32_t *numbers[2] = {numbers_new(LONG), numbers_new(LONG)};
+  outcome started = {0};
+  rdt_collective call = sum_call(2, numbers[1], LONG);
+  EXPECT_STATUS(RDT_IN_PROGRESS, rdt_group_start(members[1].group, &call, note_outcome, &started));
+  task tasks[1] = {{.member = &members[0], .call = sum_call(1, numbers[0], LONG)}};
+  pthread_create(&thread, NULL, close_device, &members[1]);
+  run_tasks(tasks, 1); /* its peer's device goes */
+  pthread_join(thread, NULL);
+  EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, tasks[0].status);
+  EXPECT(atomic_load(&started.done) == 1 && atomic_load(&started.status) == RDT_ERR_CLOSED);
+  EXPECT_STATUS(RDT_ERR_CLOSED, rdt_group_run(members[1].group, &call));
+  rdt_group_close(members[1].group); /* after its device */
+  rdt_group_close(members[0].group);
+  rdt_device_close(members[0].device);
+  free(numbers[0]);
+  free(numbers[1]);
+}
+
+/* A process that joins as rank 1, runs one operation, and is never heard of again. */
+static int run_victim(int address_pipe) {
+  member m;
+  char address[RDT_ADDRESS_SIZE];
+  if (read(address_pipe, address, sizeof(address)) != (ssize_t)sizeof(address)) return 1;
+  open_devices(&m, 1);
+  prepare(&m, 1, "victim");
+  m.options.size = 2;
+  m.options.rank = 1;
+  m.options.root = address;
+  create_member(&m);
+  EXPECT_STATUS(RDT_OK, m.status);
+  int32_t *numbers = numbers_new(LONG);
+  rdt_collective call = sum_call(1, numbers, LONG);
+  EXPECT_STATUS(RDT_OK, rdt_group_run(m.group, &call));
+  for (;;) pause();
+}
+
+static void test_killed(int pipe_end, pid_t victim, int signal_number) {
+  member m;
+  char address[RDT_ADDRESS_SIZE] = "";
+  open_devices(&m, 1);
+  snprintf(address, sizeof(address), "%s", rdt_device_address(m.device));
+  EXPECT(write(pipe_end, address, sizeof(address)) == (ssize_t)sizeof(address));
+  prepare(&m, 1, "victim");
+  m.options.size = 2;
+  create_member(&m);
+  EXPECT_STATUS(RDT_OK, m.status);
+  int32_t *numbers = numbers_new(LONG);
+  task t = {.member = &m, .call = sum_call(1, numbers, LONG)};
+  run_tasks(&t, 1);
+  EXPECT_STATUS(RDT_OK, t.status);
+  outcome started = {0};
+  rdt_collective call = sum_call(3, numbers, LONG);
+  EXPECT_STATUS(RDT_IN_PROGRESS, rdt_group_start(m.group, &call, note_outcome, &started));
+  kill(victim, signal_number);
+  t.call = sum_call(2, numbers + LONG / 2, LONG / 2);
+  if (signal_number == SIGSTOP) t.call.timeout_ms = 300;
+  run_tasks(&t, 1);
+  rdt_status wanted = signal_number == SIGSTOP ? RDT_ERR_DEADLINE : RDT_ERR_CONNECTION_LOST;
+  EXPECT_STATUS(wanted, t.status);
+  rdt_group_close(m.group);
+  EXPECT(atomic_load(&started.done) == 1 && atomic_load(&started.status) < 0);
+  rdt_device_close(m.device);
+  kill(victim, SIGKILL);
+  EXPECT(waitpid(victim, NULL, 0) == victim);
+  free(numbers);
+}
+
+/* ---- malformed messages -------------------------------------------------------------------------------- */
+
+static void test_malformed(void) {
+  member members[2];
+  open_group(members, 2, "malformed");
+  rdt_channel *channel = members[0].group->links[1].channel;
+  rdt_message good = {.group = members[0].group->id, .tag = {1, 1}, .from = 0}, bad = good;
+  rdt_op op = {.kind = RDT_OP_NOTIFY, .local = &bad, .size = sizeof(bad)};
+  op.immediate = RDT_GROUP_EAGER;
+  bad.group++; /* of a group that is closed: nothing happens */
+  EXPECT_STATUS(RDT_OK, rdt_channel_post(channel, &op, 1, NULL, NULL));
+  bad = good, bad.credit = UINT64_MAX / 2;
+  EXPECT_STATUS(RDT_OK, rdt_channel_post(channel, &op, 1, NULL, NULL));
+  check_sum(members, 2, 9);
+  bad = good, bad.from = 7;
+  EXPECT_STATUS(RDT_OK, rdt_channel_post(channel, &op, 1, NULL, NULL));
+  task t = {.member = &members[1], .call = barrier_call(5)};
+  run_tasks(&t, 1); /* the channel is lost, and nothing else */
+  EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, t.status);
+  close_group(members, 2);
+}
+
+/* A message that belongs to no step, or names memory that does not exist, fails the operation. */
+static void test_nonsense(void) {
+  member members[2];
+  int32_t numbers[100] = {0};
+  open_group(members, 2, "nonsense");
+  rdt_channel *channel = members[0].group->links[1].channel;
+  for (uint64_t which = 0; which < 3; which++) {
+    rdt_message head = {.group = members[0].group->id,
+                        .tag = {which + 1, 2},
+                        .shape = {RDT_ALL_REDUCE, RDT_INT32, RDT_SUM, RDT_ALGORITHM_FLAT, 0, 100},
+                        .size = 400,
+                        .key = 12345};
+    if (which == 0) head.number = 77;
+    if (which == 1) head.size = 4000;
+    rdt_op op = {
+        .kind = RDT_OP_NOTIFY, .local = &head, .size = sizeof(head), .immediate = RDT_GROUP_LEND};
+    EXPECT_STATUS(RDT_OK, rdt_channel_post(channel, &op, 1, NULL, NULL));
+    task t = {.member = &members[1], .call = sum_call(which + 1, numbers, 100)};
+    t.call.algorithm = RDT_ALGORITHM_FLAT;
+    run_tasks(&t, 1);
+    EXPECT(t.status == RDT_ERR_PROTOCOL || t.status == RDT_ERR_NO_REGION);
+  }
+  check_sum(members, 2, 9);
+  close_group(members, 2);
+}
+
+int main(void) {
+  int ends[2][2];
+  pid_t victims[2];
+  for (int i = 0; i < 2; i++) { /* before this process has threads */
+    EXPECT(pipe(ends[i]) == 0);
+    victims[i] = fork();
+    if (victims[i] == 0) return run_victim(ends[i][0]);
+  }
+  rdt_config_set("DEADLINE_MS", "3000");
+  test_killed(ends[0][1], victims[0], SIGKILL);
+  test_killed(ends[1][1], victims[1], SIGSTOP);
+  test_missing_members();
+  test_two_of_one_rank();
+  test_different_sizes();
+  test_late_root();
+  test_wrong_options();
+  test_wrong_calls();
+  test_disagreement();
+  test_deadline(true);
+  test_deadline(false);
+  test_started_deadline();
+  test_cancel();
+  test_closed_member();
+  test_close_while_running();
+  test_closed_device();
+  test_malformed();
+  test_nonsense();
+  return 0;
+}
