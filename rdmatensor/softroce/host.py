@@ -23,7 +23,7 @@ from .qemu import Machine, Qemu
 _CHUNK = 65536
 # A guest that takes no input for so long is stuck.
 _SEND_SECONDS = 30
-_QUIT_SECONDS = 10.0
+_QUIT_SECONDS = 30.0
 _CONSOLE_LINES = 15
 
 

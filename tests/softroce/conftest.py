@@ -17,8 +17,14 @@ import pytest
 # Test modules import the helpers beside them.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from processes import PATIENCE, Softroce, command_line
+from processes import PATIENCE, TEST_SECONDS, Softroce, command_line
 from rdmatensor.softroce import Lab, Unavailable
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(TEST_SECONDS))
 
 
 def booted(hosts: int) -> Iterator[Lab]:
@@ -56,7 +62,7 @@ def softroce() -> Softroce:
             env={**os.environ, **variables},
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=3 * PATIENCE,  # the boot and the command have their own
             check=False,
         )
 

@@ -78,14 +78,16 @@ THREE_HOSTS = """
 cd $RDMATENSOR_LAB_SHARED
 server=${RDMATENSOR_LAB_ADDRESSES%%,*}
 if [ $RDMATENSOR_LAB_RANK = 0 ]; then
-  rping -s -P -a $server &
-  until rdma resource show cm_id | grep -q LISTEN; do sleep 0.05; done
+  # One for each client: rping's server for many (-P) crashes when two connect at once.
+  for port in 7001 7002; do rping -s -a $server -p $port -C 5 & done
+  until [ $(rdma resource show cm_id | grep -c LISTEN) = 2 ]; do sleep 0.05; done
   touch listening
-  until [ -e 1 ] && [ -e 2 ]; do sleep 0.1; done
-  echo rank 0
+  until [ -s 1 ] && [ -s 2 ]; do sleep 0.1; done
+  echo rank 0: $(cat 1 2)
 else
   until [ -e listening ]; do sleep 0.1; done
-  rping -c -a $server -C 5 && touch $RDMATENSOR_LAB_RANK
+  rping -c -a $server -p 700$RDMATENSOR_LAB_RANK -C 5
+  echo $? >$RDMATENSOR_LAB_RANK
   echo rank $RDMATENSOR_LAB_RANK of $RDMATENSOR_LAB_HOSTS
   exit $((5 * RDMATENSOR_LAB_RANK))
 fi
@@ -94,7 +96,7 @@ fi
 
 def test_three_hosts(softroce: Softroce) -> None:
     """Through a switch: each reaches the first, output is marked, the first failure is the status."""
-    options = ("--hosts", "3", "--memory", "512", "--timeout", str(PATIENCE))
+    options = ("--hosts", "3", "--memory", "512", "--timeout", str(PATIENCE / 2))
     done = softroce("run", *options, "--", "sh", "-c", THREE_HOSTS)
-    assert done.returncode == 5, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["[1] rank 1 of 3", "[2] rank 2 of 3", "rank 0"]
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[1] rank 1 of 3", "[2] rank 2 of 3", "rank 0: 0 0"]
