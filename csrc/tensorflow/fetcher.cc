@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "arena.h"
+#include "borrowed_buffer.h"
 #include "channel.h"
 #include "endpoint.h"
 #include "message.h"
-#include "tensorflow/core/framework/allocation_description.pb.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
@@ -23,32 +23,6 @@ constexpr uint64_t kTensorAlignment = EIGEN_MAX_ALIGN_BYTES;
 constexpr uint64_t kLongCopy = 128 * 1024;
 // No arena has nearly as many: a peer that names more is not one of ours.
 constexpr size_t kMaxRemoteRegions = 1024;
-
-// Bytes in the sender's arena. TensorFlow never writes into memory that a buffer does not own, which
-// matters because the pages are read-only here and the tensor is still the sender's.
-class BorrowedBuffer : public tensorflow::TensorBuffer {
- public:
-  BorrowedBuffer(void* data, uint64_t bytes, uint64_t lend_id, std::shared_ptr<Channel> channel)
-      : tensorflow::TensorBuffer(data),
-        bytes_(bytes),
-        lend_id_(lend_id),
-        channel_(std::move(channel)) {}
-  ~BorrowedBuffer() override {
-    // A lost channel needs no release: the sender takes its loans back when we let go of its memory.
-    (void)channel_->Notify(PackImmediate(MessageKind::kRelease, lend_id_));
-  }
-  size_t size() const override { return bytes_; }
-  tensorflow::TensorBuffer* root_buffer() override { return this; }
-  bool OwnsMemory() const override { return false; }
-  void FillAllocationDescription(tensorflow::AllocationDescription* proto) const override {
-    proto->set_requested_bytes(static_cast<int64_t>(bytes_));
-    proto->set_allocator_name("rdmatensor_remote");
-  }
-
- private:
-  const uint64_t bytes_, lend_id_;
-  const std::shared_ptr<Channel> channel_;
-};
 
 bool Lies(const RemoteBytes& from, uint64_t region_size) {
   return from.offset <= region_size && from.size <= region_size - from.offset &&
@@ -98,7 +72,7 @@ tensorflow::TensorBuffer* Fetcher::Borrow(const RemoteBytes& from) {
       rdt_remote_region_map(region.handle, from.offset, from.size, &address) != RDT_OK) {
     return nullptr;
   }
-  return new BorrowedBuffer(address, from.size, from.lend_id, channel_->shared_from_this());
+  return NewBorrowedBuffer(address, from.size, from.lend_id, channel_->shared_from_this());
 }
 
 Outcome Fetcher::Start(std::unique_ptr<Fetch> fetch, bool follows) {

@@ -128,3 +128,39 @@ def test_after_the_receiver_was_killed(lending_cluster: Cluster) -> None:
     assert isinstance(ended[0], tf.errors.UnavailableError | tf.errors.AbortedError), ended[0]
     _comes_home(lending_cluster, 0, 0)
     abandon(opened.raw)
+
+
+@EVERY_WAY
+def test_slices_are_not_written_in_place(cluster: Cluster) -> None:
+    """A slice of a received tensor looks to TensorFlow as if it owned its memory, which is its sender's."""
+    # Rows of 64 bytes are aligned: of others TensorFlow copies slices.
+    rows, first, width = 20_000, 8, 16
+
+    def build() -> Any:
+        with tf.device(TASK1):
+            held = v1.get_variable(
+                "held", initializer=tf.fill([rows, width], -1.0), use_resource=True
+            )
+            read = held.read_value()
+        with tf.device(TASK0):
+            positive = tf.nn.relu(tf.strided_slice(read, [first, 0], [rows, width]))
+            kept = v1.get_variable(
+                "kept", initializer=tf.zeros([rows - first, width]), use_resource=True
+            )
+            keep = kept.assign(tf.strided_slice(read, [first, 0], [rows, width]))
+            add = kept.scatter_add(tf.IndexedSlices(tf.ones([1, width]), tf.constant([5])))
+        return tf.reduce_sum(positive), cross(tf.reduce_sum(held)), keep, add, kept
+
+    with session(cluster, build) as opened:
+        positive, sent, keep, add, kept = opened.built
+        for _ in range(6):
+            assert opened.run([positive, sent]) == [0.0, -1.0 * width * rows]
+        baseline = _used(cluster, 1)
+        for _ in range(6):
+            opened.run(keep.op)
+            opened.run(add)
+            value = opened.run(kept)
+            assert value.sum() == width * (1.0 - (rows - first))
+            assert not value[5].any()
+        assert opened.run(sent) == -1.0 * width * rows
+        _comes_home(cluster, 1, baseline)
