@@ -44,7 +44,6 @@ Channel::Channel(rdt_channel* handle, Endpoint* endpoint)
     max_notify_ = info.max_notify;
     can_map_ = info.capabilities & RDT_CAP_MAP;
   }
-  traffic_ = TrafficOf(transport_);
 }
 
 Channel::~Channel() { rdt_channel_unref(handle_); }

@@ -59,7 +59,11 @@ class Channel : public std::enable_shared_from_this<Channel> {
   uint64_t max_notify() const { return max_notify_; }
   // The peer's memory can be used in place.
   bool can_map() const { return can_map_; }
-  Traffic* traffic() const { return traffic_; }
+  // What to count its tensors in; set before the first one goes.
+  Traffic* traffic() const { return traffic_.load(std::memory_order_acquire); }
+  void CountFor(Direction direction, absl::string_view task) {
+    traffic_.store(TrafficOf(direction, task, transport_), std::memory_order_release);
+  }
   // For operations on it; the channel keeps its reference.
   rdt_channel* handle() const { return handle_; }
 
@@ -97,7 +101,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::string transport_, peer_name_;
   uint64_t max_notify_ = 0;
   bool can_map_ = false;
-  Traffic* traffic_ = nullptr;
+  std::atomic<Traffic*> traffic_{nullptr};
   Lender lender_;
   Fetcher fetcher_;
   PlanTraffic plan_;

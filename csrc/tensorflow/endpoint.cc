@@ -348,6 +348,7 @@ bool Endpoint::HandleReady(Channel* channel, const char* data, size_t size) {
     return false;
   }
   DestinationLink* destination = DestinationTask(message.task);
+  channel->CountFor(Direction::kSend, message.task);
   channel->destination.store(destination);
   channel->plan().BindAll();
   destination->Attach(channel->shared_from_this());

@@ -122,7 +122,7 @@ void DestinationLink::PushPending(std::vector<PendingSend> pending,
                                   const std::shared_ptr<Channel>& channel) {
   for (PendingSend& send : pending) {
     if (send.refer_reason != nullptr) {
-      CountSent(Path::kRpc, send.bytes);
+      CountSent(Path::kRpc, send.bytes, TrafficOf(Direction::kSend, task_, kRpcTransport));
       endpoint_->Refer(channel, send.rendezvous->step_id(), send.key.FullKey(), send.refer_reason);
     } else {
       tensorflow::Rendezvous::Args args;
@@ -136,6 +136,7 @@ void DestinationLink::OnDown(Channel* channel) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (channel_.get() != channel) return;
   channel_.reset();
+  RecordAbsence(Direction::kSend, task_, Absence::kLost, "the channel ended");
   for (int64_t step_id : recent_order_) {
     if (lost_.insert(step_id).second) lost_order_.push_back(step_id);
     AnnounceLocked(step_id, LostStatus(task_));

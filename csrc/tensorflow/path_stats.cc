@@ -7,10 +7,12 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "arena.h"
+#include "collective_stats.h"
 #include "include/rdmatensor.h"
 #include "placement.h"
 #include "plan_book.h"
@@ -24,6 +26,7 @@ constexpr const char* kPlanNames[kPlanEventCount] = {"busy",        "unfit",    
                                                      "fused",       "groups",   "mismatched",
                                                      "over_budget", "promoted", "demoted"};
 constexpr const char* kFetchNames[kFetchKindCount] = {"in_place", "read"};
+constexpr char kNoTransport[] = "none";
 
 struct Counter {
   std::atomic<uint64_t> tensors{0};
@@ -42,13 +45,22 @@ struct Counter {
 
 struct Traffic {
   Counter sent, received;
+  Traffic* whole = nullptr;  // of the transport; RPC has none
+  void Reset() {
+    sent.Reset();
+    received.Reset();
+  }
 };
 
 namespace {
 
+using PeerId = std::pair<Direction, std::string>;
+
 struct Peer {
+  const char* state = "";
   std::string transport;
   std::string why;
+  std::map<std::string, std::unique_ptr<Traffic>> traffic;  // by transport
 };
 
 struct Stats {
@@ -58,9 +70,10 @@ struct Stats {
   std::atomic<uint64_t> plan[kPlanEventCount] = {};
   std::atomic<int64_t> place_bytes{0};
   std::mutex mutex;
+  std::vector<std::string> servers;
   std::map<std::string, std::unique_ptr<Traffic>> transports;
   std::map<std::string, uint64_t> rpc_reasons;
-  std::map<std::pair<Direction, std::string>, Peer> peers;
+  std::map<PeerId, Peer> peers;
 };
 
 // Never destroyed: the progress thread may count while static destructors run.
@@ -74,10 +87,6 @@ std::string BothWays(const Counter& sent, const Counter& received) {
                       ",\"sent_bytes\":", sent.bytes.load(),
                       ",\"received_tensors\":", received.tensors.load(),
                       ",\"received_bytes\":", received.bytes.load(), "}");
-}
-
-const char* Name(Direction direction) {
-  return direction == Direction::kReceive ? "receive" : "send";
 }
 
 }  // namespace
@@ -97,22 +106,72 @@ std::string Quoted(absl::string_view text) {
   return out + "\"";
 }
 
-Traffic* TrafficOf(const std::string& name) {
+namespace {
+
+constexpr char kStateRpc[] = "rpc";
+constexpr char kStateConnecting[] = "connecting";
+constexpr char kStateReady[] = "ready";
+
+void SetPeer(Direction direction, absl::string_view task, const char* state,
+             absl::string_view transport, absl::string_view why) {
   Stats& stats = GlobalStats();
   std::lock_guard<std::mutex> lock(stats.mutex);
-  std::unique_ptr<Traffic>& traffic = stats.transports[name];
-  if (traffic == nullptr) traffic = std::make_unique<Traffic>();
+  Peer& peer = stats.peers[PeerId(direction, std::string(task))];
+  // Meanwhile tensors of the process that is known go on by RPC.
+  if (state == kStateConnecting && peer.state == kStateRpc) return;
+  peer.state = state;
+  peer.transport = std::string(transport);
+  peer.why = std::string(why);
+}
+
+std::string AsJson(const PeerId& id, const Peer& peer) {
+  const bool receives = id.first == Direction::kReceive;
+  uint64_t tensors = 0, bytes = 0, rpc_bytes = 0;
+  for (const auto& [transport, traffic] : peer.traffic) {
+    const Counter& counter = receives ? traffic->received : traffic->sent;
+    tensors += counter.tensors.load();
+    bytes += counter.bytes.load();
+    if (transport == kRpcTransport) rpc_bytes = counter.bytes.load();
+  }
+  return absl::StrCat("{\"task\":", Quoted(id.second),
+                      ",\"direction\":", receives ? "\"receive\"" : "\"send\"",
+                      ",\"state\":", Quoted(peer.state), ",\"transport\":", Quoted(peer.transport),
+                      ",\"why\":", Quoted(peer.why), ",\"tensors\":", tensors, ",\"bytes\":", bytes,
+                      ",\"rpc_bytes\":", rpc_bytes, "}");
+}
+
+}  // namespace
+
+Traffic* TrafficOf(Direction direction, absl::string_view task, absl::string_view transport) {
+  Stats& stats = GlobalStats();
+  const std::string name(transport);
+  std::lock_guard<std::mutex> lock(stats.mutex);
+  Peer& peer = stats.peers[PeerId(direction, std::string(task))];
+  // A receiver without a channel is not announced: it asks by RPC.
+  if (direction == Direction::kSend && name == kRpcTransport && peer.state != kStateReady) {
+    peer.state = kStateRpc;
+    peer.transport = name;
+    peer.why = "the receiver asks by RPC";
+  }
+  std::unique_ptr<Traffic>& traffic = peer.traffic[name];
+  if (traffic != nullptr) return traffic.get();
+  traffic = std::make_unique<Traffic>();
+  if (name != kRpcTransport) {
+    std::unique_ptr<Traffic>& whole = stats.transports[name];
+    if (whole == nullptr) whole = std::make_unique<Traffic>();
+    traffic->whole = whole.get();
+  }
   return traffic.get();
 }
 
 void CountSent(Path path, uint64_t bytes, Traffic* traffic) {
   GlobalStats().sent[static_cast<int>(path)].Add(bytes);
-  if (traffic != nullptr) traffic->sent.Add(bytes);
+  for (; traffic != nullptr; traffic = traffic->whole) traffic->sent.Add(bytes);
 }
 
 void CountReceived(Path path, uint64_t bytes, Traffic* traffic) {
   GlobalStats().received[static_cast<int>(path)].Add(bytes);
-  if (traffic != nullptr) traffic->received.Add(bytes);
+  for (; traffic != nullptr; traffic = traffic->whole) traffic->received.Add(bytes);
 }
 
 void CountFetch(FetchKind kind, uint64_t bytes) {
@@ -133,13 +192,24 @@ void CountRpcReason(absl::string_view reason) {
   ++stats.rpc_reasons[std::string(reason)];
 }
 
+void RecordServer(absl::string_view task) {
+  Stats& stats = GlobalStats();
+  std::lock_guard<std::mutex> lock(stats.mutex);
+  stats.servers.emplace_back(task);
+}
+
+void RecordAbsence(Direction direction, absl::string_view task, Absence absence,
+                   absl::string_view why) {
+  SetPeer(direction, task, absence == Absence::kLost ? "lost" : kStateConnecting, kNoTransport,
+          why);
+}
+
 void RecordPeer(Direction direction, absl::string_view task, absl::string_view transport,
                 absl::string_view why, bool degraded) {
-  {
-    Stats& stats = GlobalStats();
-    std::lock_guard<std::mutex> lock(stats.mutex);
-    stats.peers[{direction, std::string(task)}] = {std::string(transport), std::string(why)};
-  }
+  const char* const state = transport == kNoTransport    ? "refused"
+                            : transport == kRpcTransport ? kStateRpc
+                                                         : kStateReady;
+  SetPeer(direction, task, state, transport, why);
   const std::string line = absl::StrCat(
       "tensorflow: ", direction == Direction::kReceive ? "tensors from " : "tensors to ", task,
       " go by ", transport, ": ", why);
@@ -170,14 +240,21 @@ std::string StatsAsJson() {
                   ",\"used_bytes\":", arena.used_bytes, ",\"peak_bytes\":", arena.peak_bytes,
                   ",\"exhausted_allocations\":", arena.exhausted_allocations,
                   ",\"exhausted_bytes\":", arena.exhausted_bytes,
-                  "},\"placement\":", PlacementAsJson(), ",\"transports\":{");
+                  "},\"placement\":", PlacementAsJson(), ",\"collectives\":", CollectivesAsJson(),
+                  ",\"transports\":{");
   std::lock_guard<std::mutex> lock(stats.mutex);
   const char* separator = "";
   for (const auto& [name, traffic] : stats.transports) {
     absl::StrAppend(&out, separator, Quoted(name), ":", BothWays(traffic->sent, traffic->received));
     separator = ",";
   }
-  absl::StrAppend(&out, "},\"rpc_reasons\":{");
+  absl::StrAppend(&out, "},\"servers\":[");
+  separator = "";
+  for (const std::string& task : stats.servers) {
+    absl::StrAppend(&out, separator, Quoted(task));
+    separator = ",";
+  }
+  absl::StrAppend(&out, "],\"rpc_reasons\":{");
   separator = "";
   for (const auto& [reason, count] : stats.rpc_reasons) {
     absl::StrAppend(&out, separator, Quoted(reason), ":", count);
@@ -186,9 +263,7 @@ std::string StatsAsJson() {
   absl::StrAppend(&out, "},\"peers\":[");
   separator = "";
   for (const auto& [id, peer] : stats.peers) {
-    absl::StrAppend(&out, separator, "{\"task\":", Quoted(id.second),
-                    ",\"direction\":", Quoted(Name(id.first)),
-                    ",\"transport\":", Quoted(peer.transport), ",\"why\":", Quoted(peer.why), "}");
+    absl::StrAppend(&out, separator, AsJson(id, peer));
     separator = ",";
   }
   absl::StrAppend(&out, "]}");
@@ -203,10 +278,11 @@ void ResetStats() {
   for (auto& counter : stats.plan) counter.store(0, std::memory_order_relaxed);
   Arena::Get()->ResetUsage();
   ResetPlacement();
+  ResetCollectives();
   std::lock_guard<std::mutex> lock(stats.mutex);
-  for (auto& entry : stats.transports) {
-    entry.second->sent.Reset();
-    entry.second->received.Reset();
+  for (auto& [name, traffic] : stats.transports) traffic->Reset();
+  for (auto& [id, peer] : stats.peers) {
+    for (auto& [name, traffic] : peer.traffic) traffic->Reset();
   }
   stats.rpc_reasons.clear();
 }

@@ -16,12 +16,15 @@ namespace rdmatensor {
 enum class Path { kStatic, kBounded, kInline, kDynamic, kBounce, kRpc };
 inline constexpr int kPathCount = 6;
 
-// The counters of one transport. Pushed tensors count there and by their path.
+enum class Direction { kReceive, kSend };
+// Counters of the tensors that go between this process and a peer by one transport, which count for the
+// transport as a whole too. All tensors count by their path besides.
 struct Traffic;
-// The counters of the transport called `name`; valid for ever.
-Traffic* TrafficOf(const std::string& name);
+inline constexpr char kRpcTransport[] = "grpc";
+// Those of `transport` from (kReceive) or to (kSend) `task`; valid for ever.
+Traffic* TrafficOf(Direction direction, absl::string_view task, absl::string_view transport);
 
-// All functions may be called from any thread. Tensors that go by RPC have no `traffic`.
+// All functions may be called from any thread.
 void CountSent(Path path, uint64_t bytes, Traffic* traffic = nullptr);
 void CountReceived(Path path, uint64_t bytes, Traffic* traffic = nullptr);
 // How the bytes of a dynamic or bounced tensor were got.
@@ -49,11 +52,17 @@ void CountPlan(PlanEvent event, uint64_t by = 1);
 void CountPlaceBytes(int64_t by);
 uint64_t PlaceBytes();
 
-enum class Direction { kReceive, kSend };
+// One server of this process, whatever its policy.
+void RecordServer(absl::string_view task);
+
 // The transport now used from (kReceive) or to (kSend) `task`, and why that one. Logged at INFO, or
 // at WARN when `degraded`: something that the user asked for is not in force.
 void RecordPeer(Direction direction, absl::string_view task, absl::string_view transport,
                 absl::string_view why, bool degraded);
+// None is used at present: one is being looked for, or the peer is gone. Not logged.
+enum class Absence { kConnecting, kLost };
+void RecordAbsence(Direction direction, absl::string_view task, Absence absence,
+                   absl::string_view why);
 
 // `text` as a JSON string.
 std::string Quoted(absl::string_view text);

@@ -60,6 +60,9 @@ void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterfa
     if (asking_) return;
     asking_ = true;
     if (mode_ == Mode::kIdle) mode_ = Mode::kConnecting;
+    if (mode_ == Mode::kConnecting) {
+      RecordAbsence(Direction::kReceive, task_, Absence::kConnecting, "it was asked where it is");
+    }
   }
   tsl::Env::Default()->SchedClosure([this, workers = std::move(workers), incarnation]() mutable {
     AskAddress(std::move(workers), incarnation);
@@ -190,11 +193,13 @@ absl::Status SourcePeer::TryConnect(const AddressAnswer& answer,
 
 void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer) {
   // First: once others find the channel they make offers on it, and the peer answers.
+  channel->CountFor(Direction::kReceive, task_);
   channel->source.store(this);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     mode_ = Mode::kReady;
     asking_ = false;
+    given_up_ = false;
     channel_ = channel;
     incarnations_.clear();
     incarnations_.insert(answer.incarnations.begin(), answer.incarnations.end());
@@ -220,6 +225,9 @@ void SourcePeer::BecomeUnavailable(const absl::Status& status) {
     asking_ = false;
     if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
     epoch_.fetch_add(1, std::memory_order_acq_rel);
+    if (channel_ == nullptr) {
+      RecordAbsence(Direction::kReceive, task_, Absence::kLost, status.message());
+    }
   }
   FailAll(status);
 }
@@ -229,8 +237,8 @@ void SourcePeer::BecomeUnreachable(const std::string& why, uint64_t incarnation,
   if (endpoint_->settings().policy == Policy::kRdma) {
     const std::string text =
         absl::StrCat("rdmatensor: no channel to ", task_, " and RDMATENSOR_POLICY is rdma: ", why);
-    RecordPeer(Direction::kReceive, task_, "none", why, true);
     BecomeUnavailable(absl::FailedPreconditionError(text));
+    RecordPeer(Direction::kReceive, task_, "none", why, true);
     return;
   }
   {
@@ -251,6 +259,7 @@ void SourcePeer::GiveUp(Channel* channel, const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel) return;
     if (by_rpc) rpc_incarnations_.insert(incarnations_.begin(), incarnations_.end());
+    given_up_ = true;
   }
   RecordPeer(Direction::kReceive, task_, by_rpc ? "grpc" : "none", why, true);
 }
@@ -304,6 +313,8 @@ void SourcePeer::OnStepAbort(int64_t step_id, const absl::Status& status) {
 }
 
 void SourcePeer::OnDown(Channel* channel, rdt_status why) {
+  const absl::Status status = absl::UnavailableError(
+      absl::StrCat("rdmatensor: the connection to ", task_, " was lost: ", rdt_status_name(why)));
   std::shared_ptr<Channel> lost;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -313,9 +324,11 @@ void SourcePeer::OnDown(Channel* channel, rdt_status why) {
     mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
     incarnations_.clear();
     epoch_.fetch_add(1, std::memory_order_acq_rel);
+    if (!std::exchange(given_up_, false)) {
+      RecordAbsence(Direction::kReceive, task_, Absence::kLost, status.message());
+    }
   }
-  FailAll(absl::UnavailableError(
-      absl::StrCat("rdmatensor: the connection to ", task_, " was lost: ", rdt_status_name(why))));
+  FailAll(status);
 }
 
 }  // namespace rdmatensor

@@ -92,6 +92,7 @@ class SourcePeer {
   Mode mode_ = Mode::kIdle;
   std::shared_ptr<Channel> channel_;  // kReady
   bool asking_ = false;
+  bool given_up_ = false;                           // GiveUp has said why the channel goes down
   absl::flat_hash_set<uint64_t> incarnations_;      // kReady: devices behind the channel
   absl::flat_hash_set<uint64_t> rpc_incarnations_;  // devices that are unreachable or gone
   absl::flat_hash_map<int64_t, absl::Status> failed_steps_;

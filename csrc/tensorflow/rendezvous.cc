@@ -26,8 +26,13 @@ constexpr char kReasonTooLong[] = "description too long";
 // Its server is stock, or no channel came about: the peer's line in the statistics says which.
 constexpr char kReasonFetched[] = "fetched by the receiver";
 
-void CountFetched(uint64_t bytes, const char* reason) {
-  CountSent(Path::kRpc, bytes);
+void CountSentByRpc(absl::string_view device, uint64_t bytes) {
+  CountSent(Path::kRpc, bytes,
+            TrafficOf(Direction::kSend, Endpoint::TaskOf(device), kRpcTransport));
+}
+
+void CountFetched(absl::string_view device, uint64_t bytes, const char* reason) {
+  CountSentByRpc(device, bytes);
   CountRpcReason(reason != nullptr ? reason : kReasonFetched);
 }
 
@@ -104,7 +109,8 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
       Push(channel, key, args, tensor, is_dead);
       return absl::OkStatus();
     case DestinationLink::Route::kPulled:
-      CountFetched(tensor.TotalBytes(), is_dead ? nullptr : WhyNotPushable(key, tensor));
+      CountFetched(key.dst_device, tensor.TotalBytes(),
+                   is_dead ? nullptr : WhyNotPushable(key, tensor));
       return SendLocal(key, args, tensor, is_dead);
     case DestinationLink::Route::kPending:
       break;
@@ -129,7 +135,7 @@ void RdmaRendezvous::Push(const std::shared_ptr<Channel>& channel, const ParsedK
     reason = PushTensor(channel, key.FullKey(), tensor);
     if (reason == nullptr) return;
   }
-  CountSent(Path::kRpc, tensor.TotalBytes());
+  CountSentByRpc(key.dst_device, tensor.TotalBytes());
   // Fails only when the step was aborted, which the receiver is told anyway.
   if (SendLocal(key, args, tensor, is_dead).ok()) {
     endpoint_->Refer(channel, step_id_, key.FullKey(), reason);
@@ -278,11 +284,13 @@ void RdmaRendezvous::ReceiveByRpc(absl::string_view key, const Args& args, DoneC
     done(status, Args(), args, Tensor(), false);
     return;
   }
+  Traffic* const traffic =
+      TrafficOf(Direction::kReceive, Endpoint::TaskOf(parsed.src_device), kRpcTransport);
   rpc->RecvAsync(
       parsed, args,
-      [done = std::move(done)](const absl::Status& s, const Args& send_args, const Args& recv_args,
-                               const Tensor& tensor, bool is_dead) {
-        if (s.ok()) CountReceived(Path::kRpc, tensor.TotalBytes());
+      [done = std::move(done), traffic](const absl::Status& s, const Args& send_args,
+                                        const Args& recv_args, const Tensor& tensor, bool is_dead) {
+        if (s.ok()) CountReceived(Path::kRpc, tensor.TotalBytes(), traffic);
         done(s, send_args, recv_args, tensor, is_dead);
       });
 }
@@ -333,7 +341,7 @@ void RdmaRendezvousMgr::RecvLocalAsync(int64_t step_id,
     return;
   }
   if (*found) {
-    CountFetched(pending.bytes, pending.refer_reason);
+    CountFetched(key.dst_device, pending.bytes, pending.refer_reason);
     if (pending.refer_reason == nullptr) {
       tensorflow::Rendezvous::Args args;
       args.alloc_attrs = pending.attributes;

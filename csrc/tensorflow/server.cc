@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server behind protocol="grpc+rdma": TensorFlow's gRPC server with our rendezvous and worker.
-// Everything else, and with it every control message, stays as it is.
+// The server behind protocol="grpc+rdma": TensorFlow's gRPC server with our rendezvous, collectives and
+// worker. Everything else, and with it every control message, stays as it is.
+#include <cstdlib>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "collective_manager.h"
 #include "endpoint.h"
 #include "listen_address.h"
+#include "path_stats.h"
 #include "rendezvous.h"
 #include "settings.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
@@ -36,6 +39,25 @@ class RdmaServer : public tensorflow::GrpcServer {
     return GrpcServer::Start();
   }
 
+  absl::Status AddMasterEagerContextToEagerService(const uint64_t context_id,
+                                                   tensorflow::EagerContext* context) override {
+    // This process is about to drive its cluster by eager operations. TensorFlow would pack what it
+    // sends into EagerService's RPC, unless its own switch, read after this call, says otherwise. Not
+    // sooner: with stock servers, tasks need not reach the client, so nothing must change for them.
+    if (endpoint_ != nullptr) ::setenv("TF_EAGER_REMOTE_USE_SEND_TENSOR_RPC", "0", 0);
+    return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
+  }
+
+  // TensorFlow's own replaces the manager of collectives by a stock one.
+  absl::Status UpdateServerDef(const tensorflow::ServerDef& server_def) override {
+    absl::Status status = GrpcServer::UpdateServerDef(server_def);
+    if (!status.ok() || endpoint_ == nullptr) return status;
+    worker_env()->collective_executor_mgr = NewCollectiveManager(
+        server_def.default_session_config(), worker_env(), master_env()->worker_cache, endpoint_);
+    master_env()->collective_executor_mgr = worker_env()->collective_executor_mgr.get();
+    return status;
+  }
+
   absl::Status InitRdma(tensorflow::DeviceMgr* devices) {
     tensorflow::GrpcServerOptions options;
     options.local_device_mgr = devices;
@@ -43,6 +65,11 @@ class RdmaServer : public tensorflow::GrpcServer {
       options.rendezvous_mgr_func =
           [this](const tensorflow::WorkerEnv* env) -> tensorflow::RendezvousMgrInterface* {
         return new RdmaRendezvousMgr(env, endpoint_);
+      };
+      options.collective_mgr_func = [this](const tensorflow::ConfigProto& config,
+                                           const tensorflow::WorkerEnv* env,
+                                           tensorflow::WorkerCacheInterface* workers) {
+        return NewCollectiveManager(config, env, workers, endpoint_).release();
       };
     }
     options.worker_func = [this](tensorflow::WorkerEnv* env,
@@ -100,6 +127,7 @@ class RdmaServerFactory : public tensorflow::ServerFactory {
     auto server = std::make_unique<RdmaServer>(server_def, endpoint);
     if (absl::Status status = server->InitRdma(options.local_device_mgr); !status.ok())
       return status;
+    RecordServer(TaskName(server_def));
     *out_server = std::move(server);
     return absl::OkStatus();
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker.h"
 
+#include "ballots.h"
+#include "collective_stats.h"
 #include "message.h"
 #include "plan_book.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
@@ -13,7 +15,9 @@ namespace {
 class RdmaWorker : public tensorflow::GrpcWorker {
  public:
   RdmaWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config, Endpoint* endpoint)
-      : GrpcWorker(env, config), endpoint_(endpoint) {}
+      : GrpcWorker(env, config),
+        endpoint_(endpoint),
+        ballots_(endpoint != nullptr ? Ballots::TimeoutMs(endpoint->settings()) : 0) {}
 
   void RecvBufAsync(tensorflow::CallOptions* options, const tensorflow::RecvBufRequest* request,
                     tensorflow::RecvBufResponse* response,
@@ -25,8 +29,14 @@ class RdmaWorker : public tensorflow::GrpcWorker {
       done(absl::OkStatus());
       return;
     }
+    if (endpoint_ != nullptr && request->buf_rendezvous_key() == kVoteKey &&
+        request->transport_options().type_url() == kVoteKey) {
+      Count(request->transport_options().value(), response, std::move(done));
+      return;
+    }
     if (request->buf_rendezvous_key() != kAddressKey ||
         request->transport_options().type_url() != kAddressKey) {
+      if (request->num_bytes() > 0) CountStockBuffer(static_cast<uint64_t>(request->num_bytes()));
       GrpcWorker::RecvBufAsync(options, request, response, std::move(done));
       return;
     }
@@ -45,7 +55,22 @@ class RdmaWorker : public tensorflow::GrpcWorker {
   }
 
  private:
+  void Count(absl::string_view encoded, tensorflow::RecvBufResponse* response,
+             tensorflow::StatusCallback done) {
+    Vote vote;
+    if (!Parse(encoded, &vote)) {
+      done(absl::InvalidArgumentError("rdmatensor: a malformed vote"));
+      return;
+    }
+    ballots_.Cast(vote, [response, done = std::move(done)](const Verdict& verdict) {
+      response->mutable_transport_options()->set_type_url(kVoteKey);
+      response->mutable_transport_options()->set_value(Encode(verdict));
+      done(absl::OkStatus());
+    });
+  }
+
   Endpoint* const endpoint_;
+  Ballots ballots_;  // of the collective groups whose first member this task is
 };
 
 }  // namespace

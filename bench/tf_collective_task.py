@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of bench_collectives.py: one worker of MultiWorkerMirroredStrategy."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import rdmatensor.tensorflow
+from rdmatensor.demo.control import Line, leave
+from rdmatensor.demo.paths import require_plugin
+from tf_collective_cases import HIDDEN
+from tf_task import process_facts, reset
+
+_BATCH = 8
+_CHECKED = 1000
+
+
+class Worker:
+    """Runs one workload at a time, in step with the other workers."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, index: int, size: int) -> None:
+        self._strategy = strategy
+        self._index = index
+        self._size = size
+        self._step: Callable[[], Any] | None = None
+
+    def all_reduce(self, bytes_each: int, count: int) -> Mapping[str, Any]:
+        """Build a step of `count` all-reduces, and verify their sums."""
+        elements = bytes_each // 4
+        mine = [np.arange(elements, dtype="f") % 97 + self._index + i for i in range(count)]
+        tensors = [tf.constant(each) for each in mine]
+
+        @tf.function
+        def step() -> Any:
+            def replica() -> list[Any]:
+                context = tf.distribute.get_replica_context()
+                # One after the other, as in a program: the strategy would join a list into one tensor.
+                return [context.all_reduce(tf.distribute.ReduceOp.SUM, each) for each in tensors]
+
+            return self._strategy.run(replica)
+
+        others = self._size * (self._size - 1) / 2 - self._size * self._index
+        for each, total in zip(mine, step(), strict=True):
+            np.testing.assert_array_equal(
+                total.numpy()[:_CHECKED], (each * self._size + others)[:_CHECKED]
+            )
+        self._step = step
+        return {}
+
+    def training(self) -> Mapping[str, Any]:
+        """Build a step of gradient descent on a square matrix."""
+        random = np.random.default_rng(7)
+        x = tf.constant(random.normal(size=(_BATCH, HIDDEN)).astype("f"))
+        with self._strategy.scope():
+            weight = tf.Variable(random.normal(scale=0.01, size=(HIDDEN, HIDDEN)).astype("f"))
+
+        @tf.function
+        def step() -> Any:
+            def replica() -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((x @ weight - x) ** 2)
+                gradient = tape.gradient(loss, weight)
+                context = tf.distribute.get_replica_context()
+                mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, gradient)
+                weight.assign_sub(0.1 * mean)
+                return loss
+
+            return self._strategy.run(replica)
+
+        step()
+        self._step = step
+        return {}
+
+    def block(self, steps: int) -> Mapping[str, Any]:
+        """Time `steps` steps, one by one."""
+        assert self._step is not None
+        seconds = []
+        result = self._step()  # also: all workers begin together
+        for _ in range(steps):
+            begin = time.perf_counter()
+            result = self._step()
+            tf.nest.map_structure(
+                lambda each: each.numpy() if each.shape.rank == 0 else None, result
+            )
+            seconds.append(time.perf_counter() - begin)
+        losses = [result.numpy().tobytes().hex()] if tf.is_tensor(result) else []
+        return {"seconds": seconds, "losses": losses, "steps": steps + 1}
+
+
+def main() -> None:
+    """Arguments: the workers' addresses as JSON, index, protocol."""
+    line = Line()
+    addresses, index, protocol = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    require_plugin(protocol)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": addresses}),
+        task_type="worker",
+        task_id=index,
+        rpc_layer=protocol,
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    line.emit("ready")
+    worker = Worker(strategy, index, len(addresses))
+    line.serve(
+        {
+            "all_reduce": worker.all_reduce,
+            "training": worker.training,
+            "block": worker.block,
+            "process": process_facts,
+            "stats": rdmatensor.tensorflow.stats,
+            "reset": reset,
+        }
+    )
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

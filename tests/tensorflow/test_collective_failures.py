@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective operations that cannot end well: an error with words at every member, and no waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collective_cluster import Members
+
+# After a failure TensorFlow's executor of collectives is of no use any more, so each test has its own
+# workers.
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Members]:
+    """Two workers that may be spoilt."""
+    members = Members(2, "grpc+rdma", tmp_path)
+    yield members
+    members.close()
+
+
+def _reduce(elements: int = 1000, **more: Any) -> dict[str, Any]:
+    operation = {"kind": "all_reduce", "dtype": "float32", "shape": [elements]}
+    return {"operations": [operation], "members": [0, 1], "group": 1} | more
+
+
+def test_member_dies_in_the_middle(tmp_path: Path) -> None:
+    members = Members(3, "grpc+rdma", tmp_path)
+    try:
+        for member in members.all:
+            member.begin("reduce_for_ever", elements=1 << 22, group=1)
+        for member in members.all:
+            assert member.answer(60) == "begun"
+        time.sleep(2)
+        members.all[2].kill()
+        killed = time.monotonic()
+        for survivor in members.all[:2]:
+            failure = survivor.answer(30)
+            assert failure["error"] == "UnavailableError", failure
+        assert time.monotonic() - killed < 20
+    finally:
+        members.close()
+
+
+def test_time_out(two: Members) -> None:
+    """One member does not come. What it then gets is TensorFlow's word for a lost group."""
+    two.ask("run", **_reduce())
+    two.all[0].begin("run", **_reduce(timeout_s=1.5))
+    failure = two.all[0].answer(20)
+    assert failure["error"] == "DeadlineExceededError", failure
+    assert 1 <= failure["seconds"] < 10
+    late = two.ask("run", of=[1], **_reduce())[0]
+    assert "error" in late, late
+
+
+def test_cancelled(two: Members) -> None:
+    """One member's function is cancelled: the other does not wait for it."""
+    two.ask("run", **_reduce())
+    two.all[0].begin("run", **_reduce(cancel_after_s=1.0))
+    failure = two.all[0].answer(20)
+    assert failure["error"] == "CancelledError", failure
+    late = two.ask("run", of=[1], **_reduce())[0]
+    assert "error" in late, late
+
+
+def test_members_disagree(two: Members) -> None:
+    two.all[0].begin("run", **_reduce(1000))
+    two.all[1].begin("run", **_reduce(1001))
+    for member in two.all:
+        failure = member.answer(30)
+        assert "error" in failure, failure
+
+
+@pytest.mark.parametrize("without", [0, 1])
+def test_member_without_a_device(tmp_path: Path, without: int) -> None:
+    """The whole group is left to gRPC, the values are right, and one warning says so."""
+    members = Members(2, "grpc+rdma", tmp_path, {without: {"RDMATENSOR_POLICY": "grpc"}})
+    try:
+        answers = members.ask("run", **_reduce())
+        assert answers[0] == answers[1] and "results" in answers[0], answers
+        warnings = members.warnings()
+        assert len(warnings) == 1 and "go by grpc" in warnings[0], warnings
+        collectives = members.ask("stats", of=[1 - without])[0]["collectives"]
+        assert collectives["by_tensorflow"] == {"group": 1}, collectives
+    finally:
+        members.close()
