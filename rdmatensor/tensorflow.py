@@ -2,14 +2,18 @@
 """What the TensorFlow plugin does in this process.
 
 The plugin needs no import: installing rdmatensor beside TensorFlow makes `import tensorflow` load it,
-and `tf.distribute.Server(..., protocol="grpc+rdma")` uses it. This module only looks at it:
+and `tf.distribute.Server(..., protocol="grpc+rdma")` uses it. This module chooses how, before the first
+server, and looks at it afterwards:
 
     import tensorflow as tf
     import rdmatensor.tensorflow
 
+    rdmatensor.tensorflow.use(transport="verbs", require=True)
+    server = tf.distribute.Server(cluster, "worker", 0, protocol="grpc+rdma")
+    ...
     rdmatensor.tensorflow.stats()["paths"]["dynamic"]["sent_bytes"]
 
-All functions may be called from any thread. Nothing here imports TensorFlow or loads a library.
+All functions may be called from any thread. Nothing here imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -18,11 +22,13 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from . import config
+from .device import Device
 from .errors import Unsupported, UsageError
 
 __all__ = [
@@ -36,9 +42,11 @@ __all__ = [
     "PlanUse",
     "Stats",
     "loaded",
+    "peers",
     "plan",
     "reset_stats",
     "stats",
+    "use",
     "why_not",
 ]
 
@@ -156,10 +164,17 @@ class Peer(TypedDict):
 
     task: str
     direction: Literal["receive", "send"]
+    state: Literal["connecting", "ready", "rpc", "refused", "lost"]
+    """"rpc": everything goes by RPC. "refused": RDMATENSOR_POLICY forbids that. "lost": the task is
+    gone; the next tensor from it finds its successor."""
     transport: str
-    """"shm" or "verbs"; "grpc" when everything goes by RPC; "none" when RDMATENSOR_POLICY forbids
-    that."""
+    """"shm" or "verbs"; "grpc" when everything goes by RPC; "none" when nothing can go."""
     why: str
+    tensors: int
+    """What came from or went to the task, by any way, since the process began or `reset_stats`."""
+    bytes: int
+    rpc_bytes: int
+    """How many of them went by RPC."""
 
 
 class Stats(TypedDict):
@@ -176,6 +191,8 @@ class Stats(TypedDict):
     """Why sent tensors went by rpc: "string", "variant", "resource", "device memory", "arena full",
     "memory not registered", ..."""
     peers: list[Peer]
+    servers: list[str]
+    """The grpc+rdma servers of this process, by task."""
 
 
 def loaded() -> bool:
@@ -199,6 +216,62 @@ def why_not() -> str:
         )
     reason = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(shim, "rdt_shim_reason")))
     return reason.decode(errors="replace") or f"the plugin {_PLUGIN} is not loaded"
+
+
+def use(
+    *,
+    policy: Literal["auto", "rdma", "grpc"] | None = None,
+    transport: str | Sequence[str] | None = None,
+    require: bool = False,
+) -> None:
+    """Chooses how the servers that this process will create send tensors. Call it before the first.
+
+    `policy` and `transport` ("shm", "verbs" or both) set RDMATENSOR_POLICY and RDMATENSOR_TRANSPORTS for
+    this process; None leaves them. With `require` this call fails if grpc+rdma cannot work here, and a peer
+    that cannot be reached fails its steps, instead of being served by gRPC: the policy becomes "rdma".
+
+    Raises UsageError for unknown names, if `require` meets policy "grpc", and if a server exists already;
+    with `require` also Unsupported or DeviceError, with the reason, if the plugin is not in this process
+    or no wanted transport is usable.
+    """
+    if loaded() and (servers := stats()["servers"]):
+        raise UsageError(
+            f"{servers[0]} runs already: call use() before the first server is created, and before "
+            "connect_to_cluster or a strategy, which create one",
+            "INVALID",
+        )
+    if require and policy == "grpc":
+        raise UsageError('policy "grpc" sends nothing otherwise: drop it, or require', "INVALID")
+    if require and not loaded():
+        raise Unsupported(f"grpc+rdma is required, but {why_not()}", "UNSUPPORTED")
+    before = config.get("POLICY"), config.get("TRANSPORTS")
+    try:
+        _put_in_force(policy or ("rdma" if require else before[0]), transport or before[1])
+        if require:
+            Device(name="rdmatensor.tensorflow.use").close()
+    except BaseException:
+        _put_in_force(*before)
+        raise
+
+
+def _put_in_force(policy: str, transport: str | Sequence[str]) -> None:
+    names = transport.split(",") if isinstance(transport, str) else list(transport)
+    table = {setting.name: setting for setting in config.table()}
+    for name in names:
+        if name not in (known := table["TRANSPORTS"].default.split(",")):
+            raise UsageError(f"there is no transport {name!r}: choose from {known}", "INVALID")
+    if policy not in (known := table["POLICY"].range.split("|")):
+        raise UsageError(f"there is no policy {policy!r}: choose from {known}", "INVALID")
+    config.set("POLICY", policy)
+    config.set("TRANSPORTS", ",".join(names))
+
+
+def peers() -> list[Peer]:
+    """The tasks that this process exchanges tensors with, one entry for each direction.
+
+    Those of `stats`. Raises Unsupported if the plugin is not in this process.
+    """
+    return stats()["peers"]
 
 
 def stats() -> Stats:

@@ -45,7 +45,7 @@ class Paths:
             [
                 f"{peer['direction']} {peer['task']}: {peer['why']}"
                 for peer in stats["peers"]
-                if peer["transport"] in ("grpc", "none")
+                if peer["state"] in ("rpc", "refused")
             ],
         )
 

@@ -64,7 +64,7 @@ def test_other_tensors_must_be_pushed(reasons: dict[str, int]) -> None:
 
 
 def test_a_peer_without_a_transport_is_named() -> None:
-    peer = {"task": "t", "direction": "receive", "transport": "grpc", "why": "no plugin there"}
+    peer = {"task": "t", "direction": "receive", "state": "rpc", "why": "no plugin there"}
     assert Paths.from_stats(_stats() | {"peers": [peer]}).avoidable() == [
         "gRPC only: receive t: no plugin there"
     ]

@@ -20,6 +20,10 @@ from typing import Any, TypeVar
 import pytest
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "warm"))
+
+import warm  # noqa: E402
+
 START_S = 60.0
 ANSWER_S = 20.0
 STEP_S = 30.0
@@ -50,6 +54,8 @@ def free_ports(count: int) -> list[int]:
 class Task:
     """One process that runs server.py."""
 
+    _pid: int | None = None  # of the server itself, where a warm Python's client stands before it
+
     def __init__(
         self,
         cluster: dict[str, list[str]],
@@ -60,28 +66,24 @@ class Task:
         environment: dict[str, str] | None = None,
     ) -> None:
         self.log = log
+        given = environment or {}
+        python = warm.python(**{name: given[name] for name in given if name == "LD_PRELOAD"})
         # Files and pipes rather than shared ones: a killed task must not leave a reader waiting.
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    HERE / "server.py",
-                    json.dumps(cluster),
-                    job,
-                    str(index),
-                    protocol,
-                ],
+                [python, HERE / "server.py", json.dumps(cluster), job, str(index), protocol],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"} | (environment or {}),
+                env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"} | given,
             )
         self._partial = b""
         self.target = ""
 
     def wait_until_ready(self) -> None:
         """Until the server runs."""
-        self.target = self._read(START_S)["target"]
+        answer = self._read(START_S)
+        self.target, self._pid = answer["target"], answer["pid"]
 
     def ask(self, command: str) -> Any:
         """The answer to a command of server.py."""
@@ -93,19 +95,25 @@ class Task:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """It does nothing meanwhile, but its connections stay open."""
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            self._process.send_signal(signal.SIGCONT)
+            self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it as a crash would."""
-        self._process.kill()
+        self._signal(signal.SIGKILL)
         self._process.wait(ANSWER_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+    def _signal(self, number: int) -> None:
+        if self._pid is None:
+            self._process.send_signal(number)
+        elif self._process.poll() is None:
+            os.kill(self._pid, number)
 
     def _read(self, timeout_s: float) -> Any:
         assert self._process.stdout is not None
@@ -143,6 +151,11 @@ class Cluster:
     def target(self) -> str:
         """Where sessions connect: the server of task 0."""
         return f"grpc://{self._spec['worker'][0]}"
+
+    @property
+    def spec(self) -> dict[str, list[str]]:
+        """Addresses by job."""
+        return self._spec
 
     def restart(self, index: int) -> None:
         """A new process for a task, at the same address."""

@@ -32,7 +32,7 @@ def main() -> None:
         "plan": rdmatensor.tensorflow.plan,
         "pid": os.getpid,
     }
-    print(json.dumps({"target": server.target}), flush=True)
+    print(json.dumps({"target": server.target, "pid": os.getpid()}), flush=True)
     for line in sys.stdin:
         print(json.dumps(commands[line.strip()]()), flush=True)
     # The parent is gone, or wants an end. Servers cannot be stopped: leave without ceremony.

@@ -8,9 +8,9 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from contextlib import closing
 
+import warm
 from clusters import HERE
 
 
@@ -48,7 +48,7 @@ def test_servers_listen_where_the_cluster_says() -> None:
     if _has_ipv6():
         cases.append(("[::1]", "", r"\[::1\]", "[::1]"))
     run = subprocess.run(
-        [sys.executable, HERE / "addresses.py", json.dumps([case[:2] for case in cases])],
+        [warm.python(), HERE / "addresses.py", json.dumps([case[:2] for case in cases])],
         env=os.environ | {"RDMATENSOR_LOG_LEVEL": "debug"},
         capture_output=True,
         text=True,

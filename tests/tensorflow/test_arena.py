@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import warm
 from clusters import HERE, Cluster
 from graphs import TASK1, cross, session, v1
 
@@ -80,7 +80,7 @@ def test_tensor_outside_the_arena_is_copied_into_it(small_arena: Cluster) -> Non
 
 def test_memory_of_others_is_copied_into_the_arena() -> None:
     done = subprocess.run(
-        [sys.executable, HERE / "foreign_memory.py"],
+        [warm.python(), HERE / "foreign_memory.py"],
         env=os.environ | {"RDMATENSOR_PLAN": "off"},
         capture_output=True,
         text=True,

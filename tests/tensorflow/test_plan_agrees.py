@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import graph_analyzer as ga
+import warm
 from clusters import HERE, STEP_S, within
 from graph_analyzer import sources
 from graph_analyzer.analyze import DEFAULT_DEVICE
@@ -109,7 +110,7 @@ def test_sessions(servers: Cluster, name: str, optimize: bool) -> None:
 
 def test_function_over_the_tasks_of_a_cluster(servers: Cluster) -> None:
     script = ANALYZER_TESTS / "function_task.py"
-    command = [sys.executable, script, json.dumps(servers.addresses), "grpc+rdma"]
+    command = [warm.python(), script, json.dumps(servers.addresses), "grpc+rdma"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
@@ -166,7 +167,7 @@ def test_command_shows_the_plan_in_force(servers: Cluster, tmp_path: Path) -> No
     expected = ga.analyze(step.graph, fetches=step.fetches, feeds=step.feeds)
     expected.save(tmp_path / "expected.json")
     targets = [word for address in addresses(servers) for word in ("--live", address)]
-    command = [sys.executable, "-m", "rdmatensor", "plan"]
+    command = [warm.python(), "-m", "rdmatensor", "plan"]
 
     def plan(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "200"}

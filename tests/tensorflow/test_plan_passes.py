@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import warm
 from clusters import HERE, Cluster
 from graphs import TASK0, TASK1, cross, session, v1
 
@@ -250,7 +250,7 @@ def test_equal_graphs_of_two_sessions_are_told_apart(talkative: Cluster, logs: L
 def test_functions_of_the_parameter_server_strategy(tmp_path: Path) -> None:
     """The process that makes the function plans for both tasks."""
     run = subprocess.run(
-        [sys.executable, HERE / "train.py", "grpc+rdma", "strategy"],
+        [warm.python(), HERE / "train.py", "grpc+rdma", "strategy"],
         env=os.environ | {"RDMATENSOR_LOG_LEVEL": "debug", "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
+import warm
 from clusters import HERE
 from planned_functions import SHAPES, STEPS
 
 
 def test_traced_for_several_shapes() -> None:
     run = subprocess.run(
-        [sys.executable, HERE / "planned_functions.py"], capture_output=True, text=True, timeout=150
+        [warm.python(), HERE / "planned_functions.py"], capture_output=True, text=True, timeout=150
     )
     assert run.returncode == 0, run.stderr[-4000:]
     said = json.loads(run.stdout.splitlines()[-1])

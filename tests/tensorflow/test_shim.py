@@ -13,52 +13,58 @@ from typing import Any
 
 import pytest
 
-# What a program that only imports TensorFlow looks like from outside. Threads are counted by name,
-# so that a difference says whose they are.
+# What a program that only imports TensorFlow looks like from outside, before it makes a server. Threads are
+# counted by name, so that a difference says whose they are.
 PROGRAM = """
-import json
-import tensorflow as tf
-import rdmatensor.tensorflow as plugin
-total = float(tf.reduce_sum(tf.ones((300, 300)) @ tf.ones((300, 300))))
-try:
-    tf.distribute.Server({"worker": ["127.0.0.1:0"]}, protocol="grpc+rdma", start=False)
-    server = "made"
-except tf.errors.NotFoundError:
-    server = "no such protocol"
-print(json.dumps({
-    "total": total, "loaded": plugin.loaded(), "why_not": plugin.why_not(), "server": server,
-}))
-"""
-IDLE = """
 import json, pathlib
 import tensorflow as tf
 import rdmatensor.tensorflow as plugin
-tf.reduce_sum(tf.ones((300, 300)) @ tf.ones((300, 300)))
+total = float(tf.reduce_sum(tf.ones((300, 300)) @ tf.ones((300, 300))))
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 maps = open("/proc/self/maps").read().splitlines()
 tasks = pathlib.Path("/proc/self/task").iterdir()
-print(json.dumps({
+facts = {
+    "total": total,
     "loaded": plugin.loaded(),
+    "why_not": plugin.why_not(),
     "arena": plugin.stats()["arena"] if plugin.loaded() else None,
     "threads": sorted(task.joinpath("comm").read_text().strip() for task in tasks),
     "shared": [line for line in maps if "memfd" in line or "/dev/shm" in line],
     "reserved_kb": int(status["VmSize"].split()[0]),
-}))
+}
+try:
+    tf.distribute.Server({"worker": ["127.0.0.1:0"]}, protocol="grpc+rdma", start=False)
+    facts["server"] = "made"
+except tf.errors.NotFoundError:
+    facts["server"] = "no such protocol"
+print(json.dumps(facts))
 """
+# The JSON that a program printed, and the lines of ours on its standard error.
+Said = tuple[Any, list[str]]
 
 
-def _python(program: str, **environment: str) -> tuple[Any, list[str]]:
-    """The JSON that a program printed, and the lines of ours on its standard error."""
-    run = subprocess.run(
+def _start(program: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-c", program],
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"} | environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=100,
     )
-    assert run.returncode == 0, run.stderr[-4000:]
-    lines = [line for line in run.stderr.splitlines() if "rdmatensor" in line]
-    return json.loads(run.stdout.splitlines()[-1]), lines
+
+
+def _end(process: subprocess.Popen[str]) -> Said:
+    out, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors[-4000:]
+    lines = [line for line in errors.splitlines() if "rdmatensor" in line]
+    return json.loads(out.splitlines()[-1]), lines
+
+
+@pytest.fixture(scope="module")
+def disabled_and_not() -> tuple[Said, Said]:
+    """What the program says with the plugin disabled, and as it is installed."""
+    disabled, installed = (_start(PROGRAM, RDMATENSOR_DISABLE=value) for value in "10")
+    return _end(disabled), _end(installed)
 
 
 def _paths(*folders: Path) -> str:
@@ -92,7 +98,8 @@ def test_wrong_version_and_broken_plugin_leave_tensorflow_unharmed(
     broken = plugins.parent / "rdmatensor"
     broken.mkdir()
     broken.joinpath("librdmatensor_tensorflow.so").write_bytes(b"not a library")
-    facts, lines = _python(PROGRAM, PYTHONPATH=_paths(plugins.parent), RDMATENSOR_DISABLE="0")
+    environment = {"PYTHONPATH": _paths(plugins.parent), "RDMATENSOR_DISABLE": "0"}
+    facts, lines = _end(_start(PROGRAM, **environment))
     assert facts["total"] == 300.0**3
     assert facts["server"] == "made", "the installed plugin must not suffer"
     assert len(lines) == 2, lines
@@ -101,17 +108,16 @@ def test_wrong_version_and_broken_plugin_leave_tensorflow_unharmed(
     assert "librdmatensor_tensorflow.so" in unloadable
 
 
-def test_disabled_is_silent(root: Path) -> None:
-    facts, lines = _python(PROGRAM, RDMATENSOR_DISABLE="1")
+def test_disabled_is_silent(disabled_and_not: tuple[Said, Said]) -> None:
+    facts, lines = disabled_and_not[0]
     assert facts["server"] == "no such protocol"
     assert not facts["loaded"]
     assert facts["why_not"] == "RDMATENSOR_DISABLE is set"
     assert not lines
 
 
-def test_merely_imported_costs_no_thread_and_no_memory() -> None:
-    without, _ = _python(IDLE, RDMATENSOR_DISABLE="1")
-    with_plugin, lines = _python(IDLE, RDMATENSOR_DISABLE="0")
+def test_merely_imported_costs_no_thread_and_no_memory(disabled_and_not: tuple[Said, Said]) -> None:
+    (without, _), (with_plugin, lines) = disabled_and_not
     assert with_plugin["loaded"]
     assert not without["loaded"]
     assert with_plugin["threads"] == without["threads"]
@@ -123,11 +129,12 @@ def test_merely_imported_costs_no_thread_and_no_memory() -> None:
 
 
 def test_without_tensorflow_the_module_says_what_to_do() -> None:
-    facts, _ = _python(
+    program = (
         "import json, rdmatensor.tensorflow as p\n"
         "try:\n    p.stats()\nexcept Exception as e:\n"
         "    print(json.dumps({'loaded': p.loaded(), 'error': type(e).__name__, 'text': str(e)}))"
     )
+    facts, _ = _end(_start(program))
     assert facts["loaded"] is False
     assert facts["error"] == "Unsupported"
     assert "import tensorflow first" in facts["text"]

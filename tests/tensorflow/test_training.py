@@ -6,17 +6,17 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+import warm
 from clusters import HERE
 
 
 def _train(protocol: str, how: str) -> Any:
     run = subprocess.run(
-        [sys.executable, HERE / "train.py", protocol, how],
+        [warm.python(), HERE / "train.py", protocol, how],
         capture_output=True,
         text=True,
         timeout=100,

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of bench_embedding.py: a parameter server, a worker, or the chief that trains with both.
+
+Arguments: the cluster as JSON, the job, the protocol. The chief obeys "train" and "block" as tf_task.py's
+client does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import rdmatensor.tensorflow
+from rdmatensor.demo.control import Line, leave
+from rdmatensor.demo.paths import require_plugin
+from tf_task import process_facts, reset
+
+ROWS, WIDTH = 100_000, 64
+_SEED = 11
+_RATE = 0.1
+_BATCHES = 16
+
+
+class Chief:
+    """Tables of embeddings on the parameter server, looked up and updated by the worker."""
+
+    def __init__(self, cluster: dict[str, list[str]], protocol: str) -> None:
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer=protocol
+        )
+        self._strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
+        self._made = 0
+        self._step: Any = None
+
+    def train(self, tables: int, ids: int) -> Mapping[str, Any]:
+        """Build a step that looks up `ids` ids in each of `tables` tables."""
+        self._made = 0
+        with self._strategy.scope():
+            variables = [
+                tf.Variable(tf.random.stateless_normal([ROWS, WIDTH], [_SEED, table]))
+                for table in range(tables)
+            ]
+
+        # As an input pipeline gives them, which works ahead of the step.
+        random = np.random.default_rng(_SEED)
+        pools = [
+            tf.constant([random.choice(ROWS, ids, replace=False) for _ in range(_BATCHES)])
+            for _ in variables
+        ]
+
+        @tf.function
+        def step(number: Any) -> Any:
+            # How many ids there are is known only now.
+            batch = [pool[number % _BATCHES, number % 8 :] for pool in pools]
+            with tf.GradientTape() as tape:
+                rows = [
+                    tf.nn.embedding_lookup(variable, each)
+                    for variable, each in zip(variables, batch, strict=True)
+                ]
+                loss = tf.add_n([_RATE * tf.reduce_mean(tf.square(each)) for each in rows])
+            for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                variable.scatter_sub(gradient)
+            return loss
+
+        self._step = step
+        return {}
+
+    def block(self, steps: int) -> Mapping[str, Any]:
+        """The time of one of `steps` steps, which the coordinator hands to the worker in the background."""
+        numbers = [tf.constant(self._made + step) for step in range(steps)]
+        self._made += steps
+        start = time.perf_counter()
+        results = [self._coordinator.schedule(self._step, args=(number,)) for number in numbers]
+        self._coordinator.join()
+        seconds = (time.perf_counter() - start) / steps
+        losses = [float(result.fetch()) for result in results]
+        return {"seconds": [seconds], "losses": losses, "steps": steps}
+
+    def close(self) -> Mapping[str, Any]:
+        """Forget the step and its tables."""
+        self._step = None
+        return {}
+
+
+def main() -> None:
+    """See the module."""
+    line = Line()
+    cluster, job, protocol = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+    require_plugin(protocol)
+    handlers: dict[str, Any] = {
+        "process": process_facts,
+        "stats": rdmatensor.tensorflow.stats,
+        "reset": reset,
+    }
+    if job == "chief":
+        chief = Chief(cluster, protocol)
+        handlers |= {"train": chief.train, "block": chief.block, "close": chief.close}
+    else:
+        spec = tf.train.ClusterSpec(cluster)
+        server = tf.distribute.Server(spec, job_name=job, task_index=0, protocol=protocol)
+        assert server.target
+    line.emit("ready")
+    line.serve(handlers)
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()
