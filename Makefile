@@ -37,6 +37,8 @@ $(VENV)/.tools: pyproject.toml .ci/prepare
 	@echo 'installing TensorFlow and tools into $(VENV)'
 	@$(PIP) '$(TENSORFLOW)' 'setuptools>=77' wheel 'cffi>=1.16' 'cmake>=3.20' ninja \
 	  $$($(BIN)/python .ci/extras.py pyproject.toml demo bench test lint)
+	@# Keras 2, for examples/. It would bring another TensorFlow if it could.
+	@$(PIP) --no-deps 'tf_keras==2.21.*'
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.toml
@@ -65,7 +67,7 @@ lint: $(VENV)/.tools
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file= --explicit-package-bases --check-untyped-defs \
-	  --ignore-missing-imports bench tests
+	  --ignore-missing-imports bench examples tests
 	@$(BIN)/clang-format --dry-run -Werror $(c_files)
 
 format: $(VENV)/.tools

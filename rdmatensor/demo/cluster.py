@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdmatensor.demo.launch import Child, Team, free_addresses
+from rdmatensor.demo.launch import Child, Team
 from rdmatensor.demo.paths import STOCK, Paths
 from rdmatensor.demo.timing import Distribution
+from rdmatensor.processes import reserved_addresses
 
 # The slowest thing that happens in silence is importing TensorFlow in all tasks at once.
 SILENCE_S = 120.0
@@ -71,9 +72,8 @@ def run(options: Options, protocol: str, logs: Path, report: Report) -> Outcome:
 
     `report(step, loss)` is called as the training goes on. TaskFailed if any task fails or falls silent.
     """
-    addresses = free_addresses(options.workers + 2)
-    cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
-    with Team(logs) as team:
+    with reserved_addresses(options.workers + 2) as addresses, Team(logs) as team:
+        cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
         tasks = _start_servers(team, cluster, protocol)
         chief = _start_chief(team, cluster, protocol, options)
         for task in tasks:

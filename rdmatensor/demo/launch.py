@@ -1,28 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a group of processes on this machine, talks to them, and always takes them down again."""
+"""A group of processes on this machine that the launcher talks to, and always takes down again."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
-import random
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
+
+from rdmatensor.processes import Crew, Process, ending, free_addresses, terminate_like_interrupt
+
+__all__ = ["Child", "TaskFailed", "Team", "free_addresses", "terminate_like_interrupt"]
 
 Event = dict[str, Any]
 
 _POLL_S = 0.2
-_GRACE_S = 3.0
 # Tasks import from where the launcher does.
 _PATH_FLAGS = ["-P"] if getattr(sys.flags, "safe_path", False) else []
 
@@ -44,20 +42,11 @@ class TaskFailed(RuntimeError):
 class Child:
     """One process: commands go in as JSON lines, events come out as JSON lines, the rest to `log`."""
 
-    def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(self, name: str, process: Process, log: Path) -> None:
         self.name = name
         self.log = log
+        self._process = process
         self._events: queue.Queue[Event] = queue.Queue()
-        with log.open("wb") as log_file:
-            # A session of its own: Ctrl-C reaches the launcher only, which then takes the tasks down.
-            self._process = subprocess.Popen(
-                [sys.executable, *_PATH_FLAGS, *argv],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log_file,
-                env={**os.environ, **env},
-                start_new_session=True,
-            )
         threading.Thread(target=self._read, name=f"read-{name}", daemon=True).start()
 
     def _read(self) -> None:
@@ -87,19 +76,12 @@ class Child:
         """The exit status (negative: the signal that ended it), None while it runs."""
         return self._process.poll()
 
-    def close(self) -> None:
-        """Ask the task to leave by closing its standard input."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
 
-    def reap(self, deadline: float) -> None:
-        """Wait for the end until `deadline` (time.monotonic), then kill."""
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+def _hang_up(process: Process) -> None:
+    """Asks a task to leave."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
 
 
 class Team:
@@ -111,6 +93,7 @@ class Team:
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._children: list[Child] = []
+        self._crew = Crew()
 
     def __enter__(self) -> Team:
         return self
@@ -121,11 +104,15 @@ class Team:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
+        with self._crew:
+            self.stop()
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
         """Run this Python with `argv` and, on top of this process's environment, `env`."""
-        child = Child(name, argv, env or {}, self._log_dir / f"{name}.log")
+        log = self._log_dir / f"{name}.log"
+        with log.open("wb") as log_file:
+            process = self._crew.start([*_PATH_FLAGS, *argv], env or {}, log_file.fileno())
+        child = Child(name, process, log)
         self._children.append(child)
         return child
 
@@ -154,54 +141,11 @@ class Team:
                 if status is not None and (event := child.poll_event(_POLL_S)) is not None:
                     return event
                 if status is not None:
-                    raise TaskFailed(other.name, _ending(status), other.log)
+                    raise TaskFailed(other.name, ending(status), other.log)
             if time.monotonic() > deadline:
                 raise TaskFailed(child.name, f"said nothing for {timeout:.0f} s", child.log)
 
     def stop(self) -> None:
         """Take every task down; those that do not leave by themselves are killed."""
-        for child in self._children:
-            child.close()
-        deadline = time.monotonic() + _GRACE_S
-        for child in self._children:
-            child.reap(deadline)
+        self._crew.stop(_hang_up)
         self._children.clear()
-
-
-def _ending(status: int) -> str:
-    if status < 0:
-        return f"was ended by {signal.Signals(-status).name}"
-    return f"exited with status {status}"
-
-
-def free_addresses(count: int) -> list[str]:
-    """`count` different "localhost:PORT" that nobody listens on.
-
-    The ports lie below the range from which the kernel serves outgoing connections, so none is taken
-    between now and the moment a server binds it, unless another program asks for that very number.
-    """
-    ports: list[int] = []
-    for port in random.SystemRandom().sample(range(10000, 32000), 22000):
-        if len(ports) == count:
-            break
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            ports.append(port)
-    return [f"localhost:{port}" for port in ports]
-
-
-@contextlib.contextmanager
-def terminate_like_interrupt() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that tasks are taken down."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that a coordinator hands to workers: a table of embeddings on parameter servers, looked up sparsely.
+
+    rdmatensor launch -n 2 --ps 2 examples/parameter_server_custom_loop.py
+
+After the second half of TensorFlow's tutorial "Parameter server training with ParameterServerStrategy". A
+worker that dies may come back: the coordinator gives its steps to others meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+BATCH = 64
+EPOCHS, STEPS = 4, 30
+WORDS, WIDTH, LENGTH = 2000, 32, 8
+
+
+def serve(resolver: Any) -> None:
+    """The life of a worker or parameter server."""
+    config = tf.compat.v1.ConfigProto()
+    # A worker may hold a thread of a parameter server while it waits: few processors are not enough.
+    config.inter_op_parallelism_threads = max(4, os.cpu_count() or 1)
+    server = tf.distribute.Server(
+        resolver.cluster_spec(),
+        job_name=resolver.task_type,
+        task_index=resolver.task_id,
+        config=config,
+        protocol=resolver.rpc_layer or "grpc",
+    )
+    server.join()
+
+
+def sentences() -> Any:
+    """Rows of words; a sentence is good if most of its words are."""
+    random = np.random.default_rng(seed=1)
+    words = random.integers(WORDS, size=(4000, LENGTH))
+    good = (words % 2).mean(axis=1) > 0.5
+    data = tf.data.Dataset.from_tensor_slices((words, good.astype("float32")))
+    return data.shuffle(4000).repeat().batch(BATCH)
+
+
+def train(resolver: Any) -> None:
+    """What the chief does."""
+    partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        table = tf.Variable(tf.random.stateless_normal([WORDS, WIDTH], seed=[1, 2]), name="table")
+        weights = tf.Variable(
+            tf.random.stateless_normal([WIDTH, 1], seed=[3, 4]) / 8, name="weights"
+        )
+
+    @tf.function
+    def step(iterator: Any) -> Any:
+        words, good = next(iterator)
+        with tf.GradientTape() as tape:
+            # Only the rows that are looked up travel, and only their gradients back.
+            means = tf.reduce_mean(tf.nn.embedding_lookup(table, words), axis=1)
+            scores = tf.squeeze(means @ tf.convert_to_tensor(weights), axis=1)
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(good, scores))
+        variables = [*table.variables, *weights.variables]
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                gradient = tf.IndexedSlices(200 * gradient.values, gradient.indices)
+                variable.scatter_sub(gradient)
+            else:
+                variable.assign_sub(gradient)
+        return loss
+
+    batches = iter(coordinator.create_per_worker_dataset(sentences))
+    for epoch in range(1, EPOCHS + 1):
+        losses = [coordinator.schedule(step, args=(batches,)) for _ in range(STEPS)]
+        coordinator.join()
+        print(f"epoch {epoch}: loss {float(np.mean(coordinator.fetch(losses)))!r}")
+
+
+def main() -> None:
+    """Every task runs this."""
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type in ("worker", "ps"):
+        serve(resolver)
+    else:
+        train(resolver)
+
+
+if __name__ == "__main__":
+    main()

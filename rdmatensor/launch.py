@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor launch`: the tasks of a TensorFlow cluster as processes of this machine. See docs/launch.md."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from rich.console import Console
+from rich.text import Text
+
+from .processes import Crew, Process, ending, reserved_addresses
+
+EXIT_SIGNAL = 128
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
+# A line without end, such as a progress bar's, is passed on in pieces.
+_LONGEST_LINE = 1 << 16
+_OUTPUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a cluster."""
+
+    job: str
+    index: int
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.job} {self.index}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be run: as `python SCRIPT ARGUMENTS` in each task."""
+
+    script: Path
+    arguments: Sequence[str]
+    workers: int
+    ps: int
+    chief: bool
+    protocol: str
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Of the cluster, those that others wait for first."""
+        counts = {"ps": self.ps, "worker": self.workers, "chief": int(self.chief)}
+        return [Task(job, index) for job, count in counts.items() for index in range(count)]
+
+    def serves(self, task: Task) -> bool:
+        """Whether a task may run for ever: it is ended when the others have ended well.
+
+        Parameter servers do; with them and a chief, workers do too, as ParameterServerStrategy has it.
+        """
+        return task.job == "ps" or (task.job == "worker" and self.chief and self.ps > 0)
+
+
+def cluster_of(tasks: Sequence[Task], addresses: Sequence[str]) -> dict[str, list[str]]:
+    """TensorFlow's description of a cluster whose tasks have these addresses."""
+    cluster: dict[str, list[str]] = {}
+    for task, address in zip(tasks, addresses, strict=True):
+        cluster.setdefault(task.job, []).append(address)
+    return cluster
+
+
+def environment(cluster: Mapping[str, Sequence[str]], task: Task, protocol: str) -> dict[str, str]:
+    """What tells a task its place. "rpc_layer" is the one that cluster resolvers read."""
+    config = {
+        "cluster": cluster,
+        "task": {"type": task.job, "index": task.index},
+        "rpc_layer": protocol,
+    }
+    return {"TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"}
+
+
+# A task and its exit status; or no task, and a signal for this program.
+_Ends = queue.SimpleQueue[tuple[Task | None, int]]
+
+
+class _Output:
+    """Standard output or error of this program, to which the tasks' lines go one at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._console = Console(stderr=descriptor == 2)
+        self._lock = threading.Lock()
+
+    def prefix(self, task: Task, colour: str) -> bytes:
+        """What a task's lines begin with; in its colour on a terminal."""
+        with self._console.capture() as written:
+            self._console.print(Text(f"[{task.name}]", style=colour), end=" ")
+        return written.get().encode()
+
+    def carry(self, pipe: BinaryIO, prefix: bytes) -> None:
+        """Until the pipe's end. When nobody reads our output any more, the tasks' is thrown away."""
+        while line := pipe.readline(_LONGEST_LINE):
+            data = memoryview(prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
+            with self._lock, contextlib.suppress(OSError):
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+
+
+def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task, Process]:
+    cluster = cluster_of(request.tasks, addresses)
+    started = {}
+    for task in request.tasks:
+        process = crew.start(
+            [str(request.script), *request.arguments],
+            environment(cluster, task, request.protocol),
+        )
+        assert process.stdin is not None
+        process.stdin.close()
+        started[task] = process
+    return started
+
+
+def _follow(started: Mapping[Task, Process]) -> list[threading.Thread]:
+    """Threads that pass the tasks' output on."""
+    outputs = [_Output(1), _Output(2)]
+    threads = []
+    for number, (task, process) in enumerate(started.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        for output, pipe in zip(outputs, (process.stdout, process.stderr), strict=True):
+            arguments = (pipe, output.prefix(task, colour))
+            threads.append(threading.Thread(target=output.carry, args=arguments, daemon=True))
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+@contextlib.contextmanager
+def _signals_as_ends(ends: _Ends) -> Iterator[None]:
+    """Within the block, signals that would end this program are told, so that nothing is left half done.
+
+    Those that are ignored, as for `nohup` and for jobs in the background, stay so.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    heard = {number: each for number, each in before.items() if each != signal.SIG_IGN}
+    for number in heard:
+        signal.signal(number, lambda number, _: ends.put((None, number)))
+    try:
+        yield
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
+
+
+def _wait_for(
+    crew: Crew, request: Request, started: Mapping[Task, Process], ends: _Ends
+) -> tuple[int, str]:
+    """Waits until all tasks that end have ended, or one has failed: the exit status, and why that."""
+
+    def wait(task: Task, process: Process) -> None:
+        ends.put((task, crew.wait(process)))
+
+    for task, process in started.items():
+        threading.Thread(target=wait, args=(task, process), daemon=True).start()
+    running = {task for task in started if not request.serves(task)}
+    while running:
+        ended, status = ends.get()
+        if ended is None:
+            return EXIT_SIGNAL + status, signal.Signals(status).name
+        if status:
+            return EXIT_SIGNAL - status if status < 0 else status, f"{ended.name} {ending(status)}"
+        running.discard(ended)
+    return 0, ""
+
+
+def run(request: Request, say: Callable[[str], None]) -> int:
+    """Runs the tasks to their end, their output in lines that begin with "[worker 0] "; the exit status.
+
+    It is 0 if all have ended well, else that of the first that failed; 128 + the signal if one ended it, or
+    this program. No process stays behind. `say` gets a line for people. Only in the main thread. OSError when
+    there is no port or no process for a task.
+    """
+    ends: _Ends = queue.SimpleQueue()
+    with _signals_as_ends(ends):
+        with reserved_addresses(len(request.tasks)) as addresses, Crew() as crew:
+            started = _start(crew, request, addresses)
+            threads = _follow(started)
+            status, why = _wait_for(crew, request, started, ends)
+            if why:
+                say(f"{why}; all tasks are ended")
+        deadline = time.monotonic() + _OUTPUT_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    return status
+
+
+def check(script: Path) -> str:
+    """Why a file cannot be run, "" when it can."""
+    if not script.exists():
+        return f"{script} does not exist"
+    if not script.is_file() or not os.access(script, os.R_OK):
+        return f"{script} is not a file that can be read"
+    return ""

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes on this machine that end with the program that started them, and ports for them.
+
+Free of TensorFlow: programs that only start others begin at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
+
+GRACE_S = 3.0
+# Reads "+PID" and "-PID" lines. At their end, which is the program's, it kills the groups that are left.
+_GUARD = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+Process = subprocess.Popen[bytes]
+
+
+class Crew:
+    """Processes that end with the block, and with this program however it ends, by SIGKILL too.
+
+    Each leads a process group of its own, and takes what it started along. Ctrl-C in a terminal reaches this
+    program only. Methods may be called from any thread, one at a time for each process.
+    """
+
+    def __init__(self) -> None:
+        self._running: list[Process] = []
+        self._guard = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _GUARD],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        assert self._guard.stdin is not None
+        with contextlib.suppress(OSError):
+            self._guard.stdin.close()
+        self._guard.wait()
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        stderr: int = subprocess.PIPE,
+    ) -> Process:
+        """A Python with these arguments and, on top of this program's environment, `environment`.
+
+        Its streams are pipes, but `stderr` may be a descriptor.
+        """
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self._running.append(process)
+        self._tell("+", process)
+        return process
+
+    def wait(self, process: Process) -> int:
+        """Waits for its end, and ends what it left behind; the exit status, negative for a signal."""
+        # Until it is reaped, its number is no other group's.
+        with contextlib.suppress(ChildProcessError):  # it is: by stop(), meanwhile
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            self._kill(process)
+        return process.wait()
+
+    def stop(self, ask: Callable[[Process], object] | None = None) -> None:
+        """Ends all: first `ask`, by default SIGTERM for its group, for each; after GRACE_S, or when
+        interrupted, SIGKILL."""
+        with contextlib.suppress(KeyboardInterrupt):
+            for process in self._running:
+                (ask or _terminate)(process)
+            deadline = time.monotonic() + GRACE_S
+            for process in self._running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        for process in self._running:
+            self._kill(process)
+            process.wait()
+        self._running.clear()
+
+    def _kill(self, process: Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        self._tell("-", process)
+
+    def _tell(self, what: str, process: Process) -> None:
+        assert self._guard.stdin is not None
+        # A guard that was killed guards nothing, and at the end there is none.
+        with contextlib.suppress(OSError, ValueError):
+            self._guard.stdin.write(f"{what}{process.pid}\n".encode())
+            self._guard.stdin.flush()
+
+
+def _terminate(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+
+
+def ending(status: int) -> str:
+    """How a process ended, in words."""
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"exited with status {status}"
+
+
+@contextlib.contextmanager
+def reserved_addresses(count: int) -> Iterator[list[str]]:
+    """`count` different "localhost:PORT", which within the block only servers of TensorFlow can take.
+
+    The ports are bound here, but not listened at: that keeps out whoever looks for a free one, and whoever
+    does not set SO_REUSEADDR, as servers do. They lie below the range that the kernel serves outgoing
+    connections from. OSError when there are not so many.
+    """
+    with contextlib.ExitStack() as stack:
+        ports: list[int] = []
+        for port in random.SystemRandom().sample(range(10000, 32000), 22000):
+            if len(ports) == count:
+                break
+            # A port that another program reserved so can be told from a free one only without SO_REUSEADDR.
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                probe.close()
+                held = stack.enter_context(socket.socket())
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                held.bind(("127.0.0.1", port))
+                ports.append(port)
+        if len(ports) < count:
+            raise OSError(f"{count} free ports are needed, this machine has {len(ports)}")
+        yield [f"localhost:{port}" for port in ports]
+
+
+def free_addresses(count: int) -> list[str]:
+    """As reserved_addresses, for a moment only."""
+    with reserved_addresses(count) as addresses:
+        return addresses
+
+
+@contextlib.contextmanager
+def terminate_like_interrupt() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that processes are ended.
+
+    The signal's name is the argument of the KeyboardInterrupt.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor launch` as users call it. No TensorFlow: tests/tensorflow/test_examples.py has that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rdmatensor.processes import reserved_addresses
+
+SECONDS = 60.0
+# Each task does what the argument says for it, for example "worker 1=fail", and leaves otherwise.
+SCRIPT = """
+import json, os, signal, subprocess, sys, time
+place = json.loads(os.environ["TF_CONFIG"])["task"]
+deeds = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
+deed = deeds.get(f"{place['type']} {place['index']}")
+print("begins", flush=True)
+if deed == "config":
+    print(os.environ["TF_CONFIG"])
+    print(sys.argv, file=sys.stderr)
+elif deed == "fail":
+    sys.exit(3)
+elif deed == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+elif deed == "parent":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", *sys.argv])
+elif deed == "bytes":
+    os.write(1, b"\\xff" * 70000 + b"\\nrest")
+elif deed in ("serve", "stubborn"):
+    if deed == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("serves", flush=True)
+    time.sleep(1000)
+"""
+# What none of them may be left of.
+Mark = str
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def processes(mark: Mark) -> list[str]:
+    """The command lines that name a file."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                words = (folder / "cmdline").read_text()
+            except OSError:
+                continue
+            found += [words] if mark in words else []
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(script: Path) -> Iterator[None]:
+    yield
+    end = time.monotonic() + SECONDS
+    while left := processes(str(script)):
+        assert time.monotonic() < end, left
+        time.sleep(0.02)
+
+
+def command(*arguments: str | Path) -> list[str | Path]:
+    return [sys.executable, "-m", "rdmatensor", "launch", *arguments]
+
+
+def launch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, errors="replace", timeout=SECONDS
+    )
+
+
+def test_tasks_know_their_places(script: Path) -> None:
+    tasks = ["chief 0", "worker 0", "worker 1", "ps 0"]
+    asked = [f"{task}=config" for task in tasks]
+    done = launch("-n", "2", "--ps", "1", script, *asked, "--steps", "5")
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split("] ", 1) for line in done.stdout.splitlines() if "{" in line)
+    configs = {task.removeprefix("["): json.loads(text) for task, text in said.items()}
+    assert set(configs) >= {"chief 0"}, "the others may be ended before they say anything"
+    for task, config in configs.items():
+        assert "{type} {index}".format(**config["task"]) == task
+        assert config["rpc_layer"] == "grpc+rdma"
+        cluster = config["cluster"]
+        assert {job: len(addresses) for job, addresses in cluster.items()} == {
+            "chief": 1, "worker": 2, "ps": 1,
+        }  # fmt: skip
+        assert len({address for addresses in cluster.values() for address in addresses}) == 4
+    assert f"[chief 0] {[str(script), *asked, '--steps', '5']}" in done.stderr.splitlines()
+
+
+def test_without_parameter_servers_all_are_waited_for(script: Path) -> None:
+    done = launch(
+        "-n", "3", "--protocol", "grpc", script, *(f"worker {i}=config" for i in range(3))
+    )
+    assert done.returncode == 0, done.stderr
+    configs = [line for line in done.stdout.splitlines() if "{" in line]
+    assert sorted(line.split("] ")[0] for line in configs) == [f"[worker {i}" for i in range(3)]
+    assert all('"rpc_layer": "grpc"' in line and "chief" not in line for line in configs)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        ["--ps", "2", "--no-chief", "ps 0=serve", "ps 1=serve"],
+        ["--ps", "1", "ps 0=serve", "worker 0=serve"],
+    ],
+    ids=["parameter servers", "and workers of a chief"],
+)
+def test_servers_end_with_those_they_serve(script: Path, tasks: list[str]) -> None:
+    options = [word for word in tasks if "=" not in word]
+    done = launch(*options, script, *tasks[len(options) :])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("deed", "status", "words"),
+    [("fail", 3, "exited with status 3"), ("die", 128 + 9, "was ended by SIGKILL")],
+)
+def test_the_first_failure_ends_all(script: Path, deed: str, status: int, words: str) -> None:
+    others = ["worker 0=serve", "worker 2=parent"]
+    done = launch(
+        "-n", "3", "--ps", "1", script, "ps 0=serve", "chief 0=serve", *others, f"worker 1={deed}"
+    )
+    assert done.returncode == status, done.stderr
+    assert f"rdmatensor launch: worker 1 {words}" in done.stderr
+
+
+def test_what_a_task_leaves_behind_is_ended(script: Path) -> None:
+    assert launch("-n", "2", script, "worker 0=parent").returncode == 0
+
+
+def test_any_output_is_passed_on(script: Path) -> None:
+    done = subprocess.run(
+        command(script, "worker 0=bytes"), stdout=subprocess.PIPE, timeout=SECONDS, check=True
+    )
+    assert done.stdout.count(b"\xff") == 70000
+    lines = done.stdout.splitlines()
+    assert all(line.startswith(b"[worker 0] ") for line in lines)
+    assert lines[-1] == b"[worker 0] rest"
+
+
+def test_output_that_nobody_reads_is_no_failure(script: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        command("-n", "2", script), stdout=write, stderr=subprocess.PIPE, timeout=SECONDS
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+Started = Callable[[str], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def started(script: Path) -> Iterator[Started]:
+    """A launcher whose three tasks run, one with a child."""
+    made = []
+
+    def start(deed: str) -> subprocess.Popen[bytes]:
+        deeds = ["worker 0=serve", f"worker 1={deed}", "ps 0=parent"]
+        # A background shell's commands have SIGINT ignored, and hand that on.
+        process = subprocess.Popen(
+            [
+                "env",
+                "--default-signal=INT",
+                *command("-n", "2", "--ps", "1", "--no-chief", script, *deeds),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        made.append(process)
+        assert process.stdout is not None
+        said: Counter[bytes] = Counter()
+        while said[b"serves"] < 2 or said[b"begins"] < 3:
+            said[process.stdout.readline().strip().split(b"] ")[1]] += 1
+        return process
+
+    yield start
+    for process in made:
+        with process:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("number", "deed"),
+    [
+        (signal.SIGINT, "serve"),
+        (signal.SIGHUP, "serve"),
+        (signal.SIGTERM, "stubborn"),
+        (signal.SIGKILL, "stubborn"),
+    ],
+)
+def test_an_ended_launcher_leaves_no_task(
+    started: Started, number: signal.Signals, deed: str
+) -> None:
+    process = started(deed)
+    process.send_signal(number)
+    expected = -9 if number == signal.SIGKILL else 128 + number
+    assert process.wait(SECONDS) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing.py"], "missing.py does not exist"),
+        (["."], ". is not a file that can be read"),
+        (["-n", "0", "missing.py"], "0 is not in the range"),
+        (["--ps", "-1", "missing.py"], "-1 is not in the range"),
+        (["--protocol", "rdma", "missing.py"], "'rdma' is not one of 'grpc+rdma', 'grpc'"),
+        ([], "Missing argument 'SCRIPT'"),
+    ],
+)
+def test_wrong_use_is_explained(arguments: list[str], words: str) -> None:
+    done = launch(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_reserved_addresses_are_for_servers_only() -> None:
+    with reserved_addresses(3) as addresses:
+        assert len(set(addresses)) == 3
+        port = int(addresses[0].rpartition(":")[2])
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("0.0.0.0", port))
+            server.listen()
+
+
+def place(root: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, root / "examples/place.py", *arguments],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+
+SHOW = [sys.executable, "-c", "import os, sys; print(os.environ['TF_CONFIG'], sys.argv[1:])", "--x"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "task"), [("SLURM_PROCID", "chief"), ("JOB_COMPLETION_INDEX", "worker")]
+)
+def test_place_from_a_scheduler(root: Path, variable: str, task: str) -> None:
+    servers = ["--ps", "1"] if task == "chief" else []
+    rank = "0" if task == "chief" else "2"
+    done = place(root, *servers, "a,b,a", *SHOW, **{variable: rank})
+    assert done.returncode == 0, done.stderr
+    config, arguments = json.JSONDecoder().raw_decode(done.stdout)[0], done.stdout.split("} ")[-1]
+    first, second, third = "a:2222", "b:2222", "a:2223"
+    expected: dict[str, list[str]] = {"worker": [first, second, third]}
+    if servers:
+        expected = {"chief": [first], "ps": [second], "worker": [third]}
+    assert config["cluster"] == expected
+    assert config["task"] == {"type": task, "index": 0 if servers else 2}
+    assert config["rpc_layer"] == "grpc+rdma"
+    assert arguments == "['--x']\n"
+
+
+def test_place_is_refused_outside_of_the_cluster(root: Path) -> None:
+    for variables in ({}, {"PMI_RANK": "2"}):
+        done = place(root, "a,b", "true", **variables)
+        assert done.returncode == 2
+        assert "of 2 hosts: is this one of SLURM_PROCID" in done.stderr
