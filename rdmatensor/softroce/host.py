@@ -219,16 +219,18 @@ class Host:
     def wait_ready(self, timeout: float) -> None:
         """Waits for the boot. GuestDied, Unavailable, DeadlineExceeded.
 
-        A guest whose QEMU crashes in the middle of the boot gets a second chance: now and then an
-        emulated one does, on a busy machine.
+        A guest that crashes in the middle of the boot, or is not ready after half of the time, gets a
+        second chance: on a busy machine an emulated one now and then crashes, or loses an interrupt.
         """
+        end = time.monotonic() + timeout
         try:
-            self._now().wait_ready(timeout)
-        except GuestDied:
+            self._now().wait_ready(timeout / 2)
+        except (GuestDied, DeadlineExceeded):
             if self._now().explanation():
                 raise
+            self._now().kill("it did not boot")
             self.begin(self._environment)
-            self._now().wait_ready(timeout)
+            self._now().wait_ready(end - time.monotonic())
 
     @property
     def alive(self) -> bool:

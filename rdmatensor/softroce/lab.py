@@ -23,7 +23,7 @@ MOST_HOSTS = 16
 MEMORY = 2048  # MB
 MTU = 9000
 DEVICE = "rxe0"
-BOOT_SECONDS = 300.0  # 4 to 8 when all is well, 90 seen on a machine with far too much to do
+BOOT_SECONDS = 400.0  # 4 to 8 when all is well; 90 seen on a machine with far too much to do
 _SUBNET = "10.77.0"
 
 
@@ -58,7 +58,8 @@ class Lab:
     ) -> None:
         """`timeout`: seconds that waits last when they are not told otherwise. `memory`: MB for each
         host. `mtu`: of eth0, in bytes. `shared`: an existing folder; without, a temporary one that is
-        removed at the end. `say` gets a line when something long begins. LabError on a wrong value.
+        removed at the end. `boot_timeout`: for two attempts. `say` gets a line when something long
+        begins. LabError on a wrong value.
         """
         if not 1 <= hosts <= MOST_HOSTS:
             raise LabError(f"{hosts} hosts: 1 to {MOST_HOSTS} are possible")

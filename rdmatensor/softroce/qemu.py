@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .clock import tsc_khz
 from .emulator import Emulator
 from .errors import DeadlineExceeded, GuestDied, LabError, Unavailable
 from .kernel import Kernel
@@ -86,6 +87,7 @@ def command(machine: Machine, port_fd: int, qmp_fd: int) -> list[str]:
     unpacked = None if machine.kvm else machine.kernel.unpacked
     boot = [
         *KERNEL_OPTIONS,
+        *_clock(machine),
         *(_setting(name, value) for name, value in machine.settings.items()),
     ]
     words = [
@@ -114,6 +116,12 @@ def command(machine: Machine, port_fd: int, qmp_fd: int) -> list[str]:
             f"virtio-net-pci,netdev=net,id=card,mac={card.mac},host_mtu={card.mtu},romfile=",
         ]
     return words
+
+
+def _clock(machine: Machine) -> list[str]:
+    """What an emulated guest's kernel could only guess while its processors wait for others."""
+    khz = 0 if machine.kvm else tsc_khz()
+    return [f"tsc_early_khz={khz}"] if khz else []
 
 
 def _path(path: Path) -> str:

@@ -9,12 +9,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from graph_analyzer.devices import parse
 from placed_graphs import Step
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "warm"))
+
+import warm
 
 v1 = tf.compat.v1
 
@@ -47,7 +52,7 @@ class Cluster:
         }
         self.target = f"grpc://{self.addresses['worker'][0]}"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, json.dumps(self.addresses), protocol],
+            [warm.python(), "-c", _SERVE, json.dumps(self.addresses), protocol],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

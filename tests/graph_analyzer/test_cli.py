@@ -15,6 +15,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 import placed_graphs as graphs
+import warm
 from graph_analyzer import TransferPlan, analyze
 from graph_analyzer.cli import plan as plan_command
 
@@ -29,7 +30,7 @@ number = 3
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(
-        [sys.executable, "-m", "rdmatensor", "plan", *arguments],
+        [warm.python(), "-m", "rdmatensor", "plan", *arguments],
         cwd=folder, env=environment, capture_output=True, text=True,
     )  # fmt: skip
 

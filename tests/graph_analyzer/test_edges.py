@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import placed_graphs as graphs
+import warm
 from graph_analyzer import TransferPlan, analyze, closest, ops
 from graph_analyzer.plan import ADDED
 from placed_graphs import Step
@@ -55,7 +55,7 @@ def test_edges_are_those_of_tensorflow(cluster: Cluster, name: str, optimize: bo
 
 def test_edges_of_functions_are_those_of_tensorflow(cluster: Cluster) -> None:
     script = Path(__file__).with_name("function_task.py")
-    command = [sys.executable, str(script), json.dumps(cluster.addresses), "grpc"]
+    command = [warm.python(), str(script), json.dumps(cluster.addresses), "grpc"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def booted(hosts: int) -> Iterator[Lab]:
     """A lab; without one here, tests are skipped with the reason, but never in CI."""
-    lab = Lab(hosts, timeout=PATIENCE, boot_timeout=PATIENCE)
+    lab = Lab(hosts, timeout=PATIENCE, boot_timeout=2 * PATIENCE)
     try:
         lab.__enter__()
     except Unavailable as error:

@@ -65,7 +65,7 @@ class Site(Nursery):
         self._made.append(peer)
         return peer
 
-    def says(self, words: str, seconds: float = 20) -> bool:
+    def says(self, words: str, seconds: float = 60) -> bool:
         """Whether a peer of this test has written this to its standard error, or does so soon."""
         end = time.monotonic() + seconds
         while words.encode() not in self._process.stderr[self._heard :]:

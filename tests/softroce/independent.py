@@ -87,7 +87,7 @@ class Line:
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.address = address
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._socket = socket.create_connection((host, int(port)), timeout=20)
 
     def send(self, kind: int, body: bytes = b"", sequence: int = 0) -> None:
         header = HEADER.pack(b"RDT1", VERSION, kind, len(body), sequence)
@@ -255,7 +255,7 @@ class Independent:
             self._post_receive()
         return None
 
-    def _completion(self, seconds: float = 60) -> str:
+    def _completion(self, seconds: float = 20) -> str:
         """The status of the next send."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -345,7 +345,7 @@ class Independent:
         self._post(e.IBV_WR_RDMA_WRITE_WITH_IMM, len(data), address, rkey)
         return self._completion()
 
-    def take(self, seconds: float = 60) -> tuple[int, bytes]:
+    def take(self, seconds: float = 20) -> tuple[int, bytes]:
         """The next notification from them: immediate and payload."""
         end = time.monotonic() + seconds
         while self._learned < self._consumed + RECORD.size:
@@ -362,7 +362,7 @@ class Independent:
         self._consumed += (RECORD.size + size + 15) // 16 * 16
         return immediate, payload
 
-    def hung_up(self, seconds: float = 60) -> bool:
+    def hung_up(self, seconds: float = 20) -> bool:
         """Whether the device ends the connection."""
         self._line._socket.settimeout(seconds)
         try:

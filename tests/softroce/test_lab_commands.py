@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import signal
 import threading
 from pathlib import Path
@@ -140,6 +141,16 @@ def test_a_guest_is_fit_for_rdma(host: Host) -> None:
     assert "/dev/shm" in out
     assert "rdma_cm" in out
     assert "uverbs0" in out
+
+
+def test_the_clock_goes_right(host: Host) -> None:
+    """It was told the frequency of its time stamp counter; a measurement of its own agrees."""
+    said = host.run(["sh", "-c", "dmesg | grep -o 'tsc: .*MHz'; cat /proc/cmdline"]).stdout
+    if "tsc_early_khz" not in said:
+        pytest.skip("with KVM, the host tells")
+    told, *refined = (float(each) for each in re.findall(r"([0-9.]+) MHz", said))
+    assert f"tsc_early_khz={round(1000 * told)} " in said
+    assert refined == pytest.approx([told] * len(refined), rel=0.01)
 
 
 def test_terminal(host: Host) -> None:

@@ -17,8 +17,6 @@ PYTHON = "/usr/bin/python3"
 REM_ACCESS_ERR = "REM_ACCESS_ERR"
 RECEIVES = 104  # of a connection, for notifications
 
-pytestmark = pytest.mark.timeout(200)
-
 
 class Both(NamedTuple):
     """A device of ours, and a process with the independent program."""

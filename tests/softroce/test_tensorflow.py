@@ -15,7 +15,7 @@ from imports import pack
 from rdmatensor.softroce import Lab
 
 TASK = Path(__file__).parent / "tensorflow_task.py"
-PATIENCE = 400.0  # TensorFlow takes most of a minute to be imported on emulated processors
+PATIENCE = 900.0  # TensorFlow takes most of a minute to be imported on emulated processors
 FLOAT = 4
 
 
@@ -49,7 +49,6 @@ def results(lab: Lab, request: pytest.FixtureRequest) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.timeout(PATIENCE + 120)
 def test_values_and_losses_are_those_of_grpc(results: Any) -> None:
     stock, rdma = results["grpc"], results["grpc+rdma"]
     assert rdma["sums"] == stock["sums"]
@@ -58,7 +57,6 @@ def test_values_and_losses_are_those_of_grpc(results: Any) -> None:
     assert later == [first * 3**step for step in range(1, len(later) + 1)]
 
 
-@pytest.mark.timeout(PATIENCE + 120)
 def test_payload_goes_by_verbs(results: Any) -> None:
     stats = results["grpc+rdma"]["stats"]
     steps = len(results["grpc+rdma"]["sums"])

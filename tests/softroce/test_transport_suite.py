@@ -14,11 +14,13 @@ import pytest
 from rdmatensor.softroce import Lab
 
 TESTS = Path(__file__).resolve().parents[1]
-SECONDS = 500.0
+SECONDS = 900.0
 # What verbs cannot do, and in how many tests that shows.
 SKIPS = {"transport verbs cannot map remote memory": 4}
 PROGRAMS = [
     "test_channel",
+    "test_group",
+    "test_group_failures",
     "test_verbs_library",
     "test_verbs_ports",
     "test_verbs_registration",
@@ -31,7 +33,6 @@ def skips(report: Path) -> Counter[str]:
     return Counter(reasons)
 
 
-@pytest.mark.timeout(SECONDS + 100)
 def test_transport_suite(lab: Lab) -> None:
     report = lab.shared / "transport.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=10"]
@@ -48,11 +49,10 @@ def test_transport_suite(lab: Lab) -> None:
     assert skips(report) == SKIPS
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_c_program_on_verbs(lab: Lab, programs: Path, name: str) -> None:
     """With a device there is nothing to skip."""
     done = lab.hosts[0].run(
-        [programs / name], env={"RDMATENSOR_TRANSPORTS": "verbs"}, timeout=300, check=False
+        [programs / name], env={"RDMATENSOR_TRANSPORTS": "verbs"}, timeout=SECONDS, check=False
     )
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
