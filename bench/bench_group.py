@@ -87,12 +87,17 @@ class Members:
 
     def __init__(self, library: str, size: int, folder: Path) -> None:
         address = str(folder / library)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address)
-            listener.listen(size)
-            listener.settimeout(PATIENCE)
-            self._processes = [subprocess.Popen(each) for each in commands(library, address, size)]
-            self._lines = [Connection(listener.accept()[0].detach()) for _ in range(size)]
+        self._lines: list[Connection] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(address)
+        self._listener.listen(size)
+        self._listener.settimeout(PATIENCE)
+        self._processes = [subprocess.Popen(each) for each in commands(library, address, size)]
+
+    def meet(self, size: int) -> None:
+        with self._listener:
+            for _ in range(size):
+                self._lines.append(Connection(self._listener.accept()[0].detach()))
         offers = dict(self._everybody())
         self._tell(offers[0])
         self._everybody()
@@ -196,6 +201,7 @@ def started(libraries: list[str], size: int) -> Iterator[dict[str, Members]]:
         for library in libraries:
             members[library] = Members(library, size, Path(folder))
             stack.callback(members[library].close)
+            members[library].meet(size)
         yield members
 
 

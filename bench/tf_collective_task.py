@@ -65,11 +65,12 @@ class Worker:
         def step() -> Any:
             def replica() -> Any:
                 with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean((x @ weight - x) ** 2)
+                    loss = tf.reduce_mean((x @ weight - x) ** 2) / self._size
                 gradient = tape.gradient(loss, weight)
                 context = tf.distribute.get_replica_context()
-                mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, gradient)
-                weight.assign_sub(0.1 * mean)
+                total = context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
+                # What optimizers use.
+                tf.raw_ops.ResourceApplyGradientDescent(var=weight.handle, alpha=0.1, delta=total)
                 return loss
 
             return self._strategy.run(replica)

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 from typing import TypeVar
 
-from . import config
 from ._ffi import lib
+from .config import get_int
 from .errors import UsageError
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def wait_in_slices(
     """
     left = milliseconds(timeout)
     if left < 0:
-        left = config.get_int("DEADLINE_MS")
+        left = get_int("DEADLINE_MS")
     if left <= _SLICE_MS and stopped is None:
         return wait(left)
     end = time.monotonic() + left / 1000

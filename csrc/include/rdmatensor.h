@@ -555,7 +555,8 @@ typedef struct rdt_group_options {
 RDT_API rdt_status rdt_group_create(rdt_device *device, const rdt_group_options *options,
                                     rdt_group **group);
 /* Fails what is under way with RDT_ERR_CANCELLED, here and at the other members, waits for its end, and
- * gives the handle up. Not from a handler. NULL is ignored. Before rdt_device_close. */
+ * gives the handle up. Not from a handler or an operation's `done`. NULL is ignored. Before
+ * rdt_device_close. */
 RDT_API void rdt_group_close(rdt_group *group);
 
 typedef struct rdt_collective {
@@ -565,8 +566,8 @@ typedef struct rdt_collective {
   rdt_reduction reduction; /* of ALL_REDUCE and REDUCE_SCATTER */
   rdt_algorithm algorithm;
   uint32_t root;     /* of BROADCAST */
-  uint64_t tag[2];   /* both 0: the number of the call, where all members make the same calls in
-                              the same order */
+  uint64_t tag[2];   /* names the operation: never used twice in a group. Both 0: the number of the
+                              call, where all members make the same calls in the same order */
   const void *input; /* may be `output` (ALL_GATHER: this member's part of it) */
   void *output;      /* otherwise they must not overlap */
   uint64_t count;    /* elements of input: ALL_REDUCE, BROADCAST (any number); REDUCE_SCATTER,

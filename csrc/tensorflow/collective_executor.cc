@@ -108,6 +108,8 @@ void CollectiveExecutor::CompleteParamsAsync(const tensorflow::DeviceAttributes&
     done(AbortStatus());
     return;
   }
+  // Others may wait behind `done` for their answers: see CompleteGroupLocal.
+  may_block = false;
   // On CPUs TensorFlow has no algorithm to scatter, and therefore refuses to resolve it.
   if (params->instance.type == tensorflow::REDUCE_SCATTER_COLLECTIVE && !WhyStock(*params)) {
     params->instance.type = tensorflow::REDUCTION_COLLECTIVE;

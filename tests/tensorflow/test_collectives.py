@@ -87,7 +87,7 @@ def test_kinds_and_sizes(cluster: Members, kind: str, size: int) -> None:
     rows = {"all_to_all": [size], "reduce_scatter": [size, 1021 * size]}.get(kind, [1, 7, 1021])
     operations = [
         {"kind": kind, "dtype": "float32", "shape": [n, *more], "seed": i}
-        for i, (n, more) in enumerate(itertools.product(rows, ([], [5], [3, 1017])))
+        for i, (n, more) in enumerate(itertools.product(rows, ([], [5], [3, 17])))
     ]
     check(cluster, operations, size)
     went_by_rdmatensor(cluster, size, len(operations))
@@ -109,13 +109,14 @@ def test_types_and_reductions(cluster: Members, size: int) -> None:
         {"kind": kind, "dtype": dtype, "shape": [size, 5]}
         for kind in ("all_gather", "all_to_all", "broadcast")
         for dtype in (*REDUCED, "bool")
-        if dtype != "bool" or kind == "broadcast"
+        # Those that TensorFlow's operations take.
+        if dtype != "bfloat16" and (dtype != "bool" or kind == "broadcast")
     ]
     check(cluster, reductions + divided + moved, size)
     went_by_rdmatensor(cluster, size, len(reductions + divided + moved))
 
 
-@pytest.mark.parametrize("elements", [0, 1, 1023, 4097, 65537, 1048577, 4194303])
+@pytest.mark.parametrize("elements", [0, 1, 1023, 4097, 65537, 1048577])
 def test_odd_sizes(cluster: Members, elements: int) -> None:
     for size in (2, 3):
         check(cluster, [{"kind": "all_reduce", "dtype": "float32", "shape": [elements]}], size)

@@ -13,10 +13,10 @@ import sys
 import threading
 from pathlib import Path
 
-import rdmatensor.tensorflow
-
 
 def tell(folder: Path) -> None:
+    import rdmatensor.tensorflow  # starts numpy's threads, which must have the mask of main()
+
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     path = folder / f"{task['type']}{task['index']}.json"
     path.with_suffix(".part").write_text(json.dumps(rdmatensor.tensorflow.stats()))

@@ -37,12 +37,24 @@ static void close_devices(member *members, uint32_t count) {
   for (uint32_t i = 0; i < count; i++) rdt_device_close(members[i].device);
 }
 
+static unsigned visitors_of(const member *m) {
+  rdt_groups *groups = m->device->groups;
+  pthread_mutex_lock(&groups->lock);
+  unsigned count = groups->visitor_count;
+  pthread_mutex_unlock(&groups->lock);
+  return count;
+}
+
 static void test_missing_members(void) {
   member members[4];
+  pthread_t thread;
   open_devices(members, 4);
   prepare(members, 4, "missing");
-  members[0].options.timeout_ms = 600;
-  create_groups(members, 2); /* ranks 2 and 3 do not come */
+  members[0].options.timeout_ms = 200;
+  pthread_create(&thread, NULL, create_member, &members[1]);
+  while (visitors_of(&members[0]) == 0) usleep(1000);
+  create_member(&members[0]); /* ranks 2 and 3 do not come */
+  pthread_join(thread, NULL);
   EXPECT(members[0].status == RDT_ERR_DEADLINE && mentions(members[0].error, "rank 2, 3"));
   EXPECT(members[1].status == RDT_ERR_DEADLINE && mentions(members[1].error, "rank 2, 3"));
   prepare(members, 4, "missing"); /* the name is free again */
@@ -74,6 +86,20 @@ static void test_different_sizes(void) {
   close_devices(members, 2);
 }
 
+/* Who waits for others learns that the device is being closed. */
+static void test_close_while_joining(void) {
+  member members[2];
+  pthread_t thread;
+  open_devices(members, 2);
+  prepare(members, 2, "never");
+  pthread_create(&thread, NULL, create_member, &members[1]);
+  while (visitors_of(&members[0]) == 0) usleep(1000);
+  rdt_device_close(members[1].device);
+  pthread_join(thread, NULL);
+  EXPECT_STATUS(RDT_ERR_CLOSED, members[1].status);
+  rdt_device_close(members[0].device);
+}
+
 /* The others are asked again until rank 0 has created the group. */
 static void test_late_root(void) {
   member members[2];
@@ -81,7 +107,7 @@ static void test_late_root(void) {
   open_devices(members, 2);
   prepare(members, 2, "late");
   pthread_create(&thread, NULL, create_member, &members[1]);
-  usleep(300000);
+  while (visitors_of(&members[0]) == 0) usleep(1000);
   create_member(&members[0]);
   pthread_join(thread, NULL);
   for (uint32_t i = 0; i < 2; i++) EXPECT_STATUS(RDT_OK, members[i].status);
@@ -322,7 +348,8 @@ static void test_closed_device(void) {
   run_tasks(tasks, 1); /* its peer's device goes */
   pthread_join(thread, NULL);
   EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, tasks[0].status);
-  EXPECT(atomic_load(&started.done) == 1 && atomic_load(&started.status) == RDT_ERR_CLOSED);
+  EXPECT(atomic_load(&started.done) == 1);
+  EXPECT_STATUS(RDT_ERR_CLOSED, atomic_load(&started.status));
   EXPECT_STATUS(RDT_ERR_CLOSED, rdt_group_run(members[1].group, &call));
   rdt_group_close(members[1].group); /* after its device */
   rdt_group_close(members[0].group);
@@ -443,6 +470,7 @@ int main(void) {
   test_two_of_one_rank();
   test_different_sizes();
   test_late_root();
+  test_close_while_joining();
   test_wrong_options();
   test_wrong_calls();
   test_disagreement();

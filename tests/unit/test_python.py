@@ -217,3 +217,9 @@ def test_public_names_are_documented() -> None:
             for attribute, member in vars(value).items():
                 if callable(member) and not attribute.startswith("_"):
                     assert documented(member), f"{name}.{attribute}"
+
+
+@pytest.mark.parametrize("module", ["_wait", "config", "device", "group", "region", "transfer"])
+def test_any_module_may_be_imported_first(module: str, tmp_path: Path) -> None:
+    """As unpickling does."""
+    subprocess.run([sys.executable, "-c", f"import rdmatensor.{module}"], cwd=tmp_path, check=True)

@@ -36,3 +36,24 @@ def test_two_process_example(root: Path, tmp_path: Path) -> None:
     # What the README promises, line for line.
     assert f"`{client.stdout.strip()}`" in text
     assert f"`{rest.strip()}`" in text
+
+
+def test_group_example(root: Path, tmp_path: Path) -> None:
+    """That of docs/groups.md, and what it says that it prints."""
+    text = (root / "docs/groups.md").read_text()
+    program = tmp_path / "member.py"
+    program.write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
+
+    def member(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(program), *arguments]
+        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+    with member("0", "2") as first:
+        assert first.stdout is not None
+        try:
+            with member("1", "2", first.stdout.readline().strip()) as second:
+                said = [each.communicate(timeout=60)[0].strip() for each in (first, second)]
+        finally:
+            first.kill()
+    assert [first.returncode, second.returncode] == [0, 0]
+    assert all(f"`{line}`" in text for line in said) and all(said)

@@ -13,6 +13,8 @@
 
 /* Each further message of a round, as a share of the latency of the first. */
 #define FURTHER_MESSAGE 0.3
+/* Of the time of a reduction, what reading more of the own input adds. */
+#define OWN_INPUT (1.0 / 12)
 /* What a chain hands on at a time. */
 #define CHAIN_BYTES 262144.0
 #define NEVER 1e300
@@ -132,6 +134,9 @@ static double all_reduce(const estimate *e, rdt_algorithm algorithm) {
   const double members = e->at.size, part = e->bytes / members;
   switch (algorithm) {
     case RDT_ALGORITHM_FLAT:
+      /* Where memory is shared, reductions read it where it lies; but all of the own input, too. */
+      if (e->worst == RDT_PAIR_LOCAL)
+        return reduce_parts(e, e->bytes) + reductions(e, OWN_INPUT * (members - 1), e->bytes);
       return hand_parts(e, e->bytes) + reductions(e, members - 1, e->bytes);
     case RDT_ALGORITHM_HALVING:
       return halving_all_reduce(e);

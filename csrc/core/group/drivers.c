@@ -14,7 +14,7 @@
 #define TICK_MS 50  /* how often deadlines of operations are looked at that nobody waits for */
 #define LOOKS 64    /* at links between looks at the clock */
 #define YIELD_US 5  /* of waiting, after which others that need this core get it */
-#define SLEEP_MS 20 /* at most, so that deadlines are seen */
+#define SLEEP_MS 50 /* at most: then a caller is asked, and a failed operation looked after */
 #define ASK_MS 100  /* how often a waiting caller is asked whether to go on */
 
 /* ---- the end --------------------------------------------------------------------------------------- */
@@ -245,7 +245,7 @@ static bool look(rdt_operation *operation) {
 
 /* True when there are news; false when it is time to sleep. */
 static bool spin(rdt_operation *operation) {
-  int64_t limit = (int64_t)rdt_config_number(RDT_CONFIG_GROUP_SPIN_US), start = 0;
+  int64_t limit = operation->group->spin_us, start = 0;
   for (;;) {
     for (uint32_t i = 0; i < LOOKS; i += operation->group->size)
       if (look(operation)) return true;
@@ -256,19 +256,17 @@ static bool spin(rdt_operation *operation) {
   }
 }
 
-/* The progress thread takes messages meanwhile. */
-static void sleep_for_news(rdt_operation *operation) {
+static void sleep_once(rdt_operation *operation) {
   rdt_group *group = operation->group;
-  if (end_polling_to_sleep(group)) {
-    rdt_deadline until = rdt_now_ms() + SLEEP_MS;
-    pthread_mutex_lock(&group->lock);
-    operation->sleeps = true;
-    while (!has_news(operation) && rdt_deadline_left(until) > 0)
-      rdt_cond_wait(&operation->wakes, &group->lock, until);
-    operation->sleeps = false;
-    pthread_mutex_unlock(&group->lock);
-  }
-  begin_polling(group);
+  rdt_deadline until = rdt_now_ms() + SLEEP_MS;
+  if (operation->deadline < until && operation->status == RDT_IN_PROGRESS)
+    until = operation->deadline;
+  pthread_mutex_lock(&group->lock);
+  operation->sleeps = true;
+  while (!has_news(operation) && rdt_deadline_left(until) > 0)
+    rdt_cond_wait(&operation->wakes, &group->lock, until);
+  operation->sleeps = false;
+  pthread_mutex_unlock(&group->lock);
 }
 
 /* Fails the operation if its caller wants no more of it. */
@@ -281,15 +279,23 @@ static void ask_caller(rdt_operation *operation, const rdt_collective *call, int
   *next = now + ASK_MS;
 }
 
+/* The progress thread takes messages meanwhile. */
+static void sleep_for_news(rdt_operation *operation, const rdt_collective *call, int64_t *ask) {
+  bool asleep = end_polling_to_sleep(operation->group), failing = operation->status < 0;
+  while (asleep && !has_news(operation)) {
+    sleep_once(operation);
+    rdt_operation_check_time(operation);
+    ask_caller(operation, call, ask);
+    if (failing || operation->status < 0) break; /* that has to go on */
+  }
+  begin_polling(operation->group);
+}
+
 static void wait_for_end(rdt_operation *operation, const rdt_collective *call) {
   int64_t ask = 0;
   begin_polling(operation->group);
   for (bool ended = false; !ended;) {
-    if (!spin(operation)) {
-      sleep_for_news(operation);
-      rdt_operation_check_time(operation);
-      ask_caller(operation, call, &ask);
-    }
+    if (!spin(operation)) sleep_for_news(operation, call, &ask);
     ended = rdt_operation_advance(operation);
   }
   end_polling(operation->group);

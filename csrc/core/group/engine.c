@@ -123,10 +123,11 @@ static bool hand_over(rdt_operation *operation, rdt_part *part) {
   return true;
 }
 
-static void take_inbox(rdt_operation *operation) {
+/* True if there was news: then steps that could not move before may now. */
+static bool take_inbox(rdt_operation *operation) {
   rdt_group *group = operation->group;
   unsigned news = atomic_load_explicit(&operation->news, memory_order_acquire);
-  if (news == operation->seen) return;
+  if (news == operation->seen) return false;
   operation->seen = news;
   pthread_mutex_lock(&group->lock);
   rdt_part *part = operation->inbox;
@@ -142,6 +143,7 @@ static void take_inbox(rdt_operation *operation) {
     if (!hand_over(operation, part)) rdt_operation_drop_parts(group, part);
     part = next;
   }
+  return true;
 }
 
 /* ---- lanes ----------------------------------------------------------------------------------------- */
@@ -212,7 +214,7 @@ static void advance_lanes(rdt_operation *operation) {
     moved = false;
     for (uint32_t lane = 0; lane < operation->program->lanes; lane++)
       moved |= advance_lane(operation, lane);
-    take_inbox(operation);
+    moved |= take_inbox(operation);
   }
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Groups from creation to close, and the way of messages to their operations.
+ * Groups from creation to close.
  */
 #include "core/group/group.h"
 
@@ -11,8 +11,6 @@
 #include "core/config.h"
 #include "core/log.h"
 #include "core/status.h"
-
-#define EARLY_MESSAGES 65536u /* from one member, for operations that have not started */
 
 /* ---- references ------------------------------------------------------------------------------------ */
 
@@ -60,17 +58,7 @@ void rdt_group_unref(rdt_group *group) {
   if (group && atomic_fetch_sub(&group->refs, 1) == 1) group_free(group);
 }
 
-/* The group with this number, held. */
-static rdt_group *find_group(rdt_groups *groups, uint64_t id) {
-  pthread_mutex_lock(&groups->lock);
-  rdt_group *group = groups->list;
-  while (group && group->id != id) group = group->next;
-  if (group) rdt_group_ref(group);
-  pthread_mutex_unlock(&groups->lock);
-  return group;
-}
-
-/* ---- messages ---------------------------------------------------------------------------------------- */
+/* ---- all operations of a group ------------------------------------------------------------------- */
 
 static void stir_all(rdt_group *group) {
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
@@ -83,190 +71,17 @@ void rdt_group_stir(rdt_group *group) {
   pthread_mutex_unlock(&group->lock);
 }
 
-static void malformed(rdt_channel *channel) {
-  rdt_fail(RDT_ERR_PROTOCOL, "%s sent a malformed message of a group", channel->peer_name);
-  rdt_channel_break(channel);
-}
-
-static void mark_aborted(rdt_operation *operation, rdt_status status, const char *text,
-                         size_t length) {
+void rdt_operation_mark_aborted(rdt_operation *operation, rdt_status status, const char *text,
+                                size_t length) {
   if (operation->aborted != RDT_OK) return;
   operation->aborted = status;
   snprintf(operation->abort_text, sizeof(operation->abort_text), "%.*s", (int)length, text);
 }
 
-/* Appends the part to the operation's inbox. Under group->lock. */
-static void put(rdt_operation *operation, rdt_part *part) {
-  part->next = NULL;
-  *operation->inbox_tail = part;
-  operation->inbox_tail = &part->next;
-  rdt_operation_stir(operation);
-}
-
-/* Of an operation that runs here its driver answers; of others nobody touches anything. */
-static void take_abort(rdt_group *group, rdt_part *part) {
-  const rdt_message *head = &part->head;
-  const char *text = rdt_part_payload(part);
-  bool answer = false, kept = false;
-  pthread_mutex_lock(&group->lock);
-  rdt_operation *operation = rdt_operation_find(
-      group, head->tag, head->number == 0 && !rdt_tag_finished(group, head->tag));
-  if (operation && operation->started) {
-    put(operation, part);
-    kept = true;
-  } else {
-    char why[128];
-    snprintf(why, sizeof(why), "member %u failed: %.*s", head->from, (int)part->size, text);
-    if (operation) {
-      mark_aborted(operation, (rdt_status)head->status, why, strlen(why));
-      operation->answered[head->from] = 1;
-    }
-    answer = head->number == 0;
-  }
-  pthread_mutex_unlock(&group->lock);
-  if (answer) rdt_abort_send(group, head->from, head->tag, (rdt_status)head->status, "", true);
-  if (!kept) rdt_part_free(group, part);
-}
-
-/* May it come before the operation starts here? */
-static bool may_be_early(rdt_message_kind kind) {
-  return kind != RDT_GROUP_ACK && kind != RDT_GROUP_PUSHED;
-}
-
-static void take_message(rdt_group *group, rdt_channel *channel, rdt_part *part) {
-  rdt_link *link = &group->links[part->head.from];
-  bool good = true;
-  pthread_mutex_lock(&group->lock);
-  if (part->kind == RDT_GROUP_EAGER) good = rdt_credit_charge(link, part->size);
-  rdt_operation *operation = rdt_operation_find(group, part->head.tag, may_be_early(part->kind));
-  if (operation && !operation->started) good &= ++link->early <= EARLY_MESSAGES;
-  if (operation && good) put(operation, part);
-  pthread_mutex_unlock(&group->lock);
-  if (!good) malformed(channel);
-  if (operation && good) return;
-  rdt_operation_drop_parts(group, part);
-}
-
-static void take_leave(rdt_group *group, uint32_t from) {
-  atomic_store(&group->links[from].left, true);
-  rdt_group_stir(group);
-}
-
-static void dispatch(rdt_group *group, rdt_channel *channel, rdt_message_kind kind,
-                     const rdt_message *head, const void *payload, size_t size) {
-  rdt_credit_learn(&group->links[head->from], head->credit);
-  if (kind == RDT_GROUP_CREDIT) return;
-  if (kind == RDT_GROUP_LEAVE) {
-    take_leave(group, head->from);
-    return;
-  }
-  rdt_part *part = rdt_part_new(group, size);
-  if (!part) {
-    rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a message from %s", channel->peer_name);
-    rdt_channel_break(channel);
-    return;
-  }
-  part->kind = kind;
-  part->head = *head;
-  if (size) memcpy(rdt_part_payload(part), payload, size);
-  if (kind == RDT_GROUP_ABORT)
-    take_abort(group, part);
-  else
-    take_message(group, channel, part);
-}
-
-static bool is_sound(const rdt_group *group, const rdt_channel *channel, rdt_message_kind kind,
-                     const rdt_message *head, size_t payload) {
-  if (head->from >= group->size || group->links[head->from].channel != channel) return false;
-  if (kind == RDT_GROUP_ABORT && head->status >= 0) return false;
-  return payload <= (kind == RDT_GROUP_EAGER ? group->eager : 256);
-}
-
-static void take_operation(rdt_channel *channel, rdt_message_kind kind, const void *data,
-                           size_t size) {
-  rdt_message head;
-  if (size < sizeof(head)) {
-    malformed(channel);
-    return;
-  }
-  memcpy(&head, data, sizeof(head));
-  rdt_group *group = find_group(channel->device->groups, head.group);
-  if (!group) return; /* closed here meanwhile */
-  size_t payload = size - sizeof(head);
-  if (is_sound(group, channel, kind, &head, payload))
-    dispatch(group, channel, kind, &head, (const char *)data + sizeof(head), payload);
-  else
-    malformed(channel);
-  rdt_group_unref(group);
-}
-
-void rdt_groups_take(rdt_channel *channel, uint64_t type, const void *data, size_t size) {
-  if (type >= RDT_GROUP_EAGER && type < RDT_GROUP_WRITTEN)
-    take_operation(channel, (rdt_message_kind)type, data, size);
-  else if (type >= RDT_GROUP_JOIN && type <= RDT_GROUP_PONG)
-    rdt_group_visit(channel, (rdt_message_kind)type, data, size);
-  else
-    malformed(channel);
-}
-
-/* ---- channels ------------------------------------------------------------------------------------------ */
-
-void rdt_groups_connected(rdt_channel *channel) {
-  rdt_groups *groups = channel->device->groups;
-  rdt_channel_entry *entry = malloc(sizeof(*entry));
-  if (!entry) return; /* then it is not used for other groups */
-  rdt_channel_ref(channel);
-  entry->channel = channel;
-  pthread_mutex_lock(&groups->lock);
-  entry->next = groups->channels;
-  groups->channels = entry;
-  pthread_mutex_unlock(&groups->lock);
-}
-
-static void forget_channel(rdt_groups *groups, rdt_channel *channel) {
-  rdt_channel_entry **link = &groups->channels;
-  while (*link && (*link)->channel != channel) link = &(*link)->next;
-  rdt_channel_entry *entry = *link;
-  if (!entry) return;
-  *link = entry->next;
-  rdt_channel_unref(channel);
-  free(entry);
-}
-
-/* The peer's memory has to be let go before it learns that nobody uses it. */
-static void forget_regions(rdt_group *group, rdt_link *link) {
+void rdt_group_forget_regions(rdt_group *group, rdt_link *link) {
   pthread_mutex_lock(&group->lock);
   rdt_link_forget(link);
   pthread_mutex_unlock(&group->lock);
-}
-
-/* Every link over the channel, in every group. Under groups->lock. */
-static void mark_links(rdt_groups *groups, const rdt_channel *channel, bool released) {
-  for (rdt_group *group = groups->list; group; group = group->next) {
-    for (uint32_t i = 0; i < group->size; i++) {
-      rdt_link *link = &group->links[i];
-      if (link->channel != channel) continue;
-      atomic_store(released ? &link->released : &link->down, true);
-      if (!released) forget_regions(group, link);
-    }
-    rdt_group_stir(group);
-  }
-}
-
-void rdt_groups_down(rdt_channel *channel) {
-  rdt_groups *groups = channel->device->groups;
-  pthread_mutex_lock(&groups->lock);
-  mark_links(groups, channel, false);
-  forget_channel(groups, channel);
-  pthread_cond_broadcast(&groups->visited);
-  pthread_mutex_unlock(&groups->lock);
-}
-
-void rdt_groups_released(rdt_channel *channel) {
-  rdt_groups *groups = channel->device->groups;
-  pthread_mutex_lock(&groups->lock);
-  mark_links(groups, channel, true);
-  pthread_mutex_unlock(&groups->lock);
 }
 
 /* ---- a device's groups --------------------------------------------------------------------------------- */
@@ -278,6 +93,7 @@ rdt_groups *rdt_groups_new(rdt_device *device) {
   pthread_mutex_init(&groups->lock, NULL);
   rdt_cond_init(&groups->visited);
   pthread_mutex_init(&groups->ready_lock, NULL);
+  pthread_mutex_init(&groups->slab_lock, NULL);
   rdt_cond_init(&groups->ready);
   for (size_t i = 0; i < 2; i++) groups->queues[i].tail = &groups->queues[i].head;
   return groups;
@@ -289,7 +105,7 @@ static void abort_all(rdt_group *group, rdt_status status, const char *text, boo
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
     for (rdt_operation *each = group->table[i]; each; each = each->next) {
       if (!closing && !each->started) continue; /* it is not this member's yet */
-      mark_aborted(each, status, text, strlen(text));
+      rdt_operation_mark_aborted(each, status, text, strlen(text));
       rdt_operation_stir(each);
     }
   pthread_mutex_unlock(&group->lock);
@@ -315,6 +131,7 @@ void rdt_groups_stop(rdt_device *device) {
   pthread_mutex_lock(&groups->lock);
   groups->stopping = true;
   pthread_cond_broadcast(&groups->visited);
+  while (groups->joining > 0) pthread_cond_wait(&groups->visited, &groups->lock);
   pthread_mutex_unlock(&groups->lock);
   for (rdt_group *each = next_held(groups, NULL); each; each = next_held(groups, each)) {
     abort_all(each, RDT_ERR_CLOSED, "the device is being closed", true);
@@ -322,7 +139,7 @@ void rdt_groups_stop(rdt_device *device) {
   }
   rdt_runners_stop(groups);
   pthread_mutex_lock(&groups->lock);
-  while (groups->channels) forget_channel(groups, groups->channels->channel);
+  while (groups->channels) rdt_groups_forget_channel(groups, groups->channels->channel);
   rdt_visitors_expire(groups, INT64_MAX);
   pthread_mutex_unlock(&groups->lock);
 }
@@ -339,6 +156,7 @@ void rdt_groups_free(rdt_groups *groups) {
   pthread_cond_destroy(&groups->ready);
   pthread_mutex_destroy(&groups->lock);
   pthread_mutex_destroy(&groups->ready_lock);
+  pthread_mutex_destroy(&groups->slab_lock);
   free(groups);
 }
 
@@ -393,6 +211,7 @@ static rdt_group *group_new(rdt_device *device, const rdt_group_options *options
   group->forced = forced_algorithm();
   group->chunk = rdt_config_number(RDT_CONFIG_GROUP_CHUNK_BYTES);
   group->eager = eager_limit();
+  group->spin_us = (int64_t)rdt_config_number(RDT_CONFIG_GROUP_SPIN_US);
   pthread_mutex_init(&group->lock, NULL);
   rdt_cond_init(&group->changed);
   group->hosts = calloc(options->size, sizeof(*group->hosts));
@@ -416,9 +235,17 @@ static rdt_status enlist(rdt_group *group) {
   if (status == RDT_OK) {
     group->next = groups->list;
     groups->list = group;
+    groups->joining++;
   }
   pthread_mutex_unlock(&groups->lock);
   return status;
+}
+
+static void end_joining(rdt_groups *groups) {
+  pthread_mutex_lock(&groups->lock);
+  groups->joining--;
+  pthread_cond_broadcast(&groups->visited);
+  pthread_mutex_unlock(&groups->lock);
 }
 
 static void delist(rdt_group *group) {
@@ -442,6 +269,7 @@ rdt_status rdt_group_create(rdt_device *device, const rdt_group_options *options
     return status;
   }
   status = rdt_group_meet(group, options->root, rdt_deadline_after(options->timeout_ms));
+  end_joining(group->groups);
   if (status != RDT_OK) {
     delist(group);
     rdt_group_unref(group);
@@ -474,29 +302,33 @@ void rdt_group_close(rdt_group *group) {
   await_end(group);
   say_leave(group);
   delist(group);
-  for (uint32_t i = 0; i < group->size; i++) forget_regions(group, &group->links[i]);
+  for (uint32_t i = 0; i < group->size; i++) rdt_group_forget_regions(group, &group->links[i]);
   rdt_group_unref(group);
 }
 
 /* ---- the rest ---------------------------------------------------------------------------------------------- */
 
-rdt_status rdt_group_cancel(rdt_group *group, const uint64_t tag[2]) {
-  static const char text[] = "cancelled";
-  if (!group) return rdt_fail(RDT_ERR_INVALID, "group must not be NULL");
-  rdt_status status = rdt_device_check(group->device);
-  if (status != RDT_OK) return status;
-  if (!tag) {
-    abort_all(group, RDT_ERR_CANCELLED, text, false);
-    return RDT_OK;
-  }
+void rdt_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
+                         const char *text) {
   pthread_mutex_lock(&group->lock);
   rdt_operation *operation = rdt_operation_find(group, tag, !rdt_tag_finished(group, tag));
   bool early = operation && !operation->started;
-  if (operation) mark_aborted(operation, RDT_ERR_CANCELLED, text, strlen(text));
+  if (operation) rdt_operation_mark_aborted(operation, status, text, strlen(text));
   if (operation) rdt_operation_stir(operation);
   pthread_mutex_unlock(&group->lock);
   for (uint32_t peer = 0; early && peer < group->size; peer++)
-    if (peer != group->rank) rdt_abort_send(group, peer, tag, RDT_ERR_CANCELLED, text, false);
+    if (peer != group->rank && !atomic_load(&group->links[peer].down))
+      rdt_abort_send(group, peer, tag, status, text, false);
+}
+
+rdt_status rdt_group_cancel(rdt_group *group, const uint64_t tag[2]) {
+  if (!group) return rdt_fail(RDT_ERR_INVALID, "group must not be NULL");
+  rdt_status status = rdt_device_check(group->device);
+  if (status != RDT_OK) return status;
+  if (tag)
+    rdt_operation_abort(group, tag, RDT_ERR_CANCELLED, "cancelled");
+  else
+    abort_all(group, RDT_ERR_CANCELLED, "cancelled", false);
   return RDT_OK;
 }
 

@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "core/group/costs.h"
 #include "core/group/groups.h"
+#include "core/group/process.h"
 #include "core/group/program.h"
 
 #define RDT_GROUP_NAME_SIZE 64
@@ -26,7 +27,7 @@
 /* A notification's immediate. Those of operations carry an rdt_message, the others fields (join.c). */
 typedef enum rdt_message_kind {
   RDT_GROUP_EAGER = 1, /* the elements follow */
-  RDT_GROUP_LEND = 2,  /* they lie in the sender's region: read them, then ACK */
+  RDT_GROUP_LEND = 2,  /* they lie in the sender's memory: read them, then ACK */
   RDT_GROUP_ACK = 3,
   RDT_GROUP_ASK = 4,   /* make an OFFER: what is short could not be sent at once */
   RDT_GROUP_OFFER = 5, /* write them into the receiver's region, then PUSHED */
@@ -62,7 +63,7 @@ typedef struct rdt_message {
   uint32_t lane, number; /* which message of the lane between these two */
   int32_t status;        /* ABORT: why */
   uint64_t at, size;     /* the part of the message that this is about, in bytes */
-  uint64_t key, offset;  /* LEND, OFFER: where it lies */
+  uint64_t key, offset;  /* LEND, OFFER: where it lies; key 0: at this address of the process */
   uint64_t credit; /* bytes of eager messages from the addressee that the sender is done with */
 } rdt_message;
 
@@ -84,13 +85,18 @@ static inline void *rdt_part_payload(rdt_part *part) { return part + 1; }
 /* Registered memory for what lies in no region. */
 typedef struct rdt_block {
   struct rdt_block *next;
-  rdt_region *region;
   char *address;
-  uint64_t size, key;
+  uint64_t size, key, offset; /* in the region with this key */
 } rdt_block;
 
-/* At least `size` bytes that peers may read and write; NULL when there is no memory. */
-rdt_block *rdt_scratch_take(rdt_groups *groups, uint64_t size);
+/* A region from which blocks are cut. */
+typedef struct rdt_slab {
+  char *address;
+  uint64_t size, key, used;
+} rdt_slab;
+
+/* At least `size` bytes that peers may read and write. Errors are those of rdt_region_alloc. */
+rdt_status rdt_scratch_take(rdt_groups *groups, uint64_t size, rdt_block **block);
 void rdt_scratch_give(rdt_groups *groups, rdt_block *block);
 
 /* ---- operations -------------------------------------------------------------------------------------- */
@@ -172,6 +178,7 @@ typedef struct rdt_link_remote {
 typedef struct rdt_link {
   rdt_channel *channel; /* held; NULL for this member itself */
   bool maps;            /* its memory can be read in place */
+  pid_t process;        /* its process on this host; 0: unknown */
   atomic_bool down, released, left;
   _Atomic uint64_t eager_sent, eager_returned; /* to it */
   _Atomic uint64_t eager_taken, eager_told;    /* from it */
@@ -194,7 +201,9 @@ struct rdt_group {
   rdt_costs costs;
   uint64_t eager; /* bytes of the longest message that travels with its announcement */
   uint64_t chunk;
+  int64_t spin_us;
   rdt_algorithm forced; /* AUTO: none */
+  bool reads;           /* members on one host can read what lies in no region, too */
   _Atomic uint64_t calls;
 
   pthread_mutex_t lock;
@@ -238,18 +247,22 @@ struct rdt_groups {
   rdt_visitor *visitors;
   unsigned visitor_count;
   bool stopping;
+  unsigned joining; /* threads in rdt_group_create */
   atomic_uint pongs;
-  rdt_block *blocks[64]; /* free ones, by the logarithm of their size */
 
   pthread_mutex_t ready_lock;
   pthread_cond_t ready;
   rdt_ready_queue queues[2]; /* of the progress thread, of the runners */
   atomic_uint light;         /* operations in the first */
   pthread_t runners[4];
+  rdt_block *blocks[64]; /* free ones, by the logarithm of their size */
   unsigned runner_count, idle_runners;
   bool runners_stop;
   atomic_uint async; /* operations that no caller waits for */
   int64_t next_tick;
+
+  pthread_mutex_t slab_lock;
+  rdt_slab slab;
 };
 
 /* ---- group.c ----------------------------------------------------------------------------------------- */
@@ -258,6 +271,14 @@ void rdt_group_ref(rdt_group *group);
 void rdt_group_unref(rdt_group *group);
 /* Has every operation look at what happened to the links. */
 void rdt_group_stir(rdt_group *group);
+/* Notes why the operation fails, unless something else came first; its driver sees it when stirred. Under
+ * group->lock. */
+void rdt_operation_mark_aborted(rdt_operation *operation, rdt_status status, const char *text,
+                                size_t length);
+/* The peer's memory has to be let go before it learns that nobody uses it. */
+void rdt_group_forget_regions(rdt_group *group, rdt_link *link);
+/* Under groups->lock. arrivals.c */
+void rdt_groups_forget_channel(rdt_groups *groups, rdt_channel *channel);
 
 /* ---- join.c ------------------------------------------------------------------------------------------ */
 
@@ -310,6 +331,9 @@ rdt_status rdt_operation_check(const rdt_group *group, const rdt_collective *cal
 /* Sets an operation up for a checked call; the caller drives it first. */
 rdt_status rdt_operation_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
                                void *context, rdt_operation **operation);
+/* Fails an operation that has not started here, at all members; one that runs here, too. */
+void rdt_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
+                         const char *text);
 /* Takes an ended operation out of the table and back. */
 void rdt_operation_retire(rdt_operation *operation);
 /* And says so, when nothing is left to do for it: closing the group waits for that. */

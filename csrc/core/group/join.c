@@ -23,6 +23,7 @@ typedef struct {
   rdt_channel *channel; /* held; NULL until it joined */
   char address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
   uint64_t generation;
+  uint64_t mark; /* where its generation lies in its process */
   uint32_t host;
 } member;
 
@@ -30,11 +31,14 @@ typedef struct {
 
 typedef struct {
   uint32_t rank, size, forced, order;
-  uint64_t generation, eager, chunk, key;
+  uint64_t generation, mark, eager, chunk;
+  rdt_measure_place place;
   char address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
 } join_request;
 
-static rdt_status send_join(const rdt_group *group, rdt_channel *channel, uint64_t key) {
+static uint64_t mark_of(const rdt_group *group) { return (uintptr_t)&group->device->generation; }
+
+static rdt_status send_join(const rdt_group *group, rdt_channel *channel, const rdt_block *block) {
   rdt_wire wire;
   uint32_t order = BYTE_ORDER_MARK;
   rdt_meeting_begin(&wire, group, RDT_GROUP_JOIN);
@@ -43,9 +47,11 @@ static rdt_status send_join(const rdt_group *group, rdt_channel *channel, uint64
   rdt_wire_put_u32(&wire, group->size);
   rdt_wire_put_u32(&wire, group->forced);
   rdt_wire_put_u64(&wire, group->device->generation);
+  rdt_wire_put_u64(&wire, mark_of(group));
   rdt_wire_put_u64(&wire, group->eager);
   rdt_wire_put_u64(&wire, group->chunk);
-  rdt_wire_put_u64(&wire, key);
+  rdt_wire_put_u64(&wire, block->key);
+  rdt_wire_put_u64(&wire, block->offset);
   rdt_wire_put_text(&wire, group->device->address);
   rdt_wire_put_text(&wire, group->device->host_id);
   return rdt_meeting_send(channel, RDT_GROUP_JOIN, &wire);
@@ -57,9 +63,11 @@ static bool get_join(rdt_wire *wire, join_request *request) {
   request->size = rdt_wire_get_u32(wire);
   request->forced = rdt_wire_get_u32(wire);
   request->generation = rdt_wire_get_u64(wire);
+  request->mark = rdt_wire_get_u64(wire);
   request->eager = rdt_wire_get_u64(wire);
   request->chunk = rdt_wire_get_u64(wire);
-  request->key = rdt_wire_get_u64(wire);
+  request->place.key = rdt_wire_get_u64(wire);
+  request->place.offset = rdt_wire_get_u64(wire);
   rdt_wire_get_text(wire, request->address, sizeof(request->address));
   rdt_wire_get_text(wire, request->host_id, sizeof(request->host_id));
   return rdt_wire_close(wire) == RDT_OK;
@@ -95,13 +103,14 @@ static void seat(member *seat, rdt_channel *channel, const join_request *request
   rdt_channel_ref(channel);
   seat->channel = channel;
   seat->generation = request->generation;
+  seat->mark = request->mark;
   memcpy(seat->address, request->address, sizeof(seat->address));
   memcpy(seat->host_id, request->host_id, sizeof(seat->host_id));
 }
 
 /* True for one more member; false for one that asks again. */
 static rdt_status admit(rdt_group *group, member *members, rdt_visitor *visitor, rdt_wire *wire,
-                        uint64_t *keys, uint32_t *missing) {
+                        rdt_measure_place *places, uint32_t *missing) {
   join_request request = {0};
   if (!get_join(wire, &request)) {
     rdt_channel_break(visitor->channel);
@@ -116,7 +125,7 @@ static rdt_status admit(rdt_group *group, member *members, rdt_visitor *visitor,
                     group->name, own->address, request.address, request.rank);
   if (!own->channel) --*missing;
   seat(own, visitor->channel, &request);
-  keys[request.rank] = request.key;
+  places[request.rank] = request.place;
   if (request.eager < group->eager) group->eager = request.eager;
   return RDT_OK;
 }
@@ -151,7 +160,8 @@ static rdt_status fail_missing(const rdt_group *group, const member *members) {
                   group->name, ranks);
 }
 
-static rdt_status gather(rdt_group *group, member *members, uint64_t *keys, rdt_deadline deadline) {
+static rdt_status gather(rdt_group *group, member *members, rdt_measure_place *places,
+                         rdt_deadline deadline) {
   uint32_t missing = group->size - 1;
   while (missing > 0) {
     rdt_visitor *visitor;
@@ -160,7 +170,7 @@ static rdt_status gather(rdt_group *group, member *members, uint64_t *keys, rdt_
         rdt_meeting_await(group, RDT_MEETING_BIT(RDT_GROUP_JOIN), deadline, &visitor, &wire);
     if (status == RDT_ERR_DEADLINE) fail_missing(group, members);
     if (status != RDT_OK) return refuse_all(group, members, NULL, status);
-    status = admit(group, members, visitor, &wire, keys, &missing);
+    status = admit(group, members, visitor, &wire, places, &missing);
     if (status != RDT_OK) status = refuse_all(group, members, visitor->channel, status);
     rdt_visitor_free(visitor);
     if (status != RDT_OK) return status;
@@ -233,6 +243,7 @@ static uint32_t put_table(rdt_wire *wire, const rdt_group *group, const member *
   while (next < group->size && wire->at < TABLE_PART) {
     rdt_wire_put_text(wire, members[next].address);
     rdt_wire_put_u64(wire, members[next].generation);
+    rdt_wire_put_u64(wire, members[next].mark);
     rdt_wire_put_u32(wire, members[next].host);
     next++;
   }
@@ -264,6 +275,7 @@ static bool get_table(rdt_group *group, rdt_wire *wire, member *members, uint32_
     member *next = &members[*known];
     rdt_wire_get_text(wire, next->address, sizeof(next->address));
     next->generation = rdt_wire_get_u64(wire);
+    next->mark = rdt_wire_get_u64(wire);
     group->hosts[*known] = next->host = rdt_wire_get_u32(wire);
     if (next->host > *known) return false;
     ++*known;
@@ -277,15 +289,30 @@ static bool get_table(rdt_group *group, rdt_wire *wire, member *members, uint32_
 
 /* ---- READY, GO ------------------------------------------------------------------------------------------- */
 
+/* Can this member read the memory of all whose regions it maps? What is not theirs is not read. */
+static bool can_read(const rdt_group *group, const member *members) {
+  for (uint32_t i = 0; i < group->size; i++) {
+    const rdt_link *link = &group->links[i];
+    uint64_t found = 0;
+    if (!link->channel || !link->maps) continue;
+    if (link->process == 0 ||
+        rdt_process_read(link->process, members[i].mark, &found, sizeof(found)) != RDT_OK ||
+        found != members[i].generation)
+      return false;
+  }
+  return true;
+}
+
 static rdt_status send_rank(const rdt_group *group, rdt_channel *channel, rdt_message_kind kind) {
   rdt_wire wire;
   rdt_meeting_begin(&wire, group, kind);
   rdt_wire_put_u32(&wire, group->rank);
+  rdt_wire_put_u32(&wire, group->reads);
   return rdt_meeting_send(channel, kind, &wire);
 }
 
 static rdt_status await_rank(rdt_group *group, rdt_message_kind kind, rdt_deadline deadline,
-                             rdt_visitor **visitor, uint32_t *rank) {
+                             rdt_visitor **visitor, uint32_t *rank, bool *reads) {
   rdt_wire wire;
   rdt_status status = rdt_meeting_await(group, RDT_MEETING_BIT(kind), deadline, visitor, &wire);
   if (status == RDT_ERR_DEADLINE)
@@ -293,6 +320,7 @@ static rdt_status await_rank(rdt_group *group, rdt_message_kind kind, rdt_deadli
                     group->name);
   if (status != RDT_OK) return status;
   *rank = rdt_wire_get_u32(&wire);
+  *reads = rdt_wire_get_u32(&wire) != 0;
   if (rdt_wire_close(&wire) == RDT_OK && *rank < group->size) return RDT_OK;
   rdt_visitor_free(*visitor);
   return rdt_fail(RDT_ERR_PROTOCOL, "group %s: a malformed message came", group->name);
@@ -302,8 +330,10 @@ static rdt_status await_all_ready(rdt_group *group, rdt_deadline deadline) {
   for (uint32_t left = group->size - 1; left > 0; left--) {
     rdt_visitor *visitor;
     uint32_t rank;
-    rdt_status status = await_rank(group, RDT_GROUP_READY, deadline, &visitor, &rank);
+    bool reads;
+    rdt_status status = await_rank(group, RDT_GROUP_READY, deadline, &visitor, &rank, &reads);
     if (status != RDT_OK) return status;
+    group->reads &= reads;
     rdt_visitor_free(visitor);
   }
   return RDT_OK;
@@ -320,6 +350,7 @@ static void describe_self(const rdt_group *group, member *self) {
   snprintf(self->address, sizeof(self->address), "%s", group->device->address);
   snprintf(self->host_id, sizeof(self->host_id), "%s", group->device->host_id);
   self->generation = group->device->generation;
+  self->mark = mark_of(group);
 }
 
 /* Where the receiver reads for itself, cutting up saves nothing. */
@@ -329,21 +360,22 @@ static void choose_chunk(rdt_group *group) {
 }
 
 static rdt_status meet_as_root(rdt_group *group, member *members, rdt_deadline deadline) {
-  uint64_t *keys = calloc(group->size, sizeof(*keys));
-  if (!keys) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_measure_place *places = calloc(group->size, sizeof(*places));
+  if (!places) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   describe_self(group, &members[0]);
-  rdt_status status = gather(group, members, keys, deadline);
+  rdt_status status = gather(group, members, places, deadline);
   if (status != RDT_OK) {
-    free(keys);
+    free(places);
     return status;
   }
   number_hosts(group, members);
   for (uint32_t i = 1; i < group->size; i++) rdt_meeting_link(group, i, members[i].channel);
   choose_chunk(group);
-  status = rdt_group_measure(group, keys, deadline);
-  free(keys);
+  status = rdt_group_measure(group, places, deadline);
+  free(places);
   if (status == RDT_OK) status = new_id(group);
   if (status == RDT_OK) status = send_table(group, members);
+  group->reads = can_read(group, members);
   if (status == RDT_OK) status = await_all_ready(group, deadline);
   if (status == RDT_OK) status = say_go(group);
   return status == RDT_OK ? RDT_OK : refuse_all(group, members, NULL, status);
@@ -360,15 +392,15 @@ static rdt_status read_refusal(const rdt_group *group, rdt_wire *wire) {
 }
 
 /* The whole table, or why there will be none. */
-static rdt_status await_table(rdt_group *group, rdt_channel *root, uint64_t key, member *members,
-                              rdt_deadline deadline) {
+static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_block *block,
+                              member *members, rdt_deadline deadline) {
   const unsigned kinds = RDT_MEETING_BIT(RDT_GROUP_TABLE) | RDT_MEETING_BIT(RDT_GROUP_REFUSE);
   for (uint32_t known = 0; known < group->size;) {
     rdt_visitor *visitor;
     rdt_wire wire;
     rdt_deadline again = rdt_now_ms() + AGAIN_MS;
     rdt_status status =
-        known == 0 && atomic_load(&root->down) == false ? send_join(group, root, key) : RDT_OK;
+        known == 0 && atomic_load(&root->down) == false ? send_join(group, root, block) : RDT_OK;
     if (status != RDT_OK) return status;
     status = rdt_meeting_await(group, kinds, again < deadline ? again : deadline, &visitor, &wire);
     if (atomic_load(&root->down)) return rdt_channel_fail_down(root);
@@ -408,7 +440,8 @@ static rdt_status await_higher(rdt_group *group, const member *members, rdt_dead
   for (uint32_t left = group->size - 1 - group->rank; left > 0;) {
     rdt_visitor *visitor;
     uint32_t rank;
-    rdt_status status = await_rank(group, RDT_GROUP_LINK, deadline, &visitor, &rank);
+    bool unused;
+    rdt_status status = await_rank(group, RDT_GROUP_LINK, deadline, &visitor, &rank, &unused);
     if (status != RDT_OK) return status;
     if (rank > group->rank && !group->links[rank].channel &&
         visitor->channel->peer_generation == members[rank].generation) {
@@ -429,7 +462,13 @@ static rdt_status await_go(rdt_group *group, rdt_deadline deadline) {
     return rdt_fail(status, "group %s: its members did not connect within the deadline",
                     group->name);
   if (status != RDT_OK) return status;
-  if (visitor->kind == RDT_GROUP_REFUSE) status = read_refusal(group, &wire);
+  if (visitor->kind == RDT_GROUP_REFUSE) {
+    status = read_refusal(group, &wire);
+  } else {
+    rdt_wire_get_u32(&wire); /* rank 0 */
+    group->reads = rdt_wire_get_u32(&wire) != 0;
+    status = rdt_wire_close(&wire);
+  }
   rdt_visitor_free(visitor);
   return status;
 }
@@ -437,16 +476,18 @@ static rdt_status await_go(rdt_group *group, rdt_deadline deadline) {
 static rdt_status meet_as_member(rdt_group *group, const char *root, member *members,
                                  rdt_deadline deadline) {
   rdt_channel *channel;
-  rdt_block *block = rdt_scratch_take(group->groups, RDT_MEASURE_BYTES);
-  if (!block) return RDT_ERR_NO_MEMORY;
-  rdt_status status = rdt_meeting_connect(group, root, 0, deadline, &channel);
+  rdt_block *block;
+  rdt_status status = rdt_scratch_take(group->groups, RDT_MEASURE_BYTES, &block);
+  if (status != RDT_OK) return status;
+  status = rdt_meeting_connect(group, root, 0, deadline, &channel);
   if (status == RDT_OK) {
-    status = await_table(group, channel, block->key, members, deadline);
+    status = await_table(group, channel, block, members, deadline);
     if (status == RDT_OK) rdt_meeting_link(group, 0, channel);
     rdt_channel_unref(channel);
   }
   if (status == RDT_OK) status = link_lower(group, members, deadline);
   if (status == RDT_OK) status = await_higher(group, members, deadline);
+  if (status == RDT_OK) group->reads = can_read(group, members);
   if (status == RDT_OK) status = send_rank(group, group->links[0].channel, RDT_GROUP_READY);
   if (status == RDT_OK) status = await_go(group, deadline);
   rdt_scratch_give(group->groups, block);

@@ -67,8 +67,13 @@ static rdt_status measure_latency(rdt_group *group, rdt_channel *channel, double
   return status;
 }
 
-static rdt_status read_once(rdt_remote_region *remote, char *to, rdt_deadline deadline) {
-  rdt_op op = {.kind = RDT_OP_READ, .local = to, .size = RDT_MEASURE_BYTES, .remote = remote};
+static rdt_status read_once(rdt_remote_region *remote, uint64_t offset, char *to,
+                            rdt_deadline deadline) {
+  rdt_op op = {.kind = RDT_OP_READ,
+               .local = to,
+               .size = RDT_MEASURE_BYTES,
+               .remote = remote,
+               .remote_offset = offset};
   rdt_transfer *transfer;
   rdt_status status = rdt_channel_submit(remote->channel, &op, 1, &transfer);
   if (status != RDT_IN_PROGRESS) return status;
@@ -77,17 +82,18 @@ static rdt_status read_once(rdt_remote_region *remote, char *to, rdt_deadline de
   return status;
 }
 
-static rdt_status measure_bytes(rdt_channel *channel, uint64_t key, char *to, rdt_deadline deadline,
-                                double *byte_ns) {
+static rdt_status measure_bytes(rdt_channel *channel, const rdt_measure_place *place, char *to,
+                                rdt_deadline deadline, double *byte_ns) {
   rdt_remote_region *remote;
   stopwatch watch;
   bool more = true;
-  rdt_status status = rdt_remote_region_open(channel, key, rdt_deadline_left(deadline), &remote);
+  rdt_status status =
+      rdt_remote_region_open(channel, place->key, rdt_deadline_left(deadline), &remote);
   if (status != RDT_OK) return status;
   begin(&watch);
   for (int i = 0; i < READS && more && status == RDT_OK; i++) {
     lap_begin(&watch);
-    status = read_once(remote, to, deadline);
+    status = read_once(remote, place->offset, to, deadline);
     more = lap_end(&watch);
   }
   rdt_remote_region_unref(remote);
@@ -116,10 +122,11 @@ static uint32_t example(const rdt_group *group, rdt_pair pair) {
   return 0;
 }
 
-rdt_status rdt_group_measure(rdt_group *group, const uint64_t *keys, rdt_deadline deadline) {
-  rdt_block *block = rdt_scratch_take(group->groups, RDT_MEASURE_BYTES);
-  if (!block) return RDT_ERR_NO_MEMORY;
-  rdt_status status = RDT_OK;
+rdt_status rdt_group_measure(rdt_group *group, const rdt_measure_place *places,
+                             rdt_deadline deadline) {
+  rdt_block *block;
+  rdt_status status = rdt_scratch_take(group->groups, RDT_MEASURE_BYTES, &block);
+  if (status != RDT_OK) return status;
   group->costs.reduce_byte_ns = measure_reduction(block->address);
   for (int pair = 0; pair < 2 && status == RDT_OK; pair++) {
     uint32_t member = example(group, (rdt_pair)pair);
@@ -127,7 +134,7 @@ rdt_status rdt_group_measure(rdt_group *group, const uint64_t *keys, rdt_deadlin
     rdt_channel *channel = group->links[member].channel;
     status = measure_latency(group, channel, &group->costs.latency_ns[pair]);
     if (status == RDT_OK)
-      status = measure_bytes(channel, keys[member], block->address, deadline,
+      status = measure_bytes(channel, &places[member], block->address, deadline,
                              &group->costs.byte_ns[pair]);
   }
   rdt_scratch_give(group->groups, block);

@@ -226,6 +226,7 @@ void rdt_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel) {
   rdt_channel_ref(channel);
   link->channel = channel;
   link->maps = (channel->transport->capabilities & RDT_CAP_MAP) != 0;
+  link->process = rdt_process_of(channel);
   if (atomic_load(&channel->down)) atomic_store(&link->down, true);
   pthread_mutex_unlock(&group->groups->lock);
 }

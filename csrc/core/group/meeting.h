@@ -30,8 +30,12 @@ rdt_status rdt_meeting_connect(rdt_group *group, const char *address, uint64_t g
 /* What a link to this member can do, once it has its channel. */
 void rdt_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel);
 
-/* measure.c: fills in group->costs. At rank 0; `keys` names a region of MEASURE_BYTES at each member. */
+/* measure.c: fills in group->costs. At rank 0; `places` tells where each member has RDT_MEASURE_BYTES. */
 #define RDT_MEASURE_BYTES (1024u * 1024)
-rdt_status rdt_group_measure(rdt_group *group, const uint64_t *keys, rdt_deadline deadline);
+typedef struct rdt_measure_place {
+  uint64_t key, offset;
+} rdt_measure_place;
+rdt_status rdt_group_measure(rdt_group *group, const rdt_measure_place *places,
+                             rdt_deadline deadline);
 
 #endif

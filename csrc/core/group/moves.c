@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How the elements of one step move. Short messages carry them (EAGER). Longer ones lie in a region of the
- * sender, where the receiver reads or reduces them in place (LEND), or, over transports that cannot map memory,
+ * sender, or anywhere if the system permits it, where the receiver reads or reduces them (LEND), or, over transports that cannot map memory,
  * are written into a region of the receiver (OFFER, PUSHED). What lies in no region passes through scratch.
  */
 #include <string.h>
@@ -10,6 +10,7 @@
 #include "core/group/reduce.h"
 #include "core/status.h"
 
+#define READ_BYTES (64u * 1024) /* that are read before they are reduced: they stay in the cache */
 #define STAGE_BYTES (256u * 1024) /* of scratch that a step moves at a time; it has two of these */
 
 char *rdt_place_address(const rdt_operation *operation, const rdt_place *place) {
@@ -43,6 +44,18 @@ static void fail_memory(rdt_operation *operation) {
 static void fail_malformed(rdt_operation *operation, uint32_t peer) {
   rdt_operation_fail(operation, RDT_ERR_PROTOCOL, "group %s: member %u sent a malformed message",
                      operation->group->name, peer);
+}
+
+/* Scratch for the step's two stages. */
+static bool take_block(rdt_operation *operation, rdt_step_state *state, uint64_t bytes) {
+  if (state->block) return true;
+  rdt_status status =
+      rdt_scratch_take(operation->group->groups, 2 * smaller(bytes, STAGE_BYTES), &state->block);
+  if (status == RDT_OK) return true;
+  rdt_operation_fail(operation, status,
+                     "group %s: no registered memory for what lies in no region: %s",
+                     operation->group->name, rdt_last_error());
+  return false;
 }
 
 /* A message of a step without payload. */
@@ -114,19 +127,15 @@ static bool lend_staged(rdt_operation *operation, uint32_t index, uint64_t bytes
   rdt_step_state *state = &operation->steps[index];
   const char *from = rdt_place_address(operation, &step_at(operation, index)->step.from);
   bool moved = false;
-  if (!state->block)
-    state->block = rdt_scratch_take(operation->group->groups, 2 * smaller(bytes, STAGE_BYTES));
-  if (!state->block) {
-    fail_memory(operation);
-    return false;
-  }
+  if (!take_block(operation, state, bytes)) return false;
   uint64_t stage = smaller(bytes, STAGE_BYTES);
   while (state->moved < bytes && state->moved - smaller(state->moved, state->acked) <= stage &&
          operation->status == RDT_IN_PROGRESS) {
     uint64_t size = smaller(stage, bytes - state->moved);
     uint64_t offset = state->moved / stage % 2 * stage;
     memcpy(state->block->address + offset, from + state->moved, size);
-    tell(operation, index, RDT_GROUP_LEND, state->moved, size, state->block->key, offset);
+    tell(operation, index, RDT_GROUP_LEND, state->moved, size, state->block->key,
+         state->block->offset + offset);
     state->moved += size;
     operation->copied += size;
     count_sent(operation, size);
@@ -213,10 +222,16 @@ static void begin_send(rdt_operation *operation, uint32_t index, uint64_t bytes)
   state->begun = true;
   state->eager = bytes <= operation->group->eager && rdt_credit_take(link, bytes, bytes == 0);
   if (state->eager) return;
-  if (link->maps)
-    state->direct = rdt_region_at(link->channel, rdt_place_address(operation, &step->from), bytes,
-                                  RDT_ACCESS_READ, &state->key, &state->offset);
-  else if (bytes <= operation->group->eager) /* otherwise the peer makes an offer by itself */
+  if (link->maps) {
+    const void *from = rdt_place_address(operation, &step->from);
+    state->direct =
+        rdt_region_at(link->channel, from, bytes, RDT_ACCESS_READ, &state->key, &state->offset);
+    if (!state->direct && operation->group->reads) {
+      state->direct = true;
+      state->key = 0;
+      state->offset = (uintptr_t)from;
+    }
+  } else if (bytes <= operation->group->eager) /* otherwise the peer makes an offer by itself */
     tell(operation, index, RDT_GROUP_ASK, 0, bytes, 0, 0);
 }
 
@@ -256,14 +271,48 @@ static void consume(rdt_operation *operation, uint32_t index, const char *from, 
              rdt_place_address(operation, &step->from) + at, from, size / operation->element);
 }
 
+/* Reads what lies in no region; what is to be reduced, piece by piece. */
+static void read_process(rdt_operation *operation, uint32_t index, const rdt_message *loan) {
+  rdt_group *group = operation->group;
+  const rdt_step *step = &step_at(operation, index)->step;
+  pid_t process = group->links[loan->from].process;
+  rdt_block *block;
+  rdt_status status = RDT_OK;
+  if (step->kind == RDT_STEP_RECEIVE) {
+    char *to = rdt_place_address(operation, &step->to);
+    status = rdt_process_read(process, loan->offset, to + loan->at, loan->size);
+  } else {
+    status = rdt_scratch_take(group->groups, READ_BYTES, &block);
+    for (uint64_t at = 0; at < loan->size && status == RDT_OK; at += READ_BYTES) {
+      uint64_t size = smaller(READ_BYTES, loan->size - at);
+      status = rdt_process_read(process, loan->offset + at, block->address, size);
+      if (status == RDT_OK) consume(operation, index, block->address, loan->at + at, size);
+    }
+    rdt_scratch_give(group->groups, block);
+  }
+  if (status != RDT_OK)
+    rdt_operation_fail(operation, status, "group %s: member %u: %s", group->name, loan->from,
+                       rdt_last_error());
+}
+
+static void finish_loan(rdt_operation *operation, uint32_t index, const rdt_message *loan) {
+  operation->reads_loans = true;
+  if (operation->status == RDT_IN_PROGRESS)
+    tell(operation, index, RDT_GROUP_ACK, loan->at, loan->size, 0, 0);
+}
+
 static bool read_loan(rdt_operation *operation, uint32_t index, const rdt_message *loan) {
   rdt_remote_region *region;
   void *from;
+  if (loan->key == 0 && operation->group->reads) {
+    read_process(operation, index, loan);
+    finish_loan(operation, index, loan);
+    return true;
+  }
   if (!open_region(operation, loan, &region)) return false;
   if (rdt_remote_region_map(region, loan->offset, loan->size, &from) == RDT_OK) {
     consume(operation, index, from, loan->at, loan->size);
-    operation->reads_loans = true;
-    tell(operation, index, RDT_GROUP_ACK, loan->at, loan->size, 0, 0);
+    finish_loan(operation, index, loan);
   } else {
     fail_malformed(operation, loan->from);
   }
@@ -282,16 +331,12 @@ static bool offer(rdt_operation *operation, uint32_t index, uint64_t bytes) {
     state->offered = bytes;
     return true;
   }
-  if (!state->block) state->block = rdt_scratch_take(operation->group->groups, 2 * stage);
-  if (!state->block) {
-    fail_memory(operation);
-    return false;
-  }
+  if (!take_block(operation, state, bytes)) return false;
   while (state->offered < bytes && state->offered - state->moved <= stage &&
          operation->status == RDT_IN_PROGRESS) {
     uint64_t size = smaller(stage, bytes - state->offered);
     tell(operation, index, RDT_GROUP_OFFER, state->offered, size, state->block->key,
-         state->offered / stage % 2 * stage);
+         state->block->offset + state->offered / stage % 2 * stage);
     state->offered += size;
     moved = true;
   }
@@ -307,7 +352,8 @@ static void take_pushed(rdt_operation *operation, uint32_t index, const rdt_mess
     return;
   }
   if (state->direct) return;
-  operation->copied += head->size;
+  /* A reduction needs a place for what comes in any case. */
+  if (step_at(operation, index)->step.kind == RDT_STEP_RECEIVE) operation->copied += head->size;
   consume(operation, index, state->block->address + head->at / stage % 2 * stage, head->at,
           head->size);
 }

@@ -248,8 +248,8 @@ static rdt_status make_room(rdt_operation *operation) {
                   sizeof(*operation->lanes));
   uint64_t scratch = program->schedule->scratch * operation->element;
   if (status != RDT_OK || scratch == 0) return status;
-  operation->scratch_block = rdt_scratch_take(operation->group->groups, scratch);
-  if (!operation->scratch_block) return RDT_ERR_NO_MEMORY;
+  status = rdt_scratch_take(operation->group->groups, scratch, &operation->scratch_block);
+  if (status != RDT_OK) return status;
   operation->scratch = operation->scratch_block->address;
   return RDT_OK;
 }
@@ -334,6 +334,29 @@ static rdt_status set_up(rdt_group *group, const rdt_collective *call, rdt_opera
   return RDT_OK;
 }
 
+/* From here on messages are the driver's. */
+static void commit(rdt_operation *operation, rdt_done_fn done, void *context) {
+  rdt_group *group = operation->group;
+  begin_steps(operation);
+  operation->done = done;
+  operation->context = context;
+  operation->driver = driver_of(operation, done);
+  for (rdt_part *part = operation->inbox; part; part = part->next)
+    group->links[part->head.from].early--;
+  operation->ready = RDT_READY_DRIVEN;
+  operation->started = true;
+  group->early--;
+  group->started++;
+}
+
+/* What could not be started fails at the others, who would wait for it. */
+static rdt_status give_up(rdt_group *group, const uint64_t tag[2], rdt_status status) {
+  char text[128];
+  snprintf(text, sizeof(text), "%s", rdt_last_error());
+  rdt_operation_abort(group, tag, status, text);
+  return rdt_fail(status, "%s", text);
+}
+
 rdt_status rdt_operation_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
                                void *context, rdt_operation **operation_out) {
   uint64_t tag[2];
@@ -342,25 +365,14 @@ rdt_status rdt_operation_start(rdt_group *group, const rdt_collective *call, rdt
   pthread_mutex_lock(&group->lock);
   rdt_status status = enter(group, tag, &operation);
   if (status == RDT_OK) status = set_up(group, call, operation);
+  if (status == RDT_OK) status = make_room(operation);
   if (status == RDT_OK) {
-    status = make_room(operation);
-    if (status == RDT_OK) {
-      begin_steps(operation);
-      operation->done = done;
-      operation->context = context;
-      operation->driver = driver_of(operation, done);
-      for (rdt_part *part = operation->inbox; part; part = part->next)
-        group->links[part->head.from].early--;
-      operation->ready = RDT_READY_DRIVEN;
-      operation->started = true;
-      group->early--;
-      group->started++;
-    } else {
-      rdt_program_release(operation->program);
-      operation->program = NULL;
-    }
+    commit(operation, done, context);
+    *operation_out = operation;
+  } else if (operation) {
+    rdt_program_release(operation->program);
+    operation->program = NULL;
   }
   pthread_mutex_unlock(&group->lock);
-  if (status == RDT_OK) *operation_out = operation;
-  return status;
+  return status != RDT_OK && operation ? give_up(group, tag, status) : status;
 }
