@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-
 _ATTEMPT = """
 try:
     tensorflow.use({})
