@@ -36,6 +36,6 @@ def expected(kind: str, inputs: list[Array], rank: int, reduction: str = "Add") 
     if kind == "all_to_all":
         return np.concatenate([np.split(each, len(inputs))[rank] for each in inputs])
     wide = np.int64 if np.issubdtype(inputs[0].dtype, np.integer) else np.float64
-    combine = {"Add": np.sum, "Mul": np.prod, "Min": np.min, "Max": np.max}[reduction]
-    total: Array = combine(np.stack([each.astype(wide) for each in inputs]), axis=0)
+    combine = {"Add": np.add, "Mul": np.multiply, "Min": np.minimum, "Max": np.maximum}[reduction]
+    total: Array = combine.reduce([each.astype(wide) for each in inputs])
     return np.split(total, len(inputs))[rank] if kind == "reduce_scatter" else total
