@@ -180,8 +180,12 @@ def test_unregistered_memory_and_a_read_that_fails(faults: dict[str, str], tmp_p
                     lambda: cluster.stats(1)["arena"]["used_bytes"] <= baseline,
                 )
             sent = cluster.stats(1)
-            assert sent["paths"]["dynamic"]["sent_tensors"] >= 2
-            assert sum(sent["paths"][path]["sent_tensors"] for path in ("bounce", "rpc")) >= 1
+            count = {path: use["sent_tensors"] for path, use in sent["paths"].items()}
+            # One of each step finds room in the registered region. In the second step that may be the
+            # copy of a tensor that was made in the other region.
+            assert count["dynamic"] >= 1, sent
+            assert count["dynamic"] + count["bounce"] >= 2, sent
+            assert count["bounce"] + count["rpc"] >= 1, sent
             assert set(sent["rpc_reasons"]) <= {"memory not registered", "arena full"}
             warnings = [x for x in cluster.log(1).splitlines() if "rdmatensor: WARN" in x]
             assert len(warnings) == 1, warnings
