@@ -24,6 +24,8 @@ _CHUNK = 65536
 # A guest that takes no input for so long is stuck.
 _SEND_SECONDS = 30
 _QUIT_SECONDS = 30.0
+# A boot takes 4 to 8 when all is well. One that takes longer may have lost an interrupt, and never ends.
+_FIRST_BOOT_SECONDS = 60.0
 _CONSOLE_LINES = 15
 
 
@@ -219,12 +221,12 @@ class Host:
     def wait_ready(self, timeout: float) -> None:
         """Waits for the boot. GuestDied, Unavailable, DeadlineExceeded.
 
-        A guest that crashes in the middle of the boot, or is not ready after half of the time, gets a
-        second chance: on a busy machine an emulated one now and then crashes, or loses an interrupt.
+        A guest that crashes in the middle of the boot, or is not ready after a minute (or half of the
+        time), gets a second chance: an emulated one now and then crashes, or loses an interrupt.
         """
         end = time.monotonic() + timeout
         try:
-            self._now().wait_ready(timeout / 2)
+            self._now().wait_ready(min(timeout / 2, _FIRST_BOOT_SECONDS))
         except (GuestDied, DeadlineExceeded):
             if self._now().explanation():
                 raise
