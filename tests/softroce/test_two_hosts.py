@@ -168,7 +168,7 @@ def test_lost_packets_are_sent_again(hosts: Hosts, percent: int) -> None:
 
 
 def test_short_loss_of_link_is_survived(hosts: Hosts) -> None:
-    pair = hosts.pair(region=4 << 20, DEADLINE_MS=240000)
+    pair = hosts.pair(region=4 << 20, DEADLINE_MS=30000)
     host = hosts.lab.hosts[1]
     pair.theirs.start("bad = check_flood(device, region.array, 400)")
     pair.ours.start("transfers = flood(remote, region, 400)")
@@ -176,8 +176,8 @@ def test_short_loss_of_link_is_survived(hosts: Hosts) -> None:
     host.link(False)
     time.sleep(0.5)
     host.link(True)
-    pair.ours.finish(300)
-    pair.theirs.finish(300)
+    pair.ours.finish(60)
+    pair.theirs.finish(60)
     assert pair.theirs.get("bad") == []
     assert pair.ours.get("remote.up")
     assert pair.ours.get("device.stats().channels_lost") == 0

@@ -59,7 +59,7 @@ def check_flood(device: Device, array: Any, count: int) -> list[int]:
     place = len(array) // count
     bad = []
     for turn in range(count):
-        note = device.next_notification(240)
+        note = device.next_notification(60)
         size, start = turn * 37 % place + 1, turn * place
         right = np.array_equal(array[start : start + size], pattern(size, turn))
         if note.immediate != turn or not right:

@@ -20,6 +20,7 @@ import rdmatensor
 sys.path.insert(0, str(Path(__file__).parent))
 
 from peers import LocalNursery, Peer
+from teams import Team
 
 TRANSPORT = os.environ.get("RDMATENSOR_TEST_TRANSPORT", "shm")
 
@@ -122,3 +123,30 @@ def mappable(remote: rdmatensor.RemoteDevice) -> rdmatensor.RemoteDevice:
     if not remote.capabilities & rdmatensor.Capability.MAP:
         pytest.skip(f"transport {remote.transport} cannot map remote memory")
     return remote
+
+
+@pytest.fixture
+def team(spawn: Callable[..., Peer]) -> Callable[[int], Team]:
+    return lambda size: Team([spawn() for _ in range(size)])
+
+
+@pytest.fixture(scope="session")
+def two(nursery: LocalNursery) -> Iterator[Team]:
+    """Processes that tests share: starting them takes longer than most tests."""
+    peers = [nursery.spawn({"RDMATENSOR_TRANSPORTS": TRANSPORT}, device="") for _ in range(2)]
+    yield Team(peers)
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def pair(two: Team) -> Iterator[Team]:
+    yield two.join()
+    two.run("for each in list(device._groups): each.close()")
+
+
+@pytest.fixture
+def alone(device: rdmatensor.Device) -> Iterator[rdmatensor.Group]:
+    """A group with one member: what is checked before anything is sent."""
+    with rdmatensor.Group(device, 0, 1) as group:
+        yield group
