@@ -221,6 +221,21 @@ def test_killed_member(spawn: Callable[..., Peer], count: int) -> None:
         peer.finish()
 
 
+def test_loss_is_the_cause(spawn: Callable[..., Peer]) -> None:
+    """Members whose operations differ because one was lost are told of the loss."""
+    *others, doomed = (members := Team([spawn() for _ in range(3)]).join()).peers
+    members.run("group.barrier()")
+    doomed.kill()
+    for peer in others:
+        peer.run("assert failure(lambda: group.barrier(timeout=20))[0] == 'ConnectionLost'")
+    calls = ["group.barrier(timeout=20)", "group.all_reduce(np.zeros(10), timeout=20)"]
+    for peer, call in zip(others, calls, strict=True):
+        peer.start(f"outcomes = {{failure(lambda: {call})[0] for _ in range(5000)}}")
+    for peer in others:
+        peer.finish(NOTICED)
+        assert peer.get("outcomes") == {"ConnectionLost"}
+
+
 @pytest.mark.parametrize("count", [10, 1 << 20])
 @pytest.mark.parametrize("registered", [False, True])
 def test_timed_out(pair: Team, count: int, registered: bool) -> None:

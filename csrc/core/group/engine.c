@@ -44,18 +44,49 @@ void rdt_operation_check_time(rdt_operation *operation) {
                      operation->group->name, step ? step->peer : operation->group->rank);
 }
 
+/* ---- links ----------------------------------------------------------------------------------------- */
+
+static bool is_gone(const rdt_link *link) {
+  return atomic_load(&link->down) || atomic_load(&link->left);
+}
+
+static void fail_gone(rdt_operation *operation, uint32_t peer) {
+  const rdt_group *group = operation->group;
+  rdt_operation_fail(
+      operation, RDT_ERR_CONNECTION_LOST, "group %s: member %u %s", group->name, peer,
+      atomic_load(&group->links[peer].left) ? "closed the group" : "cannot be reached any more");
+}
+
+/* Members that are gone matter only to those who still need them, and have taken all that they sent. */
+static void check_links(rdt_operation *operation) {
+  const rdt_group *group = operation->group;
+  for (uint32_t i = 0; i < operation->program->count; i++) {
+    const rdt_step *step = &operation->program->steps[i].step;
+    const rdt_step_state *state = &operation->steps[i];
+    if (state->done || state->parts || step->kind == RDT_STEP_COPY ||
+        step->kind == RDT_STEP_ACCUMULATE || !is_gone(&group->links[step->peer]))
+      continue;
+    if (atomic_load(&operation->news) == operation->seen) /* otherwise that comes first */
+      fail_gone(operation, step->peer);
+    return;
+  }
+}
+
 /* ---- messages -------------------------------------------------------------------------------------- */
 
+/* Members get out of step when one is lost: then that is the cause. */
 static void fail_different(rdt_operation *operation, const rdt_message *head) {
+  const rdt_group *group = operation->group;
+  for (uint32_t peer = 0; peer < group->size; peer++)
+    if (is_gone(&group->links[peer])) fail_gone(operation, peer);
   const rdt_shape *own = &operation->shape, *other = &head->shape;
   rdt_operation_fail(operation, RDT_ERR_PROTOCOL,
                      "group %s: members disagree about the operation: kind %u, type %u, reduction "
                      "%u, algorithm %u, root %u, %llu elements here; kind %u, type %u, reduction "
                      "%u, algorithm %u, root %u, %llu elements at member %u",
-                     operation->group->name, own->kind, own->dtype, own->reduction, own->algorithm,
-                     own->root, (unsigned long long)own->count, other->kind, other->dtype,
-                     other->reduction, other->algorithm, other->root,
-                     (unsigned long long)other->count, head->from);
+                     group->name, own->kind, own->dtype, own->reduction, own->algorithm, own->root,
+                     (unsigned long long)own->count, other->kind, other->dtype, other->reduction,
+                     other->algorithm, other->root, (unsigned long long)other->count, head->from);
 }
 
 static void take_abort(rdt_operation *operation, rdt_part *part) {
@@ -218,29 +249,6 @@ static void advance_lanes(rdt_operation *operation) {
   }
 }
 
-/* ---- links ----------------------------------------------------------------------------------------- */
-
-static bool is_gone(const rdt_link *link) {
-  return atomic_load(&link->down) || atomic_load(&link->left);
-}
-
-/* Members that are gone matter only to those who still need them, and have taken all that they sent. */
-static void check_links(rdt_operation *operation) {
-  const rdt_group *group = operation->group;
-  for (uint32_t i = 0; i < operation->program->count; i++) {
-    const rdt_step *step = &operation->program->steps[i].step;
-    if (operation->steps[i].done || step->kind == RDT_STEP_COPY ||
-        step->kind == RDT_STEP_ACCUMULATE || !is_gone(&group->links[step->peer]))
-      continue;
-    if (atomic_load(&operation->news) != operation->seen) return; /* that comes first */
-    rdt_operation_fail(operation, RDT_ERR_CONNECTION_LOST, "group %s: member %u %s", group->name,
-                       step->peer,
-                       atomic_load(&group->links[step->peer].left) ? "closed the group"
-                                                                   : "cannot be reached any more");
-    return;
-  }
-}
-
 /* ---- the end ------------------------------------------------------------------------------------------ */
 
 static void free_steps(rdt_operation *operation) {
@@ -306,6 +314,8 @@ static bool end_failed(rdt_operation *operation) {
 bool rdt_operation_advance(rdt_operation *operation) {
   unsigned before = operation->seen;
   take_inbox(operation);
+  if (operation->fresh) check_links(operation); /* before others hear of what cannot be done */
+  operation->fresh = false;
   if (operation->status == RDT_IN_PROGRESS) advance_lanes(operation);
   if (operation->status == RDT_IN_PROGRESS && operation->left == 0 && operation->posted == 0) {
     /* What was read after the deadline may not have been there any more. */

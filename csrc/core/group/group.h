@@ -160,6 +160,7 @@ typedef struct rdt_operation {
   size_t step_capacity, lane_capacity;
   size_t left;           /* steps that are not done */
   unsigned seen, posted; /* pushes under way */
+  bool fresh;            /* was never advanced */
   bool reads_loans, needs_runner, over;
   rdt_status status; /* RDT_IN_PROGRESS; RDT_OK; why it failed */
   char text[256];

@@ -285,6 +285,7 @@ static void begin(rdt_operation *operation, const rdt_collective *call, rdt_algo
   operation->grace = 0;
   operation->seen = atomic_load(&operation->news) - 1; /* the first look is at everything */
   operation->posted = 0;
+  operation->fresh = true;
   operation->needs_runner = operation->over = false;
   operation->reads_loans = operation->aborting = operation->closing = false;
   operation->status = RDT_IN_PROGRESS;
