@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -20,6 +21,15 @@ collect_ignore = (
 )
 # How the C and C++ unit programs are built: none, address or thread (make asan, make tsan).
 SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes run the tests (-n), one of them has the labs, which are costly to boot."""
+    for item in items if config.pluginmanager.hasplugin("xdist") else ():
+        room = item.path.parent
+        item.add_marker(
+            pytest.mark.xdist_group(str(room if room.name == "softroce" else item.path))
+        )
 
 
 @pytest.fixture(scope="session")
@@ -53,10 +63,13 @@ def programs(root: Path) -> Path:
         *("-DRDT_BUILD_TESTS=ON", "-DRDT_BUILD_TENSORFLOW=AUTO", f"-DRDT_SANITIZE={SANITIZE}"),
         f"-DPython3_EXECUTABLE={sys.executable}",
     ]
-    for command in (
-        [cmake, "-S", str(root), "-B", str(folder), *generator, *settings],
-        [cmake, "--build", str(folder), "--parallel", "2", "--target", "unit_programs"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # there may be several processes of tests
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (
+            [cmake, "-S", str(root), "-B", str(folder), *generator, *settings],
+            [cmake, "--build", str(folder), "--parallel", "2", "--target", "unit_programs"],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, done.stdout + done.stderr
     return folder / "unit"

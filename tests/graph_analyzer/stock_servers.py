@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from placed_graphs import Step
 sys.path.insert(0, str(Path(__file__).parents[1] / "warm"))
 
 import warm
+from ports import free_ports
 
 v1 = tf.compat.v1
 
@@ -34,19 +34,11 @@ sys.stdin.read()
 """
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(bound.getsockname()[1]) for bound in sockets]
-    for bound in sockets:
-        bound.close()
-    return ports
-
-
 class Cluster:
     """Servers of the jobs given; sessions talk to worker 0."""
 
     def __init__(self, jobs: dict[str, int], protocol: str = "grpc") -> None:
-        ports = iter(_free_ports(sum(jobs.values())))
+        ports = iter(free_ports(sum(jobs.values())))
         self.addresses = {
             job: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for job, count in jobs.items()
         }

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "warm"))
 
 import warm  # noqa: E402
+from ports import free_ports  # noqa: E402
 
 START_S = 60.0
 ANSWER_S = 20.0
@@ -38,17 +38,6 @@ EVERY_WAY = pytest.mark.parametrize(
 )
 
 T = TypeVar("T")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class Task:
@@ -92,7 +81,7 @@ class Task:
         self._process.stdin.flush()
         return self._read(ANSWER_S)
 
-    @contextmanager
+    @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """It does nothing meanwhile, but its connections stay open."""
         self._signal(signal.SIGSTOP)
