@@ -86,7 +86,7 @@ void rdt_step_local(rdt_operation *operation, uint32_t index) {
     rdt_reduce((rdt_dtype)operation->shape.dtype, (rdt_reduction)operation->shape.reduction, to, to,
                from, step->count);
   else if (to != from)
-    memcpy(to, from, bytes_of(operation, step));
+    rdt_copy(to, from, bytes_of(operation, step));
   operation->steps[index].done = true;
 }
 
@@ -264,7 +264,7 @@ static void consume(rdt_operation *operation, uint32_t index, const char *from, 
   char *to = rdt_place_address(operation, &step->to);
   if (size == 0) return;
   if (step->kind == RDT_STEP_RECEIVE) {
-    memcpy(to + at, from, size);
+    rdt_copy(to + at, from, size);
     return;
   }
   rdt_reduce((rdt_dtype)operation->shape.dtype, (rdt_reduction)operation->shape.reduction, to + at,
