@@ -17,7 +17,8 @@ sources := $(shell find csrc rdmatensor graph_analyzer -type f \
              -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
 c_files = $(shell find csrc tests bench -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test docs lint bench-quick bench-api bench-verbs asan tsan format clean
+.PHONY: help build demo test docs lint bench-quick bench-api bench-verbs asan tsan soak failure-table format \
+        clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
@@ -26,6 +27,8 @@ help:
 	@echo 'make bench-quick  the numbers of the README, on this machine'
 	@echo 'make bench-verbs  the verbs transport against perftest, in the SoftRoCE lab without RDMA'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
+	@echo 'make soak         peers, edges and transfers without end, for SOAK_SECONDS (3600)'
+	@echo 'make failure-table  write the table of docs/failure.md, of what the tests see'
 	@echo 'make docs         write the generated page docs/configuration.md'
 	@echo 'make build        make .venv and install rdmatensor into it'
 	@echo 'make format       rewrite sources as make lint wants them'
@@ -55,13 +58,29 @@ test: build
 	$(PYTEST) $(TEST_FLAGS)
 
 # The C programs on this machine, and on verbs in the lab.
-sanitized := tests/unit/test_c_programs.py tests/softroce/test_transport_suite.py -k c_program
+sanitized := tests/unit/test_c_programs.py tests/load tests/softroce/test_transport_suite.py \
+             -k 'c_program or load'
 
 asan: build
 	RDMATENSOR_TEST_SANITIZE=address $(PYTEST) $(sanitized)
 
 tsan: build
 	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) $(sanitized)
+
+# At full speed for SOAK_SECONDS, with a report.
+SOAK_SECONDS ?= 3600
+soak: build
+	SOAK_SECONDS=$(SOAK_SECONDS) $(PYTEST) -s tests/load
+
+# docs/failure.md, of what the tests see.
+failure_notes := $(CURDIR)/build/failures
+failure-table: build
+	@mkdir -p build && rm -f $(failure_notes)
+	RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport \
+	  tests/softroce/test_two_hosts.py tests/softroce/test_transport_suite.py::test_transport_suite \
+	  tests/tensorflow/test_failures.py tests/tensorflow/test_stopped_peer.py \
+	  tests/tensorflow/test_arena.py
+	$(BIN)/python tests/faults/failure_table.py $(failure_notes) docs/failure.md
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .

@@ -207,9 +207,12 @@ class Device:
         """Closes connections and regions, then the device. Idempotent.
 
         Pending transfers fail with DeviceError (status CLOSED) or Cancelled. Waits for the calls
-        that other threads are making on this device; their waits for notifications end at once.
+        that other threads are making on this device; their waits for peers, groups and
+        notifications end at once.
         """
         with self._changed:
+            if not self._closing:
+                lib.rdt_device_interrupt(self._handle or ffi.NULL)
             self._closing = True
             while self._calls:
                 self._changed.wait()

@@ -9,12 +9,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "faults"))
+
+import failure_table  # noqa: E402
+
 # The core and the Python API are complete without TensorFlow, and so are their tests.
 collect_ignore = (
     [] if importlib.util.find_spec("tensorflow") else ["tensorflow", "demo", "graph_analyzer"]
@@ -45,6 +49,22 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.chdir(tmp_path_factory.mktemp("elsewhere"))
     yield
     os.chdir(before)
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """note(fault, what the user sees, seconds until then, what goes on): a row of docs/failure.md."""
+    places = {"tensorflow": failure_table.TENSORFLOW, "softroce": failure_table.VERBS}
+    tested = os.environ.get("RDMATENSOR_TEST_TRANSPORT", failure_table.SHM)
+
+    def add(
+        fault: str, seen: BaseException | str, seconds: float | None, then: str, where: str = ""
+    ) -> None:
+        place = where or places.get(request.path.parent.name, tested)
+        text = failure_table.describe(seen)
+        failure_table.note(failure_table.Row(fault, place, text, seconds, then))
+
+    return add
 
 
 def tool(name: str) -> str | None:

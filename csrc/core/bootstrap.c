@@ -245,9 +245,11 @@ rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_pu
                     "rdt_device_connect waits: it cannot be called from a handler");
   if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
   rdt_deadline deadline = rdt_deadline_after(timeout_ms);
+  rdt_net_interrupt_by(device->bootstrap_wake);
   status = exchange_hello(device, address, deadline, &peer, &socket);
-  return status == RDT_OK ? connect_channel(device, &peer, purpose, socket, deadline, channel)
-                          : status;
+  if (status == RDT_OK) status = connect_channel(device, &peer, purpose, socket, deadline, channel);
+  rdt_net_interrupt_by(-1);
+  return status;
 }
 
 /* ---- incoming ------------------------------------------------------------------------------------ */
@@ -383,6 +385,7 @@ static rdt_status answer(rdt_device *device, const handshake *work) {
 
 static void run_handshake(void *argument) {
   handshake *work = argument;
+  rdt_net_interrupt_by(work->device->bootstrap_wake);
   rdt_status status = answer(work->device, work);
   if (status != RDT_OK) {
     rdt_log(RDT_LOG_DEBUG, "device %s: a connection came to nothing: %s", work->device->name,
@@ -428,8 +431,10 @@ static void *run_bootstrap(void *argument) {
 }
 
 static void close_sockets(rdt_device *device) {
-  int *sockets[] = {&device->tcp_socket, &device->local_socket, &device->bootstrap_wake};
-  for (size_t i = 0; i < 3; i++) {
+  rdt_forks_forget(&device->tcp_fork);
+  rdt_forks_forget(&device->local_fork);
+  int *sockets[] = {&device->tcp_socket, &device->local_socket};
+  for (size_t i = 0; i < 2; i++) {
     if (*sockets[i] >= 0) close(*sockets[i]);
     *sockets[i] = -1;
   }
@@ -443,6 +448,8 @@ rdt_status rdt_bootstrap_start(rdt_device *device) {
   rdt_status status = rdt_net_listen(given ? given : host, device->options.port,
                                      &device->tcp_socket, device->address);
   if (status == RDT_OK) status = rdt_net_listen_local(device->local_name, &device->local_socket);
+  rdt_forks_close_in_child(&device->tcp_fork, &device->tcp_socket);
+  rdt_forks_close_in_child(&device->local_fork, &device->local_socket);
   if (status == RDT_OK) {
     device->bootstrap_wake = eventfd(0, EFD_CLOEXEC);
     if (device->bootstrap_wake < 0) status = rdt_fail_errno(errno, "cannot create an eventfd");
@@ -455,10 +462,14 @@ rdt_status rdt_bootstrap_start(rdt_device *device) {
   return status;
 }
 
-void rdt_bootstrap_stop(rdt_device *device) {
+void rdt_bootstrap_interrupt(rdt_device *device) {
   uint64_t one = 1;
   ssize_t ignored = write(device->bootstrap_wake, &one, sizeof(one));
   (void)ignored;
+}
+
+void rdt_bootstrap_stop(rdt_device *device) {
+  rdt_bootstrap_interrupt(device);
   pthread_join(device->bootstrap_thread, NULL);
   close_sockets(device);
 }

@@ -9,19 +9,14 @@
 #include <unistd.h>
 
 #include "core/config.h"
+#include "core/forks.h"
 #include "core/group/groups.h"
 #include "core/log.h"
 #include "core/objects.h"
 #include "core/status.h"
 
-static atomic_uint fork_epoch;
-
-static void count_fork(void) { atomic_fetch_add(&fork_epoch, 1); }
-
-static void watch_forks(void) { pthread_atfork(NULL, NULL, count_fork); }
-
 rdt_status rdt_device_check(const rdt_device *device) {
-  if (device->fork_epoch != atomic_load_explicit(&fork_epoch, memory_order_relaxed))
+  if (device->fork_epoch != rdt_forks_epoch())
     return rdt_fail(RDT_ERR_FORKED,
                     "device %s was opened before fork and its threads are in the parent: open a "
                     "device of its own in each process, or start processes with \"spawn\"",
@@ -46,6 +41,7 @@ void rdt_device_unref(rdt_device *device) {
   pthread_cond_destroy(&device->workers_done);
   pthread_mutex_destroy(&device->lock);
   if (device->wake_fd >= 0) close(device->wake_fd);
+  if (device->bootstrap_wake >= 0) close(device->bootstrap_wake);
   free(device);
 }
 
@@ -85,7 +81,7 @@ static rdt_status fill(rdt_device *device, const rdt_device_options *options) {
   device->generation = random[0];
   snprintf(device->local_name, sizeof(device->local_name), "rdmatensor-%016llx%016llx",
            (unsigned long long)random[0], (unsigned long long)random[1]);
-  device->fork_epoch = atomic_load(&fork_epoch);
+  device->fork_epoch = rdt_forks_epoch();
   device->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (device->wake_fd < 0) return rdt_fail_errno(errno, "cannot create an eventfd");
   return RDT_OK;
@@ -173,11 +169,10 @@ static rdt_status check_options(const rdt_device_options *options) {
 }
 
 rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **device_out) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
   if (!device_out) return rdt_fail(RDT_ERR_INVALID, "device must not be NULL");
   rdt_status status = check_options(options);
   if (status != RDT_OK) return status;
-  pthread_once(&once, watch_forks);
+  rdt_forks_watch();
   rdt_device *device = new_device();
   if (!device) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   device->groups = rdt_groups_new(device);
@@ -198,10 +193,16 @@ err_unref:
   return status;
 }
 
+void rdt_device_interrupt(rdt_device *device) {
+  if (!device || device->fork_epoch != rdt_forks_epoch()) return;
+  rdt_bootstrap_interrupt(device);
+  rdt_groups_interrupt(device);
+}
+
 void rdt_device_close(rdt_device *device) {
   if (!device) return;
   /* In a forked child the threads, and whatever they locked, exist only in the parent. */
-  if (device->fork_epoch != atomic_load(&fork_epoch)) return;
+  if (device->fork_epoch != rdt_forks_epoch()) return;
   pthread_mutex_lock(&device->lock);
   device->closing = true;
   pthread_mutex_unlock(&device->lock);

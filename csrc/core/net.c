@@ -27,11 +27,23 @@ int rdt_fds_take(rdt_fds *fds) {
   return fd;
 }
 
-/* Waits until the socket is ready for `events`. */
+rdt_status rdt_fds_check(const rdt_fds *fds) {
+  return fds->lost ? rdt_fail(RDT_ERR_LIMIT,
+                              "the peer's memory cannot be opened: this process has as many open "
+                              "files as it may: raise the limit with ulimit -n")
+                   : RDT_OK;
+}
+
+static _Thread_local int interrupt = -1;
+
+void rdt_net_interrupt_by(int fd) { interrupt = fd; }
+
+/* Waits until the socket is ready for `events`; one below 0 never is. */
 static rdt_status wait_for(int socket, short events, rdt_deadline deadline, const char *what) {
-  struct pollfd wait = {.fd = socket, .events = events};
+  struct pollfd wait[] = {{.fd = socket, .events = events}, {.fd = interrupt, .events = POLLIN}};
   for (;;) {
-    int ready = poll(&wait, 1, rdt_deadline_left(deadline));
+    int ready = poll(wait, 2, rdt_deadline_left(deadline));
+    if (ready > 0 && wait[1].revents) return rdt_fail(RDT_ERR_CLOSED, "the device is being closed");
     if (ready > 0) return RDT_OK;
     if (ready == 0) return rdt_fail(RDT_ERR_DEADLINE, "the peer did not answer in time (%s)", what);
     if (errno != EINTR) return rdt_fail_errno(errno, "poll");
@@ -183,8 +195,11 @@ rdt_status rdt_net_connect_local(const char *name, rdt_deadline deadline, int *s
   /* EAGAIN: the peer's backlog is full for the moment; there is no event to wait for. */
   while (connect(fd, (struct sockaddr *)&to, length) != 0) {
     if (errno == EAGAIN && rdt_deadline_left(deadline) > 0) {
-      poll(NULL, 0, 1);
-      continue;
+      rdt_deadline soon = rdt_now_ms() + 1;
+      if (wait_for(-1, 0, soon < deadline ? soon : deadline, "connecting") == RDT_ERR_DEADLINE)
+        continue;
+      close(fd);
+      return RDT_ERR_CLOSED;
     }
     int error = errno;
     close(fd);
@@ -292,6 +307,7 @@ static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fd
     ssize_t done = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (done > 0) {
       collect_fds(&message, fds);
+      if (fds && (message.msg_flags & MSG_CTRUNC)) fds->lost = true;
       *received = (size_t)done;
       return RDT_OK;
     }
@@ -339,7 +355,7 @@ rdt_status rdt_net_receive_part(int socket, rdt_wire *wire, size_t *have, rdt_fd
 rdt_status rdt_net_receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_deadline deadline) {
   size_t have = 0;
   rdt_status status;
-  if (fds) fds->count = 0;
+  if (fds) *fds = (rdt_fds){.count = 0};
   while ((status = rdt_net_receive_part(socket, wire, &have, fds)) == RDT_IN_PROGRESS) {
     status = wait_for(socket, POLLIN, deadline, "receiving");
     if (status != RDT_OK) break;

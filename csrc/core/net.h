@@ -16,10 +16,18 @@
 typedef struct rdt_fds {
   int fd[RDT_MAX_FDS];
   int count;
+  bool lost; /* some did not fit into this process */
 } rdt_fds;
 void rdt_fds_close(rdt_fds *fds);
 /* Moves the first descriptor out; -1 if there is none. */
 int rdt_fds_take(rdt_fds *fds);
+
+/* RDT_ERR_LIMIT if descriptors that the peer sent were lost because this process may open no more. */
+rdt_status rdt_fds_check(const rdt_fds *fds);
+
+/* From now on every wait of the calling thread in the functions below ends with RDT_ERR_CLOSED as soon as `fd` is
+ * readable; -1: none does. */
+void rdt_net_interrupt_by(int fd);
 
 /* A listening socket and the "host:port" it got. */
 rdt_status rdt_net_listen(const char *host, uint16_t port, int *socket_out, char *address);

@@ -16,6 +16,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "core/forks.h"
 #include "core/net.h"
 #include "transport/transport.h"
 
@@ -102,6 +103,7 @@ struct rdt_device {
   /* bootstrap thread */
   pthread_t bootstrap_thread;
   int tcp_socket, local_socket, bootstrap_wake;
+  rdt_fork_fd tcp_fork, local_fork; /* of the two sockets */
 
   int workers; /* running, under lock */
   pthread_cond_t workers_done;
@@ -140,6 +142,7 @@ struct rdt_channel {
   rdt_endpoint *endpoint;
   int control; /* socket; of a local transport also the lease: its end of stream says that the peer
                   holds nothing of ours */
+  rdt_fork_fd control_fork;
   bool accepted;
   rdt_purpose purpose;
   char peer_name[RDT_NAME_SIZE], peer_address[RDT_ADDRESS_SIZE];
@@ -223,6 +226,8 @@ rdt_status rdt_progress_adopt(rdt_channel *channel);
 rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_purpose purpose,
                                  int timeout_ms, rdt_channel **channel);
 rdt_status rdt_bootstrap_start(rdt_device *device);
+/* No connection is made any more, and handshakes under way, in and out, end. */
+void rdt_bootstrap_interrupt(rdt_device *device);
 void rdt_bootstrap_stop(rdt_device *device);
 
 /* channel.c */

@@ -328,7 +328,10 @@ static void drain_wake_fd(rdt_device *device) {
 /* The transport's port or adapter is gone: so are its channels. */
 static void serve_domain(rdt_device *device, size_t index) {
   const rdt_transport *transport = rdt_transports[index];
-  if (transport->domain_events(device->transports[index].domain) == RDT_OK) return;
+  rdt_domain *domain = device->transports[index].domain;
+  if (transport->domain_events(domain) == RDT_OK) return;
+  /* A device that was removed would report that for ever, and keep this thread awake. */
+  epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, transport->domain_event_fd(domain), NULL);
   for (rdt_channel *channel = device->active; channel; channel = channel->next)
     if (channel->transport == transport) take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
 }

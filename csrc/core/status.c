@@ -71,6 +71,20 @@ rdt_status rdt_fail(rdt_status status, const char *format, ...) {
   return status;
 }
 
+/* What to do about errors that users can mend. */
+static const char *remedy(int error) {
+  switch (error) {
+    case EMFILE:
+      return " (this process has as many as it may: raise the limit with ulimit -n)";
+    case ENFILE:
+      return " (this machine has as many as it may: raise fs.file-max)";
+    case EADDRINUSE:
+      return " (another process listens there: end it, or take another port)";
+    default:
+      return "";
+  }
+}
+
 rdt_status rdt_fail_errno(int error, const char *format, ...) {
   char reason[128];
   va_list args;
@@ -78,7 +92,7 @@ rdt_status rdt_fail_errno(int error, const char *format, ...) {
   int used = vsnprintf(last_error, sizeof(last_error), format, args);
   va_end(args);
   if (used >= 0 && (size_t)used < sizeof(last_error))
-    snprintf(last_error + used, sizeof(last_error) - (size_t)used, ": %s",
-             strerror_r(error, reason, sizeof(reason)));
+    snprintf(last_error + used, sizeof(last_error) - (size_t)used, ": %s%s",
+             strerror_r(error, reason, sizeof(reason)), remedy(error));
   return RDT_ERR_SYSTEM;
 }

@@ -166,6 +166,10 @@ typedef struct rdt_stats {
  * one's reason. RDT_ERR_INVALID, RDT_ERR_SYSTEM (port taken: the message says by which address),
  * RDT_ERR_NO_MEMORY. */
 RDT_API rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **device);
+/* Ends, with RDT_ERR_CLOSED, what other threads wait for in rdt_device_connect and rdt_group_create, so that the
+ * device can be closed without waiting for their time-outs; no peer can connect any more. Any thread, any
+ * number of times, before rdt_device_close. NULL is ignored. */
+RDT_API void rdt_device_interrupt(rdt_device *device);
 /* Closes channels and regions, stops the thread, frees the device. Pending operations complete with
  * RDT_ERR_CLOSED first. Handles of its channels stay valid for their holders but fail. Not from a
  * handler. NULL is ignored. */

@@ -53,7 +53,7 @@ class Site(Nursery):
     def peer(self, **settings: str | int) -> Peer:
         """A peer with a device, in the host, with these settings in its environment."""
         variables = {f"RDMATENSOR_{name}": str(value) for name, value in settings.items()}
-        variables["RDMATENSOR_TRANSPORTS"] = "verbs"
+        variables.setdefault("RDMATENSOR_TRANSPORTS", "verbs")
         variables["RDMATENSOR_BIND_ADDRESS"] = self.host.address
         return self._keep(self.spawn(variables, SETUP, device=""))
 

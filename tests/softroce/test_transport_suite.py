@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import failure_table
 from rdmatensor.softroce import Lab
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -23,6 +25,7 @@ PROGRAMS = [
     "test_group_failures",
     "test_verbs_library",
     "test_verbs_ports",
+    "test_verbs_removed",
     "test_verbs_registration",
 ]
 
@@ -34,11 +37,16 @@ def skips(report: Path) -> Counter[str]:
 
 
 def test_transport_suite(lab: Lab) -> None:
-    report = lab.shared / "transport.xml"
+    report, rows = lab.shared / "transport.xml", lab.shared / "failures"
+    rows.touch()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=10"]
     done = lab.hosts[0].run(
         [*command, f"--junitxml={report}", TESTS / "transport"],
-        env={"RDMATENSOR_TEST_TRANSPORT": "verbs", "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            "RDMATENSOR_TEST_TRANSPORT": "verbs",
+            failure_table.VARIABLE: str(rows),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         timeout=SECONDS,
         check=False,
     )
@@ -47,6 +55,8 @@ def test_transport_suite(lab: Lab) -> None:
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed and int(passed[1]) > 100, done.stdout
     assert skips(report) == SKIPS
+    for line in rows.read_text().splitlines():
+        failure_table.note(failure_table.Row(**json.loads(line)))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

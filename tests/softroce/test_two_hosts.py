@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from guests import Peer, Site
+from processes import until
 from rdmatensor.softroce import Lab
 
 DEADLINE = 4.0
@@ -152,7 +153,7 @@ def test_batches_both_ways_at_once(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("percent", [1, 5])
-def test_lost_packets_are_sent_again(hosts: Hosts, percent: int) -> None:
+def test_lost_packets_are_sent_again(hosts: Hosts, percent: int, note: Any) -> None:
     pair = hosts.pair(region=2 << 20, DEADLINE_MS=30000)
     host = hosts.lab.hosts[0]
     host.netem("loss", f"{percent}%")
@@ -163,11 +164,38 @@ def test_lost_packets_are_sent_again(hosts: Hosts, percent: int) -> None:
         assert pair.theirs.get("bad") == []
         counters = host.run(["tc", "-s", "qdisc", "show", "dev", "eth0"]).stdout
         assert "dropped 0," not in counters
+        note("packets lost", "nothing", None, f"everything, with {percent} % lost")
     finally:
         host.netem()
 
 
-def test_short_loss_of_link_is_survived(hosts: Hosts) -> None:
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        ("packets delayed", ["delay", "50ms", "20ms"]),
+        # Of those that are not delayed some overtake: each makes the receiver ask for what is missing.
+        ("packets reordered", ["delay", "2ms", "reorder", "95%", "50%"]),
+    ],
+    ids=["delayed", "reordered"],
+)
+def test_late_packets_are_put_in_order(
+    hosts: Hosts, fault: str, rule: list[str], note: Any
+) -> None:
+    pair = hosts.pair(region=2 << 20, DEADLINE_MS=60000)
+    host = hosts.lab.hosts[0]
+    host.netem(*rule)
+    try:
+        pair.theirs.start("bad = check_flood(device, region.array, 200)")
+        pair.ours.run("transfers = flood(remote, region, 200)")
+        pair.theirs.finish(240)
+        assert pair.theirs.get("bad") == []
+        assert pair.ours.get("remote.up")
+        note(fault, "nothing", None, f"everything, with {' '.join(rule)}")
+    finally:
+        host.netem()
+
+
+def test_short_loss_of_link_is_survived(hosts: Hosts, note: Any) -> None:
     pair = hosts.pair(region=4 << 20, DEADLINE_MS=30000)
     host = hosts.lab.hosts[1]
     pair.theirs.start("bad = check_flood(device, region.array, 400)")
@@ -181,9 +209,10 @@ def test_short_loss_of_link_is_survived(hosts: Hosts) -> None:
     assert pair.theirs.get("bad") == []
     assert pair.ours.get("remote.up")
     assert pair.ours.get("device.stats().channels_lost") == 0
+    note("link down for a moment", "nothing", None, "everything, also what was under way")
 
 
-def test_long_loss_of_link_ends_within_the_deadline(hosts: Hosts) -> None:
+def test_long_loss_of_link_ends_within_the_deadline(hosts: Hosts, note: Any) -> None:
     """And nothing that was under way then reaches the peer's memory when the link is back."""
     pair = hosts.pair(**IMPATIENT)
     hosts.bystander(pair.ours)
@@ -194,8 +223,10 @@ def test_long_loss_of_link_ends_within_the_deadline(hosts: Hosts) -> None:
     host.link(False)
     cut = time.monotonic()
     pair.ours.finish(DEADLINE + SLACK + 10)
-    assert time.monotonic() - cut < DEADLINE + SLACK
+    took = time.monotonic() - cut
+    assert took < DEADLINE + SLACK
     outcome = pair.ours.get("outcome")
+    note("link down for long", told(outcome), took, "peers on other paths; connect again")
     assert outcome["written"] > 0
     check_lost(outcome, pair, "transport retry counter exceeded (12)", "does not answer")
     pair.ours.run("own.array[:] = 255")  # its owner uses it again
@@ -204,6 +235,11 @@ def test_long_loss_of_link_ends_within_the_deadline(hosts: Hosts) -> None:
     time.sleep(0.5)
     assert pair.theirs.get("int(region.array.max())") == 1
     assert works(pair)
+
+
+def told(outcome: dict[str, Any]) -> str:
+    """What a user sees of it."""
+    return f"DEADLINE_MS={DEADLINE * 1000:.0f}: {outcome['kind']}: {outcome['text']}"
 
 
 def check_lost(outcome: dict[str, Any], pair: Pair, what: str, remedy: str) -> None:
@@ -220,7 +256,7 @@ def check_lost(outcome: dict[str, Any], pair: Pair, what: str, remedy: str) -> N
 # ---- Hosts and processes ------------------------------------------------------------------------------
 
 
-def test_killed_host_is_lost_and_comes_back(hosts: Hosts) -> None:
+def test_killed_host_is_lost_and_comes_back(hosts: Hosts, note: Any) -> None:
     pair = hosts.pair(region=1 << 18, **IMPATIENT)
     hosts.bystander(pair.ours)
     pair.ours.start("outcome = write_until_lost(region, pattern(1 << 18, 1))")
@@ -228,8 +264,11 @@ def test_killed_host_is_lost_and_comes_back(hosts: Hosts) -> None:
     hosts.second.host.kill()
     killed = time.monotonic()
     pair.ours.finish(DEADLINE + SLACK + 10)
-    assert time.monotonic() - killed < DEADLINE + SLACK
-    check_lost(pair.ours.get("outcome"), pair, "transport retry counter exceeded (12)", "host")
+    took = time.monotonic() - killed
+    assert took < DEADLINE + SLACK
+    outcome = pair.ours.get("outcome")
+    check_lost(outcome, pair, "transport retry counter exceeded (12)", "host")
+    note("host killed", told(outcome), took, "other peers; it can come back")
     pair.ours.run("kept.write(b'1').wait(5)")
     hosts.second.clear()
     theirs = hosts.second.peer()
@@ -268,6 +307,23 @@ def test_killed_process_is_lost_at_once_and_its_neighbour_is_not(hosts: Hosts) -
     assert pair.theirs.address in outcome["text"]
     pair.ours.run("other.write(pattern(1 << 18, 2)).wait(20)")
     assert neighbour.get("region.array[0]") == pair.ours.get("pattern(1 << 18, 2)[0]")
+
+
+def test_forked_child_keeps_nothing_of_a_killed_process(hosts: Hosts) -> None:
+    """Its copy of the device would keep memory pinned, and open to peers."""
+    other = hosts.second.peer()
+    other.run("from traffic import *")
+    before = other.get("queue_pairs()")
+    pair = hosts.pair(**IMPATIENT)
+    pair.theirs.run("child = os.fork()\nif child == 0:\n    time.sleep(1000)\n    os._exit(0)")
+    child = pair.theirs.get("child")
+    try:
+        assert other.get("queue_pairs()") > before
+        pair.theirs.kill()
+        until(lambda: other.get("queue_pairs()") == before, "queue pairs of the dead")
+        assert hosts.second.host.run(["kill", "-0", str(child)], check=False).returncode == 0
+    finally:
+        hosts.second.host.run(["kill", "-9", str(child)], check=False)
 
 
 def test_stopped_process(hosts: Hosts) -> None:
@@ -309,3 +365,63 @@ def test_withdrawn_region_is_refused(hosts: Hosts) -> None:
     assert pair.theirs.get("bytes(view[:4])") == b"good"
     pair.ours.run("kept.write(b'1').wait(5)")
     assert works(pair)
+
+
+# ---- The system ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["verbs", "shm"])
+def test_clock_jumps_do_not_matter(hosts: Hosts, transport: str, note: Any) -> None:
+    """Time-outs, deadlines and probes go by the monotonic clock."""
+    site = hosts.first
+    ours, theirs = (site.peer(TRANSPORTS=transport, **IMPATIENT) for _ in range(2))
+    ours.run("from traffic import *")
+    theirs.run("region = device.allocate(4096, name='region')")
+    connect(ours, theirs)
+    assert ours.get("remote.transport") == transport
+    began = ours.get("time.time()")
+    try:
+        for jump in ("+1 hour", "-3 hours", "+2 hours"):
+            ours.start("outcome = attempt(lambda: device.next_notification(3))")
+            site.host.run(["date", "-s", jump])
+            ours.finish(60)
+            outcome = ours.get("outcome")
+            assert outcome["kind"] == "DeadlineExceeded", outcome
+            assert 2.9 < outcome["took"] < 3 + SLACK
+            if jump == "+1 hour":
+                assert ours.get("time.time()") > began + 3000, "the clock did not jump"
+            ours.run("region.write(b'12345678').wait(4); remote.notify(b'x').wait(4)")
+            assert theirs.get("device.next_notification(4).payload") == b"x"
+        # Longer than a probe is due.
+        ours.run(f"time.sleep({DEADLINE})")
+        assert ours.get("remote.up") and ours.get("device.stats().channels_lost") == 0
+    finally:
+        site.host.run(["date", "-s", f"@{time.time():.0f}"])
+    note("clock jump", "nothing", None, "everything, by hours back and forth", transport)
+
+
+def test_limit_of_locked_memory_is_an_error(hosts: Hosts, note: Any) -> None:
+    pair = hosts.pair(**IMPATIENT)
+    pair.ours.run(
+        """
+        import resource
+        pinned = [line for line in open('/proc/self/status') if line.startswith('VmPin')]
+        limit = int(pinned[0].split()[1]) * 1024 + (8 << 20)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+        os.setuid(65534)  # root may lock what it likes
+        small = device.allocate(1 << 20)
+        outcome = attempt(lambda: device.allocate(64 << 20))
+        """
+    )
+    outcome = pair.ours.get("outcome")
+    assert (outcome["kind"], outcome["status"]) == ("DeviceError", "LIMIT"), outcome
+    assert "cannot pin 64 MiB" in outcome["text"] and "ulimit -l" in outcome["text"]
+    pair.ours.run(
+        "region.write(b'12345678').wait(20); small.array[:] = 1; region.write(small.array)"
+    )
+    note(
+        "memlock refused",
+        f"DeviceError: {outcome['text']}",
+        outcome["took"],
+        "what is pinned already",
+    )

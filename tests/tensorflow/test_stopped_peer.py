@@ -64,7 +64,7 @@ def _in_thread(step: Callable[[], Any]) -> tuple[threading.Thread, list[Exceptio
 
 
 @pytest.mark.parametrize("limit", ["step", "operation"])
-def test_step_ends_by_its_time_out(cluster: Cluster, limit: str) -> None:
+def test_step_ends_by_its_time_out(cluster: Cluster, limit: str, note: Any) -> None:
     timeout_ms = 3000
     settings = config()
     options = v1.RunOptions()
@@ -88,6 +88,10 @@ def test_step_ends_by_its_time_out(cluster: Cluster, limit: str) -> None:
             assert isinstance(ended[0], tf.errors.DeadlineExceededError), ended[0]
             # The other task is well: a step without the stopped one runs.
             within(5, lambda: opened.raw.run(reached))
+            seen = f"{type(ended[0]).__name__} after the {limit}'s own time-out"
+            note(
+                "peer stopped, then resumed", seen, timeout_ms / 1000, "steps without it; all later"
+            )
         for expected in (4.0, 5.0):
             _expect(opened, expected)
     assert cluster.stats(1)["paths"]["rpc"]["sent_tensors"] == 0

@@ -9,46 +9,29 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import rdmatensor
 from rdmatensor import RemoteDevice
-
-# DEADLINE_MS is 10 s; a peer that dies is noticed at once where the transport tells.
-NOTICED = 10.0
+from waits import NOTICED, eventually, free_port, lost
 
 
-def eventually(condition: Callable[[], bool], timeout: float = NOTICED) -> bool:
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()
-
-
-def lost(action: Callable[[], Any]) -> bool:
-    try:
-        action()
-    except rdmatensor.ConnectionLost:
-        return True
-    return False
-
-
-def test_killed_peer_is_lost_and_others_go_on(spawn: Any, device: rdmatensor.Device) -> None:
+def test_killed_peer_is_lost_and_others_go_on(
+    spawn: Any, device: rdmatensor.Device, note: Any
+) -> None:
     doomed, other = spawn(), spawn()
     for peer in (doomed, other):
         peer.run("region = device.allocate(4096, name='region')")
     remote, survivor = device.connect(doomed.address), device.connect(other.address)
     region, kept = remote.region("region"), survivor.region("region")
     region.write(b"1").wait()
-    doomed.kill()
     begin = time.monotonic()
+    doomed.kill()
     assert eventually(lambda: lost(lambda: region.write(b"1").wait()))
-    assert time.monotonic() - begin < 3, "the transport should tell at once"
+    took = time.monotonic() - begin
+    assert took < 3, "the transport should tell at once"
     for action in (
         lambda: region.write(b"1"),
         lambda: region.read_into(bytearray(1)),
@@ -63,6 +46,7 @@ def test_killed_peer_is_lost_and_others_go_on(spawn: Any, device: rdmatensor.Dev
     kept.write(b"12345678").wait()
     assert other.get("bytes(region.array[:8])") == b"12345678"
     assert device.stats().channels_lost == 1
+    note("process killed", caught.value, took, "other peers")
 
 
 def test_transfers_in_progress_fail_when_the_peer_dies(clogged: Any) -> None:
@@ -73,13 +57,14 @@ def test_transfers_in_progress_fail_when_the_peer_dies(clogged: Any) -> None:
     assert "failed" in repr(clogged.waiting)
 
 
-def test_stopped_peer_hits_the_deadline(clogged: Any) -> None:
+def test_stopped_peer_hits_the_deadline(clogged: Any, note: Any) -> None:
     clogged.peer.run("region = device.allocate(4096, name='region')")
     clogged.peer.stop()
     try:
         begin = time.monotonic()
-        with pytest.raises(rdmatensor.DeadlineExceeded):
+        with pytest.raises(rdmatensor.DeadlineExceeded) as caught:
             clogged.remote.region("region", timeout=0.5)
+        took = time.monotonic() - begin
         with pytest.raises(rdmatensor.DeadlineExceeded):
             clogged.waiting.wait(0.5)
         assert time.monotonic() - begin < 3
@@ -91,9 +76,11 @@ def test_stopped_peer_hits_the_deadline(clogged: Any) -> None:
     clogged.peer.finish()
     assert clogged.peer.get("taken") == clogged.posted
     assert clogged.remote.region("region").nbytes == 4096, "the connection goes on"
+    seen = f"with a time-out of 0.5 s: {type(caught.value).__name__}: {caught.value}"
+    note("peer stopped, then resumed", seen, took, "the connection; what waited arrives")
 
 
-def test_peer_stopped_for_long_is_lost(spawn: Any, device: rdmatensor.Device) -> None:
+def test_peer_stopped_for_long_is_lost(spawn: Any, device: rdmatensor.Device, note: Any) -> None:
     """A transfer that waits for credit ends by itself, DEADLINE_MS after the peer took the last."""
     rdmatensor.config.set("DEADLINE_MS", 1000)
     try:
@@ -101,12 +88,17 @@ def test_peer_stopped_for_long_is_lost(spawn: Any, device: rdmatensor.Device) ->
             peer = spawn({"RDMATENSOR_RING_BYTES": "65536"})
             remote = impatient.connect(peer.address)
             peer.stop()
+            begin = time.monotonic()
             transfer = remote.notify(bytes(1000))
             with pytest.raises((rdmatensor.DeadlineExceeded, rdmatensor.ConnectionLost)):
                 for _ in range(10000):  # where posting is slow, already this meets the deadline
                     transfer = remote.notify(bytes(1000))
                 transfer.wait(NOTICED)
             assert eventually(lambda: transfer.done)
+            took = time.monotonic() - begin
+            with pytest.raises(rdmatensor.ConnectionLost) as caught:
+                transfer.wait(0)
+        note("peer stopped for long", caught.value, took, "other peers; connect again")
     finally:
         rdmatensor.config.set("DEADLINE_MS", 10000)
 
@@ -121,7 +113,9 @@ def test_connecting_to_a_stopped_peer_hits_the_deadline(
     assert time.monotonic() - begin < 2
 
 
-def test_restarted_peer_has_a_new_generation(spawn: Any, device: rdmatensor.Device) -> None:
+def test_restarted_peer_has_a_new_generation(
+    spawn: Any, device: rdmatensor.Device, note: Any
+) -> None:
     first = spawn(device=False)
     port = free_port()
     first.run(
@@ -139,8 +133,10 @@ def test_restarted_peer_has_a_new_generation(spawn: Any, device: rdmatensor.Devi
     new = device.connect(address)
     assert new.generation != old.generation
     new.region("region").write(b"12345678").wait()
-    with pytest.raises(rdmatensor.ConnectionLost):
+    with pytest.raises(rdmatensor.ConnectionLost) as caught:
         stale.write(b"87654321")
+    seen = f"what was opened before: {type(caught.value).__name__}: {caught.value}"
+    note("peer restarted", seen, None, "a new connection, to a new generation")
     assert second.get("bytes(region.array[:8])") == b"12345678"
 
 
@@ -195,11 +191,12 @@ def test_bad_addresses(device: rdmatensor.Device, address: str) -> None:
         device.connect(address, timeout=5)
 
 
-def test_port_taken(device: rdmatensor.Device) -> None:
+def test_port_taken(device: rdmatensor.Device, note: Any) -> None:
     port = int(device.address.rsplit(":", 1)[1])
     with pytest.raises(rdmatensor.DeviceError) as caught:
         rdmatensor.Device(port=port)
-    assert str(port) in str(caught.value)
+    assert str(port) in str(caught.value) and "take another port" in str(caught.value)
+    note("bootstrap port taken", caught.value, None, "the process that has it")
     with pytest.raises(rdmatensor.UsageError):
         rdmatensor.Device(port=70000)
     with pytest.raises(rdmatensor.RdmaError):
@@ -370,8 +367,3 @@ def peer_answers(server: socket.socket, answer: bytes) -> None:
                 line.recv(65536)
 
     threading.Thread(target=serve, daemon=True).start()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -147,7 +147,9 @@ def test_unclosed_device_warns_and_is_closed(transport: str) -> None:
     assert len(list(Path("/proc/self/task").iterdir())) <= before[1]
 
 
-def test_use_after_fork_is_an_error_in_the_child_only(peer: Any, remote: RemoteDevice) -> None:
+def test_use_after_fork_is_an_error_in_the_child_only(
+    peer: Any, remote: RemoteDevice, note: Any
+) -> None:
     peer.run("region = device.allocate(64, name='region')")
     region = remote.region("region")
     reader, writer = os.pipe()
@@ -169,6 +171,8 @@ def test_use_after_fork_is_an_error_in_the_child_only(peer: Any, remote: RemoteD
                     outcome.append("worked")
                 except rdmatensor.UsageError as error:
                     outcome.append(error.status)
+                    text = str(error)
+            outcome.append(text)
             remote._device.close()
             del region, remote
             gc.collect()
@@ -189,10 +193,14 @@ def test_use_after_fork_is_an_error_in_the_child_only(peer: Any, remote: RemoteD
         time.sleep(0.02)
     outcome = os.read(reader, 10000).decode().split(",")
     os.close(reader)
+    text = outcome.pop(7)
     assert outcome == ["FORKED"] * 7 + ["fresh"]
     assert peer.get("bytes(region.array[:8])") == b"12345678"
     region.write(b"87654321").wait()
     assert peer.get("bytes(region.array[:8])") == b"87654321"
+    note(
+        "fork", f"in the child: UsageError: {text}", None, "the parent; a device of the child's own"
+    )
 
 
 def test_exit_without_closing_is_clean(peer: Any, transport: str, tmp_path: Path) -> None:

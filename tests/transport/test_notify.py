@@ -48,7 +48,9 @@ def test_both_directions_over_one_connection(
     assert note.source is remote
 
 
-def test_flood_with_a_slow_consumer_loses_nothing(narrow: Any, device: rdmatensor.Device) -> None:
+def test_flood_with_a_slow_consumer_loses_nothing(
+    narrow: Any, device: rdmatensor.Device, note: Any
+) -> None:
     """More than any ring holds, while nobody takes them; then they arrive complete, in order."""
     remote = device.connect(narrow.address)
     count, payload = 5000, bytes(2000)
@@ -63,6 +65,7 @@ def test_flood_with_a_slow_consumer_loses_nothing(narrow: Any, device: rdmatenso
     assert all(transfer.done for transfer in transfers)
     assert narrow.get("seen == list(range(50, count))")
     assert device.stats().queued > 0
+    note("queue full", "nothing: a Transfer that waits for room", None, "all arrives, in order")
 
 
 def test_queue_of_the_reader_absorbs_a_flood(peer: Any, remote: RemoteDevice) -> None:

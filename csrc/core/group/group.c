@@ -126,11 +126,18 @@ static rdt_group *next_held(rdt_groups *groups, rdt_group *group) {
   return next;
 }
 
-void rdt_groups_stop(rdt_device *device) {
+void rdt_groups_interrupt(rdt_device *device) {
   rdt_groups *groups = device->groups;
   pthread_mutex_lock(&groups->lock);
   groups->stopping = true;
   pthread_cond_broadcast(&groups->visited);
+  pthread_mutex_unlock(&groups->lock);
+}
+
+void rdt_groups_stop(rdt_device *device) {
+  rdt_groups *groups = device->groups;
+  rdt_groups_interrupt(device);
+  pthread_mutex_lock(&groups->lock);
   while (groups->joining > 0) pthread_cond_wait(&groups->visited, &groups->lock);
   pthread_mutex_unlock(&groups->lock);
   for (rdt_group *each = next_held(groups, NULL); each; each = next_held(groups, each)) {

@@ -9,6 +9,8 @@
 #include "core/objects.h"
 
 rdt_groups *rdt_groups_new(rdt_device *device);
+/* Members that still wait for others to join give up. */
+void rdt_groups_interrupt(rdt_device *device);
 /* Fails what is under way with RDT_ERR_CLOSED and waits for the threads that work on it. */
 void rdt_groups_stop(rdt_device *device);
 void rdt_groups_free(rdt_groups *groups);

@@ -102,12 +102,14 @@ static rdt_status shm_endpoint_connect(rdt_endpoint *endpoint, const char *peer,
                                        rdt_bundle *offer) {
   (void)peer;
   uint64_t capacity = 0;
+  rdt_status status = rdt_fds_check(&offer->fds);
+  if (status != RDT_OK) return status;
   if (offer->size == sizeof(capacity)) memcpy(&capacity, offer->bytes, sizeof(capacity));
   if (!records_valid_capacity(capacity) || offer->fds.count != 2)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer's shared-memory offer is malformed");
   int memory = rdt_fds_take(&offer->fds);
   endpoint->send_bytes = RING_DATA_OFFSET + capacity;
-  rdt_status status = rdt_memory_map(memory, endpoint->send_bytes, true, &endpoint->send_map);
+  status = rdt_memory_map(memory, endpoint->send_bytes, true, &endpoint->send_map);
   close(memory);
   if (status != RDT_OK) return status;
   ring_init(&endpoint->send, endpoint->send_map, capacity);
@@ -230,6 +232,8 @@ static rdt_status shm_region_export(rdt_registration *registration, rdt_bundle *
 static rdt_status shm_region_import(const rdt_region_memory *claimed, rdt_bundle *bundle,
                                     rdt_mapping **mapping_out) {
   uint64_t offset = 0;
+  rdt_status status = rdt_fds_check(&bundle->fds);
+  if (status != RDT_OK) return status;
   if (bundle->size == sizeof(offset)) memcpy(&offset, bundle->bytes, sizeof(offset));
   int fd = bundle->size == sizeof(offset) ? rdt_fds_take(&bundle->fds) : -1;
   if (fd < 0 || offset > SIZE_MAX / 2 || claimed->size > SIZE_MAX / 2) {
@@ -237,7 +241,7 @@ static rdt_status shm_region_import(const rdt_region_memory *claimed, rdt_bundle
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer's description of a region is malformed");
   }
   rdt_mapping *mapping = calloc(1, sizeof(*mapping));
-  rdt_status status = mapping ? RDT_OK : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  status = mapping ? RDT_OK : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   if (mapping) {
     mapping->offset = offset;
     mapping->length = offset + claimed->size;

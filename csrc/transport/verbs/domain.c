@@ -79,7 +79,9 @@ void verbs_domain_unpledge(rdt_domain *domain, uint32_t count) {
 static rdt_status open_device(rdt_domain *domain) {
   rdt_status status = choose_port(domain);
   if (status == RDT_OK) status = verbs_open_device(domain->choice.port->device, &domain->context);
-  if (status == RDT_OK) status = verbs_alloc_pd(domain->context, &domain->pd);
+  if (status != RDT_OK) return status;
+  rdt_forks_close_in_child(&domain->fork, &domain->context->cmd_fd);
+  status = verbs_alloc_pd(domain->context, &domain->pd);
   if (status == RDT_OK) status = create_receives(domain);
   if (status == RDT_OK) status = verbs_slots_create(domain);
   return status;
@@ -108,6 +110,7 @@ static void complain(rdt_status status) {
 }
 
 void verbs_domain_close(rdt_domain *domain) {
+  rdt_forks_forget(&domain->fork);
   verbs_slots_destroy(domain);
   if (domain->srq) complain(verbs_destroy_srq(domain->srq));
   if (domain->pd) complain(verbs_dealloc_pd(domain->pd));

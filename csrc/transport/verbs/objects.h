@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "core/forks.h"
 #include "transport/records.h"
 #include "transport/transport.h"
 #include "transport/verbs/address.h"
@@ -58,6 +59,7 @@ struct rdt_domain {
   size_t port_count;
   verbs_choice choice; /* points into ports */
   char text[160];      /* the choice in words */
+  rdt_fork_fd fork;    /* of the context */
   atomic_bool dead;    /* the device is gone */
 
   pthread_rwlock_t registrations_lock;

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the system refuses: descriptors, files of some size, room in /dev/shm."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+import rdmatensor
+
+# In a peer. A limit of descriptors is one of their numbers, and there may be holes below.
+DESCRIPTORS = """
+import contextlib, resource
+
+def used():
+    numbers = [int(name) for name in os.listdir('/proc/self/fd')]
+    return [number for number in numbers if os.path.exists(f'/proc/self/fd/{number}')]
+
+@contextlib.contextmanager
+def room_for(count):
+    'This process may open so many more descriptors.'
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    numbers, limit = used(), 0
+    while limit - sum(number < limit for number in numbers) < count:
+        limit += 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+def attempts(action):
+    'How an action ends where 0, 1, 2, ... more may be opened, until it works; what is kept between.'
+    ends, kept = [], []
+    for count in range(64):
+        before, begin = len(used()), time.monotonic()
+        with room_for(count):
+            try:
+                made = action()
+            except rdmatensor.RdmaError as error:
+                took = time.monotonic() - begin
+                ends.append((type(error).__name__, error.status, str(error), took))
+                made = None
+        if made is not None:
+            made.close()
+            return ends, kept
+        time.sleep(0.05)  # workers end
+        kept.append(len(used()) - before)
+    raise AssertionError('it never works')
+"""
+
+
+@pytest.fixture
+def starved(spawn: Any) -> Any:
+    """A peer without a device that can be kept from opening descriptors."""
+    peer = spawn(device=False)
+    peer.run(DESCRIPTORS)
+    return peer
+
+
+def check(ends: list[Any], kept: list[int], transport: str) -> None:
+    """Every attempt ended at once, saying what to do, and left nothing behind."""
+    assert len(ends) >= 2, ends
+    for kind, _, text, took in ends:
+        assert kind in ("DeviceError", "Unsupported"), (kind, text)
+        # libibverbs finds no device where it cannot read about it.
+        assert "ulimit -n" in text or transport == "verbs", text
+        assert took < 10
+    assert max(kept) <= 0, kept
+
+
+def test_no_descriptors_for_a_device(starved: Any, transport: str, note: Any) -> None:
+    ends, kept = starved.get("attempts(rdmatensor.Device)")
+    check(ends, kept, transport)
+    kind, _, text, took = ends[0]
+    note("no file descriptors left", f"Device(): {kind}: {text}", took, "works once there are some")
+
+
+def test_no_descriptors_to_connect(
+    starved: Any, device: rdmatensor.Device, transport: str, note: Any
+) -> None:
+    device.allocate(4096, name="region").array[:] = 1
+    starved.run(
+        "device = rdmatensor.Device()\nkept = device.connect(address)", address=device.address
+    )
+    starved.run("region = kept.region('region')")
+    ends, left = starved.get("attempts(lambda: device.connect(address))", address=device.address)
+    check(ends, left, transport)
+    kind, _, text, took = ends[0]
+    note("no file descriptors left", f"connect: {kind}: {text}", took, "connections that are there")
+    starved.run("region.write(b'12345678').wait(20)\nassert region.read()[9] == 1")
+    assert device.allocate(1, name="fresh").nbytes == 1
+    ends, left = starved.get("attempts(lambda: kept.region('fresh'))")
+    for kind, _, text, _ in ends:  # over verbs nothing is opened
+        assert kind == "DeviceError" and "ulimit -n" in text, text
+    assert max(left, default=0) <= 0
+    assert starved.get("kept.up")
+
+
+def test_listener_without_descriptors_keeps_its_peers_and_recovers(
+    starved: Any, device: rdmatensor.Device, note: Any
+) -> None:
+    starved.run("device = rdmatensor.Device()\nregion = device.allocate(4096, name='region')")
+    address = starved.get("device.address")
+    remote = device.connect(address)
+    region = remote.region("region")
+    starved.run("room = room_for(0)\nroom.__enter__()\ncpu = time.process_time()")
+    begin = time.monotonic()
+    with pytest.raises(rdmatensor.RdmaError) as caught:
+        device.connect(address, timeout=2)
+    took = time.monotonic() - begin
+    assert isinstance(caught.value, rdmatensor.DeadlineExceeded | rdmatensor.ConnectionFailure)
+    assert took < 10
+    region.write(b"12345678").wait(20)
+    remote.notify(b"still there").wait(20)
+    assert starved.get("device.next_notification(20).payload") == b"still there"
+    starved.run("cpu = time.process_time() - cpu\nroom.__exit__(None, None, None)")
+    assert starved.get("cpu") < 1, "it looked again and again"
+    device.connect(address, timeout=20).region("region")
+    note(
+        "no file descriptors left",
+        f"connect to a process without any: {type(caught.value).__name__}: {caught.value}",
+        took,
+        "its connections; it can be connected to once it has some",
+    )
+
+
+def test_file_size_limit_is_an_error(spawn: Any, transport: str, note: Any) -> None:
+    """Shared memory is a file; a process that makes one too large is killed."""
+    peer = spawn({"RDMATENSOR_RING_BYTES": "65536"})
+    peer.run(
+        """
+        import resource
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+        begin = time.monotonic()
+        try:
+            device.allocate(2 << 20)
+        except rdmatensor.DeviceError as error:
+            outcome = (error.status, str(error), time.monotonic() - begin)
+        small = device.allocate(1 << 19, name='small')
+        """
+    )
+    status, text, took = peer.get("outcome")
+    assert status == "NO_MEMORY"
+    assert "2097152 bytes" in text and "ulimit -f unlimited" in text
+    with rdmatensor.Device() as other:
+        other.connect(peer.address).region("small").write(b"1").wait(20)
+    if transport == "shm":
+        note("file size limit", f"allocate: DeviceError: {text}", took, "smaller regions")
+
+
+def test_shared_memory_locks_none(spawn: Any, transport: str, note: Any) -> None:
+    peer = spawn(device=False)
+    peer.run(
+        """
+        import resource
+        if os.environ['RDMATENSOR_TRANSPORTS'] == 'shm':
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+        device = rdmatensor.Device()
+        region = device.allocate(64 << 20, name='region')
+        lines = open('/proc/self/status').read().splitlines()
+        locked = {line.split()[0]: int(line.split()[1]) for line in lines if line[:4] in ('VmLc', 'VmPi')}
+        """
+    )
+    if transport == "shm":
+        assert peer.get("locked") == {"VmLck:": 0, "VmPin:": 0}
+        note("memlock refused", "nothing: no memory is locked", None, "everything")
+    else:
+        assert peer.get("locked")["VmPin:"] >= 64 << 10
+
+
+# Mounts a /dev/shm of one page, and fills it, for this process alone.
+FULL = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
+
+def fill():
+    if libc.unshare(CLONE_NEWNS) != 0:
+        return os.strerror(ctypes.get_errno())
+    libc.mount(None, b'/', None, MS_REC | MS_PRIVATE, None)
+    if libc.mount(b'none', b'/dev/shm', b'tmpfs', 0, b'size=4096') != 0:
+        return os.strerror(ctypes.get_errno())
+    try:
+        with open('/dev/shm/full', 'wb') as file:
+            file.write(bytes(8192))
+    except OSError as error:
+        return 'full' if error.errno == 28 else str(error)
+"""
+
+
+def test_full_dev_shm_does_not_matter(
+    spawn: Any, device: rdmatensor.Device, transport: str, note: Any
+) -> None:
+    """Regions and rings are files in memory without a name: nothing of ours lies there."""
+    peer = spawn(device=False)
+    peer.run(FULL)
+    how = peer.get("fill()")
+    if how != "full" and os.geteuid() != 0:
+        pytest.skip(f"only root may mount a small /dev/shm: {how}")
+    assert how == "full"
+    peer.run("device = rdmatensor.Device()\nregion = device.allocate(8 << 20, name='region')")
+    region = device.connect(peer.get("device.address")).region("region")
+    region.write(bytes(range(256)) * 4096, 1 << 20).wait(20)
+    assert peer.get("bytes(region.array[(1 << 20) : (1 << 20) + 256])") == bytes(range(256))
+    if transport == "shm":
+        note("no room in /dev/shm", "nothing: no file of ours lies there", None, "everything")
