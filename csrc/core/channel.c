@@ -51,6 +51,7 @@ static void channel_free(rdt_channel *channel) {
   pthread_mutex_destroy(&channel->lock);
   pthread_cond_destroy(&channel->answered);
   rdt_device *device = channel->device;
+  rdt_admission_leave(&device->admission, channel->guest);
   free(channel);
   rdt_device_unref(device);
 }

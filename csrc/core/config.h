@@ -26,6 +26,14 @@
   TEXT(BIND_ADDRESS, "",                                                                           \
        "Address the bootstrap port listens on; empty means 127.0.0.1, and for TensorFlow servers " \
        "the address of the task's entry in the cluster.")                                          \
+  TEXT(SECRET_FILE, "",                                                                            \
+       "File with the secret by which the devices of a cluster know each other; empty: there is "  \
+       "none, and only processes of this host can connect.")                                       \
+  NUMBER(INSECURE, 0, 0, 1,                                                                        \
+         "1 connects with other hosts without a secret: everybody who reaches the bootstrap port " \
+         "may then read and write this process's regions.")                                        \
+  NUMBER(CONNECTIONS, 1024, 1, 1048576, "Connections that peers may have to a device.")            \
+  NUMBER(CONNECTIONS_PER_HOST, 512, 1, 1048576, "Of these, those of one host.")                    \
   TEXT(TRANSPORTS, "shm,verbs", "Transports that may be used, separated by commas.")               \
   TEXT(DEVICE, "", "RDMA port to use, as mlx5_1:1 or mlx5_1; empty chooses the best active one.")  \
   TEXT(GID_INDEX, "",                                                                              \
@@ -50,6 +58,12 @@
          "Bytes of notifications a device queues for its reader before senders have to wait.")     \
   NUMBER(REMOTE_ALLOC_LIMIT, 1024 * RDT_MIB, 0, RDT_TIB,                                           \
          "Bytes each peer may allocate on this device.")                                           \
+  NUMBER(REMOTE_ALLOC_TOTAL, 16 * 1024 * RDT_MIB, 0, 64 * RDT_TIB,                                 \
+         "Bytes all peers together may allocate on this device.")                                  \
+  NUMBER(REMOTE_REGIONS, 1024, 1, 1048576,                                                         \
+         "Regions each peer may allocate on this device, and that this device opens at each.")     \
+  NUMBER(REMOTE_OPEN_LIMIT, RDT_TIB, 1, 64 * RDT_TIB,                                              \
+         "Bytes of a peer's regions that this device opens at once.")                              \
   CHOICE(GROUP_ALGORITHM, "auto", "auto|flat|halving|ring|direct|hierarchical",                    \
          "Groups: algorithm of collective operations; auto takes the cheapest by measured costs.") \
   NUMBER(GROUP_EAGER_BYTES, 16 * RDT_KIB, 0, 256 * RDT_KIB,                                        \

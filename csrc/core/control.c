@@ -14,6 +14,7 @@
 #include "core/status.h"
 
 #define UNSENT_LIMIT (64u * 1024) /* of a peer that does not read */
+#define ALLOCATING_LIMIT 16       /* requests of one peer under way at once */
 
 /* ---- sending -------------------------------------------------------------------------------------- */
 
@@ -176,18 +177,42 @@ static rdt_status reply_region(rdt_channel *channel, uint32_t sequence, uint64_t
   return status;
 }
 
-static rdt_status reserve_for_peer(rdt_channel *channel, uint64_t size) {
+static rdt_status reserve_in_channel(rdt_channel *channel, uint64_t size) {
   uint64_t limit = rdt_config_number(RDT_CONFIG_REMOTE_ALLOC_LIMIT);
+  uint64_t most = rdt_config_number(RDT_CONFIG_REMOTE_REGIONS);
   pthread_mutex_lock(&channel->lock);
-  bool room = size <= limit && channel->tenant_bytes <= limit - size;
-  if (room) channel->tenant_bytes += size;
+  bool few = channel->tenant_count < most;
+  bool room = few && size <= limit && channel->tenant_bytes <= limit - size;
+  if (room) {
+    channel->tenant_bytes += size;
+    channel->tenant_count++;
+  }
   pthread_mutex_unlock(&channel->lock);
   if (room) return RDT_OK;
+  if (!few)
+    return rdt_fail(RDT_ERR_LIMIT,
+                    "each peer may allocate %llu regions here: raise %sREMOTE_REGIONS on %s",
+                    (unsigned long long)most, RDT_ENV_PREFIX, channel->device->name);
   return rdt_fail(RDT_ERR_LIMIT,
                   "%llu bytes more would exceed the %llu that each peer may allocate here: raise "
                   "%sREMOTE_ALLOC_LIMIT on %s",
                   (unsigned long long)size, (unsigned long long)limit, RDT_ENV_PREFIX,
                   channel->device->name);
+}
+
+static void return_to_channel(rdt_channel *channel, uint64_t size) {
+  pthread_mutex_lock(&channel->lock);
+  channel->tenant_bytes -= size;
+  channel->tenant_count--;
+  pthread_mutex_unlock(&channel->lock);
+}
+
+static rdt_status reserve_for_peer(rdt_channel *channel, uint64_t size) {
+  rdt_status status = reserve_in_channel(channel, size);
+  if (status != RDT_OK) return status;
+  status = rdt_admission_reserve(&channel->device->admission, size);
+  if (status != RDT_OK) return_to_channel(channel, size);
+  return status;
 }
 
 static rdt_status allocate_for_peer(rdt_channel *channel, uint64_t size, uint32_t access,
@@ -200,9 +225,8 @@ static rdt_status allocate_for_peer(rdt_channel *channel, uint64_t size, uint32_
   if (status != RDT_OK) return status;
   status = rdt_region_create(channel->device, NULL, size, access, NULL, channel, NULL, key);
   if (status == RDT_OK) return RDT_OK;
-  pthread_mutex_lock(&channel->lock);
-  channel->tenant_bytes -= size;
-  pthread_mutex_unlock(&channel->lock);
+  rdt_admission_release(&channel->device->admission, size);
+  return_to_channel(channel, size);
   return status;
 }
 
@@ -222,6 +246,23 @@ typedef struct allocation {
   uint64_t size;
 } allocation;
 
+static bool begin_allocation(rdt_channel *channel) {
+  pthread_mutex_lock(&channel->lock);
+  bool room = channel->allocating < ALLOCATING_LIMIT;
+  channel->allocating += room;
+  pthread_mutex_unlock(&channel->lock);
+  return room;
+}
+
+static void end_allocation(allocation *asked) {
+  rdt_channel *channel = asked->channel;
+  free(asked);
+  pthread_mutex_lock(&channel->lock);
+  channel->allocating--;
+  pthread_mutex_unlock(&channel->lock);
+  rdt_channel_unref(channel);
+}
+
 /* Registering may take long; on a worker. */
 static void run_allocation(void *argument) {
   allocation *asked = argument;
@@ -229,8 +270,7 @@ static void run_allocation(void *argument) {
   rdt_status status = allocate_for_peer(asked->channel, asked->size, asked->access, &key);
   if (status == RDT_OK) status = reply_region(asked->channel, asked->sequence, key, "");
   if (status != RDT_OK) reply_refusal(asked->channel, asked->sequence, status);
-  rdt_channel_unref(asked->channel);
-  free(asked);
+  end_allocation(asked);
 }
 
 static rdt_status answer_alloc(rdt_channel *channel, rdt_wire *wire) {
@@ -238,13 +278,13 @@ static rdt_status answer_alloc(rdt_channel *channel, rdt_wire *wire) {
   uint32_t access = rdt_wire_get_u32(wire);
   rdt_status status = rdt_wire_close(wire);
   if (status != RDT_OK) return status;
-  allocation *asked = malloc(sizeof(*asked));
+  allocation *asked = begin_allocation(channel) ? malloc(sizeof(*asked)) : NULL;
   if (asked) {
     *asked = (allocation){channel, wire->sequence, access, size};
     rdt_channel_ref(channel);
-    if (rdt_worker_start(channel->device, run_allocation, asked)) return RDT_OK;
-    rdt_channel_unref(channel);
-    free(asked);
+    if (rdt_worker_start(channel->device, RDT_WORK_ALLOCATION, run_allocation, asked))
+      return RDT_OK;
+    end_allocation(asked);
   }
   status =
       rdt_fail(RDT_ERR_LIMIT, "%s is busy with other requests: try again", channel->device->name);

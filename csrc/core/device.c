@@ -38,6 +38,8 @@ void rdt_device_unref(rdt_device *device) {
   close_transports(device); /* endpoints outlive the closed device while their channels are held */
   rdt_inbox_destroy(&device->inbox);
   rdt_groups_free(device->groups);
+  rdt_secret_free(device->secret);
+  rdt_admission_destroy(&device->admission);
   pthread_cond_destroy(&device->workers_done);
   pthread_mutex_destroy(&device->lock);
   if (device->wake_fd >= 0) close(device->wake_fd);
@@ -141,11 +143,23 @@ static rdt_status open_transports(rdt_device *device) {
                   RDT_ENV_PREFIX, wanted, reasons);
 }
 
+/* The secret is read here, so that what is wrong with its file is said to whoever opens the device. */
+static rdt_status read_secret(rdt_device *device) {
+  rdt_status status = rdt_secret_configured(&device->secret);
+  if (status == RDT_OK && !device->secret && rdt_config_number(RDT_CONFIG_INSECURE))
+    rdt_log(RDT_LOG_WARN,
+            "device %s: " RDT_ENV_PREFIX "INSECURE=1 and no " RDT_ENV_PREFIX
+            "SECRET_FILE: everybody who reaches its port may read and write its regions",
+            device->name);
+  return status;
+}
+
 static rdt_device *new_device(void) {
   rdt_device *device = calloc(1, sizeof(*device));
   if (!device) return NULL;
   pthread_mutex_init(&device->lock, NULL);
   pthread_cond_init(&device->workers_done, NULL);
+  rdt_admission_init(&device->admission);
   rdt_inbox_init(&device->inbox);
   atomic_init(&device->refs, 1);
   device->wake_fd = device->epoll_fd = device->bootstrap_wake = -1;
@@ -177,6 +191,7 @@ rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **devic
   if (!device) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   device->groups = rdt_groups_new(device);
   status = device->groups ? fill(device, options) : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  if (status == RDT_OK) status = read_secret(device);
   if (status == RDT_OK) status = open_transports(device);
   if (status != RDT_OK) goto err_unref;
   status = rdt_progress_start(device);

@@ -28,9 +28,9 @@ static size_t round_to_pages(size_t size) {
   return (size + page - 1) / page * page;
 }
 
-static rdt_status map_shared(int fd, size_t size, int protection, void **address) {
+static rdt_status map_shared(int fd, uint64_t offset, size_t size, int protection, void **address) {
   /* NORESERVE: an arena is sized for the machine and touched only where it is used. */
-  void *mapped = mmap(NULL, size, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  void *mapped = mmap(NULL, size, protection, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
   if (mapped == MAP_FAILED) {
     rdt_fail_errno(errno, "cannot map %zu bytes of shared memory", size);
     return RDT_ERR_NO_MEMORY;
@@ -62,7 +62,7 @@ rdt_status rdt_memory_create(size_t size, int *fd_out, void **address) {
   } else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     status = rdt_fail_errno(errno, "cannot seal shared memory");
   } else {
-    status = map_shared(fd, size, PROT_READ | PROT_WRITE, address);
+    status = map_shared(fd, 0, size, PROT_READ | PROT_WRITE, address);
   }
   if (status == RDT_OK)
     *fd_out = fd;
@@ -133,11 +133,11 @@ rdt_status rdt_memory_reopen_readonly(int fd, int *readonly_fd) {
   return RDT_OK;
 }
 
-rdt_status rdt_memory_map(int fd, size_t size, bool writable, void **address) {
+rdt_status rdt_memory_map(int fd, uint64_t offset, size_t size, bool writable, void **address) {
   struct stat file;
   int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &file) != 0 ||
-      (uint64_t)file.st_size < size)
+      (uint64_t)file.st_size < size || (uint64_t)file.st_size - size < offset)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent shared memory that is unsealed or too small");
-  return map_shared(fd, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, address);
+  return map_shared(fd, offset, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, address);
 }

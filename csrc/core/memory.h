@@ -17,7 +17,8 @@ rdt_status rdt_memory_create(size_t size, int *fd, void **address);
 rdt_status rdt_memory_find(const void *address, size_t size, int *fd, uint64_t *offset);
 /* A new descriptor for the same memfd that cannot be mapped writable. */
 rdt_status rdt_memory_reopen_readonly(int fd, int *readonly_fd);
-/* Maps a peer's memfd after checking that it is one, sealed, and at least `size` bytes long. */
-rdt_status rdt_memory_map(int fd, size_t size, bool writable, void **address);
+/* Maps a part of a peer's memfd, from a page's start, after checking that it is one, sealed, and long
+ * enough. */
+rdt_status rdt_memory_map(int fd, uint64_t offset, size_t size, bool writable, void **address);
 
 #endif

@@ -16,8 +16,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "core/admission.h"
 #include "core/forks.h"
 #include "core/net.h"
+#include "core/secret.h"
 #include "transport/transport.h"
 
 #define RDT_NAME_SIZE 256
@@ -75,7 +77,11 @@ typedef struct rdt_device_transport {
   rdt_watch watch;
 } rdt_device_transport;
 
-typedef struct rdt_groups rdt_groups; /* group/groups.h */
+typedef struct rdt_groups rdt_groups;       /* group/groups.h */
+typedef struct rdt_handshake rdt_handshake; /* bootstrap.c */
+
+/* What workers are for; each has its own number of them. */
+typedef enum rdt_work { RDT_WORK_HANDSHAKE, RDT_WORK_ALLOCATION, RDT_WORK_KINDS } rdt_work;
 
 struct rdt_device {
   atomic_int refs;
@@ -84,6 +90,8 @@ struct rdt_device {
   char local_name[64]; /* of the unix socket */
   uint64_t generation;
   unsigned fork_epoch;
+  rdt_secret *secret; /* NULL: none */
+  rdt_admission admission;
   rdt_device_transport transports[RDT_MAX_TRANSPORTS]; /* as rdt_transports */
   rdt_counters counters;
   rdt_inbox inbox;
@@ -105,7 +113,10 @@ struct rdt_device {
   int tcp_socket, local_socket, bootstrap_wake;
   rdt_fork_fd tcp_fork, local_fork; /* of the two sockets */
 
-  int workers; /* running, under lock */
+  rdt_handshake *handshakes; /* that may be evicted; under lock */
+  int handshake_count;
+
+  int workers[RDT_WORK_KINDS]; /* running, under lock */
   pthread_cond_t workers_done;
 };
 
@@ -144,6 +155,7 @@ struct rdt_channel {
                   holds nothing of ours */
   rdt_fork_fd control_fork;
   bool accepted;
+  rdt_guest *guest; /* its place among those that peers may have; NULL if we connected */
   rdt_purpose purpose;
   char peer_name[RDT_NAME_SIZE], peer_address[RDT_ADDRESS_SIZE];
   uint64_t peer_generation, max_notify;
@@ -178,12 +190,14 @@ struct rdt_channel {
   int64_t last_credit; /* ms: when the queue last moved, or began */
   atomic_bool queued;  /* queue is not empty: lets posters skip the lock */
 
-  pthread_mutex_t lock; /* calls, remote regions, tenant_bytes */
+  pthread_mutex_t lock; /* calls, remote regions, what the peer allocated */
   pthread_cond_t answered;
   rdt_call *calls;
   uint32_t next_sequence;
   rdt_remote_region *remote_regions;
-  uint64_t tenant_bytes; /* allocated here by the peer */
+  uint64_t remote_count, remote_bytes; /* of remote_regions */
+  uint64_t tenant_count, tenant_bytes; /* allocated here by the peer */
+  int allocating;                      /* requests of the peer under way */
 };
 
 struct rdt_remote_region {
@@ -221,10 +235,12 @@ bool rdt_on_progress_thread(void);
  * RDT_ERR_CLOSED once the device is closing. */
 rdt_status rdt_progress_adopt(rdt_channel *channel);
 
-/* bootstrap.c */
+/* connect.c */
 /* rdt_device_connect for a purpose. */
 rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_purpose purpose,
                                  int timeout_ms, rdt_channel **channel);
+
+/* bootstrap.c */
 rdt_status rdt_bootstrap_start(rdt_device *device);
 /* No connection is made any more, and handshakes under way, in and out, end. */
 void rdt_bootstrap_interrupt(rdt_device *device);
@@ -257,8 +273,9 @@ rdt_status rdt_channel_fail_transfer(rdt_channel *channel, rdt_status status);
 void rdt_transfer_complete(void *context, rdt_status status);
 
 /* workers.c */
-/* Runs `run` on a thread of its own; false if there are too many or the device is closing. */
-bool rdt_worker_start(rdt_device *device, void (*run)(void *argument), void *argument);
+/* Runs `run` on a thread of its own; false if there are too many of the kind or the device is closing. */
+bool rdt_worker_start(rdt_device *device, rdt_work kind, void (*run)(void *argument),
+                      void *argument);
 /* Waits until none is left; no new ones start once the device is closing. */
 void rdt_workers_wait(rdt_device *device);
 

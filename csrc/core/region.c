@@ -147,6 +147,7 @@ int rdt_region_reaches(const rdt_region *region, const rdt_channel *channel) {
 static void uncount(rdt_region *region) {
   rdt_count(&region->device->counters.regions, (uint64_t)-1);
   rdt_count(&region->device->counters.region_bytes, -region->memory.size);
+  if (region->tenant) rdt_admission_release(&region->device->admission, region->memory.size);
 }
 
 void rdt_region_close(rdt_region *region) {

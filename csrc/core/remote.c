@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/config.h"
 #include "core/control.h"
 #include "core/objects.h"
 #include "core/status.h"
@@ -33,12 +34,41 @@ static rdt_status check_claim(const rdt_channel *channel, const rdt_region_info 
   return RDT_OK;
 }
 
+/* A peer that names ever more regions must not fill our address space. */
+static rdt_status reserve(rdt_channel *channel, uint64_t size) {
+  uint64_t most = rdt_config_number(RDT_CONFIG_REMOTE_REGIONS);
+  uint64_t limit = rdt_config_number(RDT_CONFIG_REMOTE_OPEN_LIMIT);
+  pthread_mutex_lock(&channel->lock);
+  bool few = channel->remote_count < most;
+  bool room = few && size <= limit && channel->remote_bytes <= limit - size;
+  if (room) {
+    channel->remote_count++;
+    channel->remote_bytes += size;
+  }
+  pthread_mutex_unlock(&channel->lock);
+  if (room) return RDT_OK;
+  return rdt_fail(RDT_ERR_LIMIT, "no more %s of %s can be open at once here: raise %s%s",
+                  few ? "bytes" : "regions", channel->peer_name, RDT_ENV_PREFIX,
+                  few ? "REMOTE_OPEN_LIMIT" : "REMOTE_REGIONS");
+}
+
+static void give_back(rdt_channel *channel, uint64_t size) {
+  pthread_mutex_lock(&channel->lock);
+  channel->remote_count--;
+  channel->remote_bytes -= size;
+  pthread_mutex_unlock(&channel->lock);
+}
+
 static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_bundle *bundle,
                          rdt_remote_region **region_out) {
   rdt_region_memory claimed = {.size = info->size, .access = info->access};
   rdt_remote_region *region = calloc(1, sizeof(*region));
   if (!region) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status = channel->transport->region_import(&claimed, bundle, &region->mapping);
+  rdt_status status = reserve(channel, info->size);
+  if (status == RDT_OK) {
+    status = channel->transport->region_import(&claimed, bundle, &region->mapping);
+    if (status != RDT_OK) give_back(channel, info->size);
+  }
   if (status != RDT_OK) {
     free(region);
     return status;
@@ -114,6 +144,7 @@ void rdt_remote_region_unref(rdt_remote_region *region) {
   bool last = channel->remote_regions == NULL;
   pthread_mutex_unlock(&channel->lock);
   channel->transport->region_release(region->mapping);
+  give_back(channel, region->info.size);
   free(region);
   /* On a closing channel the progress thread waits for this to give the lease back. */
   if (last && atomic_load(&channel->down)) rdt_device_wake(channel->device);

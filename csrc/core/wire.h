@@ -14,13 +14,13 @@
 #include "rdmatensor.h"
 
 #define RDT_WIRE_MAGIC 0x31544452u /* "RDT1" */
-#define RDT_WIRE_VERSION 3
+#define RDT_WIRE_VERSION 4
 #define RDT_WIRE_HEADER_SIZE 16
 #define RDT_WIRE_MESSAGE_SIZE 2048 /* header and body of the largest message */
 
 typedef enum rdt_message_type {
-  RDT_MESSAGE_HELLO = 1,   /* who I am, which transports I have */
-  RDT_MESSAGE_ATTACH = 2,  /* hello, purpose, what the transport's peer endpoint needs */
+  RDT_MESSAGE_HELLO = 1,   /* who I am, which transports I have, a nonce */
+  RDT_MESSAGE_ATTACH = 2,  /* what the transport's peer endpoint needs, purpose, proof */
   RDT_MESSAGE_FIND = 3,    /* a region by key or by name */
   RDT_MESSAGE_ALLOC = 4,   /* a new region for the sender */
   RDT_MESSAGE_REGION = 5,  /* answer to FIND and ALLOC */

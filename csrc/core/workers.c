@@ -7,17 +7,19 @@
 
 #include "core/objects.h"
 
-#define MAX_WORKERS 64
+/* Handshakes: those of bootstrap.c, and evicted ones that have not noticed yet. */
+static const int most[RDT_WORK_KINDS] = {[RDT_WORK_HANDSHAKE] = 320, [RDT_WORK_ALLOCATION] = 64};
 
 typedef struct work {
   rdt_device *device;
+  rdt_work kind;
   void (*run)(void *argument);
   void *argument;
 } work;
 
-static void retire(rdt_device *device) {
+static void retire(rdt_device *device, rdt_work kind) {
   pthread_mutex_lock(&device->lock);
-  device->workers--;
+  device->workers[kind]--;
   pthread_cond_signal(&device->workers_done);
   pthread_mutex_unlock(&device->lock);
 }
@@ -26,14 +28,14 @@ static void *run_work(void *argument) {
   work given = *(work *)argument;
   free(argument);
   given.run(given.argument);
-  retire(given.device);
+  retire(given.device, given.kind);
   return NULL;
 }
 
-static bool enlist(rdt_device *device) {
+static bool enlist(rdt_device *device, rdt_work kind) {
   pthread_mutex_lock(&device->lock);
-  bool room = !device->closing && device->workers < MAX_WORKERS;
-  if (room) device->workers++;
+  bool room = !device->closing && device->workers[kind] < most[kind];
+  if (room) device->workers[kind]++;
   pthread_mutex_unlock(&device->lock);
   return room;
 }
@@ -48,20 +50,21 @@ static bool start_thread(work *given) {
   return started;
 }
 
-bool rdt_worker_start(rdt_device *device, void (*run)(void *), void *argument) {
-  if (!enlist(device)) return false;
+bool rdt_worker_start(rdt_device *device, rdt_work kind, void (*run)(void *), void *argument) {
+  if (!enlist(device, kind)) return false;
   work *given = malloc(sizeof(*given));
   if (given) {
-    *given = (work){device, run, argument};
+    *given = (work){device, kind, run, argument};
     if (start_thread(given)) return true;
     free(given);
   }
-  retire(device);
+  retire(device, kind);
   return false;
 }
 
 void rdt_workers_wait(rdt_device *device) {
   pthread_mutex_lock(&device->lock);
-  while (device->workers > 0) pthread_cond_wait(&device->workers_done, &device->lock);
+  for (int kind = 0; kind < RDT_WORK_KINDS; kind++)
+    while (device->workers[kind] > 0) pthread_cond_wait(&device->workers_done, &device->lock);
   pthread_mutex_unlock(&device->lock);
 }

@@ -162,9 +162,9 @@ typedef struct rdt_stats {
 } rdt_stats;
 
 /* Opens a device: the transports of the setting TRANSPORTS that this machine has, the bootstrap port
- * and the progress thread. `options` may be NULL. RDT_ERR_UNSUPPORTED if there is no transport, with each
- * one's reason. RDT_ERR_INVALID, RDT_ERR_SYSTEM (port taken: the message says by which address),
- * RDT_ERR_NO_MEMORY. */
+ * and the progress thread; reads the secret. `options` may be NULL. RDT_ERR_UNSUPPORTED if there is no
+ * transport, with each one's reason. RDT_ERR_INVALID (also: the secret's file), RDT_ERR_SYSTEM (port
+ * taken: the message says by which address), RDT_ERR_NO_MEMORY. */
 RDT_API rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **device);
 /* Ends, with RDT_ERR_CLOSED, what other threads wait for in rdt_device_connect and rdt_group_create, so that the
  * device can be closed without waiting for their time-outs; no peer can connect any more. Any thread, any
@@ -249,8 +249,8 @@ typedef struct rdt_channel_info {
 
 /* Connects to the device at "host:port" and returns an owned handle. Blocks for at most `timeout_ms`.
  * RDT_ERR_UNREACHABLE, RDT_ERR_DEADLINE, RDT_ERR_PROTOCOL (another version, or not an rdmatensor
- * port), RDT_ERR_REFUSED (not the same user), RDT_ERR_NO_TRANSPORT (each refused transport with its
- * reason). Not from a handler. */
+ * port), RDT_ERR_REFUSED (another user, secret or host, or too many connections: the text tells),
+ * RDT_ERR_NO_TRANSPORT (each refused transport with its reason). Not from a handler. */
 RDT_API rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
                                       rdt_channel **channel);
 RDT_API void rdt_channel_ref(rdt_channel *channel);

@@ -21,6 +21,8 @@ PASSED = (
     "VIRTUAL_ENV",
 )
 PREFIX = "RDMATENSOR_"
+# In a guest. Its hosts are no peers of each other without a secret.
+SECRET = {"RDMATENSOR_SECRET_FILE": "/.rdmatensor-lab/secret"}
 
 
 def for_commands() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from . import emulator, initramfs, kernel
-from .environment import of_lab
+from .environment import SECRET, of_lab
 from .errors import LabError
 from .host import Host
 from .hub import Hub
@@ -78,6 +79,7 @@ class Lab:
         self._mtu = mtu
         self._boot_timeout = boot_timeout
         self._say = say
+        self._secret = secrets.token_hex(16)
         self._folder: Path | None = None
         self._hub: Hub | None = None
 
@@ -133,7 +135,7 @@ class Lab:
             for rank, address in enumerate(self.addresses)
         )
         for host in self.hosts:
-            host.begin(of_lab(host.rank, self.addresses, self.shared, DEVICE))
+            host.begin(SECRET | of_lab(host.rank, self.addresses, self.shared, DEVICE))
         for host in self.hosts:
             host.wait_ready(self._boot_timeout)
 
@@ -144,6 +146,7 @@ class Lab:
             "HOSTNAME": f"host{rank}",
             "MTU": str(self._mtu),
             "PYTHON": sys.executable,
+            "SECRET": self._secret,
             "SHARED": str(self.shared),
         }
         several = self._kvm or self._emulator.sound

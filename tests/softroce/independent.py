@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A peer that shares no code with rdmatensor: its protocol in Python, its verbs by pyverbs.
 
-Written from docs/protocol.md; runs in a guest, with the interpreter that Debian's pyverbs is built for.
+Written from docs/protocol.md, as tests/transport/bootstrap.py is; runs in a guest, with the interpreter that
+Debian's pyverbs is built for.
 It can lie: every field of its verbs address can be replaced, and every number it announces.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyverbs.enums as e
@@ -21,9 +24,8 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
-VERSION = 3
-HELLO, ATTACH, FIND, _, REGION, REFUSAL, GOODBYE, READY = range(1, 9)
-HEADER = struct.Struct("<4sHHII")
+from bootstrap import ALLOC, FIND, READY, REGION, Line, Meeting, Reader, text
+
 RECORD = struct.Struct("<IIQ")
 MESSAGE, PADDING = 1, 2
 GID_INDEX = 1  # RoCE v2, IPv4
@@ -37,10 +39,6 @@ RECEIVE = 7  # as identity of work requests; sends have 0
 STATUS = {e.IBV_WC_SUCCESS: "SUCCESS", e.IBV_WC_REM_ACCESS_ERR: "REM_ACCESS_ERR"}
 
 
-class Refused(Exception):
-    """The other device answered with a refusal: status and text."""
-
-
 class Region(NamedTuple):
     """One of theirs, or of ours."""
 
@@ -48,71 +46,6 @@ class Region(NamedTuple):
     rkey: int
     size: int
     access: int
-
-
-def text(value: str | bytes) -> bytes:
-    data = value.encode() if isinstance(value, str) else value
-    return struct.pack("<I", len(data)) + data
-
-
-class Reader:
-    """Takes fields off a message."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def take(self, size: int) -> bytes:
-        taken, self._data = self._data[:size], self._data[size:]
-        if len(taken) < size:
-            raise ValueError("the message is too short")
-        return taken
-
-    def u32(self) -> int:
-        return int.from_bytes(self.take(4), "little")
-
-    def u64(self) -> int:
-        return int.from_bytes(self.take(8), "little")
-
-    def text(self) -> bytes:
-        return self.take(self.u32())
-
-    def end(self) -> None:
-        if self._data:
-            raise ValueError(f"{len(self._data)} bytes too many")
-
-
-class Line:
-    """The control connection."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.address = address
-        self._socket = socket.create_connection((host, int(port)), timeout=20)
-
-    def send(self, kind: int, body: bytes = b"", sequence: int = 0) -> None:
-        header = HEADER.pack(b"RDT1", VERSION, kind, len(body), sequence)
-        self._socket.sendall(header + body)
-
-    def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = self._socket.recv(size - len(data))
-            if not more:
-                raise EOFError("the device hung up")
-            data += more
-        return data
-
-    def receive(self) -> tuple[int, int, Reader]:
-        """Type, sequence, body. Refused, EOFError."""
-        magic, version, kind, size, sequence = HEADER.unpack(self._exactly(HEADER.size))
-        assert (magic, version) == (b"RDT1", VERSION)
-        body = Reader(self._exactly(size))
-        if kind == REFUSAL:
-            raise Refused(body.u32() - (1 << 32), body.text().decode())
-        return kind, sequence, body
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 def unpack_address(data: bytes) -> dict[str, Any]:
@@ -138,10 +71,15 @@ def pack_address(fields: dict[str, Any]) -> bytes:
     return data + b"".join(struct.pack("<2I", *queue) for queue in fields["queues"])
 
 
-class Independent:
-    """A connection to a device of rdmatensor. Keyword arguments replace fields of our address."""
+def lab_secret() -> bytes:
+    """What this guest's devices know each other by."""
+    return Path(os.environ["RDMATENSOR_SECRET_FILE"]).read_bytes().rstrip()
 
-    def __init__(self, address: str, **lies: Any) -> None:
+
+class Independent:
+    """A connection to a device of rdmatensor. Further keyword arguments replace fields of our address."""
+
+    def __init__(self, address: str, secret: bytes | None = None, **lies: Any) -> None:
         self._line = Line(address)
         self._context = Context(name="rxe0")
         self._pd = PD(self._context)
@@ -155,7 +93,8 @@ class Independent:
         self._qp = self._queue_pair()
         for _ in range(RECEIVES + CREDIT_RECEIVES):
             self._post_receive()
-        self._say_hello()
+        self._meeting = Meeting(self._line, secret or lab_secret())
+        self.name = self._meeting.hello()["name"]
         self._attach(lies)
 
     # Connecting.
@@ -170,16 +109,6 @@ class Independent:
     def _post_receive(self) -> None:
         unused = SGE(self._data, 16, self.memory.lkey)  # pyverbs wants one
         self._qp.post_recv(RecvWR(wr_id=RECEIVE, num_sge=1, sg=[unused]))
-
-    def _hello(self) -> bytes:
-        texts = ("independent", "127.0.0.1:9", "another-host", "", "verbs")
-        return b"".join(map(text, texts)) + struct.pack("<Q", 42)
-
-    def _say_hello(self) -> None:
-        self._line.send(HELLO, self._hello())
-        kind, _, body = self._line.receive()
-        assert kind == HELLO
-        self.name = body.text().decode()
 
     def _address(self) -> dict[str, Any]:
         gid = self._context.query_gid(1, GID_INDEX).gid
@@ -200,15 +129,7 @@ class Independent:
 
     def _attach(self, lies: dict[str, Any]) -> None:
         offer = pack_address({**self._address(), **lies})
-        self._line.send(ATTACH, self._hello() + text("verbs") + text(offer) + bytes(4))
-        kind, _, body = self._line.receive()
-        assert kind == ATTACH
-        for _ in range(5):
-            body.text()
-        body.u64()
-        assert body.text() == b"verbs"
-        self.theirs = unpack_address(body.text())
-        body.end()
+        self.theirs = unpack_address(self._meeting.attach("verbs", offer))
         self._to_rts()
         self._line.send(READY)
 
@@ -282,6 +203,13 @@ class Independent:
 
     def find(self, name: str) -> Region:
         self._line.send(FIND, struct.pack("<Q", 0) + text(name), sequence=9)
+        return self._described()
+
+    def allocate(self, size: int) -> Region:
+        self._line.send(ALLOC, struct.pack("<QI", size, 3), sequence=9)
+        return self._described()
+
+    def _described(self) -> Region:
         kind, sequence, body = self._line.receive()
         assert (kind, sequence) == (REGION, 9)
         body.u64()
@@ -364,7 +292,7 @@ class Independent:
 
     def hung_up(self, seconds: float = 20) -> bool:
         """Whether the device ends the connection."""
-        self._line._socket.settimeout(seconds)
+        self._line.socket.settimeout(seconds)
         try:
             while True:
                 self._line.receive()

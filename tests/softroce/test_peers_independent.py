@@ -67,7 +67,7 @@ def both(sites: tuple[Site, Site]) -> Iterator[Both]:
         readable = device.allocate(4096, access=rdmatensor.Access.READ, name='readable')
         """
     )
-    other.run("from independent import *")
+    other.run("from bootstrap import Refused; from independent import *")
     yield Both(ours, other, sites[0])
     for site in sites:
         site.clear()
@@ -155,6 +155,30 @@ def test_forged_access_is_refused_by_the_device(both: Both, attempt: str) -> Non
     assert status == REM_ACCESS_ERR
     assert not both.ours.get("region.array.any() or readable.array.any()")
     assert both.logged("the channel to independent at 127.0.0.1:9 ended")
+    assert still_serves(both)
+
+
+def test_keys_end_with_the_connection(both: Both) -> None:
+    """What a peer allocated is gone with it, and the adapter's key for it good for nothing."""
+    both.connect()
+    both.other.run("its = peer.allocate(4096)")
+    assert both.other.get("peer.write(b'here', its)") == "SUCCESS"
+    before = both.ours.get("device.stats().regions")
+    both.other.run("peer.close()")
+    gone = """
+        end = time.monotonic() + 60
+        while device.stats().regions >= before and time.monotonic() < end: time.sleep(0.02)
+    """
+    both.ours.run(gone, before=before)
+    both.connect()
+    assert both.other.get("peer.write(b'late', its)") == REM_ACCESS_ERR
+    assert still_serves(both)
+
+
+def test_without_the_secret_nobody_is_let_in(both: Both) -> None:
+    refusal = both.refusal(secret=b"some other secret, just as long")
+    assert "independent does not have the secret" in refusal
+    assert both.logged("a connection from this host was refused: independent does not have")
     assert still_serves(both)
 
 

@@ -34,7 +34,7 @@ class Hosts(NamedTuple):
     first: Site
     second: Site
 
-    def pair(self, region: int = 1 << 20, **settings: int) -> Pair:
+    def pair(self, region: int = 1 << 20, **settings: Any) -> Pair:
         ours, theirs = self.first.peer(**settings), self.second.peer(**settings)
         for peer in (ours, theirs):
             peer.run("from traffic import *")
@@ -81,6 +81,28 @@ def works(pair: Pair) -> bool:
     connect(*pair)
     pair.ours.run("region.write(b'again').wait(20)")
     return bool(pair.theirs.get("bytes(region.array[:5])") == b"again")
+
+
+# ---- Who is let in ----------------------------------------------------------------------------------
+
+NO_SECRET: dict[str, Any] = {
+    "SECRET_FILE": ""
+}  # instead of the lab's, with which all other tests run
+
+
+def test_hosts_without_a_secret_do_not_meet(hosts: Hosts) -> None:
+    theirs, lacking = hosts.second.peer(**NO_SECRET), hosts.first.peer(**NO_SECRET)
+    having = hosts.first.peer()
+    for peer, words in ((lacking, "is another host"), (having, "has a secret, and")):
+        peer.run("from traffic import *")
+        outcome = peer.get("attempt(lambda: device.connect(address))", address=theirs.address)
+        assert (outcome["kind"], outcome["status"]) == ("ConnectionRefused", "REFUSED"), outcome
+        assert words in outcome["text"] and "RDMATENSOR_SECRET_FILE" in outcome["text"]
+
+
+def test_insecure_hosts_meet_without_a_secret(hosts: Hosts) -> None:
+    assert works(hosts.pair(INSECURE=1, **NO_SECRET))
+    assert hosts.first.says("RDMATENSOR_INSECURE=1 and no RDMATENSOR_SECRET_FILE: everybody who")
 
 
 # ---- Without faults ----------------------------------------------------------------------------------

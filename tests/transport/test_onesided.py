@@ -255,6 +255,25 @@ def test_closed_regions(peer: Any, remote: RemoteDevice, device: rdmatensor.Devi
         _ = local.array
 
 
+def test_old_keys_open_nothing(peer: Any, remote: RemoteDevice, device: rdmatensor.Device) -> None:
+    """Neither that of a closed region, nor one of a device that was there before."""
+    peer.run("first, second = device.allocate(64), device.allocate(64)")
+    keys = peer.get("[first.key, second.key]")
+    for key in keys:
+        remote.region(key).close()
+    peer.run("first.close(); third = device.allocate(64)")
+    with pytest.raises(rdmatensor.RegionError) as caught:
+        remote.region(keys[0])
+    assert caught.value.status == "NO_REGION"
+    port = peer.address.rsplit(":", 1)[1]
+    peer.run(f"device.close(); device = rdmatensor.Device(port={port}); device.allocate(64)")
+    again = device.connect(peer.address)
+    for key in keys:
+        with pytest.raises(rdmatensor.RegionError) as caught:
+            again.region(key)
+        assert caught.value.status == "NO_REGION"
+
+
 def test_batch_is_executed_in_order(peer: Any, remote: RemoteDevice) -> None:
     peer.run("region = device.allocate(64, name='region')")
     region = remote.region("region")

@@ -15,8 +15,8 @@ static void test_readonly_stays_readonly(void) {
   int fd, readonly;
   EXPECT_STATUS(RDT_OK, rdt_memory_create(8192, &fd, &own));
   EXPECT_STATUS(RDT_OK, rdt_memory_reopen_readonly(fd, &readonly));
-  EXPECT_STATUS(RDT_ERR_NO_MEMORY, rdt_memory_map(readonly, 8192, true, &theirs));
-  EXPECT_STATUS(RDT_OK, rdt_memory_map(readonly, 8192, false, &theirs));
+  EXPECT_STATUS(RDT_ERR_NO_MEMORY, rdt_memory_map(readonly, 0, 8192, true, &theirs));
+  EXPECT_STATUS(RDT_OK, rdt_memory_map(readonly, 0, 8192, false, &theirs));
   memcpy((char *)own + 5000, "shared", 7);
   EXPECT(strcmp((char *)theirs + 5000, "shared") == 0);
   /* Sealed: no holder can make the other's mapping fault. */
@@ -27,15 +27,30 @@ static void test_readonly_stays_readonly(void) {
   close(readonly);
 }
 
+static void test_a_part(void) {
+  void *own, *part;
+  int fd;
+  EXPECT_STATUS(RDT_OK, rdt_memory_create(8192, &fd, &own));
+  memcpy((char *)own + 4100, "shared", 7);
+  EXPECT_STATUS(RDT_OK, rdt_memory_map(fd, 4096, 4096, false, &part));
+  EXPECT(strcmp((char *)part + 4, "shared") == 0);
+  munmap(part, 4096);
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(fd, 4096, 4097, false, &part));
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(fd, 12288, 1, false, &part));
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(fd, UINT64_MAX - 4095, 8192, false, &part));
+  munmap(own, 8192);
+  close(fd);
+}
+
 static void test_untrusted_memory(void) {
   void *mapped;
   int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING), sealed, pipes[2];
   EXPECT(unsealed >= 0 && ftruncate(unsealed, 8192) == 0 && pipe(pipes) == 0);
-  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(unsealed, 8192, false, &mapped));
-  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(pipes[0], 8192, false, &mapped));
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(unsealed, 0, 8192, false, &mapped));
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(pipes[0], 0, 8192, false, &mapped));
   EXPECT_STATUS(RDT_OK, rdt_memory_create(8192, &sealed, &mapped));
   munmap(mapped, 8192);
-  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(sealed, 8193, false, &mapped));
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(sealed, 0, 8193, false, &mapped));
   close(unsealed);
   close(sealed);
   close(pipes[0]);
@@ -70,6 +85,7 @@ static void test_file_size_limit(void) {
 
 int main(void) {
   test_readonly_stays_readonly();
+  test_a_part();
   test_untrusted_memory();
   test_registry();
   test_file_size_limit();

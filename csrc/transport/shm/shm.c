@@ -28,9 +28,9 @@ struct rdt_registration {
 };
 
 struct rdt_mapping {
-  char *base; /* of the memfd */
+  char *base; /* the page of the memfd with the region's first byte */
   size_t length;
-  uint64_t offset; /* of the region in it */
+  uint64_t offset; /* of that byte in it */
 };
 
 /* Every Linux has it, and it needs nothing of its own. */
@@ -109,7 +109,7 @@ static rdt_status shm_endpoint_connect(rdt_endpoint *endpoint, const char *peer,
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer's shared-memory offer is malformed");
   int memory = rdt_fds_take(&offer->fds);
   endpoint->send_bytes = RING_DATA_OFFSET + capacity;
-  status = rdt_memory_map(memory, endpoint->send_bytes, true, &endpoint->send_map);
+  status = rdt_memory_map(memory, 0, endpoint->send_bytes, true, &endpoint->send_map);
   close(memory);
   if (status != RDT_OK) return status;
   ring_init(&endpoint->send, endpoint->send_map, capacity);
@@ -243,10 +243,11 @@ static rdt_status shm_region_import(const rdt_region_memory *claimed, rdt_bundle
   rdt_mapping *mapping = calloc(1, sizeof(*mapping));
   status = mapping ? RDT_OK : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   if (mapping) {
-    mapping->offset = offset;
-    mapping->length = offset + claimed->size;
-    status = rdt_memory_map(fd, mapping->length, (claimed->access & RDT_ACCESS_WRITE) != 0,
-                            (void **)&mapping->base);
+    /* No more than the region: what is opened of a peer is counted by its regions' sizes. */
+    mapping->offset = offset % (uint64_t)sysconf(_SC_PAGESIZE);
+    mapping->length = mapping->offset + claimed->size;
+    status = rdt_memory_map(fd, offset - mapping->offset, mapping->length,
+                            (claimed->access & RDT_ACCESS_WRITE) != 0, (void **)&mapping->base);
   }
   close(fd);
   if (status == RDT_OK)

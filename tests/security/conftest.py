@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices with secrets and limits of their own, in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import rdmatensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "transport"))
+
+from devices import Open
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Callable[[bytes], Path]:
+    def write(secret: bytes) -> Path:
+        path = tmp_path / f"secret-{secret.hex()}"
+        path.touch(0o600)
+        path.write_bytes(secret + b"\n")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str | int], None]]:
+    """Changes a setting until the test ends."""
+    with ExitStack() as changed:
+
+        def change(name: str, value: str | int) -> None:
+            changed.callback(rdmatensor.config.set, name, rdmatensor.config.get(name))
+            rdmatensor.config.set(name, str(value))
+
+        yield change
+
+
+@pytest.fixture
+def open_device(
+    secret_file: Callable[[bytes], Path], setting: Callable[[str, str | int], None]
+) -> Iterator[Open]:
+    with ExitStack() as opened:
+
+        def make(secret: bytes = b"", **settings: str | int) -> rdmatensor.Device:
+            for name, value in {"TRANSPORTS": "shm", **settings}.items():
+                setting(name, value)
+            setting("SECRET_FILE", str(secret_file(secret)) if secret else "")
+            return opened.enter_context(rdmatensor.Device())
+
+        yield make

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers may take of a device, and that others go on when one takes more."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+import rdmatensor
+from bootstrap import Line, Meeting
+from devices import Open, works
+
+Setting = Callable[[str, str | int], None]
+SILENT = 300  # more than there are handshakes at once
+
+
+@pytest.mark.parametrize("name", ["CONNECTIONS", "CONNECTIONS_PER_HOST"])
+def test_connections(open_device: Open, name: str) -> None:
+    ours, theirs = open_device(**{name: 2}), open_device()
+    with theirs.allocate(64, name="written"):
+        first, second = ours.connect(theirs.address), ours.connect(theirs.address)
+        for _ in range(3):
+            with pytest.raises(rdmatensor.ConnectionRefused, match=f"RDMATENSOR_{name}"):
+                ours.connect(theirs.address)
+        for remote in (first, second):
+            remote.region("written").write(b"1").wait()
+        second.close()
+        end = time.monotonic() + 20
+        while True:  # the place is free once both ends are closed
+            try:
+                third = ours.connect(theirs.address)
+                break
+            except rdmatensor.ConnectionRefused:
+                assert time.monotonic() < end, "a closed connection keeps its place"
+        third.region("written").write(b"1").wait()
+
+
+def test_regions_that_a_peer_allocates(open_device: Open) -> None:
+    ours, theirs = open_device(REMOTE_REGIONS=2), open_device()
+    remote, other = ours.connect(theirs.address), ours.connect(theirs.address)
+    kept = [remote.allocate(4096), remote.allocate(4096)]
+    with pytest.raises(rdmatensor.DeviceError, match="RDMATENSOR_REMOTE_REGIONS") as caught:
+        remote.allocate(4096)
+    assert caught.value.status == "LIMIT"
+    other.allocate(4096).write(b"1").wait()
+    kept[0].write(b"1").wait()
+
+
+def test_bytes_that_a_peer_allocates(open_device: Open) -> None:
+    ours, theirs = open_device(REMOTE_ALLOC_LIMIT=10_000), open_device()
+    remote, other = ours.connect(theirs.address), ours.connect(theirs.address)
+    kept = remote.allocate(8000)
+    with pytest.raises(rdmatensor.DeviceError, match="RDMATENSOR_REMOTE_ALLOC_LIMIT"):
+        remote.allocate(8000)
+    other.allocate(8000).write(b"1").wait()
+    kept.write(b"1").wait()
+
+
+def test_bytes_that_all_peers_allocate(open_device: Open) -> None:
+    """One that connects often gets no more; what it had is free again when it is gone."""
+    ours, theirs = open_device(REMOTE_ALLOC_TOTAL=10_000), open_device()
+    first, second = ours.connect(theirs.address), ours.connect(theirs.address)
+    first.allocate(8000)
+    with pytest.raises(rdmatensor.DeviceError, match="RDMATENSOR_REMOTE_ALLOC_TOTAL"):
+        second.allocate(8000)
+    second.allocate(2000)
+    first.close()
+    end = time.monotonic() + 20
+    while True:
+        try:
+            second.allocate(8000).write(b"1").wait()
+            break
+        except rdmatensor.DeviceError:
+            assert time.monotonic() < end, "what a peer allocated outlives it"
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("REMOTE_REGIONS", 2), ("REMOTE_OPEN_LIMIT", 2 * 4096)]
+)
+def test_regions_of_a_peer_that_we_open(open_device: Open, name: str, limit: int) -> None:
+    ours, theirs = open_device(**{name: limit}), open_device()
+    regions = [theirs.allocate(4096, name=f"region {i}") for i in range(3)]
+    remote = ours.connect(theirs.address)
+    first, second = (remote.region(f"region {i}") for i in range(2))
+    with pytest.raises(rdmatensor.DeviceError, match=f"RDMATENSOR_{name}") as caught:
+        remote.region("region 2")
+    assert caught.value.status == "LIMIT"
+    first.write(b"1").wait()
+    second.close()
+    remote.region("region 2").write(b"1").wait()
+    assert [region.array[0] for region in regions] == [ord("1"), 0, ord("1")]
+
+
+def test_silent_connections(open_device: Open) -> None:
+    """They hold what there is of handshakes, and whoever speaks still comes in."""
+    ours, theirs = open_device(), open_device()
+    host, port = theirs.address.rsplit(":", 1)
+    silent = [socket.create_connection((host, int(port))) for _ in range(SILENT)]
+    with theirs.allocate(64, name="written") as region:
+        remote = ours.connect(theirs.address, timeout=4)  # silence is put up with for longer
+        remote.region("written").write(b"1").wait()
+        assert region.array[0] == ord("1")
+    theirs.close()
+    for line in silent:
+        line.settimeout(20)
+        while line.recv(4096):  # until it is hung up on
+            pass
+        line.close()
+
+
+def test_half_a_message_each(open_device: Open) -> None:
+    """The same with those that begin to speak, over both kinds of socket."""
+    ours, theirs = open_device(), open_device()
+    probe = Line(theirs.address)
+    name = Meeting(probe).hello()["local_name"]
+    probe.close()
+    slow = [Line(theirs.address if i % 2 else name) for i in range(SILENT)]
+    for line in slow:
+        with suppress(BrokenPipeError):  # that one made room for a newer one
+            line.socket.sendall(b"R")
+    assert works(ours, theirs)
+    for line in slow:
+        line.close()
+
+
+def test_a_peer_that_hides_its_end_keeps_one_place(open_device: Open, setting: Setting) -> None:
+    """Strangers that leave in the middle of a handshake keep no place."""
+    ours, theirs = open_device(CONNECTIONS=3), open_device()
+    for _ in range(20):
+        line = Line(theirs.address)
+        name = Meeting(line).hello()["local_name"]
+        line.close()
+        line = Line(name)
+        meeting = Meeting(line)
+        meeting.hello()
+        line.socket.sendall(meeting.attach_message("shm", b"12345678"))
+        line.close()
+    assert works(ours, theirs)
