@@ -94,8 +94,8 @@ static rdt_status accept_channel(rdt_greeting *greeting, const rdt_handshake *wo
   if (status == RDT_OK) status = create_channel(work, &asked, offer, channel);
   if (status != RDT_OK) return status;
   asked.bundle.fds = *fds;
-  status =
-      asked.transport->endpoint_connect((*channel)->endpoint, greeting->peer.name, &asked.bundle);
+  status = (*channel)->transport->endpoint_connect((*channel)->endpoint, greeting->peer.name,
+                                                   &asked.bundle);
   *fds = asked.bundle.fds;
   if (status == RDT_OK) {
     rdt_greeting_introduce(greeting, *channel);

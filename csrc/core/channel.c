@@ -16,8 +16,9 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
                               rdt_channel **channel_out) {
   rdt_channel *channel = calloc(1, sizeof(*channel));
   if (!channel) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_domain *domain = device->transports[rdt_transport_index(transport)].domain;
-  rdt_status status = transport->endpoint_create(domain, &channel->endpoint, offer);
+  const rdt_device_transport *own = &device->transports[rdt_transport_index(transport)];
+  transport = own->ops;
+  rdt_status status = transport->endpoint_create(own->domain, &channel->endpoint, offer);
   if (status != RDT_OK) {
     free(channel);
     return status;
@@ -217,12 +218,15 @@ static void request_free(rdt_request *request) {
 }
 
 void rdt_request_complete(rdt_request *request, rdt_status status) {
+  rdt_overdue_moved(request);
   if (!let_go(request, status)) return;
+  rdt_overdue_end(request);
   if (request->done) request->done(request->context, (rdt_status)atomic_load(&request->status));
   request_free(request);
 }
 
-static rdt_request *request_new(const rdt_op *ops, size_t count, rdt_done_fn done, void *context) {
+static rdt_request *request_new(rdt_channel *channel, const rdt_op *ops, size_t count,
+                                rdt_done_fn done, void *context) {
   rdt_request *request = malloc(sizeof(*request) + count * sizeof(*ops));
   if (!request) {
     rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
@@ -237,6 +241,7 @@ static rdt_request *request_new(const rdt_op *ops, size_t count, rdt_done_fn don
   memcpy(request->ops, ops, count * sizeof(*ops));
   for (size_t i = 0; i < count; i++)
     if (request->ops[i].remote) rdt_remote_region_ref(request->ops[i].remote);
+  rdt_overdue_begin(channel, request);
   return request;
 }
 
@@ -286,7 +291,7 @@ static rdt_status post_directly(rdt_channel *channel, const rdt_op *ops, size_t 
     rdt_status status = execute_op(channel, &op, NULL);
     if (status == RDT_OK) continue;
     if (status != RDT_NO_CREDIT) return status;
-    rdt_request *rest = request_new(ops + at, count - at, done, context);
+    rdt_request *rest = request_new(channel, ops + at, count - at, done, context);
     if (!rest) return RDT_ERR_NO_MEMORY;
     rest->ops[0] = op;
     return enqueue(channel, rest);
@@ -296,7 +301,7 @@ static rdt_status post_directly(rdt_channel *channel, const rdt_op *ops, size_t 
 
 static rdt_status post_request(rdt_channel *channel, const rdt_op *ops, size_t count,
                                rdt_done_fn done, void *context) {
-  rdt_request *request = request_new(ops, count, done, context);
+  rdt_request *request = request_new(channel, ops, count, done, context);
   if (!request) return RDT_ERR_NO_MEMORY;
   if (channel->queue) return enqueue(channel, request);
   rdt_status status = execute_request(channel, request);
@@ -304,6 +309,7 @@ static rdt_status post_request(rdt_channel *channel, const rdt_op *ops, size_t c
   /* Pieces of a failed request may be under way: then it is they who complete it. */
   if (!let_go(request, status)) return RDT_IN_PROGRESS;
   status = (rdt_status)atomic_load(&request->status);
+  rdt_overdue_end(request);
   request_free(request);
   return status;
 }
@@ -388,8 +394,10 @@ static rdt_request *execute_queue(rdt_channel *channel, rdt_status *status) {
     size_t at = request->at;
     uint64_t left = at < request->count ? request->ops[at].size : 0;
     *status = execute_request(channel, request);
-    if (*status == RDT_OK || request->at != at || request->ops[at].size != left)
+    if (*status == RDT_OK || request->at != at || request->ops[at].size != left) {
       channel->last_credit = rdt_now_ms();
+      rdt_overdue_moved(request);
+    }
     if (*status == RDT_NO_CREDIT || breaks_channel(*status)) break;
     note_failure(request, *status);
   }

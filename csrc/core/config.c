@@ -11,6 +11,7 @@
 
 #include "core/log.h"
 #include "core/status.h"
+#include "transport/fault/plan.h"
 
 #define VALUE_SIZE 256
 
@@ -84,6 +85,8 @@ static rdt_status assign(rdt_config_id id, const char *text) {
   if (row->kind == CHOICE && !is_choice(row->choices, text))
     return rdt_fail(RDT_ERR_RANGE, "%s%s is \"%s\": choose one of %s", RDT_ENV_PREFIX, row->name,
                     text, row->choices);
+  rdt_status status = id == RDT_CONFIG_FAULTS ? rdt_faults_set(text) : RDT_OK;
+  if (status != RDT_OK) return status;
   snprintf(values[id].text, VALUE_SIZE, "%s", text);
   values[id].number = number;
   if (id == RDT_CONFIG_LOG_LEVEL) atomic_store(&log_level, level_from(text));

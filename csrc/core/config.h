@@ -35,6 +35,9 @@
   NUMBER(CONNECTIONS, 1024, 1, 1048576, "Connections that peers may have to a device.")            \
   NUMBER(CONNECTIONS_PER_HOST, 512, 1, 1048576, "Of these, those of one host.")                    \
   TEXT(TRANSPORTS, "shm,verbs", "Transports that may be used, separated by commas.")               \
+  TEXT(FAULTS, "",                                                                                 \
+       "For tests: faults to inject, as seed=7,delay=0.01:5ms,break=#40; docs/faults.md has them " \
+       "all.")                                                                                     \
   TEXT(DEVICE, "", "RDMA port to use, as mlx5_1:1 or mlx5_1; empty chooses the best active one.")  \
   TEXT(GID_INDEX, "",                                                                              \
        "Index of the GID to use, as 3 or, per device, mlx5_1:3,rxe0:1; empty chooses by rank.")    \

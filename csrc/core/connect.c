@@ -71,7 +71,8 @@ static rdt_status join_answer(rdt_channel *channel, rdt_greeting *greeting, rdt_
   rdt_attach answer;
   rdt_status status = rdt_greeting_take_attach(greeting, wire, &answer);
   if (status != RDT_OK) return status;
-  if (answer.transport != channel->transport || answer.purpose != channel->purpose)
+  if (rdt_transport_index(answer.transport) != rdt_transport_index(channel->transport) ||
+      answer.purpose != channel->purpose)
     return rdt_fail(RDT_ERR_PROTOCOL, "%s changed its mind during the handshake",
                     greeting->peer.address);
   answer.bundle.fds = *fds;

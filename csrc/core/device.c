@@ -14,6 +14,8 @@
 #include "core/log.h"
 #include "core/objects.h"
 #include "core/status.h"
+#include "transport/fault/fault.h"
+#include "transport/fault/plan.h"
 
 rdt_status rdt_device_check(const rdt_device *device) {
   if (device->fork_epoch != rdt_forks_epoch())
@@ -28,7 +30,8 @@ rdt_status rdt_device_check(const rdt_device *device) {
 
 static void close_transports(rdt_device *device) {
   for (size_t i = 0; i < rdt_transport_count; i++)
-    if (device->transports[i].open) rdt_transports[i]->domain_close(device->transports[i].domain);
+    if (device->transports[i].open)
+      device->transports[i].ops->domain_close(device->transports[i].domain);
 }
 
 void rdt_device_ref(rdt_device *device) { atomic_fetch_add(&device->refs, 1); }
@@ -97,11 +100,12 @@ bool rdt_listed(const char *list, const char *name) {
 }
 
 static void open_transport(rdt_device *device, size_t index, const char *wanted) {
-  const rdt_transport *transport = rdt_transports[index];
   rdt_device_transport *own = &device->transports[index];
+  const rdt_transport *transport = rdt_transports[index];
+  own->ops = rdt_faults_wanted() ? rdt_fault_wrap(index) : transport;
   if (!rdt_listed(wanted, transport->name)) {
     snprintf(own->why_not, sizeof(own->why_not), "not in %sTRANSPORTS", RDT_ENV_PREFIX);
-  } else if (transport->domain_open(&own->domain) == RDT_OK) {
+  } else if (own->ops->domain_open(&own->domain) == RDT_OK) {
     own->open = true;
     return;
   } else {

@@ -71,6 +71,7 @@ typedef struct rdt_watch {
 
 /* A transport as one device has it. */
 typedef struct rdt_device_transport {
+  const rdt_transport *ops; /* that of rdt_transports, or with faults */
   rdt_domain *domain;
   bool open;
   char why_not[256];
@@ -123,6 +124,8 @@ struct rdt_device {
 /* Posted operations that are not complete: they wait in the channel's queue, or for the transport. */
 struct rdt_request {
   rdt_request *next;
+  rdt_channel *channel; /* it is posted on; outlives it */
+  unsigned batch;       /* of that channel's */
   rdt_done_fn done;
   void *context;
   bool wants_event;
@@ -189,6 +192,14 @@ struct rdt_channel {
   rdt_request *queue, **queue_tail;
   int64_t last_credit; /* ms: when the queue last moved, or began */
   atomic_bool queued;  /* queue is not empty: lets posters skip the lock */
+
+  /* See overdue.c. */
+  struct {
+    atomic_uint waiting; /* requests that are not complete */
+    atomic_bool moved;
+  } batches[2];
+  atomic_uint batch;    /* the one that new requests belong to */
+  unsigned quiet_ticks; /* progress thread only */
 
   pthread_mutex_t lock; /* calls, remote regions, what the peer allocated */
   pthread_cond_t answered;
@@ -267,6 +278,15 @@ void rdt_channel_probe(rdt_channel *channel);
 rdt_status rdt_channel_fail_down(const rdt_channel *channel);
 /* The same for a transfer that failed with `status`, alone or with the channel. */
 rdt_status rdt_channel_fail_transfer(rdt_channel *channel, rdt_status status);
+
+/* overdue.c */
+/* A request begins, gets on, and ends. */
+void rdt_overdue_begin(rdt_channel *channel, rdt_request *request);
+void rdt_overdue_moved(const rdt_request *request);
+void rdt_overdue_end(const rdt_request *request);
+/* Breaks the channel if its transport forgot a request. Called on the progress thread, three times within
+ * DEADLINE_MS. */
+void rdt_overdue_tick(rdt_channel *channel);
 
 /* transfer.c */
 /* The `done` of transfers. */

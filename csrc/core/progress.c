@@ -327,7 +327,7 @@ static void drain_wake_fd(rdt_device *device) {
 
 /* The transport's port or adapter is gone: so are its channels. */
 static void serve_domain(rdt_device *device, size_t index) {
-  const rdt_transport *transport = rdt_transports[index];
+  const rdt_transport *transport = device->transports[index].ops;
   rdt_domain *domain = device->transports[index].domain;
   if (transport->domain_events(domain) == RDT_OK) return;
   /* A device that was removed would report that for ever, and keep this thread awake. */
@@ -351,14 +351,16 @@ static void serve_events(rdt_device *device, int timeout_ms) {
   }
 }
 
-/* Looks after channels that are silent, and returns how long that can wait: milliseconds, or -1. */
+/* Looks after channels that are silent or forgot a request, and returns how long that can wait:
+ * milliseconds, or -1. */
 static int probe_all(rdt_device *device) {
   int64_t now = rdt_now_ms(), every = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS) / 3 + 1;
   int64_t next = -1;
   for (rdt_channel *channel = device->active; channel; channel = channel->next) {
-    if (!channel->transport->probe || atomic_load(&channel->down)) continue;
+    if (channel->transport->synchronous || atomic_load(&channel->down)) continue;
     if (now >= channel->next_probe) {
-      if (channel->next_probe) rdt_channel_probe(channel);
+      if (channel->next_probe && channel->transport->probe) rdt_channel_probe(channel);
+      if (channel->next_probe) rdt_overdue_tick(channel);
       channel->next_probe = now + every;
     }
     if (next < 0 || channel->next_probe - now < next) next = channel->next_probe - now;

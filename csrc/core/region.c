@@ -58,7 +58,8 @@ static rdt_status insert(rdt_device *device, rdt_region *added) {
 
 static void deregister(rdt_region *region) {
   for (size_t i = 0; i < rdt_transport_count; i++)
-    if (region->registrations[i]) rdt_transports[i]->region_deregister(region->registrations[i]);
+    if (region->registrations[i])
+      region->device->transports[i].ops->region_deregister(region->registrations[i]);
 }
 
 /* With every transport that can; there must be one. */
@@ -67,9 +68,10 @@ static rdt_status register_memory(rdt_device *device, rdt_region *region) {
   size_t registered = 0, failed = 0;
   char why[512] = "";
   for (size_t i = 0; i < rdt_transport_count; i++) {
-    if (!device->transports[i].open) continue;
-    rdt_status status = rdt_transports[i]->region_register(
-        device->transports[i].domain, &region->memory, &region->registrations[i]);
+    const rdt_device_transport *each = &device->transports[i];
+    if (!each->open) continue;
+    rdt_status status =
+        each->ops->region_register(each->domain, &region->memory, &region->registrations[i]);
     registered += status == RDT_OK;
     if (status == RDT_OK || failed++ > 0) continue;
     first = status;

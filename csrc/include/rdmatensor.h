@@ -15,7 +15,8 @@
  *
  * Completion. A function that posts returns RDT_OK when the operations are complete (`done` will not
  * be called), RDT_IN_PROGRESS when `done` will be called exactly once on the progress thread, or an
- * error (< 0) when nothing was posted. Until completion the local buffers belong to the core.
+ * error (< 0) when nothing is under way: of a batch, operations before the one that failed may have been
+ * executed. Until completion the local buffers belong to the core.
  *
  * Errors. Functions return rdt_status; rdt_last_error() tells the calling thread's last failure in
  * words: cause, device, peer, remedy. Output parameters are set only on success. Nothing aborts.
@@ -91,6 +92,10 @@ RDT_API rdt_status rdt_config_get_u64(const char *name, uint64_t *value);
 /* Overrides default and environment for this process. Devices read their settings when opened.
  * RDT_ERR_INVALID for an unknown name, RDT_ERR_RANGE for a bad value. */
 RDT_API rdt_status rdt_config_set(const char *name, const char *value);
+
+/* How many faults of a kind the setting FAULTS made happen in this process, for tests: kind `index`.
+ * RDT_ERR_INVALID past the last. */
+RDT_API rdt_status rdt_fault_count(size_t index, const char **name, uint64_t *count);
 
 /* ---- Log ---------------------------------------------------------------------------------------- */
 

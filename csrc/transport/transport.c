@@ -24,6 +24,6 @@ const rdt_transport *rdt_transport_find(const char *name) {
 
 size_t rdt_transport_index(const rdt_transport *transport) {
   size_t i = 0;
-  while (i + 1 < rdt_transport_count && rdt_transports[i] != transport) i++;
+  while (i + 1 < rdt_transport_count && rdt_transports[i]->name != transport->name) i++;
   return i;
 }

@@ -149,7 +149,7 @@ typedef struct rdt_transport {
 extern const rdt_transport *const rdt_transports[];
 extern const size_t rdt_transport_count;
 const rdt_transport *rdt_transport_find(const char *name);
-/* Its place in rdt_transports. */
+/* Its place in rdt_transports, or that of the one it wraps, whose very name it has. */
 size_t rdt_transport_index(const rdt_transport *transport);
 
 #endif

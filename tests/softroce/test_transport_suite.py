@@ -21,6 +21,7 @@ SECONDS = 900.0
 SKIPS = {"transport verbs cannot map remote memory": 4}
 PROGRAMS = [
     "test_channel",
+    "test_faults",
     "test_group",
     "test_group_failures",
     "test_verbs_library",

@@ -9,6 +9,8 @@
 #include "core/config.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "transport/fault/plan.h"
+#include "transport/verbs/faults.h"
 #include "transport/verbs/objects.h"
 
 #define RECEIVES_AT_ONCE 64u /* posted with one doorbell */
@@ -81,6 +83,7 @@ static rdt_status open_device(rdt_domain *domain) {
   if (status == RDT_OK) status = verbs_open_device(domain->choice.port->device, &domain->context);
   if (status != RDT_OK) return status;
   rdt_forks_close_in_child(&domain->fork, &domain->context->cmd_fd);
+  if (rdt_faults_wanted()) verbs_faults_install(domain->context);
   status = verbs_alloc_pd(domain->context, &domain->pd);
   if (status == RDT_OK) status = create_receives(domain);
   if (status == RDT_OK) status = verbs_slots_create(domain);

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/fault/fault.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "core/config.h"
+#include "core/status.h"
+#include "transport/fault/plan.h"
+
+/* A piece that is done and was not reported yet. */
+typedef struct unreported {
+  struct unreported *next;
+  rdt_request *request;
+  rdt_status status;
+  int64_t due_us; /* NEVER: not before the endpoint is aborted */
+} unreported;
+
+#define NEVER INT64_MAX
+
+struct rdt_endpoint {
+  const rdt_transport *inner;
+  rdt_endpoint *end; /* of `inner` */
+  char peer[64];
+  int64_t no_credit_until; /* us; send side */
+  atomic_bool broken;      /* poll will say so, once */
+  atomic_bool stopped;
+  bool reported; /* receive side */
+  pthread_mutex_t lock;
+  unreported *held;
+  atomic_uint held_count, due_count; /* those that are ever due */
+};
+
+static bool happens(const rdt_endpoint *endpoint, rdt_fault_kind kind) {
+  return rdt_fault_happens(kind, endpoint->peer);
+}
+
+static rdt_status broken_error(const rdt_endpoint *endpoint) {
+  return rdt_fail(RDT_ERR_CONNECTION_LOST,
+                  "a fault was injected into the connection to %s (%sFAULTS)", endpoint->peer,
+                  RDT_ENV_PREFIX);
+}
+
+/* ---- what is reported late, or never --------------------------------------------------------------- */
+
+/* Of a `fresh` piece the request does not know yet. False if there is no memory: then it is reported as
+ * always. */
+static bool hold_back(rdt_endpoint *endpoint, rdt_request *request, bool fresh, rdt_status status,
+                      int64_t due_us) {
+  unreported *added = malloc(sizeof(*added));
+  if (!added) return false;
+  if (fresh) rdt_request_hold(request); /* before poll can find it */
+  pthread_mutex_lock(&endpoint->lock);
+  *added = (unreported){endpoint->held, request, status, due_us};
+  endpoint->held = added;
+  atomic_fetch_add(&endpoint->held_count, 1);
+  if (due_us != NEVER) atomic_fetch_add(&endpoint->due_count, 1);
+  pthread_mutex_unlock(&endpoint->lock);
+  return true;
+}
+
+/* Takes those off that are due by `now_us`. */
+static unreported *take_due(rdt_endpoint *endpoint, int64_t now_us) {
+  unreported *due = NULL;
+  pthread_mutex_lock(&endpoint->lock);
+  for (unreported **link = &endpoint->held; *link;) {
+    unreported *each = *link;
+    if (each->due_us > now_us) {
+      link = &each->next;
+      continue;
+    }
+    *link = each->next;
+    each->next = due;
+    due = each;
+    if (each->due_us != NEVER) atomic_fetch_sub(&endpoint->due_count, 1);
+  }
+  pthread_mutex_unlock(&endpoint->lock);
+  return due;
+}
+
+static int report_due(rdt_endpoint *endpoint, int64_t now_us, const rdt_events *events) {
+  int count = 0;
+  if (atomic_load(&endpoint->held_count) == 0) return 0;
+  for (unreported *each = take_due(endpoint, now_us), *next; each; each = next, count++) {
+    next = each->next;
+    rdt_status status = each->due_us == NEVER ? RDT_ERR_CONNECTION_LOST : each->status;
+    if (status < 0) broken_error(endpoint);
+    events->completed(events->context, each->request, status);
+    atomic_fetch_sub(&endpoint->held_count, 1); /* only now is the endpoint idle */
+    free(each);
+  }
+  return count;
+}
+
+/* When a piece that was done well is reported, and with `status` how; now if 0. */
+static int64_t choose_report(rdt_endpoint *endpoint, rdt_status *status) {
+  *status = RDT_OK;
+  if (happens(endpoint, RDT_FAULT_DROP)) return NEVER;
+  if (happens(endpoint, RDT_FAULT_DELAY)) return rdt_now_us() + rdt_fault_us(RDT_FAULT_DELAY);
+  if (!happens(endpoint, RDT_FAULT_FAIL)) return 0;
+  atomic_store(&endpoint->broken, true);
+  *status = RDT_ERR_CONNECTION_LOST;
+  return 0;
+}
+
+/* ---- send side ---------------------------------------------------------------------------------------- */
+
+static bool short_of_credit(rdt_endpoint *endpoint) {
+  int64_t now = rdt_now_us();
+  if (now < endpoint->no_credit_until) return true;
+  if (!happens(endpoint, RDT_FAULT_CREDIT)) return false;
+  endpoint->no_credit_until = now + rdt_fault_us(RDT_FAULT_CREDIT);
+  return true;
+}
+
+/* What a synchronous transport did at once is reported as others report: through poll. */
+static rdt_status report_later(rdt_endpoint *endpoint, rdt_request *request) {
+  rdt_status status;
+  int64_t due = choose_report(endpoint, &status);
+  if (due == 0 && status == RDT_OK) return RDT_OK;
+  return hold_back(endpoint, request, true, status, due) ? RDT_IN_PROGRESS : RDT_OK;
+}
+
+typedef rdt_status (*move_fn)(rdt_endpoint *, rdt_mapping *, rdt_op *, rdt_request *);
+
+static rdt_status move(rdt_endpoint *endpoint, move_fn inner, rdt_mapping *mapping, rdt_op *op,
+                       rdt_request *request) {
+  if (short_of_credit(endpoint)) return RDT_NO_CREDIT;
+  if (happens(endpoint, RDT_FAULT_POST))
+    return rdt_fail(RDT_ERR_LIMIT, "no more memory can be pinned (a fault was injected)");
+  if (happens(endpoint, RDT_FAULT_BREAK)) atomic_store(&endpoint->broken, true);
+  rdt_status status = inner(endpoint->end, mapping, op, request);
+  return status == RDT_OK && endpoint->inner->synchronous ? report_later(endpoint, request)
+                                                          : status;
+}
+
+static rdt_status fault_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                              rdt_request *request) {
+  return move(endpoint, endpoint->inner->write, mapping, op, request);
+}
+
+static rdt_status fault_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                             rdt_request *request) {
+  return move(endpoint, endpoint->inner->read, mapping, op, request);
+}
+
+static rdt_status fault_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
+                               uint64_t size) {
+  if (short_of_credit(endpoint)) return RDT_NO_CREDIT;
+  if (happens(endpoint, RDT_FAULT_BREAK)) atomic_store(&endpoint->broken, true);
+  return endpoint->inner->notify(endpoint->end, immediate, data, size);
+}
+
+static int fault_doorbell(rdt_endpoint *endpoint) {
+  return endpoint->inner->doorbell(endpoint->end);
+}
+
+/* Something that poll has to do, and no event will announce. */
+static bool poll_is_due(const rdt_endpoint *endpoint) {
+  return atomic_load(&endpoint->due_count) > 0 ||
+         (atomic_load(&endpoint->broken) && !atomic_load(&endpoint->stopped));
+}
+
+static bool fault_wants_doorbell(const rdt_endpoint *endpoint) {
+  const rdt_transport *inner = endpoint->inner;
+  return poll_is_due(endpoint) || (inner->wants_doorbell && inner->wants_doorbell(endpoint->end));
+}
+
+static rdt_status fault_probe(rdt_endpoint *endpoint) {
+  return endpoint->inner->probe(endpoint->end);
+}
+
+/* ---- receive side --------------------------------------------------------------------------------------- */
+
+typedef struct report {
+  rdt_endpoint *endpoint;
+  const rdt_events *events;
+} report;
+
+static void pass_notification(void *context, uint64_t immediate, const void *data, size_t size) {
+  const rdt_events *events = ((report *)context)->events;
+  events->notified(events->context, immediate, data, size);
+}
+
+static void pass_completion(void *context, rdt_request *request, rdt_status status) {
+  rdt_endpoint *endpoint = ((report *)context)->endpoint;
+  const rdt_events *events = ((report *)context)->events;
+  if (status == RDT_OK && !atomic_load(&endpoint->stopped)) {
+    int64_t due = choose_report(endpoint, &status);
+    if (due > 0 && hold_back(endpoint, request, false, status, due)) return;
+    if (status < 0) broken_error(endpoint);
+  }
+  events->completed(events->context, request, status);
+}
+
+static int fault_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
+  report own = {endpoint, events};
+  rdt_events passed = {&own, pass_notification, pass_completion};
+  int taken = endpoint->inner->poll(endpoint->end, budget, &passed);
+  if (taken < 0) return taken;
+  taken += report_due(endpoint, rdt_now_us(), events);
+  if (taken > 0 && happens(endpoint, RDT_FAULT_STALL))
+    usleep((useconds_t)rdt_fault_us(RDT_FAULT_STALL));
+  if (!atomic_load(&endpoint->broken) || endpoint->reported || atomic_load(&endpoint->stopped))
+    return taken;
+  endpoint->reported = true;
+  return broken_error(endpoint);
+}
+
+static bool fault_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
+  bool quiet = endpoint->inner->arm(endpoint->end, may_take, completions);
+  return quiet && !poll_is_due(endpoint);
+}
+
+static void fault_disarm(rdt_endpoint *endpoint) { endpoint->inner->disarm(endpoint->end); }
+
+static int fault_event_fd(const rdt_endpoint *endpoint) {
+  return endpoint->inner->event_fd(endpoint->end);
+}
+
+/* ---- life ----------------------------------------------------------------------------------------------- */
+
+static rdt_status create(const rdt_transport *inner, rdt_domain *domain,
+                         rdt_endpoint **endpoint_out, rdt_bundle *offer) {
+  rdt_endpoint *endpoint = calloc(1, sizeof(*endpoint));
+  offer->fds.count = 0;
+  if (!endpoint) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status = inner->endpoint_create(domain, &endpoint->end, offer);
+  if (status != RDT_OK) {
+    free(endpoint);
+    return status;
+  }
+  endpoint->inner = inner;
+  pthread_mutex_init(&endpoint->lock, NULL);
+  *endpoint_out = endpoint;
+  return RDT_OK;
+}
+
+static rdt_status fault_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer) {
+  snprintf(endpoint->peer, sizeof(endpoint->peer), "%s", peer);
+  if (happens(endpoint, RDT_FAULT_HANG)) usleep((useconds_t)rdt_fault_us(RDT_FAULT_HANG));
+  if (happens(endpoint, RDT_FAULT_CONNECT))
+    return rdt_fail(RDT_ERR_UNREACHABLE, "there is no way to %s (a fault was injected)", peer);
+  return endpoint->inner->endpoint_connect(endpoint->end, peer, offer);
+}
+
+static void fault_stop(rdt_endpoint *endpoint) {
+  atomic_store(&endpoint->stopped, true);
+  if (endpoint->inner->endpoint_stop) endpoint->inner->endpoint_stop(endpoint->end);
+}
+
+static bool fault_idle(const rdt_endpoint *endpoint) {
+  const rdt_transport *inner = endpoint->inner;
+  return atomic_load(&endpoint->held_count) == 0 &&
+         (!inner->endpoint_idle || inner->endpoint_idle(endpoint->end));
+}
+
+static void fault_abort(rdt_endpoint *endpoint, const rdt_events *events) {
+  if (endpoint->inner->endpoint_abort) endpoint->inner->endpoint_abort(endpoint->end, events);
+  report_due(endpoint, NEVER, events);
+}
+
+static void fault_destroy(rdt_endpoint *endpoint) {
+  endpoint->inner->endpoint_destroy(endpoint->end);
+  pthread_mutex_destroy(&endpoint->lock);
+  free(endpoint);
+}
+
+static uint64_t fault_max_notify(const rdt_endpoint *endpoint) {
+  return endpoint->inner->max_notify(endpoint->end);
+}
+
+/* ---- regions ---------------------------------------------------------------------------------------------- */
+
+static rdt_status enroll(const rdt_transport *inner, rdt_domain *domain,
+                         const rdt_region_memory *memory, rdt_registration **registration) {
+  if (rdt_fault_happens(RDT_FAULT_REGISTER, inner->name))
+    return rdt_fail(RDT_ERR_LIMIT, "cannot pin %llu bytes of memory (a fault was injected)",
+                    (unsigned long long)memory->size);
+  return inner->region_register(domain, memory, registration);
+}
+
+static rdt_status import(const rdt_transport *inner, const rdt_region_memory *claimed,
+                         rdt_bundle *bundle, rdt_mapping **mapping) {
+  if (rdt_fault_happens(RDT_FAULT_MAP, inner->name))
+    return rdt_fail(RDT_ERR_NO_MEMORY, "cannot map %llu bytes of a peer (a fault was injected)",
+                    (unsigned long long)claimed->size);
+  return inner->region_import(claimed, bundle, mapping);
+}
+
+/* ---- tables ----------------------------------------------------------------------------------------------- */
+
+/* Functions that are given nothing that says which transport is meant. */
+#define BOUND(index)                                                                     \
+  static rdt_status create_##index(rdt_domain *domain, rdt_endpoint **endpoint,          \
+                                   rdt_bundle *offer) {                                  \
+    return create(rdt_transports[index], domain, endpoint, offer);                       \
+  }                                                                                      \
+  static rdt_status enroll_##index(rdt_domain *domain, const rdt_region_memory *memory,  \
+                                   rdt_registration **registration) {                    \
+    return enroll(rdt_transports[index], domain, memory, registration);                  \
+  }                                                                                      \
+  static rdt_status import_##index(const rdt_region_memory *claimed, rdt_bundle *bundle, \
+                                   rdt_mapping **mapping) {                              \
+    return import(rdt_transports[index], claimed, bundle, mapping);                      \
+  }
+BOUND(0)
+BOUND(1)
+_Static_assert(RDT_MAX_TRANSPORTS == 2, "one BOUND for each transport");
+
+static rdt_transport wrapped[RDT_MAX_TRANSPORTS], unmapped[RDT_MAX_TRANSPORTS];
+
+static void wrap(size_t index) {
+  const rdt_transport *inner = rdt_transports[index];
+  rdt_transport *outer = &wrapped[index];
+  *outer = *inner;
+  outer->synchronous = false;
+  outer->endpoint_create = index == 0 ? create_0 : create_1;
+  outer->endpoint_connect = fault_connect;
+  outer->endpoint_stop = fault_stop;
+  outer->endpoint_idle = fault_idle;
+  outer->endpoint_abort = fault_abort;
+  outer->endpoint_destroy = fault_destroy;
+  outer->max_notify = fault_max_notify;
+  outer->write = fault_write;
+  outer->read = fault_read;
+  outer->notify = fault_notify;
+  outer->doorbell = fault_doorbell;
+  outer->wants_doorbell = fault_wants_doorbell;
+  outer->probe = inner->probe ? fault_probe : NULL;
+  outer->poll = fault_poll;
+  outer->arm = fault_arm;
+  outer->disarm = fault_disarm;
+  outer->event_fd = fault_event_fd;
+  outer->region_register = index == 0 ? enroll_0 : enroll_1;
+  outer->region_import = index == 0 ? import_0 : import_1;
+  unmapped[index] = *outer;
+  unmapped[index].capabilities &= ~(uint32_t)RDT_CAP_MAP;
+}
+
+static void wrap_all(void) {
+  for (size_t i = 0; i < rdt_transport_count; i++) wrap(i);
+}
+
+const rdt_transport *rdt_fault_wrap(size_t index) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, wrap_all);
+  return rdt_fault_possible(RDT_FAULT_UNMAPPED) ? &unmapped[index] : &wrapped[index];
+}

@@ -1,0 +1,519 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every kind of fault that the setting FAULTS injects, with both ends in one process: what is posted
+ * completes exactly once and in time, and what the fault did not concern goes on.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "unit.h"
+
+#define BYTES 4096
+#define PATIENCE_MS 20000
+
+typedef struct {
+  rdt_device *device;
+  atomic_int connected, notified, down;
+  atomic_uint_fast64_t last;
+  atomic_int order_broken;
+} end;
+
+/* Two devices, a channel, and a region of the second. */
+typedef struct {
+  end a, b;
+  rdt_channel *channel;
+  rdt_region *region;
+  rdt_remote_region *remote;
+  uint8_t *memory;
+} pair;
+
+static void on_connect(void *context, rdt_channel *channel) {
+  (void)channel;
+  atomic_fetch_add(&((end *)context)->connected, 1);
+}
+
+static void on_notify(void *context, rdt_channel *channel, uint64_t immediate, const void *data,
+                      size_t size) {
+  end *e = context;
+  (void)channel, (void)data, (void)size;
+  if (immediate != atomic_exchange(&e->last, immediate) + 1) atomic_store(&e->order_broken, 1);
+  atomic_fetch_add(&e->notified, 1);
+}
+
+static void on_down(void *context, rdt_channel *channel, rdt_status why) {
+  (void)channel;
+  EXPECT(why < 0);
+  atomic_fetch_add(&((end *)context)->down, 1);
+}
+
+static bool becomes(const atomic_int *value, int wanted) {
+  rdt_deadline deadline = rdt_deadline_after(PATIENCE_MS);
+  while (atomic_load(value) < wanted && rdt_deadline_left(deadline) > 0) usleep(500);
+  return atomic_load(value) == wanted;
+}
+
+static void faults(const char *text) { EXPECT_STATUS(RDT_OK, rdt_config_set("FAULTS", text)); }
+
+static void open_end(end *e, const char *name) {
+  memset(e, 0, sizeof(*e));
+  rdt_device_options options = {.struct_size = sizeof(options),
+                                .name = name,
+                                .context = e,
+                                .on_connect = on_connect,
+                                .on_notify = on_notify,
+                                .on_down = on_down};
+  EXPECT_STATUS(RDT_OK, rdt_device_open(&options, &e->device));
+}
+
+static void open_ends(pair *p) {
+  rdt_region_info info;
+  memset(p, 0, sizeof(*p));
+  faults("post=#1000000000"); /* wrapped, but for the present nothing happens */
+  open_end(&p->a, "a");
+  open_end(&p->b, "b");
+  EXPECT_STATUS(RDT_OK, rdt_region_alloc(p->b.device, BYTES, RDT_ACCESS_READ | RDT_ACCESS_WRITE,
+                                         "memory", &p->region));
+  EXPECT_STATUS(RDT_OK, rdt_region_get_info(p->region, &info));
+  p->memory = info.address;
+}
+
+static void join(pair *p) {
+  EXPECT_STATUS(RDT_OK,
+                rdt_device_connect(p->a.device, rdt_device_address(p->b.device), -1, &p->channel));
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_find(p->channel, "memory", -1, &p->remote));
+}
+
+static void open_pair(pair *p, const char *wanted) {
+  open_ends(p);
+  join(p);
+  faults(wanted);
+}
+
+static void leave(pair *p) {
+  rdt_remote_region_unref(p->remote);
+  rdt_channel_unref(p->channel);
+  p->remote = NULL;
+  p->channel = NULL;
+}
+
+static void close_pair(pair *p) {
+  faults("");
+  leave(p);
+  rdt_device_close(p->a.device);
+  rdt_device_close(p->b.device);
+}
+
+static bool over_verbs(const pair *p) {
+  rdt_channel_info info;
+  EXPECT_STATUS(RDT_OK, rdt_channel_get_info(p->channel, &info));
+  return strcmp(info.transport, "verbs") == 0;
+}
+
+static uint64_t injected(const char *kind) {
+  const char *name;
+  uint64_t count;
+  for (size_t i = 0; rdt_fault_count(i, &name, &count) == RDT_OK; i++)
+    if (strcmp(name, kind) == 0) return count;
+  EXPECT(!"a known kind");
+  return 0;
+}
+
+/* ---- operations -------------------------------------------------------------------------------------- */
+
+typedef struct {
+  atomic_int posted, done, failed, lost;
+} tally;
+
+static void count_done(void *context, rdt_status status) {
+  tally *t = context;
+  if (status != RDT_OK) atomic_fetch_add(&t->failed, 1);
+  if (status == RDT_ERR_CONNECTION_LOST) atomic_fetch_add(&t->lost, 1);
+  atomic_fetch_add(&t->done, 1);
+}
+
+static rdt_op write_op(const pair *p, uint8_t *local, uint64_t size, uint64_t offset) {
+  return (rdt_op){.kind = RDT_OP_WRITE,
+                  .local = local,
+                  .size = size,
+                  .remote = p->remote,
+                  .remote_offset = offset};
+}
+
+/* Posts a write of one byte and waits for its end. */
+static rdt_status write_byte(const pair *p, uint8_t value, uint64_t offset) {
+  rdt_transfer *transfer = NULL;
+  rdt_op op = write_op(p, &value, 1, offset);
+  rdt_status status = rdt_channel_submit(p->channel, &op, 1, &transfer);
+  if (transfer) status = rdt_transfer_wait(transfer, PATIENCE_MS);
+  rdt_transfer_free(transfer);
+  return status;
+}
+
+static void notify(const pair *p, uint64_t number, tally *t) {
+  rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = number};
+  rdt_status status = rdt_channel_post(p->channel, &op, 1, count_done, t);
+  EXPECT(status >= 0);
+  atomic_fetch_add(&t->posted, status == RDT_IN_PROGRESS);
+}
+
+/* ---- the setting -------------------------------------------------------------------------------------- */
+
+static void test_setting(void) {
+  const char *bad[] = {
+      "post",         "post=",       "post=2",     "post=-0.1",   "post=0.1x",      "post=#0",
+      "post=#x",      "seed=x",      "delay=0.1:", "delay=0.1:5", "delay=1:5m",     "delay=1:601s",
+      "post=0.1:5ms", "nothing=0.1", "=1",         "post=0.1,,x", "delay=0.1:5ms:", "post =1"};
+  char text[256];
+  faults("seed=7,post=0.25,delay=1:5ms,credit=#3:20us,hang=0:600s,stall=1:1s,");
+  for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+    EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("FAULTS", bad[i]));
+  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("FAULTS", "seed=1,drip=0.1"));
+  EXPECT(strstr(rdt_last_error(), "\"drip\"") && strstr(rdt_last_error(), "drop"));
+  EXPECT_STATUS(RDT_OK, rdt_config_get("FAULTS", text, sizeof(text)));
+  EXPECT(strncmp(text, "seed=7", 6) == 0); /* what was refused is not in force */
+  faults("");
+}
+
+/* Which of 200 writes are refused. */
+static void refusals(pair *p, const char *wanted, bool *refused) {
+  faults(wanted);
+  for (int i = 0; i < 200; i++) {
+    rdt_status status = write_byte(p, (uint8_t)i, (uint64_t)i);
+    EXPECT(status == RDT_OK || status == RDT_ERR_LIMIT);
+    refused[i] = status != RDT_OK;
+  }
+}
+
+static void test_seeds(void) {
+  pair p;
+  bool first[200], again[200], other[200];
+  int count = 0;
+  open_pair(&p, "");
+  refusals(&p, "seed=5,post=0.2", first);
+  refusals(&p, "seed=5,post=0.2", again);
+  refusals(&p, "seed=6,post=0.2", other);
+  EXPECT(memcmp(first, again, sizeof(first)) == 0);
+  EXPECT(memcmp(first, other, sizeof(first)) != 0);
+  for (int i = 0; i < 200; i++) count += first[i];
+  EXPECT(count > 15 && count < 70);
+  close_pair(&p);
+}
+
+/* ---- one kind after the other ---------------------------------------------------------------------------- */
+
+static void test_post(void) {
+  pair p;
+  uint8_t bytes[2] = {7, 8};
+  open_pair(&p, "post=#2");
+  uint64_t before = injected("post");
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 1, 0));
+  EXPECT_STATUS(RDT_ERR_LIMIT, write_byte(&p, 2, 1));
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 3, 2));
+  EXPECT(p.memory[0] == 1 && p.memory[1] == 0 && p.memory[2] == 3);
+  EXPECT(injected("post") == before + 1);
+  /* The second of a batch: its end is told once, by return value or completion. */
+  faults("post=#2");
+  tally t = {0};
+  rdt_op ops[] = {write_op(&p, bytes, 1, 10), write_op(&p, bytes + 1, 1, 11)};
+  rdt_status status = rdt_channel_post(p.channel, ops, 2, count_done, &t);
+  if (status == RDT_IN_PROGRESS) EXPECT(becomes(&t.done, 1) && atomic_load(&t.failed) == 1);
+  EXPECT(status != RDT_OK && p.memory[11] == 0);
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 4, 3));
+  EXPECT(atomic_load(&p.a.down) == 0);
+  close_pair(&p);
+}
+
+static void test_delay(void) {
+  enum { COUNT = 100 };
+  pair p;
+  uint8_t byte = 9;
+  tally t = {0};
+  open_pair(&p, "delay=1:20ms");
+  for (int i = 0; i < COUNT; i++) {
+    rdt_op op = write_op(&p, &byte, 1, (uint64_t)i);
+    EXPECT_STATUS(RDT_IN_PROGRESS, rdt_channel_post(p.channel, &op, 1, count_done, &t));
+  }
+  EXPECT(becomes(&t.done, COUNT) && atomic_load(&t.failed) == 0);
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 3, 200)); /* whose poster waits for it */
+  EXPECT(p.memory[COUNT - 1] == 9 && p.memory[200] == 3);
+  close_pair(&p);
+  EXPECT(atomic_load(&t.done) == COUNT);
+}
+
+/* A completion that never comes ends the channel within the deadline, also while others go on. */
+static void test_drop(bool busy) {
+  pair p;
+  uint8_t byte = 1;
+  tally t = {0};
+  rdt_config_set("DEADLINE_MS", "600");
+  open_pair(&p, "drop=#1");
+  rdt_op op = write_op(&p, &byte, 1, 0);
+  EXPECT_STATUS(RDT_IN_PROGRESS, rdt_channel_post(p.channel, &op, 1, count_done, &t));
+  rdt_status status = RDT_OK;
+  rdt_deadline deadline = rdt_deadline_after(PATIENCE_MS);
+  while (busy && status == RDT_OK && rdt_deadline_left(deadline) > 0) {
+    status = write_byte(&p, 2, 1);
+    usleep(1000);
+  }
+  EXPECT_STATUS(busy ? RDT_ERR_CONNECTION_LOST : RDT_OK, status);
+  EXPECT(becomes(&t.done, 1) && atomic_load(&t.lost) == 1);
+  EXPECT(becomes(&p.a.down, 1) && becomes(&p.b.down, 1));
+  EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, write_byte(&p, 2, 1));
+  EXPECT(strstr(rdt_last_error(), "did not complete an operation"));
+  leave(&p);
+  join(&p);
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 5, 5));
+  close_pair(&p);
+  rdt_config_set("DEADLINE_MS", "10000");
+  EXPECT(atomic_load(&t.done) == 1);
+}
+
+/* Closing does not wait for what never comes. */
+static void test_drop_and_close(bool device) {
+  pair p;
+  uint8_t byte = 1;
+  tally t = {0};
+  open_pair(&p, "drop=#1");
+  rdt_op op = write_op(&p, &byte, 1, 0);
+  EXPECT_STATUS(RDT_IN_PROGRESS, rdt_channel_post(p.channel, &op, 1, count_done, &t));
+  if (!device) {
+    rdt_channel_close(p.channel);
+    EXPECT(becomes(&t.done, 1) && becomes(&p.a.down, 1));
+  }
+  close_pair(&p);
+  EXPECT(atomic_load(&t.done) == 1 && atomic_load(&t.failed) == 1);
+}
+
+static void test_fail(void) {
+  pair p;
+  open_pair(&p, "fail=#3");
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 1, 0));
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 1, 1));
+  EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, write_byte(&p, 1, 2));
+  EXPECT(strstr(rdt_last_error(), "injected"));
+  EXPECT(becomes(&p.a.down, 1) && becomes(&p.b.down, 1));
+  leave(&p);
+  join(&p);
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 5, 5));
+  close_pair(&p);
+}
+
+static void test_credit(void) {
+  enum { COUNT = 300 };
+  pair p;
+  tally t = {0};
+  open_pair(&p, "seed=2,credit=0.05:2ms");
+  for (uint64_t i = 1; i <= COUNT; i++) notify(&p, i, &t);
+  EXPECT(becomes(&p.b.notified, COUNT) && !atomic_load(&p.b.order_broken));
+  EXPECT(becomes(&t.done, atomic_load(&t.posted)) && atomic_load(&t.failed) == 0);
+  EXPECT(atomic_load(&t.posted) > 0);
+  close_pair(&p);
+}
+
+static void test_no_credit_for_ever(void) {
+  pair p;
+  tally t = {0};
+  rdt_config_set("DEADLINE_MS", "300");
+  open_pair(&p, "credit=1");
+  for (uint64_t i = 1; i <= 5; i++) notify(&p, i, &t);
+  EXPECT(becomes(&t.done, 5) && atomic_load(&t.lost) == 5);
+  EXPECT(becomes(&p.a.down, 1) && becomes(&p.b.down, 1));
+  EXPECT(atomic_load(&p.b.notified) == 0);
+  close_pair(&p);
+  rdt_config_set("DEADLINE_MS", "10000");
+}
+
+static void test_stall(void) {
+  enum { COUNT = 50 };
+  pair p;
+  tally t = {0};
+  open_pair(&p, "seed=4,stall=0.3:10ms");
+  for (uint64_t i = 1; i <= COUNT; i++) {
+    notify(&p, i, &t);
+    EXPECT_STATUS(RDT_OK, write_byte(&p, (uint8_t)i, i));
+    usleep(1000);
+  }
+  EXPECT(becomes(&p.b.notified, COUNT) && !atomic_load(&p.b.order_broken));
+  EXPECT(injected("stall") > 0);
+  close_pair(&p);
+}
+
+static void test_break(bool waits) {
+  enum { COUNT = 20 };
+  pair p;
+  tally t = {0};
+  open_pair(&p, waits ? "break=#10,credit=#12:5s" : "break=#10");
+  for (uint64_t i = 1; i <= COUNT; i++) {
+    rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = i};
+    rdt_status status = rdt_channel_post(p.channel, &op, 1, count_done, &t);
+    EXPECT(status >= 0 || status == RDT_ERR_CONNECTION_LOST);
+    atomic_fetch_add(&t.posted, status == RDT_IN_PROGRESS);
+  }
+  EXPECT(becomes(&p.a.down, 1) && becomes(&p.b.down, 1));
+  EXPECT(becomes(&t.done, atomic_load(&t.posted)));
+  EXPECT(atomic_load(&t.failed) == atomic_load(&t.lost));
+  leave(&p);
+  join(&p);
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 5, 5));
+  close_pair(&p);
+}
+
+static void test_regions(void) {
+  pair p;
+  rdt_region *region;
+  rdt_remote_region *remote;
+  open_pair(&p, "register=1");
+  EXPECT_STATUS(RDT_ERR_LIMIT,
+                rdt_region_alloc(p.a.device, BYTES, RDT_ACCESS_READ, "other", &region));
+  EXPECT_STATUS(RDT_ERR_LIMIT,
+                rdt_remote_region_alloc(p.channel, BYTES, RDT_ACCESS_WRITE, -1, &remote));
+  faults("map=#1");
+  EXPECT_STATUS(RDT_ERR_NO_MEMORY,
+                rdt_remote_region_alloc(p.channel, BYTES, RDT_ACCESS_WRITE, -1, &remote));
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_alloc(p.channel, BYTES, RDT_ACCESS_WRITE, -1, &remote));
+  rdt_remote_region_unref(remote);
+  EXPECT_STATUS(RDT_OK, rdt_region_alloc(p.a.device, BYTES, RDT_ACCESS_READ, "other", &region));
+  close_pair(&p);
+}
+
+static void test_connecting(void) {
+  pair p;
+  rdt_channel *channel;
+  open_ends(&p);
+  const char *address = rdt_device_address(p.b.device);
+  faults("connect=#1"); /* the accepting end, which comes first; then the connecting one */
+  EXPECT_STATUS(RDT_ERR_UNREACHABLE, rdt_device_connect(p.a.device, address, -1, &channel));
+  EXPECT(strstr(rdt_last_error(), "refused"));
+  faults("connect=#2");
+  EXPECT_STATUS(RDT_ERR_UNREACHABLE, rdt_device_connect(p.a.device, address, -1, &channel));
+  EXPECT(!strstr(rdt_last_error(), "refused"));
+  faults("hang=#1:2s");
+  EXPECT_STATUS(RDT_ERR_DEADLINE, rdt_device_connect(p.a.device, address, 100, &channel));
+  faults("");
+  join(&p);
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 5, 5));
+  EXPECT(atomic_load(&p.b.down) == 0);
+  close_pair(&p);
+}
+
+/* ---- faults of the device, which only verbs have ------------------------------------------------------- */
+
+static void test_duplicates(void) {
+  enum { COUNT = 500 };
+  pair p;
+  uint8_t bytes[COUNT];
+  tally t = {0};
+  open_pair(&p, "seed=1,duplicate=0.5");
+  if (over_verbs(&p)) {
+    for (int i = 0; i < COUNT; i++) {
+      bytes[i] = (uint8_t)i;
+      rdt_op op = write_op(&p, &bytes[i], 1, (uint64_t)i);
+      rdt_status status = rdt_channel_post(p.channel, &op, 1, count_done, &t);
+      EXPECT_STATUS(RDT_IN_PROGRESS, status);
+    }
+    EXPECT(becomes(&t.done, COUNT) && atomic_load(&t.failed) == 0);
+    for (int i = 0; i < 50; i++) EXPECT_STATUS(RDT_OK, write_byte(&p, 1, 1000));
+    EXPECT(injected("duplicate") > 10 && memcmp(p.memory, bytes, COUNT) == 0);
+    EXPECT(atomic_load(&t.done) == COUNT && atomic_load(&p.a.down) == 0);
+  }
+  close_pair(&p);
+}
+
+static void test_refusal(void) {
+  pair p;
+  open_pair(&p, "");
+  if (over_verbs(&p)) {
+    faults("refuse=#2");
+    rdt_status status = RDT_OK;
+    for (int i = 0; i < 10 && status == RDT_OK; i++) status = write_byte(&p, 1, 0);
+    EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, status);
+    EXPECT(becomes(&p.a.down, 1) && becomes(&p.b.down, 1));
+    leave(&p);
+    join(&p);
+    EXPECT_STATUS(RDT_OK, write_byte(&p, 5, 5));
+  }
+  close_pair(&p);
+}
+
+/* ---- all together ------------------------------------------------------------------------------------------ */
+
+typedef struct {
+  pair *pair;
+  int id;
+  tally tally;
+  uint8_t source[64], target[64];
+} poster;
+
+#define POSTERS 3
+
+/* Writes to a place of its own and reads it back, until the channel ends. */
+static void *post_until_down(void *argument) {
+  poster *me = argument;
+  uint64_t offset = (uint64_t)me->id * 64;
+  for (unsigned turn = 0; turn < 20000; turn++) {
+    memset(me->source, (int)turn, sizeof(me->source));
+    rdt_op ops[] = {write_op(me->pair, me->source, 64, offset),
+                    {.kind = RDT_OP_READ,
+                     .local = me->target,
+                     .size = 64,
+                     .remote = me->pair->remote,
+                     .remote_offset = offset},
+                    {.kind = RDT_OP_NOTIFY}};
+    int before = atomic_load(&me->tally.done), failed = atomic_load(&me->tally.failed);
+    rdt_status status = rdt_channel_post(me->pair->channel, ops, 3, count_done, &me->tally);
+    if (status == RDT_ERR_CONNECTION_LOST) return NULL;
+    EXPECT(status >= 0 || status == RDT_ERR_LIMIT);
+    if (status == RDT_IN_PROGRESS) EXPECT(becomes(&me->tally.done, before + 1));
+    bool well = status == RDT_OK || (status > 0 && atomic_load(&me->tally.failed) == failed);
+    if (well) EXPECT(memcmp(me->source, me->target, 64) == 0);
+  }
+  return NULL;
+}
+
+static void test_storm(const char *wanted) {
+  pair p;
+  pthread_t threads[POSTERS];
+  static poster posters[POSTERS];
+  rdt_config_set("DEADLINE_MS", "400");
+  open_pair(&p, wanted);
+  for (int i = 0; i < POSTERS; i++) {
+    memset(&posters[i], 0, sizeof(posters[i]));
+    posters[i].pair = &p;
+    posters[i].id = i;
+    EXPECT(pthread_create(&threads[i], NULL, post_until_down, &posters[i]) == 0);
+  }
+  for (int i = 0; i < POSTERS; i++) pthread_join(threads[i], NULL);
+  EXPECT(becomes(&p.a.down, 1) && becomes(&p.b.down, 1));
+  close_pair(&p);
+  rdt_config_set("DEADLINE_MS", "10000");
+}
+
+int main(void) {
+  rdt_config_set("LOG_LEVEL", "error");
+  test_setting();
+  test_seeds();
+  test_post();
+  test_delay();
+  test_drop(false);
+  test_drop(true);
+  test_drop_and_close(false);
+  test_drop_and_close(true);
+  test_fail();
+  test_credit();
+  test_no_credit_for_ever();
+  test_stall();
+  test_break(false);
+  test_break(true);
+  test_regions();
+  test_connecting();
+  test_duplicates();
+  test_refusal();
+  test_storm("seed=1,post=0.02,delay=0.05:1ms,credit=0.02:1ms,stall=0.01:1ms,break=0.0005");
+  test_storm("seed=2,delay=0.2:1ms,drop=0.002");
+  test_storm("seed=3,credit=0.05:1ms,fail=0.002");
+  return 0;
+}
