@@ -15,7 +15,7 @@ from bootstrap import Line, Meeting
 from devices import Open, works
 
 Setting = Callable[[str, str | int], None]
-SILENT = 300  # more than there are handshakes at once
+SILENT = 280  # more than there are handshakes at once
 
 
 @pytest.mark.parametrize("name", ["CONNECTIONS", "CONNECTIONS_PER_HOST"])
@@ -104,6 +104,11 @@ def test_silent_connections(open_device: Open) -> None:
         remote = ours.connect(theirs.address, timeout=4)  # silence is put up with for longer
         remote.region("written").write(b"1").wait()
         assert region.array[0] == ord("1")
+    silent[0].settimeout(2)
+    assert silent[0].recv(1) == b"", "the first made room"
+    silent[-1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        silent[-1].recv(1)
     theirs.close()
     for line in silent:
         line.settimeout(20)
