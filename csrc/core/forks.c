@@ -44,10 +44,9 @@ void rdt_forks_close_in_child(rdt_fork_fd *node, int *fd) {
 }
 
 void rdt_forks_forget(rdt_fork_fd *node) {
-  if (!node->link) return;
   pthread_mutex_lock(&lock);
-  *node->link = node->next;
-  if (node->next) node->next->link = node->link;
-  pthread_mutex_unlock(&lock);
+  if (node->link) *node->link = node->next;
+  if (node->link && node->next) node->next->link = node->link;
   node->link = NULL;
+  pthread_mutex_unlock(&lock);
 }
