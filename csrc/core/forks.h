@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What a child of fork must not keep open. Its copy of a socket would hide the death of this process from
- * peers, who wait for the end of stream; its copy of a listening port would keep a successor from it; and its
- * copy of an RDMA device would keep memory pinned and open to peers.
+ * peers, who wait for the end of stream, and its copy of a listening port would keep a successor from it.
  */
 #ifndef RDT_CORE_FORKS_H
 #define RDT_CORE_FORKS_H

@@ -331,23 +331,6 @@ def test_killed_process_is_lost_at_once_and_its_neighbour_is_not(hosts: Hosts) -
     assert neighbour.get("region.array[0]") == pair.ours.get("pattern(1 << 18, 2)[0]")
 
 
-def test_forked_child_keeps_nothing_of_a_killed_process(hosts: Hosts) -> None:
-    """Its copy of the device would keep memory pinned, and open to peers."""
-    other = hosts.second.peer()
-    other.run("from traffic import *")
-    before = other.get("queue_pairs()")
-    pair = hosts.pair(**IMPATIENT)
-    pair.theirs.run("child = os.fork()\nif child == 0:\n    time.sleep(1000)\n    os._exit(0)")
-    child = pair.theirs.get("child")
-    try:
-        assert other.get("queue_pairs()") > before
-        pair.theirs.kill()
-        until(lambda: other.get("queue_pairs()") == before, "queue pairs of the dead")
-        assert hosts.second.host.run(["kill", "-0", str(child)], check=False).returncode == 0
-    finally:
-        hosts.second.host.run(["kill", "-9", str(child)], check=False)
-
-
 def test_stopped_process(hosts: Hosts) -> None:
     """Its memory can be reached: its device answers. Only what needs the process waits, not for ever."""
     pair = hosts.pair(RING_BYTES=65536, **IMPATIENT)
@@ -447,3 +430,27 @@ def test_limit_of_locked_memory_is_an_error(hosts: Hosts, note: Any) -> None:
         outcome["took"],
         "what is pinned already",
     )
+
+
+def test_removed_device(hosts: Hosts, note: Any) -> None:
+    """SoftRoCE's driver waits with the end of a device until nobody uses it; a card goes at once."""
+    pair, host = hosts.pair(**IMPATIENT), hosts.first.host
+    try:
+        host.start(["rdma", "link", "delete", "rxe0"])
+        until(lambda: "rxe0" not in host.run(["rdma", "link"]).stdout, "rxe0 is removed")
+        pair.ours.run("region.write(b'12345678').wait(20)")
+        refused = pair.ours.get("attempt(rdmatensor.Device)")
+        assert refused["kind"] == "Unsupported" and "no RDMA device" in refused["text"], refused
+        note("device removed", f"Device(): Unsupported: {refused['text']}", None, "what is open")
+        host.start(["sh", "-c", "echo 1 > /sys/class/net/eth0/device/../remove"])
+        outcome = pair.ours.get("until_lost(lambda: region.write(b'1').wait(60), 60)")
+        assert outcome["kind"] == "ConnectionLost", outcome
+        assert outcome["took"] < DEADLINE + SLACK
+        note(
+            "device removed", f"its card too: {told(outcome)}", outcome["took"], "other transports"
+        )
+        used = pair.ours.get("time.process_time()")
+        time.sleep(2)
+        assert pair.ours.get("time.process_time()") - used < 1, "a thread is kept awake"
+    finally:
+        host.kill()

@@ -117,8 +117,8 @@ def until_lost(action: Any, seconds: float = 30) -> dict[str, Any]:
         time.sleep(0.02)
 
 
-def queue_pairs(pid: int = 0) -> int:
-    """How many reliable queue pairs a process has, or all have, as the kernel tells."""
+def queue_pairs(pid: int) -> int:
+    """How many reliable queue pairs a process has, as the kernel tells."""
     import json
     import subprocess
 
@@ -129,4 +129,4 @@ def queue_pairs(pid: int = 0) -> int:
         check=True,
     )
     rows = json.loads(out.stdout or "[]")
-    return sum(1 for row in rows if pid in (0, row.get("pid")) and row.get("type") == "RC")
+    return sum(1 for row in rows if row.get("pid") == pid and row.get("type") == "RC")

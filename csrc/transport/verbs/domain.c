@@ -82,7 +82,6 @@ static rdt_status open_device(rdt_domain *domain) {
   rdt_status status = choose_port(domain);
   if (status == RDT_OK) status = verbs_open_device(domain->choice.port->device, &domain->context);
   if (status != RDT_OK) return status;
-  rdt_forks_close_in_child(&domain->fork, &domain->context->cmd_fd);
   if (rdt_faults_wanted()) verbs_faults_install(domain->context);
   status = verbs_alloc_pd(domain->context, &domain->pd);
   if (status == RDT_OK) status = create_receives(domain);
@@ -113,7 +112,6 @@ static void complain(rdt_status status) {
 }
 
 void verbs_domain_close(rdt_domain *domain) {
-  rdt_forks_forget(&domain->fork);
   verbs_slots_destroy(domain);
   if (domain->srq) complain(verbs_destroy_srq(domain->srq));
   if (domain->pd) complain(verbs_dealloc_pd(domain->pd));

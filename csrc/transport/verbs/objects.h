@@ -17,7 +17,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "core/forks.h"
 #include "transport/records.h"
 #include "transport/transport.h"
 #include "transport/verbs/address.h"
@@ -59,7 +58,6 @@ struct rdt_domain {
   size_t port_count;
   verbs_choice choice; /* points into ports */
   char text[160];      /* the choice in words */
-  rdt_fork_fd fork;    /* of the context */
   atomic_bool dead;    /* the device is gone */
 
   pthread_rwlock_t registrations_lock;
