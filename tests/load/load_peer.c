@@ -86,6 +86,7 @@ static void on_answer(void *context, rdt_channel *channel, uint64_t immediate, c
   }
   memcpy(&found, data, sizeof(found));
   flight *f = &p->flights[immediate];
+  if (atomic_load(&f->pending) < 1) wrong(p->board, "peer %u was told something twice", p->rank);
   if (found != f->head.sum) wrong(p->board, "peer %u: the hub found another sum", p->rank);
   settle(f);
 }

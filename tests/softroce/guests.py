@@ -57,9 +57,10 @@ class Site(Nursery):
         variables["RDMATENSOR_BIND_ADDRESS"] = self.host.address
         return self._keep(self.spawn(variables, SETUP, device=""))
 
-    def process(self) -> Peer:
-        """A peer without a device, nor anything else."""
-        return self._keep(self.spawn({}, setup=""))
+    def process(self, **settings: str) -> Peer:
+        """A peer without a device, nor anything else but these settings."""
+        variables = {f"RDMATENSOR_{name}": value for name, value in settings.items()}
+        return self._keep(self.spawn(variables, setup=""))
 
     def _keep(self, peer: Peer) -> Peer:
         self._made.append(peer)

@@ -294,9 +294,10 @@ static rdt_status scan_device(scan *self, struct ibv_device *device) {
 
 /* Why libibverbs does not list a device that the kernel has. */
 static const char *why_unlisted(const char *device) {
-  const char *why = "the kernel's module ib_uverbs is not loaded: modprobe ib_uverbs";
   char path[NAME_MAX + 64], name[IBV_SYSFS_NAME_MAX];
   DIR *directory = opendir(SYSFS_VERBS);
+  const char *why = directory ? "it is being removed, and waits for those who use it"
+                              : "the kernel's module ib_uverbs is not loaded: modprobe ib_uverbs";
   for (struct dirent *entry; directory && (entry = readdir(directory));) {
     if (entry->d_name[0] == '.') continue;
     snprintf(path, sizeof(path), SYSFS_VERBS "/%s/ibdev", entry->d_name);
