@@ -17,8 +17,8 @@ sources := $(shell find csrc rdmatensor graph_analyzer -type f \
              -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
 c_files = $(shell find csrc tests bench -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test docs lint bench-quick bench-api bench-verbs asan tsan soak failure-table format \
-        clean
+.PHONY: help build demo test docs lint bench-quick bench-api bench-verbs asan tsan fuzz soak \
+        failure-table format clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
@@ -27,6 +27,7 @@ help:
 	@echo 'make bench-quick  the numbers of the README, on this machine'
 	@echo 'make bench-verbs  the verbs transport against perftest, in the SoftRoCE lab without RDMA'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
+	@echo 'make fuzz         what comes from outside, made up: FUZZ_SECONDS=600 for each harness'
 	@echo 'make soak         peers, edges and transfers without end, for SOAK_SECONDS (3600)'
 	@echo 'make failure-table  write the table of docs/failure.md, of what the tests see'
 	@echo 'make docs         write the generated page docs/configuration.md'
@@ -66,6 +67,10 @@ asan: build
 
 tsan: build
 	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) $(sanitized)
+
+FUZZ_SECONDS ?= 600
+fuzz: $(VENV)/.tools
+	@$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
 
 # At full speed for SOAK_SECONDS, with a report.
 SOAK_SECONDS ?= 3600

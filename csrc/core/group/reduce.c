@@ -180,7 +180,8 @@ FOR_EACH_PROCESSOR static void narrow(void *to, const float *from, size_t count)
   }
 }
 
-#if defined(__x86_64__)
+/* Older versions of Clang do not know the processor feature by name. */
+#if defined(__x86_64__) && (!defined(__clang__) || __clang_major__ >= 19)
 #define HARDWARE __attribute__((target("avx,f16c")))
 
 /* The processor's own conversion; returns how many elements it did, a multiple of 8. */

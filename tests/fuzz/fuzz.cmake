@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# The harnesses of this folder, built with RDT_SANITIZE=fuzzer: with libFuzzer by Clang, and with driver.c,
+# which knows nothing of coverage, by any other compiler.
+
+add_custom_target(fuzzers)
+function(add_fuzzer source)
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} EXCLUDE_FROM_ALL ${source} tests/fuzz/seeds.c $<TARGET_OBJECTS:rdmatensor_objects> ${ARGN})
+  target_include_directories(${name} PRIVATE csrc/include csrc)
+  target_link_libraries(${name} PRIVATE rdmatensor_options Threads::Threads ${CMAKE_DL_LIBS} m)
+  if(CMAKE_C_COMPILER_ID MATCHES "Clang")
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  else()
+    target_sources(${name} PRIVATE tests/fuzz/driver.c)
+  endif()
+  if(NOT verbs_reason)
+    target_compile_definitions(${name} PRIVATE RDT_HAVE_VERBS)
+  endif()
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzzers)
+  add_dependencies(fuzzers ${name})
+endfunction()
+
+file(GLOB fuzz_sources CONFIGURE_DEPENDS tests/fuzz/fuzz_*.c)
+if(verbs_reason)
+  list(FILTER fuzz_sources EXCLUDE REGEX "/fuzz_verbs\\.c")
+endif()
+foreach(source ${fuzz_sources})
+  add_fuzzer(${source})
+endforeach()
+if(NOT plugin_reason)
+  # Of TensorFlow these need headers only, and no library.
+  add_fuzzer(tests/fuzz/fuzz_message.cc csrc/tensorflow/message.cc)
+  add_fuzzer(tests/fuzz/fuzz_plan_message.cc csrc/tensorflow/plan_message.cc)
+  target_link_libraries(fuzz_message PRIVATE tensorflow_headers)
+  target_link_libraries(fuzz_plan_message PRIVATE tensorflow_headers)
+endif()
