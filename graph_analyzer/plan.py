@@ -190,7 +190,7 @@ class TransferPlan:
         """Reads what `to_json` wrote, or what a server told. AnalysisError when it is something else."""
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise AnalysisError(f"not a transfer plan: no JSON: {error}") from None
         version = document.get("version") if isinstance(document, dict) else None
         if version != VERSION:
@@ -202,6 +202,10 @@ class TransferPlan:
             return _read(document)
         except (KeyError, TypeError, ValueError) as error:
             raise AnalysisError(f"damaged transfer plan: {error!r}") from error
+
+
+# More bytes than there are; and numbers that floating point still takes.
+_LIMIT = 1 << 63
 
 
 def join(plans: Sequence[TransferPlan]) -> TransferPlan:
@@ -230,14 +234,17 @@ def _read(document: Mapping[str, Any]) -> TransferPlan:
     if unknown := set(ends) - set(tasks):
         raise ValueError(f"not among the tasks: {min(unknown)}")
     options = Options(**_typed(document["options"], **dict.fromkeys(_OPTIONS, int)))
-    return TransferPlan(tasks, options, links, edges, int(document.get("control_edges", 0)))
+    control_edges = _typed({"control_edges": 0, **document}, control_edges=int)["control_edges"]
+    return TransferPlan(tasks, options, links, edges, control_edges)
 
 
 def _typed(row: Mapping[str, Any], **types: type) -> dict[str, Any]:
-    """The named fields of `row`, each of its type."""
+    """The named fields of `row`, each of its type; whole numbers are counts or bytes."""
     for name, kind in types.items():
         if type(row[name]) is not kind:
             raise TypeError(f"{name} is {row[name]!r}, not of type {kind.__name__}")
+        if kind is int and not 0 <= row[name] < _LIMIT:
+            raise ValueError(f"{name} is {row[name]}")
     return {name: row[name] for name in types}
 
 
@@ -250,6 +257,8 @@ def _read_edge(row: Mapping[str, Any]) -> Edge:
     if row["class"] not in CLASSES:
         raise ValueError(f"class {row['class']!r}")
     shape = row["shape"]
+    if len({row["ring"] is None, row["offset"] is None, row["stride"] is None}) > 1:
+        raise ValueError(f"{row['name']} has a part of a place")
     return Edge(
         **plain,
         ring=_number(row["ring"]),
@@ -266,9 +275,9 @@ def _read_edge(row: Mapping[str, Any]) -> Edge:
 
 
 def _number(value: Any) -> int | None:
-    if value is None or type(value) is int:
+    if value is None or (type(value) is int and 0 <= value < _LIMIT):
         return value
-    raise TypeError(f"{value!r} is no whole number")
+    raise TypeError(f"{value!r} is no whole number from 0 to {_LIMIT - 1}")
 
 
 @dataclass(frozen=True)

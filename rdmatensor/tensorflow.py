@@ -284,19 +284,20 @@ def stats() -> Stats:
     function.restype = ctypes.c_size_t
     function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     text = _text(lambda out, size: int(function(out, size)))
-    result: Stats = json.loads(text or b"{}")
+    result: Stats = json.loads(text or "{}")
     return result
 
 
-def _text(function: Callable[[Any, int], int]) -> bytes | None:
-    """What a C function writes that returns the size it needs; None for 0."""
+def _text(function: Callable[[Any, int], int]) -> str | None:
+    """What a C function writes that returns the size it needs; None for 0. It may quote a peer, who may
+    send any bytes."""
     size = function(None, 0)
     while size:
         # The text may have grown since it was measured.
         text = ctypes.create_string_buffer(size + 1024)
         size = function(text, len(text))
         if size <= len(text):
-            return text.value
+            return text.value.decode(errors="replace")
     return None
 
 

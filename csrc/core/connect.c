@@ -19,8 +19,7 @@ static rdt_status read_refusal(rdt_wire *wire, const char *address) {
   rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
   rdt_wire_get_text(wire, text, sizeof(text));
   if (rdt_wire_close(wire) != RDT_OK) return RDT_ERR_PROTOCOL;
-  rdt_fail(RDT_ERR_REFUSED, "%s refused: %s", address, text);
-  return status < 0 ? status : RDT_ERR_REFUSED;
+  return rdt_fail(rdt_status_refused(status), "%s refused: %s", address, text);
 }
 
 /* The answer to what we said, unless it is a refusal. */

@@ -97,8 +97,8 @@ static rdt_status read_answer(rdt_channel *channel, rdt_call *call, rdt_region_i
     char text[512];
     rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
     rdt_wire_get_text(wire, text, sizeof(text));
-    if (rdt_wire_close(wire) != RDT_OK || status >= 0) return RDT_ERR_PROTOCOL;
-    return rdt_fail(status, "%s refused: %s", channel->peer_name, text);
+    if (rdt_wire_close(wire) != RDT_OK) return RDT_ERR_PROTOCOL;
+    return rdt_fail(rdt_status_refused(status), "%s refused: %s", channel->peer_name, text);
   }
   info->address = NULL;
   info->key = rdt_wire_get_u64(wire);

@@ -3,12 +3,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "core/status.h"
@@ -135,9 +137,13 @@ rdt_status rdt_memory_reopen_readonly(int fd, int *readonly_fd) {
 
 rdt_status rdt_memory_map(int fd, uint64_t offset, size_t size, bool writable, void **address) {
   struct stat file;
+  struct statfs system;
   int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &file) != 0 ||
       (uint64_t)file.st_size < size || (uint64_t)file.st_size - size < offset)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent shared memory that is unsealed or too small");
+  /* Touching huge pages faults when the machine has none left. */
+  if (fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC)
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent shared memory of an unknown kind");
   return map_shared(fd, offset, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, address);
 }

@@ -305,14 +305,15 @@ static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fd
                              .msg_control = control.bytes,
                              .msg_controllen = sizeof(control.bytes)};
     ssize_t done = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    int error = errno;
+    if (done >= 0) collect_fds(&message, fds); /* also what came with an empty packet is ours now */
     if (done > 0) {
-      collect_fds(&message, fds);
       if (fds && (message.msg_flags & MSG_CTRUNC)) fds->lost = true;
       *received = (size_t)done;
       return RDT_OK;
     }
-    if (done < 0 && errno == EAGAIN) return RDT_IN_PROGRESS;
-    if (done == 0 || errno != EINTR) return lost(done < 0 ? errno : 0);
+    if (done < 0 && error == EAGAIN) return RDT_IN_PROGRESS;
+    if (done == 0 || error != EINTR) return lost(done < 0 ? error : 0);
   }
 }
 

@@ -59,6 +59,17 @@ static void give_back(rdt_channel *channel, uint64_t size) {
   pthread_mutex_unlock(&channel->lock);
 }
 
+/* Is it the region that was asked for? By name, its key is not known before. */
+static rdt_status check_answer(const rdt_channel *channel, const rdt_region_request *request,
+                               const rdt_region_info *info) {
+  bool found = request->type == RDT_MESSAGE_FIND;
+  if (found ? request->name[0] || info->key == request->key
+            : info->size == request->size && info->access == request->access)
+    return RDT_OK;
+  return rdt_fail(RDT_ERR_PROTOCOL, "%s answers with another region than the one asked for",
+                  channel->peer_name);
+}
+
 static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_bundle *bundle,
                          rdt_remote_region **region_out) {
   rdt_region_memory claimed = {.size = info->size, .access = info->access};
@@ -96,11 +107,12 @@ static rdt_status ask_and_import(rdt_channel *channel, const rdt_region_request 
   rdt_status status = rdt_device_check(channel->device);
   if (status == RDT_OK) status = rdt_control_ask(channel, request, timeout_ms, &info, &bundle);
   if (status != RDT_OK) return status;
-  rdt_remote_region *open = find_open(channel, info.key);
+  status = check_answer(channel, request, &info);
+  rdt_remote_region *open = status == RDT_OK ? find_open(channel, info.key) : NULL;
   if (open) {
     *region = open;
   } else {
-    status = check_claim(channel, &info);
+    if (status == RDT_OK) status = check_claim(channel, &info);
     if (status == RDT_OK) status = import(channel, &info, &bundle, region);
   }
   rdt_fds_close(&bundle.fds);

@@ -59,6 +59,10 @@ const char *rdt_status_group(rdt_status status) {
   return status_known(row) ? status_table[row].group : "caller";
 }
 
+rdt_status rdt_status_refused(rdt_status status) {
+  return status < 0 && status_known(status_row(status)) ? status : RDT_ERR_REFUSED;
+}
+
 const char *rdt_last_error(void) { return last_error; }
 
 const char *rdt_version(void) { return RDT_VERSION; }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "arena.h"
+#include "copied_message.h"
 #include "listen_address.h"
 #include "message.h"
 #include "path_stats.h"
@@ -254,7 +255,8 @@ bool Endpoint::Handle(Channel* channel, uint64_t immediate, const char* data, si
 
 bool Endpoint::HandleTensor(Channel* channel, const char* data, size_t size) {
   TensorMessage message;
-  if (channel->source.load() == nullptr || !Parse(data, size, &message)) return false;
+  std::string key;
+  if (channel->source.load() == nullptr || !ParseCopied(data, size, &key, &message)) return false;
   KeyOrder& order = channel->fetcher().order();
   if (order.Keep(message.step_id, message.key, MessageKind::kTensor, data, size)) return true;
   return TakeTensor(channel, message, false) != Outcome::kMalformed;
@@ -262,7 +264,8 @@ bool Endpoint::HandleTensor(Channel* channel, const char* data, size_t size) {
 
 bool Endpoint::HandleReferral(Channel* channel, const char* data, size_t size) {
   StepMessage message;
-  if (channel->source.load() == nullptr || !Parse(data, size, &message)) return false;
+  std::string key;
+  if (channel->source.load() == nullptr || !ParseCopied(data, size, &key, &message)) return false;
   KeyOrder& order = channel->fetcher().order();
   if (order.Keep(message.step_id, message.text, MessageKind::kReferral, data, size)) return true;
   TakeReferral(channel, message);
@@ -341,9 +344,10 @@ bool Endpoint::HandleAbort(Channel* channel, const char* data, size_t size) {
 
 bool Endpoint::HandleReady(Channel* channel, const char* data, size_t size) {
   ReadyMessage message;
+  std::string task;
   // Only on a channel that the peer opened, and once.
   if (channel->source.load() != nullptr || channel->destination.load() != nullptr ||
-      !Parse(data, size, &message) || message.version != kProtocolVersion ||
+      !ParseCopied(data, size, &task, &message) || message.version != kProtocolVersion ||
       !NamesTask(message.task)) {
     return false;
   }

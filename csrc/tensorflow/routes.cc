@@ -80,17 +80,20 @@ absl::Status Routes::Open() {
   if (channel_->can_map()) staged = 0;
   if (rdt_remote_region_open(channel_->handle(), offer_.region_key,
                              endpoint_->settings().connect_timeout_ms, &places_) != RDT_OK ||
-      rdt_remote_region_get_info(places_, &places) != RDT_OK ||
-      rdt_region_alloc(device, std::max<size_t>(1, used_.size()) * sizeof(uint64_t),
+      rdt_remote_region_get_info(places_, &places) != RDT_OK) {
+    return absl::UnavailableError(rdt_last_error());
+  }
+  // Before memory is taken for it.
+  if (places.size < offer_.region_size || (places.access & RDT_ACCESS_WRITE) == 0) {
+    return absl::InvalidArgumentError("the offered region is not what the offer says");
+  }
+  if (rdt_region_alloc(device, std::max<size_t>(1, used_.size()) * sizeof(uint64_t),
                        RDT_ACCESS_WRITE, nullptr, &credits_) != RDT_OK ||
       rdt_region_get_info(credits_, &credits) != RDT_OK ||
       (staged != 0 &&
        (rdt_region_alloc(device, staged, RDT_ACCESS_READ, nullptr, &staging_) != RDT_OK ||
         rdt_region_get_info(staging_, &staging) != RDT_OK))) {
     return absl::UnavailableError(rdt_last_error());
-  }
-  if (places.size < offer_.region_size || (places.access & RDT_ACCESS_WRITE) == 0) {
-    return absl::InvalidArgumentError("the offered region is not what the offer says");
   }
   void* mapped = nullptr;
   if (channel_->can_map() &&

@@ -2,6 +2,7 @@
  *
  * Shareable memory: who may map it, and memory of a peer that must not be trusted.
  */
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -57,6 +58,17 @@ static void test_untrusted_memory(void) {
   close(pipes[1]);
 }
 
+/* The machine may have no huge page left when it is touched: that would kill us. */
+static void test_huge_pages(void) {
+  void *mapped;
+  int huge = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+  if (huge < 0) return; /* not on this machine */
+  EXPECT(ftruncate(huge, 2 << 20) == 0 && fcntl(huge, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_memory_map(huge, 0, 8192, false, &mapped));
+  EXPECT(strstr(rdt_last_error(), "unknown kind"));
+  close(huge);
+}
+
 static void test_registry(void) {
   char *block;
   int fd;
@@ -87,6 +99,7 @@ int main(void) {
   test_readonly_stays_readonly();
   test_a_part();
   test_untrusted_memory();
+  test_huge_pages();
   test_registry();
   test_file_size_limit();
   return 0;

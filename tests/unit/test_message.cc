@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tensorflow/message.h"
+#include "tensorflow/copied_message.h"
 #include "unit.h"
 
 namespace {
@@ -213,6 +213,22 @@ void TestReady() {
   }
 }
 
+// What was read stays as it was read, whatever the sender writes into its memory afterwards.
+template <typename Message>
+void ExpectKept(const Message &sample) {
+  std::string encoded = Encoded(sample), text;
+  Message read, sent = sample;
+  EXPECT(rdmatensor::ParseCopied(encoded.data(), encoded.size(), &text, &read));
+  std::memset(&encoded[0], 0xee, encoded.size());
+  EXPECT(*rdmatensor::TextOf(&read) == *rdmatensor::TextOf(&sent));
+}
+
+void TestOverwritten() {
+  for (const TensorMessage &sample : TensorSamples()) ExpectKept(sample);
+  for (const StepMessage &sample : StepSamples()) ExpectKept(sample);
+  for (const ReadyMessage &sample : ReadySamples()) ExpectKept(sample);
+}
+
 void TestAnswers() {
   for (const AddressAnswer &sample : AnswerSamples()) {
     const std::string encoded = Encode(sample);
@@ -329,6 +345,7 @@ int main() {
   TestTensors();
   TestSteps();
   TestReady();
+  TestOverwritten();
   TestAnswers();
   TestMutations();
   return 0;

@@ -103,10 +103,12 @@ static void dispatch(rdt_group *group, rdt_channel *channel, rdt_message_kind ki
   part->kind = kind;
   part->head = *head;
   if (size) memcpy(rdt_part_payload(part), payload, size);
-  if (kind == RDT_GROUP_ABORT)
+  if (kind == RDT_GROUP_ABORT) {
+    rdt_text_clean(rdt_part_payload(part), size);
     take_abort(group, part);
-  else
+  } else {
     take_message(group, channel, part);
+  }
 }
 
 static bool is_sound(const rdt_group *group, const rdt_channel *channel, rdt_message_kind kind,
@@ -124,6 +126,10 @@ static void take_operation(rdt_channel *channel, rdt_message_kind kind, const vo
     return;
   }
   memcpy(&head, data, sizeof(head));
+  if (head.group == 0) { /* a group that is being formed has no number yet */
+    malformed(channel);
+    return;
+  }
   rdt_group *group = find_group(channel->device->groups, head.group);
   if (!group) return; /* closed here meanwhile */
   size_t payload = size - sizeof(head);

@@ -17,6 +17,8 @@
 
 /* Of the deadline: for a member's answer to an ABORT, before its channel is closed. */
 #define GRACE_PART 3
+/* Messages of one step that wait for their turn: an honest member has no more under way. */
+#define WAITING_MOST 8u
 
 /* ---- failing --------------------------------------------------------------------------------------- */
 
@@ -112,7 +114,10 @@ static int64_t step_of(rdt_operation *operation, const rdt_part *part) {
                                    head->from, head->number);
   if (index >= 0) {
     uint64_t bytes = operation->program->steps[index].step.count * operation->element;
-    if (head->at <= bytes && head->size <= bytes - head->at) return index;
+    if (head->at <= bytes && head->size <= bytes - head->at &&
+        (head->at | head->size) % operation->element == 0 &&
+        operation->steps[index].waiting < WAITING_MOST)
+      return index;
   }
   rdt_operation_fail(operation, RDT_ERR_PROTOCOL,
                      "group %s: member %u sent what is no part of the operation",
@@ -150,6 +155,7 @@ static bool hand_over(rdt_operation *operation, rdt_part *part) {
   }
   *state->parts_tail = part;
   state->parts_tail = &part->next;
+  state->waiting++;
   part->next = NULL;
   return true;
 }

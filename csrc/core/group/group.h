@@ -103,6 +103,7 @@ void rdt_scratch_give(rdt_groups *groups, rdt_block *block);
 
 typedef struct rdt_step_state {
   rdt_part *parts, **parts_tail; /* that are for this step and wait for their turn */
+  unsigned waiting;              /* how many */
   uint64_t moved;                /* bytes sent or taken */
   uint64_t acked;                /* sends: bytes that the peer is done with */
   uint64_t offered;              /* receives: bytes that the sender has place for */

@@ -16,7 +16,8 @@
 
 #define AGAIN_MS 500   /* between two JOINs: rank 0 forgets those of groups it does not know yet */
 #define TABLE_PART 600 /* bytes after which a part of the table is sent */
-#define FAR_CHUNK (512u * 1024) /* lets transfers go on while others are reduced */
+#define FAR_CHUNK (512u * 1024)          /* lets transfers go on while others are reduced */
+#define MOST_CHUNK (1024u * 1024 * 1024) /* of GROUP_CHUNK_BYTES */
 #define BYTE_ORDER_MARK 0x01020304u
 
 typedef struct {
@@ -207,11 +208,14 @@ static void put_double(rdt_wire *wire, double value) {
   rdt_wire_put_u64(wire, bits);
 }
 
-static double get_double(rdt_wire *wire) {
+/* A cost in nanoseconds: finite, not negative, and less than a quarter of an hour. */
+static double get_cost(rdt_wire *wire) {
   uint64_t bits = rdt_wire_get_u64(wire);
   double value;
   memcpy(&value, &bits, sizeof(value));
-  return value >= 0 && value < 1e12 ? value : 0;
+  if (value >= 0 && value < 1e12) return value; /* false for NaN */
+  wire->bad = true;
+  return 0;
 }
 
 static void put_costs(rdt_wire *wire, const rdt_costs *costs) {
@@ -224,10 +228,10 @@ static void put_costs(rdt_wire *wire, const rdt_costs *costs) {
 
 static void get_costs(rdt_wire *wire, rdt_costs *costs) {
   for (int i = 0; i < 2; i++) {
-    costs->latency_ns[i] = get_double(wire);
-    costs->byte_ns[i] = get_double(wire);
+    costs->latency_ns[i] = get_cost(wire);
+    costs->byte_ns[i] = get_cost(wire);
   }
-  costs->reduce_byte_ns = get_double(wire);
+  costs->reduce_byte_ns = get_cost(wire);
 }
 
 /* A part of the table: of the members from `first` on, as many as fit. */
@@ -262,13 +266,22 @@ static rdt_status send_table(const rdt_group *group, const member *members) {
   return RDT_OK;
 }
 
+/* Hosts are numbered in the order in which they occur. */
+static bool is_next_host(const rdt_group *group, uint32_t known, uint32_t host) {
+  uint32_t hosts = 0;
+  for (uint32_t i = 0; i < known; i++)
+    if (group->hosts[i] >= hosts) hosts = group->hosts[i] + 1;
+  return host <= hosts;
+}
+
 /* Adds a part; *known counts the members that are known. */
 static bool get_table(rdt_group *group, rdt_wire *wire, member *members, uint32_t *known) {
   uint64_t id = rdt_wire_get_u64(wire), eager = rdt_wire_get_u64(wire);
   uint64_t chunk = rdt_wire_get_u64(wire);
   get_costs(wire, &group->costs);
   uint32_t first = rdt_wire_get_u32(wire);
-  if (wire->bad || id == 0 || first != *known || eager > group->eager) return false;
+  if (wire->bad || id == 0 || first != *known || eager > group->eager || chunk > MOST_CHUNK)
+    return false;
   group->eager = eager;
   group->chunk = chunk;
   while (*known < group->size && wire->at < wire->size && !wire->bad) {
@@ -276,9 +289,9 @@ static bool get_table(rdt_group *group, rdt_wire *wire, member *members, uint32_
     rdt_wire_get_text(wire, next->address, sizeof(next->address));
     next->generation = rdt_wire_get_u64(wire);
     next->mark = rdt_wire_get_u64(wire);
-    group->hosts[*known] = next->host = rdt_wire_get_u32(wire);
-    if (next->host > *known) return false;
-    ++*known;
+    next->host = rdt_wire_get_u32(wire);
+    if (!is_next_host(group, *known, next->host)) return false;
+    group->hosts[(*known)++] = next->host;
   }
   if (rdt_wire_close(wire) != RDT_OK) return false;
   pthread_mutex_lock(&group->groups->lock);
@@ -387,8 +400,8 @@ static rdt_status read_refusal(const rdt_group *group, rdt_wire *wire) {
   char text[512];
   rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
   rdt_wire_get_text(wire, text, sizeof(text));
-  if (rdt_wire_close(wire) != RDT_OK || status >= 0) status = RDT_ERR_PROTOCOL;
-  return rdt_fail(status, "group %s: rank 0 refused: %s", group->name, text);
+  if (rdt_wire_close(wire) != RDT_OK) return RDT_ERR_PROTOCOL;
+  return rdt_fail(rdt_status_refused(status), "group %s: rank 0 refused: %s", group->name, text);
 }
 
 /* The whole table, or why there will be none. */

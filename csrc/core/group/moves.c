@@ -177,6 +177,7 @@ static void push_part(rdt_operation *operation, uint32_t index, const rdt_messag
 static rdt_part *take_part(rdt_step_state *state) {
   rdt_part *part = state->parts;
   state->parts = part->next;
+  state->waiting--;
   if (!state->parts) state->parts_tail = &state->parts;
   return part;
 }
@@ -201,7 +202,7 @@ static bool push_offered(rdt_operation *operation, uint32_t index) {
   while (state->parts && operation->status == RDT_IN_PROGRESS) {
     const rdt_message *offer = &state->parts->head;
     rdt_remote_region *region;
-    if (state->parts->kind != RDT_GROUP_OFFER || offer->at != state->moved) {
+    if (state->parts->kind != RDT_GROUP_OFFER || offer->at != state->moved || offer->size == 0) {
       fail_malformed(operation, offer->from);
       break;
     }
@@ -358,15 +359,23 @@ static void take_pushed(rdt_operation *operation, uint32_t index, const rdt_mess
           head->size);
 }
 
+/* Only what is eager may be empty: there is nothing to lend, to offer or to push otherwise, and no place was
+ * taken for it. */
+static bool makes_sense(const rdt_step_state *state, const rdt_part *part, uint64_t bytes) {
+  const rdt_message *head = &part->head;
+  if (part->kind == RDT_GROUP_ASK) return head->at == 0 && head->size == bytes && bytes > 0;
+  return head->at == state->moved && (head->size > 0 || part->kind == RDT_GROUP_EAGER);
+}
+
 /* Takes the oldest part of the message; false if that has to wait. */
 static bool receive_part(rdt_operation *operation, uint32_t index, uint64_t bytes) {
   rdt_step_state *state = &operation->steps[index];
   rdt_part *part = state->parts;
   const rdt_message *head = &part->head;
-  if (part->kind == RDT_GROUP_ASK) {
-    state->asked = true;
-  } else if (head->at != state->moved) {
+  if (!makes_sense(state, part, bytes)) {
     fail_malformed(operation, head->from);
+  } else if (part->kind == RDT_GROUP_ASK) {
+    state->asked = true;
   } else if (part->kind == RDT_GROUP_EAGER) {
     if (part->size != head->size || head->size != bytes)
       fail_malformed(operation, head->from);

@@ -2,6 +2,7 @@
 #include "transport/shm/shm.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,6 +99,15 @@ static rdt_status shm_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoin
   return RDT_OK;
 }
 
+/* Writing to anything else might block, or have effects. */
+static bool is_eventfd(int fd) {
+  char path[64], kind[64];
+  snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+  ssize_t length = readlink(path, kind, sizeof(kind) - 1);
+  kind[length > 0 ? length : 0] = '\0';
+  return strcmp(kind, "anon_inode:[eventfd]") == 0 && fcntl(fd, F_SETFL, O_RDWR | O_NONBLOCK) == 0;
+}
+
 static rdt_status shm_endpoint_connect(rdt_endpoint *endpoint, const char *peer,
                                        rdt_bundle *offer) {
   (void)peer;
@@ -105,7 +115,7 @@ static rdt_status shm_endpoint_connect(rdt_endpoint *endpoint, const char *peer,
   rdt_status status = rdt_fds_check(&offer->fds);
   if (status != RDT_OK) return status;
   if (offer->size == sizeof(capacity)) memcpy(&capacity, offer->bytes, sizeof(capacity));
-  if (!records_valid_capacity(capacity) || offer->fds.count != 2)
+  if (!records_valid_capacity(capacity) || offer->fds.count != 2 || !is_eventfd(offer->fds.fd[1]))
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer's shared-memory offer is malformed");
   int memory = rdt_fds_take(&offer->fds);
   endpoint->send_bytes = RING_DATA_OFFSET + capacity;
