@@ -17,12 +17,13 @@ sources := $(shell find csrc rdmatensor graph_analyzer -type f \
              -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
 c_files = $(shell find csrc tests bench -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test docs lint bench-quick bench-api bench-verbs asan tsan fuzz soak \
+.PHONY: help build demo test chaos docs lint bench-quick bench-api bench-verbs asan tsan fuzz soak \
         failure-table format clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
 	@echo 'make test         all tests'
+	@echo 'make chaos        training and transfers under random faults, for CHAOS_SECONDS (300)'
 	@echo 'make lint         formatters, linters, type checker'
 	@echo 'make bench-quick  the numbers of the README, on this machine'
 	@echo 'make bench-verbs  the verbs transport against perftest, in the SoftRoCE lab without RDMA'
@@ -57,6 +58,10 @@ demo: build
 
 test: build
 	$(PYTEST) $(TEST_FLAGS)
+
+chaos: build
+	@cd $(VENV) && $(BIN)/python $(CURDIR)/tests/faults/chaos.py \
+	  --seconds $(or $(CHAOS_SECONDS),300) $(CHAOS_FLAGS)
 
 # The C programs on this machine, and on verbs in the lab.
 sanitized := tests/unit/test_c_programs.py tests/load tests/softroce/test_transport_suite.py \

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Task:
-    """One process that runs server.py."""
+    """One process that runs server.py, or another program that does what that does."""
 
     _pid: int | None = None  # of the server itself, where a warm Python's client stands before it
 
@@ -53,6 +53,7 @@ class Task:
         protocol: str,
         log: Path,
         environment: dict[str, str] | None = None,
+        program: Path = HERE / "server.py",
     ) -> None:
         self.log = log
         given = environment or {}
@@ -60,7 +61,7 @@ class Task:
         # Files and pipes rather than shared ones: a killed task must not leave a reader waiting.
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [python, HERE / "server.py", json.dumps(cluster), job, str(index), protocol],
+                [python, program, json.dumps(cluster), job, str(index), protocol],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

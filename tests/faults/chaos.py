@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything at random, under random faults, for as long as it is told: make chaos.
+
+    chaos.py [--seconds 300] [--seed N] [--parts training,api] [--transport shm]
+
+Each part runs for its share of the time. Every operation ends, well or with an error of its documented kind;
+what comes back is what was sent; training computes what it computes without faults; and afterwards nothing
+is held that was not before. Ends with status 1 and the seed if not so: the same seed does the same again, as
+far as time permits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+for folder in ("tensorflow", "transport", "warm"):
+    sys.path.append(str(HERE.parent / folder))
+sys.path.append(str(HERE))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+PARTS = ("training", "api")
+
+
+def run_part(
+    part: str, seconds: float, seed: int, transport: str, tell: Callable[[str], object]
+) -> Counter[str]:
+    """How often what happened in one part."""
+    if part == "api":
+        import chaos_api
+
+        return chaos_api.run(seconds, seed, tell, transport)
+    import chaos_training
+
+    return chaos_training.run(seconds, seed, tell, transport)
+
+
+def table(counts: Counter[str]) -> str:
+    """One line for each count."""
+    width = max((len(name) for name in counts), default=0)
+    return "\n".join(f"  {name:<{width}}  {count:>9}" for name, count in sorted(counts.items()))
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--transport", default="shm")
+    parser.add_argument("--verbose", action="store_true")
+    chosen = parser.parse_args()
+    parts = chosen.parts.split(",")
+    print(f"chaos: seed {chosen.seed}, {chosen.seconds:.0f} s", flush=True)
+
+    def tell(line: str) -> None:
+        if chosen.verbose:
+            print(line, flush=True)
+
+    for part in parts:
+        begin = time.monotonic()
+        try:
+            counts = run_part(
+                part, chosen.seconds / len(parts), chosen.seed, chosen.transport, tell
+            )
+        except Exception:
+            traceback.print_exc()
+            print(f"chaos: {part} FAILED with --seed {chosen.seed} --parts {part}", flush=True)
+            return 1
+        print(f"{part}: {time.monotonic() - begin:.0f} s\n{table(counts)}", flush=True)
+    print(f"chaos: passed, seed {chosen.seed}")
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # Sessions keep threads that wait for ever for tasks that were killed.
+    os._exit(status)

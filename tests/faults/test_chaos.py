@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short run of chaos.py, with another seed each time: a failure names it. `make chaos` runs longer."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHAOS = Path(__file__).with_name("chaos.py")
+SECONDS = {"api": 4, "training": 8}
+
+
+@pytest.mark.parametrize("part", sorted(SECONDS))
+def test_everything_at_random(part: str) -> None:
+    if part == "training" and not importlib.util.find_spec("tensorflow"):
+        pytest.skip("TensorFlow is not installed")
+    done = subprocess.run(
+        [sys.executable, CHAOS, "--seconds", str(SECONDS[part]), "--parts", part],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    assert "fault: " in done.stdout, "no fault was injected"
