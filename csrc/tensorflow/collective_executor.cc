@@ -12,6 +12,7 @@
 #include "tensorflow/core/common_runtime/collective_util.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
 namespace {
@@ -118,7 +119,26 @@ void CollectiveExecutor::CompleteParamsAsync(const tensorflow::DeviceAttributes&
       done(status);
     };
   }
+  done = [this, device, params, done = std::move(done)](const absl::Status& status) {
+    if (!status.ok()) Abandon(device, *params);
+    done(status);
+  };
   BaseCollectiveExecutor::CompleteParamsAsync(device, params, cancellation, std::move(done));
+}
+
+void CollectiveExecutor::Abandon(const tensorflow::DeviceAttributes& device,
+                                 const CollectiveParams& params) {
+  const int rank = RankOf(params.group, device.name());
+  const bool known = static_cast<int>(params.group.members.size()) == params.group.group_size;
+  if (rank < 0 || !known || WhyStock(params)) return;
+  std::shared_ptr<CollectiveGroup> group = groups_->Find(params.group, rank);
+  // As TensorFlow's kernels name an operation that is in no loop.
+  const Tag tag = TagOf(
+      *group, absl::StrCat(params.group.group_key, ":", params.instance.instance_key, ":0:0"));
+  tsl::Env::Default()->SchedClosure([group = std::move(group), tag] {
+    (void)group->Await(absl::InfiniteFuture(), [] { return absl::OkStatus(); });
+    if (group->handle() != nullptr) (void)rdt_group_cancel(group->handle(), tag.data());
+  });
 }
 
 void CollectiveExecutor::ExecuteAsync(tensorflow::OpKernelContext* context,
@@ -165,11 +185,12 @@ void CollectiveExecutor::Run(std::unique_ptr<Operation> operation) {
   Finish(*operation, std::move(status));
 }
 
-CollectiveExecutor::Tag CollectiveExecutor::TagOf(const Operation& operation) {
-  const std::string name = absl::StrCat(step_id_, ":", operation.exec_key);
+CollectiveExecutor::Tag CollectiveExecutor::TagOf(CollectiveGroup& group,
+                                                  const std::string& exec_key) const {
+  const std::string name = absl::StrCat(step_id_, ":", exec_key);
   // The same in all processes, unlike absl's hashes.
   const auto hash = util::Fingerprint128(name.data(), name.size());
-  const uint64_t count = operation.group->CountOf(util::Uint128Low64(hash));
+  const uint64_t count = group.CountOf(util::Uint128Low64(hash));
   return {util::Uint128Low64(hash) + count, util::Uint128High64(hash) | 1};
 }
 
@@ -177,7 +198,7 @@ absl::Status CollectiveExecutor::RunOnGroup(const Operation& operation) {
   rdt_collective collective{};
   absl::Status status = Describe(operation.context, *operation.params, &collective);
   if (!status.ok()) return status;
-  const Tag tag = TagOf(operation);
+  const Tag tag = TagOf(*operation.group, operation.exec_key);
   std::copy(tag.begin(), tag.end(), collective.tag);
   const absl::Duration left = operation.deadline - absl::Now();
   collective.timeout_ms =

@@ -53,7 +53,10 @@ class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
   void Run(std::unique_ptr<Operation> operation);
   absl::Status RunOnGroup(const Operation& operation);
   absl::Status RunCancellable(const Operation& operation, const rdt_collective& collective);
-  Tag TagOf(const Operation& operation);
+  // Tells the others, who wait for this member's part, of an operation that TensorFlow refuses here.
+  void Abandon(const tensorflow::DeviceAttributes& device,
+               const tensorflow::CollectiveParams& params);
+  Tag TagOf(CollectiveGroup& group, const std::string& exec_key) const;
   absl::Status AbortStatus();
   void Finish(const Operation& operation, absl::Status status);
 
