@@ -337,14 +337,14 @@ void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_
   posted->routes = shared_from_this();
   posted->source = std::move(source);
   users_.fetch_add(1);
-  const auto done = [](void* context, rdt_status) {
+  const auto done = [](void* context, rdt_status ended) {
     const std::unique_ptr<Posted> kept(static_cast<Posted*>(context));
+    if (ended < RDT_OK) kept->routes->channel_->Close();  // see Announce
     kept->routes->Leave();
   };
   Posted* const raw = posted.release();
   const rdt_status status = rdt_channel_post(channel_->handle(), ops, 2, done, raw);
-  if (status < RDT_OK) channel_->Close();  // see Announce
-  if (status != RDT_IN_PROGRESS) done(raw, RDT_OK);
+  if (status != RDT_IN_PROGRESS) done(raw, status);
 }
 
 // Sending never fails, as in stock TensorFlow: what cannot be announced fails the receiver's step, by
