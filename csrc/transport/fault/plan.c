@@ -28,17 +28,18 @@ typedef struct fault_rate {
   int64_t lasts_us;
 } fault_rate;
 
-/* Never freed: other threads may be reading one that was replaced. */
 typedef struct fault_plan {
-  struct fault_plan *before;
-  bool any;
   uint64_t seed;
   fault_rate rates[RDT_FAULT_KINDS];
-  _Atomic uint64_t occasions[RDT_FAULT_KINDS];
 } fault_plan;
 
-static _Atomic(fault_plan *) in_force;
-static _Atomic uint64_t happened[RDT_FAULT_KINDS];
+/* Read by any thread while it is replaced: for a moment some kinds may be as before. */
+static _Atomic uint64_t seed;
+static struct {
+  _Atomic double probability;
+  _Atomic uint64_t only, occasions, happened;
+  _Atomic int64_t lasts_us;
+} in_force[RDT_FAULT_KINDS];
 
 /* ---- the setting's text --------------------------------------------------------------------------- */
 
@@ -116,7 +117,6 @@ static rdt_status parse_item(fault_plan *plan, char *item) {
   if (!parse_rate(value, rate) || (duration && kinds[kind].lasts_ms == 0) ||
       (duration && !parse_duration(duration, &rate->lasts_us)))
     return malformed(whole);
-  plan->any |= rate->only > 0 || rate->probability > 0;
   return RDT_OK;
 }
 
@@ -132,17 +132,16 @@ static rdt_status parse(fault_plan *plan, const char *text) {
 }
 
 rdt_status rdt_faults_set(const char *text) {
-  fault_plan *before = atomic_load(&in_force);
-  if (!before && !*text) return RDT_OK;
-  fault_plan *plan = calloc(1, sizeof(*plan));
-  if (!plan) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status = parse(plan, text);
-  if (status != RDT_OK) {
-    free(plan);
-    return status;
+  fault_plan plan = {0};
+  rdt_status status = parse(&plan, text);
+  if (status != RDT_OK) return status;
+  atomic_store(&seed, plan.seed);
+  for (int i = 0; i < RDT_FAULT_KINDS; i++) {
+    atomic_store(&in_force[i].probability, plan.rates[i].probability);
+    atomic_store(&in_force[i].only, plan.rates[i].only);
+    atomic_store(&in_force[i].lasts_us, plan.rates[i].lasts_us);
+    atomic_store(&in_force[i].occasions, 0);
   }
-  plan->before = before;
-  atomic_store(&in_force, plan);
   return RDT_OK;
 }
 
@@ -156,43 +155,39 @@ static uint64_t mix(uint64_t n) {
   return z ^ (z >> 31);
 }
 
-static double uniform(uint64_t seed, rdt_fault_kind kind, uint64_t occasion) {
-  return (double)(mix(mix(mix(seed) ^ (uint64_t)kind) ^ occasion) >> 11) * 0x1p-53;
-}
-
-bool rdt_faults_wanted(void) {
-  const fault_plan *plan = atomic_load(&in_force);
-  return plan && plan->any;
+static double uniform(rdt_fault_kind kind, uint64_t occasion) {
+  return (double)(mix(mix(mix(atomic_load(&seed)) ^ (uint64_t)kind) ^ occasion) >> 11) * 0x1p-53;
 }
 
 bool rdt_fault_possible(rdt_fault_kind kind) {
-  const fault_plan *plan = atomic_load(&in_force);
-  return plan && (plan->rates[kind].only > 0 || plan->rates[kind].probability > 0);
+  return atomic_load(&in_force[kind].only) > 0 || atomic_load(&in_force[kind].probability) > 0;
+}
+
+bool rdt_faults_wanted(void) {
+  bool any = false;
+  for (int i = 0; i < RDT_FAULT_KINDS; i++) any |= rdt_fault_possible((rdt_fault_kind)i);
+  return any;
 }
 
 bool rdt_fault_happens(rdt_fault_kind kind, const char *whom) {
   if (!rdt_fault_possible(kind)) return false;
-  fault_plan *plan = atomic_load(&in_force);
-  const fault_rate *rate = &plan->rates[kind];
-  uint64_t occasion = atomic_fetch_add(&plan->occasions[kind], 1) + 1;
+  uint64_t occasion = atomic_fetch_add(&in_force[kind].occasions, 1) + 1;
+  uint64_t only = atomic_load(&in_force[kind].only);
   bool happens =
-      rate->only ? occasion == rate->only : uniform(plan->seed, kind, occasion) < rate->probability;
+      only ? occasion == only : uniform(kind, occasion) < atomic_load(&in_force[kind].probability);
   if (!happens) return false;
-  atomic_fetch_add(&happened[kind], 1);
+  atomic_fetch_add(&in_force[kind].happened, 1);
   rdt_log(RDT_LOG_DEBUG, "fault injected: %s, occasion %llu, %s", kinds[kind].word,
           (unsigned long long)occasion, whom);
   return true;
 }
 
-int64_t rdt_fault_us(rdt_fault_kind kind) {
-  const fault_plan *plan = atomic_load(&in_force);
-  return plan ? plan->rates[kind].lasts_us : 0;
-}
+int64_t rdt_fault_us(rdt_fault_kind kind) { return atomic_load(&in_force[kind].lasts_us); }
 
 rdt_status rdt_fault_count(size_t index, const char **name, uint64_t *count) {
   if (index >= RDT_FAULT_KINDS || !name || !count)
     return rdt_fail(RDT_ERR_INVALID, "there are %d kinds of faults", RDT_FAULT_KINDS);
   *name = kinds[index].word;
-  *count = atomic_load(&happened[index]);
+  *count = atomic_load(&in_force[index].happened);
   return RDT_OK;
 }
