@@ -170,7 +170,9 @@ class _Link:
         at = self._start + dice.randrange(AREA - sent.size)
         self._areas.write(sent, at).wait(WAIT_S)
         back = self._areas.read(at, sent.size, WAIT_S)
-        assert zlib.crc32(back.tobytes()) == zlib.crc32(sent.tobytes()), f"{sent.size} bytes came back otherwise"
+        assert zlib.crc32(back.tobytes()) == zlib.crc32(sent.tobytes()), (
+            f"{sent.size} bytes came back otherwise"
+        )
 
     def _notify(self, dice: random.Random) -> None:
         content = dice.randbytes(dice.choice((0, 50, 3000)))
