@@ -67,10 +67,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   return 0;
 }
 
+static uint8_t row_called(const char *name) {
+  rdt_config_entry entry;
+  for (size_t row = 0; row < rdt_config_count(); row++)
+    if (rdt_config_describe(row, &entry) == RDT_OK && strcmp(entry.name, name) == 0)
+      return (uint8_t)row;
+  return 255;
+}
+
 /* Every row with its default, and values that have a form. */
 size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
-  static const char *const values[] = {
-      "64K", "3GiB", "18446744073709551615", "1T", "mlx5_1:3,rxe0:1", "mlx5_1:1", "shm,verbs", "0"};
+  static const char *const values[][2] = {{"RING_BYTES", "64K"},
+                                          {"ARENA_LIMIT", "3GiB"},
+                                          {"PLAN_LIMIT", "1T"},
+                                          {"ALIAS_BYTES", "18446744073709551615"},
+                                          {"GID_INDEX", "mlx5_1:3,rxe0:1"},
+                                          {"DEVICE", "mlx5_1:1"},
+                                          {"TRANSPORTS", "shm,verbs"},
+                                          {"FAULTS", "seed=7,post=0.01,delay=0.1:5ms,break=#40"},
+                                          {"no such row", "RING_BYTES"}};
   fuzz_output out = {seed, 0, capacity};
   rdt_config_entry entry;
   size_t rows = rdt_config_count(), value = number - rows;
@@ -79,11 +94,8 @@ size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
     fuzz_put_number(&out, number, 1);
     fuzz_put(&out, entry.default_value, strlen(entry.default_value));
   } else if (value < sizeof(values) / sizeof(values[0])) {
-    fuzz_put_number(&out, 7 * value % rows, 1);
-    fuzz_put(&out, values[value], strlen(values[value]));
-  } else if (value == sizeof(values) / sizeof(values[0])) {
-    fuzz_put_number(&out, 255, 1);
-    fuzz_put(&out, "RING_BYTES", 10);
+    fuzz_put_number(&out, row_called(values[value][0]), 1);
+    fuzz_put(&out, values[value][1], strlen(values[value][1]));
   }
   return out.size;
 }

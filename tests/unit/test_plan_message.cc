@@ -185,6 +185,17 @@ void TestCounts() {
   }
 }
 
+// Slots cost whoever takes the offer memory, and nothing to whoever makes it.
+void TestSlots() {
+  Offer offer, read;
+  Offer::Ring ring;
+  ring.slots = 256;
+  offer.rings.assign((1u << 21) / ring.slots, ring);
+  EXPECT(ParsesOffer(Encode(offer), &read));
+  offer.rings.push_back(ring);
+  EXPECT(!ParsesOffer(Encode(offer), &read));
+}
+
 void TestPiecesAndAccepts() {
   OfferPiece piece;
   piece.total = rdmatensor::kMaxOfferBytes;
@@ -320,6 +331,7 @@ int main() {
   TestOffers();
   TestContradictions();
   TestCounts();
+  TestSlots();
   TestPiecesAndAccepts();
   TestPlanned();
   TestMutations();
