@@ -41,6 +41,7 @@ static rdt_status answer_hello(rdt_greeting *greeting, const rdt_handshake *work
   rdt_wire wire;
   rdt_status status = rdt_net_receive(work->socket, &wire, NULL, deadline);
   if (status == RDT_OK) status = rdt_greeting_take_hello(greeting, &wire);
+  if (status == RDT_OK && work->local) status = rdt_net_check_same_user(work->socket);
   if (status == RDT_OK) status = rdt_greeting_check_trust(greeting, &work->origin);
   return status == RDT_OK ? rdt_greeting_send_hello(greeting, deadline) : status;
 }
@@ -174,8 +175,7 @@ static void run_handshake(void *argument) {
   rdt_deadline deadline = rdt_deadline_after(HANDSHAKE_MS);
   rdt_net_interrupt_by(work->device->bootstrap_wake);
   rdt_greeting_begin(&greeting, work->device, RDT_SIDE_LISTENING, work->socket);
-  rdt_status status = work->local ? rdt_net_check_same_user(work->socket) : RDT_OK;
-  if (status == RDT_OK) status = answer_hello(&greeting, work, deadline);
+  rdt_status status = answer_hello(&greeting, work, deadline);
   if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);
   if (status != RDT_OK) {
     report(work, status, rdt_last_error());

@@ -91,7 +91,7 @@ absl::Status Routes::Open() {
                        RDT_ACCESS_WRITE, nullptr, &credits_) != RDT_OK ||
       rdt_region_get_info(credits_, &credits) != RDT_OK ||
       (staged != 0 &&
-       (rdt_region_alloc(device, staged, RDT_ACCESS_READ, nullptr, &staging_) != RDT_OK ||
+       (rdt_region_alloc(device, staged, RDT_ACCESS_NONE, nullptr, &staging_) != RDT_OK ||
         rdt_region_get_info(staging_, &staging) != RDT_OK))) {
     return absl::UnavailableError(rdt_last_error());
   }

@@ -200,6 +200,31 @@ def test_every_bit_of_the_attach_counts(device: rdmatensor.Device) -> None:
         meeting.line.close()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_of_this_host(open_device: Open) -> None:
+    """With the right secret and without one: shared memory is for one user."""
+    for secret in (SECRET, b""):
+        device = open_device(secret)
+        with met(device, secret) as meeting:
+            name = meeting.theirs["local_name"]
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.setuid(12345)
+            try:
+                Meeting(Line(name), secret).hello()
+                outcome = "let in"
+            except Exception as error:
+                outcome = repr(error)
+            os.write(writer, outcome.encode())
+            os._exit(0)
+        os.close(writer)
+        outcome = os.read(reader, 4096).decode()
+        os.close(reader)
+        os.waitpid(child, 0)
+        assert "the peer runs as user 12345" in outcome, outcome
+
+
 # ---- Impostors that listen ------------------------------------------------------------------------------
 
 
