@@ -175,6 +175,11 @@ class Peer(TypedDict):
     bytes: int
     rpc_bytes: int
     """How many of them went by RPC."""
+    retry_in_ms: int | None
+    """"rpc", "receive": the first tensor after this time makes the task be tried again, in the
+    background (RDMATENSOR_FAILBACK_MS). None: it is not, until it is restarted."""
+    failbacks: int
+    """"receive": how often such an attempt succeeded, so that tensors went by a transport again."""
 
 
 class Stats(TypedDict):
@@ -190,6 +195,8 @@ class Stats(TypedDict):
     rpc_reasons: dict[str, int]
     """Why sent tensors went by rpc: "string", "variant", "resource", "device memory", "arena full",
     "memory not registered", ..."""
+    failbacks: int
+    """Sum of `Peer.failbacks`."""
     peers: list[Peer]
     servers: list[str]
     """The grpc+rdma servers of this process, by task."""

@@ -114,6 +114,9 @@
   CHOICE(POLICY, "auto", "auto|rdma|grpc",                                                         \
          "TensorFlow: auto uses gRPC for peers that cannot be reached otherwise, rdma fails "      \
          "instead, grpc never connects.")                                                          \
+  NUMBER(FAILBACK_MS, 1000, 0, 86400000,                                                           \
+         "TensorFlow: milliseconds after which a peer that is served by gRPC is tried again "      \
+         "otherwise, twice as long after each failure, up to 64 times as long; 0 means never.")    \
   NUMBER(STEP_TTL_S, 600, 1, 86400,                                                                \
          "TensorFlow: seconds a tensor waits for a step that this task never starts.")             \
   NUMBER(DISABLE, 0, 0, 1, "TensorFlow: 1 leaves the plugin unloaded.")

@@ -10,6 +10,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "fetcher.h"
@@ -53,6 +55,11 @@ class Channel : public std::enable_shared_from_this<Channel> {
 
   // Ends traffic in both directions.
   void Close() { rdt_channel_close(handle_); }
+  // The same, and what arrives meanwhile is not looked at.
+  void Refuse() {
+    refused = true;
+    Close();
+  }
   bool IsUp() const;
   const std::string& transport() const { return transport_; }
   const std::string& peer_name() const { return peer_name_; }
@@ -79,7 +86,12 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::atomic<SourcePeer*> source{nullptr};
   std::atomic<DestinationLink*> destination{nullptr};
 
-  // Nothing of this peer is looked at any more: it broke the protocol, or its memory is out of reach.
+  // Sender: what the receiver announced that it asked for, until it is ready. Progress thread.
+  std::vector<std::pair<int64_t, std::string>> asked;
+  size_t asked_bytes = 0;
+
+  // Nothing of this peer is looked at any more: it broke the protocol, its memory is out of reach, or
+  // another channel has taken the place of this one.
   std::atomic<bool> refused{false};
 
   // Receiver: the mailbox of the step that arrived last.

@@ -83,6 +83,20 @@ void Endpoint::Close() {
   rdt_device_close(std::exchange(device_, nullptr));
 }
 
+void Endpoint::Retire() {
+  std::vector<SourcePeer*> peers;
+  {
+    std::shared_lock<std::shared_mutex> lock(peers_mutex_);
+    for (auto& entry : sources_) peers.push_back(entry.second.get());
+  }
+  for (SourcePeer* peer : peers) {
+    if (const std::shared_ptr<Channel> channel = peer->ReadyChannel()) channel->Close();
+  }
+  for (DestinationLink* link : Destinations()) {
+    if (const std::shared_ptr<Channel> channel = link->ReadyChannel()) channel->Close();
+  }
+}
+
 absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const std::string& host,
                                          const Settings& settings) {
   auto* endpoint = new Endpoint(task, settings);
@@ -240,6 +254,12 @@ bool Endpoint::Handle(Channel* channel, uint64_t immediate, const char* data, si
       return channel->lender().Release(value);
     case MessageKind::kAbort:
       return HandleAbort(channel, data, size);
+    case MessageKind::kAsked:
+      return HandleAsked(channel, data, size);
+    case MessageKind::kAnswered:
+      return HandleAnswered(channel, data, size);
+    case MessageKind::kLost:
+      return HandleLost(channel, data, size);
     // Receiver to sender.
     case MessageKind::kOffer:
     case MessageKind::kWithdraw:
@@ -355,7 +375,35 @@ bool Endpoint::HandleReady(Channel* channel, const char* data, size_t size) {
   channel->CountFor(Direction::kSend, message.task);
   channel->destination.store(destination);
   channel->plan().BindAll();
-  destination->Attach(channel->shared_from_this());
+  destination->Attach(channel->shared_from_this(), std::exchange(channel->asked, {}));
+  return true;
+}
+
+bool Endpoint::HandleAsked(Channel* channel, const char* data, size_t size) {
+  StepMessage message;
+  if (channel->source.load() != nullptr || channel->destination.load() != nullptr ||
+      !Parse(data, size, &message)) {
+    return false;
+  }
+  channel->asked_bytes += AskedBytes(message.text);
+  if (channel->asked_bytes > kMaxAskedBytes) return false;
+  channel->asked.emplace_back(message.step_id, message.text);
+  return true;
+}
+
+bool Endpoint::HandleLost(Channel* channel, const char* data, size_t size) {
+  StepMessage message;
+  SourcePeer* const source = channel->source.load();
+  if (source == nullptr || !Parse(data, size, &message)) return false;
+  source->OnLost(message.step_id, KeyId::Of(message.text));
+  return true;
+}
+
+bool Endpoint::HandleAnswered(Channel* channel, const char* data, size_t size) {
+  StepMessage message;
+  DestinationLink* const destination = channel->destination.load();
+  if (destination == nullptr || !Parse(data, size, &message)) return false;
+  destination->OnAnswered(channel, message.step_id, message.text);
   return true;
 }
 

@@ -34,6 +34,8 @@ class Endpoint {
                                         const Settings& settings);
   // For a server that is destroyed without ever having been started.
   void Close();
+  // Closes the channels of a server that nobody uses any more. The device stays.
+  void Retire();
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
@@ -93,6 +95,9 @@ class Endpoint {
   void TakeReferral(Channel* channel, const StepMessage& message);
   bool HandleAbort(Channel* channel, const char* data, size_t size);
   bool HandleReady(Channel* channel, const char* data, size_t size);
+  bool HandleAsked(Channel* channel, const char* data, size_t size);
+  bool HandleLost(Channel* channel, const char* data, size_t size);
+  bool HandleAnswered(Channel* channel, const char* data, size_t size);
   std::shared_ptr<Mailbox> MailboxFor(Channel* channel, int64_t step_id);
 
   const std::string task_;

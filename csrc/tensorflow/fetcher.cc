@@ -241,8 +241,7 @@ void Fetcher::Continue(int64_t step_id, const std::string& key) {
 void Fetcher::Fail(rdt_status status, const std::string& why) {
   SourcePeer* const source = channel_->source.load();
   if (source != nullptr && !MeansLost(status)) source->GiveUp(channel_, why);
-  channel_->refused = true;
-  channel_->Close();
+  channel_->Refuse();
 }
 
 }  // namespace rdmatensor

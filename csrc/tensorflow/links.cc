@@ -2,6 +2,8 @@
 #include "links.h"
 
 #include <algorithm>
+#include <atomic>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +18,7 @@ namespace rdmatensor {
 namespace {
 
 constexpr size_t kRememberedSteps = 1024;
+constexpr size_t kRememberedCopies = 1024;
 constexpr std::chrono::seconds kSweepPeriod{10};
 
 absl::Status LostStatus(absl::string_view task) {
@@ -39,6 +42,21 @@ absl::Status TellFailure(Channel* channel, int64_t step_id, const absl::Status& 
 
 }  // namespace
 
+// One request of the receiver's by RPC. It ends once.
+class DestinationLink::Pull {
+ public:
+  explicit Pull(tensorflow::Rendezvous::DoneCallback done) : done_(std::move(done)) {}
+  void End(const absl::Status& status, const tensorflow::Rendezvous::Args& send_args,
+           const tensorflow::Rendezvous::Args& receive_args, const tensorflow::Tensor& tensor,
+           bool is_dead) {
+    if (!ended_.exchange(true)) done_(status, send_args, receive_args, tensor, is_dead);
+  }
+
+ private:
+  const tensorflow::Rendezvous::DoneCallback done_;
+  std::atomic<bool> ended_{false};
+};
+
 PendingSend::PendingSend() = default;
 PendingSend::PendingSend(PendingSend&&) noexcept = default;
 PendingSend& PendingSend::operator=(PendingSend&&) noexcept = default;
@@ -51,12 +69,40 @@ bool DestinationLink::Take(Counts* counts, absl::string_view key) {
   return true;
 }
 
+std::shared_ptr<Channel> DestinationLink::ReadyChannel() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return channel_;
+}
+
+bool DestinationLink::TakePull(Step* step, absl::string_view key) {
+  auto found = step->pulled.find(key);
+  if (found == step->pulled.end()) return false;
+  found->second.erase(found->second.begin());
+  if (found->second.empty()) step->pulled.erase(found);
+  return true;
+}
+
+void DestinationLink::ForgetPull(int64_t step_id, const std::string& key, const Pull* pull) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto step = steps_.find(step_id);
+  if (step == steps_.end()) return;
+  auto found = step->second.pulled.find(key);
+  if (found == step->second.pulled.end()) return;
+  auto& pulls = found->second;
+  pulls.erase(std::remove_if(pulls.begin(), pulls.end(),
+                             [pull](const auto& each) { return each.get() == pull; }),
+              pulls.end());
+  if (pulls.empty()) step->second.pulled.erase(found);
+}
+
 bool DestinationLink::MayPush(int64_t step_id, const Channel* channel) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (channel_.get() != channel) return false;
   if (!steps_.empty()) {
     auto step = steps_.find(step_id);
-    if (step != steps_.end() && !step->second.pulled.empty()) return false;
+    if (step != steps_.end() && (!step->second.pulled.empty() || !step->second.held.empty())) {
+      return false;
+    }
   }
   RecordStepLocked(step_id);
   return true;
@@ -71,14 +117,26 @@ DestinationLink::DestinationLink(Endpoint* endpoint, std::string task, std::chro
     : endpoint_(endpoint), task_(std::move(task)), ttl_(ttl) {}
 
 absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view key,
-                                             PendingSend* pending) {
+                                             PendingSend* pending,
+                                             tensorflow::Rendezvous::DoneCallback* done) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (lost_.contains(step_id)) return LostStatus(task_);
+  if (lost_.contains(step_id) ||
+      (!lost_copy_set_.empty() && lost_copy_set_.contains(Copy(step_id, key)))) {
+    return LostStatus(task_);
+  }
   Step& step = StepLocked(step_id);
   if (Take(&step.referred, key)) return false;
   auto found = step.pending.find(key);
   if (found == step.pending.end()) {
-    ++step.pulled[key];
+    auto pull = std::make_shared<Pull>(std::move(*done));
+    step.pulled[key].push_back(pull);
+    *done = [this, pull, step_id, name = std::string(key)](
+                const absl::Status& status, const tensorflow::Rendezvous::Args& send_args,
+                const tensorflow::Rendezvous::Args& receive_args, const tensorflow::Tensor& tensor,
+                bool is_dead) {
+      ForgetPull(step_id, name, pull.get());
+      pull->End(status, send_args, receive_args, tensor, is_dead);
+    };
     return false;
   }
   *pending = std::move(found->second.front());
@@ -87,40 +145,94 @@ absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view 
   return true;
 }
 
-void DestinationLink::Attach(std::shared_ptr<Channel> channel) {
+void DestinationLink::Attach(std::shared_ptr<Channel> channel, const Asked& asked) {
   std::vector<PendingSend> pending;
+  std::vector<std::shared_ptr<Pull>> failed;
   std::deque<Failure> announcements;
+  std::vector<Copy> lost_copies;
   std::shared_ptr<Channel> replaced;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    // The task was restarted, or noticed first that the old channel is lost.
+    if (channel_ != nullptr && channel_ != channel) LoseStepsLocked(&failed);
     replaced = std::exchange(channel_, channel);
     announcements = announcements_;
+    lost_copies.swap(untold_copies_);
+    for (const auto& [step_id, key] : asked) ++StepLocked(step_id).held[key];
     for (auto& [step_id, step] : steps_) {
-      if (step.pending.empty()) continue;
-      RecordStepLocked(step_id);
-      for (auto& [key, sends] : step.pending) {
-        for (PendingSend& send : sends) pending.push_back(std::move(send));
+      std::vector<std::string> keys;
+      for (const auto& entry : step.pending) {
+        if (!step.held.contains(entry.first)) keys.push_back(entry.first);
       }
-      step.pending.clear();
+      for (const std::string& key : keys) TakePendingLocked(step_id, &step, key, &pending);
     }
   }
-  // The task was restarted: nobody reads the old channel.
-  if (replaced != nullptr && replaced != channel) replaced->Close();
+  Fail(std::move(failed), LostStatus(task_));
+  if (replaced != nullptr && replaced != channel) replaced->Refuse();
   RecordPeer(Direction::kSend, task_, channel->transport(), "the receiver opened this channel",
              false);
   for (const Failure& failure : announcements) {
     (void)TellFailure(channel.get(), failure.step_id, failure.status);
   }
-  if (pending.empty()) return;
-  // Pushing may copy large tensors, which the progress thread has no time for.
-  tsl::Env::Default()->SchedClosure([this, channel, pending = std::move(pending)]() mutable {
-    PushPending(std::move(pending), channel);
-  });
+  for (const auto& [step_id, key] : lost_copies) {
+    StepMessage message;
+    message.step_id = step_id;
+    message.text = key;
+    (void)channel->NotifyMessage(PackImmediate(MessageKind::kLost), message);
+  }
+  PushSoon(std::move(pending), std::move(channel));
 }
 
-void DestinationLink::PushPending(std::vector<PendingSend> pending,
+void DestinationLink::OnAnswered(Channel* channel, int64_t step_id, absl::string_view key) {
+  std::vector<PendingSend> pending;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return;
+    UnholdLocked(step_id, key, &pending);
+  }
+  PushSoon(std::move(pending), channel->shared_from_this());
+}
+
+void DestinationLink::TakePendingLocked(int64_t step_id, Step* step, const std::string& key,
+                                        std::vector<PendingSend>* pending) {
+  auto found = step->pending.find(key);
+  if (found == step->pending.end()) return;
+  RecordLocked(step_id, key, found->second.front().is_copy);
+  ++step->held[key];
+  for (PendingSend& send : found->second) pending->push_back(std::move(send));
+  step->pending.erase(found);
+}
+
+void DestinationLink::UnholdLocked(int64_t step_id, absl::string_view key,
+                                   std::vector<PendingSend>* pending) {
+  auto step = steps_.find(step_id);
+  if (step == steps_.end() || !Take(&step->second.held, key)) return;
+  if (step->second.held.contains(key)) return;
+  TakePendingLocked(step_id, &step->second, std::string(key), pending);
+}
+
+void DestinationLink::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<Channel> channel) {
+  if (pending.empty()) return;
+  tsl::Env::Default()->SchedClosure(
+      [this, channel = std::move(channel), pending = std::move(pending)]() mutable {
+        while (!pending.empty()) {
+          PushPending(pending, channel);
+          // What was produced meanwhile waits, so that each key's tensors stay in order.
+          std::set<std::pair<int64_t, std::string>> pushed;
+          for (const PendingSend& send : pending) {
+            pushed.emplace(send.rendezvous->step_id(), send.key.FullKey());
+          }
+          pending.clear();
+          std::lock_guard<std::mutex> lock(mutex_);
+          if (channel_ != channel) return;
+          for (const auto& [step_id, key] : pushed) UnholdLocked(step_id, key, &pending);
+        }
+      });
+}
+
+void DestinationLink::PushPending(const std::vector<PendingSend>& pending,
                                   const std::shared_ptr<Channel>& channel) {
-  for (PendingSend& send : pending) {
+  for (const PendingSend& send : pending) {
     if (send.refer_reason != nullptr) {
       CountSent(Path::kRpc, send.bytes, TrafficOf(Direction::kSend, task_, kRpcTransport));
       endpoint_->Refer(channel, send.rendezvous->step_id(), send.key.FullKey(), send.refer_reason);
@@ -132,32 +244,70 @@ void DestinationLink::PushPending(std::vector<PendingSend> pending,
   }
 }
 
-void DestinationLink::OnDown(Channel* channel) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (channel_.get() != channel) return;
-  channel_.reset();
-  RecordAbsence(Direction::kSend, task_, Absence::kLost, "the channel ended");
+void DestinationLink::TakePulls(Step* step, absl::string_view key,
+                                std::vector<std::shared_ptr<Pull>>* pulls) {
+  auto found = step->pulled.find(key);
+  if (found == step->pulled.end()) return;
+  for (std::shared_ptr<Pull>& pull : found->second) pulls->push_back(std::move(pull));
+  step->pulled.erase(found);
+}
+
+void DestinationLink::LoseStepsLocked(std::vector<std::shared_ptr<Pull>>* failed) {
   for (int64_t step_id : recent_order_) {
     if (lost_.insert(step_id).second) lost_order_.push_back(step_id);
     AnnounceLocked(step_id, LostStatus(task_));
+    auto step = steps_.find(step_id);
+    while (step != steps_.end() && !step->second.pulled.empty()) {
+      TakePulls(&step->second, step->second.pulled.begin()->first, failed);
+    }
   }
   while (lost_order_.size() > kRememberedSteps) {
     lost_.erase(lost_order_.front());
     lost_order_.pop_front();
   }
+  for (const Copy& copy : recent_copies_) {
+    auto step = steps_.find(copy.first);
+    if (step != steps_.end()) TakePulls(&step->second, copy.second, failed);
+    if (lost_copy_set_.insert(copy).second) lost_copies_.push_back(copy);
+  }
+  untold_copies_.assign(recent_copies_.begin(), recent_copies_.end());
+  while (lost_copies_.size() > kRememberedCopies) {
+    lost_copy_set_.erase(lost_copies_.front());
+    lost_copies_.pop_front();
+  }
+  for (auto& entry : steps_) entry.second.held.clear();
   recent_.clear();
   recent_order_.clear();
+  recent_copies_.clear();
   last_step_ = -1;
+}
+
+void DestinationLink::Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status) {
+  if (pulls.empty()) return;
+  // The callers may be any of TensorFlow's.
+  tsl::Env::Default()->SchedClosure([pulls = std::move(pulls), status] {
+    const tensorflow::Rendezvous::Args none;
+    for (const std::shared_ptr<Pull>& pull : pulls) {
+      pull->End(status, none, none, tensorflow::Tensor(), false);
+    }
+  });
+}
+
+void DestinationLink::OnDown(Channel* channel) {
+  std::vector<std::shared_ptr<Pull>> failed;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return;
+    channel_.reset();
+    RecordAbsence(Direction::kSend, task_, Absence::kLost, "the channel ended");
+    LoseStepsLocked(&failed);
+  }
+  Fail(std::move(failed), LostStatus(task_));
 }
 
 void DestinationLink::DropStep(int64_t step_id) {
   Step dropped;  // freed after the lock
-  std::shared_ptr<Channel> channel;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    channel = channel_;
-  }
-  if (channel != nullptr) channel->plan().DropStep(step_id);
+  if (const std::shared_ptr<Channel> channel = ReadyChannel()) channel->plan().DropStep(step_id);
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = steps_.find(step_id);
   if (found == steps_.end()) return;
@@ -181,13 +331,22 @@ DestinationLink::Step& DestinationLink::StepLocked(int64_t step_id) {
     last_sweep_ = now;
     for (auto entry = steps_.begin(); entry != steps_.end();) {
       const auto current = entry++;
-      // Only what is empty or was asked for: pending tensors end with their step, as in TensorFlow.
-      if (current->second.pending.empty() && now - current->second.created > ttl_) {
+      // Pending tensors end with their step, as in TensorFlow; requests with their answer.
+      if (current->second.IsEmpty() && now - current->second.created > ttl_) {
         steps_.erase(current);
       }
     }
   }
   return steps_[step_id];
+}
+
+void DestinationLink::RecordLocked(int64_t step_id, absl::string_view key, bool is_copy) {
+  if (!is_copy) {
+    RecordStepLocked(step_id);
+    return;
+  }
+  recent_copies_.emplace_back(step_id, key);
+  if (recent_copies_.size() > kRememberedCopies) recent_copies_.pop_front();
 }
 
 void DestinationLink::RecordStepLocked(int64_t step_id) {

@@ -131,6 +131,12 @@ std::vector<Waiter> Mailbox::Extract(const std::function<bool(const Waiter&)>& w
   return taken;
 }
 
+bool Mailbox::HasArrived(const KeyId& key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = slots_.find(key);
+  return found != slots_.end() && !found->second.arrivals.empty();
+}
+
 bool Mailbox::IsEmpty() {
   std::lock_guard<std::mutex> lock(mutex_);
   return slots_.empty();

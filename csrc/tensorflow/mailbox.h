@@ -51,6 +51,7 @@ struct Waiter {
   RdmaRendezvous* rendezvous = nullptr;
 
   std::string FullKey() const { return edge != nullptr ? SpellKey(edge->key_prefix, at) : key; }
+  KeyId Id() const { return edge != nullptr ? edge->key.At(at) : KeyId::Of(key); }
   void Fail(const absl::Status& status) const;
 };
 
@@ -74,6 +75,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   // Takes out the waiters for which `wanted` holds.
   std::vector<Waiter> Extract(const std::function<bool(const Waiter&)>& wanted);
 
+  bool HasArrived(const KeyId& key);
   bool IsEmpty();
   int64_t step_id() const { return step_id_; }
   std::chrono::steady_clock::time_point created() const { return created_; }

@@ -20,7 +20,7 @@
 namespace rdmatensor {
 
 // Raised with every incompatible change: peers of different versions use TensorFlow's own RPC.
-inline constexpr uint32_t kProtocolVersion = 3;
+inline constexpr uint32_t kProtocolVersion = 4;
 
 enum class MessageKind : uint8_t {
   kTensor = 1,    // sender -> receiver: a tensor, or where to find its bytes
@@ -29,11 +29,15 @@ enum class MessageKind : uint8_t {
   kRelease = 4,   // receiver -> sender: the lent tensor (value: its id) is not needed any more
   kAbort = 5,     // sender -> receiver: the step failed here, nothing more will come
   // Planned tensors; the value is the number of the offer that they belong to. See plan_message.h.
-  kOffer = 6,      // receiver -> sender: a piece of an offer of places
-  kAccept = 7,     // sender -> receiver: the offer is in use
-  kPlanned = 8,    // sender -> receiver: a tensor, or a group of them
-  kWithdraw = 9,   // receiver -> sender: use the places no more
-  kWithdrawn = 10  // sender -> receiver: nothing will be written to them any more
+  kOffer = 6,       // receiver -> sender: a piece of an offer of places
+  kAccept = 7,      // sender -> receiver: the offer is in use
+  kPlanned = 8,     // sender -> receiver: a tensor, or a group of them
+  kWithdraw = 9,    // receiver -> sender: use the places no more
+  kWithdrawn = 10,  // sender -> receiver: nothing will be written to them any more
+  // Receiver -> sender, of a receiver that used RecvTensor before it opened this channel.
+  kAsked = 11,     // before kReady: a request for this key is under way, do not push it
+  kAnswered = 12,  // it has ended: push what comes under this key from now on
+  kLost = 13       // sender -> receiver: was pushed down an earlier channel, perhaps in vain
 };
 
 // The immediate: kind in the low byte, a value of at most 56 bits above it.
@@ -72,7 +76,12 @@ void Encode(const TensorMessage& message, char* out);
 // False if `data` is not a well-formed message. `out` points into `data`.
 bool Parse(const char* data, size_t size, TensorMessage* out);
 
-// kReferral: `text` is the key. kAbort: `code` is the absl::StatusCode, `text` its message, and
+// Requests that a receiver may have under way when it opens a channel, as the memory that remembers
+// them: more than any has.
+inline constexpr size_t kMaxAskedBytes = 16u << 20;
+inline size_t AskedBytes(absl::string_view key) { return key.size() + 64; }
+
+// kReferral, kAsked, kAnswered, kLost: `text` is the key. kAbort: `code` is the absl::StatusCode, `text` its message, and
 // `derived` says that the failure is a consequence of another one.
 struct StepMessage {
   int64_t step_id = 0;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "path_stats.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -60,6 +62,8 @@ struct Peer {
   const char* state = "";
   std::string transport;
   std::string why;
+  uint64_t failbacks = 0;
+  std::chrono::steady_clock::time_point retry{};  // if the state is rpc; none if at the epoch
   std::map<std::string, std::unique_ptr<Traffic>> traffic;  // by transport
 };
 
@@ -74,6 +78,7 @@ struct Stats {
   std::map<std::string, std::unique_ptr<Traffic>> transports;
   std::map<std::string, uint64_t> rpc_reasons;
   std::map<PeerId, Peer> peers;
+  uint64_t failbacks = 0;
 };
 
 // Never destroyed: the progress thread may count while static destructors run.
@@ -124,6 +129,14 @@ void SetPeer(Direction direction, absl::string_view task, const char* state,
   peer.why = std::string(why);
 }
 
+std::string RetryInMs(const Peer& peer) {
+  using Clock = std::chrono::steady_clock;
+  if (peer.state != kStateRpc || peer.retry == Clock::time_point()) return "null";
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(peer.retry - Clock::now());
+  return absl::StrCat(std::max<int64_t>(0, left.count()));
+}
+
 std::string AsJson(const PeerId& id, const Peer& peer) {
   const bool receives = id.first == Direction::kReceive;
   uint64_t tensors = 0, bytes = 0, rpc_bytes = 0;
@@ -137,7 +150,8 @@ std::string AsJson(const PeerId& id, const Peer& peer) {
                       ",\"direction\":", receives ? "\"receive\"" : "\"send\"",
                       ",\"state\":", Quoted(peer.state), ",\"transport\":", Quoted(peer.transport),
                       ",\"why\":", Quoted(peer.why), ",\"tensors\":", tensors, ",\"bytes\":", bytes,
-                      ",\"rpc_bytes\":", rpc_bytes, "}");
+                      ",\"rpc_bytes\":", rpc_bytes, ",\"failbacks\":", peer.failbacks,
+                      ",\"retry_in_ms\":", RetryInMs(peer), "}");
 }
 
 }  // namespace
@@ -205,7 +219,7 @@ void RecordAbsence(Direction direction, absl::string_view task, Absence absence,
 }
 
 void RecordPeer(Direction direction, absl::string_view task, absl::string_view transport,
-                absl::string_view why, bool degraded) {
+                absl::string_view why, bool degraded, bool news) {
   const char* const state = transport == kNoTransport    ? "refused"
                             : transport == kRpcTransport ? kStateRpc
                                                          : kStateReady;
@@ -213,7 +227,21 @@ void RecordPeer(Direction direction, absl::string_view task, absl::string_view t
   const std::string line = absl::StrCat(
       "tensorflow: ", direction == Direction::kReceive ? "tensors from " : "tensors to ", task,
       " go by ", transport, ": ", why);
-  rdt_log_line(degraded ? RDT_LOG_WARN : RDT_LOG_INFO, line.c_str());
+  const rdt_log_level level = degraded ? RDT_LOG_WARN : RDT_LOG_INFO;
+  rdt_log_line(news ? level : RDT_LOG_DEBUG, line.c_str());
+}
+
+void RecordRetry(absl::string_view task, std::chrono::steady_clock::time_point when) {
+  Stats& stats = GlobalStats();
+  std::lock_guard<std::mutex> lock(stats.mutex);
+  stats.peers[PeerId(Direction::kReceive, std::string(task))].retry = when;
+}
+
+void CountFailback(absl::string_view task) {
+  Stats& stats = GlobalStats();
+  std::lock_guard<std::mutex> lock(stats.mutex);
+  ++stats.failbacks;
+  ++stats.peers[PeerId(Direction::kReceive, std::string(task))].failbacks;
 }
 
 std::string StatsAsJson() {
@@ -260,7 +288,7 @@ std::string StatsAsJson() {
     absl::StrAppend(&out, separator, Quoted(reason), ":", count);
     separator = ",";
   }
-  absl::StrAppend(&out, "},\"peers\":[");
+  absl::StrAppend(&out, "},\"failbacks\":", stats.failbacks, ",\"peers\":[");
   separator = "";
   for (const auto& [id, peer] : stats.peers) {
     absl::StrAppend(&out, separator, AsJson(id, peer));
@@ -283,7 +311,9 @@ void ResetStats() {
   for (auto& [name, traffic] : stats.transports) traffic->Reset();
   for (auto& [id, peer] : stats.peers) {
     for (auto& [name, traffic] : peer.traffic) traffic->Reset();
+    peer.failbacks = 0;
   }
+  stats.failbacks = 0;
   stats.rpc_reasons.clear();
 }
 

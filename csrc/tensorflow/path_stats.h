@@ -5,6 +5,7 @@
 #ifndef RDMATENSOR_TENSORFLOW_PATH_STATS_H_
 #define RDMATENSOR_TENSORFLOW_PATH_STATS_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -57,8 +58,14 @@ void RecordServer(absl::string_view task);
 
 // The transport now used from (kReceive) or to (kSend) `task`, and why that one. Logged at INFO, or
 // at WARN when `degraded`: something that the user asked for is not in force.
+// Unless that is not `news`.
 void RecordPeer(Direction direction, absl::string_view task, absl::string_view transport,
-                absl::string_view why, bool degraded);
+                absl::string_view why, bool degraded, bool news = true);
+// What is received from `task` by RPC at present is tried otherwise with the first tensor after `when`;
+// at the epoch: never.
+void RecordRetry(absl::string_view task, std::chrono::steady_clock::time_point when);
+// What came from `task` by RPC goes otherwise again.
+void CountFailback(absl::string_view task);
 // None is used at present: one is being looked for, or the peer is gone. Not logged.
 enum class Absence { kConnecting, kLost };
 void RecordAbsence(Direction direction, absl::string_view task, Absence absence,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "peers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,26 @@ namespace rdmatensor {
 namespace {
 
 constexpr size_t kRememberedSteps = 1024;
+// A channel that was found again is as good as any other after so many times what was waited for it.
+constexpr int kLasting = 8;
+
+absl::Status Tell(Channel* channel, MessageKind kind,
+                  const std::pair<int64_t, std::string>& asked) {
+  StepMessage message;
+  message.step_id = asked.first;
+  message.text = asked.second;
+  return channel->NotifyMessage(PackImmediate(kind), message);
+}
+
+absl::Status LostStatus(const std::string& task) {
+  return absl::UnavailableError(
+      absl::StrCat("rdmatensor: the connection to ", task, " was lost with this tensor"));
+}
+
+// With a channel that is lost, what it announced is void.
+void TellAnswered(Channel* channel, const std::pair<int64_t, std::string>& asked) {
+  (void)Tell(channel, MessageKind::kAnswered, asked);
+}
 
 }  // namespace
 
@@ -32,13 +53,40 @@ struct SourcePeer::AddressCall {
 };
 
 SourcePeer::SourcePeer(Endpoint* endpoint, std::string task)
-    : endpoint_(endpoint), task_(std::move(task)) {}
+    : endpoint_(endpoint),
+      task_(std::move(task)),
+      backoff_(Backoff::Milliseconds(endpoint->settings().failback_ms)) {}
 
-SourcePeer::Route SourcePeer::RouteFor(uint64_t incarnation) {
+SourcePeer::Route SourcePeer::RouteFor(uint64_t incarnation, int64_t step_id,
+                                       const Waiter& waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (mode_ == Mode::kReady && incarnations_.contains(incarnation)) return Route::kWait;
-  if (rpc_incarnations_.contains(incarnation)) return Route::kRpc;
+  if (IsBehindChannelLocked(incarnation)) return Route::kWait;
+  const bool retried = retried_.contains(incarnation);
+  if (retried || rpc_incarnations_.contains(incarnation)) {
+    ++asked_[{step_id, waiter.FullKey()}];
+    return retried && !asking_ && backoff_.Due() ? Route::kAskAndRetry : Route::kAsk;
+  }
   return asking_ ? Route::kWait : Route::kConnect;
+}
+
+void SourcePeer::OnAnswered(int64_t step_id, const std::string& key) {
+  const AskedKey asked(step_id, key);
+  std::shared_ptr<Channel> channel;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto found = asked_.find(asked); found != asked_.end() && --found->second == 0) {
+      asked_.erase(found);
+    }
+    auto found = announced_.find(asked);
+    if (found == announced_.end()) return;
+    if (--found->second == 0) announced_.erase(found);
+    if (ready_sent_) {
+      channel = channel_;
+    } else {
+      answered_early_.push_back(asked);
+    }
+  }
+  if (channel != nullptr) TellAnswered(channel.get(), asked);
 }
 
 std::shared_ptr<Channel> SourcePeer::ReadyChannel() {
@@ -51,6 +99,17 @@ absl::Status SourcePeer::StepStatus(int64_t step_id) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = failed_steps_.find(step_id);
   return found == failed_steps_.end() ? absl::OkStatus() : found->second;
+}
+
+absl::Status SourcePeer::StatusOf(int64_t step_id, const KeyId& key) {
+  absl::Status status = StepStatus(step_id);
+  return status.ok() && IsLost(step_id, key) ? LostStatus(task_) : status;
+}
+
+bool SourcePeer::IsLost(int64_t step_id, const KeyId& key) {
+  if (!any_step_failed_.load(std::memory_order_acquire)) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return lost_.contains({step_id, key});
 }
 
 void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
@@ -106,38 +165,49 @@ void SourcePeer::OnAddress(AddressCall* raw, const absl::Status& status) {
   AddressAnswer answer;
   if (absl::IsDeadlineExceeded(status)) {
     BecomeUnreachable(
+        Heals::kPerhaps,
         absl::StrCat("it did not answer within ", endpoint_->settings().connect_timeout_ms, " ms"),
-        call->incarnation);
+        {call->incarnation});
   } else if (!status.ok() || call->response.transport_options().type_url() != kAddressKey) {
     BecomeUnreachable(
+        Heals::kNever,
         "its server has no grpc+rdma (stock protocol, or the plugin is not loaded there)",
-        call->incarnation);
+        {call->incarnation});
   } else if (!Parse(call->response.transport_options().value(), &answer)) {
-    BecomeUnreachable("its answer is malformed", call->incarnation);
+    BecomeUnreachable(Heals::kNever, "its answer is malformed", {call->incarnation});
   } else if (answer.version != kProtocolVersion) {
     BecomeUnreachable(
+        Heals::kNever,
         absl::StrCat("it speaks version ", answer.version, " of the tensor protocol, ",
                      "this process version ", kProtocolVersion),
-        call->incarnation);
+        {call->incarnation});
   } else if (answer.address.empty()) {
-    BecomeUnreachable("its server could not open a device", call->incarnation);
+    BecomeUnreachable(Heals::kNever, "its server could not open a device", {call->incarnation});
   } else {
     Connect(answer, call->incarnation);
   }
+}
+
+bool SourcePeer::IsBehindChannelLocked(uint64_t incarnation) const {
+  return mode_ == Mode::kReady &&
+         std::find(incarnations_.begin(), incarnations_.end(), incarnation) != incarnations_.end();
 }
 
 bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation) {
   std::shared_ptr<Channel> outlived;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    bool known_rpc = false, behind_channel = mode_ == Mode::kReady, wanted = false;
+    bool known_rpc = false, behind_channel = true, wanted = false;
     for (uint64_t each : answer.incarnations) {
       known_rpc |= rpc_incarnations_.contains(each);
-      behind_channel &= incarnations_.contains(each);
+      behind_channel &= IsBehindChannelLocked(each);
       wanted |= each == incarnation;
     }
     // The process that was asked for is gone.
-    if (!wanted) rpc_incarnations_.insert(incarnation);
+    if (!wanted) {
+      rpc_incarnations_.insert(incarnation);
+      retried_.erase(incarnation);
+    }
     if (known_rpc) rpc_incarnations_.insert(answer.incarnations.begin(), answer.incarnations.end());
     if (known_rpc || behind_channel) {
       asking_ = false;
@@ -151,7 +221,7 @@ bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarna
     incarnations_.clear();
     mode_ = Mode::kConnecting;
   }
-  if (outlived != nullptr) outlived->Close();
+  if (outlived != nullptr) outlived->Refuse();
   return false;
 }
 
@@ -166,7 +236,7 @@ void SourcePeer::Connect(const AddressAnswer& answer, uint64_t incarnation) {
     BecomeReady(std::move(channel), answer);
   } else {
     if (channel != nullptr) channel->Close();
-    BecomeUnreachable(std::string(status.message()), incarnation, answer.incarnations);
+    BecomeUnreachable(Heals::kPerhaps, std::string(status.message()), answer.incarnations);
   }
 }
 
@@ -195,28 +265,69 @@ void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnsw
   // First: once others find the channel they make offers on it, and the peer answers.
   channel->CountFor(Direction::kReceive, task_);
   channel->source.store(this);
+  std::vector<AskedKey> asked;
+  size_t asked_bytes = 0;
+  bool returned = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    mode_ = Mode::kReady;
-    asking_ = false;
-    given_up_ = false;
-    channel_ = channel;
-    incarnations_.clear();
-    incarnations_.insert(answer.incarnations.begin(), answer.incarnations.end());
-    epoch_.fetch_add(1, std::memory_order_acq_rel);
+    for (const auto& [key, count] : asked_) {
+      asked.insert(asked.end(), static_cast<size_t>(count), key);
+      asked_bytes += static_cast<size_t>(count) * AskedBytes(key.second);
+    }
+    if (asked_bytes <= kMaxAskedBytes) {
+      for (uint64_t each : answer.incarnations) returned |= retried_.erase(each) != 0;
+      mode_ = Mode::kReady;
+      asking_ = false;
+      given_up_ = false;
+      returned_ = returned;
+      ready_since_ = Backoff::Clock::now();
+      channel_ = channel;
+      incarnations_ = answer.incarnations;
+      announced_ = asked_;
+      answered_early_.clear();
+      ready_sent_ = false;
+      epoch_.fetch_add(1, std::memory_order_acq_rel);
+    }
   }
+  if (asked_bytes > kMaxAskedBytes) {
+    channel->Close();
+    BecomeUnreachable(Heals::kPerhaps, "too many requests by RPC are under way",
+                      answer.incarnations);
+    return;
+  }
+  if (returned) CountFailback(task_);
   RecordPeer(Direction::kReceive, task_, channel->transport(),
-             channel->can_map() ? "its device answered on this transport, its memory can be mapped"
-                                : "its device answered on this transport, its memory is read",
+             absl::StrCat(returned ? "it can be reached again: " : "",
+                          channel->can_map()
+                              ? "its device answered on this transport, its memory can be mapped"
+                              : "its device answered on this transport, its memory is read"),
              false);
   // Before the peer pushes anything.
   PlanBook::Get()->OfferAll(endpoint_, task_, channel);
-  ReadyMessage ready;
-  ready.task = endpoint_->task();
-  const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReady), ready);
+  const absl::Status sent = SendReady(channel.get(), asked);
+  if (!sent.ok()) channel->Close();
   // The channel may have gone down before it knew whose it is.
   if (!sent.ok() || !channel->IsUp()) OnDown(channel.get(), RDT_ERR_CONNECTION_LOST);
   SettleAll();
+}
+
+absl::Status SourcePeer::SendReady(Channel* channel, const std::vector<AskedKey>& asked) {
+  for (const AskedKey& each : asked) {
+    if (absl::Status sent = Tell(channel, MessageKind::kAsked, each); !sent.ok()) return sent;
+  }
+  ReadyMessage ready;
+  ready.task = endpoint_->task();
+  const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReady), ready);
+  if (!sent.ok()) return sent;
+  std::vector<AskedKey> answered;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return absl::OkStatus();
+    ready_sent_ = true;
+    answered.swap(answered_early_);
+  }
+  for (const AskedKey& each : answered) TellAnswered(channel, each);
+  return absl::OkStatus();
 }
 
 void SourcePeer::BecomeUnavailable(const absl::Status& status) {
@@ -224,6 +335,7 @@ void SourcePeer::BecomeUnavailable(const absl::Status& status) {
     std::lock_guard<std::mutex> lock(mutex_);
     asking_ = false;
     if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
+    if (!retried_.empty()) DelayRetryLocked();
     epoch_.fetch_add(1, std::memory_order_acq_rel);
     if (channel_ == nullptr) {
       RecordAbsence(Direction::kReceive, task_, Absence::kLost, status.message());
@@ -232,36 +344,60 @@ void SourcePeer::BecomeUnavailable(const absl::Status& status) {
   FailAll(status);
 }
 
-void SourcePeer::BecomeUnreachable(const std::string& why, uint64_t incarnation,
-                                   const std::vector<uint64_t>& others) {
+void SourcePeer::DelayRetryLocked() {
+  backoff_.Failed();
+  if (backoff_.enabled()) RecordRetry(task_, backoff_.next());
+}
+
+std::string SourcePeer::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) {
+  if (!backoff_.enabled()) {
+    rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
+    return "";
+  }
+  DelayRetryLocked();
+  retried_.insert(incarnations.begin(), incarnations.end());
+  return absl::StrCat("; tried again in ", backoff_.delay().count(), " ms");
+}
+
+void SourcePeer::BecomeUnreachable(Heals heals, const std::string& why,
+                                   std::vector<uint64_t> incarnations) {
   if (endpoint_->settings().policy == Policy::kRdma) {
     const std::string text =
         absl::StrCat("rdmatensor: no channel to ", task_, " and RDMATENSOR_POLICY is rdma: ", why);
-    BecomeUnavailable(absl::FailedPreconditionError(text));
+    BecomeUnavailable(heals == Heals::kNever ? absl::FailedPreconditionError(text)
+                                             : absl::UnavailableError(text));
     RecordPeer(Direction::kReceive, task_, "none", why, true);
     return;
   }
+  bool news = true;
+  std::string text = why;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     asking_ = false;
     if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
-    rpc_incarnations_.insert(incarnation);
-    rpc_incarnations_.insert(others.begin(), others.end());
+    for (uint64_t each : incarnations) news &= !retried_.contains(each);
+    if (heals == Heals::kPerhaps) {
+      text += LeaveToRpcLocked(incarnations);
+    } else {
+      for (uint64_t each : incarnations) retried_.erase(each);
+      rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
+      RecordRetry(task_, {});
+    }
     epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
-  RecordPeer(Direction::kReceive, task_, "grpc", why, true);
+  RecordPeer(Direction::kReceive, task_, kRpcTransport, text, true, news);
   SettleAll();
 }
 
 void SourcePeer::GiveUp(Channel* channel, const std::string& why) {
   const bool by_rpc = endpoint_->settings().policy != Policy::kRdma;
+  std::string text = why;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (channel_.get() != channel) return;
-    if (by_rpc) rpc_incarnations_.insert(incarnations_.begin(), incarnations_.end());
-    given_up_ = true;
+    if (channel_.get() != channel || std::exchange(given_up_, true)) return;
+    if (by_rpc) text += LeaveToRpcLocked(incarnations_);
   }
-  RecordPeer(Direction::kReceive, task_, by_rpc ? "grpc" : "none", why, true);
+  RecordPeer(Direction::kReceive, task_, by_rpc ? kRpcTransport : "none", text, true);
 }
 
 void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
@@ -271,18 +407,25 @@ void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
     }
     return;
   }
+  const int64_t step_id = mailbox->step_id();
+  if (any_step_failed_.load(std::memory_order_acquire)) {
+    for (Waiter& waiter : mailbox->Extract(
+             [&](const Waiter& w) { return w.source == this && IsLost(step_id, w.Id()); })) {
+      waiter.Fail(LostStatus(task_));
+    }
+  }
   std::vector<std::pair<std::shared_ptr<tensorflow::WorkerCacheInterface>, uint64_t>> reconnect;
   auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
     if (waiter.source != this) return false;
-    const Route route = RouteFor(waiter.source_incarnation);
+    const Route route = RouteFor(waiter.source_incarnation, step_id, waiter);
     if (route == Route::kConnect) {
       reconnect.emplace_back(waiter.rendezvous->workers(), waiter.source_incarnation);
     }
-    return route == Route::kRpc;
+    return route == Route::kAsk || route == Route::kAskAndRetry;
   });
   for (auto& [workers, incarnation] : reconnect) EnsureConnecting(workers, incarnation);
   for (Waiter& waiter : by_rpc) {
-    waiter.rendezvous->ReceiveByRpc(waiter.FullKey(), waiter.args, std::move(waiter.done));
+    waiter.rendezvous->Ask(this, waiter.FullKey(), waiter.args, std::move(waiter.done));
   }
 }
 
@@ -312,22 +455,50 @@ void SourcePeer::OnStepAbort(int64_t step_id, const absl::Status& status) {
   if (std::shared_ptr<Mailbox> mailbox = endpoint_->mailboxes().Find(step_id)) Settle(mailbox);
 }
 
+void SourcePeer::OnLost(int64_t step_id, const KeyId& key) {
+  const std::shared_ptr<Mailbox> mailbox = endpoint_->mailboxes().Find(step_id);
+  if (mailbox != nullptr && mailbox->HasArrived(key)) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (lost_.insert({step_id, key}).second) lost_order_.emplace_back(step_id, key);
+    if (lost_order_.size() > kRememberedSteps) {
+      lost_.erase(lost_order_.front());
+      lost_order_.pop_front();
+    }
+    any_step_failed_.store(true, std::memory_order_release);
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  if (mailbox != nullptr) Settle(mailbox);
+}
+
 void SourcePeer::OnDown(Channel* channel, rdt_status why) {
   const absl::Status status = absl::UnavailableError(
       absl::StrCat("rdmatensor: the connection to ", task_, " was lost: ", rdt_status_name(why)));
   std::shared_ptr<Channel> lost;
+  std::string by_rpc;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel) return;
     lost = std::move(channel_);
     channel_.reset();
     mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
-    incarnations_.clear();
-    epoch_.fetch_add(1, std::memory_order_acq_rel);
-    if (!std::exchange(given_up_, false)) {
+    announced_.clear();
+    answered_early_.clear();
+    if (std::exchange(given_up_, false)) {
+      // Said there.
+    } else if (returned_ && backoff_.enabled() &&
+               Backoff::Clock::now() - ready_since_ < kLasting * backoff_.delay()) {
+      // Each loss costs a step.
+      by_rpc = absl::StrCat("it was lost soon after it was found again (", rdt_status_name(why),
+                            ")", LeaveToRpcLocked(incarnations_));
+    } else {
+      backoff_.Reset();
       RecordAbsence(Direction::kReceive, task_, Absence::kLost, status.message());
     }
+    incarnations_.clear();
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
+  if (!by_rpc.empty()) RecordPeer(Direction::kReceive, task_, kRpcTransport, by_rpc, true);
   FailAll(status);
 }
 

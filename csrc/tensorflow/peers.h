@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The receiver's view of one task that sends to it: no channel, connecting, or ready; and which of its
-// incarnations are left to TensorFlow's RPC.
+// incarnations are left to TensorFlow's RPC, for good or until the way to them heals.
 #ifndef RDMATENSOR_TENSORFLOW_PEERS_H_
 #define RDMATENSOR_TENSORFLOW_PEERS_H_
 
@@ -11,11 +11,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "backoff.h"
 #include "channel.h"
 #include "mailbox.h"
 #include "message.h"
@@ -43,16 +45,20 @@ class SourcePeer {
   std::shared_ptr<Channel> ReadyChannel();
 
   // How a receive of a tensor from the device with `incarnation` goes on: wait in the mailbox, also
-  // ask the peer where it is (EnsureConnecting), or take TensorFlow's RPC.
+  // ask the peer where it is (EnsureConnecting), or take TensorFlow's RPC (kAsk), and then perhaps also
+  // see whether the peer can be reached otherwise by now (kAskAndRetry: EnsureConnecting as well).
   //
   // A process that is sent pushes must never be asked by RPC as well, except for what it referred:
-  // the push and the request could pass each other. So RPC is for processes that never got a READY
-  // from here, and for incarnations that are known to be gone, which the RPC answers with the error
-  // that TensorFlow users know.
-  enum class Route { kWait, kConnect, kRpc };
-  Route RouteFor(uint64_t incarnation);
-  // Fails if the peer said that nothing more will come for this step.
-  absl::Status StepStatus(int64_t step_id);
+  // the push and the request could pass each other. So RPC is for processes to which no channel is
+  // ready, and for incarnations that are known to be gone, which the RPC answers with the error that
+  // TensorFlow users know. Each request is noted until its caller says OnAnswered: what is under way
+  // when a channel becomes ready is announced on it, and not pushed.
+  enum class Route { kWait, kConnect, kAsk, kAskAndRetry };
+  Route RouteFor(uint64_t incarnation, int64_t step_id, const Waiter& waiter);
+  // A request that RouteFor decided for has ended.
+  void OnAnswered(int64_t step_id, const std::string& key);
+  // Fails if the peer said that nothing more will come for this step, or of this key.
+  absl::Status StatusOf(int64_t step_id, const KeyId& key);
 
   // Asks the peer for its address, and connects if it is not the process that the channel leads to,
   // unless that is being done. Returns at once; never fails.
@@ -63,9 +69,11 @@ class SourcePeer {
 
   // Events from the channel, on the progress thread.
   void OnStepAbort(int64_t step_id, const absl::Status& status);
+  // What the peer pushed under this key went down a channel that was lost. It may have arrived.
+  void OnLost(int64_t step_id, const KeyId& key);
   void OnDown(Channel* channel, rdt_status why);
-  // The memory behind `channel` is out of reach for this process, which will not change: once the
-  // caller has closed it, the peer is left to RPC, unless the policy forbids that. From any thread.
+  // The memory behind `channel` is out of reach for this process: once the caller has closed it, the
+  // peer is left to RPC for a while, unless the policy forbids that. From any thread.
   void GiveUp(Channel* channel, const std::string& why);
 
  private:
@@ -76,27 +84,50 @@ class SourcePeer {
   absl::Status TryConnect(const AddressAnswer& answer, std::shared_ptr<Channel>* channel);
   // Ends of connecting.
   void BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer);
+  // A request of a step by key.
+  using AskedKey = std::pair<int64_t, std::string>;
+  bool IsBehindChannelLocked(uint64_t incarnation) const;
   bool KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation);
   void BecomeUnavailable(const absl::Status& status);
-  void BecomeUnreachable(const std::string& why, uint64_t incarnation,
-                         const std::vector<uint64_t>& others = {});
+  // Whether the same process may be reached later.
+  enum class Heals { kNever, kPerhaps };
+  void BecomeUnreachable(Heals heals, const std::string& why, std::vector<uint64_t> incarnations);
+  // The way to them failed: their tensors go by RPC until the next attempt succeeds, for good if there
+  // will be none. The end of the line that says so.
+  std::string LeaveToRpcLocked(const std::vector<uint64_t>& incarnations);
+  void DelayRetryLocked();
+  // Announces the requests under way, then that this process is ready.
+  absl::Status SendReady(Channel* channel, const std::vector<AskedKey>& asked);
+  absl::Status StepStatus(int64_t step_id);
+  bool IsLost(int64_t step_id, const KeyId& key);
   void SettleAll();
   void FailAll(const absl::Status& status);
 
   Endpoint* const endpoint_;
   const std::string task_;
   std::atomic<uint64_t> epoch_{0};
-  std::atomic<bool> any_step_failed_{false};
+  std::atomic<bool> any_step_failed_{false};  // or any key was lost
 
   std::mutex mutex_;
   Mode mode_ = Mode::kIdle;
   std::shared_ptr<Channel> channel_;  // kReady
   bool asking_ = false;
   bool given_up_ = false;                           // GiveUp has said why the channel goes down
-  absl::flat_hash_set<uint64_t> incarnations_;      // kReady: devices behind the channel
-  absl::flat_hash_set<uint64_t> rpc_incarnations_;  // devices that are unreachable or gone
+  std::vector<uint64_t> incarnations_;              // kReady: devices behind the channel
+  absl::flat_hash_set<uint64_t> rpc_incarnations_;  // devices left to RPC for good, or gone
+  absl::flat_hash_set<uint64_t> retried_;           // devices left to RPC until the way heals
+  Backoff backoff_;                                 // of retried_
+  bool returned_ = false;                           // kReady: after RPC
+  Backoff::Clock::time_point ready_since_;
+  absl::flat_hash_map<AskedKey, int> asked_;  // requests by RPC under way
+  // kReady: those of them that were announced on the channel, and whether kReady was sent on it.
+  absl::flat_hash_map<AskedKey, int> announced_;
+  bool ready_sent_ = false;
+  std::vector<AskedKey> answered_early_;  // since they were announced, but before kReady
   absl::flat_hash_map<int64_t, absl::Status> failed_steps_;
   std::deque<int64_t> failed_order_;
+  absl::flat_hash_set<std::pair<int64_t, KeyId>> lost_;
+  std::deque<std::pair<int64_t, KeyId>> lost_order_;
 };
 
 }  // namespace rdmatensor

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "arena.h"
 #include "message.h"
@@ -34,6 +36,13 @@ void CountSentByRpc(absl::string_view device, uint64_t bytes) {
 void CountFetched(absl::string_view device, uint64_t bytes, const char* reason) {
   CountSentByRpc(device, bytes);
   CountRpcReason(reason != nullptr ? reason : kReasonFetched);
+}
+
+// Eager operations copy tensors under numbers, as 6855027017910325044_1; edges of graphs have names.
+bool IsEagerCopy(const tensorflow::Rendezvous::ParsedKey& key) {
+  return !key.edge_name.empty() &&
+         std::all_of(key.edge_name.begin(), key.edge_name.end(),
+                     [](char c) { return c == '_' || absl::ascii_isdigit(c); });
 }
 
 TensorMessage Describe(int64_t step_id, absl::string_view key, const Tensor& tensor) {
@@ -87,10 +96,12 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
   DestinationLink* const link = endpoint_->Destination(key.dst_device);
   std::shared_ptr<Channel> channel;
   bool local = false;
+  const bool is_copy = IsEagerCopy(key);
   const auto route = link->Offer(
-      step_id_, key.FullKey(),
+      step_id_, key.FullKey(), is_copy,
       [&] {
         PendingSend pending;
+        pending.is_copy = is_copy;
         pending.key = key;
         pending.rendezvous = tsl::core::GetNewRef(this);
         pending.refer_reason = is_dead ? nullptr : WhyNotPushable(key, tensor);
@@ -235,12 +246,13 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter) {
   const std::shared_ptr<Mailbox> mailbox = mailbox_;
   const uint64_t incarnation = waiter.source_incarnation;
   const uint64_t epoch = source->epoch();
-  const auto route = source->RouteFor(incarnation);
-  if (route == SourcePeer::Route::kRpc) {
-    ReceiveByRpc(waiter.FullKey(), waiter.args, std::move(waiter.done));
+  const auto route = source->RouteFor(incarnation, step_id_, waiter);
+  if (route == SourcePeer::Route::kAskAndRetry) source->EnsureConnecting(workers(), incarnation);
+  if (route == SourcePeer::Route::kAsk || route == SourcePeer::Route::kAskAndRetry) {
+    Ask(source, waiter.FullKey(), waiter.args, std::move(waiter.done));
     return;
   }
-  const absl::Status failed = source->StepStatus(step_id_);
+  const absl::Status failed = source->StatusOf(step_id_, key);
   if (!failed.ok()) {
     waiter.Fail(failed);
     return;
@@ -265,6 +277,17 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter) {
     source->EnsureConnecting(std::move(connections), incarnation);
   }
   if (source->epoch() != epoch) source->Settle(mailbox);
+}
+
+void RdmaRendezvous::Ask(SourcePeer* source, const std::string& key, const Args& args,
+                         DoneCallback done) {
+  ReceiveByRpc(key, args,
+               [source, step_id = step_id_, key, done = std::move(done)](
+                   const absl::Status& status, const Args& send_args, const Args& receive_args,
+                   const Tensor& tensor, bool is_dead) {
+                 source->OnAnswered(step_id, key);
+                 done(status, send_args, receive_args, tensor, is_dead);
+               });
 }
 
 void RdmaRendezvous::ReceiveByRpc(absl::string_view key, const Args& args, DoneCallback done) {
@@ -334,7 +357,7 @@ void RdmaRendezvousMgr::RecvLocalAsync(int64_t step_id,
                                        tensorflow::Rendezvous::DoneCallback done) {
   PendingSend pending;
   const absl::StatusOr<bool> found =
-      endpoint_->Destination(key.dst_device)->OnPull(step_id, key.FullKey(), &pending);
+      endpoint_->Destination(key.dst_device)->OnPull(step_id, key.FullKey(), &pending, &done);
   if (!found.ok()) {
     done(found.status(), tensorflow::Rendezvous::Args(), tensorflow::Rendezvous::Args(), Tensor(),
          false);

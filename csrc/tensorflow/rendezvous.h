@@ -58,8 +58,11 @@ class RdmaRendezvous : public tensorflow::BaseRemoteRendezvous {
                       DoneCallback done);
   bool CanReceivePlanned() { return is_initialized(); }
 
-  // Fetches by TensorFlow's RecvTensor.
+  // Fetches by TensorFlow's RecvTensor what `source` referred there.
   void ReceiveByRpc(absl::string_view key, const Args& args, DoneCallback done);
+
+  // Fetches by RecvTensor what SourcePeer::RouteFor decided so.
+  void Ask(SourcePeer* source, const std::string& key, const Args& args, DoneCallback done);
 
   void StartAbort(const absl::Status& status) override;
 

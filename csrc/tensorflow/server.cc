@@ -3,7 +3,9 @@
 // The server behind protocol="grpc+rdma": TensorFlow's gRPC server with our rendezvous, collectives and
 // worker. Everything else, and with it every control message, stays as it is.
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +25,34 @@ namespace rdmatensor {
 namespace {
 
 constexpr char kProtocol[] = "grpc+rdma";
+
+// Servers by which this process drives clusters, by task. An eager context that ends leaks its server,
+// which answers for ever. Its peers must not take it for its successor, which may have the same name: they
+// would send what that expects to this one.
+struct Drivers {
+  std::mutex mutex;
+  std::map<std::string, Endpoint*> by_task;
+  static Drivers& Get() {
+    static Drivers* drivers = new Drivers;
+    return *drivers;
+  }
+};
+
+void RecordDriver(Endpoint* endpoint) {
+  Drivers& drivers = Drivers::Get();
+  std::lock_guard<std::mutex> lock(drivers.mutex);
+  drivers.by_task[endpoint->task()] = endpoint;
+}
+
+// Another server takes the place of the task's.
+void RetireDriver(const std::string& task) {
+  Drivers& drivers = Drivers::Get();
+  std::lock_guard<std::mutex> lock(drivers.mutex);
+  auto found = drivers.by_task.find(task);
+  if (found == drivers.by_task.end()) return;
+  found->second->Retire();
+  drivers.by_task.erase(found);
+}
 
 class RdmaServer : public tensorflow::GrpcServer {
  public:
@@ -44,8 +74,17 @@ class RdmaServer : public tensorflow::GrpcServer {
     // This process is about to drive its cluster by eager operations. TensorFlow would pack what it
     // sends into EagerService's RPC, unless its own switch, read after this call, says otherwise. Not
     // sooner: with stock servers, tasks need not reach the client, so nothing must change for them.
-    if (endpoint_ != nullptr) ::setenv("TF_EAGER_REMOTE_USE_SEND_TENSOR_RPC", "0", 0);
+    if (endpoint_ != nullptr) {
+      ::setenv("TF_EAGER_REMOTE_USE_SEND_TENSOR_RPC", "0", 0);
+      RecordDriver(endpoint_);
+    }
     return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
+  }
+
+  // Called by the end of an eager context.
+  absl::Status StopCoordinationService() override {
+    if (endpoint_ != nullptr) endpoint_->Retire();
+    return GrpcServer::StopCoordinationService();
   }
 
   // TensorFlow's own replaces the manager of collectives by a stock one.
@@ -111,6 +150,7 @@ class RdmaServerFactory : public tensorflow::ServerFactory {
                          std::unique_ptr<tensorflow::ServerInterface>* out_server) override {
     const Settings settings = Settings::Read();
     Endpoint* endpoint = nullptr;
+    RetireDriver(TaskName(server_def));
     if (settings.policy != Policy::kGrpc) {
       absl::StatusOr<Endpoint*> opened =
           Endpoint::Open(TaskName(server_def), TaskHost(server_def), settings);

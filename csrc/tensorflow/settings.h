@@ -27,6 +27,7 @@ struct Settings {
   uint64_t plan_slots = 2, plan_loop_slots = 4, plan_limit = 0, plan_copy_bytes = 16384;
   uint64_t fuse_bytes = 4096, batch_size = 0, promote_after = 3;
   int connect_timeout_ms = 10000;
+  uint64_t failback_ms = 1000;
   std::string bind_address;  // empty: as the cluster says
   Policy policy = Policy::kAuto;
 
@@ -45,6 +46,7 @@ struct Settings {
     (void)rdt_config_get_u64("FUSE_BYTES", &settings.fuse_bytes);
     (void)rdt_config_get_u64("BATCH_SIZE", &settings.batch_size);
     (void)rdt_config_get_u64("PROMOTE_AFTER", &settings.promote_after);
+    (void)rdt_config_get_u64("FAILBACK_MS", &settings.failback_ms);
     (void)rdt_config_get("PLAN", plan, sizeof plan);
     settings.plan = std::strcmp(plan, "off") != 0;
     if (rdt_config_get_u64("CONNECT_TIMEOUT_MS", &connect_timeout_ms) == RDT_OK) {

@@ -9,6 +9,8 @@
  *   FAULTS_FAIL_READ=n       the n-th READ of the process completes with LIMIT
  *   FAULTS_REGISTER_MS=n     registering a region takes n ms
  *   FAULTS_REGISTER_LIMIT=n  regions beyond n bytes in all cannot be registered
+ *   FAULTS_CUT=path          while this file exists connections fail, and those that the process opened
+ *                            are closed
  *   FAULTS_OTHER_PLAN=1      planned edges look different than to other processes
  *   FAULTS_BAD_PLANNED=n:i:v the n-th announcement of a planned tensor has v at byte i; if i is negative
  *                            it is that much shorter
@@ -65,6 +67,58 @@ RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64
     return RDT_ERR_LIMIT;
   }
   return next(device, address, size, access, name, region);
+}
+
+static int is_cut(void) {
+  const char *path = getenv("FAULTS_CUT");
+  return path && access(path, F_OK) == 0;
+}
+
+enum { MOST_CONNECTIONS = 4096, LOOK_US = 2000 };
+static pthread_mutex_t connections_lock = PTHREAD_MUTEX_INITIALIZER;
+static rdt_channel *connections[MOST_CONNECTIONS];
+static size_t connection_count;
+
+static void *cut_connections(void *unused) {
+  (void)unused;
+  for (;;) {
+    usleep(LOOK_US);
+    if (!is_cut()) continue;
+    pthread_mutex_lock(&connections_lock);
+    for (size_t i = 0; i < connection_count; i++) {
+      ((void (*)(rdt_channel *))real("rdt_channel_close"))(connections[i]);
+      ((void (*)(rdt_channel *))real("rdt_channel_unref"))(connections[i]);
+    }
+    connection_count = 0;
+    pthread_mutex_unlock(&connections_lock);
+  }
+  return NULL;
+}
+
+static void start_cutting(void) {
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, cut_connections, NULL) != 0) abort();
+  pthread_detach(thread);
+}
+
+RDT_API rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
+                                      rdt_channel **channel) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  rdt_status (*next)(rdt_device *, const char *, int, rdt_channel **) =
+      (rdt_status (*)(rdt_device *, const char *, int, rdt_channel **))real("rdt_device_connect");
+  if (is_cut()) {
+    own_error = "the path is cut";
+    return RDT_ERR_UNREACHABLE;
+  }
+  rdt_status status = next(device, address, timeout_ms, channel);
+  if (status != RDT_OK || !getenv("FAULTS_CUT")) return status;
+  pthread_once(&once, start_cutting);
+  pthread_mutex_lock(&connections_lock);
+  if (connection_count == MOST_CONNECTIONS) abort();
+  ((void (*)(rdt_channel *))real("rdt_channel_ref"))(*channel);
+  connections[connection_count++] = *channel;
+  pthread_mutex_unlock(&connections_lock);
+  return status;
 }
 
 RDT_API uint64_t rdt_plan_edge_hash(const rdt_plan_edge *edge) {

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import rdmatensor.tensorflow
 
@@ -126,7 +127,14 @@ def again() -> int:
     return values()
 
 
-SCENARIOS = (values, function, source_gone, variable, again, strings)
+def after_reset() -> int:
+    """And a third time, by a new context, as notebooks and tests do that begin anew."""
+    context._reset_context()
+    connect()
+    return values()
+
+
+SCENARIOS = (values, function, source_gone, variable, again, after_reset, strings)
 
 
 def connect() -> None:

@@ -153,7 +153,12 @@ def test_unregistered_memory_and_a_read_that_fails(faults: dict[str, str], tmp_p
         ["grpc+rdma", "grpc+rdma"],
         tmp_path,
         {
-            0: faults | {"FAULTS_NO_MAP": "1", "FAULTS_FAIL_READ": str(last_read)},
+            0: faults
+            | {
+                "FAULTS_NO_MAP": "1",
+                "FAULTS_FAIL_READ": str(last_read),
+                "RDMATENSOR_FAILBACK_MS": "0",
+            },
             1: faults | {"FAULTS_REGISTER_LIMIT": str(64 * MIB)},
         },
     )

@@ -15,6 +15,9 @@ from clusters import Cluster
 from graphs import Session
 from hostile import (
     ABORT,
+    ANSWERED,
+    ASKED,
+    LOST,
     READY,
     REFERRAL,
     RELEASE,
@@ -40,7 +43,7 @@ def _garbage(seed: int) -> Messages:
 
 
 CASES: dict[str, Messages] = {
-    "no_such_kind": [(0, b""), (11, b"x" * 100), (255, b"")],
+    "no_such_kind": [(0, b""), (99, b"x" * 100), (255, b"")],
     "garbage": _garbage(1),
     "ready_too_short": [(READY, b"\1\0\0")],
     "ready_of_another_version": [ready(version=1)],
@@ -56,7 +59,13 @@ CASES: dict[str, Messages] = {
     "tensor_with_a_huge_key": [(TENSOR, _tensor(2, 8, b"12345678", key_size=0xFFFFFFFF))],
     "referral_from_no_source": [(REFERRAL, struct.pack("=qiB", 1, 0, 0) + KEY)],
     "abort_from_no_source": [(ABORT, struct.pack("=qiB", 1, 14, 0) + b"text")],
-    "flood": [(12, b"z" * 1000)] * 50,
+    "asked_without_a_step": [(ASKED, b"\1\2\3")],
+    "asked_when_ready": [ready(), (ASKED, struct.pack("=qiB", 1, 0, 0) + KEY)],
+    "asked_for_too_much": [(ASKED, struct.pack("=qiB", 1, 0, 0) + b"k" * 60_000)] * 300,
+    "answered_before_ready": [(ANSWERED, struct.pack("=qiB", 1, 0, 0) + KEY)],
+    "answered_without_a_step": [ready(), (ANSWERED, b"")],
+    "lost_from_no_source": [(LOST, struct.pack("=qiB", 1, 0, 0) + KEY)],
+    "flood": [(99, b"z" * 1000)] * 50,
 }
 
 
