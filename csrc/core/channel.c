@@ -61,8 +61,10 @@ void rdt_channel_ref(rdt_channel *channel) {
   atomic_fetch_add_explicit(&channel->refs, 1, memory_order_relaxed);
 }
 
+/* A forked child's copy is left alone: over verbs its queue pairs are its parent's. */
 void rdt_channel_unref(rdt_channel *channel) {
-  if (channel && atomic_fetch_sub(&channel->refs, 1) == 1) channel_free(channel);
+  if (!channel || channel->device->fork_epoch != rdt_forks_epoch()) return;
+  if (atomic_fetch_sub(&channel->refs, 1) == 1) channel_free(channel);
 }
 
 void rdt_channel_close(rdt_channel *channel) {

@@ -73,6 +73,8 @@ def check(ends: list[Any], kept: list[int], transport: str) -> None:
 
 
 def test_no_descriptors_for_a_device(starved: Any, transport: str, note: Any) -> None:
+    # libibverbs looks for its drivers once: those that it could not read then, a process never has.
+    starved.run("rdmatensor.Device().close()")
     ends, kept = starved.get("attempts(rdmatensor.Device)")
     check(ends, kept, transport)
     kind, _, text, took = ends[0]
@@ -118,7 +120,8 @@ def test_listener_without_descriptors_keeps_its_peers_and_recovers(
     remote.notify(b"still there").wait(20)
     assert starved.get("device.next_notification(20).payload") == b"still there"
     starved.run("cpu = time.process_time() - cpu\nroom.__exit__(None, None, None)")
-    assert starved.get("cpu") < 1, "it looked again and again"
+    elapsed = time.monotonic() - begin
+    assert starved.get("cpu") < 0.75 * elapsed, "it looked again and again"
     device.connect(address, timeout=20).region("region")
     note(
         "no file descriptors left",

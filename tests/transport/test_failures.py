@@ -78,6 +78,7 @@ def test_stopped_peer_hits_the_deadline(clogged: Any, note: Any) -> None:
     assert clogged.remote.region("region").nbytes == 4096, "the connection goes on"
     seen = f"with a time-out of 0.5 s: {type(caught.value).__name__}: {caught.value}"
     note("peer stopped, then resumed", seen, took, "the connection; what waited arrives")
+    note("queue full", "nothing: a Transfer that waits for room", None, "all arrives, in order")
 
 
 def test_peer_stopped_for_long_is_lost(spawn: Any, device: rdmatensor.Device, note: Any) -> None:
