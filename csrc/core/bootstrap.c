@@ -269,7 +269,11 @@ static void *run_bootstrap(void *argument) {
                           {.fd = device->tcp_socket, .events = POLLIN},
                           {.fd = device->local_socket, .events = POLLIN}};
   for (;;) {
-    if (poll(wait, 3, -1) < 0) continue;
+    if (poll(wait, 3, -1) < 0) {
+      /* Such as a limit of descriptors below three: it may be raised again. Do not spin on it. */
+      if (errno != EINTR) usleep(100000);
+      continue;
+    }
     if (wait[0].revents) return NULL;
     if (wait[1].revents) accept_one(device, device->tcp_socket, false);
     if (wait[2].revents) accept_one(device, device->local_socket, true);
