@@ -146,7 +146,7 @@ def run(
     assert not [x for x in _collect(team, dice, 1.0, "calm") if x.split()[1] != "ok"]
     before = _rest(team)
     episode = 0
-    while time.monotonic() < end:
+    while episode == 0 or time.monotonic() < end:
         settings = [faults(dice, ENDING, OFTEN) for _ in range(MEMBERS)]
         tell(f"api, episode {episode}: {settings}")
         team.suffer(settings)
