@@ -17,7 +17,7 @@ import numpy as np
 
 import rdmatensor
 from group_checks import arenas, check
-from usage import usage
+from usage import memory_sizes, usage
 
 __all__ = ["Member", "usage"]
 
@@ -66,6 +66,22 @@ class Member:
             self._leave(other)
         for remote in list(self._device._remotes.values()):
             remote.close()
+        # What was pending keeps its buffers, and the peer's memory, until the device is used again.
+        closing = self._device._closing_remotes
+        closing[:] = [remote for remote in closing if not remote._ended()]
+        gc.collect()
+
+    def holds(self) -> dict[str, Any]:
+        """What may explain memory that is still held."""
+        device = self._device
+        return {
+            "remotes": len(device._remotes),
+            "closing": len(device._closing_remotes),
+            "owned": len(device._owned),
+            "groups": len(device._groups),
+            "regions": device.stats().regions,
+            "sizes": memory_sizes(),
+        }
 
     def _link(self, other: int) -> _Link:
         if other not in self._links:

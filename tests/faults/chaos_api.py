@@ -156,7 +156,8 @@ def run(
         team.suffer([CALM] * MEMBERS)
         for rank in range(MEMBERS):
             more = grown(lambda r=rank: _rest(team)[r], before[rank], SLACK)  # type: ignore[misc]
-            assert not more, f"member {rank} holds more than before: {more}"
+            held = team.all("member.holds()") if more else None
+            assert not more, f"member {rank} holds more than before: {more}; all hold {held}"
         episode += 1
     counts = team.all("__import__('rdmatensor.faults').faults.counts()")
     for each in counts:
