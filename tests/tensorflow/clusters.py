@@ -128,9 +128,12 @@ class Cluster:
         protocols: Sequence[str],
         folder: Path,
         environments: dict[int, dict[str, str]] | None = None,
+        vacant: int = 0,
     ) -> None:
+        """`vacant` more tasks are left to the caller to start."""
         self._environments = environments or {}
-        self._spec = {"worker": [f"127.0.0.1:{port}" for port in free_ports(len(protocols))]}
+        ports = free_ports(len(protocols) + vacant)
+        self._spec = {"worker": [f"127.0.0.1:{port}" for port in ports]}
         self._protocols = list(protocols)
         self._folder = folder
         self.tasks = [self._start(index) for index in range(len(protocols))]
