@@ -74,6 +74,7 @@ typedef struct rdt_device_transport {
   const rdt_transport *ops; /* that of rdt_transports, or with faults */
   rdt_domain *domain;
   bool open;
+  bool lost; /* progress thread only: the domain works no more */
   char why_not[256];
   rdt_watch watch;
 } rdt_device_transport;

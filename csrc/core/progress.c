@@ -254,6 +254,9 @@ static void adopt_arrivals(rdt_device *device) {
     else if (channel->accepted && device->options.on_connect)
       device->options.on_connect(device->options.context, channel);
     if (!watched) take_down(channel, rdt_fail_errno(errno, "epoll"), RDT_LOG_WARN);
+    if (device->transports[rdt_transport_index(channel->transport)].lost)
+      take_down(channel, rdt_fail(RDT_ERR_CONNECTION_LOST, "its device failed meanwhile"),
+                RDT_LOG_WARN);
   }
 }
 
@@ -330,6 +333,7 @@ static void serve_domain(rdt_device *device, size_t index) {
   const rdt_transport *transport = device->transports[index].ops;
   rdt_domain *domain = device->transports[index].domain;
   if (transport->domain_events(domain) == RDT_OK) return;
+  device->transports[index].lost = true;
   /* A device that was removed would report that for ever, and keep this thread awake. */
   epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, transport->domain_event_fd(domain), NULL);
   for (rdt_channel *channel = device->active; channel; channel = channel->next)
