@@ -2,8 +2,9 @@
 """A TensorFlow cluster of two processes: a worker, which is the client too, and a parameter server.
 
 Each has a server of protocol grpc and one of grpc+rdma; the worker does the same on both and prints what
-came out as JSON. The second process is forked from the first after TensorFlow was imported, and before it did
-anything, because importing it takes more than a minute on emulated processors.
+came out as JSON. Before that, two workers of MultiWorkerMirroredStrategy use collectives over grpc+rdma. All
+processes are forked from the first after TensorFlow was imported, and before it did anything, because
+importing it takes more than a minute on emulated processors.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
+import collective_task
 import rdmatensor.tensorflow
 
 PROTOCOLS = ("grpc", "grpc+rdma")
@@ -134,6 +136,7 @@ def work(servers: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     address = sys.argv[1]
+    collectives = collective_task.run(address, 4100)
     job = "worker"
     line, end_of_worker = os.pipe()
     if os.fork() == 0:
@@ -143,7 +146,7 @@ def main() -> None:
     if job == "ps":
         os.read(line, 1)  # until the worker has ended
     else:
-        print(json.dumps(work(servers)), flush=True)
+        print(json.dumps({"collectives": collectives, **work(servers)}), flush=True)
     os._exit(0)  # servers cannot be stopped
 
 

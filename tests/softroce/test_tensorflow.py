@@ -17,6 +17,7 @@ from rdmatensor.softroce import Lab
 TASK = Path(__file__).parent / "tensorflow_task.py"
 PATIENCE = 900.0  # TensorFlow takes most of a minute to be imported on emulated processors
 FLOAT = 4
+LARGEST = 1_000_000  # elements of the largest tensor
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def packages(lab: Lab) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def results(lab: Lab, request: pytest.FixtureRequest) -> Any:
-    """What the worker found, by protocol."""
+    """What the workers found, by protocol."""
     pytest.importorskip("tensorflow", exc_type=ImportError)
     host = lab.hosts[0]
     environment = {
@@ -61,7 +62,7 @@ def test_payload_goes_by_verbs(results: Any) -> None:
     stats = results["grpc+rdma"]["stats"]
     steps = len(results["grpc+rdma"]["sums"])
     # In each step the worker is sent the largest variable twice: to sum it up, and to double it.
-    least = steps * 2 * 1_000_000 * FLOAT
+    least = steps * 2 * LARGEST * FLOAT
     assert stats["transports"]["verbs"]["received_bytes"] > least
     assert stats["paths"]["static"]["received_bytes"] > least
     assert stats["paths"]["rpc"]["sent_tensors"] == 0 == stats["paths"]["rpc"]["received_tensors"]
@@ -71,3 +72,14 @@ def test_payload_goes_by_verbs(results: Any) -> None:
     assert {peer["transport"] for peer in stats["peers"]} == {"verbs"}
     # The device's own counter, which the plugin cannot make up: requests and acknowledgements.
     assert results["grpc+rdma"]["packets"] > 100 * max(1, results["grpc"]["packets"])
+
+
+def test_collectives_go_by_verbs(results: Any) -> None:
+    first, second = workers = results["collectives"]
+    assert first["trained"] == second["trained"], "not the same bits"
+    for worker in workers:
+        assert all(each["got"] == each["right"] for each in worker["reduced"].values()), worker
+        collectives = worker["stats"]["collectives"]
+        assert collectives["by_tensorflow"] == {} and collectives["failed"] == 0, collectives
+        assert {group["transport"] for group in collectives["groups"]} == {"rdmatensor"}
+        assert collectives["operations"]["all_reduce"]["bytes"] > LARGEST * FLOAT, collectives

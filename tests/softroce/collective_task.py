@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two workers of MultiWorkerMirroredStrategy, forked from a process that has imported TensorFlow and done
+nothing with it yet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "tensorflow"))
+
+import numpy as np
+
+import rdmatensor.tensorflow
+from collective_values import value
+from collective_worker import Worker
+
+MEMBERS = 2
+# Elements: within a message, written in one piece, written in several.
+SIZES = (100, 50_000, 1_000_000)
+
+
+def _digest(data: str) -> str:
+    return hashlib.sha256(data.encode()).hexdigest()
+
+
+def _right(size: int) -> list[str]:
+    """The sum of all members' values, and all of them. a + b is b + a: every order gives the same bits."""
+    inputs = [value(member, "float32", [size], 0) for member in range(MEMBERS)]
+    results = (sum(inputs[1:], inputs[0]), np.concatenate(inputs))
+    return [_digest(result.tobytes().hex()) for result in results]
+
+
+def _work(addresses: list[str], index: int) -> dict[str, Any]:
+    worker = Worker(addresses, index, "grpc+rdma")
+    reduced = {}
+    for size in SIZES:
+        outcome = worker.strategy_reduce("float32", [size])
+        reduced[size] = {"got": list(map(_digest, outcome["results"])), "right": _right(size)}
+    stats = rdmatensor.tensorflow.stats()
+    return {"reduced": reduced, "trained": worker.train(), "stats": stats}
+
+
+def _fork(addresses: list[str], index: int) -> int:
+    """A worker; the descriptor from which its results can be read."""
+    line, end = os.pipe()
+    if os.fork() == 0:
+        try:
+            with os.fdopen(end, "w") as file:
+                json.dump(_work(addresses, index), file)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(end)
+    return line
+
+
+def run(address: str, port: int) -> list[dict[str, Any]]:
+    """What came out at each worker. They are at `address`, at `port` and those after it."""
+    addresses = [f"{address}:{port + index}" for index in range(MEMBERS)]
+    lines = [_fork(addresses, index) for index in range(MEMBERS)]
+    results = []
+    for line in lines:
+        with os.fdopen(line) as file:
+            results.append(file.read())
+    if any(os.wait()[1] for _ in lines):
+        raise SystemExit("a worker failed")
+    return [json.loads(result) for result in results]
