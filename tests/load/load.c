@@ -20,8 +20,8 @@
 
 #include "core/clock.h"
 
-#define SAMPLES 60    /* of a run whose length is known */
-#define SAMPLE_MS 100 /* between them, if not */
+#define SAMPLES 60   /* of a run whose length is known */
+#define SAMPLE_MS 20 /* between them, if not */
 #define CONNECT_MS 120000
 
 typedef struct hub {
