@@ -27,6 +27,7 @@ collect_ignore = (
 SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the marks in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where several processes run the tests (-n), one of them has the labs, which are costly to boot."""
     for item in items if config.pluginmanager.hasplugin("xdist") else ():

@@ -2,6 +2,7 @@
 #include "collective_executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <utility>
 
@@ -24,6 +25,15 @@ thread_local bool may_block = false;
 
 bool IsCancelled(tensorflow::CancellationManager* cancellation) {
   return cancellation != nullptr && (cancellation->IsCancelled() || cancellation->IsCancelling());
+}
+
+// Of an operation that may take so many seconds; 0: as long as it takes.
+Deadline DeadlineAfter(float seconds) {
+  if (!(seconds > 0)) return Deadline::max();
+  const std::chrono::duration<double> wanted(seconds);
+  constexpr std::chrono::hours kLong(24 * 365);
+  if (wanted > kLong) return Deadline::max();
+  return Deadline::clock::now() + std::chrono::duration_cast<Deadline::duration>(wanted);
 }
 
 // Of a member that has a rank among them; -1 if `device` is none.
@@ -63,7 +73,7 @@ struct CollectiveExecutor::Operation {
   std::string exec_key;
   tensorflow::StatusCallback done;
   std::shared_ptr<CollectiveGroup> group;
-  absl::Time deadline;
+  Deadline deadline;
 };
 
 CollectiveExecutor::CollectiveExecutor(tensorflow::CollectiveExecutorMgrInterface* manager,
@@ -136,7 +146,7 @@ void CollectiveExecutor::Abandon(const tensorflow::DeviceAttributes& device,
   const Tag tag = TagOf(
       *group, absl::StrCat(params.group.group_key, ":", params.instance.instance_key, ":0:0"));
   tsl::Env::Default()->SchedClosure([group = std::move(group), tag] {
-    (void)group->Await(absl::InfiniteFuture(), [] { return absl::OkStatus(); });
+    (void)group->Await(Deadline::max(), [] { return absl::OkStatus(); });
     if (group->handle() != nullptr) (void)rdt_group_cancel(group->handle(), tag.data());
   });
 }
@@ -153,8 +163,7 @@ void CollectiveExecutor::ExecuteAsync(tensorflow::OpKernelContext* context,
   const float timeout_s = params->instance.impl_details.timeout_seconds;
   auto operation = std::make_unique<Operation>(
       Operation{context, params, exec_key, std::move(done),
-                groups_->Find(params->group, params->default_rank),
-                timeout_s > 0 ? absl::Now() + absl::Seconds(timeout_s) : absl::InfiniteFuture()});
+                groups_->Find(params->group, params->default_rank), DeadlineAfter(timeout_s)});
   if (blocks) {
     Run(std::move(operation));
     return;
@@ -200,9 +209,9 @@ absl::Status CollectiveExecutor::RunOnGroup(const Operation& operation) {
   if (!status.ok()) return status;
   const Tag tag = TagOf(*operation.group, operation.exec_key);
   std::copy(tag.begin(), tag.end(), collective.tag);
-  const absl::Duration left = operation.deadline - absl::Now();
-  collective.timeout_ms =
-      static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(left), 0, INT_MAX));
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(operation.deadline -
+                                                                          Deadline::clock::now());
+  collective.timeout_ms = static_cast<int>(std::clamp<int64_t>(left.count(), 0, INT_MAX));
   status = RunCancellable(operation, collective);
   tensorflow::OpKernel* const final_op = operation.params->final_op;
   if (!status.ok() || final_op == nullptr) return status;

@@ -173,12 +173,11 @@ void CollectiveGroup::Decide(Outcome outcome) {
   changed_.notify_all();
 }
 
-absl::Status CollectiveGroup::Await(absl::Time deadline,
-                                    const std::function<absl::Status()>& stop) {
+absl::Status CollectiveGroup::Await(Deadline deadline, const std::function<absl::Status()>& stop) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!formed()) {
     if (absl::Status status = stop(); !status.ok()) return status;
-    if (absl::Now() >= deadline) {
+    if (Deadline::clock::now() >= deadline) {
       return absl::DeadlineExceededError("Collective has timed out waiting for other workers.");
     }
     changed_.wait_for(lock, kLookForStop);

@@ -6,6 +6,7 @@
 #define RDMATENSOR_TENSORFLOW_COLLECTIVE_GROUPS_H_
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -16,7 +17,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "include/rdmatensor.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/framework/collective.h"
@@ -24,6 +24,9 @@
 namespace rdmatensor {
 
 class Endpoint;
+
+// Of a clock that nobody sets.
+using Deadline = std::chrono::steady_clock::time_point;
 
 // One group of tasks. Formed once, on a thread of its own; then either all members have a group of
 // devices, or all leave its operations to TensorFlow's algorithms. Thread-safe.
@@ -43,7 +46,7 @@ class CollectiveGroup {
   // Waits until it is formed, which takes the slowest member's first operation: DeadlineExceeded, what
   // `stop` returns once that is an error, or, where the policy forbids TensorFlow's algorithms and ours
   // cannot run, FailedPrecondition.
-  absl::Status Await(absl::Time deadline, const std::function<absl::Status()>& stop);
+  absl::Status Await(Deadline deadline, const std::function<absl::Status()>& stop);
   // Whether Await returns at once.
   bool formed() const { return formed_.load(std::memory_order_acquire); }
   // The devices' group; nullptr: TensorFlow's algorithms. Only once formed.
