@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,18 @@ collect_ignore = (
 SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the marks in the same hook
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes run the tests (-n), one of them has the labs, which are costly to boot."""
-    for item in items if config.pluginmanager.hasplugin("xdist") else ():
-        room = item.path.parent
-        item.add_marker(
-            pytest.mark.xdist_group(str(room if room.name == "softroce" else item.path))
-        )
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where several processes run the tests (-n), one of them has the labs, which are costly to boot; others
+    take whole files."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "softroce" if "/softroce/" in file else file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
