@@ -77,6 +77,11 @@ def build(folder: Path) -> tuple[Path, bool]:
     return tree / "fuzzers", guided
 
 
+# A program's peak of memory begins with that of the process that started it, which may be a large one: the
+# limit would be exceeded before anything was done. A shell is small.
+_FROM_A_SHELL = ["/bin/sh", "-c", '"$@"; exit $?', "sh"]
+
+
 def _command(program: Path, guided: bool, seconds: int, work: Path) -> list[str]:
     corpus = CORPUS / program.name.removeprefix("fuzz_")
     corpora = [str(corpus)] if corpus.is_dir() else []
@@ -84,6 +89,7 @@ def _command(program: Path, guided: bool, seconds: int, work: Path) -> list[str]
         return [str(program), f"-seconds={seconds}", f"-random={time.time_ns()}", *corpora]
     (work / "corpus").mkdir(exist_ok=True)
     return [
+        *_FROM_A_SHELL,
         str(program),
         *(f"-max_total_time={seconds}", f"-max_len={LONGEST}", "-timeout=30", "-rss_limit_mb=2048"),
         *("-print_final_stats=1", f"-artifact_prefix={work}/", str(work / "corpus")),

@@ -56,7 +56,7 @@ def test_tensors_and_secrets(tmp_path: Path) -> None:
             assert "does not have the secret" in peers["2"][1]
             (warning,) = [each for each in cluster.warnings(0) if "go by grpc" in each]
             assert "/task:2" in warning and "RDMATENSOR_SECRET_FILE" in warning
-            with pytest.raises(errors.FailedPreconditionError, match="does not have the secret"):
+            with pytest.raises(errors.UnavailableError, match="does not have the secret"):
                 opened.run(refused, {value: 1})
             assert opened.run(sums[0], {value: 4}) == 400_000
     finally:
