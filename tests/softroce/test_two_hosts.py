@@ -194,7 +194,9 @@ def test_lost_packets_are_sent_again(hosts: Hosts, percent: int, note: Any) -> N
 @pytest.mark.parametrize(
     ("fault", "rule"),
     [
-        ("packets delayed", ["delay", "50ms", "20ms"]),
+        # All alike: different delays put packets out of order, and of a connection that sees little else the
+        # device gives up.
+        ("packets delayed", ["delay", "50ms"]),
         # Of those that are not delayed some overtake: each makes the receiver ask for what is missing.
         ("packets reordered", ["delay", "2ms", "reorder", "95%", "50%"]),
     ],
