@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of benchmark runs: what is written is what is read, and a foreign file is an error in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rdmatensor.bench import record
+
+
+def example() -> record.Run:
+    run = record.Run("example", record.Environment.here(transport="shm", versions={"ucx": "1.13"}))
+    processes = [record.Process("peer", 1.5, 1 << 20)]
+    for way, samples in (("rdmatensor", [1e-6, 2e-6, 3e-6]), ("ucx", [4e-6, 4e-6])):
+        run.results.append(
+            record.Result(
+                *("micro", "write latency", way, record.SECONDS, samples),
+                nbytes=8,
+                turns=[2e-6],
+                parameters={"depth": 1},
+                processes=processes,
+                rival="ucx",
+                target=1.0,
+            )
+        )
+    run.missing.append(record.Missing("nixl", "not installed", "pip install nixl"))
+    run.finish(2.5)
+    return run
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    run = example()
+    run.write(tmp_path / "run.json")
+    assert record.Run.read(tmp_path / "run.json") == run
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.json"]
+
+
+def test_fields_of_later_versions_are_passed_over(tmp_path: Path) -> None:
+    run = example()
+    run.write(tmp_path / "run.json")
+    fields = json.loads((tmp_path / "run.json").read_text())
+    fields["colour"] = "blue"
+    fields["results"][0]["smell"] = "none"
+    assert record.Run.from_json(json.dumps(fields)) == run
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("{", "no JSON"),
+        ("[]", "schema None"),
+        ('{"schema": 99}', "schema 99, not 1: measure again"),
+        ('{"schema": 1}', "a field is missing"),
+        ('{"schema": 1, "results": [3], "missing": [], "environment": {}}', "a field is missing"),
+    ],
+)
+def test_a_foreign_file_is_named(text: str, cause: str, tmp_path: Path) -> None:
+    path = tmp_path / "foreign.json"
+    path.write_text(text)
+    with pytest.raises(record.BadRecord, match=cause) as failure:
+        record.Run.read(path)
+    assert "foreign.json" in str(failure.value)
+
+
+def test_better_is_less_time_and_more_bandwidth() -> None:
+    ours, ucx = example().results
+    assert ours.better_than(ucx) == pytest.approx(2)
+    speeds = [
+        record.Result("micro", "bandwidth", way, record.BYTES_PER_SECOND, [speed])
+        for way, speed in (("rdmatensor", 3e9), ("ucx", 2e9))
+    ]
+    assert speeds[0].better_than(speeds[1]) == pytest.approx(1.5)
+
+
+def test_thinning_keeps_quantiles() -> None:
+    samples = [float(number) for number in range(100_000)][::-1]
+    kept = record.thinned(samples, 101)
+    assert len(kept) == 101
+    before, after = record.Distribution.of(samples), record.Distribution.of(kept)
+    assert after.median == pytest.approx(before.median, rel=1e-3)
+    assert after.p90 == pytest.approx(before.p90, rel=1e-3)
+
+
+def test_merging_keeps_everything_and_says_what_is_missing_once() -> None:
+    runs = [example(), example()]
+    whole = record.merged("all", runs)
+    assert len(whole.results) == 4
+    assert len(whole.missing) == 1
+    assert whole.seconds == 5.0
+
+
+def test_processes_are_what_the_kernel_counts() -> None:
+    before = record.Process.of(os.getpid(), "test")
+    memory = bytearray(b"\1") * (32 << 20)
+    began = time.process_time()
+    while time.process_time() - began < 0.2:
+        pass
+    used = record.Process.of(os.getpid(), "test").since(before)
+    assert used.cpu_seconds >= 0.1
+    assert used.peak_bytes >= len(memory)
