@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from . import config
     from ._buffers import empty
     from .batch import Batch
+    from .checksum import crc32c
     from .device import Device, DeviceStats, Notification
     from .errors import (
         Cancelled,
@@ -63,6 +64,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "config",
+    "crc32c",
     "empty",
 ]
 

@@ -18,6 +18,7 @@ except ImportError as error:
 from . import config
 from ._buffers import empty
 from .batch import Batch
+from .checksum import crc32c
 from .device import Device, DeviceStats, Notification
 from .errors import (
     Cancelled,
@@ -64,5 +65,6 @@ __all__ = [
     "UsageError",
     "__version__",
     "config",
+    "crc32c",
     "empty",
 ]

@@ -97,6 +97,12 @@ RDT_API rdt_status rdt_config_set(const char *name, const char *value);
  * RDT_ERR_INVALID past the last. */
 RDT_API rdt_status rdt_fault_count(size_t index, const char **name, uint64_t *count);
 
+/* ---- Checksums ---------------------------------------------------------------------------------- */
+
+/* CRC32C (RFC 3720) of `size` bytes behind those whose checksum is `crc`; 0: there are none. `data` may be
+ * NULL if `size` is 0. Never fails. */
+RDT_API uint32_t rdt_crc32c(uint32_t crc, const void *data, uint64_t size);
+
 /* ---- Log ---------------------------------------------------------------------------------------- */
 
 typedef enum rdt_log_level {
