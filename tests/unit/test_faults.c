@@ -12,7 +12,7 @@
 #include "core/clock.h"
 #include "unit.h"
 
-#define BYTES 4096
+#define BYTES 32768
 #define PATIENCE_MS 20000
 
 typedef struct {
@@ -20,6 +20,8 @@ typedef struct {
   atomic_int connected, notified, down;
   atomic_uint_fast64_t last;
   atomic_int order_broken;
+  uint8_t payload[BYTES];
+  size_t payload_size;
 } end;
 
 /* Two devices, a channel, and a region of the second. */
@@ -39,7 +41,9 @@ static void on_connect(void *context, rdt_channel *channel) {
 static void on_notify(void *context, rdt_channel *channel, uint64_t immediate, const void *data,
                       size_t size) {
   end *e = context;
-  (void)channel, (void)data, (void)size;
+  (void)channel;
+  e->payload_size = size;
+  if (size <= sizeof(e->payload) && size) memcpy(e->payload, data, size);
   if (immediate != atomic_exchange(&e->last, immediate) + 1) atomic_store(&e->order_broken, 1);
   atomic_fetch_add(&e->notified, 1);
 }
@@ -403,6 +407,56 @@ static void test_connecting(void) {
   close_pair(&p);
 }
 
+/* ---- bits that turn over -------------------------------------------------------------------------------- */
+
+static rdt_status run_op(const pair *p, rdt_op op) {
+  rdt_transfer *transfer = NULL;
+  rdt_status status = rdt_channel_submit(p->channel, &op, 1, &transfer);
+  if (transfer) status = rdt_transfer_wait(transfer, PATIENCE_MS);
+  rdt_transfer_free(transfer);
+  return status;
+}
+
+/* The bits in which `size` bytes differ. */
+static int difference(const uint8_t *a, const uint8_t *b, size_t size) {
+  int bits = 0;
+  for (size_t i = 0; i < size; i++) bits += __builtin_popcount(a[i] ^ b[i]);
+  return bits;
+}
+
+/* One bit of the second of three, and none of the others. Sizes that are inlined, staged and, over verbs,
+ * registered for the operation. */
+static void test_corruption(uint64_t size) {
+  pair p;
+  uint8_t source[BYTES], target[BYTES];
+  open_pair(&p, "");
+  for (size_t i = 0; i < size; i++) source[i] = (uint8_t)(7 * i + 1);
+  uint64_t before = injected("corrupt_write") + injected("corrupt_read");
+  faults("corrupt_write=#2");
+  for (int turn = 1; turn <= 3; turn++) {
+    EXPECT_STATUS(RDT_OK, run_op(&p, write_op(&p, source, size, 0)));
+    EXPECT(difference(source, p.memory, size) == (turn == 2));
+  }
+  rdt_op read = write_op(&p, target, size, 0);
+  read.kind = RDT_OP_READ;
+  faults("corrupt_read=#2");
+  for (int turn = 1; turn <= 3; turn++) {
+    EXPECT_STATUS(RDT_OK, run_op(&p, read));
+    EXPECT(difference(source, target, size) == (turn == 2));
+    EXPECT(memcmp(source, p.memory, size) == 0);
+  }
+  EXPECT(injected("corrupt_write") + injected("corrupt_read") == before + 2);
+  faults("corrupt_notify=#2");
+  atomic_store(&p.b.notified, 0);
+  for (int turn = 1; turn <= 3; turn++) {
+    rdt_op op = {.kind = RDT_OP_NOTIFY, .local = source, .size = size, .immediate = 1};
+    EXPECT_STATUS(RDT_OK, run_op(&p, op));
+    EXPECT(becomes(&p.b.notified, turn) && p.b.payload_size == size);
+    EXPECT(difference(source, p.b.payload, size) == (turn == 2));
+  }
+  close_pair(&p);
+}
+
 /* ---- faults of the device, which only verbs have ------------------------------------------------------- */
 
 static void test_duplicates(void) {
@@ -513,6 +567,9 @@ int main(void) {
   test_break(true);
   test_regions();
   test_connecting();
+  test_corruption(1);
+  test_corruption(100);
+  test_corruption(BYTES);
   test_duplicates();
   test_refusal();
   test_storm("seed=1,post=0.02,delay=0.05:1ms,credit=0.02:1ms,stall=0.01:1ms,break=0.0005");

@@ -23,6 +23,13 @@ typedef struct unreported {
 
 #define NEVER INT64_MAX
 
+/* A byte that is wrong once its read is done. */
+typedef struct misread {
+  struct misread *next;
+  const rdt_request *request;
+  uint8_t *byte;
+} misread;
+
 struct rdt_endpoint {
   const rdt_transport *inner;
   rdt_endpoint *end; /* of `inner` */
@@ -33,6 +40,7 @@ struct rdt_endpoint {
   bool reported; /* receive side */
   pthread_mutex_t lock;
   unreported *held;
+  misread *misread;
   atomic_uint held_count, due_count; /* those that are ever due */
 };
 
@@ -126,33 +134,122 @@ static rdt_status report_later(rdt_endpoint *endpoint, rdt_request *request) {
   return hold_back(endpoint, request, true, status, due) ? RDT_IN_PROGRESS : RDT_OK;
 }
 
-typedef rdt_status (*move_fn)(rdt_endpoint *, rdt_mapping *, rdt_op *, rdt_request *);
+/* ---- bits that turn over ------------------------------------------------------------------------------ */
 
-static rdt_status move(rdt_endpoint *endpoint, move_fn inner, rdt_mapping *mapping, rdt_op *op,
+/* The last byte goes by itself, from here: so little is copied when it is posted. */
+static rdt_status write_wrongly(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                                rdt_request *request) {
+  const rdt_transport *inner = endpoint->inner;
+  uint64_t before = op->size - 1;
+  uint8_t wrong = ((const uint8_t *)op->local)[before] ^ 1;
+  rdt_op first = *op, last = *op;
+  first.size = before;
+  rdt_status status = before ? inner->write(endpoint->end, mapping, &first, request) : RDT_OK;
+  if (status == RDT_NO_CREDIT) {
+    *op = first;
+    op->size++;
+  }
+  if (status < 0 || status == RDT_NO_CREDIT) return status;
+  last.local = &wrong;
+  last.size = 1;
+  last.remote_offset += before;
+  rdt_status ended = inner->write(endpoint->end, mapping, &last, request);
+  if (ended == RDT_NO_CREDIT) {
+    op->local = (uint8_t *)op->local + before;
+    op->remote_offset += before;
+    op->size = 1;
+  }
+  return ended == RDT_OK ? status : ended;
+}
+
+/* From another transport the bytes come later: with the request's first completion, so that the read must
+ * be of one piece. */
+static bool expect_misread(rdt_endpoint *endpoint, const rdt_request *request, uint8_t *byte) {
+  misread *added = malloc(sizeof(*added));
+  if (!added) return false;
+  pthread_mutex_lock(&endpoint->lock);
+  *added = (misread){endpoint->misread, request, byte};
+  endpoint->misread = added;
+  pthread_mutex_unlock(&endpoint->lock);
+  return true;
+}
+
+/* Turns the bit over if the request has done its read. */
+static void misread_now(rdt_endpoint *endpoint, const rdt_request *request, bool done) {
+  pthread_mutex_lock(&endpoint->lock);
+  misread **link = &endpoint->misread;
+  while (*link && (*link)->request != request) link = &(*link)->next;
+  misread *found = *link;
+  if (found) *link = found->next;
+  pthread_mutex_unlock(&endpoint->lock);
+  if (found && done) *found->byte ^= 1;
+  free(found);
+}
+
+static rdt_status read_wrongly(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                               rdt_request *request) {
+  const rdt_transport *inner = endpoint->inner;
+  uint8_t *byte = (uint8_t *)op->local + op->size - 1;
+  bool expected = !inner->synchronous && expect_misread(endpoint, request, byte);
+  rdt_status status = inner->read(endpoint->end, mapping, op, request);
+  if (expected && status != RDT_IN_PROGRESS) misread_now(endpoint, request, false);
+  if (inner->synchronous && status == RDT_OK) *byte ^= 1;
+  return status;
+}
+
+/* ---- moving -------------------------------------------------------------------------------------------- */
+
+static bool goes_wrong(const rdt_endpoint *endpoint, bool reads, const rdt_op *op) {
+  if (op->size == 0) return false;
+  if (!reads) return happens(endpoint, RDT_FAULT_CORRUPT_WRITE);
+  bool one_piece =
+      endpoint->inner->synchronous || op->size <= rdt_config_number(RDT_CONFIG_STRIPE_BYTES);
+  return one_piece && happens(endpoint, RDT_FAULT_CORRUPT_READ);
+}
+
+static rdt_status move(rdt_endpoint *endpoint, bool reads, rdt_mapping *mapping, rdt_op *op,
                        rdt_request *request) {
+  const rdt_transport *inner = endpoint->inner;
   if (short_of_credit(endpoint)) return RDT_NO_CREDIT;
   if (happens(endpoint, RDT_FAULT_POST))
     return rdt_fail(RDT_ERR_LIMIT, "no more memory can be pinned (a fault was injected)");
   if (happens(endpoint, RDT_FAULT_BREAK)) atomic_store(&endpoint->broken, true);
-  rdt_status status = inner(endpoint->end, mapping, op, request);
-  return status == RDT_OK && endpoint->inner->synchronous ? report_later(endpoint, request)
-                                                          : status;
+  rdt_status status;
+  if (goes_wrong(endpoint, reads, op))
+    status = (reads ? read_wrongly : write_wrongly)(endpoint, mapping, op, request);
+  else
+    status = (reads ? inner->read : inner->write)(endpoint->end, mapping, op, request);
+  return status == RDT_OK && inner->synchronous ? report_later(endpoint, request) : status;
 }
 
 static rdt_status fault_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                               rdt_request *request) {
-  return move(endpoint, endpoint->inner->write, mapping, op, request);
+  return move(endpoint, false, mapping, op, request);
 }
 
 static rdt_status fault_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                              rdt_request *request) {
-  return move(endpoint, endpoint->inner->read, mapping, op, request);
+  return move(endpoint, true, mapping, op, request);
+}
+
+static rdt_status notify_wrongly(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
+                                 uint64_t size) {
+  uint8_t *wrong = malloc(size);
+  if (wrong) {
+    memcpy(wrong, data, size);
+    wrong[size - 1] ^= 1;
+  }
+  rdt_status status = endpoint->inner->notify(endpoint->end, immediate, wrong ? wrong : data, size);
+  free(wrong);
+  return status;
 }
 
 static rdt_status fault_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
                                uint64_t size) {
   if (short_of_credit(endpoint)) return RDT_NO_CREDIT;
   if (happens(endpoint, RDT_FAULT_BREAK)) atomic_store(&endpoint->broken, true);
+  if (size > 0 && happens(endpoint, RDT_FAULT_CORRUPT_NOTIFY))
+    return notify_wrongly(endpoint, immediate, data, size);
   return endpoint->inner->notify(endpoint->end, immediate, data, size);
 }
 
@@ -190,6 +287,7 @@ static void pass_notification(void *context, uint64_t immediate, const void *dat
 static void pass_completion(void *context, rdt_request *request, rdt_status status) {
   rdt_endpoint *endpoint = ((report *)context)->endpoint;
   const rdt_events *events = ((report *)context)->events;
+  misread_now(endpoint, request, status == RDT_OK);
   if (status == RDT_OK && !atomic_load(&endpoint->stopped)) {
     int64_t due = choose_report(endpoint, &status);
     if (due > 0 && hold_back(endpoint, request, false, status, due)) return;
@@ -267,6 +365,7 @@ static void fault_abort(rdt_endpoint *endpoint, const rdt_events *events) {
 
 static void fault_destroy(rdt_endpoint *endpoint) {
   endpoint->inner->endpoint_destroy(endpoint->end);
+  while (endpoint->misread) misread_now(endpoint, endpoint->misread->request, false);
   pthread_mutex_destroy(&endpoint->lock);
   free(endpoint);
 }
