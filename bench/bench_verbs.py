@@ -7,9 +7,8 @@ SoftRoCE lab, whose absolute numbers say little; the ratio says what the transpo
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,10 +21,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from programs import Failed, build_micro, first_line, run, started
 from rdmatensor.demo.machine import describe
 from rdmatensor.demo.timing import Distribution
 
-ROOT = Path(__file__).resolve().parent.parent
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 BYTES_PER_RUN = 32 << 20  # of a bandwidth test
 TURNS_PER_RUN = 1000  # of a latency test
@@ -36,10 +35,6 @@ ENVIRONMENT = {
     "RDMATENSOR_QUEUE_PAIRS": "1",
     "RDMATENSOR_WAIT_SPIN_US": "100000",
 }
-
-
-class Failed(click.ClickException):
-    """A program of a measurement did not do its work."""
 
 
 @dataclass(frozen=True)
@@ -86,54 +81,13 @@ class Row:
 # ---- programs --------------------------------------------------------------------------------------
 
 
-def build(folder: Path) -> Path:
-    """Our program, linked with the library that is built beside it."""
-    tools = Path(sys.executable).parent
-    settings = ["-DRDT_BUILD_BENCH=ON", "-DRDT_BUILD_TENSORFLOW=OFF", "-DRDT_BUILD_VERBS=ON"]
-    ninja = tools / "ninja"
-    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja.exists() else []
-    cmake = str(tools / "cmake") if (tools / "cmake").exists() else "cmake"
-    for command in (
-        [cmake, "-S", str(ROOT), "-B", str(folder), *generator, *settings],
-        [cmake, "--build", str(folder), "--target", "verbs_perf"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise Failed(f"cannot build verbs_perf: {done.stdout}{done.stderr}")
-    return folder / "verbs_perf"
-
-
-@contextlib.contextmanager
-def server(program: Path) -> Iterator[str]:
-    """Our serving end; yields its address."""
-    with subprocess.Popen(
-        [str(program), "serve"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **ENVIRONMENT},
-    ) as serving:
-        assert serving.stdout is not None
-        try:
-            address = serving.stdout.readline().strip()
-            if not address:
-                raise Failed("the serving end of verbs_perf ended at once")
-            yield address
-        finally:
-            serving.kill()
-
-
 def measure_ours(program: Path, address: str, test: Test) -> float:
-    command = [program, test.name, address, test.nbytes, test.iterations, test.depth]
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env={**os.environ, **ENVIRONMENT},
-    )
-    if done.returncode != 0:
-        raise Failed(f"{test.name} failed: {done.stderr}")
-    return float(done.stdout)
+    """The median of a latency, or the mean rate, as perftest tells them."""
+    shape = (1, 1) if test.latency else (test.depth, test.iterations)
+    samples = test.iterations if test.latency else 1
+    command = [program, test.name, address, test.nbytes, samples, *shape]
+    done = run(command, ENVIRONMENT, PATIENCE).checked()
+    return statistics.median(float(line) for line in done.output.split())
 
 
 def perftest_command(test: Test, device: str, gid_index: int) -> list[str]:
@@ -153,19 +107,13 @@ def parse_perftest(output: str, test: Test) -> float:
 
 def measure_perftest(test: Test, device: str, gid_index: int) -> float:
     command = perftest_command(test, device, gid_index)
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as serving:
-        try:
-            end = time.monotonic() + PATIENCE
-            while True:  # until the server listens
-                done = subprocess.run(
-                    [*command, "127.0.0.1"], capture_output=True, text=True, timeout=PATIENCE
-                )
-                if done.returncode == 0 or time.monotonic() > end:
-                    break
-                time.sleep(0.2)
-            return parse_perftest(done.stdout, test)
-        finally:
-            serving.kill()
+    with started(command):
+        end = time.monotonic() + PATIENCE
+        done = run([*command, "127.0.0.1"], patience=PATIENCE)
+        while done.status and time.monotonic() < end:  # until the server listens
+            time.sleep(0.2)
+            done = run([*command, "127.0.0.1"], patience=PATIENCE)
+        return parse_perftest(done.checked().output, test)
 
 
 # ---- measurement -----------------------------------------------------------------------------------
@@ -173,7 +121,8 @@ def measure_perftest(test: Test, device: str, gid_index: int) -> float:
 
 def measure(program: Path, device: str, gid_index: int, turns: int) -> list[Row]:
     rows = []
-    with server(program) as address:
+    with started([program, "serve", max(SIZES)], ENVIRONMENT) as serving:
+        address = first_line(serving)
         for test in tests():
             ours, theirs = [], []
             for _ in range(turns):
@@ -210,7 +159,7 @@ def render(rows: list[Row], device: str) -> Table:
 def in_lab(turns: int, output: Path | None) -> int:
     """Runs this very script where there is a device."""
     with tempfile.TemporaryDirectory() as folder:
-        program = build(Path(folder) / "build")
+        program = build_micro(Path(folder) / "build")
         inside = [sys.executable, __file__, "--program", str(program), "--turns", str(turns)]
         if output is not None:
             inside += ["--json", f"{folder}/result.json"]
@@ -224,14 +173,14 @@ def in_lab(turns: int, output: Path | None) -> int:
 @click.command(help=__doc__)
 @click.option("--turns", default=5, show_default=True, help="Runs of each program and test.")
 @click.option("--gid-index", default=1, show_default=True, help="perftest's; ours chooses itself.")
-@click.option("--program", type=click.Path(path_type=Path), help="verbs_perf, if it is built.")
+@click.option("--program", type=click.Path(path_type=Path), help="micro, if it is built.")
 @click.option("--json", "output", type=click.Path(path_type=Path), help="Write results here too.")
 def main(turns: int, gid_index: int, program: Path | None, output: Path | None) -> None:
     device = first_device()
     if device is None:
         sys.exit(in_lab(turns, output))
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(program or build(Path(folder)), device, gid_index, turns)
+        rows = measure(program or build_micro(Path(folder)), device, gid_index, turns)
     Console(width=110).print(render(rows, device))
     if output is not None:
         result = {"machine": describe(("rdmatensor",)), "rows": [asdict(row) for row in rows]}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that benchmarks run: ours in C, and those of rivals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from rdmatensor.bench.record import Process
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Failed(click.ClickException):
+    """A program of a measurement did not do its work."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A program that has ended: its output, and what it used."""
+
+    command: str
+    status: int
+    output: str
+    used: Process
+
+    def checked(self) -> Done:
+        """Itself. Failed, with what the program printed, if it did not end well."""
+        if self.status:
+            raise Failed(f"{self.command}: exit status {self.status}\n{self.output}")
+        return self
+
+
+def run(
+    command: Sequence[object], environment: Mapping[str, str] = {}, patience: float = 120.0
+) -> Done:
+    """Runs a program to its end; after `patience` seconds it is killed. OSError if there is none."""
+    words = [str(word) for word in command]
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    ) as process:
+        assert process.stdout is not None
+        end = threading.Timer(patience, process.kill)
+        end.start()
+        try:
+            output = process.stdout.read()
+            _, status, used = os.wait4(process.pid, 0)
+        finally:
+            end.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+    name = Path(words[0]).name
+    usage = Process(name, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+    return Done(" ".join(words), process.returncode, output, usage)
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[object], environment: Mapping[str, str] = {}
+) -> Iterator[subprocess.Popen[str]]:
+    """A program that serves until the end of the block, where it is killed. OSError if there is none."""
+    with subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **environment},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """What a server says when it is ready. Failed if it ends instead."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        raise Failed(f"{process.args!r} ended at once")
+    return line
+
+
+def build_micro(folder: Path) -> Path:
+    """bench/micro.c, linked with the library that is built beside it."""
+    tools = Path(sys.executable).parent
+    settings = ["-DRDT_BUILD_BENCH=ON", "-DRDT_BUILD_TENSORFLOW=OFF"]
+    ninja = tools / "ninja"
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja.exists() else []
+    cmake = str(tools / "cmake") if (tools / "cmake").exists() else "cmake"
+    for command in (
+        [cmake, "-S", ROOT, "-B", folder, *generator, *settings],
+        [cmake, "--build", folder, "--target", "micro", "--parallel", "2"],
+    ):
+        run(command, patience=600.0).checked()
+    return folder / "micro"
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
