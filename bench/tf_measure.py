@@ -64,19 +64,19 @@ STATIC = Way("static", planned=True)
 
 
 class Cluster:
-    """Two servers, each in a process of its own."""
+    """Servers, each in a process of its own."""
 
-    def __init__(self, team: Team, way: Way) -> None:
+    def __init__(self, team: Team, way: Way, tasks: int = 2) -> None:
         self.way = way
         self._team = team
-        cluster = json.dumps({"worker": free_addresses(2)})
+        cluster = json.dumps({"worker": free_addresses(tasks)})
         self.tasks = [
             team.start(
                 f"{way.name}-task{index}",
                 [_TASK, cluster, str(index), way.protocol],
                 way.environment,
             )
-            for index in range(2)
+            for index in range(tasks)
         ]
 
     @property
@@ -85,7 +85,7 @@ class Cluster:
         return self.tasks[0]
 
     def wait(self) -> None:
-        """Until both servers have started. TaskFailed if they are not what they should be, too."""
+        """Until all servers have started. TaskFailed if they are not what they should be, too."""
         for task in self.tasks:
             self._team.wait(task, "ready", SILENCE_S)
             has_plugin = self._team.ask(task, "process")["plugin"]

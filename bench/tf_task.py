@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of bench_tensorflow.py: one of two TensorFlow servers, or a local model without a server.
+"""A process of a benchmark: one of a cluster's TensorFlow servers, or a local model without a server.
 
 Task 0 of a cluster is also the client: sessions run in its process, so no message between client and
 master adds to a step.
@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 import rdmatensor.tensorflow
+from converge_graphs import LEARNERS, Learner
 from rdmatensor.demo.control import Line, leave
 from rdmatensor.demo.paths import require_plugin
 from tf_cases import Case
@@ -37,6 +38,8 @@ class Client:
         return {
             "transfer": self.transfer,
             "training": self.training,
+            "learner": self.learner,
+            "learn": self.learn,
             "block": self.block,
             "close": self.close,
             "process": process_facts,
@@ -54,6 +57,16 @@ class Client:
         devices = (OWNER, CONSUMER) if self._target else ("", "")
         self._workload = Training(batch, self._target, *devices)
         return {}
+
+    def learner(self, name: str, workers: int) -> Mapping[str, Any]:
+        """Build the training of one of the models of converge.py."""
+        self._workload = LEARNERS[name](workers, self._target)
+        return {"loss_wanted": self._workload.target}
+
+    def learn(self, steps: int) -> Mapping[str, Any]:
+        """Train, and say how long each step took and what the loss was."""
+        assert isinstance(self._workload, Learner)
+        return self._workload.learn(steps)
 
     def block(self, steps: int) -> Mapping[str, Any]:
         """Time `steps` steps; losses are given where the workload has them, "steps" counts all made."""

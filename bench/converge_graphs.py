@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that converge.py trains: variables on a parameter server, batches at the workers, one update a step.
+
+Gradients of all workers are averaged in the order of the workers before they are applied, so nothing about
+the result depends on who was faster, nor on what carried the tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from typing import Any
+
+import tensorflow as tf
+
+from converge_data import Characters, Data, Digits, Words
+from tf_graphs import CONSUMER, OWNER, Workload
+
+v1 = tf.compat.v1
+
+_SEED = 7
+_MOMENTUM = 0.9
+
+
+class Learner(Workload):
+    """Training of one model with `workers` workers, each on `batch` examples a step."""
+
+    name: str
+    rate: float
+    batch: int
+    target: float
+
+    def __init__(self, workers: int, target: str) -> None:
+        self._devices = [CONSUMER, *(f"/job:worker/task:{n + 1}" for n in range(1, workers))]
+        self._made = 0
+        self.data = self.load()
+        super().__init__(f"learn{self.name}{workers}", target)
+
+    @abstractmethod
+    def load(self) -> Data:
+        """What it learns from."""
+
+    @abstractmethod
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the variables, dense ones."""
+
+    @abstractmethod
+    def loss(self, values: list[tf.Tensor], inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Mean cross entropy of a batch, on a worker."""
+
+    def inputs(self, fed: tf.Tensor) -> tf.Tensor:
+        """What `loss` gets of a batch's inputs; a model with tables looks rows up."""
+        return fed
+
+    def apply_rows(self, fed: list[tf.Tensor], gradients: list[tf.Tensor]) -> list[tf.Operation]:
+        """Updates of tables, by the gradients of `inputs` of each worker."""
+        del fed, gradients
+        return []
+
+    def build(self) -> None:
+        with tf.device(OWNER):
+            variables = [
+                v1.get_variable(
+                    f"p{index}",
+                    initializer=_initial(shape, index),
+                    use_resource=True,
+                )
+                for index, shape in enumerate(self.shapes())
+            ]
+            momenta = [
+                v1.get_variable(
+                    f"m{index}", shape, initializer=v1.zeros_initializer(), use_resource=True
+                )
+                for index, shape in enumerate(self.shapes())
+            ]
+            values = [
+                tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
+                for variable in variables
+            ]
+        self._feeds: list[tuple[tf.Tensor, tf.Tensor]] = []
+        self._losses, by_worker, by_row = [], [], []
+        for device in self._devices:
+            fed, loss, gradients, rows = self._build_worker(device, values)
+            self._feeds.append(fed)
+            self._losses.append(loss)
+            by_worker.append(gradients)
+            by_row += rows
+        with tf.device(OWNER):
+            updates = [
+                tf.raw_ops.ResourceApplyMomentum(
+                    var=variable.handle,
+                    accum=momentum.handle,
+                    lr=self.rate,
+                    grad=tf.add_n(gradients) / float(len(gradients)),
+                    momentum=_MOMENTUM,
+                    use_locking=True,
+                )
+                for variable, momentum, *gradients in zip(
+                    variables, momenta, *by_worker, strict=True
+                )
+            ]
+            updates += self.apply_rows([fed for fed, _ in self._feeds], by_row)
+        self._train = tf.group(updates)
+        self._initialise = v1.global_variables_initializer()
+
+    def _build_worker(
+        self, device: str, values: list[tf.Tensor]
+    ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        inputs, labels = self.data.held_out(self.batch)
+        with tf.device(device):
+            fed = (
+                v1.placeholder(inputs.dtype, inputs.shape),
+                v1.placeholder(labels.dtype, labels.shape),
+            )
+            given = self.inputs(fed[0])
+            loss = self.loss(values, given, fed[1])
+            rows = [given] if given is not fed[0] else []
+            gradients = tf.gradients(loss, values + rows)
+        return fed, loss, gradients[: len(values)], gradients[len(values) :]
+
+    def initialise(self) -> None:
+        self.session.run(self._initialise)
+
+    def before_block(self) -> None:
+        """Nothing: each step changes the variables."""
+
+    def step(self) -> Any:
+        feeds: dict[Any, Any] = {}
+        for worker, (inputs, labels) in enumerate(self._feeds):
+            feeds[inputs], feeds[labels] = self.data.batch(self._made, worker, self.batch)
+        self._made += 1
+        losses, _ = self.session.run([self._losses, self._train], feeds)
+        return [float(loss) for loss in losses]
+
+    def check(self, fetched: Any) -> None:
+        """Whether losses are right is seen by comparing them with another protocol's."""
+
+    def learn(self, steps: int) -> dict[str, Any]:
+        """Seconds and mean losses of `steps` steps, and the loss on what was held out, after them."""
+        seconds, losses = [], []
+        for _ in range(steps):
+            start = time.perf_counter()
+            each = self.step()
+            seconds.append(time.perf_counter() - start)
+            losses.append(sum(each) / len(each))
+        inputs, labels = self.data.held_out(self.batch)
+        feeds = {self._feeds[0][0]: inputs, self._feeds[0][1]: labels}
+        held_out = float(self.session.run(self._losses[0], feeds))
+        return {"seconds": seconds, "losses": losses, "held_out": held_out}
+
+
+def _initial(shape: tuple[int, ...], index: int) -> tf.Tensor:
+    """Zeros for biases, else normal with the variance that keeps that of the activations."""
+    if len(shape) == 1:
+        return tf.zeros(shape)
+    inputs = 1
+    for extent in shape[:-1]:
+        inputs *= extent
+    return tf.random.stateless_normal(shape, seed=[_SEED, index], stddev=inputs**-0.5)
+
+
+def _cross_entropy(scores: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)
+    )
+
+
+class DigitsNetwork(Learner):
+    """Two convolutions and a wide dense layer on images of digits: 17 MB of variables."""
+
+    name, rate, batch, target = "digits CNN", 0.02, 32, 0.1
+    _features, _hidden = 64, 1024
+
+    def load(self) -> Data:
+        return Digits()
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        flat = 8 * 8 * self._features
+        return [
+            *((3, 3, 1, 32), (32,), (3, 3, 32, self._features), (self._features,)),
+            *((flat, self._hidden), (self._hidden,), (self._hidden, 10), (10,)),
+        ]
+
+    def loss(self, values: list[tf.Tensor], inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        (k0, b0, k1, b1, w0, c0, w1, c1) = values
+        there = tf.nn.relu(tf.nn.conv2d(inputs, k0, 1, "SAME") + b0)
+        there = tf.nn.relu(tf.nn.conv2d(there, k1, 1, "SAME") + b1)
+        there = tf.reshape(there, [self.batch, -1])
+        return _cross_entropy(tf.matmul(tf.nn.relu(tf.matmul(there, w0) + c0), w1) + c1, labels)
+
+
+class CharacterNetwork(Learner):
+    """An LSTM that tells the next character, unrolled: 6 MB of variables."""
+
+    name, rate, batch, target = "character LSTM", 0.5, 16, 2.4
+    _units = 512
+
+    def load(self) -> Data:
+        return Characters()
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        assert isinstance(self.data, Characters)
+        letters, units = self.data.classes, self._units
+        return [
+            *((letters, 4 * units), (units, 4 * units), (4 * units,)),
+            *((units, letters), (letters,)),
+        ]
+
+    def loss(self, values: list[tf.Tensor], inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        (of_input, of_state, bias, w, b) = values
+        state = cell = tf.zeros([self.batch, self._units])
+        scores = []
+        for at in range(Characters.length):
+            seen = tf.matmul(tf.one_hot(inputs[:, at], self.data.classes), of_input)
+            gates = tf.split(seen + tf.matmul(state, of_state) + bias, 4, axis=1)
+            take, keep, give = (tf.sigmoid(gate) for gate in gates[:3])
+            cell = keep * cell + take * tf.tanh(gates[3])
+            state = give * tf.tanh(cell)
+            scores.append(tf.matmul(state, w) + b)
+        return _cross_entropy(tf.stack(scores, axis=1), labels)
+
+
+class WordNetwork(Learner):
+    """Words told from their neighbours, by a table of which only the rows in use travel."""
+
+    name, rate, batch, target = "word embedding", 1.0, 128, 5.7
+    _width = 256
+
+    def load(self) -> Data:
+        return Words()
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [(self._width, self.data.classes), (self.data.classes,)]
+
+    def inputs(self, fed: tf.Tensor) -> tf.Tensor:
+        if not hasattr(self, "_table"):
+            with tf.device(OWNER):
+                size = (self.data.classes, self._width)
+                self._table = v1.get_variable(
+                    "table", initializer=_initial(size, 99), use_resource=True
+                )
+        with tf.device(OWNER):
+            return tf.raw_ops.ResourceGather(
+                resource=self._table.handle, indices=fed, dtype=tf.float32
+            )
+
+    def apply_rows(self, fed: list[tf.Tensor], gradients: list[tf.Tensor]) -> list[tf.Operation]:
+        # One after the other: rows that several workers update are updated in their order.
+        applied: list[tf.Operation] = []
+        for ids, gradient in zip(fed, gradients, strict=True):
+            with tf.control_dependencies([*applied[-1:], *gradients]):
+                step = tf.raw_ops.ResourceScatterSub(
+                    resource=self._table.handle, indices=ids, updates=10 * self.rate * gradient
+                )
+            applied.append(step)
+        return applied
+
+    def loss(self, values: list[tf.Tensor], inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        (w, b) = values
+        return _cross_entropy(tf.matmul(tf.reduce_mean(inputs, axis=1), w) + b, labels)
+
+
+LEARNERS: dict[str, type[Learner]] = {
+    learner.name: learner for learner in (DigitsNetwork, CharacterNetwork, WordNetwork)
+}

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks are programs in a folder of their own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
