@@ -346,11 +346,16 @@ class Host:
     def netem(self, *rule: str) -> None:
         """Impairs what this host sends, as `tc ... netem RULE` does: netem("loss", "1%"), netem(
         "delay", "5ms"). Without a rule all is well again. Only in a lab of several hosts.
+
+        From one rule to another packets go on. The first rule and none stop the card for a moment, and
+        rxe gives a queue pair up whose packet the card does not take: set a rule, at least ("limit",
+        "1000"), before there is traffic.
         """
         self._needs_network("netem")
-        self.run(["tc", "qdisc", "del", "dev", "eth0", "root"], check=False)
         if rule:
-            self.run(["tc", "qdisc", "add", "dev", "eth0", "root", "netem", *rule])
+            self.run(["tc", "qdisc", "replace", "dev", "eth0", "root", "netem", *rule])
+        else:
+            self.run(["tc", "qdisc", "del", "dev", "eth0", "root"], check=False)
 
     def _needs_network(self, what: str) -> None:
         if self._machine.network is None:

@@ -32,6 +32,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "host killed": (VERBS,),
     "link down for a moment": (VERBS,),
     "link down for long": (VERBS,),
+    "own port down for a moment": (VERBS,),
     "packets lost": (VERBS,),
     "packets reordered": (VERBS,),
     "packets delayed": (VERBS,),
@@ -53,7 +54,12 @@ FAULTS: dict[str, tuple[str, ...]] = {
 # Of the others, why shared memory has no row.
 NOT_ON_SHM = {
     **dict.fromkeys(
-        ["host killed", "link down for a moment", "link down for long"],
+        [
+            "host killed",
+            "link down for a moment",
+            "link down for long",
+            "own port down for a moment",
+        ],
         "both ends are on one host",
     ),
     **dict.fromkeys(["packets lost", "packets reordered", "packets delayed"], "there are none"),

@@ -219,21 +219,54 @@ def test_late_packets_are_put_in_order(
         host.netem()
 
 
-def test_short_loss_of_link_is_survived(hosts: Hosts, note: Any) -> None:
+def test_short_cut_of_the_network_is_survived(hosts: Hosts, note: Any) -> None:
+    """The hosts' own ports stay up, as they do with a switch between the hosts."""
     pair = hosts.pair(region=4 << 20, DEADLINE_MS=30000)
-    host = hosts.lab.hosts[1]
-    pair.theirs.start("bad = check_flood(device, region.array, 400)")
-    pair.ours.start("transfers = flood(remote, region, 400)")
-    time.sleep(0.2)
-    host.link(False)
-    time.sleep(0.5)
-    host.link(True)
-    pair.ours.finish(60)
-    pair.theirs.finish(60)
+    host = hosts.lab.hosts[0]
+    host.netem("limit", "10000")
+    try:
+        host.netem("loss", "100%")
+        pair.theirs.start("bad = check_flood(device, region.array, 400)")
+        pair.ours.start("transfers = flood(remote, region, 400)")
+        time.sleep(0.5)
+        counters = host.run(["tc", "-s", "qdisc", "show", "dev", "eth0"]).stdout
+        host.netem("limit", "10000")
+        assert "dropped 0," not in counters
+        pair.ours.finish(60)
+        pair.theirs.finish(60)
+    finally:
+        host.netem()
     assert pair.theirs.get("bad") == []
     assert pair.ours.get("remote.up")
     assert pair.ours.get("device.stats().channels_lost") == 0
     note("link down for a moment", "nothing", None, "everything, also what was under way")
+
+
+def test_port_down_for_a_moment(hosts: Hosts, note: Any) -> None:
+    """rxe gives a queue pair up at the first packet that its port does not take; if it had none to send
+    just then, when its retries are used up.
+    """
+    pair = hosts.pair(**IMPATIENT)
+    pair.ours.run("own = device.allocate(1 << 18); own.array[:] = 1")
+    pair.ours.start("outcome = write_until_lost(region, own.array)")
+    time.sleep(1)
+    host = hosts.lab.hosts[0]
+    cut = time.monotonic()
+    host.link(False)
+    pair.ours.finish(DEADLINE + SLACK + 10)
+    took = time.monotonic() - cut
+    host.link(True)
+    outcome = pair.ours.get("outcome")
+    note("own port down for a moment", told(outcome), took, "connect again")
+    assert took < DEADLINE + SLACK
+    at_once = "Work Request Flushed Error (5)" in outcome["text"]
+    what, remedy = (
+        ("Work Request Flushed Error (5)", "the own port is down")
+        if at_once
+        else ("transport retry counter exceeded (12)", "does not answer")
+    )
+    check_lost(outcome, pair, what, remedy)
+    assert works(pair)
 
 
 def test_long_loss_of_link_ends_within_the_deadline(hosts: Hosts, note: Any) -> None:

@@ -26,6 +26,9 @@ static const char *hint(enum ibv_wc_status status) {
       return "the peer withdrew the region, or its key is wrong";
     case IBV_WC_LOC_PROT_ERR:
       return "a local buffer was freed, or its region closed, before the transfer completed";
+    case IBV_WC_LOC_QP_OP_ERR:
+    case IBV_WC_WR_FLUSH_ERR: /* the first that fails where the device itself gives a queue pair up */
+      return "the connection was closed, or the own port is down";
     case IBV_WC_REM_OP_ERR:
     case IBV_WC_REM_INV_REQ_ERR:
       return "the peer's device could not execute the request";
