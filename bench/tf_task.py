@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import rdmatensor.tensorflow
 from converge_graphs import LEARNERS, Learner
+from paper_graphs import Replica
 from rdmatensor.demo.control import Line, leave
 from rdmatensor.demo.paths import require_plugin
 from tf_cases import Case
@@ -38,6 +39,7 @@ class Client:
         return {
             "transfer": self.transfer,
             "training": self.training,
+            "replica": self.replica,
             "learner": self.learner,
             "learn": self.learn,
             "block": self.block,
@@ -56,6 +58,14 @@ class Client:
         """Build a training step: over both tasks, or without devices if there is no server."""
         devices = (OWNER, CONSUMER) if self._target else ("", "")
         self._workload = Training(batch, self._target, *devices)
+        return {}
+
+    def replica(self, verify: bool, **about: Any) -> Mapping[str, Any]:
+        """Build a step of one of the paper's models and, if asked to, verify what arrives."""
+        workload = Replica(**about, target=self._target)
+        self._workload = workload
+        if verify:
+            workload.verify()
         return {}
 
     def learner(self, name: str, workers: int) -> Mapping[str, Any]:

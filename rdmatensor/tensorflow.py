@@ -187,6 +187,8 @@ class Stats(TypedDict):
 
     paths: Paths
     fetched: Fetches
+    requests: int
+    """Tensors that this process asked for, with RDMATENSOR_ABLATION=rpc; otherwise none is asked for."""
     plan: PlanUse
     transports: dict[str, PathCounters]
     """Tensors and bytes that went by each transport instead of RPC: {"shm": ...}."""

@@ -111,6 +111,11 @@
       PLACEMENT, "arena", "arena|traced",                                                          \
       "TensorFlow: arena allocates every larger tensor in registered memory, traced only those "   \
       "from where tensors were seen to be sent.")                                                  \
+  CHOICE(                                                                                          \
+      ABLATION, "none", "none|copy|rpc",                                                           \
+      "TensorFlow, for measurements only: copy has each larger tensor copied where it is sent, "   \
+      "rpc has the receiver ask for each tensor, and larger ones copied at both ends; none is "    \
+      "as fast as it can be.")                                                                     \
   CHOICE(POLICY, "auto", "auto|rdma|grpc",                                                         \
          "TensorFlow: auto uses gRPC for peers that cannot be reached otherwise, rdma fails "      \
          "instead, grpc never connects.")                                                          \

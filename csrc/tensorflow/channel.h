@@ -19,6 +19,7 @@
 #include "lender.h"
 #include "path_stats.h"
 #include "plan_traffic.h"
+#include "requests.h"
 
 namespace rdmatensor {
 
@@ -79,6 +80,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // Sender: the tensors lent over this channel.
   Lender& lender() { return lender_; }
 
+  // Sender: what the receiver asks for, if it does.
+  Requests& requests() { return requests_; }
+
   // Both: the planned ones.
   PlanTraffic& plan() { return plan_; }
 
@@ -117,6 +121,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   Lender lender_;
   Fetcher fetcher_;
   PlanTraffic plan_;
+  Requests requests_;
   std::shared_ptr<Channel> held_by_core_;
 };
 

@@ -17,6 +17,7 @@
 #include "rendezvous.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/util/device_name_utils.h"
+#include "xla/tsl/platform/env.h"
 #include "xla/tsl/platform/status.h"
 
 namespace rdmatensor {
@@ -234,6 +235,7 @@ void Endpoint::OnDown(void* /*context*/, rdt_channel* handle, rdt_status why) {
   if (SourcePeer* source = channel->source.load()) source->OnDown(channel, why);
   if (DestinationLink* destination = channel->destination.load()) destination->OnDown(channel);
   channel->plan().OnDown();
+  channel->requests().Close();
 }
 
 void Endpoint::OnReleased(void* /*context*/, rdt_channel* handle) {
@@ -260,6 +262,11 @@ bool Endpoint::Handle(Channel* channel, uint64_t immediate, const char* data, si
       return HandleAnswered(channel, data, size);
     case MessageKind::kLost:
       return HandleLost(channel, data, size);
+    case MessageKind::kWillAsk:
+      channel->requests().Expect();
+      return channel->source.load() == nullptr && channel->destination.load() == nullptr;
+    case MessageKind::kAsk:
+      return HandleAsk(channel, data, size);
     // Receiver to sender.
     case MessageKind::kOffer:
     case MessageKind::kWithdraw:
@@ -388,6 +395,21 @@ bool Endpoint::HandleAsked(Channel* channel, const char* data, size_t size) {
   channel->asked_bytes += AskedBytes(message.text);
   if (channel->asked_bytes > kMaxAskedBytes) return false;
   channel->asked.emplace_back(message.step_id, message.text);
+  return true;
+}
+
+bool Endpoint::HandleAsk(Channel* channel, const char* data, size_t size) {
+  StepMessage message;
+  std::string key;
+  Requests::Answer answer;
+  if (channel->destination.load() == nullptr || !channel->requests().expected() ||
+      !ParseCopied(data, size, &key, &message)) {
+    return false;
+  }
+  if (mailboxes_.WasRemoved(message.step_id)) return true;
+  if (!channel->requests().Ask(message.step_id, message.text, &answer)) return false;
+  // Answering copies, which the progress thread has no time for.
+  if (answer != nullptr) tsl::Env::Default()->SchedClosure(std::move(answer));
   return true;
 }
 

@@ -97,6 +97,7 @@ class Endpoint {
   bool HandleReady(Channel* channel, const char* data, size_t size);
   bool HandleAsked(Channel* channel, const char* data, size_t size);
   bool HandleLost(Channel* channel, const char* data, size_t size);
+  bool HandleAsk(Channel* channel, const char* data, size_t size);
   bool HandleAnswered(Channel* channel, const char* data, size_t size);
   std::shared_ptr<Mailbox> MailboxFor(Channel* channel, int64_t step_id);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fetcher.h"
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -205,15 +206,29 @@ Outcome Fetcher::Read(std::unique_ptr<Fetch> fetch, rdt_remote_region* region) {
 }
 
 void Fetcher::OnRead(void* context, rdt_status status) {
-  const std::unique_ptr<Fetch> fetch(static_cast<Fetch*>(context));
+  std::unique_ptr<Fetch> fetch(static_cast<Fetch*>(context));
   Fetcher& self = fetch->channel->fetcher();
   if (status != RDT_OK) {
     self.Fail(status, absl::StrCat("its memory cannot be read: ", rdt_status_name(status), ": ",
                                    rdt_status_text(status)));
     return;
   }
-  self.Finish(*fetch);
-  self.Continue(fetch->step_id, fetch->key);
+  if (self.endpoint_->settings().ablation != Ablation::kRpc) {
+    self.Finish(*fetch);
+    self.Continue(fetch->step_id, fetch->key);
+    return;
+  }
+  // Where memory can be mapped, reading is this copy.
+  tsl::Env::Default()->SchedClosure([&self, fetch = std::move(fetch)] {
+    const Tensor message = std::exchange(fetch->target, Tensor(fetch->dtype, fetch->shape));
+    if (fetch->target.IsInitialized()) {
+      std::memcpy(fetch->target.data(), message.data(), fetch->from.size);
+    } else {
+      fetch->target = message;
+    }
+    self.Finish(*fetch);
+    self.Continue(fetch->step_id, fetch->key);
+  });
 }
 
 void Fetcher::Finish(const Fetch& fetch) {

@@ -239,7 +239,7 @@ void DestinationLink::PushPending(const std::vector<PendingSend>& pending,
     } else {
       tensorflow::Rendezvous::Args args;
       args.alloc_attrs = send.attributes;
-      send.rendezvous->Push(channel, send.key, args, send.tensor, send.is_dead);
+      send.rendezvous->PushWhenAsked(channel, send.key, args, send.tensor, send.is_dead);
     }
   }
 }
@@ -307,7 +307,10 @@ void DestinationLink::OnDown(Channel* channel) {
 
 void DestinationLink::DropStep(int64_t step_id) {
   Step dropped;  // freed after the lock
-  if (const std::shared_ptr<Channel> channel = ReadyChannel()) channel->plan().DropStep(step_id);
+  if (const std::shared_ptr<Channel> channel = ReadyChannel()) {
+    channel->plan().DropStep(step_id);
+    channel->requests().DropStep(step_id);
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = steps_.find(step_id);
   if (found == steps_.end()) return;

@@ -37,7 +37,10 @@ enum class MessageKind : uint8_t {
   // Receiver -> sender, of a receiver that used RecvTensor before it opened this channel.
   kAsked = 11,     // before kReady: a request for this key is under way, do not push it
   kAnswered = 12,  // it has ended: push what comes under this key from now on
-  kLost = 13       // sender -> receiver: was pushed down an earlier channel, perhaps in vain
+  kLost = 13,      // sender -> receiver: was pushed down an earlier channel, perhaps in vain
+  // Receiver -> sender, with ABLATION=rpc. See requests.h.
+  kWillAsk = 14,  // before kReady: push nothing that was not asked for
+  kAsk = 15       // for the tensor of this key
 };
 
 // The immediate: kind in the low byte, a value of at most 56 bits above it.
@@ -81,7 +84,7 @@ bool Parse(const char* data, size_t size, TensorMessage* out);
 inline constexpr size_t kMaxAskedBytes = 16u << 20;
 inline size_t AskedBytes(absl::string_view key) { return key.size() + 64; }
 
-// kReferral, kAsked, kAnswered, kLost: `text` is the key. kAbort: `code` is the absl::StatusCode, `text` its message, and
+// kReferral, kAsked, kAnswered, kLost, kAsk: `text` is the key. kAbort: `code` is the absl::StatusCode, `text` its message, and
 // `derived` says that the failure is a consequence of another one.
 struct StepMessage {
   int64_t step_id = 0;

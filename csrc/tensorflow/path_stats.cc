@@ -71,6 +71,7 @@ struct Stats {
   Counter sent[kPathCount];
   Counter received[kPathCount];
   Counter fetched[kFetchKindCount];
+  std::atomic<uint64_t> requests{0};
   std::atomic<uint64_t> plan[kPlanEventCount] = {};
   std::atomic<int64_t> place_bytes{0};
   std::mutex mutex;
@@ -188,6 +189,8 @@ void CountReceived(Path path, uint64_t bytes, Traffic* traffic) {
   for (; traffic != nullptr; traffic = traffic->whole) traffic->received.Add(bytes);
 }
 
+void CountRequest() { GlobalStats().requests.fetch_add(1, std::memory_order_relaxed); }
+
 void CountFetch(FetchKind kind, uint64_t bytes) {
   GlobalStats().fetched[static_cast<int>(kind)].Add(bytes);
 }
@@ -257,7 +260,8 @@ std::string StatsAsJson() {
                     ":{\"tensors\":", stats.fetched[i].tensors.load(),
                     ",\"bytes\":", stats.fetched[i].bytes.load(), "}");
   }
-  absl::StrAppend(&out, "},\"plan\":{\"place_bytes\":", PlaceBytes());
+  absl::StrAppend(&out, "},\"requests\":", stats.requests.load());
+  absl::StrAppend(&out, ",\"plan\":{\"place_bytes\":", PlaceBytes());
   for (int i = 0; i < kPlanEventCount; ++i) {
     absl::StrAppend(&out, ",", Quoted(kPlanNames[i]), ":", stats.plan[i].load());
   }
@@ -303,6 +307,7 @@ void ResetStats() {
   for (Counter& counter : stats.sent) counter.Reset();
   for (Counter& counter : stats.received) counter.Reset();
   for (Counter& counter : stats.fetched) counter.Reset();
+  stats.requests.store(0);
   for (auto& counter : stats.plan) counter.store(0, std::memory_order_relaxed);
   Arena::Get()->ResetUsage();
   ResetPlacement();

@@ -311,9 +311,25 @@ void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnsw
   SettleAll();
 }
 
+void SourcePeer::Request(int64_t step_id, const std::string& key) {
+  std::shared_ptr<Channel> channel;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ready_sent_) channel = channel_;
+  }
+  if (channel == nullptr) return;
+  CountRequest();
+  // If the channel is down what waits fails with it.
+  (void)Tell(channel.get(), MessageKind::kAsk, {step_id, key});
+}
+
 absl::Status SourcePeer::SendReady(Channel* channel, const std::vector<AskedKey>& asked) {
   for (const AskedKey& each : asked) {
     if (absl::Status sent = Tell(channel, MessageKind::kAsked, each); !sent.ok()) return sent;
+  }
+  if (endpoint_->settings().ablation == Ablation::kRpc) {
+    const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillAsk));
+    if (!sent.ok()) return sent;
   }
   ReadyMessage ready;
   ready.task = endpoint_->task();
@@ -415,8 +431,10 @@ void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
     }
   }
   std::vector<std::pair<std::shared_ptr<tensorflow::WorkerCacheInterface>, uint64_t>> reconnect;
+  std::vector<std::string> requested;
   auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
     if (waiter.source != this) return false;
+    if (endpoint_->settings().ablation == Ablation::kRpc) requested.push_back(waiter.FullKey());
     const Route route = RouteFor(waiter.source_incarnation, step_id, waiter);
     if (route == Route::kConnect) {
       reconnect.emplace_back(waiter.rendezvous->workers(), waiter.source_incarnation);
@@ -424,6 +442,7 @@ void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
     return route == Route::kAsk || route == Route::kAskAndRetry;
   });
   for (auto& [workers, incarnation] : reconnect) EnsureConnecting(workers, incarnation);
+  for (const std::string& key : requested) Request(step_id, key);
   for (Waiter& waiter : by_rpc) {
     waiter.rendezvous->Ask(this, waiter.FullKey(), waiter.args, std::move(waiter.done));
   }

@@ -66,6 +66,9 @@ class SourcePeer {
                         uint64_t incarnation);
   // Brings the waiters of `mailbox` in line with the present state.
   void Settle(const std::shared_ptr<Mailbox>& mailbox);
+  // ABLATION=rpc: asks the peer for what waits in the mailbox, unless there is no channel yet; then
+  // Settle does. Twice does no harm.
+  void Request(int64_t step_id, const std::string& key);
 
   // Events from the channel, on the progress thread.
   void OnStepAbort(int64_t step_id, const absl::Status& status);

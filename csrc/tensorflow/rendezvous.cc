@@ -117,7 +117,7 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
       &channel);
   switch (route) {
     case DestinationLink::Route::kPush:
-      Push(channel, key, args, tensor, is_dead);
+      PushWhenAsked(channel, key, args, tensor, is_dead);
       return absl::OkStatus();
     case DestinationLink::Route::kPulled:
       CountFetched(key.dst_device, tensor.TotalBytes(),
@@ -127,6 +127,26 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
       break;
   }
   return local ? SendLocal(key, args, tensor, is_dead) : absl::OkStatus();
+}
+
+void RdmaRendezvous::PushWhenAsked(const std::shared_ptr<Channel>& channel, const ParsedKey& key,
+                                   const Args& args, const Tensor& tensor, bool is_dead) {
+  if (channel->requests().expected()) {
+    // Callables are copied, rendezvous references are not.
+    const std::shared_ptr<RdmaRendezvous> self(this, [](RdmaRendezvous* kept) { kept->Unref(); });
+    Ref();
+    // The request comes through the channel, which is there then.
+    const std::weak_ptr<Channel> asked = channel;
+    const auto answer = [self, asked, key, args, tensor, is_dead] {
+      if (auto open = asked.lock()) self->Push(open, key, args, tensor, is_dead);
+    };
+    if (!channel->requests().Take(step_id_, key.FullKey(), answer)) {
+      // An abort meanwhile may have missed it.
+      if (aborted_.load()) channel->requests().DropStep(step_id_);
+      return;
+    }
+  }
+  Push(channel, key, args, tensor, is_dead);
 }
 
 void RdmaRendezvous::Push(const std::shared_ptr<Channel>& channel, const ParsedKey& key,
@@ -174,7 +194,7 @@ const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
   const bool in_place =
       reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
       exports.Locate(channel->handle(), tensor.data(), &message.region_key, &message.offset) &&
-      !MayChangeInPlace(key);
+      !MayChangeInPlace(key) && endpoint_->settings().ablation == Ablation::kNone;
   PlacementOnSend(tensor, in_place);
   if (!in_place) {
     source = Tensor(Arena::Get()->allocator(), tensor.dtype(), tensor.shape());
@@ -246,6 +266,8 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter) {
   const std::shared_ptr<Mailbox> mailbox = mailbox_;
   const uint64_t incarnation = waiter.source_incarnation;
   const uint64_t epoch = source->epoch();
+  const bool asks = endpoint_->settings().ablation == Ablation::kRpc;
+  const std::string asked = asks ? waiter.FullKey() : std::string();
   const auto route = source->RouteFor(incarnation, step_id_, waiter);
   if (route == SourcePeer::Route::kAskAndRetry) source->EnsureConnecting(workers(), incarnation);
   if (route == SourcePeer::Route::kAsk || route == SourcePeer::Route::kAskAndRetry) {
@@ -276,7 +298,11 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter) {
   if (route == SourcePeer::Route::kConnect) {
     source->EnsureConnecting(std::move(connections), incarnation);
   }
-  if (source->epoch() != epoch) source->Settle(mailbox);
+  if (source->epoch() != epoch) {
+    source->Settle(mailbox);
+  } else if (asks) {
+    source->Request(mailbox->step_id(), asked);
+  }
 }
 
 void RdmaRendezvous::Ask(SourcePeer* source, const std::string& key, const Args& args,

@@ -43,6 +43,9 @@ class RdmaRendezvous : public tensorflow::BaseRemoteRendezvous {
   // Sends one tensor down `channel`, or puts it into the local rendezvous and refers the receiver.
   void Push(const std::shared_ptr<Channel>& channel, const ParsedKey& key, const Args& args,
             const tensorflow::Tensor& tensor, bool is_dead);
+  // The same, or keeps it until the receiver asks for it, if it does.
+  void PushWhenAsked(const std::shared_ptr<Channel>& channel, const ParsedKey& key,
+                     const Args& args, const tensorflow::Tensor& tensor, bool is_dead);
   // Into the local rendezvous, from where RecvTensor takes it.
   absl::Status SendLocal(const ParsedKey& key, const Args& args, const tensorflow::Tensor& tensor,
                          bool is_dead) {

@@ -232,7 +232,7 @@ bool Routes::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
 
 bool Routes::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, PlannedMessage* message) {
   if (!channel_->can_map() || tensor.TotalBytes() <= endpoint_->settings().plan_copy_bytes ||
-      edge.definition->may_change) {
+      edge.definition->may_change || endpoint_->settings().ablation != Ablation::kNone) {
     return false;
   }
   const bool in_arena = reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
@@ -302,7 +302,8 @@ bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
   const ArenaExports& exports = endpoint_->exports();
   const bool in_arena = exports.Locate(channel_->handle(), source->data(), &region_key, &offset);
   PlacementOnSend(*source, in_arena);
-  if (in_arena && !may_change) return true;
+  const bool as_it_lies = endpoint_->settings().ablation == Ablation::kNone;
+  if (in_arena && !may_change && as_it_lies) return true;
   tensorflow::Tensor copy(Arena::Get()->allocator(), source->dtype(), source->shape());
   if (!copy.IsInitialized() ||
       !exports.Locate(channel_->handle(), copy.data(), &region_key, &offset)) {

@@ -17,6 +17,13 @@ enum class Policy {
   kGrpc,  // never try
 };
 
+// What measurements have the plugin do worse than it can.
+enum class Ablation {
+  kNone,
+  kCopy,  // tensors are copied where they are sent
+  kRpc,   // the receiver asks for each tensor, which is copied at both ends
+};
+
 // The core's settings that the plugin uses, read when a server is created.
 struct Settings {
   uint64_t inline_bytes = 16384;
@@ -30,11 +37,12 @@ struct Settings {
   uint64_t failback_ms = 1000;
   std::string bind_address;  // empty: as the cluster says
   Policy policy = Policy::kAuto;
+  Ablation ablation = Ablation::kNone;
 
   static Settings Read() {
     Settings settings;
     uint64_t connect_timeout_ms = 0;
-    char policy[32] = "", bind_address[256] = "", plan[32] = "";
+    char policy[32] = "", bind_address[256] = "", plan[32] = "", ablation[32] = "";
     (void)rdt_config_get_u64("INLINE_BYTES", &settings.inline_bytes);
     (void)rdt_config_get_u64("ALIAS_BYTES", &settings.alias_bytes);
     (void)rdt_config_get_u64("ARENA_LIMIT", &settings.arena_limit);
@@ -57,6 +65,13 @@ struct Settings {
     (void)rdt_config_get("POLICY", policy, sizeof policy);
     if (std::strcmp(policy, "rdma") == 0) settings.policy = Policy::kRdma;
     if (std::strcmp(policy, "grpc") == 0) settings.policy = Policy::kGrpc;
+    (void)rdt_config_get("ABLATION", ablation, sizeof ablation);
+    if (std::strcmp(ablation, "copy") == 0) settings.ablation = Ablation::kCopy;
+    if (std::strcmp(ablation, "rpc") == 0) {
+      settings.ablation = Ablation::kRpc;
+      settings.plan = false;
+      settings.alias_bytes = UINT64_MAX;
+    }
     return settings;
   }
 };

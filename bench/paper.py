@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison of the RDMA paper, rebuilt: six workloads, four ways to move their tensors, in one run.
+
+docs/paper.md tells what the ways are, what a step does, and what the figures do not say.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from paper_models import MIB, MODELS, Model
+from rdmatensor.bench import record
+from rdmatensor.demo.launch import Team
+from rdmatensor.demo.paths import STOCK
+from rdmatensor.demo.timing import Distribution, duration, size
+from tf_measure import GRPC, Cluster, Result, Way, measure, ratio
+from tf_run import begin, logs_of_tasks, print_faults
+
+_ABLATION = "RDMATENSOR_ABLATION"
+TCP = Way("gRPC.TCP", GRPC.protocol)
+RPC = Way("RPC-over-RDMA", settings={_ABLATION: "rpc"})
+COPY = Way("RDMA.cp", planned=True, settings={_ABLATION: "copy"})
+ZERO = Way("RDMA.zerocp", planned=True)
+WAYS = {way.name: way for way in (TCP, RPC, COPY, ZERO)}
+
+# Of an RPC whose both ends copy, the paper's best.
+RPC_TARGET = 2.7
+SUITE = "paper"
+# Tensors up to this many bytes travel inside notifications (INLINE_BYTES), planned ones are written into
+# their places (PLAN_COPY_BYTES).
+_SMALL = 16384
+
+
+@dataclass(frozen=True)
+class Case:
+    """Steps of one model. `batch` is 0 where the time of computing was not derived from one."""
+
+    model: Model
+    workers: int
+    compute_s: float
+    batch: int
+    reads: bool
+
+    @property
+    def name(self) -> str:
+        """For people, and for the record."""
+        plural = "s" if self.workers > 1 else ""
+        what = f"batch {self.batch}" if self.batch else f"compute {self.compute_s * 1e3:g} ms"
+        every = ", every byte read" if self.reads else ""
+        return f"{self.model.name}, {self.workers} worker{plural}, {what}{every}"
+
+    @property
+    def tensors(self) -> int:
+        """That a step moves: variables to each worker, gradients back."""
+        return 2 * self.workers * self.model.count
+
+    @property
+    def nbytes(self) -> int:
+        """Of them."""
+        return 2 * self.workers * self.model.nbytes
+
+    @property
+    def large(self) -> tuple[int, int]:
+        """Those that do not travel inside notifications: how many in a step, and their bytes."""
+        sizes = [4 * _elements(shape) for shape in self.model.shapes]
+        sizes = [nbytes for nbytes in sizes if nbytes > _SMALL]
+        return 2 * self.workers * len(sizes), 2 * self.workers * sum(sizes)
+
+    def build(self, verify: bool) -> dict[str, Any]:
+        """The command that has a client build it."""
+        return {
+            "command": "replica",
+            "model": self.model.name,
+            "workers": self.workers,
+            "compute_s": self.compute_s,
+            "consumer": "read" if self.reads else "slice",
+            "verify": verify,
+        }
+
+
+def _elements(shape: Sequence[int]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case in all ways."""
+
+    case: Case
+    results: list[Result]
+    processes: dict[str, list[record.Process]]
+    in_turns: bool
+
+    def of(self, way: Way) -> Result | None:
+        """The result of one way, if it was measured."""
+        return next((result for result in self.results if result.way == way), None)
+
+    def faults(self) -> list[str]:
+        """Tensors that did not go the way they should have, or were not copied as often."""
+        return [
+            f"{self.case.name}, {result.way.name}: {fault}"
+            for result in self.results
+            for fault in faults_of(self.case, result)
+        ]
+
+
+def faults_of(case: Case, result: Result) -> Iterator[str]:
+    """What the counters say against one result. Each way has its own proof."""
+    steps = result.samples.steps
+    if result.way.protocol == STOCK:
+        if (moved := Distribution.of(result.samples.loopback).median) < case.nbytes:
+            yield f"a step moved only {size(moved)} over loopback"
+        return
+    paths = result.timed.paths
+    yield from paths.avoidable()
+    if paths.pushed_bytes() < steps * case.nbytes:
+        yield f"a step moved only {size(paths.pushed_bytes() / steps)}"
+    large, large_bytes = (steps * each for each in case.large)
+    copied, read, lent = (
+        paths.bytes["bounce"],
+        result.timed.total("fetched", "read", "bytes"),
+        result.timed.total("fetched", "in_place", "tensors"),
+    )
+    asked = result.timed.total("requests")
+    unplanned = paths.tensors.total() - paths.tensors["static"]
+    if result.way == RPC:
+        if asked < steps * case.tensors:
+            yield f"only {asked / steps:.4g} tensors of a step were asked for"
+        if copied < large_bytes or read < large_bytes or lent or paths.bytes["dynamic"]:
+            yield f"{size(copied / steps)} copied by the sender, {size(read / steps)} by the receiver"
+    elif unplanned or asked:
+        yield f"{unplanned} tensors did not go to their planned places, {asked} were asked for"
+    if result.way == COPY and lent:
+        yield f"{lent} tensors were not copied"
+    if result.way == ZERO and lent < large:
+        yield f"{large - lent} large tensors were copied"
+
+
+def memory_needed(model: Model, workers: int, ways: Sequence[Way]) -> int:
+    """Bytes that the clusters of a model hold, at most and roughly: each end its variables, what arrives,
+    and what a copying way holds besides; 400 MB for each process."""
+    copies = {TCP.name: 4, RPC.name: 4, COPY.name: 4, ZERO.name: 2}
+    bodies = sum(copies[way.name] for way in ways) * workers * model.nbytes
+    return bodies + len(ways) * (workers + 1) * 400 * 1000**2 + 3 * len(ways) * model.nbytes
+
+
+def memory_available() -> int:
+    """Bytes that new processes of this machine may use."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
+
+
+def _reclaimable() -> int:
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return max(0, int(fields["MemAvailable"].split()[0]) - int(fields["MemFree"].split()[0])) * 1024
+
+
+def run_model(logs: Path, cases: list[Case], ways: list[Way], quick: bool) -> Iterator[Row]:
+    """Measure cases of one model and number of workers, the ways in turns if all clusters fit into memory."""
+    model, workers = cases[0].model, cases[0].workers
+    in_turns = memory_needed(model, workers, ways) <= 0.8 * memory_available()
+    groups = [ways] if in_turns else [[way] for way in ways]
+    found: list[list[tuple[Result, list[record.Process]]]] = [[] for _ in cases]
+    for group in groups:
+        with Team(logs) as team:
+            clusters = [Cluster(team, way, workers + 1) for way in group]
+            for cluster in clusters:
+                cluster.wait()
+            for number, case in enumerate(cases):
+                steps, block = _steps(case, quick)
+                build = case.build(verify=number == 0)
+                before = [_processes(team, cluster) for cluster in clusters]
+                results = measure(team, clusters, build, steps, block)
+                after = [_processes(team, cluster) for cluster in clusters]
+                for result, then, now in zip(results, before, after, strict=True):
+                    used = [end.since(start) for start, end in zip(then, now, strict=True)]
+                    found[number].append((result, used))
+    for case, pairs in zip(cases, found, strict=True):
+        processes = {result.way.name: used for result, used in pairs}
+        yield Row(case, [result for result, _ in pairs], processes, in_turns)
+
+
+def _steps(case: Case, quick: bool) -> tuple[int, int]:
+    """How many steps are timed, and how many in a turn: fewer of those that take long."""
+    block = 2 if case.nbytes > 300 * MIB or case.compute_s > 0.2 else 5
+    return block * (3 if quick else 10), block
+
+
+def _processes(team: Team, cluster: Cluster) -> list[record.Process]:
+    pids = [team.ask(task, "process")["pid"] for task in cluster.tasks]
+    return [
+        record.Process.of(pid, f"{cluster.way.name} task {index}") for index, pid in enumerate(pids)
+    ]
+
+
+def records(row: Row) -> list[record.Result]:
+    """The row as it is written down."""
+    case = row.case
+    parameters: dict[str, record.Parameter] = {
+        "model": case.model.name,
+        "workers": case.workers,
+        "batch": case.batch,
+        "compute_ms": case.compute_s * 1e3,
+        "tensors": case.tensors,
+        "step_bytes": case.nbytes,
+        "every_byte_read": case.reads,
+        "in_turns": row.in_turns,
+    }
+    target = case.model.target if case.compute_s == 0 and not case.reads else None
+    return [
+        record.Result(
+            suite=SUITE,
+            case=case.name,
+            way=result.way.name,
+            unit=record.SECONDS,
+            samples=result.samples.seconds,
+            turns=[Distribution.of(block).median for block in result.samples.blocks],
+            parameters=parameters,
+            processes=row.processes[result.way.name],
+            rival=TCP.name if result.way == ZERO else "",
+            target=target if result.way == ZERO else None,
+        )
+        for result in row.results
+    ]
+
+
+def table(rows: list[Row]) -> Table:
+    """Step times, the ratio of each way to zerocp, and samples a second where there is a batch."""
+    made = Table(title="Time of one step")
+    for header in ("step", "way"):
+        made.add_column(header)
+    for header in ("median", "p10 .. p90", "zerocp is faster", "target", "samples/s", "a step"):
+        made.add_column(header, justify="right")
+    for row in rows:
+        best = row.of(ZERO)
+        for index, result in enumerate(row.results):
+            time_ = result.samples.time
+            last = index == len(row.results) - 1
+            batch = row.case.batch * row.case.workers
+            made.add_row(
+                row.case.name if index == 0 else "",
+                result.way.name,
+                duration(time_.median),
+                f"{duration(time_.p10)} .. {duration(time_.p90)}",
+                _ratio(result, best, row.in_turns),
+                _target(row.case, result, best),
+                f"{batch / time_.median:.0f}" if batch else "",
+                f"{row.case.tensors} tensors, {size(row.case.nbytes)}" if index == 0 else "",
+                end_section=last,
+            )
+    return made
+
+
+def _ratio(result: Result, best: Result | None, in_turns: bool) -> str:
+    if best is None or result is best:
+        return ""
+    if not in_turns:
+        return f"{result.samples.time.median / best.samples.time.median:.3g}x"
+    median, turns = ratio(result, best)
+    return f"{median:.3g}x ({turns.p10:.3g} .. {turns.p90:.3g})"
+
+
+def _target(case: Case, result: Result, best: Result | None) -> str:
+    """Of steps that compute nothing."""
+    wanted = {TCP.name: case.model.target, RPC.name: RPC_TARGET}.get(result.way.name)
+    if wanted is None or best is None or case.compute_s or case.reads:
+        return ""
+    met = result.samples.time.median / best.samples.time.median >= wanted
+    return f"[green]{wanted:g}x met[/green]" if met else f"[red]{wanted:g}x missed[/red]"
+
+
+def plan_cases(
+    model: Model, workers: int, compute_ms: Sequence[float], batches: Sequence[int], reads: bool
+) -> list[Case]:
+    """The cases of one model and number of workers."""
+    cases = [Case(model, workers, each / 1e3, 0, reads) for each in compute_ms]
+    return cases + [
+        Case(model, workers, each * model.compute_ms / 1e3, each, reads) for each in batches
+    ]
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Fewer steps, one worker, no batches.")
+@click.option("--only", multiple=True, type=click.Choice(list(MODELS)), help="May be repeated.")
+@click.option("--way", "chosen", multiple=True, type=click.Choice(list(WAYS)), help="The same.")
+@click.option("--workers", multiple=True, type=click.IntRange(1, 16), help="The same. [1, 2, 3]")
+@click.option(
+    "--compute",
+    multiple=True,
+    type=click.FloatRange(0, 60000),
+    help="Milliseconds that a step computes, that is, sleeps; may be repeated. [0]",
+)
+@click.option(
+    "--batch",
+    multiple=True,
+    type=click.IntRange(1, 4096),
+    help="Samples in a batch: the model's time of computing times this; may be repeated. [1, 8, 32]",
+)
+@click.option("--read", "reads", is_flag=True, help="Both ends read every byte that arrives.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False))
+def main(
+    quick: bool,
+    only: tuple[str, ...],
+    chosen: tuple[str, ...],
+    workers: tuple[int, ...],
+    compute: tuple[float, ...],
+    batch: tuple[int, ...],
+    reads: bool,
+    json_file: Path | None,
+) -> None:
+    """Measure the paper's workloads in its four ways, in turns, on this machine.
+
+    Exits with 1 if a task fails, a value is wrong or a tensor took another way than it should; a missed
+    target is shown but does not fail the run.
+    """
+    console, _ = begin(width=150)
+    began = time.monotonic()
+    whole = record.Run("The paper's comparison", record.Environment.here(transport="shm"), quick)
+    ways = [way for name, way in WAYS.items() if not chosen or name in chosen]
+    compute, batch = _defaults(compute, batch, quick)
+    rows: list[Row] = []
+    with logs_of_tasks(console) as logs, console.status("starting clusters") as status:
+        for model in [MODELS[name] for name in only or MODELS]:
+            for count in workers or ((1,) if quick else (1, 2, 3)):
+                status.update(f"measuring {model.name}, {count} worker{'s' * (count > 1)}")
+                cases = plan_cases(model, count, compute, batch, reads)
+                rows += run_model(logs, cases, ways, quick)
+    for row in rows:
+        whole.results += records(row)
+        whole.faults += row.faults()
+    whole.finish(time.monotonic() - began)
+    report(console, rows, whole.faults)
+    if json_file:
+        whole.write(json_file)
+    sys.exit(1 if whole.faults else 0)
+
+
+def _defaults(
+    compute: tuple[float, ...], batch: tuple[int, ...], quick: bool
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    if compute or batch:
+        return compute, batch
+    return (0.0,), () if quick else (1, 8, 32)
+
+
+def report(console: Console, rows: list[Row], faults: list[str]) -> None:
+    """Print the table and what speaks against it."""
+    console.print(table(rows))
+    apart = sorted({row.case.model.name for row in rows if not row.in_turns})
+    if apart:
+        console.print(f"One way after the other, for want of memory: {', '.join(apart)}")
+    print_faults(console, faults)
+
+
+if __name__ == "__main__":
+    main()

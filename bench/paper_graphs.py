@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of data-parallel training with all of its communication and none of its arithmetic.
+
+Each worker receives all variables, computes for a given time, that is, sleeps, and sends gradients of the
+same shapes. Nothing is added up or applied: of what arrives each end takes the last element ("slice") or the
+largest ("read", which reads every byte). A gradient lies at the worker before the step, in memory of its
+own, as the result of a computation does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from paper_models import MODELS, Shape
+from tf_graphs import CONSUMER, OWNER, Workload
+
+v1 = tf.compat.v1
+
+_MODULUS = 1021
+_FOREVER = 1 << 62
+
+
+class Replica(Workload):
+    """Steps of `model` with `workers` workers, each computing for `compute_s` seconds.
+
+    Task 1 is the parameter server, task 0 the first worker and the client.
+    """
+
+    def __init__(
+        self, model: str, workers: int, compute_s: float, consumer: str, target: str
+    ) -> None:
+        self._shapes = MODELS[model].shapes
+        self._devices = [CONSUMER, *(f"/job:worker/task:{n + 1}" for n in range(1, workers))]
+        self._compute_us = round(compute_s * 1e6)
+        self._reads = consumer == "read"
+        self._updates = 0
+        super().__init__(f"{model}{workers}", target)
+
+    def build(self) -> None:
+        # Fed rather than constant, or the optimiser would compute the pattern and keep it in the graph.
+        self._offset = v1.placeholder(tf.float32, [])
+        self._setup: list[tf.Operation] = []
+        self._initialise: list[tf.Operation] = []
+        self._update: list[tf.Operation] = []
+        self._same: list[tf.Tensor] = []
+        # What a step must fetch of these tensors while nothing was updated.
+        self._first: list[float] = []
+        sources = self._variables(OWNER, "v", 0)
+        taken: list[tf.Tensor] = []
+        for number, device in enumerate(self._devices):
+            seen = self._take(sources, device, 0)
+            ready = self._compute(number, device, seen)
+            with tf.control_dependencies([ready]):
+                gradients = self._variables(device, f"g{number}_", number + 1)
+            taken += [seen, self._take(gradients, OWNER, number + 1)]
+        with tf.device(CONSUMER):
+            self._step = tf.concat(taken, axis=0)
+
+    def _variables(self, device: str, prefix: str, role: int) -> list[tf.Tensor]:
+        """Reads of variables on `device`, one of each shape; control dependencies hold for the reads only."""
+        reads = []
+        for index, shape in enumerate(self._shapes):
+            with tf.control_dependencies(None), tf.device(device):
+                variable = v1.get_variable(
+                    f"{prefix}{index}", shape, initializer=v1.zeros_initializer(), use_resource=True
+                )
+                self._initialise.append(variable.assign(self._pattern(shape, index, role)).op)
+                self._update.append(variable.assign(variable + 1.0).op)
+            with tf.device(device):
+                reads.append(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32))
+        return reads
+
+    def _take(self, arrived: list[tf.Tensor], device: str, role: int) -> tf.Tensor:
+        """On `device`, one element of each tensor; notes what it is, and how all of them are compared."""
+        one = []
+        with tf.device(device):
+            for index, (tensor, shape) in enumerate(zip(arrived, self._shapes, strict=True)):
+                end = [size - 1 for size in shape]
+                if self._reads:
+                    one.append(tf.reshape(tf.reduce_max(tensor), [1]))
+                else:
+                    one.append(tf.reshape(tf.slice(tensor, end, [1] * len(shape)), [1]))
+                self._first.append(self._element(shape, index, role))
+                pattern = self._pattern(shape, index, role)
+                self._same.append(tf.reduce_all(tf.equal(tensor, pattern)))
+            return tf.concat(one, axis=0)
+
+    @staticmethod
+    def _phase(index: int, role: int) -> int:
+        return 7 * index + 131 * role
+
+    def _pattern(self, shape: Shape, index: int, role: int) -> tf.Tensor:
+        """What variable `index` of a task holds after `offset` updates; the last element tells them apart."""
+        ramp = tf.cast(
+            (tf.range(math.prod(shape)) + self._phase(index, role)) % _MODULUS, tf.float32
+        )
+        return tf.reshape(ramp + self._offset, shape)
+
+    def _element(self, shape: Shape, index: int, role: int) -> float:
+        """What `_take` gives of it, before updates."""
+        size = math.prod(shape)
+        ramp = (np.arange(max(0, size - _MODULUS), size) + self._phase(index, role)) % _MODULUS
+        return float(ramp.max() if self._reads else ramp[-1])
+
+    def _compute(self, number: int, device: str, after: tf.Tensor) -> tf.Tensor:
+        """A tensor that is there `compute_us` after `after`, without using a core."""
+        if self._compute_us == 0:
+            return after
+        kinds: dict[str, Any] = {"output_types": [tf.int64], "output_shapes": [tf.TensorShape([])]}
+        with tf.device(device):
+            count = tf.raw_ops.RangeDataset(
+                start=tf.constant(0, tf.int64),
+                stop=tf.constant(_FOREVER, tf.int64),
+                step=tf.constant(1, tf.int64),
+                **kinds,
+            )
+            sleep_us = tf.constant(self._compute_us, tf.int64)
+            sleeping = tf.raw_ops.SleepDataset(
+                input_dataset=count, sleep_microseconds=sleep_us, **kinds
+            )
+            iterator = tf.raw_ops.IteratorV2(
+                shared_name=f"compute{number}", container=self._container, **kinds
+            )
+            self._setup.append(tf.raw_ops.MakeIterator(dataset=sleeping, iterator=iterator))
+            with tf.control_dependencies([after]):
+                return tf.raw_ops.IteratorGetNext(iterator=iterator, **kinds)[0]
+
+    def initialise(self) -> None:
+        self._expected = np.array(self._first, np.float32)
+        self.session.run(self._setup)
+        self._one_by_one(self._initialise, {self._offset: 0.0})
+        # session.run would look its fetches up anew in every step.
+        self._run_step = self.session.make_callable(self._step)
+
+    def _one_by_one(self, fetches: list[Any], feeds: dict[Any, float]) -> list[Any]:
+        """Of large models all at once would need several times the model's memory."""
+        return [self.session.run(fetch, feeds) for fetch in fetches]
+
+    def before_block(self) -> None:
+        self._one_by_one(self._update, {})
+        self._updates += 1
+
+    def step(self) -> npt.NDArray[np.float32]:
+        fetched: npt.NDArray[np.float32] = self._run_step()
+        return fetched
+
+    def check(self, fetched: Any) -> None:
+        expected = self._expected + self._updates
+        if not np.array_equal(fetched, expected):
+            wrong = np.flatnonzero(fetched != expected)
+            raise ValueError(f"{len(wrong)} of {len(expected)} tensors are wrong, first {wrong[0]}")
+
+    def verify(self) -> None:
+        """Compare every element that arrives at either end, before and after an update."""
+        for _ in range(2):
+            same = self._one_by_one(self._same, {self._offset: float(self._updates)})
+            if not all(same):
+                raise ValueError(f"{same.count(False)} tensors differ from those sent")
+            self.before_block()
