@@ -343,13 +343,33 @@ void rdt_channel_break(rdt_channel *channel) {
   if (!atomic_exchange(&channel->broken, true)) rdt_device_wake(channel->device);
 }
 
+/* A synchronous transport never runs out of credit for it, and leaves *op as it is. */
+static rdt_status move_now(rdt_channel *channel, const rdt_op *op) {
+  const rdt_transport *transport = channel->transport;
+  rdt_status status =
+      op->kind == RDT_OP_READ
+          ? transport->read(channel->endpoint, op->remote->mapping, (rdt_op *)op, NULL)
+          : transport->write(channel->endpoint, op->remote->mapping, (rdt_op *)op, NULL);
+  if (status == RDT_OK) count_op(channel->device, op->kind, op->size, true);
+  return status;
+}
+
+__attribute__((flatten)) bool rdt_channel_post_now(rdt_channel *channel, const rdt_op *ops,
+                                                   size_t count, rdt_status *status) {
+  if (!channel || !ops || !channel->transport->synchronous || any_notifies(ops, count) ||
+      atomic_load_explicit(&channel->queued, memory_order_acquire))
+    return false;
+  *status = check_post(channel, ops, count);
+  for (size_t i = 0; i < count && *status == RDT_OK; i++) *status = move_now(channel, &ops[i]);
+  return true;
+}
+
 rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count, rdt_done_fn done,
                             void *context) {
-  rdt_status status = check_post(channel, ops, count);
+  rdt_status status;
+  if (rdt_channel_post_now(channel, ops, count, &status)) return status;
+  status = check_post(channel, ops, count);
   if (status != RDT_OK) return status;
-  bool queued = atomic_load_explicit(&channel->queued, memory_order_acquire);
-  if (channel->transport->synchronous && !queued && !any_notifies(ops, count))
-    return post_directly(channel, ops, count, done, context);
   pthread_mutex_lock(&channel->send_lock);
   if (atomic_load(&channel->down))
     status = rdt_channel_fail_down(channel);

@@ -275,6 +275,10 @@ void rdt_channel_stop(rdt_channel *channel);
 void rdt_request_complete(rdt_request *request, rdt_status status);
 /* Lets the transport find out whether the peer's host is still there; progress thread only. */
 void rdt_channel_probe(rdt_channel *channel);
+/* Posts reads and writes of a synchronous transport that nothing is queued before: complete on return, or an
+ * error in *status; without lock, copy or memory. False if these operations are not of that kind. */
+bool rdt_channel_post_now(rdt_channel *channel, const rdt_op *ops, size_t count,
+                          rdt_status *status);
 /* Sets the calling thread's error to why the channel carries no traffic, and returns the status. */
 rdt_status rdt_channel_fail_down(const rdt_channel *channel);
 /* The same for a transfer that failed with `status`, alone or with the channel. */

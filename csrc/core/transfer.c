@@ -55,6 +55,11 @@ void rdt_transfer_complete(void *context, rdt_status status) {
 
 static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
                          rdt_transfer **transfer) {
+  rdt_status at_once;
+  if (rdt_channel_post_now(channel, ops, count, &at_once)) {
+    if (at_once == RDT_OK) *transfer = NULL;
+    return at_once;
+  }
   rdt_transfer *waitable = transfer_new(channel);
   if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   rdt_status status = rdt_channel_post(channel, ops, count, rdt_transfer_complete, waitable);

@@ -65,7 +65,8 @@ typedef struct rdt_events {
 typedef struct rdt_transport {
   const char *name;
   uint32_t capabilities; /* rdt_capability bits */
-  /* write and read are complete on return, and may run from many threads at once. */
+  /* write and read are complete on return, with credit or without and whatever `request` is, do not change
+   * *op, and may run from many threads at once. */
   bool synchronous;
   /* For peers on this host: endpoints meet over a unix socket, which proves the user and carries
    * descriptors, and whose end says that the peer holds nothing of ours any more. Otherwise they meet
