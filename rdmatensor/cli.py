@@ -13,16 +13,20 @@ from .softroce.cli import softroce
 
 
 class _Commands(click.Group):
-    """Imports the analyzer's command only when it is asked for: others work without the library."""
+    """Imports commands that need more only when they are asked for: others work without the library."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), "plan"]
+        return [*super().list_commands(ctx), "bench", "plan"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "plan":
             from graph_analyzer.cli import plan
 
             return plan
+        if cmd_name == "bench":
+            from .bench.cli import bench
+
+            return bench
         return super().get_command(ctx, cmd_name)
 
 

@@ -188,8 +188,12 @@ class Run:
     def write(self, path: Path) -> None:
         """As JSON. The file appears at once, or not at all."""
         partial = path.with_name(path.name + ".part")
-        partial.write_text(json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}) + "\n")
+        partial.write_text(self.as_json() + "\n")
         partial.replace(path)
+
+    def as_json(self) -> str:
+        """One line, for `from_json`."""
+        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)})
 
     @classmethod
     def from_json(cls, text: str, source: str = "the text") -> Run:

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor bench`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from .record import BadRecord, Run, merged
+
+
+def _outputs(command: Callable[..., None]) -> Callable[..., None]:
+    path = click.Path(path_type=Path, dir_okay=False)
+    for option in (
+        click.option("--html", type=path, help="Write a page with pictures."),
+        click.option("--json", "record", type=path, help="Write the record, with all samples."),
+        click.option("--quick", is_flag=True, help="Fewer sizes: under a minute."),
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A setting of rdmatensor at both ends, as TRANSPORTS=verbs; may be repeated.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _settings(pairs: Sequence[str]) -> dict[str, str]:
+    split = [pair.partition("=") for pair in pairs]
+    for name, equals, _ in split:
+        if not equals:
+            raise click.UsageError(f"--set {name}: give NAME=VALUE")
+    return {name: value for name, _, value in split}
+
+
+def _deliver(run: Run, record: Path | None, html: Path | None) -> None:
+    from .report import show
+
+    show(Console(width=None if sys.stdout.isatty() else 120), run)
+    if record:
+        run.write(record)
+    if html:
+        _write_page([run], html)
+    if run.faults:
+        sys.exit(1)
+
+
+def _write_page(runs: Sequence[Run], path: Path) -> None:
+    try:
+        from .page import page
+    except ImportError as error:
+        raise click.ClickException(
+            f"pages need {error.name}: pip install 'rdmatensor[bench]'"
+        ) from None
+    path.write_text(page(runs))
+
+
+def _measure(*arguments: Any, **options: Any) -> Run:
+    from .cluster import BenchFailed, measure
+
+    try:
+        with Console(stderr=True).status("measuring"):
+            return measure(*arguments, **options)
+    except BenchFailed as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.group()
+def bench() -> None:
+    """Latency and bandwidth of the Python API, on this machine or between hosts.
+
+    \b
+    rdmatensor bench local --quick
+    rdmatensor bench cluster --hosts hosts.txt --set TRANSPORTS=verbs --html bench.html
+    rdmatensor bench report run1.json run2.json --html both.html
+    """
+
+
+@bench.command()
+@_outputs
+def local(quick: bool, record: Path | None, html: Path | None, settings: tuple[str, ...]) -> None:
+    """Between two processes of this machine."""
+    from .cluster import Host, Launcher
+
+    hosts = [Host("this machine"), Host("this machine")]
+    run = _measure(hosts, Launcher(), quick, _settings(settings))
+    _deliver(run, record, html)
+
+
+@bench.command()
+@click.option("--hosts", "file", required=True,
+              type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="One host a line: NAME [ADDRESS].")  # fmt: skip
+@click.option("--launcher", "kind", type=click.Choice(["ssh", "slurm"]), default="ssh",
+              show_default=True)  # fmt: skip
+@click.option("--python", default=sys.executable, show_default="this one",
+              help="Python with rdmatensor on the hosts.")  # fmt: skip
+@click.option("--launcher-option", "options", multiple=True, metavar="WORD",
+              help="For ssh or srun, as -p, then 2222; may be repeated.")  # fmt: skip
+@_outputs
+def cluster(
+    file: Path,
+    kind: str,
+    python: str,
+    options: tuple[str, ...],
+    quick: bool,
+    record: Path | None,
+    html: Path | None,
+    settings: tuple[str, ...],
+) -> None:
+    """From the first host of a file to each of the others, which are started by ssh or srun.
+
+    Hosts prove to each other that they belong to this run by a secret that is made for it.
+    """
+    from .cluster import Launcher, read_hosts
+
+    try:
+        hosts = read_hosts(file)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    run = _measure(hosts, Launcher(kind, python, options), quick, _settings(settings))
+    _deliver(run, record, html)
+
+
+@bench.command()
+@click.argument("records", nargs=-1, required=True,
+                type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page.")
+def report(records: tuple[Path, ...], html: Path | None) -> None:
+    """Show the RECORDS of any of this project's benchmarks: tables, and a page with pictures."""
+    try:
+        runs = [Run.read(path) for path in records]
+    except BadRecord as error:
+        raise click.ClickException(str(error)) from None
+    _deliver(merged("Benchmarks", runs), None, None)
+    if html:
+        _write_page(runs, html)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of what was measured, as SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from .record import SECONDS, Result
+from .report import binary, by_key, turn_ratios, value, ways_of
+
+# Ours first, in one family of colours; then rivals.
+_COLOURS = {
+    "rdmatensor": "#0b7285",
+    "static": "#0b7285",
+    "zerocp": "#0b7285",
+    "dynamic": "#66c2cd",
+    "memcpy": "#ced4da",
+    "grpc": "#9aa5b1",
+}
+_OTHERS = ("#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#846358")
+_FEWEST_SIZES = 3
+LOSS = "loss"
+
+Case = tuple[str, list[Result]]
+
+
+def colour(way: str, ways: Sequence[str]) -> str:
+    """Of a way: the same in all pictures of a suite."""
+    unnamed = [each for each in ways if each not in _COLOURS]
+    return _COLOURS.get(way) or _OTHERS[unnamed.index(way) % len(_OTHERS)]
+
+
+def by_case(results: Sequence[Result]) -> Iterator[Case]:
+    """The results of each case, all sizes together."""
+    cases: dict[str, list[Result]] = {}
+    for result in results:
+        cases.setdefault(result.case, []).append(result)
+    yield from cases.items()
+
+
+def pictures(results: Sequence[Result]) -> list[str]:
+    """Of one suite: a picture by size for each case that was swept, one with bars for the rest, and curves of
+    losses over time."""
+    swept, single, curves = [], [], []
+    for case, several in by_case(results):
+        sizes = {result.nbytes for result in several if result.nbytes}
+        if any(result.unit == LOSS for result in several):
+            curves.append((case, several))
+        elif len(sizes) >= _FEWEST_SIZES:
+            swept.append((case, several))
+        else:
+            single += [result for result in several if result.unit == SECONDS]
+    ways = ways_of(results)
+    made = [_by_size(case, several, ways) for case, several in swept]
+    made += [_curves(case, several, ways) for case, several in curves]
+    return made + ([_bars(single, ways)] if single else [])
+
+
+def _svg(figure: Figure) -> str:
+    text = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "rdmatensor", "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def _tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, which="major")
+
+
+def _sized(axes: Axes, results: Sequence[Result]) -> None:
+    """A horizontal axis of sizes."""
+    sizes = sorted({result.nbytes for result in results if result.nbytes})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(
+        sizes, [binary(nbytes) for nbytes in sizes], rotation=40, ha="right", fontsize=8
+    )
+    axes.minorticks_off()
+
+
+def _by_size(case: str, results: list[Result], ways: Sequence[str]) -> str:
+    """Medians of all ways over the size, p10 to p90 shaded; beside it how many times as good ours is."""
+    figure = Figure(figsize=(11, 3.6))
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    unit = results[0].unit
+    for way in ways_of(results):
+        points = sorted((r for r in results if r.way == way and r.nbytes), key=_nbytes)
+        sizes = [_nbytes(result) for result in points]
+        spreads = [result.spread for result in points]
+        kind = {"color": colour(way, ways), "label": way}
+        left.plot(sizes, [each.median for each in spreads], marker="o", ms=3, **kind)
+        left.fill_between(
+            *(sizes, [each.p10 for each in spreads], [each.p90 for each in spreads]),
+            color=kind["color"],
+            alpha=0.15,
+        )
+    left.set_yscale("log")
+    left.yaxis.set_major_formatter(lambda number, _: value(number, unit))
+    left.set_title(case, loc="left", fontsize=10)
+    left.legend(frameon=False, fontsize=8)
+    for axes in (left, right):
+        _sized(axes, results)
+        _tidy(axes)
+    if _ratios(right, results, ways):
+        right.set_title("how many times as good as the rival", loc="left", fontsize=10)
+    else:
+        right.remove()
+    return _svg(figure)
+
+
+def _nbytes(result: Result) -> int:
+    return result.nbytes or 0
+
+
+def _ratios(axes: Axes, results: list[Result], ways: Sequence[str]) -> bool:
+    """The first way against each of the others, with p10 to p90 of single turns; False if it is alone."""
+    ours, *rivals = ways_of(results)
+    for way in rivals:
+        points = []
+        for several in by_key(results).values():
+            pair = {each.way: each for each in several}
+            if ours in pair and way in pair:
+                points.append((pair[ours], pair[way]))
+        points.sort(key=lambda pair: _nbytes(pair[0]))
+        sizes = [_nbytes(mine) for mine, _ in points]
+        ratios = [mine.better_than(theirs) for mine, theirs in points]
+        axes.plot(sizes, ratios, marker="o", ms=3, color=colour(way, ways), label=way)
+        turns = [turn_ratios(*pair) for pair in points]
+        for at, spread in zip(sizes, turns, strict=True):
+            if spread:
+                axes.plot([at, at], [spread.p10, spread.p90], color=colour(way, ways), lw=1)
+    axes.axhline(1, color="#343a40", lw=1)
+    if rivals:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}x")
+        axes.legend(frameon=False, fontsize=8)
+    return bool(rivals)
+
+
+def _bars(results: list[Result], ways: Sequence[str]) -> str:
+    """A group of bars a case: medians, p10 to p90 as a line, and how many times as good as the rival."""
+    cases = by_key(results)
+    shown = [way for way in ways if any(result.way == way for result in results)]
+    figure = Figure(figsize=(11, 0.22 * len(shown) * len(cases) + 1.2))
+    axes = figure.subplots()
+    height = 0.8 / len(shown)
+    for position, several in enumerate(cases.values()):
+        for result in several:
+            spread = result.spread
+            at = position + (shown.index(result.way) - (len(shown) - 1) / 2) * height
+            axes.barh(at, spread.median, height, color=colour(result.way, ways))
+            axes.plot([spread.p10, spread.p90], [at, at], color="#343a40", lw=1)
+            rival = next((each for each in several if each.way == result.rival), None)
+            times = f" {result.better_than(rival):.3g}x {rival.way}" if rival else ""
+            text = f" {value(spread.median, result.unit)}{times}"
+            axes.text(max(spread.p90, spread.median), at, text, va="center", fontsize=7)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda number, _: value(number, SECONDS))
+    names = [f"{case} {binary(nbytes)}".strip() for _, case, nbytes in cases]
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    handles = [Patch(color=colour(way, ways), label=way) for way in shown]
+    axes.legend(handles=handles, frameon=False, fontsize=8, ncols=len(shown), loc="lower left",
+                bbox_to_anchor=(0, 1))  # fmt: skip
+    _tidy(axes)
+    return _svg(figure)
+
+
+def _curves(case: str, results: list[Result], ways: Sequence[str]) -> str:
+    """Losses over the wall time of the same way."""
+    figure = Figure(figsize=(7, 3.4))
+    axes = figure.subplots()
+    for way in ways_of(results):
+        losses = next((r for r in results if r.way == way and r.unit == LOSS), None)
+        times = next((r for r in results if r.way == way and r.unit == SECONDS), None)
+        if losses and times and len(losses.samples) == len(times.samples):
+            axes.plot(times.samples, losses.samples, color=colour(way, ways), label=way)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("loss")
+    axes.set_title(case, loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=8)
+    _tidy(axes)
+    return _svg(figure)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The measuring end: the Python API towards one peer, in turns with memcpy."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import rdmatensor
+
+from .peer import END, REGION, USAGE, open_device
+from .record import BYTES_PER_SECOND, SECONDS, Environment, Process, Result, Run, thinned
+from .turns import in_turns
+
+KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
+SIZES = (8, 64, 512, 4 * KB, 32 * KB, 256 * KB, 2 * MB, 16 * MB, 128 * MB, GB)
+QUICK_SIZES = (8, 4 * KB, 64 * KB, MB, 16 * MB)
+LATENCY_UP_TO = 64 * KB
+SUITE = "micro, Python"
+OURS, COPY = "rdmatensor", "memcpy"
+BATCH = 64
+_ANSWER_S = 30.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: sizes, turns, and bytes that a turn moves at most."""
+
+    sizes: Sequence[int]
+    turns: int
+    samples: int
+    turn_bytes: int
+
+    def count(self, nbytes: int) -> int:
+        """Operations of `nbytes` in a turn."""
+        return max(3, min(self.samples, self.turn_bytes // nbytes))
+
+
+QUICK = Effort(QUICK_SIZES, 3, 2000, 128 * MB)
+FULL = Effort(SIZES, 5, 2000, 512 * MB)
+
+
+def aligned(nbytes: int) -> Any:
+    """Page-aligned memory, as regions are: a copy's speed depends on it. Its pages are there."""
+    array = np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
+    array[:] = 1
+    return array
+
+
+def timed(call: Callable[[], object], count: int) -> list[float]:
+    """Seconds of `count` calls, one by one; the clock's own cost, some 0.05 us, is in it."""
+    times = []
+    for _ in range(count):
+        begin = perf_counter()
+        call()
+        times.append(perf_counter() - begin)
+    return times
+
+
+def as_rate(times: Result, case: str, nbytes: int) -> Result:
+    """The same operations as bytes a second."""
+    return replace(
+        times,
+        case=case,
+        unit=BYTES_PER_SECOND,
+        samples=[nbytes / seconds for seconds in times.samples],
+        turns=[nbytes / seconds for seconds in times.turns],
+    )
+
+
+class Probe:
+    """Measures towards one peer. Errors of the connection are rdmatensor's."""
+
+    def __init__(self, device: rdmatensor.Device, address: str, effort: Effort) -> None:
+        self.device = device
+        self.remote = device.connect(address)
+        self.region = self.remote.region(REGION)
+        self.effort = effort
+
+    @property
+    def transport(self) -> str:
+        """By which the peer is reached."""
+        return self.remote.transport
+
+    def used(self) -> Process:
+        """What the peer used so far."""
+        self.remote.notify(USAGE)
+        cpu, peak = json.loads(self.device.next_notification(_ANSWER_S).payload)
+        return Process("peer", cpu, peak)
+
+    def check(self) -> str:
+        """What is wrong with what arrives, "" if nothing: random bytes there and back."""
+        nbytes = min(MB, self.region.nbytes)
+        data = np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype=np.uint8)
+        self.region.write(data).wait()
+        wrong = int((self.region.read(0, nbytes) != data).sum())
+        return f"{wrong} of {nbytes} bytes arrived wrong" if wrong else ""
+
+    def results(self) -> Iterator[Result]:
+        """All cases, one after the other."""
+        for nbytes in self.effort.sizes:
+            if nbytes <= self.region.nbytes:
+                yield from self._of_size(nbytes)
+        yield from self._notifications()
+        yield from self._batches()
+
+    def _of_size(self, nbytes: int) -> Iterator[Result]:
+        # Memory of a region, as RDMA wants it: other memory would be registered for each operation.
+        own = self.device.allocate(nbytes)
+        own.array[:] = 1
+        there = aligned(nbytes)
+        calls: dict[str, Callable[[], object]] = {
+            "write": lambda: self.region.write(own.array).wait(),
+            "read": lambda: self.region.read_into(own.array).wait(),
+        }
+        for name, call in calls.items():
+            ways = {OURS: call, COPY: lambda: np.copyto(there, own.array)}
+            if nbytes <= LATENCY_UP_TO:
+                del ways[COPY]
+            yield from self._times(name, nbytes, ways)
+        own.close()
+
+    def _times(
+        self, name: str, nbytes: int | None, ways: Mapping[str, Callable[[], object]]
+    ) -> Iterator[Result]:
+        count = self.effort.count(nbytes or 1)
+        for call in ways.values():
+            timed(call, max(1, count // 10))  # touches memory, fills caches
+        before = self.used()
+        turns = {way: lambda call=call: timed(call, count) for way, call in ways.items()}
+        for way, samples in in_turns(turns, self.effort.turns).items():
+            times = Result(
+                *(SUITE, f"{name} latency", way, SECONDS, thinned(samples.all), nbytes),
+                turns=samples.turns,
+                processes=[self.used().since(before)] if way == OURS else [],
+            )
+            yield times
+            if nbytes and nbytes > LATENCY_UP_TO:
+                yield as_rate(times, f"{name} bandwidth", nbytes)
+
+    def _notifications(self) -> Iterator[Result]:
+        def turn() -> None:
+            self.remote.notify(immediate=1)
+            self.device.next_notification(_ANSWER_S)
+
+        yield from self._times("notify and answer", None, {OURS: turn})
+
+    def _batches(self) -> Iterator[Result]:
+        batch = self.remote.batch()
+        data = np.zeros(8, dtype=np.uint8)
+        for number in range(BATCH):
+            batch.write(self.region, data, offset=8 * number)
+        ways = {OURS: lambda: self.remote.post(batch).wait()}
+        yield from self._times(f"{BATCH} writes in a batch", 8, ways)
+
+
+def measure(device: rdmatensor.Device, peers: dict[str, str], quick: bool) -> Run:
+    """Towards each of the peers, named by its key, at its address; they end afterwards."""
+    effort = QUICK if quick else FULL
+    run = Run("Python API", Environment.here(), quick)
+    began = time.monotonic()
+    for name, address in peers.items():
+        probe = Probe(device, address, effort)
+        about = device.transports[probe.transport].text
+        run.environment = replace(run.environment, transport=probe.transport, device=about)
+        if fault := probe.check():
+            run.faults.append(f"{name}: {fault}")
+        suite = SUITE if len(peers) == 1 else f"{SUITE}, to {name}"
+        run.results += [replace(result, suite=suite) for result in probe.results()]
+        probe.remote.notify(END).wait()
+    run.finish(time.monotonic() - began)
+    return run
+
+
+def main() -> None:
+    """As peer.main, with "peers" ({name: address}) and "quick" in the order; prints the run as JSON."""
+    order = json.loads(sys.stdin.readline())
+    with open_device(order, "bench") as device:
+        print(measure(device, order["peers"], order["quick"]).as_json(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor bench`: between processes here, over a real sshd, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rdmatensor.bench import cluster, record
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "rdmatensor", "bench", *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=110)
+
+
+def test_hosts_are_read_line_by_line() -> None:
+    text = "# two machines\nme@one 10.0.0.1\n\ntwo  # by its name\n"
+    assert cluster.parse_hosts(text) == [
+        cluster.Host("me@one", "10.0.0.1"),
+        cluster.Host("two", "two"),
+    ]
+    assert cluster.parse_hosts("me@one\none")[0].address == "one"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("one\n", "1 hosts: at least two"),
+        ("one\ntwo 1 2\n", "line 2"),
+        ("one\n-oProxyCommand=x\n", "line 2"),
+    ],
+)
+def test_a_wrong_line_is_named(text: str, cause: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=cause):
+        cluster.parse_hosts(text)
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    done = command("cluster", "--hosts", str(path))
+    assert done.returncode == 1
+    assert f"{path}: " in done.stderr
+
+
+def test_local(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    done = command("local", "--quick", "--set", "TRANSPORTS=shm", "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = record.Run.read(file)
+    assert run.environment.transport == "shm"
+    assert not run.faults
+    latency = run.find("micro, Python", "write latency", 8, "rdmatensor")
+    assert latency is not None
+    assert len(latency.turns) == 3
+    assert latency.processes[0].peak_bytes > 0
+    assert run.find("micro, Python", "write bandwidth", 1 << 20, "memcpy") is not None
+    assert "write latency" in done.stdout
+
+
+def test_a_setting_that_is_none_is_an_error_of_the_peer() -> None:
+    done = command("local", "--quick", "--set", "TRANSPORT=shm")
+    assert done.returncode == 1
+    assert "the peer on this machine ended" in done.stderr
+    assert "TRANSPORTS" in done.stderr  # the nearest name
+
+
+def test_a_python_that_is_not_there_is_an_error() -> None:
+    hosts = [cluster.Host("a"), cluster.Host("b")]
+    with pytest.raises(cluster.BenchFailed, match="/nowhere/python cannot be started"):
+        cluster.measure(hosts, cluster.Launcher(python="/nowhere/python"))
+
+
+def test_slurm_gets_one_task_on_one_host() -> None:
+    launcher = cluster.Launcher("slurm", "/opt/python", ("--partition=rdma",))
+    words = launcher.command(cluster.Host("node7", "node7"), cluster.PEER)
+    assert words[0] == "srun"
+    assert "--nodelist=node7" in words
+    assert words[-4:] == ["--partition=rdma", "/opt/python", "-m", cluster.PEER]
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[list[str]]:
+    """Options of ssh for a server of this test, which takes a key of this test."""
+    program = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
+    if not program or not shutil.which("ssh"):
+        pytest.skip("no OpenSSH server: apt install openssh-server")
+    tmp_path.chmod(0o700)
+    for name in ("host", "user"):
+        key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
+        subprocess.run(key, check=True, timeout=30)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = {
+        "HostKey": tmp_path / "host",
+        "AuthorizedKeysFile": tmp_path / "user.pub",
+        "ListenAddress": f"127.0.0.1:{port}",
+        "PidFile": "none",
+        "UsePAM": "no",
+        "StrictModes": "no",
+    }
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # OpenSSH insists on it
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    with subprocess.Popen([program, "-D", "-f", "/dev/null", *words]) as server:
+        try:
+            _await_port(port)
+            user = {"IdentityFile": tmp_path / "user", "UserKnownHostsFile": tmp_path / "known"}
+            quiet = {"StrictHostKeyChecking": "no", "LogLevel": "ERROR", "IdentitiesOnly": "yes"}
+            more = {**user, **quiet, "Port": port, "User": getpass.getuser()}
+            yield [f"-o{name}={value}" for name, value in more.items()]
+        finally:
+            server.kill()
+
+
+def _await_port(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the test's sshd does not listen")
+
+
+def test_a_cluster_over_ssh(sshd: list[str], tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1\n127.0.0.1\n")
+    record_file = tmp_path / "run.json"
+    options = [word for option in sshd for word in ("--launcher-option", option)]
+    done = command(
+        *("cluster", "--hosts", str(hosts), *options, "--set", "TRANSPORTS=shm"),
+        *("--quick", "--json", str(record_file)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = record.Run.read(record_file)
+    assert run.find("micro, Python", "write latency", 8, "rdmatensor") is not None
+    assert not run.faults
+
+
+def test_a_host_that_ssh_cannot_reach_is_named(tmp_path: Path) -> None:
+    if not shutil.which("ssh"):
+        pytest.skip("no OpenSSH client: apt install openssh-client")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1\n127.0.0.1\n")
+    done = command(
+        *("cluster", "--hosts", str(hosts)),
+        *("--launcher-option", "-oPort=1", "--launcher-option", "-oConnectTimeout=5"),
+    )
+    assert done.returncode == 1
+    assert "the peer on 127.0.0.1 ended" in done.stderr
+    assert "refused" in done.stderr
