@@ -17,7 +17,7 @@ sources := $(shell find csrc rdmatensor graph_analyzer -type f \
              -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
 c_files = $(shell find csrc tests bench -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test chaos docs lint bench-quick bench-api bench-verbs asan tsan fuzz soak \
+.PHONY: help build demo test chaos docs lint bench bench-quick bench-api bench-verbs asan tsan fuzz soak \
         failure-table format clean
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo 'make test         all tests'
 	@echo 'make chaos        training and transfers under random faults, for CHAOS_SECONDS (300)'
 	@echo 'make lint         formatters, linters, type checker'
+	@echo 'make bench        all of it and the rivals, a quarter of an hour; BENCH_FLAGS=--quick'
 	@echo 'make bench-quick  the numbers of the README, on this machine'
 	@echo 'make bench-verbs  the verbs transport against perftest, in the SoftRoCE lab without RDMA'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
@@ -104,6 +105,10 @@ format: $(VENV)/.tools
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(c_files)
+
+# Tables, and build/bench/results.html; rivals that are missing are named, with how to get them.
+bench: build
+	@$(BIN)/python bench/run.py $(BENCH_FLAGS)
 
 bench-api: build
 	@$(BIN)/python bench/bench_api.py --quick

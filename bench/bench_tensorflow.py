@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -19,6 +20,7 @@ import click
 from rich.console import Console
 
 import tf_cases
+from rdmatensor.bench import record
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.settings import model_bytes
 from tf_measure import (
@@ -114,6 +116,12 @@ def report(
     "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all."
 )
 @click.option(
+    "--record",
+    "record_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write what `rdmatensor bench report` reads.",
+)
+@click.option(
     "--cluster",
     "chosen",
     multiple=True,
@@ -123,7 +131,11 @@ def report(
     help='Measured beside stock gRPC, may be repeated; "grpc-again" shows the noise of the machine.',
 )
 def main(
-    quick: bool, only: tuple[str, ...], json_file: Path | None, chosen: tuple[str, ...]
+    quick: bool,
+    only: tuple[str, ...],
+    json_file: Path | None,
+    record_file: Path | None,
+    chosen: tuple[str, ...],
 ) -> None:
     """Measure TensorFlow steps over grpc+rdma against stock gRPC, in turns, on this machine.
 
@@ -131,6 +143,8 @@ def main(
     target is shown but does not fail the run.
     """
     console, machine = begin(width=150)
+    whole = record.Run("TensorFlow steps", record.Environment.here(transport="shm"), quick)
+    began = time.monotonic()
     names = list(only or tf_cases.NAMES)
     ways = [GRPC, *(way for name, way in CANDIDATES.items() if name in chosen)]
     with logs_of_tasks(console) as logs:
@@ -140,6 +154,11 @@ def main(
     if json_file:
         fields = {"machine": machine, "quick": quick, **results}
         json_file.write_text(json.dumps(fields, indent=1))
+    if record_file:
+        whole.faults = faults
+        whole.results = [each for row in rows for each in row.records("TensorFlow steps")]
+        whole.finish(time.monotonic() - began)
+        whole.write(record_file)
     sys.exit(1 if faults else 0)
 
 

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
+from rdmatensor.bench import record
 from rdmatensor.demo.paths import PATHS, STOCK
 from rdmatensor.demo.timing import Distribution, duration, size
 from tf_measure import DYNAMIC, Result, Unused, ratio, same_losses
@@ -62,6 +64,23 @@ class Row:
             "same_losses": same_losses(self.results),
             "clusters": {result.way.name: self._as_json(result) for result in self.results},
         }
+
+    def records(self, suite: str) -> Iterator[record.Result]:
+        """The same for the report: the way that is expected to be fastest is compared with the slowest."""
+        for result in self.results:
+            fastest = result is self.results[-1] and len(self.results) > 1
+            blocks = result.samples.blocks
+            yield record.Result(
+                suite,
+                self.name,
+                result.way.name,
+                record.SECONDS,
+                result.samples.seconds,
+                turns=[statistics.median(block) for block in blocks],
+                parameters={"step_bytes": self.step_bytes, "steps": result.samples.steps},
+                rival=self.results[0].way.name if fastest else "",
+                target=self.target if fastest and result.way.planned else None,
+            )
 
     def _as_json(self, result: Result) -> dict[str, Any]:
         median, turns = ratio(result, self.results[-1])

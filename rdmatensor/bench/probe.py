@@ -65,14 +65,15 @@ def timed(call: Callable[[], object], count: int) -> list[float]:
     return times
 
 
-def as_rate(times: Result, case: str, nbytes: int) -> Result:
-    """The same operations as bytes a second."""
+def as_rate(times: Result, case: str, nbytes: int, target: float | None = None) -> Result:
+    """The same operations as bytes a second, with another target."""
     return replace(
         times,
         case=case,
         unit=BYTES_PER_SECOND,
         samples=[nbytes / seconds for seconds in times.samples],
         turns=[nbytes / seconds for seconds in times.turns],
+        target=target,
     )
 
 

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes from Python: rdmatensor, NIXL (over UCX) and the Mooncake Transfer Engine (over TCP), in turns.
+
+What is not installed is reported, with the command that installs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+
+import rdmatensor
+from programs import first_line, started
+from rdmatensor.bench import probe, record, report
+from rdmatensor.bench.turns import in_turns
+
+KB, MB = 1 << 10, 1 << 20
+SIZES = (8, 512, 4 * KB, 64 * KB, MB, 16 * MB, 128 * MB)
+QUICK_SIZES = (8, 4 * KB, 64 * KB, MB, 16 * MB)
+OURS, NIXL, MOONCAKE = "rdmatensor", "NIXL", "Mooncake"
+BANDWIDTH_FROM = 4 * KB
+NIXL_TARGET = 3.0  # of the time of a small write
+MODULES = {
+    NIXL: ("nixl", "pip install --no-deps nixl nixl-cu12"),
+    MOONCAKE: ("mooncake", "pip install mooncake-transfer-engine-non-cuda"),
+}
+QUIET = {"UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR", "RDMATENSOR_LOG_LEVEL": "error"}
+
+Write = Callable[[], object]
+
+
+def agent(name: str) -> Any:
+    """NIXL's end of a connection, with UCX. It polls by itself only while it waits."""
+    from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]
+
+    return nixl_agent(name, nixl_agent_config(True, True, 0, backends=["UCX"]))
+
+
+def engine() -> Any:
+    """Mooncake's end of a connection."""
+    from mooncake.engine import TransferEngine  # type: ignore[import-not-found]
+
+    made = TransferEngine()
+    if made.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""):
+        raise SystemExit("Mooncake's engine does not start")
+    return made
+
+
+def serve(library: str, nbytes: int) -> None:
+    """The other end: offers `nbytes`, tells where on standard output, and stays until it is killed."""
+    memory = np.zeros(nbytes, np.uint8)
+    about: dict[str, Any] = {"address": memory.ctypes.data}
+    if library == OURS:
+        device = rdmatensor.Device(name="peer")
+        device.allocate(nbytes, name="region").array[:] = 0
+        about["device"] = device.address
+    elif library == NIXL:
+        there = agent("peer")
+        there.register_memory([(memory.ctypes.data, nbytes, 0, "")], mem_type="DRAM")
+        about["metadata"] = there.get_agent_metadata().hex()
+    else:
+        there = engine()
+        there.register_memory(memory.ctypes.data, nbytes)
+        about["session"] = f"127.0.0.1:{there.get_rpc_port()}"
+    print("here " + json.dumps(about), flush=True)
+    time.sleep(3600)
+
+
+class Ours:
+    """Writes of rdmatensor."""
+
+    def __init__(self, about: dict[str, Any], nbytes: int) -> None:
+        self._device = rdmatensor.Device(name="bench")
+        self._region = self._device.connect(about["device"]).region("region")
+        self._memory = self._device.allocate(nbytes).array
+        self._memory[:] = 1
+
+    def write(self, nbytes: int) -> Write:
+        """A write of `nbytes`, until it is complete."""
+        data = self._memory[:nbytes]
+        return lambda: self._region.write(data).wait()
+
+
+class Nixl:
+    """The same by NIXL: one prepared transfer, posted again and again."""
+
+    def __init__(self, about: dict[str, Any], nbytes: int) -> None:
+        self._agent = agent("bench")
+        self._memory = np.ones(nbytes, np.uint8)
+        self._agent.register_memory([(self._memory.ctypes.data, nbytes, 0, "")], mem_type="DRAM")
+        self._peer = self._agent.add_remote_agent(bytes.fromhex(about["metadata"]))
+        self._there = about["address"]
+
+    def write(self, nbytes: int) -> Write:
+        """As above. RuntimeError if NIXL says that it failed."""
+        ends = [
+            self._agent.get_xfer_descs([(address, nbytes, 0)], mem_type="DRAM")
+            for address in (self._memory.ctypes.data, self._there)
+        ]
+        transfer = self._agent.initialize_xfer("WRITE", *ends, self._peer)
+
+        def write() -> None:
+            state = self._agent.transfer(transfer)
+            while state != "DONE":
+                if state == "ERR":
+                    raise RuntimeError("NIXL's transfer failed")
+                state = self._agent.check_xfer_state(transfer)
+
+        return write
+
+
+class Mooncake:
+    """The same by Mooncake, over TCP: shared memory it has not."""
+
+    def __init__(self, about: dict[str, Any], nbytes: int) -> None:
+        self._engine = engine()
+        self._memory = np.ones(nbytes, np.uint8)
+        self._engine.register_memory(self._memory.ctypes.data, nbytes)
+        self._about = about
+
+    def write(self, nbytes: int) -> Write:
+        """As above. RuntimeError if Mooncake says that it failed."""
+        here, there = self._memory.ctypes.data, self._about["address"]
+
+        def write() -> None:
+            if self._engine.transfer_sync_write(self._about["session"], here, there, nbytes):
+                raise RuntimeError("Mooncake's transfer failed")
+
+        return write
+
+
+ENDS: dict[str, Callable[[dict[str, Any], int], Ours | Nixl | Mooncake]] = {
+    OURS: Ours,
+    NIXL: Nixl,
+    MOONCAKE: Mooncake,
+}
+
+
+@contextlib.contextmanager
+def connected(libraries: list[str], nbytes: int) -> Iterator[dict[str, Ours | Nixl | Mooncake]]:
+    """Our end of each library, connected to a process of its own."""
+    with contextlib.ExitStack() as stack:
+        ends = {}
+        for library in libraries:
+            command = [sys.executable, __file__, "--serve", library, "--bytes", nbytes]
+            peer = stack.enter_context(started(command, QUIET))
+            line = first_line(peer)
+            while not line.startswith("here "):  # libraries say what they like before
+                line = first_line(peer)
+            ends[library] = ENDS[library](json.loads(line[5:]), nbytes)
+        yield ends
+
+
+def results(
+    nbytes: int, ends: dict[str, Ours | Nixl | Mooncake], turns: int
+) -> Iterator[record.Result]:
+    """Times of writes of one size, and as bandwidth."""
+    count = max(3, min(1000, 128 * MB // nbytes))
+    writes = {library: end.write(nbytes) for library, end in ends.items()}
+    for write in writes.values():
+        probe.timed(write, max(2, count // 10))
+    calls = {
+        library: lambda write=write: probe.timed(write, count) for library, write in writes.items()
+    }
+    for library, samples in in_turns(calls, turns).items():
+        rival = NIXL if library == OURS and NIXL in ends else ""
+        kept = record.thinned(samples.all)
+        shape = ("rivals, Python", "write latency", library, record.SECONDS, kept, nbytes)
+        target = NIXL_TARGET if nbytes == 8 and rival else None
+        times = record.Result(*shape, samples.turns, rival=rival, target=target)
+        yield times
+        if nbytes >= BANDWIDTH_FROM:
+            yield probe.as_rate(times, "write bandwidth", nbytes, 1.0 if rival else None)
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="Fewer sizes and turns.")
+@click.option("--json", "output", type=click.Path(path_type=Path), help="Write the record.")
+@click.option("--serve", "library", type=click.Choice(list(ENDS)), hidden=True)
+@click.option("--bytes", "nbytes", type=int, default=0, hidden=True)
+def main(quick: bool, output: Path | None, library: str | None, nbytes: int) -> None:
+    os.environ.update(QUIET)
+    if library:
+        serve(library, nbytes)
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    run = record.Run("Rivals in Python", record.Environment.here(transport="shm"), quick)
+    there = [OURS]
+    for name, (module, remedy) in MODULES.items():
+        if importlib.util.find_spec(module):
+            there.append(name)
+        else:
+            run.missing.append(record.Missing(name, "it is not installed", remedy))
+    began = time.monotonic()
+    sizes = QUICK_SIZES if quick else SIZES
+    with connected(there, max(sizes)) as ends:
+        for size in sizes:
+            run.results += results(size, ends, 3 if quick else 5)
+    run.finish(time.monotonic() - began)
+    report.show(console, run)
+    if output:
+        run.write(output)
+
+
+if __name__ == "__main__":
+    main()
