@@ -257,18 +257,28 @@ def prediction_table(
 
 
 @click.command()
-@click.argument("measured", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.argument(
+    "measured",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+)
 @click.option("--only", multiple=True, type=click.Choice(list(MODELS)), help="May be repeated.")
 @click.option("--batch", default=32, show_default=True, type=click.IntRange(1, 4096))
 @click.option("--overlap", default=0.0, show_default=True, type=click.FloatRange(0, 1))
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False))
 def main(
-    measured: Path, only: tuple[str, ...], batch: int, overlap: float, json_file: Path | None
+    measured: tuple[Path, ...],
+    only: tuple[str, ...],
+    batch: int,
+    overlap: float,
+    json_file: Path | None,
 ) -> None:
-    """Fit the cost model to MEASURED, a JSON file of bench/paper.py, and predict larger clusters."""
+    """Fit the cost model to MEASURED, JSON files of bench/paper.py, and predict larger clusters."""
     console = Console(width=None if sys.stdout.isatty() else 150)
     try:
-        ways = fitted(points_of(record.Run.read(measured)))
+        runs = [record.Run.read(each) for each in measured]
+        ways = fitted(points_of(record.merged("Points", runs)))
     except (record.BadRecord, ValueError) as error:
         raise click.ClickException(str(error)) from None
     console.print(fit_table(ways))

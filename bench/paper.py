@@ -120,6 +120,8 @@ class Row:
 def faults_of(case: Case, result: Result) -> Iterator[str]:
     """What the counters say against one result. Each way has its own proof."""
     steps = result.samples.steps
+    if (shortest := min(result.samples.seconds)) < case.compute_s:
+        yield f"a step took {duration(shortest)}, less than it computes"
     if result.way.protocol == STOCK:
         if (moved := Distribution.of(result.samples.loopback).median) < case.nbytes:
             yield f"a step moved only {size(moved)} over loopback"

@@ -23,6 +23,9 @@ v1 = tf.compat.v1
 
 _MODULUS = 1021
 _FOREVER = 1 << 62
+# Variables are set, updated and compared in portions: all at once would need several times the model's
+# memory, one by one a graph each.
+_PORTION = 64 << 20
 
 
 class Replica(Workload):
@@ -45,9 +48,9 @@ class Replica(Workload):
         # Fed rather than constant, or the optimiser would compute the pattern and keep it in the graph.
         self._offset = v1.placeholder(tf.float32, [])
         self._setup: list[tf.Operation] = []
-        self._initialise: list[tf.Operation] = []
-        self._update: list[tf.Operation] = []
-        self._same: list[tf.Tensor] = []
+        self._initialise: list[Any] = []
+        self._update: list[Any] = []
+        self._same: list[Any] = []
         # What a step must fetch of these tensors while nothing was updated.
         self._first: list[float] = []
         sources = self._variables(OWNER, "v", 0)
@@ -123,26 +126,40 @@ class Replica(Workload):
             sleeping = tf.raw_ops.SleepDataset(
                 input_dataset=count, sleep_microseconds=sleep_us, **kinds
             )
-            iterator = tf.raw_ops.IteratorV2(
-                shared_name=f"compute{number}", container=self._container, **kinds
-            )
-            self._setup.append(tf.raw_ops.MakeIterator(dataset=sleeping, iterator=iterator))
+            # Optimised, it would be asked for the next element ahead of time.
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            options.experimental_optimization.apply_default_optimizations = False
+            element = tf.TensorSpec([], tf.int64)
+            sleeps = tf.data.experimental.from_variant(sleeping, element).with_options(options)
+            iterator = v1.data.make_initializable_iterator(sleeps, shared_name=f"compute{number}")
+            self._setup.append(iterator.initializer)
             with tf.control_dependencies([after]):
-                return tf.raw_ops.IteratorGetNext(iterator=iterator, **kinds)[0]
+                return iterator.get_next()
 
     def initialise(self) -> None:
         self._expected = np.array(self._first, np.float32)
         self.session.run(self._setup)
-        self._one_by_one(self._initialise, {self._offset: 0.0})
+        self._in_portions(self._initialise, {self._offset: 0.0})
         # session.run would look its fetches up anew in every step.
         self._run_step = self.session.make_callable(self._step)
 
-    def _one_by_one(self, fetches: list[Any], feeds: dict[Any, float]) -> list[Any]:
-        """Of large models all at once would need several times the model's memory."""
-        return [self.session.run(fetch, feeds) for fetch in fetches]
+    def _in_portions(self, fetches: list[Any], feeds: dict[Any, float]) -> list[Any]:
+        """The results of `fetches`, one of which belongs to each variable of each task in turn."""
+        results: list[Any] = []
+        portion: list[Any] = []
+        nbytes = 0
+        for number, fetch in enumerate(fetches):
+            size = 4 * math.prod(self._shapes[number % len(self._shapes)])
+            if portion and nbytes + size > _PORTION:
+                results += self.session.run(portion, feeds)
+                portion, nbytes = [], 0
+            portion.append(fetch)
+            nbytes += size
+        return results + self.session.run(portion, feeds)
 
     def before_block(self) -> None:
-        self._one_by_one(self._update, {})
+        self._in_portions(self._update, {})
         self._updates += 1
 
     def step(self) -> npt.NDArray[np.float32]:
@@ -158,7 +175,7 @@ class Replica(Workload):
     def verify(self) -> None:
         """Compare every element that arrives at either end, before and after an update."""
         for _ in range(2):
-            same = self._one_by_one(self._same, {self._offset: float(self._updates)})
+            same = self._in_portions(self._same, {self._offset: float(self._updates)})
             if not all(same):
                 raise ValueError(f"{same.count(False)} tensors differ from those sent")
             self.before_block()

@@ -109,6 +109,13 @@ def test_a_tensor_that_went_another_way_is_a_fault(way: Way, use: Use, fault: st
     assert any(fault in each for each in _faults(way, use))
 
 
+def test_a_step_that_did_not_compute_is_a_fault() -> None:
+    samples = Samples(blocks=[[1.0, 0.9]], steps=STEPS)
+    computing = replace(CASE, compute_s=0.95)
+    (fault,) = faults_of(computing, Result(ZERO, samples, _used(), _used()))
+    assert fault == "a step took 900 ms, less than it computes"
+
+
 def test_batches_compute_in_proportion() -> None:
     cases = plan_cases(MODELS["FCN-5"], 2, [0, 10], [8], False)
     assert [case.compute_s for case in cases] == pytest.approx([0, 0.01, 8 * 0.0049])
