@@ -52,6 +52,11 @@ def plan(source: str | None, targets: tuple[str, ...], **options: Any) -> None:
 
     SOURCE is the folder of a SavedModel, a file with a GraphDef (.pb, .pbtxt) or with a plan (.json), or
     module:function, which is called and returns what graph_analyzer.analyze takes.
+
+    \b
+    Examples:
+      rdmatensor plan mini:model --cluster cluster.json --batch-size 32 --html plan.html
+      rdmatensor plan --live host:2222       the plan in force of a running server
     """
     if source is None and not targets:
         raise click.UsageError("give SOURCE, --live, or both to compare them")

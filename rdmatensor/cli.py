@@ -1,33 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line `rdmatensor`."""
+"""The command line `rdmatensor`: a list of commands, each imported when it is asked for.
+
+Of what commands need, some is not everywhere: TensorFlow, RDMA, even the compiled library. The list and
+`doctor` work without.
+"""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import importlib
 from typing import Any
 
-import click
+try:
+    import click
+except ImportError:
+    raise SystemExit(
+        "rdmatensor: the command line needs click and rich: pip install 'click>=8' 'rich>=13'"
+    ) from None
 
-from .softroce.cli import softroce
+# Of each: where it is, and its line in the list.
+COMMANDS = {
+    "bench": ("rdmatensor.bench.cli:bench", "Measure latency and bandwidth, here or between hosts."),
+    "doctor": ("rdmatensor.commands.doctor:doctor", "Check this machine, with a remedy for each fault."),
+    "info": ("rdmatensor.commands.info:info", "Show what is installed, and the settings in force."),
+    "launch": ("rdmatensor.commands.launch:launch", "Run a program as a TensorFlow cluster on this machine."),
+    "ping": ("rdmatensor.commands.ping:ping", "Measure the way to another machine."),
+    "plan": ("graph_analyzer.cli:plan", "Show what a graph sends between tasks, and how."),
+    "softroce": ("rdmatensor.softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
+}  # fmt: skip
 
 
 class _Commands(click.Group):
-    """Imports commands that need more only when they are asked for: others work without the library."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), "bench", "plan"]
+        return [*COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "plan":
-            from graph_analyzer.cli import plan
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        try:
+            command: click.Command = getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            if ctx.resilient_parsing:  # a shell completes a line
+                return None
+            raise _lacking(error) from error
+        return command
 
-            return plan
-        if cmd_name == "bench":
-            from .bench.cli import bench
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-            return bench
-        return super().get_command(ctx, cmd_name)
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ImportError as error:
+            raise _lacking(error) from error
+
+
+def _lacking(error: ImportError) -> click.ClickException:
+    package = (error.name or "").partition(".")[0]
+    remedy = "rdmatensor doctor tells more"
+    if package in ("click", "rich", "numpy", "cffi", "jinja2"):
+        remedy = f"pip install {package}"
+    elif package == "tensorflow":
+        remedy = "pip install 'tensorflow>=2.21,<2.22'"
+    return click.ClickException(f"{error}: {remedy}")
 
 
 @click.group(cls=_Commands, invoke_without_command=True)
@@ -35,42 +71,16 @@ class _Commands(click.Group):
 def main(context: click.Context) -> None:
     """RDMA memory for Python, and grpc+rdma for TensorFlow.
 
-    Without a command: what is installed, and the settings in force.
+    Without a command: what is installed, and the settings in force, as `info` shows them.
+
+    \b
+    Examples:
+      rdmatensor doctor              is everything there? what to do if not
+      rdmatensor ping --listen       on one machine, and
+      rdmatensor ping HOST           on another: how fast is the way between them?
+      rdmatensor launch -n 4 train.py
     """
     if context.invoked_subcommand is None:
-        from . import about
-
-        about.show()
-
-
-main.add_command(softroce)
-
-
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--workers", metavar="N", type=click.IntRange(1, 256), default=1,
-              show_default=True, help="Workers.")  # fmt: skip
-@click.option("--ps", metavar="N", type=click.IntRange(0, 256), default=0, show_default=True,
-              help="Parameter servers.")  # fmt: skip
-@click.option("--chief/--no-chief", default=None,
-              help="A chief besides the workers. Default: with parameter servers.")  # fmt: skip
-@click.option("--protocol", type=click.Choice(["grpc+rdma", "grpc"]), default="grpc+rdma",
-              show_default=True, help="What tasks are told in TF_CONFIG.")  # fmt: skip
-@click.argument("script", type=click.Path(path_type=Path))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def launch(chief: bool | None, **options: Any) -> None:
-    """Run SCRIPT ARGUMENTS as all tasks of a TensorFlow cluster on this machine.
-
-    Each task is a process that learns its place from TF_CONFIG, as on a cluster. Its lines begin with
-    "[worker 0] " and so on. When one fails, all are ended. The exit status is 0, or that of the first task
-    that failed; 128 + the signal when one ended it.
-
-    Parameter servers are ended when the other tasks have ended; and so are workers, when there is a chief
-    too: they only serve it.
-    """
-    from . import launch as launcher
-
-    request = launcher.Request(chief=options["ps"] > 0 if chief is None else chief, **options)
-    why_not = launcher.check(request.script)
-    if why_not:
-        raise click.UsageError(why_not)
-    sys.exit(launcher.run(request, lambda line: click.echo(f"rdmatensor launch: {line}", err=True)))
+        command = main.get_command(context, "info")
+        if command:
+            context.invoke(command)

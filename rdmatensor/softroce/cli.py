@@ -80,6 +80,12 @@ def softroce() -> None:
 
     SoftRoCE is RDMA in software: real verbs over an ordinary network card. Where the running kernel has
     it, it is used; elsewhere a small virtual machine boots in seconds, on top of this machine's files.
+
+    \b
+    Examples:
+      rdmatensor softroce run -- rdmatensor doctor
+      rdmatensor softroce run --hosts 2 -- python program.py
+      rdmatensor softroce shell
     """
 
 

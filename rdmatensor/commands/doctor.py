@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor doctor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..doctor.finding import Finding
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_WIDTH = 20
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--quick", is_flag=True, help="Without importing TensorFlow.")
+def doctor(as_json: bool, quick: bool) -> None:
+    """Check this machine: library, settings, RDMA devices, limits, TensorFlow.
+
+    Each finding is ok, warn or fail, and says what to do. Over each transport that can be used, a device
+    connects with another on this machine, writes, reads and compares.
+
+    Exit status 0, 1 when a finding is "fail".
+
+    \b
+    Examples:
+      rdmatensor doctor
+      rdmatensor doctor --json | jq '.findings[] | select(.state != "ok")'
+      rdmatensor softroce run -- rdmatensor doctor      with RDMA in software
+    """
+    from rich.console import Console
+
+    from ..doctor.examine import examine
+
+    found: list[Finding] = []
+    console = Console(highlight=False, soft_wrap=True)
+    with Console(stderr=True).status("looking") as status:
+        for finding in examine(not quick, lambda text: status.update(text)):
+            found.append(finding)
+            if not as_json:
+                _show(console, finding)
+    failed = [finding for finding in found if finding.state == "fail"]
+    if as_json:
+        text = {"ok": not failed, "findings": [asdict(finding) for finding in found]}
+        click.echo(json.dumps(text, indent=2))
+    sys.exit(1 if failed else 0)
+
+
+def _show(console: Console, finding: Finding) -> None:
+    from rich.text import Text
+
+    line = Text.assemble(
+        (f"{finding.state:<6}", _COLOURS[finding.state]),
+        (f"{finding.area:<{_WIDTH}}", "bold"),
+        finding.text,
+    )
+    indent = " " * (6 + _WIDTH)
+    for detail in finding.details:
+        line.append(f"\n{indent}{detail}")
+    if finding.remedy:
+        line.append(f"\n{indent}→ {finding.remedy}")
+    console.print(line)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor launch`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "--workers", metavar="N", type=click.IntRange(1, 256), default=1,
+              show_default=True, help="Workers.")  # fmt: skip
+@click.option("--ps", metavar="N", type=click.IntRange(0, 256), default=0, show_default=True,
+              help="Parameter servers.")  # fmt: skip
+@click.option("--chief/--no-chief", default=None,
+              help="A chief besides the workers. Default: with parameter servers.")  # fmt: skip
+@click.option("--protocol", type=click.Choice(["grpc+rdma", "grpc"]), default="grpc+rdma",
+              show_default=True, help="What tasks are told in TF_CONFIG.")  # fmt: skip
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def launch(chief: bool | None, **options: Any) -> None:
+    """Run SCRIPT ARGUMENTS as all tasks of a TensorFlow cluster on this machine.
+
+    Each task is a process that learns its place from TF_CONFIG, as on a cluster. Its lines begin with
+    "[worker 0] " and so on. When one fails, all are ended. The exit status is 0, or that of the first task
+    that failed; 128 + the signal when one ended it.
+
+    Parameter servers are ended when the other tasks have ended; and so are workers, when there is a chief
+    too: they only serve it.
+
+    \b
+    Examples:
+      rdmatensor launch -n 4 train.py --steps 100
+      rdmatensor launch -n 2 --ps 1 --protocol grpc train.py
+    """
+    from .. import launch as launcher
+
+    request = launcher.Request(chief=options["ps"] > 0 if chief is None else chief, **options)
+    why_not = launcher.check(request.script)
+    if why_not:
+        raise click.UsageError(why_not)
+    sys.exit(launcher.run(request, lambda line: click.echo(f"rdmatensor launch: {line}", err=True)))

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor ping`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from .. import pinging
+    from ..device import Device
+    from ..errors import RdmaError
+    from ..remote import RemoteDevice
+
+PORT = 7479
+
+# What to do about an error whose text tells no remedy.
+HINTS = {
+    "UNREACHABLE": "start `rdmatensor ping --listen` there, and let its firewall pass TCP port {port}",
+    "DEADLINE": "a firewall between the two mostly drops what it does not let pass: open TCP port {port}",
+    "NO_TRANSPORT": "`rdmatensor doctor` on both machines tells what each of them lacks",
+    "CONNECTION_LOST": "the other side has ended, or its link is down: look at what it printed",
+    "PROTOCOL": "install the same rdmatensor on both, and give the port of `rdmatensor ping --listen`",
+}  # fmt: skip
+
+
+@click.command()
+@click.argument("host", required=False, metavar="[HOST[:PORT]]")
+@click.option("--listen", is_flag=True, help="Answer pings, until Ctrl-C.")
+@click.option("--port", metavar="N", type=click.IntRange(0, 65535), default=PORT, show_default=True,
+              help="TCP port to listen on; 0 takes any free one.")  # fmt: skip
+@click.option("--bind", metavar="ADDRESS",
+              help="Address to listen on. Default: RDMATENSOR_BIND_ADDRESS, or all.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Stop listening when the first that connected has gone.")
+@click.option("--transport", metavar="NAME", help="Use this transport only: shm or verbs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def ping(host: str | None, listen: bool, **options: Any) -> None:
+    """Measure the way to another machine: connection, latency, bandwidth.
+
+    On the other machine `rdmatensor ping --listen` must run; both need the same secret
+    (RDMATENSOR_SECRET_FILE). Prints by which transport the two are connected and why, how long a write of 8
+    bytes and the round trip of a notification take, and how many bytes go through in a second. All that
+    is written is read back and compared.
+
+    Exit status 0, 1 when it did not work.
+
+    \b
+    Examples:
+      rdmatensor ping --listen                      on one machine
+      rdmatensor ping node7                         on the other
+      rdmatensor ping node7:7500 --transport verbs --json
+      rdmatensor ping --listen --bind 10.0.0.7 --port 7500 --once
+    """
+    if listen == bool(host):
+        raise click.UsageError("give HOST, or --listen on the machine that is to answer")
+    from ..errors import RdmaError
+
+    try:
+        if options["transport"]:
+            from .. import config
+
+            config.set("TRANSPORTS", options["transport"])
+        if host:
+            _measure(address_of(host), options["as_json"])
+        else:
+            _answer(options["bind"], options["port"], options["once"])
+    except RdmaError as error:
+        _fail(error, host)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def address_of(host: str) -> str:
+    """ "host:port" of "host", "host:port", "v6 address" or "[v6 address]:port"."""
+    if host.count(":") > 1 and not host.startswith("["):
+        return f"[{host}]:{PORT}"
+    return host if host.rpartition("]")[2].count(":") else f"{host}:{PORT}"
+
+
+def _fail(error: RdmaError, host: str | None) -> None:
+    hint = HINTS.get(error.status) if host else None
+    text = str(error)
+    if hint and host:
+        text += "; " + hint.format(port=address_of(host).rpartition(":")[2])
+    click.echo(f"rdmatensor ping: {text}", err=True)
+    sys.exit(1)
+
+
+def _answer(bind: str | None, port: int, once: bool) -> None:
+    from .. import config, pinging
+    from ..device import Device
+
+    everywhere = config.get("BIND_ADDRESS") or "0.0.0.0"
+    with Device(name="ping, listening", bind=bind or everywhere, port=port) as device:
+        click.echo(f"listening on {device.address}; Ctrl-C ends it")
+        for name, found in device.transports.items():
+            click.echo(f"  {name}: {found.text or 'usable'}")
+        if not config.get("SECRET_FILE") and config.get("INSECURE") == "0":
+            click.echo("  RDMATENSOR_SECRET_FILE is not set: only this machine can connect")
+        sys.stdout.flush()
+        stop = threading.Event()
+
+        def seen(peer: RemoteDevice) -> None:
+            click.echo(f"answering {peer.peer} over {peer.transport}")
+            sys.stdout.flush()
+
+        def gone(peer: RemoteDevice) -> None:
+            if once:
+                stop.set()
+
+        pinging.echo(device, stop, seen, gone)
+
+
+def _measure(address: str, as_json: bool) -> None:
+    from .. import pinging
+    from ..device import Device
+
+    with Device(name="ping") as device, device.connect(address) as remote, _progress() as bar:
+        reasons = _passed_over(device, address, remote.transport)
+        task = bar.add_task("measuring", total=pinging.FULL.figures)
+        result = pinging.measure(device, remote, pinging.FULL, lambda: bar.advance(task))
+        peer, using = remote.peer, device.transports[remote.transport].text
+    if as_json:
+        report = {"peer": peer, "device": using, "passed_over": reasons, **result.as_json()}
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _show(peer, using, reasons, result)
+
+
+def _progress() -> Any:
+    """A bar on standard error, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def _passed_over(device: Device, address: str, chosen: str) -> dict[str, str]:
+    """Better transports than the one that was chosen, each with the reason why it does not serve: what
+    the core says when nothing else is permitted."""
+    from .. import config
+    from ..device import Device as Another
+    from ..errors import RdmaError
+
+    reasons = {}
+    for name, found in device.transports.items():
+        if name == chosen:
+            break
+        reasons[name] = found.text
+        if found.usable:
+            permitted = config.get("TRANSPORTS")
+            config.set("TRANSPORTS", name)
+            try:
+                with Another(name="ping, another way") as other:
+                    other.connect(address).close()
+                reasons[name] = "usable by now"
+            except RdmaError as error:
+                reasons[name] = str(error).partition(f"({name}: ")[2].partition(";")[0].rstrip(")")
+                reasons[name] = reasons[name] or str(error)
+            finally:
+                config.set("TRANSPORTS", permitted)
+    return reasons
+
+
+def _show(peer: str, using: str, reasons: dict[str, str], result: pinging.Result) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..demo.timing import duration, size
+
+    console = Console(highlight=False)
+    why = "; ".join(f"{name} does not serve: {reason}" for name, reason in reasons.items())
+    text = f"{peer} over {result.transport}" + (f", {using}" if using else "")
+    console.print(text, soft_wrap=True, markup=False)
+    console.print(why or "the best transport there is", soft_wrap=True, markup=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "p50", "p99"):
+        table.add_column(heading, justify="right" if heading else "left")
+    rows = {"write of 8 bytes": result.write, "notification, there and back": result.round_trip}
+    for name, latency in rows.items():
+        table.add_row(name, duration(latency.p50), duration(latency.p99))
+    console.print(table)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("size", "write", "read"):
+        table.add_column(heading, justify="right")
+    for speed in result.speeds:
+        table.add_row(_binary(speed.size), f"{size(speed.write)}/s", f"{size(speed.read)}/s")
+    console.print(table)
+    console.print("what was written was read back, and is the same")
+
+
+def _binary(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"

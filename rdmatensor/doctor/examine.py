@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All findings about this machine, in the order in which they matter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import child, fabric, framework, machine
+from .finding import Finding
+
+_PROBE_SECONDS = 60.0
+_UNKNOWN = re.compile(r"(\S+) is not a setting; the nearest is (\S+)")
+_SECRET = "(umask 077; head -c 32 /dev/urandom | base64 > ~/rdmatensor.secret); export RDMATENSOR_SECRET_FILE=~/rdmatensor.secret   (the same file on all machines)"  # noqa: E501 - a command to copy
+
+
+def examine(thoroughly: bool, say: Callable[[str], object]) -> Iterator[Finding]:
+    """Findings as they are made; `say` tells what is being done now.
+
+    `thoroughly`: TensorFlow is imported, which takes seconds, and in the SoftRoCE lab's guests minutes: not
+    there.
+    """
+    say("opening devices")
+    probe = child.call("rdmatensor.doctor.probe", "look_and_test", _PROBE_SECONDS)
+    report: Mapping[str, Any] = probe.value or {}
+    yield library(probe)
+    if report:
+        yield from settings(report, probe.log)
+        yield from bootstrap(report)
+        yield secret(report)
+        yield from fabric.findings(report, probe.log)
+        yield from self_tests(report)
+    yield from machine.findings(report)
+    say("importing TensorFlow")
+    yield framework.finding(thoroughly and "RDMATENSOR_LAB_RANK" not in os.environ)
+
+
+def library(probe: child.Outcome) -> Finding:
+    """Whether the compiled library can be used."""
+    if probe.value is None:
+        remedy = (
+            "pip install --no-build-isolation --force-reinstall .   (in the sources of rdmatensor)"
+        )
+        lacks = re.search(r"No module named '(numpy|cffi|_cffi_backend)", probe.why_not)
+        if lacks:
+            remedy = f"pip install {lacks[1].replace('_cffi_backend', 'cffi')}"
+        return Finding("library", "fail", f"the core {probe.why_not}", remedy)
+    built = framework.build()
+    text = f"rdmatensor {probe.value['version']} ({built.get('compiler', 'unknown compiler')})"
+    if built.get("no_verbs_because"):
+        text += f", built without verbs: {built['no_verbs_because']}"
+        remedy = "apt-get install libibverbs-dev, and build again"
+        return Finding("library", "warn", text, remedy)
+    return Finding("library", "ok", text)
+
+
+def settings(report: Mapping[str, Any], log: Sequence[str]) -> Iterator[Finding]:
+    """Variables that are no settings, and values that are refused: in the core's own words."""
+    sound = True
+    for line in fabric.lines(log, "WARN"):
+        unknown = _UNKNOWN.fullmatch(line)
+        if unknown:
+            sound = False
+            remedy = f"unset {unknown[1]}   (or: export {unknown[2]}=...)"
+            yield Finding("settings", "warn", line, remedy)
+    for name, why in report["refused"].items():
+        sound = False
+        yield Finding("settings", "fail", why, f"unset RDMATENSOR_{name}   (docs/configuration.md)")
+    if sound:
+        given = [f"RDMATENSOR_{row['name']}={row['value']}" for row in report["settings"]
+                 if row["source"] == "environment"]  # fmt: skip
+        yield Finding("settings", "ok", ", ".join(given) or "all as by default")
+
+
+def bootstrap(report: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether a device can be opened, and where it listens."""
+    for error in report["errors"]:
+        if "SECRET_FILE" in error:  # secret() tells
+            continue
+        yield Finding("device", "fail", error, _device_remedy(error))
+    address = report["address"]
+    if address and not report["errors"]:
+        host = address.rpartition(":")[0]
+        text = f"opens, and listens on {host}"
+        if host in ("127.0.0.1", "[::1]"):
+            text += ": devices of programs are reached from this machine only, unless they or "
+            text += "RDMATENSOR_BIND_ADDRESS say otherwise; TensorFlow servers take the cluster's address"
+        yield Finding("device", "ok", text)
+
+
+def _device_remedy(error: str) -> str:
+    if "cannot listen" in error:
+        return "ip -brief address   (RDMATENSOR_BIND_ADDRESS has to be one of these)"
+    if "cannot resolve" in error:
+        return "unset RDMATENSOR_BIND_ADDRESS   (or correct it)"
+    if "TRANSPORTS" in error:
+        return "unset RDMATENSOR_TRANSPORTS"
+    if "open files" in error:
+        return "ulimit -n unlimited"
+    return ""
+
+
+def secret(report: Mapping[str, Any]) -> Finding:
+    """Who is let in."""
+    path = os.environ.get("RDMATENSOR_SECRET_FILE", "")
+    verbs = report["transports"].get("verbs", {}).get("usable")
+    if path:
+        for error in report["errors"]:
+            if "SECRET_FILE" in error:
+                command = error.rpartition(": ")[2]
+                remedy = command if command.startswith(("chmod", "chown", "head")) else _SECRET
+                return Finding("secret", "fail", error, remedy)
+        with contextlib.suppress(OSError):
+            file = Path(path).stat()
+            text = f"{path}, mode {file.st_mode & 0o7777:04o}, {file.st_size} bytes"
+            return Finding("secret", "ok", text)
+    if os.environ.get("RDMATENSOR_INSECURE", "0") not in ("", "0"):
+        text = "RDMATENSOR_INSECURE lets everybody who reaches the port read and write regions"
+        return Finding("secret", "warn", text, f"unset RDMATENSOR_INSECURE; {_SECRET}")
+    text = "none: other machines are refused"
+    return Finding("secret", "warn" if verbs else "ok", text, _SECRET if verbs else "")
+
+
+def self_tests(report: Mapping[str, Any]) -> Iterator[Finding]:
+    """What became of the transfers over each transport."""
+    from ..demo.timing import duration, size
+
+    for name, result in report["tests"].items():
+        if "error" in result:
+            remedy = "docs/troubleshooting.md has errors by their text"
+            yield Finding(f"self-test {name}", "fail", result["error"], remedy)
+            continue
+        speed = result["speeds"][0]
+        yield Finding(
+            f"self-test {name}",
+            "ok",
+            f"connected, wrote, read, compared: write of 8 bytes {duration(result['write']['p50'])}, "
+            f"notification there and back {duration(result['round_trip']['p50'])}, "
+            f"writing {size(speed['write'])}/s, reading {size(speed['read'])}/s",
+        )

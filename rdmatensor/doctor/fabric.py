@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings about RDMA devices and transports.
+
+The kernel tells what there is (/sys/class/infiniband); which port and which GID are used, and why others
+are not, the core tells. Nothing is chosen here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .finding import Finding
+
+_FOLDER = Path("/sys/class/infiniband")
+_LINE = re.compile(r"rdmatensor: (ERROR|WARN|INFO|DEBUG): (.*)")
+_ORDER = (
+    "of several GIDs, RoCE v2 goes before v1, IPv4 before IPv6, link-local last, an interface that is up "
+    "before an unknown one; RDMATENSOR_GID_INDEX says otherwise"
+)
+_TRY = "rdmatensor softroce run -- rdmatensor doctor   (RDMA in software, on any machine)"
+
+
+def lines(log: Sequence[str], level: str) -> list[str]:
+    """What the core logged at this level."""
+    found = [match for line in log if (match := _LINE.fullmatch(line))]
+    return [match[2] for match in found if match[1] == level]
+
+
+def findings(report: Mapping[str, Any], log: Sequence[str]) -> Iterator[Finding]:
+    """One for each transport, and one for each port that the kernel has."""
+    for name, found in report["transports"].items():
+        yield _transport(name, found)
+    using = report["transports"].get("verbs", {"usable": False, "text": ""})
+    said = [line.removeprefix("verbs: ") for line in lines(log, "DEBUG")]
+    for device in sorted(_FOLDER.iterdir()) if _FOLDER.is_dir() else []:
+        for port in sorted((device / "ports").iterdir()) if (device / "ports").is_dir() else []:
+            yield _port(f"{device.name}:{port.name}", port, using, said)
+
+
+def _transport(name: str, found: Mapping[str, Any]) -> Finding:
+    area, text = f"transport {name}", str(found["text"])
+    if found["usable"]:
+        return Finding(area, "ok", text or "usable")
+    if text.startswith("not in RDMATENSOR_TRANSPORTS"):
+        return Finding(area, "ok", text)
+    if name != "verbs" or _there_is_a_device():
+        return Finding(
+            area, "fail", text, "see the lines about its ports below" if name == "verbs" else ""
+        )
+    consequence = "other machines cannot be reached, except by gRPC"
+    if "not installed" in text:
+        return Finding(
+            area, "warn", f"{text}: {consequence}", "apt-get install libibverbs1 ibverbs-providers"
+        )
+    return Finding(area, "warn", f"{text}: {consequence}", _TRY)
+
+
+def _there_is_a_device() -> bool:
+    return _FOLDER.is_dir() and any(_FOLDER.iterdir())
+
+
+def _port(name: str, port: Path, using: Mapping[str, Any], said: Sequence[str]) -> Finding:
+    """`using` is what the core says about the transport."""
+    chosen = using["usable"] and str(using["text"]).startswith(f"{name} ")
+    state = _read(port / "state").partition(": ")[2] or "of unknown state"
+    facts = f"{state}, {_read(port / 'link_layer')}, {_read(port / 'rate')}"
+    gid = re.search(r"GID (\d+) ", str(using["text"])) if chosen else None
+    details = [*_gids(port, int(gid[1]) if gid else None), *([_ORDER] if chosen else [])]
+    if chosen:
+        return Finding(f"port {name}", "ok", f"{facts}: this port is used", "", tuple(details))
+    device = name.partition(":")[0]
+    about = [line for line in said if line.startswith((f"{name} ", f"{device} "))]
+    why = about[0] if about else str(using["text"])
+    state_of_it: Any = "ok" if using["usable"] else "fail"
+    remedy = "" if using["usable"] else _remedy(why, port)
+    return Finding(f"port {name}", state_of_it, f"{facts}: not used, {why}", remedy, tuple(details))
+
+
+def _remedy(why: str, port: Path) -> str:
+    if " is down" in why or "initializing" in why:
+        netdevs = sorted({name for _, _, _, name in _table(port) if name})
+        if netdevs:
+            return f"ip link set {netdevs[0]} up"
+        return "rdma link   (is the cable in? InfiniBand needs a subnet manager: opensm)"
+    if "/dev/infiniband" in why:
+        return "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ..."
+    if "ib_uverbs" in why:
+        return "modprobe ib_uverbs"
+    if "no driver" in why:
+        return "apt-get install ibverbs-providers"
+    if "DEVICE" in why or "GID_INDEX" in why:
+        return "unset RDMATENSOR_DEVICE RDMATENSOR_GID_INDEX   (or name what there is)"
+    return "docs/troubleshooting.md"
+
+
+def _gids(port: Path, chosen: int | None) -> list[str]:
+    return [
+        f"GID {index} {address}, {kind}{f' on {netdev}' if netdev else ''}"
+        f"{': chosen' if index == chosen else ''}"
+        for index, address, kind, netdev in _table(port)
+    ]
+
+
+def _table(port: Path) -> list[tuple[int, str, str, str]]:
+    """Index, address, type and network interface of the entries that are not empty."""
+    rows = []
+    folder = port / "gids"
+    for entry in sorted(folder.iterdir(), key=lambda e: int(e.name)) if folder.is_dir() else []:
+        address = ipaddress.IPv6Address(_read(entry) or "::")
+        # An entry without interface identifier, such as fe80::, holds nothing.
+        if int(address) & (1 << 64) - 1:
+            kind = _read(port / "gid_attrs" / "types" / entry.name) or "unknown type"
+            netdev = _read(port / "gid_attrs" / "ndevs" / entry.name)
+            rows.append((int(entry.name), str(address.ipv4_mapped or address), kind, netdev))
+    return rows
+
+
+def _read(path: Path) -> str:
+    """A line of sysfs; "" where the kernel refuses, as it does for some in containers."""
+    with contextlib.suppress(OSError):
+        return path.read_text().strip()
+    return ""

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings about TensorFlow and the plugin."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from . import child
+from .finding import Finding
+
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
+_IMPORT_SECONDS = 120.0
+AREA = "TensorFlow"
+
+
+def build() -> dict[str, Any]:
+    """What the build noted about itself; {} if it is not installed as built."""
+    try:
+        facts = json.loads((Path(__file__).parents[1] / "_build_info.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return dict(facts)
+
+
+def version() -> str:
+    """Of TensorFlow, without importing it; "" if it is not installed."""
+    for package in _PACKAGES:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def finding(thoroughly: bool) -> Finding:
+    """Whether protocol="grpc+rdma" works; `thoroughly`: by importing TensorFlow, in another process."""
+    built, here = build().get("tensorflow"), version()
+    if not here:
+        return Finding(AREA, "ok", "not installed; the Python API and groups work without")
+    if not built:
+        why = (
+            build().get("no_tensorflow_because") or "rdmatensor was not installed by its own build"
+        )
+        text = f"{here}, and the plugin was not built: {why}"
+        return Finding(AREA, "warn", text, _rebuild())
+    if _minor(built) != _minor(here):
+        text = (
+            f"{here}, and the plugin is for {_minor(built)}: TensorFlow works, grpc+rdma does not"
+        )
+        return Finding(AREA, "fail", text, f"pip install 'tensorflow=={_minor(built)}.*'")
+    if os.environ.get("RDMATENSOR_DISABLE", "0") not in ("", "0"):
+        text = f"{here}; RDMATENSOR_DISABLE leaves the plugin unloaded"
+        return Finding(AREA, "warn", text, "unset RDMATENSOR_DISABLE")
+    if not thoroughly:
+        return Finding(AREA, "ok", f"{here}, and the plugin is for it (not tried)")
+    return _tried(here)
+
+
+def _tried(here: str) -> Finding:
+    outcome = child.call(__name__, "why_not", _IMPORT_SECONDS, TF_CPP_MIN_LOG_LEVEL="2")
+    if outcome.value == "":
+        return Finding(AREA, "ok", f"{here}; the plugin is loaded into it")
+    why = (
+        f"does not load: {outcome.value}"
+        if outcome.value
+        else f"`import tensorflow` {outcome.why_not}"
+    )
+    return Finding(
+        AREA, "fail", f"{here}: the plugin {why}" if outcome.value else f"{here}: {why}", _rebuild()
+    )
+
+
+def why_not() -> str:
+    """Why the plugin is not in this process, after importing TensorFlow; "" if it is."""
+    import tensorflow  # noqa: F401
+
+    from .. import tensorflow as ours
+
+    return ours.why_not()
+
+
+def _rebuild() -> str:
+    return "pip install --no-build-isolation --force-reinstall --no-deps .   (in the sources of rdmatensor)"
+
+
+def _minor(full: str) -> str:
+    return ".".join(full.split(".")[:2])

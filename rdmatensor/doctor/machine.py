@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings about limits and containers: what the system gives this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .finding import Finding, size
+
+_IPC_LOCK = 14  # bit of the capability, capability.h of the kernel
+_PEER_DESCRIPTORS = 3  # of a connection over shared memory, at each end
+_FEW_PEERS = 64
+_DOCKER = (
+    "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 --network=host ..."
+)
+
+
+def findings(report: Mapping[str, Any]) -> Iterator[Finding]:
+    """About this machine; `report` is the probe's, {} if there is none."""
+    verbs = bool(report.get("transports", {}).get("verbs", {}).get("usable"))
+    yield memlock(verbs, report)
+    yield descriptors()
+    if kind := container():
+        yield _in_container(kind)
+    yield memory(report)
+
+
+def memlock(verbs: bool, report: Mapping[str, Any]) -> Finding:
+    """The limit of locked memory, against what registering needs. It counts only for RDMA."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    text = "no limit" if limit == resource.RLIM_INFINITY else size(limit)
+    left = report.get("registrable")
+    if not verbs:
+        return Finding("memlock", "ok", f"{text}; without RDMA nothing is locked")
+    if left is None:
+        exempt = "" if limit == resource.RLIM_INFINITY else ", which CAP_IPC_LOCK lifts"
+        return Finding("memlock", "ok", f"{text}{exempt}")
+    # Of a connection, the rings of both directions are registered.
+    needed = 2 * _setting(report, "RING_BYTES")
+    remedy = "ulimit -l unlimited   (systemd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)"
+    state = f"{text}, of which {size(left)} are left"
+    if left < needed:
+        text = f"{state}: one connection over RDMA locks about {size(needed)}"
+        return Finding("memlock", "fail", text, remedy)
+    wanted = _setting(report, "ARENA_LIMIT") or _memory_limit() * 3 // 4
+    if left < wanted:
+        text = f"{state}: tensors of a TensorFlow server may take {size(wanted)} (RDMATENSOR_ARENA_LIMIT)"
+        return Finding("memlock", "warn", text, remedy)
+    return Finding("memlock", "ok", state)
+
+
+def descriptors() -> Finding:
+    """Open files: a connection takes some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError):
+        used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        peers = max(0, soft - used) // _PEER_DESCRIPTORS
+        text = f"{soft} may be open: enough for about {peers} connections over shared memory"
+        if peers < _FEW_PEERS:
+            most = "unlimited" if hard == resource.RLIM_INFINITY else hard
+            return Finding("open files", "warn", text, f"ulimit -n {most}")
+        return Finding("open files", "ok", text)
+    return Finding("open files", "ok", f"{soft} may be open")
+
+
+def container() -> str:
+    """What kind of container this is; "" if it seems to be none."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "Kubernetes"
+    if Path("/.dockerenv").exists():
+        return "Docker"
+    if Path("/run/.containerenv").exists():
+        return "Podman"
+    with contextlib.suppress(OSError):
+        return Path("/run/systemd/container").read_text().strip()
+    return ""
+
+
+def _in_container(kind: str) -> Finding:
+    may_lock = "may" if _effective_capabilities() >> _IPC_LOCK & 1 else "may not"
+    passed = Path("/dev/infiniband").exists()
+    text = (
+        f"{kind}; /dev/infiniband is {'there' if passed else 'not there'}; memory may"
+        f"{'' if may_lock == 'may' else ' not'} be locked beyond the limit (CAP_IPC_LOCK); "
+        f"/dev/shm has {_shm()}, which rdmatensor does not use"
+    )
+    if not passed and kernel_devices():
+        text = (
+            f"{kind} did not get /dev/infiniband, and the machine has {', '.join(kernel_devices())}"
+        )
+        return Finding("container", "fail", text, _DOCKER)
+    return Finding("container", "ok", text)
+
+
+def kernel_devices() -> list[str]:
+    """RDMA devices that the kernel has, whether or not this process may use them."""
+    folder = Path("/sys/class/infiniband")
+    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+
+def memory(report: Mapping[str, Any]) -> Finding:
+    """Memory that this process may use, against the arena."""
+    limit = _memory_limit()
+    arena = _setting(report, "ARENA_LIMIT") if report else 0
+    text = f"{size(limit)} may be used"
+    if arena > limit:
+        text += f", and RDMATENSOR_ARENA_LIMIT permits {size(arena)}: the process would be killed"
+        return Finding("memory", "warn", text, f"export RDMATENSOR_ARENA_LIMIT={limit * 3 // 4}")
+    return Finding("memory", "ok", text)
+
+
+def _memory_limit() -> int:
+    """The machine's memory, or what the control group permits of it."""
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # version 2, version 1
+        with contextlib.suppress(OSError, ValueError):
+            limit = min(limit, int(Path("/sys/fs/cgroup", name).read_text()))
+    return limit
+
+
+def _effective_capabilities() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def _shm() -> str:
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return "nothing"
+    return size(room.f_blocks * room.f_frsize)
+
+
+def _setting(report: Mapping[str, Any], name: str) -> int:
+    """A numeric setting in force, in bytes."""
+    return next(int(row["number"]) for row in report["settings"] if row["name"] == name)

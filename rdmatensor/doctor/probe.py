@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core says about this machine: run by child.call, in a process of its own.
+
+The core's own lines, which tell what it passed over and why, go to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+PREFIX = "RDMATENSOR_"
+# Settings that can keep a device from being opened, in the order in which they are given up.
+_SUSPECTS = ("SECRET_FILE", "BIND_ADDRESS", "TRANSPORTS")
+
+
+def look() -> dict[str, Any]:
+    """Versions, settings, and what a device finds when it is opened."""
+    return _look(tests=False)
+
+
+def look_and_test() -> dict[str, Any]:
+    """As look, and a transfer over each transport from one device of this process to another."""
+    return _look(tests=True)
+
+
+def _look(tests: bool) -> dict[str, Any]:
+    given = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(PREFIX)}
+    from .. import _api, config
+
+    # The table is read without the variables, so that each of them can be refused by itself.
+    table = {setting.name: setting for setting in config.table()}
+    refused = _put_in_force(table, given)
+    os.environ.update({k: v for k, v in given.items() if k.removeprefix(PREFIX) not in table})
+    settings = [
+        {
+            **setting._asdict(),
+            "number": config.get_int(setting.name) if ".." in setting.range else None,
+            "source": "environment"
+            if given.get(PREFIX + setting.name) and setting.name not in refused
+            else "default",
+        }
+        for setting in config.table()
+    ]
+    config.set("LOG_LEVEL", "debug")
+    device, errors = _open()
+    report: dict[str, Any] = {
+        "version": _api.__version__,
+        "settings": settings,
+        "refused": refused,
+        "errors": errors,
+        "address": None,
+        "transports": {},
+        "registrable": None,
+        "tests": {},
+    }
+    if device:
+        with device:
+            report["address"] = device.address
+            report["registrable"] = device.registrable
+            report["transports"] = {
+                name: found._asdict() for name, found in device.transports.items()
+            }
+        if tests:
+            report["tests"] = {
+                name: _test(name) for name, found in device.transports.items() if found.usable
+            }
+    return report
+
+
+def _put_in_force(table: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
+    """Sets what the environment gives; what was refused, with the reason."""
+    from .. import config
+    from ..errors import RdmaError
+
+    refused = {}
+    for name in table:
+        value = given.get(PREFIX + name)
+        if not value:  # empty is unset, as in the core
+            continue
+        try:
+            config.set(name, value)
+        except RdmaError as error:
+            refused[name] = str(error)
+    return refused
+
+
+def _open() -> tuple[Device | None, list[str]]:
+    """A device, if need be without settings that prevent it; the reasons why it could not be opened."""
+    from .. import config
+    from ..device import Device
+    from ..errors import RdmaError
+
+    errors: list[str] = []
+    defaults = {setting.name: setting.default for setting in config.table()}
+    for name in (None, *_SUSPECTS):
+        if name:
+            if config.get(name) == defaults[name]:
+                continue
+            config.set(name, defaults[name])
+        try:
+            return Device(name="rdmatensor doctor"), errors
+        except RdmaError as error:
+            if str(error) not in errors:
+                errors.append(str(error))
+    return None, errors
+
+
+def _test(transport: str) -> dict[str, Any]:
+    """Writes, reads and notifications over this transport, between two devices of this process."""
+    import threading
+
+    from .. import config, pinging
+    from ..device import Device
+    from ..errors import RdmaError
+
+    config.set("TRANSPORTS", transport)
+    try:
+        with Device(name="doctor, near") as near, Device(name="doctor, far") as far:
+            stop = threading.Event()
+            echo = threading.Thread(target=pinging.echo, args=[far, stop])
+            echo.start()
+            try:
+                with near.connect(far.address) as remote:
+                    return pinging.measure(near, remote, pinging.BRIEF).as_json()
+            finally:
+                stop.set()
+                echo.join()
+    except RdmaError as error:
+        return {"error": str(error)}
