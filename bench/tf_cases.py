@@ -36,6 +36,7 @@ class Case:
 
 
 TRANSFERS = (
+    Case("1 x 1 KB", 1, KB, steps=200, block=10),
     Case("1 x 1 MB", 1, MB, steps=200, block=10),
     Case("1 x 16 MB", 1, 16 * MB, steps=100, block=5),
     Case("1 x 64 MB", 1, 64 * MB, steps=50, block=5, target=50),

@@ -139,6 +139,14 @@ def _started(name: str, command: list[str], order: Mapping[str, Any]) -> Iterato
             reader.join(1)
 
 
+@contextlib.contextmanager
+def peer_here(nbytes: int, settings: Mapping[str, str] = {}) -> Iterator[str]:
+    """The address of a peer here with a region of `nbytes`, until the end of the block. BenchFailed."""
+    order = {"bytes": nbytes, "secret": None, "settings": dict(settings), "bind": None}
+    with _started("the peer", Launcher().command(Host("here"), PEER), order) as peer:
+        yield json.loads(peer.answer(START_S))["address"]
+
+
 def measure(
     hosts: Sequence[Host],
     launcher: Launcher,
