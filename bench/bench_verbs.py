@@ -32,6 +32,7 @@ PATIENCE = 120.0
 # perftest polls without end; ours then may as well. One queue pair, as perftest has.
 ENVIRONMENT = {
     "RDMATENSOR_TRANSPORTS": "verbs",
+    "RDMATENSOR_LOG_LEVEL": "error",
     "RDMATENSOR_QUEUE_PAIRS": "1",
     "RDMATENSOR_WAIT_SPIN_US": "100000",
 }
