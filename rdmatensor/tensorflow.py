@@ -33,6 +33,7 @@ from .errors import Unsupported, UsageError
 
 __all__ = [
     "ArenaUse",
+    "ChecksumUse",
     "FetchCounters",
     "Fetches",
     "PathCounters",
@@ -107,7 +108,8 @@ class PlanUse(TypedDict):
     unfit: int
     """Tensors of another shape than was planned, or larger than their place; likewise."""
     copied: int
-    """Tensors that did not lie in registered memory, and were copied there first (not on shm)."""
+    """Tensors that did not lie in registered memory, and were copied there first (on shm only reference
+    variables, and those only with RDMATENSOR_CHECKSUM)."""
     fused: int
     """Tensors that travelled in groups."""
     groups: int
@@ -159,6 +161,19 @@ class PlacementUse(TypedDict):
     first server, or when the arena was full."""
 
 
+class ChecksumUse(TypedDict):
+    """What RDMATENSOR_CHECKSUM=crc32c did."""
+
+    sent: int
+    """Tensors whose checksum was sent along."""
+    verified: int
+    """Received tensors that have the checksum that came with them."""
+    corrupted: int
+    """Those that have not: each failed its step with DataLossError."""
+    unchecked: int
+    """Received tensors that came without one, because it is off at their sender."""
+
+
 class Peer(TypedDict):
     """How tensors from ("receive") or to ("send") another task travel at present, and why so."""
 
@@ -194,6 +209,7 @@ class Stats(TypedDict):
     """Tensors and bytes that went by each transport instead of RPC: {"shm": ...}."""
     arena: ArenaUse
     placement: PlacementUse
+    checksums: ChecksumUse
     rpc_reasons: dict[str, int]
     """Why sent tensors went by rpc: "string", "variant", "resource", "device memory", "arena full",
     "memory not registered", ..."""

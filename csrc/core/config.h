@@ -124,6 +124,9 @@
          "otherwise, twice as long after each failure, up to 64 times as long; 0 means never.")    \
   NUMBER(STEP_TTL_S, 600, 1, 86400,                                                                \
          "TensorFlow: seconds a tensor waits for a step that this task never starts.")             \
+  CHOICE(CHECKSUM, "off", "off|crc32c",                                                            \
+         "TensorFlow: crc32c sends a checksum with each tensor that does not go by gRPC, and "     \
+         "compares it at the receiver, where both ends say so.")                                   \
   NUMBER(DISABLE, 0, 0, 1, "TensorFlow: 1 leaves the plugin unloaded.")
 
 typedef enum rdt_config_id {

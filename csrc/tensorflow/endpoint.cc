@@ -25,6 +25,9 @@ namespace {
 
 using tensorflow::Tensor;
 
+// Longer ones are not for the progress thread. About what starting another thread costs.
+constexpr uint64_t kLongChecksum = 256 * 1024;
+
 // Differs in every process and server: a host:port alone may mean another process by now.
 std::string UniqueName(const std::string& task) {
   std::random_device random;
@@ -44,6 +47,11 @@ bool DescribesTensor(const TensorMessage& message, tensorflow::DataType* dtype,
   const uint64_t elements = static_cast<uint64_t>(shape->num_elements());
   const uint64_t size = static_cast<uint64_t>(tensorflow::DataTypeSize(*dtype));
   return size != 0 && elements <= UINT64_MAX / size && elements * size == message.bytes;
+}
+
+Checksum ChecksumOf(const TensorMessage& message) {
+  if (message.flags & TensorMessage::kChecked) return message.checksum;
+  return std::nullopt;
 }
 
 Path PathOf(const TensorMessage& message) {
@@ -201,6 +209,15 @@ void Endpoint::Complete(Waiter* waiter, const Arrival& arrival) {
     waiter->rendezvous->ReceiveByRpc(waiter->FullKey(), waiter->args, std::move(waiter->done));
     return;
   }
+  if (arrival.claim != nullptr) {
+    const absl::Status status =
+        Verify(*arrival.claim, arrival.tensor, waiter->rendezvous->step_id(),
+               [waiter] { return waiter->FullKey(); });
+    if (!status.ok()) {
+      waiter->Fail(status);
+      return;
+    }
+  }
   waiter->done(absl::OkStatus(), tensorflow::Rendezvous::Args(), waiter->args, arrival.tensor,
                arrival.is_dead);
 }
@@ -326,7 +343,8 @@ Outcome Endpoint::TakeTensor(Channel* channel, const TensorMessage& message, boo
   if (message.flags & TensorMessage::kInline) {
     const Tensor copy = CopyOf(message.payload, message.bytes, dtype, shape);
     if (copy.IsInitialized()) {
-      DeliverTensor(channel, message.step_id, message.key, Path::kInline, copy);
+      DeliverTensor(channel, message.step_id, message.key, Path::kInline, Way::kInline,
+                    ChecksumOf(message), copy);
     } else {
       FailForMemory(channel, message.step_id, message.bytes);
     }
@@ -336,8 +354,8 @@ Outcome Endpoint::TakeTensor(Channel* channel, const TensorMessage& message, boo
   if (tensorflow::TensorBuffer* borrowed = channel->fetcher().Borrow(from)) {
     tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(borrowed);
     CountFetch(FetchKind::kInPlace, message.bytes);
-    DeliverTensor(channel, message.step_id, message.key, PathOf(message),
-                  Tensor(dtype, shape, std::move(buffer)));
+    DeliverTensor(channel, message.step_id, message.key, PathOf(message), Way::kInPlace,
+                  ChecksumOf(message), Tensor(dtype, shape, std::move(buffer)));
     return Outcome::kDone;
   }
   auto fetch = std::make_unique<Fetch>();
@@ -348,6 +366,7 @@ Outcome Endpoint::TakeTensor(Channel* channel, const TensorMessage& message, boo
   fetch->shape = std::move(shape);
   fetch->from = from;
   fetch->path = PathOf(message);
+  fetch->checksum = ChecksumOf(message);
   return channel->fetcher().Start(std::move(fetch), follows);
 }
 
@@ -441,11 +460,22 @@ std::shared_ptr<Mailbox> Endpoint::MailboxFor(Channel* channel, int64_t step_id)
   return mailbox;
 }
 
+std::unique_ptr<const Claim> Endpoint::ClaimOf(const Channel& channel, const Checksum& checksum,
+                                               Path path, Way way, uint64_t bytes) const {
+  if (!settings_.checksum || bytes == 0) return nullptr;
+  if (!checksum.has_value()) {
+    CountUnchecked(channel.source.load()->task());
+    return nullptr;
+  }
+  return std::make_unique<const Claim>(Claim{*checksum, path, way, channel.transport()});
+}
+
 void Endpoint::DeliverTensor(Channel* channel, int64_t step_id, absl::string_view key, Path path,
-                             const Tensor& tensor) {
+                             Way way, const Checksum& checksum, const Tensor& tensor) {
   CountReceived(path, tensor.TotalBytes(), channel->traffic());
   Arrival arrival;
   arrival.tensor = tensor;
+  arrival.claim = ClaimOf(*channel, checksum, path, way, tensor.TotalBytes());
   Deliver(channel, step_id, KeyId::Of(key), std::move(arrival));
 }
 
@@ -458,7 +488,15 @@ void Endpoint::FailForMemory(Channel* channel, int64_t step_id, uint64_t bytes) 
 void Endpoint::Deliver(Channel* channel, int64_t step_id, const KeyId& key, Arrival arrival) {
   std::shared_ptr<Mailbox> mailbox = MailboxFor(channel, step_id);
   Waiter waiter;
-  if (mailbox != nullptr && mailbox->Deliver(key, &arrival, &waiter)) Complete(&waiter, arrival);
+  if (mailbox == nullptr || !mailbox->Deliver(key, &arrival, &waiter)) return;
+  if (arrival.claim == nullptr || arrival.tensor.TotalBytes() <= kLongChecksum) {
+    Complete(&waiter, arrival);
+    return;
+  }
+  tsl::Env::Default()->SchedClosure(
+      [waiter = std::move(waiter), arrival = std::move(arrival)]() mutable {
+        Complete(&waiter, arrival);
+      });
 }
 
 }  // namespace rdmatensor

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "arena_exports.h"
+#include "checksum.h"
 #include "fetcher.h"
 #include "include/rdmatensor.h"
 #include "links.h"
@@ -58,15 +59,19 @@ class Endpoint {
   // Tells the receiver to fetch `key` by RecvTensor, and counts why.
   void Refer(const std::shared_ptr<Channel>& channel, int64_t step_id, absl::string_view key,
              const char* reason);
-  // Gives `waiter` its tensor, by RPC if the arrival is a referral.
+  // Gives `waiter` its tensor, by RPC if the arrival is a referral; or fails it if the tensor is not what
+  // was sent.
   static void Complete(Waiter* waiter, const Arrival& arrival);
+  // What a tensor of so many bytes that came over `channel` is to be compared with; nullptr: nothing.
+  std::unique_ptr<const Claim> ClaimOf(const Channel& channel, const Checksum& checksum, Path path,
+                                       Way way, uint64_t bytes) const;
 
   // Gives what arrived under `key` to its receive. From any thread.
   void Deliver(Channel* channel, int64_t step_id, const KeyId& key, Arrival arrival);
 
   // For fetchers. A tensor is here: counts it and gives it to its receiver.
-  void DeliverTensor(Channel* channel, int64_t step_id, absl::string_view key, Path path,
-                     const tensorflow::Tensor& tensor);
+  void DeliverTensor(Channel* channel, int64_t step_id, absl::string_view key, Path path, Way way,
+                     const Checksum& checksum, const tensorflow::Tensor& tensor);
   // There is no memory for it: fails the step's receives from this peer.
   void FailForMemory(Channel* channel, int64_t step_id, uint64_t bytes);
   // Handles a message that waited for another one of its key.

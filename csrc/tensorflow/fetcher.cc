@@ -153,7 +153,8 @@ Outcome Fetcher::Advance(std::unique_ptr<Fetch> fetch, const OpenRegion& region,
   if (!Lies(from, region.size)) return Outcome::kMalformed;
   if (tensorflow::TensorBuffer* borrowed = Borrow(from)) {
     tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(borrowed);
-    endpoint_->DeliverTensor(channel_, fetch->step_id, fetch->key, fetch->path,
+    endpoint_->DeliverTensor(channel_, fetch->step_id, fetch->key, fetch->path, Way::kInPlace,
+                             fetch->checksum,
                              Tensor(fetch->dtype, fetch->shape, std::move(buffer)));
     CountFetch(FetchKind::kInPlace, from.size);
     return Outcome::kDone;
@@ -234,7 +235,8 @@ void Fetcher::OnRead(void* context, rdt_status status) {
 void Fetcher::Finish(const Fetch& fetch) {
   Release(fetch.from.lend_id);
   CountFetch(FetchKind::kRead, fetch.from.size);
-  endpoint_->DeliverTensor(channel_, fetch.step_id, fetch.key, fetch.path, fetch.target);
+  endpoint_->DeliverTensor(channel_, fetch.step_id, fetch.key, fetch.path, Way::kRead,
+                           fetch.checksum, fetch.target);
 }
 
 void Fetcher::Release(uint64_t lend_id) {

@@ -15,6 +15,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "checksum.h"
 #include "include/rdmatensor.h"
 #include "key_order.h"
 #include "path_stats.h"
@@ -49,6 +50,7 @@ struct Fetch {
   tensorflow::TensorShape shape;
   RemoteBytes from;
   Path path = Path::kDynamic;
+  Checksum checksum;
   tensorflow::Tensor target;
 };
 

@@ -23,6 +23,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "checksum.h"
 #include "planned_edge.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/rendezvous.h"
@@ -35,7 +36,8 @@ class RdmaRendezvous;
 struct Arrival {
   tensorflow::Tensor tensor;
   bool is_dead = false;
-  bool is_referral = false;  // no tensor: fetch it by RecvTensor
+  bool is_referral = false;            // no tensor: fetch it by RecvTensor
+  std::unique_ptr<const Claim> claim;  // to be verified before anybody gets the tensor; may be none
 };
 
 struct Waiter {

@@ -16,8 +16,9 @@ constexpr size_t kTensorFixedSize =
 
 size_t EncodedSize(const TensorMessage& message) {
   const bool in_line = message.flags & TensorMessage::kInline;
+  const bool checked = message.flags & TensorMessage::kChecked;
   return kTensorFixedSize + message.dims.size() * sizeof(int64_t) + message.key.size() +
-         (in_line ? message.bytes : 3 * sizeof(uint64_t));
+         (checked ? sizeof message.checksum : 0) + (in_line ? message.bytes : 3 * sizeof(uint64_t));
 }
 
 void Encode(const TensorMessage& message, char* out) {
@@ -30,6 +31,7 @@ void Encode(const TensorMessage& message, char* out) {
   writer.Put(message.bytes);
   for (int64_t dim : message.dims) writer.Put(dim);
   writer.PutBytes(message.key.data(), message.key.size());
+  if (message.flags & TensorMessage::kChecked) writer.Put(message.checksum);
   if (message.flags & TensorMessage::kInline) {
     writer.PutBytes(message.payload, message.bytes);
   } else {
@@ -53,6 +55,7 @@ bool Parse(const char* data, size_t size, TensorMessage* out) {
     if (!reader.Get(&dim)) return false;
   }
   if (!reader.GetText(key_size, &out->key)) return false;
+  if ((out->flags & TensorMessage::kChecked) && !reader.Get(&out->checksum)) return false;
   if (out->flags & TensorMessage::kInline) {
     out->payload = reader.position();
     return reader.left() == out->bytes;

@@ -20,7 +20,7 @@
 namespace rdmatensor {
 
 // Raised with every incompatible change: peers of different versions use TensorFlow's own RPC.
-inline constexpr uint32_t kProtocolVersion = 4;
+inline constexpr uint32_t kProtocolVersion = 5;
 
 enum class MessageKind : uint8_t {
   kTensor = 1,    // sender -> receiver: a tensor, or where to find its bytes
@@ -58,13 +58,15 @@ struct TensorMessage {
     kDead = 1,     // TensorFlow's dead bit: no bytes follow
     kInline = 2,   // the bytes follow the key; else they lie in the sender's arena
     kBounced = 4,  // the sender had to copy them there (for the statistics)
-    kAllFlags = 7
+    kChecked = 8,  // a checksum of the bytes comes with them
+    kAllFlags = 15
   };
   int64_t step_id = 0;
   int32_t dtype = 0;
   uint8_t flags = 0;
   absl::InlinedVector<int64_t, 8> dims;
   absl::string_view key;
+  uint32_t checksum = 0;          // kChecked: CRC32C
   uint64_t bytes = 0;             // size of the tensor's content
   const char* payload = nullptr;  // kInline: `bytes` bytes
   uint64_t region_key = 0;        // else: the sender's region that holds them,

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "arena.h"
+#include "checksum.h"
 #include "collective_stats.h"
 #include "include/rdmatensor.h"
 #include "placement.h"
@@ -44,6 +45,8 @@ struct Counter {
 };
 
 }  // namespace
+
+const char* PathName(Path path) { return kPathNames[static_cast<int>(path)]; }
 
 struct Traffic {
   Counter sent, received;
@@ -273,7 +276,7 @@ std::string StatsAsJson() {
                   ",\"exhausted_allocations\":", arena.exhausted_allocations,
                   ",\"exhausted_bytes\":", arena.exhausted_bytes,
                   "},\"placement\":", PlacementAsJson(), ",\"collectives\":", CollectivesAsJson(),
-                  ",\"transports\":{");
+                  ",\"checksums\":", ChecksumsAsJson(), ",\"transports\":{");
   std::lock_guard<std::mutex> lock(stats.mutex);
   const char* separator = "";
   for (const auto& [name, traffic] : stats.transports) {
@@ -312,6 +315,7 @@ void ResetStats() {
   Arena::Get()->ResetUsage();
   ResetPlacement();
   ResetCollectives();
+  ResetChecksums();
   std::lock_guard<std::mutex> lock(stats.mutex);
   for (auto& [name, traffic] : stats.transports) traffic->Reset();
   for (auto& [id, peer] : stats.peers) {

@@ -16,6 +16,7 @@ namespace rdmatensor {
 
 enum class Path { kStatic, kBounded, kInline, kDynamic, kBounce, kRpc };
 inline constexpr int kPathCount = 6;
+const char* PathName(Path path);
 
 enum class Direction { kReceive, kSend };
 // Counters of the tensors that go between this process and a peer by one transport, which count for the

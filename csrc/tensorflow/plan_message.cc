@@ -120,6 +120,9 @@ size_t EncodedSize(const PlannedMessage& message) {
   if (message.flags & PlannedMessage::kShaped) size += 1 + message.dims.size() * sizeof(int64_t);
   if (message.flags & PlannedMessage::kGroup) size += sizeof message.dead + sizeof message.absent;
   if (message.flags & PlannedMessage::kLent) size += 4 * sizeof(uint64_t);
+  if (message.flags & PlannedMessage::kChecked) {
+    size += 1 + message.checksums.size() * sizeof(uint32_t);
+  }
   return size;
 }
 
@@ -146,6 +149,10 @@ void Encode(const PlannedMessage& message, char* out) {
     writer.Put(message.offset);
     writer.Put(message.lend_id);
     writer.Put(message.bytes);
+  }
+  if (message.flags & PlannedMessage::kChecked) {
+    writer.Put(static_cast<uint8_t>(message.checksums.size()));
+    for (uint32_t checksum : message.checksums) writer.Put(checksum);
   }
 }
 
@@ -175,6 +182,17 @@ bool Parse(const char* data, size_t size, PlannedMessage* out) {
       (!reader.Get(&out->region_key) || !reader.Get(&out->offset) || !reader.Get(&out->lend_id) ||
        !reader.Get(&out->bytes))) {
     return false;
+  }
+  if (flags & PlannedMessage::kChecked) {
+    uint8_t count = 0;
+    if (!reader.Get(&count) || count == 0 || count > kMaxGroupMembers ||
+        (count != 1 && !(flags & PlannedMessage::kGroup))) {
+      return false;
+    }
+    out->checksums.resize(count);
+    for (uint32_t& checksum : out->checksums) {
+      if (!reader.Get(&checksum)) return false;
+    }
   }
   return reader.left() == 0;
 }

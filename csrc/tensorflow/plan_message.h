@@ -70,7 +70,8 @@ struct PlannedMessage {
     kInSlot = 16,  // they lie in slot `slot`; neither: there are none
     kGroup =
         32,  // `index` is a group's, `dead` its dead members, `absent` those that go another way
-    kAllFlags = 63
+    kChecked = 64,  // checksums follow
+    kAllFlags = 127
   };
   int64_t step_id = 0;
   uint32_t index = 0;  // of the edge or group in the offer
@@ -82,6 +83,8 @@ struct PlannedMessage {
   absl::InlinedVector<int64_t, 8> dims;
   uint64_t dead = 0, absent = 0;
   uint64_t region_key = 0, offset = 0, lend_id = 0, bytes = 0;  // kLent
+  // kChecked: CRC32C of the bytes; of a group one for each member, also for those without bytes.
+  absl::InlinedVector<uint32_t, 1> checksums;
 };
 size_t EncodedSize(const PlannedMessage& message);
 void Encode(const PlannedMessage& message, char* out);

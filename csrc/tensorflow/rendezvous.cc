@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "arena.h"
+#include "checksum.h"
 #include "message.h"
 #include "path_stats.h"
 #include "placement.h"
@@ -24,6 +25,7 @@ using tensorflow::Tensor;
 constexpr char kReasonArenaFull[] = "arena full";
 // The core refused to register the part of the arena that had room.
 constexpr char kReasonUnregistered[] = "memory not registered";
+constexpr char kReasonNoMemory[] = "no memory";
 constexpr char kReasonTooLong[] = "description too long";
 // Its server is stock, or no channel came about: the peer's line in the statistics says which.
 constexpr char kReasonFetched[] = "fetched by the receiver";
@@ -177,24 +179,30 @@ const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
                                        absl::string_view key, const Tensor& tensor) {
   TensorMessage message = Describe(step_id_, key, tensor);
   const uint64_t immediate = PackImmediate(MessageKind::kTensor);
+  const bool checked = endpoint_->settings().checksum && message.bytes != 0;
+  const uint8_t check = checked ? TensorMessage::kChecked : 0;
+  Tensor source = tensor;
   if (message.bytes <= endpoint_->settings().inline_bytes) {
-    message.flags = TensorMessage::kInline;
+    message.flags = TensorMessage::kInline | check;
     if (EncodedSize(message) <= channel->max_notify()) {
-      message.payload = static_cast<const char*>(tensor.data());
+      if (checked && MayChangeInPlace(key)) source = FrozenCopy(tensor);
+      if (!source.IsInitialized()) return kReasonNoMemory;
+      message.payload = static_cast<const char*>(source.data());
+      if (checked) message.checksum = ChecksumToSend(source.data(), message.bytes);
       CountSent(Path::kInline, message.bytes, channel->traffic());
       // A lost channel fails the receiver's step there; sending never fails, as in stock TensorFlow.
       (void)channel->NotifyMessage(immediate, message);
       return nullptr;
     }
-    message.flags = 0;
   }
+  message.flags = check;
   if (EncodedSize(message) > channel->max_notify()) return kReasonTooLong;
   const ArenaExports& exports = endpoint_->exports();
-  Tensor source = tensor;
+  const bool may_change = MayChangeInPlace(key);
   const bool in_place =
       reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
       exports.Locate(channel->handle(), tensor.data(), &message.region_key, &message.offset) &&
-      !MayChangeInPlace(key) && endpoint_->settings().ablation == Ablation::kNone;
+      !may_change && endpoint_->settings().ablation == Ablation::kNone;
   PlacementOnSend(tensor, in_place);
   if (!in_place) {
     source = Tensor(Arena::Get()->allocator(), tensor.dtype(), tensor.shape());
@@ -203,7 +211,11 @@ const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
       return kReasonUnregistered;
     }
     std::memcpy(source.data(), tensor.data(), message.bytes);
-    message.flags = TensorMessage::kBounced;
+    message.flags |= TensorMessage::kBounced;
+  }
+  // Of the original, so that the copy is verified too; unless that may have changed since.
+  if (checked) {
+    message.checksum = ChecksumToSend((may_change ? source : tensor).data(), message.bytes);
   }
   if (!channel->lender().Lend(source, &message.lend_id)) return kReasonArenaFull;
   CountSent(in_place ? Path::kDynamic : Path::kBounce, message.bytes, channel->traffic());

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "arena.h"
 #include "channel.h"
+#include "checksum.h"
 #include "endpoint.h"
 #include "message.h"
 #include "path_stats.h"
@@ -225,7 +226,7 @@ bool Routes::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
   }
   const bool grouped = offer_.edges[index].group >= 0;
   if ((!fits && !grouped) || !Enter()) return false;
-  const bool done = grouped ? SendGrouped(index, sent, fits) : SendSingle(edge, index, sent);
+  const bool done = grouped ? SendGrouped(edge, index, sent, fits) : SendSingle(edge, index, sent);
   Leave();
   return done;
 }
@@ -268,6 +269,7 @@ bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent)
     return true;
   }
   if (Lend(edge, tensor, &message)) {
+    AddChecksum(tensor.data(), bytes, &message);
     CountSent(path, bytes, channel_->traffic());
     if (!Announce(message)) channel_->lender().Release(message.lend_id);
     return true;
@@ -290,15 +292,24 @@ bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent)
   message.slot = static_cast<uint8_t>(slot);
   CountSent(path, bytes, channel_->traffic());
   const void* data = source.data();
+  AddChecksum(data, bytes, &message);
   WriteAndNotify(std::move(source), data, bytes, SlotOffset(offered.ring, slot) + offered.offset,
                  message);
   return true;
 }
 
+void Routes::AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const {
+  if (!endpoint_->settings().checksum) return;
+  message->flags |= PlannedMessage::kChecked;
+  message->checksums.push_back(ChecksumToSend(data, bytes));
+}
+
 bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
   uint64_t region_key = 0, offset = 0;
   const uint64_t bytes = source->TotalBytes();
-  if (channel_->can_map() || (bytes <= kCopiedByCore && !may_change)) return true;
+  // What is copied to its place at once may change afterwards, but not between checksum and copy.
+  if (channel_->can_map() && !(may_change && endpoint_->settings().checksum)) return true;
+  if (!channel_->can_map() && bytes <= kCopiedByCore && !may_change) return true;
   const ArenaExports& exports = endpoint_->exports();
   const bool in_arena = exports.Locate(channel_->handle(), source->data(), &region_key, &offset);
   PlacementOnSend(*source, in_arena);
@@ -357,7 +368,7 @@ bool Routes::Announce(const PlannedMessage& message) {
   return false;
 }
 
-bool Routes::SendGrouped(uint32_t index, const Tensor& sent, bool fits) {
+bool Routes::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent, bool fits) {
   const Offer::Edge& offered = offer_.edges[index];
   Group& group = groups_[static_cast<size_t>(offered.group)];
   const uint64_t all = AllOf(group);
@@ -376,6 +387,7 @@ bool Routes::SendGrouped(uint32_t index, const Tensor& sent, bool fits) {
     step = group.steps.emplace(group.steps.end());
     step->step_id = sent.step_id;
     step->slot = Acquire(offered.ring);
+    if (endpoint_->settings().checksum) step->checksums.resize(group.members.size());
     open_steps_.fetch_add(1);
   }
   step->arrived |= bit;
@@ -398,8 +410,13 @@ bool Routes::SendGrouped(uint32_t index, const Tensor& sent, bool fits) {
     const uint64_t at = SlotOffset(offered.ring, step->slot) + offered.offset;
     char* const target = mapped_places_ != nullptr ? mapped_places_ : staging_base_;
     std::memcpy(target + at, sent.tensor->data(), offered.bytes);
+    // As in PushTensor.
+    const void* const original = edge.definition->may_change ? target + at : sent.tensor->data();
+    const uint32_t checksum = step->checksums.empty() ? 0 : ChecksumToSend(original, offered.bytes);
     lock.lock();
     --step->writing;
+    if (!step->checksums.empty())
+      step->checksums[static_cast<size_t>(__builtin_ctzll(bit))] = checksum;
   }
   if (fits) CountSent(Path::kStatic, sent.is_dead ? 0 : offered.bytes, channel_->traffic());
   if (step->writing == 0 && (step->dropped || step->arrived == all)) {
@@ -419,6 +436,8 @@ void Routes::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
   message.slot = static_cast<uint8_t>(step->slot);
   message.dead = step->dead;
   message.absent = step->absent;
+  message.checksums = step->checksums;
+  if (!message.checksums.empty()) message.flags |= PlannedMessage::kChecked;
   if (step->dropped) {
     Release(offered.ring, step->slot);
   } else if (staging_base_ != nullptr) {

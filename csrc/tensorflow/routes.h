@@ -83,9 +83,10 @@ class Routes : public std::enable_shared_from_this<Routes> {
   // A group in one step.
   struct GroupStep {
     int64_t step_id = 0;
-    int slot = -1;                   // none was free: its members go alone
-    uint64_t arrived = 0, dead = 0;  // bits of members
-    uint64_t absent = 0;             // arrived, and gone another way
+    int slot = -1;                               // none was free: its members go alone
+    uint64_t arrived = 0, dead = 0;              // bits of members
+    uint64_t absent = 0;                         // arrived, and gone another way
+    absl::InlinedVector<uint32_t, 1> checksums;  // of all members, with CHECKSUM
     int writing = 0;
     bool dropped = false;
   };
@@ -111,10 +112,11 @@ class Routes : public std::enable_shared_from_this<Routes> {
   void Release(int32_t ring, int slot);
   uint64_t SlotOffset(int32_t ring, int slot) const;
   bool SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent);
-  bool SendGrouped(uint32_t index, const Tensor& sent, bool fits);
+  bool SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent, bool fits);
   bool Announce(const PlannedMessage& message);
   // Lends the tensor where it lies; false if the receiver cannot use it there.
   bool Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, PlannedMessage* message);
+  void AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const;
   // Writes `bytes` of `source` into the places and then announces them.
   void WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes, uint64_t offset,
                       const PlannedMessage& message);

@@ -41,6 +41,12 @@ bool TakeShape(const PlacedEdge& edge, const PlannedMessage& message, TensorShap
   return true;
 }
 
+// Of one that is no group.
+Checksum ChecksumOf(const PlannedMessage& message) {
+  if (message.flags & PlannedMessage::kChecked) return message.checksums.front();
+  return std::nullopt;
+}
+
 Path PathOf(const PlacedEdge& edge) {
   return edge.has_static_shape ? Path::kStatic : Path::kBounded;
 }
@@ -241,6 +247,8 @@ bool Slots::Take(const PlannedMessage& message) {
 bool Slots::TakeGroup(const PlannedMessage& message) {
   if (message.index >= link_->groups.size()) return false;
   const std::vector<uint32_t>& members = link_->groups[message.index];
+  const bool checked = message.flags & PlannedMessage::kChecked;
+  if (checked && message.checksums.size() != members.size()) return false;
   const int32_t ring = link_->edges[members.front()].place.ring;
   const std::shared_ptr<Hold> hold = Occupy(ring, message.slot);
   if (hold == nullptr) return false;
@@ -248,12 +256,14 @@ bool Slots::TakeGroup(const PlannedMessage& message) {
     const PlacedEdge& edge = link_->edges[members[i]];
     if (message.absent >> i & 1) continue;
     if (message.dead >> i & 1) {
-      Deliver(edge, message, Tensor(), true);
+      DeliverDead(edge, message);
       continue;
     }
     tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(
         new Buffer(hold, edge.place.offset, edge.place.bytes));
-    Deliver(edge, message, Tensor(edge.definition->dtype, edge.shape, std::move(buffer)), false);
+    DeliverBytes(edge, message, Way::kFused,
+                 checked ? Checksum(message.checksums[i]) : std::nullopt,
+                 Tensor(edge.definition->dtype, edge.shape, std::move(buffer)));
   }
   return true;
 }
@@ -262,7 +272,7 @@ bool Slots::TakeSingle(const PlannedMessage& message) {
   if (message.index >= link_->edges.size()) return false;
   const PlacedEdge& edge = link_->edges[message.index];
   if (message.flags & PlannedMessage::kDead) {
-    Deliver(edge, message, Tensor(), true);
+    DeliverDead(edge, message);
     return true;
   }
   TensorShape shape;
@@ -283,10 +293,14 @@ bool Slots::TakeSingle(const PlannedMessage& message) {
   } else if (bytes != 0) {
     return false;
   } else {
-    Deliver(edge, message, Tensor(edge.definition->dtype, shape), false);
+    Arrival arrival;
+    arrival.tensor = Tensor(edge.definition->dtype, shape);
+    Deliver(edge, message, std::move(arrival));
     return true;
   }
-  Deliver(edge, message, Tensor(edge.definition->dtype, shape, std::move(buffer)), false);
+  const Way way = message.flags & PlannedMessage::kLent ? Way::kInPlace : Way::kPlaced;
+  DeliverBytes(edge, message, way, ChecksumOf(message),
+               Tensor(edge.definition->dtype, shape, std::move(buffer)));
   return true;
 }
 
@@ -300,15 +314,27 @@ bool Slots::TakeUnmapped(const PlacedEdge& edge, const PlannedMessage& message,
   fetch->shape = shape;
   fetch->from = {message.region_key, message.offset, message.bytes, message.lend_id};
   fetch->path = PathOf(edge);
+  fetch->checksum = ChecksumOf(message);
   return channel_->fetcher().Start(std::move(fetch), false) != Outcome::kMalformed;
 }
 
-void Slots::Deliver(const PlacedEdge& edge, const PlannedMessage& message, Tensor tensor,
-                    bool is_dead) {
-  CountReceived(PathOf(edge), is_dead ? 0 : tensor.TotalBytes(), channel_->traffic());
+void Slots::DeliverDead(const PlacedEdge& edge, const PlannedMessage& message) {
   Arrival arrival;
+  arrival.is_dead = true;
+  Deliver(edge, message, std::move(arrival));
+}
+
+void Slots::DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, Way way,
+                         const Checksum& checksum, Tensor tensor) {
+  Arrival arrival;
+  arrival.claim = endpoint_->ClaimOf(*channel_, checksum, PathOf(edge), way, tensor.TotalBytes());
   arrival.tensor = std::move(tensor);
-  arrival.is_dead = is_dead;
+  Deliver(edge, message, std::move(arrival));
+}
+
+void Slots::Deliver(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival) {
+  CountReceived(PathOf(edge), arrival.is_dead ? 0 : arrival.tensor.TotalBytes(),
+                channel_->traffic());
   endpoint_->Deliver(channel_.get(), message.step_id,
                      edge.definition->key.At({message.frame_id, message.iter_id}),
                      std::move(arrival));

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "include/rdmatensor.h"
+#include "mailbox.h"
 #include "plan_message.h"
 #include "planned_edge.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -87,8 +88,11 @@ class Slots : public std::enable_shared_from_this<Slots> {
   // Of memory that is not open here yet.
   bool TakeUnmapped(const PlacedEdge& edge, const PlannedMessage& message,
                     const tensorflow::TensorShape& shape);
-  void Deliver(const PlacedEdge& edge, const PlannedMessage& message, tensorflow::Tensor tensor,
-               bool is_dead);
+  void Deliver(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival);
+  // A tensor with bytes, which came with `checksum`.
+  void DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, Way way,
+                    const Checksum& checksum, tensorflow::Tensor tensor);
+  void DeliverDead(const PlacedEdge& edge, const PlannedMessage& message);
 
   Endpoint* const endpoint_;
   // Until End: under `mutex_`, except on the progress thread.

@@ -78,7 +78,7 @@ size_t Put(uint8_t kind, const std::string &message, uint8_t *seed, size_t capac
   return out.size;
 }
 
-TensorMessage SomeTensor(bool in_line) {
+TensorMessage SomeTensor(bool in_line, uint8_t flags = 0) {
   static const char kPayload[24] = "bytes";
   TensorMessage message;
   message.step_id = 77;
@@ -86,11 +86,12 @@ TensorMessage SomeTensor(bool in_line) {
   message.dims = {2, 3};
   message.key = "/job:a/replica:0/task:0/device:CPU:0;1;/job:b;edge;0:0";
   message.bytes = sizeof kPayload;
-  message.flags = in_line ? TensorMessage::kInline : TensorMessage::kBounced;
+  message.flags = flags | (in_line ? TensorMessage::kInline : TensorMessage::kBounced);
   message.payload = kPayload;
   message.region_key = 0x1122334455667788u;
   message.offset = 4096;
   message.lend_id = 5;
+  message.checksum = 0x8a9136aau;
   return message;
 }
 
@@ -130,6 +131,9 @@ size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
     case 3:
       ready.task = "/job:worker/replica:0/task:1";
       return Put(2, Encoded(ready), seed, capacity);
+    case 5:
+    case 6:
+      return Put(0, Encoded(SomeTensor(number == 5, TensorMessage::kChecked)), seed, capacity);
     case 4:
       answer.address = "127.0.0.1:4000";
       answer.device_name = "/job:a#1";

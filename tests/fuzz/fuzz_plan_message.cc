@@ -91,6 +91,7 @@ PlannedMessage SomePlanned(uint8_t flags) {
   message.iter_id = 6;
   message.dims = {4, 5};
   message.bytes = 80;
+  message.checksums.assign(flags & PlannedMessage::kGroup ? 3 : 1, 0x8a9136aau);
   return message;
 }
 
@@ -127,7 +128,10 @@ size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
   static const uint8_t kFlags[] = {PlannedMessage::kInSlot,
                                    PlannedMessage::kDead | PlannedMessage::kInLoop,
                                    PlannedMessage::kShaped | PlannedMessage::kLent,
-                                   PlannedMessage::kGroup | PlannedMessage::kInSlot};
+                                   PlannedMessage::kGroup | PlannedMessage::kInSlot,
+                                   PlannedMessage::kChecked | PlannedMessage::kInSlot,
+                                   PlannedMessage::kChecked | PlannedMessage::kLent,
+                                   PlannedMessage::kChecked | PlannedMessage::kGroup};
   OfferPiece piece;
   AcceptMessage accept;
   if (number == 0) return Put(0, Encode(SomeOffer()), seed, capacity);

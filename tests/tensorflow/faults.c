@@ -14,6 +14,8 @@
  *   FAULTS_OTHER_PLAN=1      planned edges look different than to other processes
  *   FAULTS_BAD_PLANNED=n:i:v the n-th announcement of a planned tensor has v at byte i; if i is negative
  *                            it is that much shorter
+ *   FAULTS_FLIP=path         where this file exists, a bit of the next tensor that is lent, or was put into
+ *                            its mapped place, turns over before it is announced; the file is removed
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -54,6 +56,28 @@ RDT_API rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_
   return status;
 }
 
+/* Memory in which a bit may turn over: registered here, or the peer's and mapped here. */
+typedef struct memory {
+  uint64_t key, size;
+  char *bytes;
+  char *before; /* mapped: as it was when the last tensor was announced */
+} memory;
+
+enum { MOST_MEMORIES = 256 };
+static pthread_mutex_t memories_lock = PTHREAD_MUTEX_INITIALIZER;
+static memory memories[MOST_MEMORIES];
+static size_t memory_count;
+
+static void remember(uint64_t key, void *bytes, uint64_t size, int mapped) {
+  if (!getenv("FAULTS_FLIP")) return;
+  pthread_mutex_lock(&memories_lock);
+  if (memory_count == MOST_MEMORIES) abort();
+  memory *added = &memories[memory_count++];
+  *added = (memory){key, size, bytes, mapped ? malloc(size) : NULL};
+  if (added->before) memcpy(added->before, bytes, size);
+  pthread_mutex_unlock(&memories_lock);
+}
+
 RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size,
                                        uint32_t access, const char *name, rdt_region **region) {
   static _Atomic uint64_t registered;
@@ -66,7 +90,28 @@ RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64
     own_error = "the limit of locked memory is reached";
     return RDT_ERR_LIMIT;
   }
-  return next(device, address, size, access, name, region);
+  rdt_status status = next(device, address, size, access, name, region);
+  rdt_region_info info;
+  if (status == RDT_OK && ((rdt_status (*)(const rdt_region *, rdt_region_info *))real(
+                              "rdt_region_get_info"))(*region, &info) == RDT_OK)
+    remember(info.key, address, size, 0);
+  return status;
+}
+
+RDT_API rdt_status rdt_remote_region_map(rdt_remote_region *region, uint64_t offset, uint64_t size,
+                                         void **address) {
+  rdt_status (*next)(rdt_remote_region *, uint64_t, uint64_t, void **) = (rdt_status (*)(
+      rdt_remote_region *, uint64_t, uint64_t, void **))real("rdt_remote_region_map");
+  rdt_region_info info;
+  rdt_status status = next(region, offset, size, address);
+  if (status == RDT_OK &&
+      ((rdt_status (*)(const rdt_remote_region *, rdt_region_info *))real(
+          "rdt_remote_region_get_info"))(region, &info) == RDT_OK &&
+      (info.access & RDT_ACCESS_WRITE) && getenv("FAULTS_FLIP")) {
+    ((void (*)(rdt_remote_region *))real("rdt_remote_region_ref"))(region); /* stays mapped */
+    remember(info.key, *address, size, 1);
+  }
+  return status;
 }
 
 static int is_cut(void) {
@@ -184,11 +229,53 @@ static int spoil(const rdt_op *op, rdt_op *bad, char *bytes, size_t room) {
   return 1;
 }
 
+/* The first byte of a lent tensor. `where`: its region's key, and its offset there. */
+static char *lent_byte(const char *where) {
+  uint64_t key, offset;
+  memcpy(&key, where, sizeof(key));
+  memcpy(&offset, where + sizeof(key), sizeof(offset));
+  for (size_t i = 0; i < memory_count; i++)
+    if (!memories[i].before && memories[i].key == key) return memories[i].bytes + offset;
+  return NULL;
+}
+
+/* A byte that was put into a mapped place since the last call. */
+static char *new_byte(void) {
+  char *found = NULL;
+  for (size_t i = 0; i < memory_count; i++) {
+    memory *each = &memories[i];
+    for (uint64_t at = 0; each->before && !found && at < each->size; at++)
+      if (each->bytes[at] != each->before[at]) found = &each->bytes[at];
+    if (each->before) memcpy(each->before, each->bytes, each->size);
+  }
+  return found;
+}
+
+static void flip(const rdt_op *op) {
+  enum { TENSOR = 1, PLANNED = 8 };                                    /* MessageKind */
+  enum { DEAD = 1, INLINE = 2, LENT = 8, IN_SLOT = 16, CHECKED = 64 }; /* flags of either message */
+  const char *path = getenv("FAULTS_FLIP"), *message = op->local;
+  uint64_t kind = op->immediate & 0xff;
+  if (!path || op->kind != RDT_OP_NOTIFY || (kind != TENSOR && kind != PLANNED)) return;
+  char *byte = NULL;
+  int flags = message[12];
+  pthread_mutex_lock(&memories_lock);
+  if (kind == TENSOR && !(flags & (DEAD | INLINE)))
+    byte = lent_byte(message + op->size - 24);
+  else if (kind == PLANNED && flags & LENT)
+    byte = lent_byte(message + op->size - 32 - (flags & CHECKED ? 5 : 0));
+  else if (kind == PLANNED && flags & IN_SLOT)
+    byte = new_byte();
+  if (byte && unlink(path) == 0) *byte ^= 1;
+  pthread_mutex_unlock(&memories_lock);
+}
+
 RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count,
                                     rdt_done_fn done, void *context) {
   static atomic_long reads;
   static char spoilt[256]; /* only one ever is */
   rdt_op bad;
+  if (count == 1) flip(ops);
   if (count == 1 && spoil(ops, &bad, spoilt, sizeof(spoilt)))
     return ((post_fn)real("rdt_channel_post"))(channel, &bad, 1, done, context);
   if (count == 1 && ops[0].kind == RDT_OP_READ) {

@@ -19,7 +19,7 @@ from graphs import TASK0, TASK1, Session, cross, session, v1
 # Kinds of messages.
 TENSOR, REFERRAL, READY, RELEASE, ABORT, OFFER, ACCEPT, PLANNED, WITHDRAW, WITHDRAWN = range(1, 11)
 ASKED, ANSWERED, LOST = 11, 12, 13
-VERSION = 4
+VERSION = 5
 SELF = b"/job:hostile/replica:0/task:0"
 Messages = list[tuple[int, bytes]]
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A TensorFlow server in its own process: server.py CLUSTER_JSON JOB INDEX PROTOCOL.
 
-Answers each line of standard input (a command) with one line of JSON on standard output.
+Answers each line of standard input (a command) with one line of JSON on standard output. "faults TEXT" puts
+the setting FAULTS in force, and answers how many there were.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import rdmatensor.faults
 import rdmatensor.tensorflow
 
 
@@ -31,10 +33,14 @@ def main() -> None:
         "reset": rdmatensor.tensorflow.reset_stats,
         "plan": rdmatensor.tensorflow.plan,
         "pid": os.getpid,
+        "faults": rdmatensor.faults.counts,
     }
     print(json.dumps({"target": server.target, "pid": os.getpid()}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(commands[line.strip()]()), flush=True)
+        command, _, text = line.strip().partition(" ")
+        if command == "faults":
+            rdmatensor.config.set("FAULTS", text)
+        print(json.dumps(commands[command]()), flush=True)
     # The parent is gone, or wants an end. Servers cannot be stopped: leave without ceremony.
     os._exit(0)
 

@@ -113,6 +113,7 @@ std::vector<TensorMessage> TensorSamples() {
           for (int i = 0; i < rank; ++i) message.dims.push_back(int64_t{1} << (7 * i));
           message.key = absl::string_view(key.data(), key_size);
           message.bytes = bytes;
+          if (flags & TensorMessage::kChecked) message.checksum = 0xfedcba98u + flags;
           if (flags & TensorMessage::kInline) {
             message.payload = payload.data();
           } else {

@@ -231,6 +231,9 @@ std::vector<PlannedMessage> PlannedSamples() {
       if (flags & PlannedMessage::kLent) {
         message.region_key = 1, message.offset = 2, message.lend_id = 3, message.bytes = 4;
       }
+      if (flags & PlannedMessage::kChecked) {
+        message.checksums.assign(flags & PlannedMessage::kGroup ? 1 + rank % 64 : 1, 0xfedcba98u);
+      }
       samples.push_back(message);
     }
   }
@@ -248,6 +251,7 @@ void TestPlanned() {
     EXPECT(read.dead == sample.dead && read.region_key == sample.region_key);
     EXPECT(read.offset == sample.offset && read.lend_id == sample.lend_id);
     EXPECT(read.bytes == sample.bytes && read.absent == sample.absent);
+    EXPECT(read.checksums == sample.checksums);
     for (size_t size = 0; size < text.size(); ++size) {
       EXPECT(!ParsesPlanned(text.substr(0, size), &read));
     }
@@ -256,6 +260,14 @@ void TestPlanned() {
   PlannedMessage unknown;
   unknown.flags = PlannedMessage::kAllFlags + 1;
   EXPECT(!ParsesPlanned(Encoded(unknown), &unknown));
+  // None, two of a single tensor, more than any group has.
+  for (const size_t checksums : {0, 2, 65}) {
+    PlannedMessage checked;
+    checked.flags = PlannedMessage::kChecked;
+    if (checksums != 2) checked.flags |= PlannedMessage::kGroup;
+    checked.checksums.assign(checksums, 7);
+    EXPECT(!ParsesPlanned(Encoded(checked), &checked));
+  }
   PlannedMessage deep;
   deep.flags = PlannedMessage::kShaped;
   deep.dims.assign(255, 1);
