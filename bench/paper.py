@@ -36,6 +36,8 @@ WAYS = {way.name: way for way in (TCP, RPC, COPY, ZERO)}
 # Of an RPC whose both ends copy, the paper's best.
 RPC_TARGET = 2.7
 SUITE = "paper"
+# Setting up and comparing half a gigabyte at both ends, or a block of steps of it over gRPC.
+_PATIENCE_S = 600.0
 # Tensors up to this many bytes travel inside notifications (INLINE_BYTES), planned ones are written into
 # their places (PLAN_COPY_BYTES).
 _SMALL = 16384
@@ -184,7 +186,7 @@ def run_model(logs: Path, cases: list[Case], ways: list[Way], quick: bool) -> It
                 steps, block = _steps(case, quick)
                 build = case.build(verify=number == 0)
                 before = [_processes(team, cluster) for cluster in clusters]
-                results = measure(team, clusters, build, steps, block)
+                results = measure(team, clusters, build, steps, block, _PATIENCE_S)
                 after = [_processes(team, cluster) for cluster in clusters]
                 for result, then, now in zip(results, before, after, strict=True):
                     used = [end.since(start) for start, end in zip(then, now, strict=True)]

@@ -155,18 +155,26 @@ def same_losses(results: Sequence[Result]) -> bool | None:
 
 
 def measure(
-    team: Team, clusters: Sequence[Cluster], build: dict[str, Any], steps: int, block: int
+    team: Team,
+    clusters: Sequence[Cluster],
+    build: dict[str, Any],
+    steps: int,
+    block: int,
+    patience: float = SILENCE_S,
 ) -> list[Result]:
-    """Have each cluster `build` a workload and time `steps` steps of it, in turns of `block`."""
+    """Have each cluster `build` a workload and time `steps` steps of it, in turns of `block`.
+
+    Building and a block each take `patience` seconds at most; else TaskFailed.
+    """
     warm_up = []
     for cluster in clusters:
         cluster.reset()
-        team.ask(cluster.client, timeout=SILENCE_S, **build)
-        team.ask(cluster.client, "block", SILENCE_S, steps=block * _WARM_UP_BLOCKS)
+        team.ask(cluster.client, timeout=patience, **build)
+        team.ask(cluster.client, "block", patience, steps=block * _WARM_UP_BLOCKS)
         warm_up.append(cluster.use())
         cluster.reset()
     clients = {cluster.way.name: cluster.client for cluster in clusters}
-    samples = interleave(team, clients, steps, block)
+    samples = interleave(team, clients, steps, block, patience)
     results = [
         Result(cluster.way, samples[cluster.way.name], before, cluster.use())
         for cluster, before in zip(clusters, warm_up, strict=True)
@@ -176,13 +184,19 @@ def measure(
     return results
 
 
-def interleave(team: Team, clients: dict[str, Child], steps: int, block: int) -> dict[str, Samples]:
+def interleave(
+    team: Team,
+    clients: dict[str, Child],
+    steps: int,
+    block: int,
+    patience: float = SILENCE_S,
+) -> dict[str, Samples]:
     """Blocks in turns, each turn begun by the next in order, so that drift falls on all alike."""
     samples = {name: Samples() for name in clients}
     for names in _turns(list(clients), -(-steps // block)):
         for name in names:
             start = _loopback_bytes()
-            answer = team.ask(clients[name], "block", SILENCE_S, steps=block)
+            answer = team.ask(clients[name], "block", patience, steps=block)
             sample = samples[name]
             sample.steps += answer["steps"]
             sample.loopback.append((_loopback_bytes() - start) / answer["steps"])
