@@ -65,10 +65,11 @@ def ucx(
 
 def parse_ucx(output: str, used: Process) -> UcxFigures:
     """Of its two lines of comma-separated values. Its rates are in MiB/s and in messages a second."""
-    lines = [line for line in output.splitlines() if "," in line]
-    if len(lines) < 2:
+    lines = output.splitlines()
+    at = next((n for n, line in enumerate(lines) if line.startswith("iterations,")), len(lines))
+    row = next(csv.DictReader(lines[at : at + 2]), None)
+    if row is None:
         raise Failed(f"ucx_perftest printed no result:\n{output}")
-    row = next(csv.DictReader(lines[-2:]))
     try:
         median = next(value for name, value in row.items() if name.endswith("percentile_lat"))
         return UcxFigures(

@@ -127,6 +127,8 @@ class Probe:
             if nbytes <= LATENCY_UP_TO:
                 del ways[COPY]
             yield from self._times(name, nbytes, ways)
+        if nbytes <= LATENCY_UP_TO:
+            yield from self._answers("write+notify and answer", nbytes, own.array)
         own.close()
 
     def _times(
@@ -146,6 +148,13 @@ class Probe:
             yield times
             if nbytes and nbytes > LATENCY_UP_TO:
                 yield as_rate(times, f"{name} bandwidth", nbytes)
+
+    def _answers(self, name: str, nbytes: int, data: Any) -> Iterator[Result]:
+        def turn() -> None:
+            self.region.write(data, notify=1)
+            self.device.next_notification(_ANSWER_S)
+
+        yield from self._times(name, nbytes, {OURS: turn})
 
     def _notifications(self) -> Iterator[Result]:
         def turn() -> None:

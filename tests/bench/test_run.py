@@ -49,3 +49,21 @@ def test_every_program_of_the_set_is_there() -> None:
         assert all(file.is_file() for file in files), each.name
     names = [each.name for each in driver.STAGES]
     assert len(set(names)) == len(names)
+
+
+def test_ucx_is_read_by_its_columns() -> None:
+    rivals = pytest.importorskip("rivals")
+    used = rivals.Process("ucx_perftest", 1.0, 2)
+    header = (
+        "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr"
+    )
+    output = (
+        f"[1] UCX WARN  a, b\n{header}\n2000,0.25,93.0,94.0,10.0,11.0,12,13\n[2] UCX  WARN c, d\n"
+    )
+    figures = rivals.parse_ucx(output, used)
+    assert figures.seconds == pytest.approx(0.25e-6)
+    assert figures.bytes_per_second == 11 * 1024 * 1024
+    assert figures.per_second == 13
+    for wrong in ("", "connection refused", f"{header}\n", "iterations,x\n1,2\n"):
+        with pytest.raises(rivals.Failed, match="ucx_perftest printed"):
+            rivals.parse_ucx(wrong, used)
