@@ -23,7 +23,9 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
     free(channel);
     return status;
   }
+  static _Atomic uint64_t channels;
   atomic_init(&channel->refs, 1);
+  channel->number = atomic_fetch_add(&channels, 1) + 1;
   channel->device = device;
   rdt_device_ref(device);
   channel->transport = transport;
@@ -301,6 +303,16 @@ static rdt_status post_directly(rdt_channel *channel, const rdt_op *ops, size_t 
   return RDT_OK;
 }
 
+/* Pieces of a failed request may be under way: then it is they who complete it. */
+static rdt_status end_posting(rdt_request *request, rdt_status status) {
+  if (!let_go(request, status)) return RDT_IN_PROGRESS;
+  int failure = atomic_load(&request->status);
+  rdt_overdue_end(request);
+  request_free(request);
+  if (failure < 0) return (rdt_status)failure;
+  return status == RDT_NO_CREDIT ? status : RDT_OK;
+}
+
 static rdt_status post_request(rdt_channel *channel, const rdt_op *ops, size_t count,
                                rdt_done_fn done, void *context) {
   rdt_request *request = request_new(channel, ops, count, done, context);
@@ -308,12 +320,21 @@ static rdt_status post_request(rdt_channel *channel, const rdt_op *ops, size_t c
   if (channel->queue) return enqueue(channel, request);
   rdt_status status = execute_request(channel, request);
   if (status == RDT_NO_CREDIT) return enqueue(channel, request);
-  /* Pieces of a failed request may be under way: then it is they who complete it. */
-  if (!let_go(request, status)) return RDT_IN_PROGRESS;
-  status = (rdt_status)atomic_load(&request->status);
-  rdt_overdue_end(request);
-  request_free(request);
-  return status;
+  return end_posting(request, status);
+}
+
+rdt_status rdt_channel_post_grant(rdt_channel *channel, rdt_registration *registration,
+                                  rdt_done_fn done, void *context) {
+  if (!channel->transport->region_grant) return RDT_OK;
+  rdt_request *request = request_new(channel, NULL, 0, done, context);
+  if (!request) return RDT_ERR_NO_MEMORY;
+  pthread_mutex_lock(&channel->send_lock);
+  rdt_status status = atomic_load(&channel->down) ? rdt_channel_fail_down(channel)
+                                                  : channel->transport->region_grant(
+                                                        channel->endpoint, registration, request);
+  ring_doorbell(channel);
+  pthread_mutex_unlock(&channel->send_lock);
+  return end_posting(request, status);
 }
 
 /* Any other failure concerns one operation only. */

@@ -46,6 +46,10 @@
   NUMBER(QUEUE_DEPTH, 256, 64, 8192, "Verbs: work requests that a queue pair may have under way.") \
   NUMBER(RECEIVES, 32768, 256, 4194304,                                                            \
          "Verbs: receives that the connections of a device share, 128 for each.")                  \
+  CHOICE(                                                                                          \
+      WINDOWS, "auto", "auto|on|off",                                                              \
+      "Verbs: memory that is for one peer is opened to its queue pairs only, by memory windows: "  \
+      "where the device has them (auto), or else not at all (on).")                                \
   NUMBER(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 1024 * RDT_MIB,                                      \
          "Verbs: longer transfers are cut up and go over all queue pairs of the connection.")      \
   NUMBER(TRAFFIC_CLASS, 0, 0, 255, "Verbs: traffic class of RoCE packets, DSCP times four.")       \

@@ -223,7 +223,7 @@ static rdt_status allocate_for_peer(rdt_channel *channel, uint64_t size, uint32_
                     (unsigned long long)size, access);
   rdt_status status = reserve_for_peer(channel, size);
   if (status != RDT_OK) return status;
-  status = rdt_region_create(channel->device, NULL, size, access, NULL, channel, NULL, key);
+  status = rdt_region_create_for_tenant(channel, size, access, key);
   if (status == RDT_OK) return RDT_OK;
   rdt_admission_release(&channel->device->admission, size);
   return_to_channel(channel, size);

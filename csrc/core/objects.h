@@ -41,6 +41,7 @@ struct rdt_region {
   rdt_region *next;
   rdt_device *device;
   const rdt_channel *tenant; /* the channel whose peer allocated it; NULL for our own */
+  uint64_t reserved_for;     /* number of the channel whose peer alone may open it; 0: any may */
   rdt_region_memory memory;
   rdt_registration *registrations[RDT_MAX_TRANSPORTS]; /* NULL where a transport cannot share it */
   uint64_t key;
@@ -151,6 +152,7 @@ typedef enum rdt_purpose { RDT_PURPOSE_USER = 0, RDT_PURPOSE_GROUPS = 1 } rdt_pu
 
 struct rdt_channel {
   atomic_int refs;
+  uint64_t number;   /* from 1, of all in this process; never used again */
   rdt_channel *next; /* in arrivals or active */
   rdt_device *device;
   const rdt_transport *transport;
@@ -273,6 +275,10 @@ void rdt_channel_end_queue(rdt_channel *channel, rdt_status why);
 void rdt_channel_stop(rdt_channel *channel);
 /* Gives up one hold; the last one completes the request. Progress thread only. */
 void rdt_request_complete(rdt_request *request, rdt_status status);
+/* Has the transport let the peer reach a registration: posted like an operation, and completed by `done`. As
+ * rdt_channel_post, and RDT_NO_CREDIT, which may be tried again. */
+rdt_status rdt_channel_post_grant(rdt_channel *channel, rdt_registration *registration,
+                                  rdt_done_fn done, void *context);
 /* Lets the transport find out whether the peer's host is still there; progress thread only. */
 void rdt_channel_probe(rdt_channel *channel);
 /* Posts reads and writes of a synchronous transport that nothing is queued before: complete on return, or an
@@ -294,6 +300,8 @@ void rdt_overdue_end(const rdt_request *request);
 void rdt_overdue_tick(rdt_channel *channel);
 
 /* transfer.c */
+/* The same as rdt_channel_post_grant, to its end; at most DEADLINE_MS. Not on the progress thread. */
+rdt_status rdt_channel_grant(rdt_channel *channel, rdt_registration *registration);
 /* The `done` of transfers. */
 void rdt_transfer_complete(void *context, rdt_status status);
 
@@ -305,11 +313,9 @@ bool rdt_worker_start(rdt_device *device, rdt_work kind, void (*run)(void *argum
 void rdt_workers_wait(rdt_device *device);
 
 /* region.c */
-/* Allocates unless `address` is given, registers and adds a region. `region` and `key` may be NULL: a
- * tenant's region goes with its channel, at any time. */
-rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, uint32_t access,
-                             const char *name, const rdt_channel *tenant, rdt_region **region,
-                             uint64_t *key);
+/* Allocates, registers and adds a region that the channel's peer asked for, and that ends with it. */
+rdt_status rdt_region_create_for_tenant(rdt_channel *channel, uint64_t size, uint32_t access,
+                                        uint64_t *key);
 /* Describes the region with `key`, or, if `name` is not empty, with that name, and how the channel's
  * peer can import it. */
 rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const char *name,

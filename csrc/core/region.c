@@ -92,44 +92,75 @@ static void free_region(rdt_region *region) {
   free(region);
 }
 
-rdt_status rdt_region_create(rdt_device *device, void *address, uint64_t size, uint32_t access,
-                             const char *name, const rdt_channel *tenant, rdt_region **region,
-                             uint64_t *key) {
-  rdt_region *added = calloc(1, sizeof(*added));
+/* Only the peer of a channel may open it: on devices that can tell peers apart, only it can reach it, too. */
+static rdt_status reserve_for(rdt_region *region, rdt_channel *channel) {
+  rdt_registration *registration = region->registrations[rdt_transport_index(channel->transport)];
+  if (!registration)
+    return rdt_fail(RDT_ERR_UNSUPPORTED, "transport %s cannot share the region",
+                    channel->transport->name);
+  return rdt_channel_grant(channel, registration);
+}
+
+/* `region` tells what it is to be; it lacks key, registrations and, if it is to be allocated, memory. With
+ * `only` it is for that channel's peer alone. `out` and `key` may be NULL. */
+static rdt_status create(const rdt_region *region, rdt_channel *only, rdt_region **out,
+                         uint64_t *key) {
+  rdt_region *added = malloc(sizeof(*added));
   if (!added) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  added->device = device;
-  added->tenant = tenant;
-  added->owned = address == NULL;
-  added->memory = (rdt_region_memory){.address = address, .size = size, .access = access};
-  if (name) memcpy(added->name, name, strlen(name));
+  *added = *region;
+  added->owned = added->memory.address == NULL;
+  added->memory.one_peer = only != NULL;
+  added->reserved_for = only ? only->number : 0;
   rdt_status status = new_key(&added->key);
-  if (status == RDT_OK && added->owned) status = rdt_memory_alloc(size, &added->memory.address);
-  if (status == RDT_OK) status = register_memory(device, added);
-  uint64_t added_key = added->key;
-  if (status == RDT_OK) status = insert(device, added);
+  if (status == RDT_OK && added->owned)
+    status = rdt_memory_alloc(added->memory.size, &added->memory.address);
+  if (status == RDT_OK) status = register_memory(added->device, added);
+  if (status == RDT_OK && only) status = reserve_for(added, only);
+  uint64_t added_key = added->key; /* a tenant's region goes with its channel, at any time */
+  if (status == RDT_OK) status = insert(added->device, added);
   if (status != RDT_OK) {
     free_region(added);
     return status;
   }
-  if (region) *region = added;
+  if (out) *out = added;
   if (key) *key = added_key;
   return RDT_OK;
 }
 
+static rdt_status create_own(rdt_device *device, void *address, uint64_t size, uint32_t access,
+                             const char *name, rdt_channel *only, rdt_region **region) {
+  rdt_status status = check_arguments(device, size, access, name, region);
+  if (status != RDT_OK) return status;
+  rdt_region wanted = {.device = device,
+                       .memory = {.address = address, .size = size, .access = access}};
+  if (name) memcpy(wanted.name, name, strlen(name));
+  return create(&wanted, only, region, NULL);
+}
+
 rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t access, const char *name,
                             rdt_region **region) {
-  rdt_status status = check_arguments(device, size, access, name, region);
-  return status == RDT_OK ? rdt_region_create(device, NULL, size, access, name, NULL, region, NULL)
-                          : status;
+  return create_own(device, NULL, size, access, name, NULL, region);
+}
+
+rdt_status rdt_region_alloc_for(rdt_channel *channel, uint64_t size, uint32_t access,
+                                rdt_region **region) {
+  if (!channel) return rdt_fail(RDT_ERR_INVALID, "channel must not be NULL");
+  if (rdt_on_progress_thread())
+    return rdt_fail(RDT_ERR_INVALID, "rdt_region_alloc_for waits: not from a handler");
+  return create_own(channel->device, NULL, size, access, NULL, channel, region);
 }
 
 rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size, uint32_t access,
                                const char *name, rdt_region **region) {
-  rdt_status status = check_arguments(device, size, access, name, region);
-  if (status == RDT_OK && !address) status = rdt_fail(RDT_ERR_INVALID, "no address to register");
-  return status == RDT_OK
-             ? rdt_region_create(device, address, size, access, name, NULL, region, NULL)
-             : status;
+  if (device && region && !address) return rdt_fail(RDT_ERR_INVALID, "no address to register");
+  return create_own(device, address, size, access, name, NULL, region);
+}
+
+rdt_status rdt_region_create_for_tenant(rdt_channel *channel, uint64_t size, uint32_t access,
+                                        uint64_t *key) {
+  rdt_region wanted = {
+      .device = channel->device, .tenant = channel, .memory = {.size = size, .access = access}};
+  return create(&wanted, channel, NULL, key);
 }
 
 rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info) {
@@ -194,7 +225,7 @@ bool rdt_region_at(const rdt_channel *channel, const void *address, uint64_t siz
   const rdt_region *each = device->regions;
   for (; each; each = each->next) {
     uint64_t start = (uintptr_t)address - (uintptr_t)each->memory.address;
-    if (start < each->memory.size && size <= each->memory.size - start && !each->tenant &&
+    if (start < each->memory.size && size <= each->memory.size - start && !each->reserved_for &&
         (each->memory.access & access) == access && each->registrations[transport])
       break;
   }
@@ -226,6 +257,7 @@ rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const cha
   rdt_status status = RDT_OK;
   pthread_mutex_lock(&device->lock);
   const rdt_region *found = find_locked(device, key, name);
+  if (found && found->reserved_for && found->reserved_for != channel->number) found = NULL;
   if (found) {
     rdt_region_get_info(found, info);
     status = export_locked(channel, found, bundle);

@@ -6,11 +6,13 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "core/config.h"
 #include "core/objects.h"
 #include "core/status.h"
 
+#define ROOM_US 1000      /* between looks at whether queues have room */
 #define POLLS_PER_LOOK 32 /* at the endpoint, before the transfer itself is looked at */
 
 struct rdt_transfer {
@@ -77,6 +79,38 @@ rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t co
   if (!channel || !transfer)
     return rdt_fail(RDT_ERR_INVALID, "channel and transfer must not be NULL");
   return submit(channel, ops, count, transfer);
+}
+
+/* `transfer` completes when the grant does, if it is under way. */
+static rdt_status post_grant(rdt_channel *channel, rdt_registration *registration,
+                             rdt_transfer **transfer) {
+  rdt_transfer *waitable = transfer_new(channel);
+  if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status =
+      rdt_channel_post_grant(channel, registration, rdt_transfer_complete, waitable);
+  if (status == RDT_IN_PROGRESS) {
+    *transfer = waitable;
+  } else {
+    rdt_transfer_free(waitable); /* the completion's, which will not come */
+    rdt_transfer_free(waitable);
+  }
+  return status;
+}
+
+rdt_status rdt_channel_grant(rdt_channel *channel, rdt_registration *registration) {
+  rdt_transfer *transfer = NULL;
+  rdt_deadline deadline = rdt_deadline_after(RDT_TIMEOUT_DEFAULT);
+  if (atomic_load(&channel->down)) return rdt_channel_fail_down(channel);
+  rdt_status status = post_grant(channel, registration, &transfer);
+  /* Its order among operations does not matter, so it does not queue with them. */
+  for (; status == RDT_NO_CREDIT && rdt_deadline_left(deadline) > 0; usleep(ROOM_US))
+    status = post_grant(channel, registration, &transfer);
+  if (status == RDT_NO_CREDIT)
+    return rdt_fail(RDT_ERR_DEADLINE, "%s took nothing within the deadline", channel->peer_name);
+  if (status != RDT_IN_PROGRESS) return status;
+  status = rdt_transfer_wait(transfer, RDT_TIMEOUT_DEFAULT);
+  rdt_transfer_free(transfer);
+  return status;
 }
 
 rdt_status rdt_group_submit(rdt_group *group, const rdt_collective *collective,

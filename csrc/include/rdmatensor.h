@@ -231,6 +231,12 @@ RDT_API rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t 
  * RDT_ERR_LIMIT, with what is needed, when RLIMIT_MEMLOCK does not permit it. */
 RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size,
                                        uint32_t access, const char *name, rdt_region **region);
+/* Allocates and registers memory that only the peer of `channel` may open, by its key; for others there is no
+ * such region. Over verbs, where the device has memory windows (the setting WINDOWS), only the queue pairs of
+ * the channel reach it, and none once it has ended; the region itself stays until it is closed. Waits for the
+ * device, at most DEADLINE_MS: not from a handler. RDT_ERR_CONNECTION_LOST if the channel is down. */
+RDT_API rdt_status rdt_region_alloc_for(rdt_channel *channel, uint64_t size, uint32_t access,
+                                        rdt_region **region);
 RDT_API rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info);
 /* 1 if the channel's peer can open the region: its memory is registered with the channel's transport. */
 RDT_API int rdt_region_reaches(const rdt_region *region, const rdt_channel *channel);

@@ -10,8 +10,8 @@
  *
  * The core checks every argument, keeps the software queue, the order of operations, deadlines and
  * life cycle; a transport only moves bytes. Calls on one endpoint: create and connect come first,
- * destroy last; doorbell, notify, probe, stop and, unless the transport is synchronous, write and read
- * run under the channel's send lock; poll, abort, arm and disarm on one thread at a time, but at the same
+ * destroy last; doorbell, notify, probe, stop, region_grant and, unless the transport is synchronous, write and
+ * read run under the channel's send lock; poll, abort, arm and disarm on one thread at a time, but at the same
  * time as those. Domain and region functions may run on any thread. Functions marked optional may be NULL.
  */
 #ifndef RDT_TRANSPORT_TRANSPORT_H
@@ -52,6 +52,7 @@ typedef struct rdt_region_memory {
   void *address;
   uint64_t size;
   uint32_t access;
+  bool one_peer; /* only who it is granted to may reach it */
 } rdt_region_memory;
 
 /* Where poll hands what it finds. */
@@ -136,6 +137,10 @@ typedef struct rdt_transport {
   rdt_status (*region_register)(rdt_domain *domain, const rdt_region_memory *memory,
                                 rdt_registration **registration);
   void (*region_deregister)(rdt_registration *registration);
+  /* Optional, where the device can tell peers apart: lets the peer of the endpoint reach a registration of
+   * `one_peer` memory, which is then exported to it; once. Runs and completes as write does. */
+  rdt_status (*region_grant)(rdt_endpoint *endpoint, rdt_registration *registration,
+                             rdt_request *request);
   /* What a peer needs to reach the region, with no more access than it grants. */
   rdt_status (*region_export)(rdt_registration *registration, rdt_bundle *bundle);
   /* The peer's side; the bundle is untrusted, the core checked size and access. */

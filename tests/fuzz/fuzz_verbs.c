@@ -34,10 +34,11 @@ static void check_address(const uint8_t *data, size_t size) {
 static void check_region(const uint8_t *data, size_t size) {
   rdt_bundle bundle = {.size = size < sizeof(bundle.bytes) ? size : sizeof(bundle.bytes)}, again;
   uint64_t address;
-  uint32_t rkey;
+  verbs_keys keys;
   memcpy(bundle.bytes, data, bundle.size);
-  if (verbs_region_decode(&bundle, &address, &rkey) != RDT_OK) return;
-  FUZZ_EXPECT(verbs_region_encode(address, rkey, &again) == RDT_OK);
+  if (verbs_region_decode(&bundle, &address, &keys) != RDT_OK) return;
+  FUZZ_EXPECT(keys.count > 0 && keys.count <= VERBS_MAX_QUEUES);
+  FUZZ_EXPECT(verbs_region_encode(address, &keys, &again) == RDT_OK);
   FUZZ_EXPECT(again.size == bundle.size && memcmp(again.bytes, bundle.bytes, again.size) == 0);
 }
 
@@ -317,10 +318,11 @@ static size_t seed_of_traffic(uint8_t *seed, size_t capacity) {
 size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
   fuzz_output out = {seed, 0, capacity};
   rdt_bundle bundle;
+  verbs_keys keys = {2, {9, 10}};
   if (number < 2) return seed_of_address(seed, capacity, number ? VERBS_MAX_QUEUES : 1);
   if (number == 2) return seed_of_traffic(seed, capacity);
   if (number > 3) return 0;
-  FUZZ_EXPECT(verbs_region_encode(PEER_RING, 9, &bundle) == RDT_OK);
+  FUZZ_EXPECT(verbs_region_encode(PEER_RING, &keys, &bundle) == RDT_OK);
   fuzz_put_number(&out, 1, 1);
   fuzz_put(&out, bundle.bytes, bundle.size);
   return out.size;

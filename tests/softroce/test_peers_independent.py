@@ -197,6 +197,52 @@ def test_forged_key_for_our_own_write(both: Both) -> None:
     assert still_serves(both)
 
 
+# What is for one peer: keys that another has guessed, or overheard.
+STOLEN = {
+    "what it allocated": "its",
+    "ring": "Region(peer.theirs['ring'], peer.theirs['rkey'], 4096, 3)",
+    "credit words": "Region(peer.theirs['credit'], peer.theirs['rkey'], 16, 3)",
+}
+
+
+def steal(sites: tuple[Site, Site], windows: str, memory: str) -> tuple[Both, str]:
+    """What a peer's write into memory of another comes to. The other knows nothing of it."""
+    ours, other = sites[0].peer(DEADLINE_MS=5000, WINDOWS=windows), sites[1].process()
+    other.run("from bootstrap import Refused; from independent import *")
+    both = Both(ours, other, sites[0])
+    ours.run("region = device.allocate(1 << 16, name='region')")
+    both.connect()
+    other.run("thief = Independent(address)", address=ours.address)
+    other.run("its = peer.allocate(4096)")
+    return both, str(other.get(f"thief.write(bytes(8), {STOLEN[memory]})"))
+
+
+@pytest.mark.parametrize("memory", STOLEN)
+def test_keys_of_another_peer_open_nothing(sites: tuple[Site, Site], memory: str) -> None:
+    """Memory windows: the device refuses whoever comes through another queue pair."""
+    try:
+        both, outcome = steal(sites, "on", memory)
+        assert outcome == REM_ACCESS_ERR
+        assert both.other.get("peer.write(b'rightful', its)") == "SUCCESS"
+        assert both.other.get("peer.read(8, its)") == b"rightful"
+        assert both.other.get("peer.notify(b'here')") == "SUCCESS"
+        assert both.ours.get("device.next_notification(20).payload") == b"here"
+        assert still_serves(both)
+    finally:
+        for site in sites:
+            site.clear()
+
+
+@pytest.mark.parametrize("memory", STOLEN)
+def test_without_windows_they_do(sites: tuple[Site, Site], memory: str) -> None:
+    """So that the test above can fail: keys of the device itself are good for every queue pair."""
+    try:
+        assert steal(sites, "off", memory)[1] == "SUCCESS"
+    finally:
+        for site in sites:
+            site.clear()
+
+
 # ---- Lies about itself ------------------------------------------------------------------------------
 
 IMPOSSIBLE: list[dict[str, Any]] = [

@@ -253,6 +253,11 @@ static rdt_status fault_notify(rdt_endpoint *endpoint, uint64_t immediate, const
   return endpoint->inner->notify(endpoint->end, immediate, data, size);
 }
 
+static rdt_status fault_grant(rdt_endpoint *endpoint, rdt_registration *registration,
+                              rdt_request *request) {
+  return endpoint->inner->region_grant(endpoint->end, registration, request);
+}
+
 static int fault_doorbell(rdt_endpoint *endpoint) {
   return endpoint->inner->doorbell(endpoint->end);
 }
@@ -432,6 +437,7 @@ static void wrap(size_t index) {
   outer->doorbell = fault_doorbell;
   outer->wants_doorbell = fault_wants_doorbell;
   outer->probe = inner->probe ? fault_probe : NULL;
+  outer->region_grant = inner->region_grant ? fault_grant : NULL;
   outer->poll = fault_poll;
   outer->arm = fault_arm;
   outer->disarm = fault_disarm;

@@ -75,18 +75,20 @@ rdt_status verbs_address_decode(const rdt_bundle *bundle, verbs_address *address
   return status;
 }
 
-rdt_status verbs_region_encode(uint64_t address, uint32_t rkey, rdt_bundle *bundle) {
+rdt_status verbs_region_encode(uint64_t address, const verbs_keys *keys, rdt_bundle *bundle) {
   rdt_wire wire;
   rdt_wire_begin(&wire, 0, 0);
   rdt_wire_put_u64(&wire, address);
-  rdt_wire_put_u32(&wire, rkey);
+  for (uint32_t i = 0; i < keys->count; i++) rdt_wire_put_u32(&wire, keys->rkeys[i]);
   return rdt_wire_unload(&wire, bundle->bytes, sizeof(bundle->bytes), &bundle->size);
 }
 
-rdt_status verbs_region_decode(const rdt_bundle *bundle, uint64_t *address, uint32_t *rkey) {
+rdt_status verbs_region_decode(const rdt_bundle *bundle, uint64_t *address, verbs_keys *keys) {
   rdt_wire wire;
   rdt_wire_load(&wire, bundle->bytes, bundle->size);
   *address = rdt_wire_get_u64(&wire);
-  *rkey = rdt_wire_get_u32(&wire);
+  keys->count = 0;
+  do keys->rkeys[keys->count++] = rdt_wire_get_u32(&wire);
+  while (!wire.bad && wire.at < wire.size && keys->count < VERBS_MAX_QUEUES);
   return rdt_wire_close(&wire);
 }

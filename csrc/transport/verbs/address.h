@@ -30,8 +30,14 @@ rdt_status verbs_address_encode(const verbs_address *address, rdt_bundle *bundle
 /* RDT_ERR_PROTOCOL unless the bundle is an address with possible values. */
 rdt_status verbs_address_decode(const rdt_bundle *bundle, verbs_address *address);
 
+/* What opens a region: one key that is good for all queue pairs, or one for each. */
+typedef struct verbs_keys {
+  uint32_t count, rkeys[VERBS_MAX_QUEUES];
+} verbs_keys;
+
 /* Where a region lies, for the peer's import. */
-rdt_status verbs_region_encode(uint64_t address, uint32_t rkey, rdt_bundle *bundle);
-rdt_status verbs_region_decode(const rdt_bundle *bundle, uint64_t *address, uint32_t *rkey);
+rdt_status verbs_region_encode(uint64_t address, const verbs_keys *keys, rdt_bundle *bundle);
+/* RDT_ERR_PROTOCOL unless there is at least one key, and not too many. */
+rdt_status verbs_region_decode(const rdt_bundle *bundle, uint64_t *address, verbs_keys *keys);
 
 #endif

@@ -28,8 +28,9 @@ static rdt_status choose_port(rdt_domain *domain) {
   if (status == RDT_OK)
     status = verbs_ports_choose(domain->ports, domain->port_count, device, gid, explain, NULL,
                                 &domain->choice);
-  if (status == RDT_OK) verbs_choice_text(&domain->choice, domain->text, sizeof(domain->text));
-  return status;
+  if (status != RDT_OK) return status;
+  verbs_choice_text(&domain->choice, domain->text, sizeof(domain->text));
+  return verbs_windows_choose(domain);
 }
 
 /* Receives carry no memory: payloads are written into the endpoint's ring, and a receive only says
@@ -93,6 +94,7 @@ rdt_status verbs_domain_open(rdt_domain **domain_out) {
   rdt_domain *domain = calloc(1, sizeof(*domain));
   if (!domain) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   pthread_mutex_init(&domain->lock, NULL);
+  pthread_mutex_init(&domain->windows_lock, NULL);
   pthread_rwlock_init(&domain->registrations_lock, NULL);
   rdt_status status = open_device(domain);
   if (status != RDT_OK) {
@@ -118,6 +120,7 @@ void verbs_domain_close(rdt_domain *domain) {
   if (domain->context) complain(verbs_close_device(domain->context));
   verbs_ports_free(domain->ports, domain->port_count);
   pthread_rwlock_destroy(&domain->registrations_lock);
+  pthread_mutex_destroy(&domain->windows_lock);
   pthread_mutex_destroy(&domain->lock);
   free(domain);
 }

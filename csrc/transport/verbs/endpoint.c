@@ -48,8 +48,10 @@ static void destroy_block(verbs_block *block) {
 /* What the peer writes: credit and its notifications. */
 static rdt_status create_inbound(rdt_endpoint *endpoint) {
   uint64_t capacity = records_configured_capacity();
+  bool windows = endpoint->domain->windows;
   rdt_status status =
-      create_block(endpoint->domain, CREDIT_PAGE + capacity, RDT_ACCESS_WRITE, &endpoint->inbound);
+      create_block(endpoint->domain, CREDIT_PAGE + capacity,
+                   windows ? VERBS_ACCESS_WINDOWS : RDT_ACCESS_WRITE, &endpoint->inbound);
   if (status != RDT_OK) return status;
   char *start = endpoint->inbound.start;
   endpoint->credit_in = (verbs_credit *)start;
@@ -134,7 +136,8 @@ static rdt_status create_queue(rdt_endpoint *endpoint, verbs_queue *queue, uint3
 
 static rdt_status describe(const rdt_endpoint *endpoint, rdt_bundle *offer) {
   const verbs_choice *choice = &endpoint->domain->choice;
-  uint64_t start = (uintptr_t)endpoint->inbound.start;
+  const verbs_block *inbound = &endpoint->inbound;
+  uint64_t start = (uintptr_t)inbound->start;
   verbs_address address = {.link_layer = choice->port->link_layer,
                            .mtu = choice->port->active_mtu,
                            .lid = choice->port->lid,
@@ -143,7 +146,7 @@ static rdt_status describe(const rdt_endpoint *endpoint, rdt_bundle *offer) {
                            .ring = start + CREDIT_PAGE,
                            .ring_capacity = endpoint->receive.capacity,
                            .credit = start,
-                           .rkey = endpoint->inbound.mr->rkey,
+                           .rkey = inbound->window.mw ? inbound->window.rkey : inbound->mr->rkey,
                            .queue_count = endpoint->queue_count};
   if (choice->gid) {
     address.gid_type = choice->gid->type;
@@ -165,6 +168,10 @@ static rdt_status create(rdt_endpoint *endpoint, rdt_bundle *offer) {
   if (status == RDT_OK) status = create_completions(endpoint, depth);
   for (uint32_t i = 0; i < endpoint->queue_count && status == RDT_OK; i++)
     status = create_queue(endpoint, &endpoint->queues[i], depth);
+  /* After the queue pair that it is bound to: when a process is killed, the kernel takes the last first, and
+   * SoftRoCE's queue pairs wait for their windows. */
+  if (status == RDT_OK && endpoint->domain->windows)
+    status = verbs_window_open(endpoint->domain, &endpoint->inbound.window);
   if (status == RDT_OK) status = verbs_domain_receives(endpoint->domain, VERBS_RECEIVES, true);
   if (status != RDT_OK) return status;
   endpoint->pledged = VERBS_RECEIVES;
@@ -291,7 +298,10 @@ rdt_status verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_
     status = set_ready_to_receive(endpoint, i);
     if (status == RDT_OK) status = set_ready_to_send(endpoint, &endpoint->queues[i]);
   }
-  return status;
+  if (status != RDT_OK || !endpoint->inbound.window.mw) return status;
+  /* The peer knows the key, but sends nothing before we say that we are ready. */
+  verbs_bind_ring(endpoint);
+  return verbs_endpoint_await_bind(endpoint);
 }
 
 uint64_t verbs_max_notify(const rdt_endpoint *endpoint) {
@@ -318,6 +328,7 @@ bool verbs_endpoint_idle(const rdt_endpoint *endpoint) {
 }
 
 static void destroy_queues(rdt_endpoint *endpoint) {
+  verbs_endpoint_close_windows(endpoint);
   for (uint32_t i = 0; i < VERBS_MAX_QUEUES; i++) {
     struct ibv_qp *qp = endpoint->queues[i].qp;
     endpoint->queues[i].qp = NULL;

@@ -292,6 +292,18 @@ rdt_status verbs_dereg_mr(struct ibv_mr *mr) {
   return destroyed(functions.dereg_mr(mr), device, "memory registration");
 }
 
+rdt_status verbs_alloc_mw(struct ibv_pd *pd, struct ibv_mw **mw) {
+  errno = 0;
+  struct ibv_mw *made = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+  if (made) *mw = made;
+  return created(made, pd->context, "memory window");
+}
+
+rdt_status verbs_dealloc_mw(struct ibv_mw *mw) {
+  const char *device = name_of(mw->context);
+  return destroyed(ibv_dealloc_mw(mw), device, "memory window");
+}
+
 rdt_status verbs_create_comp_channel(struct ibv_context *context,
                                      struct ibv_comp_channel **channel) {
   errno = 0;

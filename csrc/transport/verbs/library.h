@@ -12,7 +12,7 @@
  *   RDT_ERR_SYSTEM       everything else
  *
  * What <infiniband/verbs.h> implements inline over the context (ibv_post_send, ibv_post_recv,
- * ibv_post_srq_recv, ibv_poll_cq, ibv_req_notify_cq) is called directly: it needs no symbol.
+ * ibv_post_srq_recv, ibv_poll_cq, ibv_req_notify_cq, ibv_alloc_mw) is called directly: it needs no symbol.
  *
  * Threads: every function may be called from any thread; objects follow libibverbs' own rules (an
  * object is not destroyed while another thread uses it). A destroy function that fails leaves the
@@ -126,6 +126,10 @@ rdt_status verbs_alloc_pd(struct ibv_context *context, struct ibv_pd **pd);
 rdt_status verbs_dealloc_pd(struct ibv_pd *pd);
 /* verbs_register (registration.h) registers memory. */
 rdt_status verbs_dereg_mr(struct ibv_mr *mr);
+/* A memory window of type 2, bound to nothing. */
+rdt_status verbs_alloc_mw(struct ibv_pd *pd, struct ibv_mw **mw);
+/* Its key opens nothing any more. */
+rdt_status verbs_dealloc_mw(struct ibv_mw *mw);
 
 /* The channel's fd never blocks. */
 rdt_status verbs_create_comp_channel(struct ibv_context *context,

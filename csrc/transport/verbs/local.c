@@ -46,13 +46,17 @@ void verbs_registration_unref(rdt_registration *registration) {
 rdt_status verbs_region_register(rdt_domain *domain, const rdt_region_memory *memory,
                                  rdt_registration **registration_out) {
   rdt_registration *registration;
-  rdt_status status = registration_new(domain, memory->address, memory->size, memory->access,
+  bool windows = memory->one_peer && domain->windows;
+  uint32_t access = windows ? VERBS_ACCESS_WINDOWS : memory->access;
+  rdt_status status = registration_new(domain, memory->address, memory->size, access,
                                        VERBS_LOCAL_TARGET, &registration);
   /* Read-only memory can still be a source, here and for peers. */
   if (status == RDT_ERR_INVALID && !(memory->access & RDT_ACCESS_WRITE))
-    status = registration_new(domain, memory->address, memory->size, memory->access,
-                              VERBS_LOCAL_SOURCE, &registration);
+    status = registration_new(domain, memory->address, memory->size, access, VERBS_LOCAL_SOURCE,
+                              &registration);
   if (status != RDT_OK) return status;
+  registration->access = memory->access;
+  registration->one_peer = windows;
   pthread_rwlock_wrlock(&domain->registrations_lock);
   registration->next = domain->registrations;
   domain->registrations = registration;
@@ -68,24 +72,27 @@ void verbs_region_deregister(rdt_registration *registration) {
   while (*link != registration) link = &(*link)->next;
   *link = registration->next;
   pthread_rwlock_unlock(&domain->registrations_lock);
+  verbs_grant_close(registration);
   verbs_registration_unref(registration);
 }
 
 rdt_status verbs_region_export(rdt_registration *registration, rdt_bundle *bundle) {
-  return verbs_region_encode(registration->start, registration->mr->rkey, bundle);
+  verbs_keys keys = {1, {registration->mr->rkey}};
+  rdt_status status = registration->one_peer ? verbs_grant_keys(registration, &keys) : RDT_OK;
+  return status == RDT_OK ? verbs_region_encode(registration->start, &keys, bundle) : status;
 }
 
 rdt_status verbs_region_import(const rdt_region_memory *claimed, rdt_bundle *bundle,
                                rdt_mapping **mapping_out) {
   uint64_t address;
-  uint32_t rkey;
-  rdt_status status = verbs_region_decode(bundle, &address, &rkey);
+  verbs_keys keys;
+  rdt_status status = verbs_region_decode(bundle, &address, &keys);
   if (status == RDT_OK && address > UINT64_MAX - claimed->size)
     status = rdt_fail(RDT_ERR_PROTOCOL, "the peer's description of a region is malformed");
   if (status != RDT_OK) return status;
   rdt_mapping *mapping = malloc(sizeof(*mapping));
   if (!mapping) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  *mapping = (rdt_mapping){address, rkey};
+  *mapping = (rdt_mapping){address, keys};
   *mapping_out = mapping;
   return RDT_OK;
 }

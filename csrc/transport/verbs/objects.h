@@ -41,13 +41,30 @@ typedef struct verbs_slot {
   void *memory;
 } verbs_slot;
 
+/* A key of its own to a part of a registration, for one queue pair. */
+typedef struct verbs_window {
+  struct ibv_mw *mw;
+  uint32_t rkey;
+} verbs_window;
+
+/* One peer's access to a registration: a window for each of its queue pairs. Under windows_lock. */
+typedef struct verbs_grant {
+  struct verbs_grant *next; /* of the endpoint's */
+  rdt_endpoint *endpoint;   /* NULL when that ended, and the windows with it */
+  uint32_t count;
+  verbs_window windows[VERBS_MAX_QUEUES];
+} verbs_grant;
+
 struct rdt_registration {
   rdt_registration *next; /* in the domain's list */
   rdt_domain *domain;
   struct ibv_mr *mr;
   uint64_t start, size;
-  bool target;     /* the device may write into it */
-  atomic_int refs; /* the owner's, and one for each piece under way */
+  uint32_t access;    /* of peers */
+  bool one_peer;      /* which it has through the windows of its grant */
+  verbs_grant *grant; /* under windows_lock */
+  bool target;        /* the device may write into it */
+  atomic_int refs;    /* the owner's, and one for each piece under way */
 };
 
 struct rdt_domain {
@@ -59,6 +76,8 @@ struct rdt_domain {
   verbs_choice choice; /* points into ports */
   char text[160];      /* the choice in words */
   atomic_bool dead;    /* the device is gone */
+  bool windows;        /* memory for one peer is opened by windows */
+  pthread_mutex_t windows_lock;
 
   pthread_rwlock_t registrations_lock;
   rdt_registration *registrations;
@@ -72,7 +91,7 @@ struct rdt_domain {
 
 struct rdt_mapping {
   uint64_t address;
-  uint32_t rkey;
+  verbs_keys keys;
 };
 
 typedef struct verbs_piece {
@@ -108,6 +127,7 @@ typedef struct verbs_block {
   void *start;
   size_t size;
   struct ibv_mr *mr;
+  verbs_window window; /* through which the peer reaches it; or none */
 } verbs_block;
 
 /* Notifications are sent as solicited: a sleeping receiver need not be woken by its own completions. */
@@ -123,6 +143,7 @@ struct rdt_endpoint {
   uint64_t stripe; /* bytes; longer operations go over all queues */
   char peer[64];
 
+  verbs_grant *grants; /* under windows_lock */
   verbs_block inbound, outbound;
   verbs_credit *credit_in, *credit_out; /* in the inbound block */
   records receive;                      /* likewise */
@@ -195,6 +216,26 @@ void verbs_registration_ref(rdt_registration *registration);
 void verbs_registration_unref(rdt_registration *registration);
 void verbs_slot_free(rdt_domain *domain, verbs_slot *slot);
 
+/* ---- windows.c ------------------------------------------------------------------------------------ */
+
+/* Whether the domain uses windows. RDT_ERR_UNSUPPORTED if the setting asks for what the device lacks. */
+rdt_status verbs_windows_choose(rdt_domain *domain);
+rdt_status verbs_window_open(rdt_domain *domain, verbs_window *window);
+/* Ends access through it. One that is not open is ignored. */
+void verbs_window_close(verbs_window *window);
+/* The work request that binds it to all of `mr`, for the queue pair that it is posted to. */
+struct ibv_send_wr verbs_window_bind(const verbs_window *window, struct ibv_mr *mr,
+                                     uint32_t access);
+/* Windows for the endpoint's queue pairs, not bound yet. */
+rdt_status verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *registration);
+void verbs_grant_close(rdt_registration *registration);
+/* RDT_ERR_ACCESS once the endpoint has ended. */
+rdt_status verbs_grant_keys(const rdt_registration *registration, verbs_keys *keys);
+/* Those of its ring and of what was granted to it. */
+void verbs_endpoint_close_windows(rdt_endpoint *endpoint);
+/* Waits for what was posted to the first queue pair. Only before the endpoint is anybody's. */
+rdt_status verbs_endpoint_await_bind(rdt_endpoint *endpoint);
+
 /* ---- endpoint.c: connecting and ending -------------------------------------------------------------- */
 
 rdt_status verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint, rdt_bundle *offer);
@@ -211,6 +252,10 @@ rdt_status verbs_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                        rdt_request *request);
 rdt_status verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                       rdt_request *request);
+rdt_status verbs_region_grant(rdt_endpoint *endpoint, rdt_registration *registration,
+                              rdt_request *request);
+/* Posts the bind of the ring's window. */
+void verbs_bind_ring(rdt_endpoint *endpoint);
 rdt_status verbs_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
                         uint64_t size);
 int verbs_doorbell(rdt_endpoint *endpoint);

@@ -32,6 +32,8 @@ static const char *hint(enum ibv_wc_status status) {
     case IBV_WC_REM_OP_ERR:
     case IBV_WC_REM_INV_REQ_ERR:
       return "the peer's device could not execute the request";
+    case IBV_WC_MW_BIND_ERR:
+      return "the device does not bind memory windows: set RDMATENSOR_WINDOWS=off";
     default:
       return "the connection is closed";
   }

@@ -48,6 +48,7 @@ typedef struct verbs_limits {
   uint32_t max_qp_rd_atom;      /* reads and atomics a queue pair serves at once */
   uint32_t max_qp_init_rd_atom; /* reads and atomics a queue pair may have outstanding */
   enum ibv_atomic_cap atomics;
+  bool windows;          /* memory windows of type 2B */
   bool on_demand_paging; /* for reliable connections: writes, reads, sends */
   bool relaxed_ordering; /* registrations may ask for it; devices that cannot ignore it */
 } verbs_limits;

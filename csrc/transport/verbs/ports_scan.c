@@ -230,6 +230,7 @@ static verbs_limits limits_of(const struct ibv_device_attr_ex *extended) {
       .max_qp_rd_atom = at_least_zero(attr->max_qp_rd_atom),
       .max_qp_init_rd_atom = at_least_zero(attr->max_qp_init_rd_atom),
       .atomics = attr->atomic_cap,
+      .windows = (attr->device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0,
       .on_demand_paging = (extended->odp_caps.general_caps & IBV_ODP_SUPPORT) &&
                           (extended->odp_caps.per_transport_caps.rc_odp_caps & paging) == paging,
       .relaxed_ordering = verbs_library()->reg_mr_iova2 != NULL,

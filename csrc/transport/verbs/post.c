@@ -80,6 +80,10 @@ static void advance(rdt_op *op, uint64_t size) {
   op->size -= size;
 }
 
+static uint32_t key_for(const verbs_keys *keys, uint32_t queue) {
+  return keys->rkeys[queue < keys->count ? queue : 0];
+}
+
 /* Posts the next `size` bytes of the operation, from `local`. */
 static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t, uint32_t size,
                        const verbs_local *local) {
@@ -90,7 +94,7 @@ static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t
   struct ibv_send_wr wr = {.opcode = t->read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
                            .send_flags = inlined ? IBV_SEND_INLINE : 0,
                            .wr.rdma = {.remote_addr = t->mapping->address + t->op->remote_offset,
-                                       .rkey = t->mapping->rkey}};
+                                       .rkey = key_for(&t->mapping->keys, index)}};
   verbs_piece piece = {.request = t->request,
                        .registration = inlined ? NULL : local->registration,
                        .slot = inlined ? NULL : local->slot,
@@ -171,6 +175,42 @@ rdt_status verbs_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
 rdt_status verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                       rdt_request *request) {
   return post(endpoint, &(transfer){mapping, op, request, true});
+}
+
+/* ---- memory windows ------------------------------------------------------------------------------------ */
+
+static void post_bind(rdt_endpoint *endpoint, uint32_t index, rdt_registration *registration,
+                      rdt_request *request) {
+  verbs_piece piece = {
+      .request = request, .registration = registration, .event = rdt_request_wants_event(request)};
+  verbs_registration_ref(registration);
+  if (piece.event) atomic_fetch_add(&endpoint->wanted, 1);
+  rdt_request_hold(request);
+  append(endpoint, index,
+         verbs_window_bind(&registration->grant->windows[index], registration->mr,
+                           registration->access),
+         (struct ibv_sge){0}, piece);
+}
+
+/* Every queue pair has a key of its own: so large transfers go over all of them here too. */
+rdt_status verbs_region_grant(rdt_endpoint *endpoint, rdt_registration *registration,
+                              rdt_request *request) {
+  if (!registration->one_peer) return RDT_OK;
+  for (uint32_t i = 0; i < endpoint->queue_count; i++)
+    if (!has_room(&endpoint->queues[i], VERBS_RESERVE)) return RDT_NO_CREDIT;
+  rdt_status status = verbs_grant_open(endpoint, registration);
+  if (status != RDT_OK) return status;
+  for (uint32_t i = 0; i < endpoint->queue_count; i++)
+    post_bind(endpoint, i, registration, request);
+  return RDT_IN_PROGRESS;
+}
+
+/* The peer writes its notifications through the first queue pair. */
+void verbs_bind_ring(rdt_endpoint *endpoint) {
+  const verbs_block *ring = &endpoint->inbound;
+  append(endpoint, 0, verbs_window_bind(&ring->window, ring->mr, RDT_ACCESS_WRITE),
+         (struct ibv_sge){0}, (verbs_piece){0});
+  hand_over(endpoint, &endpoint->queues[0]);
 }
 
 /* ---- notifications -------------------------------------------------------------------------------------- */

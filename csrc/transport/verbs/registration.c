@@ -98,11 +98,16 @@ uint64_t verbs_registrable(void) {
 
 /* ---- Registering -------------------------------------------------------------------------------- */
 
-static int device_access(uint32_t access, verbs_local_use use) {
-  int bits = use == VERBS_LOCAL_TARGET ? IBV_ACCESS_LOCAL_WRITE : 0;
+int verbs_remote_access(uint32_t access) {
+  int bits = 0;
   if (access & RDT_ACCESS_READ) bits |= IBV_ACCESS_REMOTE_READ;
   if (access & RDT_ACCESS_WRITE) bits |= IBV_ACCESS_REMOTE_WRITE;
   return bits;
+}
+
+static int device_access(uint32_t access, verbs_local_use use) {
+  int bits = use == VERBS_LOCAL_TARGET ? IBV_ACCESS_LOCAL_WRITE : 0;
+  return bits | (access == VERBS_ACCESS_WINDOWS ? IBV_ACCESS_MW_BIND : verbs_remote_access(access));
 }
 
 /* ENOMEM has three causes; the limit is the one that can be told, also where a capability seemed to lift

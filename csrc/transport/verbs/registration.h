@@ -18,8 +18,14 @@ typedef enum verbs_local_use {
   VERBS_LOCAL_TARGET  /* the device may write into it, for us or for peers */
 } verbs_local_use;
 
+/* Instead of rdt_access bits: peers reach it through memory windows only. */
+#define VERBS_ACCESS_WINDOWS UINT32_C(0x80000000)
+
+/* The device's bits for what peers may do (rdt_access bits). */
+int verbs_remote_access(uint32_t access);
+
 /* Registers `size` > 0 bytes at `address` for local use as `use` and for peers as `access`
- * (rdt_access bits), and touches pages that are not there yet, from several threads: the kernel would
+ * (rdt_access bits, or VERBS_ACCESS_WINDOWS), and touches pages that are not there yet, from several threads: the kernel would
  * do the same, one by one. Blocks until all are there, pinned: long for gigabytes. The caller owns `mr`
  * (verbs_dereg_mr) and keeps the memory mapped as long.
  *

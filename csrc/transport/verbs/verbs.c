@@ -45,6 +45,7 @@ const rdt_transport rdt_transport_verbs = {
     .registrable = verbs_registrable,
     .region_register = verbs_region_register,
     .region_deregister = verbs_region_deregister,
+    .region_grant = verbs_region_grant,
     .region_export = verbs_region_export,
     .region_import = verbs_region_import,
     .region_release = verbs_region_release,

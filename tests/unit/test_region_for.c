@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Regions for one peer: it reaches them, nobody else finds them, and they end with the region or the channel.
+ */
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "unit.h"
+
+enum { ACCESS = RDT_ACCESS_READ | RDT_ACCESS_WRITE, SIZE = 4 << 20, MANY = 150 };
+
+static _Atomic(rdt_channel *) arrived;
+static atomic_int refused;
+
+static void on_connect(void *context, rdt_channel *channel) {
+  (void)context;
+  rdt_channel_ref(channel);
+  atomic_store(&arrived, channel);
+}
+
+/* Waiting is not for handlers. */
+static void on_notify(void *context, rdt_channel *channel, uint64_t immediate, const void *data,
+                      size_t size) {
+  rdt_region *region;
+  (void)context, (void)immediate, (void)data, (void)size;
+  if (rdt_region_alloc_for(channel, 4096, ACCESS, &region) == RDT_ERR_INVALID)
+    atomic_store(&refused, 1);
+}
+
+static rdt_device *owner, *peer;
+
+/* The peer's end, and in `own` the owner's. */
+static rdt_channel *join(rdt_device *from, rdt_channel **own) {
+  rdt_channel *channel;
+  rdt_deadline deadline = rdt_deadline_after(20000);
+  EXPECT_STATUS(RDT_OK, rdt_device_connect(from, rdt_device_address(owner), -1, &channel));
+  while (!atomic_load(&arrived) && rdt_deadline_left(deadline) > 0) usleep(500);
+  *own = atomic_exchange(&arrived, NULL);
+  EXPECT(*own);
+  return channel;
+}
+
+static rdt_status transfer(rdt_channel *channel, rdt_remote_region *remote, uint32_t kind,
+                           void *bytes, uint64_t size) {
+  rdt_op op = {.kind = kind, .local = bytes, .size = size, .remote = remote};
+  rdt_transfer *waitable = NULL;
+  rdt_status status = rdt_channel_submit(channel, &op, 1, &waitable);
+  if (status == RDT_IN_PROGRESS) status = rdt_transfer_wait(waitable, 20000);
+  rdt_transfer_free(waitable);
+  return status;
+}
+
+static rdt_remote_region *reach(rdt_channel *channel, const rdt_region_info *info) {
+  rdt_remote_region *remote;
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_open(channel, info->key, -1, &remote));
+  return remote;
+}
+
+static rdt_region *reserve(rdt_channel *own, uint64_t size, rdt_region_info *info) {
+  rdt_region *region;
+  EXPECT_STATUS(RDT_OK, rdt_region_alloc_for(own, size, ACCESS, &region));
+  EXPECT_STATUS(RDT_OK, rdt_region_get_info(region, info));
+  return region;
+}
+
+static void expect_hidden(rdt_channel *channel, const rdt_region_info *info) {
+  rdt_remote_region *remote;
+  EXPECT_STATUS(RDT_ERR_NO_REGION, rdt_remote_region_open(channel, info->key, -1, &remote));
+}
+
+/* Large enough to go over all queue pairs of a connection. */
+static void test_only_its_peer(void) {
+  static uint8_t bytes[SIZE], read[SIZE];
+  rdt_channel *own, *others_own, *channel = join(peer, &own), *other = join(peer, &others_own);
+  rdt_region_info info;
+  rdt_region *region = reserve(own, SIZE, &info);
+  for (size_t i = 0; i < SIZE; i++) bytes[i] = (uint8_t)(i * 7 >> 3);
+  rdt_remote_region *remote = reach(channel, &info);
+  expect_hidden(other, &info);
+  EXPECT_STATUS(RDT_OK, transfer(channel, remote, RDT_OP_WRITE, bytes, SIZE));
+  EXPECT(memcmp(info.address, bytes, SIZE) == 0);
+  EXPECT_STATUS(RDT_OK, transfer(channel, remote, RDT_OP_READ, read, SIZE));
+  EXPECT(memcmp(read, bytes, SIZE) == 0);
+  rdt_remote_region_unref(remote);
+  rdt_region_close(region);
+  expect_hidden(channel, &info);
+  rdt_channel *all[] = {channel, own, other, others_own};
+  for (int i = 0; i < 4; i++) rdt_channel_unref(all[i]);
+}
+
+/* As for a peer, that what it allocates is its own. */
+static void test_what_a_peer_allocates(void) {
+  rdt_channel *own, *others_own, *channel = join(peer, &own), *other = join(peer, &others_own);
+  rdt_remote_region *remote;
+  rdt_region_info info;
+  char word[8] = "tenant";
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_alloc(channel, 4096, ACCESS, -1, &remote));
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_get_info(remote, &info));
+  expect_hidden(other, &info);
+  EXPECT_STATUS(RDT_OK, transfer(channel, remote, RDT_OP_WRITE, word, sizeof(word)));
+  rdt_remote_region_unref(remote);
+  rdt_channel *all[] = {channel, own, other, others_own};
+  for (int i = 0; i < 4; i++) rdt_channel_unref(all[i]);
+}
+
+static void test_many(void) {
+  rdt_channel *own, *channel = join(peer, &own);
+  static rdt_region *regions[MANY];
+  static rdt_remote_region *remotes[MANY];
+  static rdt_region_info infos[MANY];
+  for (uint64_t i = 0; i < MANY; i++) {
+    regions[i] = reserve(own, 4096, &infos[i]);
+    remotes[i] = reach(channel, &infos[i]);
+  }
+  for (uint64_t i = 0; i < MANY; i++)
+    EXPECT_STATUS(RDT_OK, transfer(channel, remotes[i], RDT_OP_WRITE, &i, sizeof(i)));
+  for (uint64_t i = 0; i < MANY; i++) {
+    EXPECT(memcmp(infos[i].address, &i, sizeof(i)) == 0);
+    rdt_remote_region_unref(remotes[i]);
+    rdt_region_close(regions[i]);
+  }
+  rdt_channel_unref(channel);
+  rdt_channel_unref(own);
+}
+
+/* Where nothing is mapped, the peer's access ends at once; its write fails and takes the channel with it. */
+static void test_closed_under_its_peer(void) {
+  rdt_channel *own, *channel = join(peer, &own);
+  rdt_channel_info about;
+  rdt_region_info info;
+  char word[8] = "late";
+  rdt_region *region = reserve(own, 4096, &info);
+  rdt_remote_region *remote = reach(channel, &info);
+  EXPECT_STATUS(RDT_OK, transfer(channel, remote, RDT_OP_WRITE, word, sizeof(word)));
+  rdt_region_close(region);
+  EXPECT_STATUS(RDT_OK, rdt_channel_get_info(channel, &about));
+  if (!(about.capabilities & RDT_CAP_MAP))
+    EXPECT_STATUS(RDT_ERR_ACCESS, transfer(channel, remote, RDT_OP_WRITE, word, sizeof(word)));
+  rdt_remote_region_unref(remote);
+  rdt_channel_unref(channel);
+  rdt_channel_unref(own);
+}
+
+static void await_down(rdt_channel *channel) {
+  rdt_channel_info about = {.up = 1};
+  rdt_deadline deadline = rdt_deadline_after(20000);
+  for (; about.up && rdt_deadline_left(deadline) > 0; usleep(500))
+    rdt_channel_get_info(channel, &about);
+  EXPECT(!about.up);
+}
+
+/* A region may outlive its channel; a new connection of the same peer gets a new one. */
+static void test_reconnect(void) {
+  for (int turn = 0; turn < 5; turn++) {
+    rdt_channel *own, *channel = join(peer, &own), *again, *owners_again;
+    rdt_region_info info, fresh;
+    rdt_region *late, *region = reserve(own, 4096, &info);
+    char word[8] = "again";
+    rdt_remote_region_unref(reach(channel, &info));
+    rdt_channel_close(channel);
+    await_down(own);
+    EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, rdt_region_alloc_for(own, 4096, ACCESS, &late));
+    rdt_channel_unref(channel);
+    rdt_channel_unref(own);
+    again = join(peer, &owners_again);
+    expect_hidden(again, &info);
+    rdt_region *next = reserve(owners_again, 4096, &fresh);
+    rdt_remote_region *remote = reach(again, &fresh);
+    EXPECT_STATUS(RDT_OK, transfer(again, remote, RDT_OP_WRITE, word, sizeof(word)));
+    EXPECT(memcmp(fresh.address, word, sizeof(word)) == 0);
+    rdt_remote_region_unref(remote);
+    rdt_region_close(region);
+    rdt_region_close(next);
+    rdt_channel_unref(again);
+    rdt_channel_unref(owners_again);
+  }
+}
+
+static void test_not_from_a_handler(void) {
+  rdt_channel *own, *channel = join(peer, &own);
+  rdt_op op = {.kind = RDT_OP_NOTIFY};
+  rdt_deadline deadline = rdt_deadline_after(20000);
+  EXPECT(rdt_channel_post(channel, &op, 1, NULL, NULL) >= 0);
+  while (!atomic_load(&refused) && rdt_deadline_left(deadline) > 0) usleep(500);
+  EXPECT(atomic_load(&refused));
+  rdt_channel_unref(channel);
+  rdt_channel_unref(own);
+}
+
+int main(void) {
+  rdt_device_options options = {
+      .struct_size = sizeof(options), .on_connect = on_connect, .on_notify = on_notify};
+  rdt_region *region;
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_region_alloc_for(NULL, 4096, ACCESS, &region));
+  EXPECT_STATUS(RDT_OK, rdt_device_open(&options, &owner));
+  EXPECT_STATUS(RDT_OK, rdt_device_open(NULL, &peer));
+  test_only_its_peer();
+  test_what_a_peer_allocates();
+  test_many();
+  test_closed_under_its_peer();
+  test_reconnect();
+  test_not_from_a_handler();
+  rdt_device_close(peer);
+  rdt_device_close(owner);
+  return 0;
+}
