@@ -179,6 +179,33 @@ static void test_reconnect(void) {
   }
 }
 
+/* The same address, and another device behind it: nothing of the old one is good there. */
+static void test_restarted_owner(const rdt_device_options *options) {
+  rdt_channel *own, *channel = join(peer, &own), *again, *owners_again;
+  rdt_channel_info before, after;
+  rdt_region_info info;
+  rdt_region *region;
+  char word[8] = "old";
+  rdt_device_options same = *options;
+  EXPECT_STATUS(RDT_OK, rdt_region_alloc(owner, 4096, ACCESS, "kept", &region));
+  EXPECT_STATUS(RDT_OK, rdt_region_get_info(region, &info));
+  rdt_remote_region *remote = reach(channel, &info);
+  EXPECT_STATUS(RDT_OK, rdt_channel_get_info(channel, &before));
+  same.port = (uint16_t)atoi(strrchr(rdt_device_address(owner), ':') + 1);
+  rdt_device_close(owner);
+  EXPECT_STATUS(RDT_OK, rdt_device_open(&same, &owner));
+  again = join(peer, &owners_again);
+  EXPECT_STATUS(RDT_OK, rdt_channel_get_info(again, &after));
+  EXPECT(after.generation != before.generation);
+  expect_hidden(again, &info);
+  EXPECT_STATUS(RDT_ERR_CONNECTION_LOST,
+                transfer(channel, remote, RDT_OP_WRITE, word, sizeof(word)));
+  EXPECT_STATUS(RDT_ERR_INVALID, transfer(again, remote, RDT_OP_WRITE, word, sizeof(word)));
+  rdt_remote_region_unref(remote);
+  rdt_channel *all[] = {channel, own, again, owners_again};
+  for (int i = 0; i < 4; i++) rdt_channel_unref(all[i]);
+}
+
 static void test_not_from_a_handler(void) {
   rdt_channel *own, *channel = join(peer, &own);
   rdt_op op = {.kind = RDT_OP_NOTIFY};
@@ -202,6 +229,7 @@ int main(void) {
   test_many();
   test_closed_under_its_peer();
   test_reconnect();
+  test_restarted_owner(&options);
   test_not_from_a_handler();
   rdt_device_close(peer);
   rdt_device_close(owner);
