@@ -57,7 +57,9 @@ static void take_abort(rdt_group *group, rdt_part *part) {
     }
     answer = head->number == 0;
   }
+  bool many = rdt_operations_many(group);
   pthread_mutex_unlock(&group->lock);
+  if (many) rdt_operations_expire(group);
   if (answer) rdt_abort_send(group, head->from, head->tag, (rdt_status)head->status, "", true);
   if (!kept) rdt_part_free(group, part);
 }
@@ -75,7 +77,9 @@ static void take_message(rdt_group *group, rdt_channel *channel, rdt_part *part)
   rdt_operation *operation = rdt_operation_find(group, part->head.tag, may_be_early(part->kind));
   if (operation && !operation->started) good &= ++link->early <= EARLY_MESSAGES;
   if (operation && good) put(operation, part);
+  bool many = rdt_operations_many(group);
   pthread_mutex_unlock(&group->lock);
+  if (many) rdt_operations_expire(group);
   if (!good) malformed(channel);
   if (operation && good) return;
   rdt_operation_drop_parts(group, part);

@@ -75,6 +75,7 @@ void rdt_operation_mark_aborted(rdt_operation *operation, rdt_status status, con
                                 size_t length) {
   if (operation->aborted != RDT_OK) return;
   operation->aborted = status;
+  operation->since = rdt_now_ms();
   snprintf(operation->abort_text, sizeof(operation->abort_text), "%.*s", (int)length, text);
 }
 

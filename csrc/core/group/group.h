@@ -133,6 +133,7 @@ typedef struct rdt_operation {
   bool started, ended;
   rdt_part *inbox, **inbox_tail;
   atomic_uint news; /* counts what was put into the inbox, and everything else worth a look */
+  int64_t since;    /* ms: when it was entered before it started here, or failed elsewhere */
   bool sleeps;
   pthread_cond_t wakes;
   rdt_status aborted; /* before it started, or by rdt_group_cancel */
@@ -216,6 +217,7 @@ struct rdt_group {
   rdt_part *free_parts[2]; /* short ones, and those that hold a whole eager message */
   unsigned free_counts[2];
   unsigned started, early; /* operations; those that started are not over */
+  int64_t swept;           /* ms: when early ones were dropped that expired */
   uint64_t finished[RDT_GROUP_FINISHED][2];
   rdt_programs programs;
   _Atomic uint64_t operations[RDT_ALGORITHM_COUNT], bytes[RDT_ALGORITHM_COUNT], copies;
@@ -326,6 +328,11 @@ void rdt_link_forget(rdt_link *link);
 /* The operation with this tag, entered if there is none; NULL when there are too many, or no memory.
  * Under group->lock. */
 rdt_operation *rdt_operation_find(rdt_group *group, const uint64_t tag[2], bool enter);
+/* Are there so many operations that have not started here that some should be dropped? Under group->lock. */
+bool rdt_operations_many(const rdt_group *group);
+/* Drops those that need not be kept: they failed elsewhere, or all they have came from members that are gone,
+ * and that was DEADLINE_MS ago. Not under group->lock. */
+void rdt_operations_expire(rdt_group *group);
 /* Tells the driver that there is something to look at. Under group->lock. */
 void rdt_operation_stir(rdt_operation *operation);
 /* RDT_ERR_INVALID with the reason, or why the device does nothing any more. */

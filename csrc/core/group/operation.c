@@ -7,11 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/config.h"
 #include "core/group/group.h"
 #include "core/group/reduce.h"
 #include "core/status.h"
 
 #define EARLY_LIMIT 65536u /* operations that others have started and this member has not */
+#define EARLY_SWEEP 1024u  /* how many there are before some are dropped */
 #define AUTO_TAG 0x7264742d6175746full /* second half of the tags of numbered calls */
 #define SMALL_SCRATCH 65536u
 
@@ -67,6 +69,7 @@ rdt_operation *rdt_operation_find(rdt_group *group, const uint64_t tag[2], bool 
   memcpy(operation->tag, tag, sizeof(operation->tag));
   operation->started = operation->ended = false;
   operation->aborted = RDT_OK;
+  operation->since = rdt_now_ms();
   memset(operation->answered, 0, group->size);
   operation->next = *bucket;
   *bucket = operation;
@@ -97,6 +100,60 @@ static void take_out(rdt_group *group, rdt_operation *operation) {
   rdt_operation **link = &group->table[hash(operation->tag) % RDT_GROUP_BUCKETS];
   while (*link != operation) link = &(*link)->next;
   *link = operation->next;
+}
+
+static bool sender_is_gone(const rdt_operation *operation) {
+  const rdt_part *part = operation->inbox;
+  while (part && atomic_load(&operation->group->links[part->head.from].down)) part = part->next;
+  return !part;
+}
+
+/* Takes it out; the parts that it had are the caller's. */
+static rdt_part *forget(rdt_operation **link) {
+  rdt_operation *operation = *link;
+  rdt_group *group = operation->group;
+  rdt_part *parts = operation->inbox;
+  for (const rdt_part *part = parts; part; part = part->next) group->links[part->head.from].early--;
+  operation->inbox = NULL;
+  operation->inbox_tail = &operation->inbox;
+  *link = operation->next;
+  operation->next = group->free_operations;
+  group->free_operations = operation;
+  group->early--;
+  return parts;
+}
+
+/* In the bucket, those before `until`, in front of `parts`. */
+static rdt_part *sweep(rdt_operation **link, int64_t until, rdt_part *parts) {
+  while (*link) {
+    rdt_operation *each = *link;
+    bool needless = each->aborted != RDT_OK || sender_is_gone(each);
+    if (each->started || each->since > until || !needless) {
+      link = &each->next;
+      continue;
+    }
+    rdt_part **end = each->inbox ? each->inbox_tail : NULL;
+    rdt_part *dropped = forget(link);
+    if (!dropped) continue;
+    *end = parts;
+    parts = dropped;
+  }
+  return parts;
+}
+
+bool rdt_operations_many(const rdt_group *group) { return group->early >= EARLY_SWEEP; }
+
+void rdt_operations_expire(rdt_group *group) {
+  rdt_part *parts = NULL;
+  int64_t now = rdt_now_ms(), kept = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
+  pthread_mutex_lock(&group->lock);
+  if (now - group->swept >= kept / 4) {
+    for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
+      parts = sweep(&group->table[i], now - kept, parts);
+    group->swept = now;
+  }
+  pthread_mutex_unlock(&group->lock);
+  rdt_operation_drop_parts(group, parts);
 }
 
 void rdt_operation_retire(rdt_operation *operation) {

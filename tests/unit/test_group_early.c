@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Operations that others have started and this member never does: what is kept of them is dropped in time,
+ * and what may still be wanted is not.
+ */
+#include "core/clock.h"
+#include "group_members.h"
+
+enum { WANTED = 5, MANY = 1500 };
+
+static unsigned early(member *m) {
+  pthread_mutex_lock(&m->group->lock);
+  unsigned count = m->group->early;
+  pthread_mutex_unlock(&m->group->lock);
+  return count;
+}
+
+static void note(void *context, rdt_status status) {
+  (void)status;
+  atomic_fetch_add((atomic_int *)context, 1);
+}
+
+static void start(member *m, uint64_t tag, int timeout_ms, atomic_int *over) {
+  rdt_collective call = barrier_call(tag);
+  call.timeout_ms = timeout_ms;
+  EXPECT_STATUS(RDT_IN_PROGRESS, rdt_group_start(m->group, &call, note, over));
+}
+
+/* Starts barriers that fail, as the other member does not come. */
+static void fail_many(member *m, uint64_t first, uint64_t count) {
+  atomic_int over = 0;
+  for (uint64_t i = 0; i < count; i++) start(m, first + i, 1, &over);
+  EXPECT(comes_true(&over, (int)count));
+}
+
+static void until_early(member *m, unsigned least) {
+  rdt_deadline deadline = rdt_deadline_after(20000);
+  while (early(m) < least && rdt_deadline_left(deadline) > 0) usleep(500);
+  EXPECT(early(m) >= least);
+}
+
+/* It is when messages come that somebody looks. Until then nothing was to end for its deadline. */
+static void expect_dropped(member *keeper, member *other, unsigned most) {
+  rdt_deadline deadline = rdt_deadline_after(60000);
+  rdt_config_set("DEADLINE_MS", "500");
+  for (uint64_t tag = 100000; early(keeper) > most && rdt_deadline_left(deadline) > 0; tag++)
+    fail_many(other, tag, 1);
+  rdt_config_set("DEADLINE_MS", "10000");
+  EXPECT(early(keeper) <= most);
+}
+
+static void test_failed_elsewhere(void) {
+  member members[2];
+  atomic_int over = 0;
+  open_group(members, 2, "failed");
+  for (uint64_t tag = 1; tag <= WANTED; tag++) start(&members[1], tag, 20000, &over);
+  until_early(&members[0], WANTED);
+  fail_many(&members[1], 1000, MANY);
+  until_early(&members[0], MANY);
+  expect_dropped(&members[0], &members[1], MANY / 2);
+  for (uint64_t tag = 1; tag <= WANTED; tag++) { /* their sender still waits: they were kept */
+    rdt_collective call = barrier_call(tag);
+    EXPECT_STATUS(RDT_OK, rdt_group_run(members[0].group, &call));
+  }
+  EXPECT(comes_true(&over, WANTED));
+  close_group(members, 2);
+}
+
+/* What it had sent may be wanted for a while, not for ever. */
+static void test_sender_is_gone(void) {
+  member members[3];
+  atomic_int over = 0;
+  open_group(members, 3, "gone");
+  for (uint64_t tag = 0; tag < MANY; tag++) start(&members[1], 1000 + tag, 20000, &over);
+  until_early(&members[2], MANY); /* to whom it speaks first */
+  for (uint32_t i = 0; i < 3; i++)
+    if (i != 1) rdt_channel_close(members[1].group->links[i].channel);
+  EXPECT(comes_true(&over, MANY));
+  expect_dropped(&members[2], &members[0], MANY / 2);
+  close_group(members, 3);
+}
+
+int main(void) {
+  test_failed_elsewhere();
+  test_sender_is_gone();
+  return 0;
+}
