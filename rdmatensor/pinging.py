@@ -23,6 +23,8 @@ PORT = 7479
 _WORD = 8
 _IN_FLIGHT = 16  # transfers, or
 _BYTES_IN_FLIGHT = 8 << 20  # but two at least
+_WAIT_S = 60.0  # for one transfer: on a slow link the largest take long, and that is no fault
+_TEDIOUS_S = 2.0
 
 
 class Effort(NamedTuple):
@@ -116,12 +118,12 @@ def measure(
 ) -> Result:
     """Measures the way to `remote`, whose process runs `echo`; `step` is called after each figure.
 
-    Nobody else may take the device's notifications meanwhile. Memory of the largest size is allocated at
-    the peer, twice as much here. Corrupted if what is read back differs from what was written, otherwise
-    what transfers raise.
+    Sizes of which one transfer would take seconds, judged by those before, are left out. Nobody else may
+    take the device's notifications meanwhile. Memory of the largest size is allocated at the peer, twice as
+    much here. Corrupted if what is read back differs from what was written, otherwise what transfers raise.
     """
     largest = max(effort.sizes)
-    speeds = []
+    speeds: list[Speed] = []
     with (
         device.allocate(largest) as source,
         device.allocate(largest) as target,
@@ -129,11 +131,13 @@ def measure(
     ):
         source.array[:] = np.random.default_rng().integers(1, 256, largest, dtype=np.uint8)
         word = source.array[:_WORD]
-        write = _repeat(lambda: there.write(word).wait(), effort.seconds)
+        write = _repeat(lambda: there.write(word).wait(_WAIT_S), effort.seconds)
         step()
         round_trip = _repeat(lambda: _round_trip(device, remote), effort.seconds)
         step()
         for size in effort.sizes:
+            if speeds and size > _TEDIOUS_S * min(speeds[-1].write, speeds[-1].read):
+                break
             data, back = source.array[:size], target.array[:size]
             back[:] = 0
             written = _stream(there.write, data, effort.seconds)
@@ -161,23 +165,23 @@ def _repeat(operation: Callable[[], None], seconds: float) -> Latency:
 
 def _round_trip(device: Device, remote: RemoteDevice) -> None:
     remote.notify(b"ping")
-    device.next_notification()
+    device.next_notification(_WAIT_S)
 
 
 def _stream(post: Callable[[Array], Transfer], data: Array, seconds: float) -> float:
     """Bytes in a second, several transfers at a time."""
-    post(data).wait()
+    post(data).wait(_WAIT_S)
     most = max(2, min(_IN_FLIGHT, _BYTES_IN_FLIGHT // data.nbytes))
     pending: deque[Transfer] = deque()
     count = 0
     start = time.perf_counter()
     while not count or time.perf_counter() < start + seconds:
         if len(pending) == most:
-            pending.popleft().wait()
+            pending.popleft().wait(_WAIT_S)
         pending.append(post(data))
         count += 1
     while pending:
-        pending.popleft().wait()
+        pending.popleft().wait(_WAIT_S)
     return count * data.nbytes / (time.perf_counter() - start)
 
 

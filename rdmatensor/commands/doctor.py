@@ -66,5 +66,6 @@ def _show(console: Console, finding: Finding) -> None:
     for detail in finding.details:
         line.append(f"\n{indent}{detail}")
     if finding.remedy:
-        line.append(f"\n{indent}→ {finding.remedy}")
+        arrow = "→" if console.encoding.startswith("utf") else "->"
+        line.append(f"\n{indent}{arrow} {finding.remedy}")
     console.print(line)

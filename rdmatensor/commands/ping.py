@@ -21,7 +21,7 @@ PORT = 7479
 # What to do about an error whose text tells no remedy.
 HINTS = {
     "UNREACHABLE": "start `rdmatensor ping --listen` there, and let its firewall pass TCP port {port}",
-    "DEADLINE": "a firewall between the two mostly drops what it does not let pass: open TCP port {port}",
+    "DEADLINE": "a firewall may drop packets: open TCP port {port}, and for RoCE UDP port 4791",
     "NO_TRANSPORT": "`rdmatensor doctor` on both machines tells what each of them lacks",
     "CONNECTION_LOST": "the other side has ended, or its link is down: look at what it printed",
     "PROTOCOL": "install the same rdmatensor on both, and give the port of `rdmatensor ping --listen`",

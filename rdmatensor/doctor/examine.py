@@ -13,7 +13,7 @@ from typing import Any
 from . import child, fabric, framework, machine
 from .finding import Finding
 
-_PROBE_SECONDS = 60.0
+_PROBE_SECONDS = 120.0
 _UNKNOWN = re.compile(r"(\S+) is not a setting; the nearest is (\S+)")
 _SECRET = "(umask 077; head -c 32 /dev/urandom | base64 > ~/rdmatensor.secret); export RDMATENSOR_SECRET_FILE=~/rdmatensor.secret   (the same file on all machines)"  # noqa: E501 - a command to copy
 

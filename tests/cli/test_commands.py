@@ -182,6 +182,12 @@ def test_doctor_sees_few_open_files() -> None:
     assert findings["open files"]["remedy"] == "ulimit -n 120"
 
 
+def test_doctor_writes_what_the_terminal_can_show() -> None:
+    done = run("doctor", "--quick", RDMATENSOR_SPINUS="1", PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert "-> unset RDMATENSOR_SPINUS" in done.stdout
+
+
 def test_doctor_works_without_the_library(tmp_path: Path) -> None:
     installed = Path(rdmatensor.__file__).parent
     shutil.copytree(
