@@ -64,14 +64,10 @@ def _tried(here: str) -> Finding:
     outcome = child.call(__name__, "why_not", _IMPORT_SECONDS, TF_CPP_MIN_LOG_LEVEL="2")
     if outcome.value == "":
         return Finding(AREA, "ok", f"{here}; the plugin is loaded into it")
-    why = (
-        f"does not load: {outcome.value}"
-        if outcome.value
-        else f"`import tensorflow` {outcome.why_not}"
-    )
-    return Finding(
-        AREA, "fail", f"{here}: the plugin {why}" if outcome.value else f"{here}: {why}", _rebuild()
-    )
+    why = f"`import tensorflow` {outcome.why_not}"
+    if outcome.value:
+        why = f"the plugin does not load: {outcome.value}"
+    return Finding(AREA, "fail", f"{here}: {why}", _rebuild())
 
 
 def why_not() -> str:

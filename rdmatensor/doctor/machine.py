@@ -82,18 +82,16 @@ def container() -> str:
 
 
 def _in_container(kind: str) -> Finding:
-    may_lock = "may" if _effective_capabilities() >> _IPC_LOCK & 1 else "may not"
     passed = Path("/dev/infiniband").exists()
-    text = (
-        f"{kind}; /dev/infiniband is {'there' if passed else 'not there'}; memory may"
-        f"{'' if may_lock == 'may' else ' not'} be locked beyond the limit (CAP_IPC_LOCK); "
-        f"/dev/shm has {_shm()}, which rdmatensor does not use"
-    )
-    if not passed and kernel_devices():
-        text = (
-            f"{kind} did not get /dev/infiniband, and the machine has {', '.join(kernel_devices())}"
-        )
+    devices = kernel_devices()
+    if devices and not passed:
+        text = f"{kind} did not get /dev/infiniband, and the machine has {', '.join(devices)}"
         return Finding("container", "fail", text, _DOCKER)
+    may = "may" if _effective_capabilities() >> _IPC_LOCK & 1 else "may not"
+    text = (
+        f"{kind}; /dev/infiniband is {'there' if passed else 'not there'}; memory {may} be locked beyond "
+        f"the limit (CAP_IPC_LOCK); /dev/shm has {_shm()}, which rdmatensor does not use"
+    )
     return Finding("container", "ok", text)
 
 
