@@ -9,8 +9,6 @@ namespace {
 constexpr size_t kMaxDims = 254;     // TensorShape's own limit
 constexpr uint32_t kMaxSlots = 256;  // the slot's number is a byte
 constexpr uint32_t kMaxEntries = 1u << 24;
-// Of all rings: each costs the sender 16 bytes, and the receiver that offers it next to none.
-constexpr uint64_t kMaxAllSlots = 1u << 21;
 
 constexpr size_t kOfferFixed = 3 * sizeof(uint64_t) + 2 * sizeof(uint32_t);
 constexpr size_t kRingSize = 2 * sizeof(uint64_t) + sizeof(uint32_t);

@@ -48,6 +48,9 @@ struct OfferPiece {
   absl::string_view bytes;
 };
 inline constexpr uint64_t kMaxOfferBytes = 256u << 20;
+// Of all rings of an offer, and of all offers of a peer: each slot costs the sender 16 bytes, and the
+// receiver that offers it next to none.
+inline constexpr uint64_t kMaxAllSlots = 1u << 21;
 size_t EncodedSize(const OfferPiece& piece);
 void Encode(const OfferPiece& piece, char* out);
 bool Parse(const char* data, size_t size, OfferPiece* out);

@@ -116,20 +116,30 @@ bool PlanTraffic::TakePiece(uint64_t number, const char* data, size_t size) {
     }
     if (whole.size() < piece.total) return true;
     if (!Parse(whole, &offer)) return false;
-    piece_bytes_ -= whole.size();
+    const uint64_t whole_size = whole.size();
+    piece_bytes_ -= whole_size;
     pieces_.erase(number);
     opening_[number] = false;
     offered_ = std::max(offered_, number + 1);
-    to_open_.emplace_back(static_cast<uint32_t>(number), std::move(offer));
+    to_open_.push_back(Admit(static_cast<uint32_t>(number), whole_size, std::move(offer)));
     if (std::exchange(opener_runs_, true)) return true;
   }
   tsl::Env::Default()->SchedClosure([this, keep = channel_->shared_from_this()] { OpenAll(); });
   return true;
 }
 
+PlanTraffic::Incoming PlanTraffic::Admit(uint32_t number, uint64_t size, Offer offer) {
+  uint64_t slots = 0;
+  for (const Offer::Ring& ring : offer.rings) slots += ring.slots;
+  std::shared_ptr<const void> claim =
+      account_->Claim({size, slots, 0}, {kMaxOfferBytes, kMaxAllSlots, 0});
+  if (claim == nullptr) offer = Offer();
+  return {number, std::move(offer), std::move(claim)};
+}
+
 void PlanTraffic::OpenAll() {
   for (;;) {
-    std::pair<uint32_t, Offer> next;
+    Incoming next;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (down_) to_open_.clear();
@@ -138,14 +148,20 @@ void PlanTraffic::OpenAll() {
       next = std::move(to_open_.front());
       to_open_.pop_front();
     }
-    Open(next.first, std::move(next.second));
+    Open(std::move(next));
   }
 }
 
-void PlanTraffic::Open(uint32_t number, Offer offer) {
-  auto routes =
-      std::make_shared<Routes>(endpoint_, channel_->shared_from_this(), number, std::move(offer));
-  const absl::Status opened = routes->Open();
+void PlanTraffic::Open(Incoming incoming) {
+  const uint32_t number = incoming.number;
+  const bool admitted = incoming.claim != nullptr;
+  auto routes = std::make_shared<Routes>(endpoint_, channel_->shared_from_this(), number,
+                                         std::move(incoming.offer), std::move(incoming.claim));
+  const absl::Status opened = admitted
+                                  ? routes->Open(account_.get())
+                                  : absl::ResourceExhaustedError(absl::StrCat(
+                                        "its offers are together longer than ", kMaxOfferBytes,
+                                        " bytes, or have more than ", kMaxAllSlots, " places"));
   if (!opened.ok()) {
     rdt_log_line(RDT_LOG_WARN,
                  absl::StrCat("tensorflow: the places that ", channel_->peer_name(),

@@ -16,6 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "message.h"
+#include "offer_account.h"
 #include "plan_message.h"
 #include "routes.h"
 #include "slots.h"
@@ -45,7 +46,13 @@ class PlanTraffic {
   bool TakePiece(uint64_t number, const char* data, size_t size);
   // Opens what waits in `to_open_`, on a thread that may block.
   void OpenAll();
-  void Open(uint32_t number, Offer offer);
+  struct Incoming {
+    uint32_t number;
+    Offer offer;                        // empty without a claim
+    std::shared_ptr<const void> claim;  // nullptr: the peer has offered too much
+  };
+  Incoming Admit(uint32_t number, uint64_t size, Offer offer);
+  void Open(Incoming incoming);
   std::vector<std::shared_ptr<Routes>> AllRoutes();
 
   Endpoint* const endpoint_;
@@ -58,7 +65,8 @@ class PlanTraffic {
   absl::flat_hash_map<uint64_t, std::string> pieces_;              // of offers that are not whole
   uint64_t piece_bytes_ = 0;
   absl::flat_hash_map<uint64_t, bool> opening_;  // true: withdrawn meanwhile
-  std::deque<std::pair<uint32_t, Offer>> to_open_;
+  std::deque<Incoming> to_open_;
+  const std::shared_ptr<OfferAccount> account_ = std::make_shared<OfferAccount>();
   bool opener_runs_ = false;
   uint64_t offered_ = 0;  // above the number of every offer of the peer
   std::atomic<bool> any_routes_{false};

@@ -13,6 +13,7 @@
 #include "message.h"
 #include "path_stats.h"
 #include "placement.h"
+#include "plan_book.h"
 
 namespace rdmatensor {
 namespace {
@@ -29,11 +30,13 @@ struct Routes::Posted {
   std::string message;
 };
 
-Routes::Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t number, Offer offer)
+Routes::Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
+               std::shared_ptr<const void> claim)
     : endpoint_(endpoint),
       channel_(std::move(channel)),
       number_(number),
       offer_(std::move(offer)),
+      claim_(std::move(claim)),
       rings_(offer_.rings.size()),
       bound_(offer_.edges.size()) {
   size_t slots = 0;
@@ -61,7 +64,7 @@ Routes::~Routes() {
   rdt_region_close(staging_);
 }
 
-absl::Status Routes::Open() {
+absl::Status Routes::Open(OfferAccount* account) {
   rdt_region_info places{}, credits{}, staging{};
   rdt_device* const device = endpoint_->device();
   uint64_t staged = 0;
@@ -88,8 +91,18 @@ absl::Status Routes::Open() {
   if (places.size < offer_.region_size || (places.access & RDT_ACCESS_WRITE) == 0) {
     return absl::InvalidArgumentError("the offered region is not what the offer says");
   }
-  if (rdt_region_alloc(device, std::max<size_t>(1, used_.size()) * sizeof(uint64_t),
-                       RDT_ACCESS_WRITE, nullptr, &credits_) != RDT_OK ||
+  if (staged != 0) {
+    // As much as this task would hold for its own places.
+    const uint64_t budget = BudgetOf(*endpoint_);
+    staging_claim_ = account->Claim({0, 0, staged}, {0, 0, budget});
+    if (staging_claim_ == nullptr) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("its offers together need more memory to write from than ", budget,
+                       " bytes, RDMATENSOR_PLAN_LIMIT (0: RDMATENSOR_ARENA_LIMIT)"));
+    }
+  }
+  if (rdt_region_alloc_for(channel_->handle(), std::max<size_t>(1, used_.size()) * sizeof(uint64_t),
+                           RDT_ACCESS_WRITE, &credits_) != RDT_OK ||
       rdt_region_get_info(credits_, &credits) != RDT_OK ||
       (staged != 0 &&
        (rdt_region_alloc(device, staged, RDT_ACCESS_NONE, nullptr, &staging_) != RDT_OK ||

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "include/rdmatensor.h"
+#include "offer_account.h"
 #include "plan_message.h"
 #include "planned_edge.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -45,15 +46,17 @@ struct OutEdge {
 // Thread-safe. Ends when the receiver withdraws the offer or the channel goes down.
 class Routes : public std::enable_shared_from_this<Routes> {
  public:
-  Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t number, Offer offer);
+  // `claim` is held as long as the offer is.
+  Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
+         std::shared_ptr<const void> claim);
   ~Routes();
   Routes(const Routes&) = delete;
   Routes& operator=(const Routes&) = delete;
 
   const Offer& offer() const { return offer_; }
   const Channel* channel() const { return channel_.get(); }
-  // Makes the places reachable and accepts the offer. Blocks.
-  absl::Status Open();
+  // Makes the places reachable and accepts the offer. Memory to write from counts in `account`. Blocks.
+  absl::Status Open(OfferAccount* account);
   // Sends the edge through these routes from now on, if they were offered for it. A group is used once
   // all its members are bound: it waits for each of them in every step. If the ends understand the
   // edge differently it takes the dynamic path, and the first such edge is warned of.
@@ -129,6 +132,8 @@ class Routes : public std::enable_shared_from_this<Routes> {
   const std::shared_ptr<Channel> channel_;
   const uint32_t number_;
   const Offer offer_;
+  const std::shared_ptr<const void> claim_;
+  std::shared_ptr<const void> staging_claim_;
   absl::flat_hash_map<absl::string_view, uint32_t> index_of_;  // by name
   std::vector<Ring> rings_;
   std::vector<Group> groups_;

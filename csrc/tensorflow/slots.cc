@@ -109,8 +109,8 @@ absl::StatusOr<std::shared_ptr<Slots>> Slots::Create(Endpoint* endpoint,
                                                      uint32_t number) {
   std::shared_ptr<Slots> slots(new Slots(endpoint, std::move(channel), std::move(link), number));
   rdt_region_info info{};
-  if (rdt_region_alloc(endpoint->device(), slots->link_->bytes, RDT_ACCESS_WRITE, nullptr,
-                       &slots->region_) != RDT_OK ||
+  if (rdt_region_alloc_for(slots->channel_->handle(), slots->link_->bytes, RDT_ACCESS_WRITE,
+                           &slots->region_) != RDT_OK ||
       rdt_region_get_info(slots->region_, &info) != RDT_OK) {
     return absl::ResourceExhaustedError(rdt_last_error());
   }

@@ -149,3 +149,32 @@ def test_offer_for_a_graph_that_nobody_runs(cluster: Cluster, steps: Session) ->
         assert server.up
         expect_a_correct_step(steps, 5.0)
     assert cluster.warnings(0)[before:] == []
+
+
+def test_offers_of_a_peer_are_limited_together(cluster: Cluster, steps: Session) -> None:
+    """Each is within its limit: the sender would hold memory for the places of all."""
+    before = len(cluster.warnings(0))
+    address = device_address(cluster.tasks[0].ask("pid"))
+    with rdmatensor.Device("hostile") as device, device.connect(address, timeout=10) as server:
+        region = device.allocate(1024, "u1")
+        offer = _offer([(0, 4, 256)] * 4200, [(b"edge:0", 1, 0, 0, -1, 0, 4)], key=region.key)
+
+        def answer_to(number: int) -> int:
+            for immediate, payload in _pieces(offer, number):
+                server.notify(payload, immediate)
+            return device.next_notification(10).immediate
+
+        server.notify(*reversed(ready()))
+        assert answer_to(0) == ACCEPT
+        assert answer_to(1) == WITHDRAWN | 1 << 8
+        assert server.up
+        expect_a_correct_step(steps, 5.0)
+        server.notify(b"", WITHDRAW)
+        assert device.next_notification(10).immediate == WITHDRAWN
+        end, number = time.monotonic() + 10, 2
+        while answer_to(number) != ACCEPT | number << 8:
+            assert time.monotonic() < end, "what was withdrawn still counts"
+            number += 1
+    said = cluster.warnings(0)[before:]
+    assert said
+    assert all("hostile" in line and "2097152 places" in line for line in said)
