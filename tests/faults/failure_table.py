@@ -42,7 +42,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "device removed": (VERBS,),
     "memlock refused": BOTH,
     "arena full": (TENSORFLOW,),
-    "queue full": (SHM,),
+    "queue full": BOTH,
     "no file descriptors left": BOTH,
     "no room in /dev/shm": (SHM,),
     "file size limit": (SHM,),
