@@ -39,8 +39,8 @@ static void read_edge(request *r, uint32_t i, fuzz_input *input) {
   edge->flags = fuzz_u8(input);
   edge->dims = r->dims[i];
   if (edge->rank > (int32_t)DIMS) edge->rank = DIMS;
-  for (int32_t d = 0; d < edge->rank; d++) r->dims[i][d] = (int64_t)any_number(input) - 1;
-  edge->order.ready = (int32_t)any_number(input) - 1;
+  for (int32_t d = 0; d < edge->rank; d++) r->dims[i][d] = (int64_t)(any_number(input) - 1);
+  edge->order.ready = (int32_t)(any_number(input) - 1);
   edge->order.first = (int32_t)any_number(input);
   edge->order.last = fuzz_u8(input) & 1 ? INT32_MAX : (int32_t)any_number(input);
 }
