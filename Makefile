@@ -11,7 +11,7 @@ TENSORFLOW ?= tensorflow-cpu==2.21.*
 # pip says at length what it does not use; it still says what it fails at.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Two at a time: the lab's guests mostly wait, and so do the processes that other tests start.
-PYTEST := $(BIN)/pytest -q --durations=15 -n 2
+PYTEST := $(BIN)/pytest -q --durations=15 -n 2 --no-loadscope-reorder
 
 sources := $(shell find csrc rdmatensor graph_analyzer -type f \
              -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)

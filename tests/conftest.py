@@ -26,20 +26,26 @@ collect_ignore = (
 )
 # How the C and C++ unit programs are built: none, address or thread (make asan, make tsan).
 SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
+LONGEST = "test_transport_suite.py"
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where several processes run the tests (-n), one of them has the labs, which are costly to boot; others
-    take whole files."""
+    """Where several processes run the tests (-n), they take whole files; one of them has the labs, which are
+    costly to boot, but for the longest test there is."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return "softroce" if "/softroce/" in file else file
+            return "softroce" if "/softroce/" in file and not file.endswith(LONGEST) else file
 
     return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first: nobody is to wait for it in the end."""
+    items.sort(key=lambda item: (item.path.name != LONGEST, item.path.parent.name != "softroce"))
 
 
 @pytest.fixture(scope="session")
