@@ -20,6 +20,8 @@ namespace {
 
 // The core copies less than this by itself; more it would have to register for one operation.
 constexpr uint64_t kCopiedByCore = 16 * 1024;
+// Of places whose receiver is slow to answer: what is not opened then takes the dynamic path for good.
+constexpr int kOpenTries = 5;
 
 }  // namespace
 
@@ -82,9 +84,12 @@ absl::Status Routes::Open(OfferAccount* account) {
     staged = std::max(staged, ring.offset + ring.stride * ring.slots);
   }
   if (channel_->can_map()) staged = 0;
-  if (rdt_remote_region_open(channel_->handle(), offer_.region_key,
-                             endpoint_->settings().connect_timeout_ms, &places_) != RDT_OK ||
-      rdt_remote_region_get_info(places_, &places) != RDT_OK) {
+  rdt_status opened = RDT_ERR_DEADLINE;
+  for (int i = 0; i < kOpenTries && opened == RDT_ERR_DEADLINE && channel_->IsUp(); ++i) {
+    opened = rdt_remote_region_open(channel_->handle(), offer_.region_key,
+                                    endpoint_->settings().connect_timeout_ms, &places_);
+  }
+  if (opened != RDT_OK || rdt_remote_region_get_info(places_, &places) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
   }
   // Before memory is taken for it.
