@@ -49,9 +49,9 @@ def qemus_of(folder: Path) -> list[int]:
     return found
 
 
-def rping_server(host: Host) -> Process:
-    """A server of rdma_cm connections that can be connected to, for 5 pings."""
-    server = host.start(["rping", "-s", "-a", host.address, "-C", "5"])
+def rping_server(host: Host, pings: int = 5) -> Process:
+    """A server of rdma_cm connections that can be connected to, for so many pings."""
+    server = host.start(["rping", "-s", "-a", host.address, "-C", str(pings)])
     listens = "until rdma resource show cm_id | grep -q LISTEN; do sleep 0.05; done"
     host.run(["sh", "-c", listens])
     return server

@@ -27,6 +27,18 @@ def pingpong(server: Host, client: Host) -> str:
     return done.stdout
 
 
+def ping(server: Host, client: Host, pings: int = 5) -> None:
+    """Reads, writes and messages both ways, by sides that part by rdma_cm's handshake.
+
+    Where packets are lost, this one and not `pingpong`: there each side leaves when it has all answers, and when
+    its last acknowledgement is lost, the other side asks for it again for ever (its retry_cnt of 7 has no end in
+    rxe, and a packet for a queue pair that is gone gets no answer).
+    """
+    waiting = rping_server(server, pings)
+    client.run(["rping", "-c", "-a", server.address, "-C", str(pings)])
+    assert waiting.wait() == 0
+
+
 def test_device(lab: Lab) -> None:
     out = lab.hosts[0].run(["ibv_devinfo", "-d", "rxe0"]).stdout
     assert "PORT_ACTIVE" in out
@@ -44,10 +56,7 @@ def test_two_hosts_talk(two_hosts: Lab) -> None:
 
 
 def test_rdma_cm_between_two_hosts(two_hosts: Lab) -> None:
-    first, second = two_hosts.hosts
-    server = rping_server(first)
-    second.run(["rping", "-c", "-a", first.address, "-C", "5"])
-    assert server.wait() == 0
+    ping(*two_hosts.hosts)
 
 
 def test_link_down_and_up(two_hosts: Lab) -> None:
@@ -56,14 +65,14 @@ def test_link_down_and_up(two_hosts: Lab) -> None:
     assert "DOWN" in first.run(["rdma", "link", "show", "rxe0/1"]).stdout
     first.link(True)
     assert "ACTIVE" in first.run(["rdma", "link", "show", "rxe0/1"]).stdout
-    assert "50 iters" in pingpong(first, second)
+    ping(first, second)
 
 
 def test_losses_are_made_and_survived(two_hosts: Lab) -> None:
     first, second = two_hosts.hosts
     first.netem("loss", "10%")
     try:
-        assert "50 iters" in pingpong(first, second)
+        ping(first, second, 30)
         counters = first.run(["tc", "-s", "qdisc", "show", "dev", "eth0"]).stdout
         assert "dropped 0," not in counters
     finally:
