@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "core/copy.h"
 #include "core/group/group.h"
 #include "core/group/reduce.h"
 #include "core/status.h"
@@ -86,7 +87,7 @@ void rdt_step_local(rdt_operation *operation, uint32_t index) {
     rdt_reduce((rdt_dtype)operation->shape.dtype, (rdt_reduction)operation->shape.reduction, to, to,
                from, step->count);
   else if (to != from)
-    rdt_copy(to, from, bytes_of(operation, step));
+    rdt_copy(to, from, bytes_of(operation, step), RDT_GROUP_STREAMED);
   operation->steps[index].done = true;
 }
 
@@ -265,7 +266,7 @@ static void consume(rdt_operation *operation, uint32_t index, const char *from, 
   char *to = rdt_place_address(operation, &step->to);
   if (size == 0) return;
   if (step->kind == RDT_STEP_RECEIVE) {
-    rdt_copy(to + at, from, size);
+    rdt_copy(to + at, from, size, RDT_GROUP_STREAMED);
     return;
   }
   rdt_reduce((rdt_dtype)operation->shape.dtype, (rdt_reduction)operation->shape.reduction, to + at,

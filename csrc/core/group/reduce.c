@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "core/copy.h"
 #include "core/status.h"
 
 #if defined(__x86_64__)
@@ -228,29 +229,6 @@ static void reduce_float16(loop_fn loop, char *to, const char *left, const char 
 
 /* ---- Past the cache ----------------------------------------------------------------------------------- */
 
-/* From so many bytes on, results go straight to memory: they do not fit into the cache anyway, and the old
- * contents need not be read first. */
-#define STREAMED (4u << 20)
-
-#if defined(__x86_64__)
-/* Call stream_end before telling anyone. */
-static void stream(char *to, const char *from, size_t size) {
-  const size_t head = -(uintptr_t)to % 16 < size ? -(uintptr_t)to % 16 : size;
-  memcpy(to, from, head);
-  size_t i = head;
-  for (; i + 64 <= size; i += 64) {
-    for (size_t k = i; k < i + 64; k += 16)
-      _mm_stream_si128((void *)(to + k), _mm_loadu_si128((const void *)(from + k)));
-  }
-  memcpy(to + i, from + i, size - i);
-}
-
-static void stream_end(void) { _mm_sfence(); }
-#else
-static void stream(char *to, const char *from, size_t size) { memcpy(to, from, size); }
-static void stream_end(void) {}
-#endif
-
 static void reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
                    const void *right, size_t count) {
   const loop_fn loop = loops[dtype][reduction];
@@ -268,9 +246,9 @@ static void reduce_streamed(rdt_dtype dtype, rdt_reduction reduction, char *to, 
   for (size_t done = 0; done < count; done += BLOCK) {
     const size_t now = count - done < BLOCK ? count - done : BLOCK, at = size * done;
     reduce(dtype, reduction, results, left + at, right + at, now);
-    stream(to + at, results, size * now);
+    rdt_stream(to + at, results, size * now);
   }
-  stream_end();
+  rdt_stream_end();
 }
 
 /* ---- The interface ---------------------------------------------------------------------------------- */
@@ -278,20 +256,11 @@ static void reduce_streamed(rdt_dtype dtype, rdt_reduction reduction, char *to, 
 void rdt_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
                 const void *right, size_t count) {
   /* Where an operand is replaced, its old contents are read in any case. */
-  if (to == left || to == right || count < STREAMED / rdt_dtype_size(dtype)) {
+  if (to == left || to == right || count < RDT_GROUP_STREAMED / rdt_dtype_size(dtype)) {
     reduce(dtype, reduction, to, left, right, count);
   } else {
     reduce_streamed(dtype, reduction, to, left, right, count);
   }
-}
-
-void rdt_copy(void *to, const void *from, size_t size) {
-  if (size < STREAMED) {
-    memcpy(to, from, size);
-    return;
-  }
-  stream(to, from, size);
-  stream_end();
 }
 
 rdt_status rdt_reduce_check(rdt_dtype dtype, rdt_reduction reduction) {

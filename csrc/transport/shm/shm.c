@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/copy.h"
 #include "core/memory.h"
 #include "core/status.h"
 #include "transport/shm/ring.h"
@@ -138,14 +139,14 @@ static char *place(const rdt_mapping *mapping, const rdt_op *op) {
 static rdt_status shm_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                             rdt_request *request) {
   (void)endpoint, (void)request;
-  if (op->size) memcpy(place(mapping, op), op->local, op->size);
+  if (op->size) rdt_copy(place(mapping, op), op->local, op->size, rdt_half_of_cache());
   return RDT_OK;
 }
 
 static rdt_status shm_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                            rdt_request *request) {
   (void)endpoint, (void)request;
-  if (op->size) memcpy(op->local, place(mapping, op), op->size);
+  if (op->size) rdt_copy(op->local, place(mapping, op), op->size, rdt_half_of_cache());
   return RDT_OK;
 }
 

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Copies that are larger than a cache.
+ */
+#ifndef RDT_CORE_COPY_H
+#define RDT_CORE_COPY_H
+
+#include <stddef.h>
+
+/* Copies between memory that does not overlap. From `streamed` bytes on past the cache: what does not fit into it
+ * anyway need not be read before it is overwritten. Memory is as it should be for whoever learns of it
+ * afterwards. Thread-safe. */
+void rdt_copy(void *to, const void *from, size_t size, size_t streamed);
+
+/* `streamed` for memory that another process of this machine shares: half of the last cache. */
+size_t rdt_half_of_cache(void);
+
+/* The same in pieces, always past the cache; rdt_stream_end before telling anyone. */
+void rdt_stream(void *to, const void *from, size_t size);
+void rdt_stream_end(void);
+
+#endif

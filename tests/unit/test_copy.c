@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Copies past the cache: every alignment of both ends, sizes around a line, and nothing beside them.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/copy.h"
+#include "unit.h"
+
+#define SIZE 5000
+#define LINE 64
+
+static char from[SIZE + LINE], to[SIZE + 2 * LINE];
+
+static void expect_copied(size_t to_at, size_t from_at, size_t size) {
+  memset(to, 0x5a, sizeof(to));
+  rdt_copy(to + 1 + to_at, from + from_at, size, 1);
+  EXPECT(memcmp(to + 1 + to_at, from + from_at, size) == 0);
+  EXPECT(to[to_at] == 0x5a && to[1 + to_at + size] == 0x5a);
+}
+
+static void test_alignments(void) {
+  for (size_t i = 0; i < sizeof(from); i++) from[i] = (char)(i * 31 + i / 251);
+  for (size_t to_at = 0; to_at < LINE; to_at++)
+    for (size_t from_at = 0; from_at < LINE; from_at += 7) expect_copied(to_at, from_at, SIZE);
+  for (size_t size = 0; size <= 3 * LINE; size++) expect_copied(size % LINE, 3, size);
+}
+
+/* Less than `streamed`, and more than a cache holds. */
+static void test_sizes(void) {
+  const size_t half = rdt_half_of_cache(), size = half + 12345;
+  char *source = malloc(size), *target = calloc(1, size);
+  EXPECT(half >= 64 << 10 && half == rdt_half_of_cache());
+  EXPECT(source && target);
+  for (size_t i = 0; i < size; i++) source[i] = (char)(i * 31 + i / 251);
+  rdt_copy(target, source, half - 1, half);
+  EXPECT(memcmp(target, source, half - 1) == 0 && target[half - 1] == 0);
+  rdt_copy(target, source, size, half);
+  EXPECT(memcmp(target, source, size) == 0);
+  free(source);
+  free(target);
+}
+
+int main(void) {
+  test_alignments();
+  test_sizes();
+  return 0;
+}
