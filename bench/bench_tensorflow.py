@@ -37,8 +37,10 @@ from tf_measure import (
 from tf_report import Row, plan_table, step_table, unused_faults, unused_json, unused_table
 from tf_run import begin, logs_of_tasks, print_faults
 
+# The batch bounds tensors whose rows are unknown; all others are as without.
+PLANNED = replace(STATIC, settings={"RDMATENSOR_BATCH_SIZE": str(tf_cases.MOST_ROWS)})
 # By name, the one that the others are compared with last.
-CANDIDATES = {way.name: way for way in (DYNAMIC, STATIC, replace(GRPC, name="grpc-again"))}
+CANDIDATES = {way.name: way for way in (DYNAMIC, PLANNED, replace(GRPC, name="grpc-again"))}
 
 
 def measure_rows(team: Team, ways: list[Way], names: list[str], factor: int) -> Iterator[Row]:
@@ -50,7 +52,7 @@ def measure_rows(team: Team, ways: list[Way], names: list[str], factor: int) -> 
         if case.name in names:
             build: dict[str, Any] = {"command": "transfer", **asdict(case)}
             results = measure(team, clusters, build, case.steps * factor, case.block)
-            yield Row(case.name, case.step_bytes, case.target, results)
+            yield Row(case.name, case.step_bytes, case.target, results, case.path)
     # Variables go to the worker, as many bytes of gradients come back.
     moved = 2 * model_bytes(tf_cases.TRAINING_HIDDEN)
     for training in tf_cases.TRAININGS:
@@ -145,7 +147,7 @@ def main(
     console, machine = begin(width=150)
     whole = record.Run("TensorFlow steps", record.Environment.here(transport="shm"), quick)
     began = time.monotonic()
-    names = list(only or tf_cases.NAMES)
+    names = list(only or tf_cases.names(quick))
     ways = [GRPC, *(way for name, way in CANDIDATES.items() if name in chosen)]
     with logs_of_tasks(console) as logs:
         rows, unused = run(console, logs, ways, names, 1 if quick else tf_cases.FULL)

@@ -98,17 +98,30 @@ def _elements(shape: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """One way, what its processes used, and zerocp as it was measured in turns with it, if it was."""
+
+    result: Result
+    processes: list[record.Process]
+    best: Result | None
+
+
+@dataclass(frozen=True)
 class Row:
     """One case in all ways."""
 
     case: Case
-    results: list[Result]
-    processes: dict[str, list[record.Process]]
-    in_turns: bool
+    measured: list[Measured]
 
-    def of(self, way: Way) -> Result | None:
-        """The result of one way, if it was measured."""
-        return next((result for result in self.results if result.way == way), None)
+    @property
+    def results(self) -> list[Result]:
+        """Of each way."""
+        return [each.result for each in self.measured]
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether every way was measured in turns with zerocp."""
+        return all(each.best for each in self.measured)
 
     def faults(self) -> list[str]:
         """Tensors that did not go the way they should have, or were not copied as often."""
@@ -154,11 +167,11 @@ def faults_of(case: Case, result: Result) -> Iterator[str]:
 
 
 def memory_needed(model: Model, workers: int, ways: Sequence[Way]) -> int:
-    """Bytes that the clusters of a model hold, at most and roughly: each end its variables, what arrives,
-    and what a copying way holds besides; 400 MB for each process."""
-    copies = {TCP.name: 4, RPC.name: 4, COPY.name: 4, ZERO.name: 2}
+    """Bytes that the clusters of a model hold while all elements are compared, roughly: for each worker so
+    many times the model, as was seen with VGG-16, and 600 MB for each process."""
+    copies = {TCP.name: 7, RPC.name: 7, COPY.name: 10, ZERO.name: 6}
     bodies = sum(copies[way.name] for way in ways) * workers * model.nbytes
-    return bodies + len(ways) * (workers + 1) * 400 * 1000**2 + 3 * len(ways) * model.nbytes
+    return bodies + len(ways) * (workers + 1) * 600 * 1000**2
 
 
 def memory_available() -> int:
@@ -171,29 +184,45 @@ def _reclaimable() -> int:
     return max(0, int(fields["MemAvailable"].split()[0]) - int(fields["MemFree"].split()[0])) * 1024
 
 
+def groups_of(model: Model, workers: int, ways: list[Way]) -> list[list[Way]]:
+    """The ways that are measured in turns: all; or each with zerocp; or none, as memory permits."""
+
+    def fit(group: list[Way]) -> bool:
+        return memory_needed(model, workers, group) <= 0.8 * memory_available()
+
+    pairs = [[way, ZERO] for way in ways if way != ZERO]
+    if fit(ways) or not pairs:
+        return [ways]
+    if ZERO in ways and all(map(fit, pairs)):
+        return pairs
+    return [[way] for way in ways]
+
+
 def run_model(logs: Path, cases: list[Case], ways: list[Way], quick: bool) -> Iterator[Row]:
-    """Measure cases of one model and number of workers, the ways in turns if all clusters fit into memory."""
+    """Measure cases of one model and number of workers."""
     model, workers = cases[0].model, cases[0].workers
-    in_turns = memory_needed(model, workers, ways) <= 0.8 * memory_available()
-    groups = [ways] if in_turns else [[way] for way in ways]
-    found: list[list[tuple[Result, list[record.Process]]]] = [[] for _ in cases]
-    for group in groups:
+    rows = [Row(case, []) for case in cases]
+    for group in groups_of(model, workers, ways):
         with Team(logs) as team:
             clusters = [Cluster(team, way, workers + 1) for way in group]
             for cluster in clusters:
                 cluster.wait()
-            for number, case in enumerate(cases):
-                steps, block = _steps(case, quick)
-                build = case.build(verify=number == 0)
+            for number, row in enumerate(rows):
+                steps, block = _steps(row.case, quick)
+                build = row.case.build(verify=number == 0)
                 before = [_processes(team, cluster) for cluster in clusters]
                 results = measure(team, clusters, build, steps, block, _PATIENCE_S)
                 after = [_processes(team, cluster) for cluster in clusters]
+                best = next((result for result in results if result.way == ZERO), None)
+                known = {result.way for result in row.results}
                 for result, then, now in zip(results, before, after, strict=True):
+                    if result.way in known:
+                        continue
                     used = [end.since(start) for start, end in zip(then, now, strict=True)]
-                    found[number].append((result, used))
-    for case, pairs in zip(cases, found, strict=True):
-        processes = {result.way.name: used for result, used in pairs}
-        yield Row(case, [result for result, _ in pairs], processes, in_turns)
+                    row.measured.append(Measured(result, used, best))
+    for row in rows:
+        row.measured.sort(key=lambda each: ways.index(each.result.way))
+    yield from rows
 
 
 def _steps(case: Case, quick: bool) -> tuple[int, int]:
@@ -232,11 +261,12 @@ def records(row: Row) -> list[record.Result]:
             samples=result.samples.seconds,
             turns=[Distribution.of(block).median for block in result.samples.blocks],
             parameters=parameters,
-            processes=row.processes[result.way.name],
+            processes=each.processes,
             rival=TCP.name if result.way == ZERO else "",
             target=target if result.way == ZERO else None,
         )
-        for result in row.results
+        for each in row.measured
+        for result in [each.result]
     ]
 
 
@@ -248,17 +278,18 @@ def table(rows: list[Row]) -> Table:
     for header in ("median", "p10 .. p90", "zerocp is faster", "target", "samples/s", "a step"):
         made.add_column(header, justify="right")
     for row in rows:
-        best = row.of(ZERO)
-        for index, result in enumerate(row.results):
+        alone = next((result for result in row.results if result.way == ZERO), None)
+        for index, each in enumerate(row.measured):
+            result, best = each.result, each.best or alone
             time_ = result.samples.time
-            last = index == len(row.results) - 1
+            last = index == len(row.measured) - 1
             batch = row.case.batch * row.case.workers
             made.add_row(
                 row.case.name if index == 0 else "",
                 result.way.name,
                 duration(time_.median),
                 f"{duration(time_.p10)} .. {duration(time_.p90)}",
-                _ratio(result, best, row.in_turns),
+                _ratio(result, best, each.best is not None),
                 _target(row.case, result, best),
                 f"{batch / time_.median:.0f}" if batch else "",
                 f"{row.case.tensors} tensors, {size(row.case.nbytes)}" if index == 0 else "",
@@ -268,7 +299,7 @@ def table(rows: list[Row]) -> Table:
 
 
 def _ratio(result: Result, best: Result | None, in_turns: bool) -> str:
-    if best is None or result is best:
+    if best is None or result.way == ZERO:
         return ""
     if not in_turns:
         return f"{result.samples.time.median / best.samples.time.median:.3g}x"
@@ -364,7 +395,7 @@ def report(console: Console, rows: list[Row], faults: list[str]) -> None:
     console.print(table(rows))
     apart = sorted({row.case.model.name for row in rows if not row.in_turns})
     if apart:
-        console.print(f"One way after the other, for want of memory: {', '.join(apart)}")
+        console.print(f"Not in turns with zerocp, for want of memory: {', '.join(apart)}")
     print_faults(console, faults)
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from rdmatensor.demo.model import Digits, initial, logits, mean_loss
 from rdmatensor.demo.settings import layer_shapes
-from tf_cases import TRAINING_HIDDEN, Case
+from tf_cases import ROW_BYTES, TRAINING_HIDDEN, Case
 
 v1 = tf.compat.v1
 
@@ -92,10 +92,13 @@ class Workload(ABC):
 
 
 class Transfer(Workload):
-    """Variables of OWNER, each read in every step by CONSUMER."""
+    """Tensors of one task, each taken in every step by the other."""
 
     def __init__(self, case: Case, target: str) -> None:
         self._case = case
+        self._shape = [case.nbytes // 4]
+        if case.source == "rows unknown":
+            self._shape = [case.nbytes // ROW_BYTES, ROW_BYTES // 4]
         self._length = case.nbytes // 4
         self._updates = 0
         super().__init__(case.name, target)
@@ -104,34 +107,50 @@ class Transfer(Workload):
         # Fed rather than constant, or the optimiser would compute the pattern and keep it in the graph.
         self._offset = v1.placeholder(tf.int32, [])
         indices = range(self._case.count)
-        with tf.device(OWNER):
-            variables = [
-                v1.get_variable(f"v{index}", initializer=self._pattern(index), use_resource=True)
-                for index in indices
-            ]
-            self._initialise = tf.group([variable.initializer for variable in variables])
-            self._update = tf.group([variable.assign(variable + 1.0).op for variable in variables])
-            sources = [
-                tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
-                for variable in variables
-            ]
-        with tf.device(CONSUMER):
+        sender, receiver = (CONSUMER, OWNER) if self._case.push else (OWNER, CONSUMER)
+        with tf.device(sender):
+            fed = self._case.source == "fed"
+            sources = self._placeholders() if fed else self._variables()
+        with tf.device(receiver):
             # Shared by all slices: two constants for each would cost more than the slice.
-            self._last = tf.constant([self._length - 1]), tf.constant([1])
+            last = [extent - 1 for extent in self._shape]
+            self._last = tf.constant(last), tf.constant([1] * len(last))
             self._step = tf.concat([self._take(source) for source in sources], axis=0)
             self._same = tf.reduce_all(
                 [tf.reduce_all(tf.equal(sources[index], self._pattern(index))) for index in indices]
             )
 
+    def _placeholders(self) -> list[tf.Tensor]:
+        """To be fed, as the variables are without: there is nothing to initialise."""
+        self._fed = [v1.placeholder(tf.float32, self._shape) for _ in range(self._case.count)]
+        self._values: list[npt.NDArray[np.float32]] = []
+        self._initialise = self._update = tf.no_op()
+        return self._fed
+
+    def _variables(self) -> list[tf.Tensor]:
+        self._fed, self._values = [], []
+        known = None if self._case.source == "rows unknown" else self._shape[0]
+        variables = [
+            tf.Variable(lambda i=index: self._pattern(i), shape=[known, *self._shape[1:]])
+            for index in range(self._case.count)
+        ]
+        self._initialise = tf.group([variable.initializer for variable in variables])
+        self._update = tf.group([variable.assign(variable + 1.0).op for variable in variables])
+        return [
+            tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
+            for variable in variables
+        ]
+
     def _pattern(self, index: int) -> tf.Tensor:
-        """What variable `index` holds after `offset` updates; no two variables hold the same."""
+        """What tensor `index` holds after `offset` updates; no two tensors hold the same."""
         ramp = (tf.range(self._length) + 7 * index) % _MODULUS
-        return tf.cast(ramp + self._offset, tf.float32)
+        return tf.reshape(tf.cast(ramp + self._offset, tf.float32), self._shape)
 
     def _take(self, source: tf.Tensor) -> tf.Tensor:
         if self._case.consumer == "read":
-            return tf.reduce_max(source, keepdims=True)
-        return tf.slice(source, *self._last)
+            return tf.reshape(tf.reduce_max(source), [1])
+        taken = tf.slice(source, *self._last)
+        return taken if len(self._shape) == 1 else tf.reshape(taken, [1])
 
     def _expected(self) -> npt.NDArray[np.float32]:
         """What a step has to fetch now."""
@@ -143,14 +162,24 @@ class Transfer(Workload):
     def initialise(self) -> None:
         self.session.run(self._initialise, {self._offset: 0})
         # session.run would look its fetches up anew in every step.
-        self._run_step = self.session.make_callable(self._step)
+        self._run_step = self.session.make_callable(self._step, self._fed)
+        self._feed()
+
+    def _feed(self) -> None:
+        """What the next steps are fed with: new memory, as a reader of data gives it."""
+        ramp = np.arange(self._length)
+        self._values = [
+            ((ramp + 7 * index) % _MODULUS + self._updates).astype(np.float32).reshape(self._shape)
+            for index in range(len(self._fed))
+        ]
 
     def before_block(self) -> None:
         self.session.run(self._update)
         self._updates += 1
+        self._feed()
 
     def step(self) -> Any:
-        return self._run_step()
+        return self._run_step(*self._values)
 
     def check(self, fetched: Any) -> None:
         if not np.array_equal(fetched, self._expected()):
@@ -159,7 +188,8 @@ class Transfer(Workload):
     def verify(self) -> None:
         """Compare every element that arrives, before and after an update."""
         for _ in range(2):
-            if not self.session.run(self._same, {self._offset: self._updates}):
+            feeds = dict(zip(self._fed, self._values, strict=True))
+            if not self.session.run(self._same, {self._offset: self._updates, **feeds}):
                 raise ValueError(f"{self._case.name}: the tensors received differ from those sent")
             self.before_block()
 

@@ -23,12 +23,13 @@ _HISTOGRAM_BINS = 24
 class Row:
     """One case as it is reported: its results on all clusters, the slowest expected first; the last is what
     the others are compared with. `step_bytes` is what a step must move at least, `target` how many times as
-    fast as stock gRPC it should be."""
+    fast as stock gRPC it should be, `path` what its larger tensors take where there is a plan."""
 
     name: str
     step_bytes: int
     target: float | None
     results: list[Result]
+    path: str = "static"
 
     def faults(self) -> list[str]:
         """Signs that a step did not move what it should, or not the way it should."""
@@ -48,8 +49,11 @@ class Row:
         if pushed < self.step_bytes:
             yield f"a step over {name} pushed only {size(pushed)}"
         yield from paths.avoidable()
-        others = paths.tensors.total() - paths.tensors["static"]
-        if result.way.planned and others:
+        if not result.way.planned:
+            return
+        if paths.bytes[self.path] < result.samples.steps * self.step_bytes:
+            yield f"tensors on {name} did not take the path {self.path}"
+        if others := paths.tensors.total() - sum(paths.tensors[p] for p in {"static", self.path}):
             # Edges are refused a place before the first step.
             uses = {"busy": result.timed, "unfit": result.timed}
             uses |= {"over_budget": result.warm_up, "mismatched": result.warm_up}
