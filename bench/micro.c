@@ -131,8 +131,9 @@ static void done(void *context, rdt_status status) {
   atomic_fetch_sub(&outstanding, 1);
 }
 
-/* Not at the same offset in its page as what the peer writes: processors would take one for the other. */
-static void *source(side *s) { return (void *)(s->memory + s->room + 192); }
+/* Half a page from the offset in its page that the other end has: processors would take reads of one for what was
+ * just written to the other. */
+static void *source(side *s) { return (void *)(s->memory + s->room + LEAST_REGION / 2); }
 
 static rdt_op operation(side *s, uint32_t kind) {
   bool notifies = kind == RDT_OP_NOTIFY;

@@ -3,31 +3,59 @@
 
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
 
 #define LINE ((size_t)64)
+#define PAGE ((size_t)4096)
+#define SIDE_BY_SIDE ((size_t)8) /* pages */
 #define AHEAD 512 /* bytes that are on their way from memory while others are copied */
-#define USUAL_CACHE (32u << 20)
+#define USUAL_CACHE ((size_t)32 << 20)
+#define MOST_CACHE ((size_t)4 << 30)
 
 #if defined(__x86_64__)
-void rdt_stream(void *to, const void *from, size_t size) {
-  char *target = to;
-  const char *source = from;
-  /* Lines that are not written as a whole are read first. */
-  const size_t gap = -(uintptr_t)target % LINE, head = gap < size ? gap : size;
-  memcpy(target, source, head);
-  size_t i = head;
-  for (; i + LINE <= size; i += LINE) {
-    _mm_prefetch(source + i + AHEAD, _MM_HINT_NTA);
-    for (size_t k = i; k < i + LINE; k += sizeof(__m128i))
-      _mm_stream_si128((void *)(target + k), _mm_loadu_si128((const void *)(source + k)));
+static void stream_line(char *to, const char *from) {
+  for (size_t i = 0; i < LINE; i += sizeof(__m128i))
+    _mm_stream_si128((void *)(to + i), _mm_loadu_si128((const void *)(from + i)));
+}
+
+/* The processor looks ahead in each page by itself: in several at once it keeps more reads under way. */
+static void stream_pages(char *to, const char *from) {
+  for (size_t i = 0; i < PAGE; i += 2 * LINE) {
+    for (size_t at = i; at < SIDE_BY_SIDE * PAGE; at += PAGE) {
+      _mm_prefetch(from + at + 2 * LINE, _MM_HINT_NTA);
+      _mm_prefetch(from + at + 3 * LINE, _MM_HINT_NTA);
+      stream_line(to + at, from + at);
+      stream_line(to + at + LINE, from + at + LINE);
+    }
   }
-  memcpy(target + i, source + i, size - i);
+}
+
+/* A processor takes reads for reads of what was just written where the last 12 bits of the addresses are the same:
+ * side by side that costs most of the speed, in sequence nothing. */
+static int too_alike(const char *to, const char *from) {
+  const size_t apart = ((uintptr_t)to - (uintptr_t)from) % PAGE;
+  return apart < 8 * LINE || apart > PAGE - 8 * LINE;
+}
+
+void rdt_stream(void *target, const void *source, size_t size) {
+  char *to = target;
+  const char *from = source, *const end = from + size;
+  /* Lines that are not written as a whole are read first. */
+  const size_t gap = -(uintptr_t)to % LINE, head = gap < size ? gap : size;
+  memcpy(to, from, head);
+  to += head, from += head;
+  const size_t block = too_alike(to, from) ? SIZE_MAX : SIDE_BY_SIDE * PAGE;
+  for (; (size_t)(end - from) >= block; to += block, from += block) stream_pages(to, from);
+  for (; (size_t)(end - from) >= LINE; to += LINE, from += LINE) {
+    _mm_prefetch(from + AHEAD, _MM_HINT_NTA);
+    stream_line(to, from);
+  }
+  memcpy(to, from, (size_t)(end - from));
 }
 
 void rdt_stream_end(void) { _mm_sfence(); }
@@ -45,12 +73,21 @@ void rdt_copy(void *to, const void *from, size_t size, size_t streamed) {
   rdt_stream_end();
 }
 
+/* What sysconf says is on some processors the sum of several caches, of which a thread has one. */
+static size_t last_cache(void) {
+  size_t kilobytes = 0;
+  FILE *file = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "re");
+  if (!file) return USUAL_CACHE;
+  if (fscanf(file, "%zuK", &kilobytes) != 1) kilobytes = 0;
+  fclose(file);
+  return kilobytes > 0 && kilobytes < MOST_CACHE >> 10 ? kilobytes << 10 : USUAL_CACHE;
+}
+
 size_t rdt_half_of_cache(void) {
-  static atomic_size_t known; /* asking takes a microsecond or more in virtual machines */
+  static atomic_size_t known;
   size_t half = atomic_load_explicit(&known, memory_order_relaxed);
   if (half == 0) {
-    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    half = (cache > 0 ? (size_t)cache : USUAL_CACHE) / 2;
+    half = last_cache() / 2;
     atomic_store_explicit(&known, half, memory_order_relaxed);
   }
   return half;

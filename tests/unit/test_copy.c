@@ -34,6 +34,12 @@ static void test_sizes(void) {
   EXPECT(half >= 64 << 10 && half == rdt_half_of_cache());
   EXPECT(source && target);
   for (size_t i = 0; i < size; i++) source[i] = (char)(i * 31 + i / 251);
+  /* Pages side by side, and in sequence. */
+  for (size_t at = 0; at < 4096; at += 509) {
+    rdt_copy(target, source + at, size - at, 1);
+    EXPECT(memcmp(target, source + at, size - at) == 0);
+  }
+  memset(target, 0, size);
   rdt_copy(target, source, half - 1, half);
   EXPECT(memcmp(target, source, half - 1) == 0 && target[half - 1] == 0);
   rdt_copy(target, source, size, half);

@@ -16,6 +16,8 @@
 #include "core/status.h"
 #include "transport/shm/ring.h"
 
+#define LARGE (1u << 20)
+
 struct rdt_endpoint {
   ring receive, send;           /* in our memory; in the peer's */
   void *receive_map, *send_map; /* NULL until there */
@@ -136,17 +138,26 @@ static char *place(const rdt_mapping *mapping, const rdt_op *op) {
   return mapping->base + mapping->offset + op->remote_offset;
 }
 
+/* Whether they fit into a cache is asked of those only that may not. */
+static void copy(void *to, const void *from, uint64_t size) {
+  if (size == 0) return;
+  if (size < LARGE)
+    memcpy(to, from, size);
+  else
+    rdt_copy(to, from, size, rdt_half_of_cache());
+}
+
 static rdt_status shm_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                             rdt_request *request) {
   (void)endpoint, (void)request;
-  if (op->size) rdt_copy(place(mapping, op), op->local, op->size, rdt_half_of_cache());
+  copy(place(mapping, op), op->local, op->size);
   return RDT_OK;
 }
 
 static rdt_status shm_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                            rdt_request *request) {
   (void)endpoint, (void)request;
-  if (op->size) rdt_copy(op->local, place(mapping, op), op->size, rdt_half_of_cache());
+  copy(op->local, place(mapping, op), op->size);
   return RDT_OK;
 }
 
