@@ -214,7 +214,7 @@ def run_model(logs: Path, cases: list[Case], ways: list[Way], quick: bool) -> It
                 results = measure(team, clusters, build, steps, block, _PATIENCE_S)
                 after = [_processes(team, cluster) for cluster in clusters]
                 best = next((result for result in results if result.way == ZERO), None)
-                known = {result.way for result in row.results}
+                known = [result.way for result in row.results]
                 for result, then, now in zip(results, before, after, strict=True):
                     if result.way in known:
                         continue

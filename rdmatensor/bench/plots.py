@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from .record import SECONDS, Result
+from .record import LOSS, SECONDS, Result
 from .report import binary, by_key, turn_ratios, value, ways_of
 
 # Ours first, in one family of colours; then rivals.
@@ -25,7 +25,6 @@ _COLOURS = {
 }
 _OTHERS = ("#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#846358")
 _FEWEST_SIZES = 3
-LOSS = "loss"
 
 Case = tuple[str, list[Result]]
 

@@ -28,6 +28,8 @@ PACKAGES = (
 )
 # Units of samples. Times are better when small, the rest when large.
 SECONDS, BYTES_PER_SECOND, PER_SECOND = "s", "B/s", "1/s"
+# Of curves: as many results in SECONDS, of the same case and way, are their times.
+LOSS = "loss"
 Parameter = str | int | float | bool | None
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..demo.timing import Distribution, duration, size
-from .record import BYTES_PER_SECOND, PER_SECOND, SECONDS, Missing, Result, Run
+from .record import BYTES_PER_SECOND, LOSS, PER_SECOND, SECONDS, Missing, Result, Run
 
 Key = tuple[str, str, int | None]
 
@@ -83,6 +83,13 @@ def comparison(ours: Result, others: Sequence[Result]) -> str:
     return f"[{'green' if met else 'red'}]{text}{verdict}[/]"
 
 
+def cell(result: Result) -> str:
+    """The median; of a curve, its end."""
+    if result.unit == LOSS:
+        return f"{result.samples[-1]:.4g} at the end"
+    return value(result.spread.median, result.unit)
+
+
 def table(suite: str, results: Sequence[Result]) -> Table:
     """Medians of all cases of a suite, a line for each, a column for each way."""
     ways = ways_of(results)
@@ -94,7 +101,7 @@ def table(suite: str, results: Sequence[Result]) -> Table:
     made.add_column("compared")
     last = ""
     for (_, case, nbytes), several in by_key(results).items():
-        cells = {each.way: value(each.spread.median, each.unit) for each in several}
+        cells = {each.way: cell(each) for each in several}
         compared = filter(None, (comparison(each, several) for each in several))
         made.add_row(
             escape(case) if case != last else "",
