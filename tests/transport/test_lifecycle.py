@@ -18,6 +18,7 @@ import pytest
 
 import rdmatensor
 from rdmatensor import RemoteDevice
+from waits import eventually, free_port, lost
 
 
 def test_idle_process_uses_no_cpu(peer: Any, remote: RemoteDevice) -> None:
@@ -93,6 +94,29 @@ def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
         ("fds", "threads", "mappings"), theirs_before, theirs_after, strict=True
     ):
         assert now <= ours + 5, f"{name} of the peer grew from {ours} to {now}"
+
+
+def test_device_restarted_a_hundred_times(device: rdmatensor.Device, spawn: Any) -> None:
+    """In one process, on one port: each is another generation, and nothing stays of those before."""
+    peer = spawn(device=False)
+    port = free_port()
+    count = "(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')))"
+    seen, before = set(), (0, 0)
+    for turn in range(100):
+        peer.run(f"device = rdmatensor.Device(port={port}); memory = device.allocate(8, name='m')")
+        remote = device.connect(peer.get("device.address"))
+        region = remote.region("m")
+        region.write(b"%8d" % turn).wait()
+        assert peer.get("memory.array.tobytes()") == b"%8d" % turn
+        peer.run("device.close(); del memory")
+        assert eventually(lambda late=region: lost(lambda: late.write(b"too late").wait()))
+        seen.add(remote.generation)
+        if turn == 9:
+            before = peer.get(count)
+    assert len(seen) == 100
+    after = peer.get(count)
+    for name, then, now in zip(("fds", "threads"), before, after, strict=True):
+        assert now <= then + 2, f"{name} grew from {then} to {now}"
 
 
 def test_connections_leave_room_for_others(device: rdmatensor.Device, spawn: Any) -> None:
