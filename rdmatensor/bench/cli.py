@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from .record import BadRecord, Run, merged
+from .record import BadRecord, Run, merged, reduced
+
+KEPT = 100
 
 
 def _outputs(command: Callable[..., None]) -> Callable[..., None]:
@@ -52,14 +56,33 @@ def _deliver(run: Run, record: Path | None, html: Path | None) -> None:
         sys.exit(1)
 
 
-def _write_page(runs: Sequence[Run], path: Path) -> None:
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """ClickException if what draws is not installed."""
     try:
-        from .page import page
+        yield
     except ImportError as error:
         raise click.ClickException(
             f"pages need {error.name}: pip install 'rdmatensor[bench]'"
         ) from None
+
+
+def _write_page(runs: Sequence[Run], path: Path) -> None:
+    with _drawing():
+        from .page import page
     path.write_text(page(runs))
+
+
+def _write_pictures(run: Run, folder: Path) -> None:
+    with _drawing():
+        from .plots import pictures
+    from .report import by_suite
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for suite, results in by_suite(run.results).items():
+        for what, svg in pictures(results):
+            name = re.sub(r"[^a-z0-9]+", "-", f"{suite} {what}".lower()).strip("-")
+            (folder / f"{name}.svg").write_text(svg + "\n")
 
 
 def _measure(*arguments: Any, **options: Any) -> Run:
@@ -133,12 +156,23 @@ def cluster(
 @click.argument("records", nargs=-1, required=True,
                 type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page.")
-def report(records: tuple[Path, ...], html: Path | None) -> None:
+@click.option("--json", "record", type=click.Path(path_type=Path, dir_okay=False),
+              help=f"Write one record of all, with up to {KEPT} samples of each result.")  # fmt: skip
+@click.option("--pictures", type=click.Path(path_type=Path, file_okay=False),
+              help="Write the page's pictures into this folder, as SVG.")  # fmt: skip
+def report(
+    records: tuple[Path, ...], html: Path | None, record: Path | None, pictures: Path | None
+) -> None:
     """Show the RECORDS of any of this project's benchmarks: tables, and a page with pictures."""
     try:
         runs = [Run.read(path) for path in records]
     except BadRecord as error:
         raise click.ClickException(str(error)) from None
-    _deliver(merged("Benchmarks", runs), None, None)
+    whole = merged("Benchmarks", runs)
     if html:
         _write_page(runs, html)
+    if pictures:
+        _write_pictures(whole, pictures)
+    if record:
+        reduced(whole, KEPT).write(record)
+    _deliver(whole, None, None)

@@ -26,7 +26,8 @@ def page(runs: Sequence[Run], title: str = "rdmatensor: benchmarks") -> str:
 def _suite(name: str, results: list[Result]) -> dict[str, Any]:
     ways = ways_of(results)
     rows = [_row(key, several, ways) for key, several in by_key(results).items()]
-    return {"name": name, "ways": ways, "pictures": pictures(results), "rows": rows}
+    drawn = [svg for _, svg in pictures(results)]
+    return {"name": name, "ways": ways, "pictures": drawn, "rows": rows}
 
 
 def _row(

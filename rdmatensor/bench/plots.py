@@ -43,9 +43,9 @@ def by_case(results: Sequence[Result]) -> Iterator[Case]:
     yield from cases.items()
 
 
-def pictures(results: Sequence[Result]) -> list[str]:
+def pictures(results: Sequence[Result]) -> list[tuple[str, str]]:
     """Of one suite: a picture by size for each case that was swept, one with bars for the rest, and curves of
-    losses over time."""
+    losses over time; each with what it shows, and as SVG."""
     swept, single, curves = [], [], []
     for case, several in by_case(results):
         sizes = {result.nbytes for result in several if result.nbytes}
@@ -56,9 +56,9 @@ def pictures(results: Sequence[Result]) -> list[str]:
         else:
             single += [result for result in several if result.unit == SECONDS]
     ways = ways_of(results)
-    made = [_by_size(case, several, ways) for case, several in swept]
-    made += [_curves(case, several, ways) for case, several in curves]
-    return made + ([_bars(single, ways)] if single else [])
+    made = [(case, _by_size(case, several, ways)) for case, several in swept]
+    made += [(case, _curves(case, several, ways)) for case, several in curves]
+    return made + ([("times", _bars(single, ways))] if single else [])
 
 
 def _svg(figure: Figure) -> str:

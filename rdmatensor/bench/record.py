@@ -269,6 +269,18 @@ def merged(title: str, runs: Iterable[Run]) -> Run:
     return whole
 
 
+def reduced(run: Run, most: int) -> Run:
+    """The same with at most `most` samples of each result, for a file that is kept; curves stay whole."""
+    curves = {result.key for result in run.results if result.unit == LOSS}
+    results = [
+        result
+        if result.key in curves
+        else dataclasses.replace(result, samples=thinned(result.samples, most))
+        for result in run.results
+    ]
+    return dataclasses.replace(run, results=results)
+
+
 def _commit() -> str:
     """Of the sources in the current folder; "" when those are not ours, or there is no git."""
     if not Path("csrc/include/rdmatensor.h").exists():
