@@ -52,7 +52,7 @@ TRANSFERS = (
     Case("1 x 16 MB", 1, 16 * MB, steps=100, block=5),
     Case("1 x 64 MB", 1, 64 * MB, steps=50, block=5, target=50),
     Case("1 x 256 MB", 1, 256 * MB, steps=20, block=5, target=100),
-    Case("1 x 1 GB", 1, 1 << 30, steps=1, block=1, quick=False),
+    Case("1 x 1 GB", 1, 1 << 30, steps=3, block=1, quick=False),
     Case("1 x 64 MB, all read", 1, 64 * MB, steps=50, block=5, consumer="read"),
     Case("1 x 16 MB, pushed", 1, 16 * MB, steps=100, block=5, push=True),
     Case(

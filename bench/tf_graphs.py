@@ -179,7 +179,8 @@ class Transfer(Workload):
         self._feed()
 
     def step(self) -> Any:
-        return self._run_step(*self._values)
+        # A copy: whoever keeps what was fetched keeps the place that it came to.
+        return np.array(self._run_step(*self._values))
 
     def check(self, fetched: Any) -> None:
         if not np.array_equal(fetched, self._expected()):
