@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
 
 from .record import LOSS, SECONDS, Result
 from .report import binary, by_key, turn_ratios, value, ways_of
@@ -18,10 +19,13 @@ from .report import binary, by_key, turn_ratios, value, ways_of
 _COLOURS = {
     "rdmatensor": "#0b7285",
     "static": "#0b7285",
-    "zerocp": "#0b7285",
+    "grpc+rdma": "#0b7285",
+    "RDMA.zerocp": "#0b7285",
     "dynamic": "#66c2cd",
+    "RDMA.cp": "#66c2cd",
     "memcpy": "#ced4da",
     "grpc": "#9aa5b1",
+    "gRPC.TCP": "#9aa5b1",
 }
 _OTHERS = ("#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#846358")
 _FEWEST_SIZES = 3
@@ -74,6 +78,14 @@ def _tidy(axes: Axes) -> None:
     axes.grid(alpha=0.25, which="major")
 
 
+def _logarithmic(axes: Axes, text: Callable[[float], str]) -> None:
+    """A vertical axis with so many marks that its range can be read."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(lambda number, _: text(number))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
 def _sized(axes: Axes, results: Sequence[Result]) -> None:
     """A horizontal axis of sizes."""
     sizes = sorted({result.nbytes for result in results if result.nbytes})
@@ -100,8 +112,7 @@ def _by_size(case: str, results: list[Result], ways: Sequence[str]) -> str:
             color=kind["color"],
             alpha=0.15,
         )
-    left.set_yscale("log")
-    left.yaxis.set_major_formatter(lambda number, _: value(number, unit))
+    _logarithmic(left, lambda number: value(number, unit))
     left.set_title(case, loc="left", fontsize=10)
     left.legend(frameon=False, fontsize=8)
     for axes in (left, right):
@@ -137,8 +148,7 @@ def _ratios(axes: Axes, results: list[Result], ways: Sequence[str]) -> bool:
                 axes.plot([at, at], [spread.p10, spread.p90], color=colour(way, ways), lw=1)
     axes.axhline(1, color="#343a40", lw=1)
     if rivals:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}x")
+        _logarithmic(axes, lambda number: f"{number:g}x")
         axes.legend(frameon=False, fontsize=8)
     return bool(rivals)
 
