@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
     """`seconds` with a unit that suits its size: "12.3 ms"."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
-    if seconds >= 1e-3:
+    if seconds >= 0.9995e-3:  # what would be rounded to 1000 us
         return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
     return f"{seconds * 1e6:.3g} us"
 
