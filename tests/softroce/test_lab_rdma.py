@@ -30,9 +30,9 @@ def pingpong(server: Host, client: Host) -> str:
 def ping(server: Host, client: Host, pings: int = 5) -> None:
     """Reads, writes and messages both ways, by sides that part by rdma_cm's handshake.
 
-    Where packets are lost, this one and not `pingpong`: there each side leaves when it has all answers, and when
-    its last acknowledgement is lost, the other side asks for it again for ever (its retry_cnt of 7 has no end in
-    rxe, and a packet for a queue pair that is gone gets no answer).
+    Where packets are lost, this one and not `pingpong`: there each side leaves when it has all answers, and
+    when its last acknowledgement is lost, the other side asks for it again for ever (its retry_cnt of 7 has
+    no end in rxe, and a packet for a queue pair that is gone gets no answer).
     """
     waiting = rping_server(server, pings)
     client.run(["rping", "-c", "-a", server.address, "-C", str(pings)])
@@ -56,7 +56,8 @@ def test_two_hosts_talk(two_hosts: Lab) -> None:
 
 
 def test_rdma_cm_between_two_hosts(two_hosts: Lab) -> None:
-    ping(*two_hosts.hosts)
+    first, second = two_hosts.hosts
+    ping(first, second)
 
 
 def test_link_down_and_up(two_hosts: Lab) -> None:
