@@ -70,7 +70,10 @@ def _port(name: str, port: Path, using: Mapping[str, Any], said: Sequence[str]) 
     state = _read(port / "state").partition(": ")[2] or "of unknown state"
     facts = f"{state}, {_read(port / 'link_layer')}, {_read(port / 'rate')}"
     gid = re.search(r"GID (\d+) ", str(using["text"])) if chosen else None
-    details = [*_gids(port, int(gid[1]) if gid else None), *([_ORDER] if chosen else [])]
+    details = [
+        *_gids(name, port, int(gid[1]) if gid else None, said),
+        *([_ORDER] if chosen else []),
+    ]
     if chosen:
         return Finding(f"port {name}", "ok", f"{facts}: this port is used", "", tuple(details))
     device = name.partition(":")[0]
@@ -98,10 +101,15 @@ def _remedy(why: str, port: Path) -> str:
     return "docs/troubleshooting.md"
 
 
-def _gids(port: Path, chosen: int | None) -> list[str]:
+def _gids(name: str, port: Path, chosen: int | None, said: Sequence[str]) -> list[str]:
+    """`said` tells why those that are not chosen are not."""
+    passed_over = re.compile(rf"GID (\d+) of {re.escape(name)}, \S+, is passed over: (.*)")
+    why = {int(match[1]): match[2] for line in said if (match := passed_over.fullmatch(line))}
+    if chosen is not None:
+        why[chosen] = "chosen"
     return [
         f"GID {index} {address}, {kind}{f' on {netdev}' if netdev else ''}"
-        f"{': chosen' if index == chosen else ''}"
+        f"{f': {why[index]}' if index in why else ''}"
         for index, address, kind, netdev in _table(port)
     ]
 

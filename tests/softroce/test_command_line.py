@@ -22,6 +22,8 @@ def test_doctor_finds_the_device_and_tries_it(two_hosts: Lab) -> None:
     assert port["state"] == "ok" and "ACTIVE" in port["text"] and "is used" in port["text"]
     # The core's choice: RoCE v2, by IPv4.
     assert f"GID 1 {host.address}, RoCE v2 on eth0: chosen" in port["details"]
+    link_local = [line for line in port["details"] if line.startswith("GID 0 fe80:")]
+    assert len(link_local) == 1 and link_local[0].endswith("goes after an IPv4 one"), port
     assert "rxe0:1" in found["transport verbs"]["text"]
     assert found["secret"]["state"] == "ok"
     for transport in ("shm", "verbs"):

@@ -260,6 +260,42 @@ static const verbs_gid *best_gid(const verbs_port *port) {
   return best && verbs_gid_rank(best) > 0 ? best : NULL;
 }
 
+static const char *scope_text(gid_scope scope) {
+  static const char *const names[] = {"no", "a loopback", "a link-local", "an IPv6", "an IPv4"};
+  return names[scope];
+}
+
+/* Why `gid` does not serve, or goes after `best`; NULL: none serves. */
+static void why_not_gid(const verbs_gid *gid, const verbs_gid *best, char *text, size_t size) {
+  gid_scope scope = scope_of(gid->raw), best_scope = best ? scope_of(best->raw) : SCOPE_NONE;
+  if (scope == SCOPE_NONE || !best || gid->netdev_state == VERBS_NETDEV_DOWN)
+    snprintf(text, size, "%s",
+             scope == SCOPE_NONE ? "it holds no address" : "its interface is down");
+  else if (gid->type != best->type)
+    snprintf(text, size, "%s goes after %s", verbs_gid_type_text(gid->type),
+             verbs_gid_type_text(best->type));
+  else if (scope < best_scope)
+    snprintf(text, size, "%s address goes after %s one", scope_text(scope), scope_text(best_scope));
+  else if (verbs_gid_rank(gid) < verbs_gid_rank(best))
+    snprintf(text, size, "no interface that has it is seen here");
+  else
+    snprintf(text, size, "it is as good as GID %u, which comes first", best->index);
+}
+
+/* A line for each address of the port but the best. */
+static void explain_gids(const chooser *self, const verbs_port *port, const verbs_gid *best) {
+  for (size_t i = 0; i < port->gid_count && self->explain; i++) {
+    const verbs_gid *gid = &port->gids[i];
+    char line[320], name[IBV_SYSFS_NAME_MAX + 8], address[VERBS_GID_TEXT_SIZE], why[96];
+    if (gid == best) continue;
+    verbs_gid_text(gid->raw, address);
+    why_not_gid(gid, best, why, sizeof(why));
+    snprintf(line, sizeof(line), "GID %u of %s, %s, is passed over: %s", gid->index,
+             port_name(port, name), address, why);
+    self->explain(self->context, line);
+  }
+}
+
 /* Is the port itself fit? Refuses it with the reason otherwise. */
 static bool is_fit(chooser *self, const verbs_port *port) {
   if (port->unusable[0])
@@ -286,6 +322,7 @@ static bool find_address(chooser *self, const verbs_port *port, int wanted_index
                                            : find_gid(port, 0);
   bool use_grh = ethernet || port->grh_required || port->lid == 0;
   list_gids(port, gids, sizeof(gids));
+  if (ethernet && wanted_index < 0) explain_gids(self, port, gid);
   if (!gid && wanted_index >= 0)
     refuse(self, port, "has no GID %d, which GID_INDEX names; there is: %s", wanted_index, gids);
   else if (!gid && use_grh)
