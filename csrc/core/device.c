@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/config.h"
@@ -56,14 +57,19 @@ void rdt_device_wake(rdt_device *device) {
   (void)ignored;
 }
 
-/* Same boot, same machine: what decides whether memory can be shared. */
+/* Same boot, same machine; and the network namespace, whose unix sockets are its own: what decides
+ * whether memory can be shared. */
 static void read_host_id(char *host_id) {
+  struct stat space;
   FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
   size_t length = file ? fread(host_id, 1, RDT_HOST_ID_SIZE - 1, file) : 0;
   if (file) fclose(file);
   host_id[length] = '\0';
   host_id[strcspn(host_id, "\n")] = '\0';
   if (host_id[0] == '\0') gethostname(host_id, RDT_HOST_ID_SIZE - 1);
+  size_t used = strlen(host_id);
+  if (stat("/proc/self/ns/net", &space) == 0)
+    snprintf(host_id + used, RDT_HOST_ID_SIZE - used, "/%llu", (unsigned long long)space.st_ino);
 }
 
 static void choose_name(rdt_device *device, const char *given) {

@@ -109,8 +109,8 @@ def here(open_device: Open, setting: Callable[[str, str | int], None]) -> Open:
     return open_device
 
 
-# Two namespaces share no unix sockets, and shared memory goes no further: who came so far was let in.
-LET_IN = "cannot reach the peer's unix socket"
+# Shared memory goes no further than a namespace, and is chosen after secrets: who came so far was let in.
+LET_IN = "the peer is in another network namespace of this host"
 
 
 def test_without_a_secret(here: Open, other_host: Place) -> None:

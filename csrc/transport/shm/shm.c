@@ -47,7 +47,13 @@ static void shm_domain_close(rdt_domain *domain) { (void)domain; }
 
 static bool shm_usable(const char *own_host, const char *peer_host, char *why, size_t size) {
   if (strcmp(own_host, peer_host) == 0) return true;
-  snprintf(why, size, "the peer is on another host");
+  size_t boot = strcspn(own_host, "/"); /* before the network namespace */
+  bool same = strcspn(peer_host, "/") == boot && memcmp(own_host, peer_host, boot) == 0;
+  snprintf(why, size, "%s",
+           same
+               ? "the peer is in another network namespace of this host: share it (--network host, "
+                 "one pod)"
+               : "the peer is on another host");
   return false;
 }
 
