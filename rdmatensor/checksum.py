@@ -17,6 +17,6 @@ def crc32c(buffer: Any, value: int = 0) -> int:
     interpreter lock is released meanwhile. UsageError for another buffer, or a `value` that is no 32 bits.
     """
     if not 0 <= value < 1 << 32:
-        raise UsageError(f"{value} is not a checksum of 32 bits")
+        raise UsageError(f"value is {value}: give a checksum, from 0 to 2**32 - 1")
     data = _buffers.source(buffer)
     return int(lib.rdt_crc32c(value, data, len(data)))

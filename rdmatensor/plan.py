@@ -292,7 +292,9 @@ def _options(options: Options, task_count: int, kept: list[Any]) -> Any:
     budgets = ffi.NULL
     if options.budgets is not None:
         if len(options.budgets) != task_count:
-            raise UsageError(f"{len(options.budgets)} budgets for {task_count} tasks")
+            raise UsageError(
+                f"{len(options.budgets)} budgets for {task_count} tasks: give one for each"
+            )
         budgets = ffi.new("uint64_t[]", list(options.budgets))
         kept.append(budgets)
     fields = (ffi.sizeof("rdt_plan_options"), options.slots, options.loop_slots, options.batch)

@@ -111,7 +111,9 @@ static rdt_status await_ready(rdt_channel *channel, rdt_deadline deadline) {
   rdt_wire wire;
   rdt_status status = rdt_net_receive(channel->control, &wire, NULL, deadline);
   if (status == RDT_OK && wire.type != RDT_MESSAGE_READY)
-    status = rdt_fail(RDT_ERR_PROTOCOL, "message %u came instead of ready", wire.type);
+    status = rdt_fail(RDT_ERR_PROTOCOL,
+                      "message %u came instead of ready: install the same rdmatensor at both ends",
+                      wire.type);
   return status == RDT_OK ? rdt_wire_close(&wire) : status;
 }
 
@@ -239,7 +241,7 @@ static rdt_status start_handshake(rdt_device *device, int socket, bool local) {
     for (int i = 0; i < WORKER_MS; i++, poll(NULL, 0, 1))
       if (rdt_worker_start(device, RDT_WORK_HANDSHAKE, run_handshake, work)) return RDT_OK;
     settle(work);
-    status = rdt_fail(RDT_ERR_LIMIT, "too many at once");
+    status = rdt_fail(RDT_ERR_LIMIT, "too many peers connect at once; they may try again");
   }
   free(work);
   close(socket);

@@ -17,7 +17,8 @@
 /* NUMBER(name, default, minimum, maximum, doc); CHOICE(name, default, "a|b", doc);
  * TEXT(name, default, doc). */
 #define RDT_CONFIG_TABLE(NUMBER, CHOICE, TEXT)                                                     \
-  CHOICE(LOG_LEVEL, "info", "error|warn|info|debug", "Least severe line that is logged.")          \
+  CHOICE(LOG_LEVEL, "info", "error|warn|info|debug",                                               \
+         "Least severe line that is logged, to standard error.")                                   \
   NUMBER(DEADLINE_MS, 10000, 1, 86400000,                                                          \
          "Milliseconds after which a wait without a time-out of its own fails, and a peer that "   \
          "takes "                                                                                  \
@@ -33,7 +34,8 @@
          "1 connects with other hosts without a secret: everybody who reaches the bootstrap port " \
          "may then read and write this process's regions.")                                        \
   NUMBER(CONNECTIONS, 1024, 1, 1048576, "Connections that peers may have to a device.")            \
-  NUMBER(CONNECTIONS_PER_HOST, 512, 1, 1048576, "Of these, those of one host.")                    \
+  NUMBER(CONNECTIONS_PER_HOST, 512, 1, 1048576,                                                    \
+         "Of these, connections that peers of one host may have.")                                 \
   TEXT(TRANSPORTS, "shm,verbs", "Transports that may be used, separated by commas.")               \
   TEXT(FAULTS, "",                                                                                 \
        "For tests: faults to inject, as seed=7,delay=0.01:5ms,break=#40; docs/faults.md has them " \
@@ -46,14 +48,14 @@
   NUMBER(QUEUE_DEPTH, 256, 64, 8192, "Verbs: work requests that a queue pair may have under way.") \
   NUMBER(RECEIVES, 32768, 256, 4194304,                                                            \
          "Verbs: receives that the connections of a device share, 128 for each.")                  \
-  CHOICE(                                                                                          \
-      WINDOWS, "auto", "auto|on|off",                                                              \
-      "Verbs: memory that is for one peer is opened to its queue pairs only, by memory windows: "  \
-      "where the device has them (auto), or else not at all (on).")                                \
+  CHOICE(WINDOWS, "auto", "auto|on|off",                                                           \
+         "Verbs: memory windows, by which memory for one peer is opened to its queue pairs only: " \
+         "auto where the device has them, on refuses other devices, off does without.")            \
   NUMBER(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 1024 * RDT_MIB,                                      \
          "Verbs: longer transfers are cut up and go over all queue pairs of the connection.")      \
   NUMBER(TRAFFIC_CLASS, 0, 0, 255, "Verbs: traffic class of RoCE packets, DSCP times four.")       \
-  NUMBER(SERVICE_LEVEL, 0, 0, 15, "Verbs: service level of packets.")                              \
+  NUMBER(SERVICE_LEVEL, 0, 0, 15,                                                                  \
+         "Verbs: service level of packets: virtual lanes of InfiniBand, VLAN priority of RoCE.")   \
   NUMBER(SPIN_US, 20, 0, 1000000,                                                                  \
          "Microseconds the progress thread polls after the last event before it sleeps.")          \
   NUMBER(WAIT_SPIN_US, 50, 0, 1000000,                                                             \
@@ -95,7 +97,8 @@
       "TensorFlow: on places tensors by the graph's plan before the first step, off leaves all "   \
       "of them to the dynamic path.")                                                              \
   NUMBER(PLAN_SLOTS, 2, 1, 64, "TensorFlow: places a planned tensor has at its receiver.")         \
-  NUMBER(PLAN_LOOP_SLOTS, 4, 1, 64, "TensorFlow: the same for a tensor sent inside a loop.")       \
+  NUMBER(PLAN_LOOP_SLOTS, 4, 1, 64,                                                                \
+         "TensorFlow: places of a planned tensor that is sent inside a loop.")                     \
   NUMBER(                                                                                          \
       PLAN_LIMIT, 0, 0, 64 * RDT_TIB,                                                              \
       "TensorFlow: bytes of places a task may hold; 0 means ARENA_LIMIT. Tensors beyond it take "  \
@@ -127,7 +130,8 @@
          "TensorFlow: milliseconds after which a peer that is served by gRPC is tried again "      \
          "otherwise, twice as long after each failure, up to 64 times as long; 0 means never.")    \
   NUMBER(STEP_TTL_S, 600, 1, 86400,                                                                \
-         "TensorFlow: seconds a tensor waits for a step that this task never starts.")             \
+         "TensorFlow: seconds until a tensor is dropped that came for a step which this task "     \
+         "never starts.")                                                                          \
   CHOICE(CHECKSUM, "off", "off|crc32c",                                                            \
          "TensorFlow: crc32c sends a checksum with each tensor that does not go by gRPC, and "     \
          "compares it at the receiver, where both ends say so.")                                   \

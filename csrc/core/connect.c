@@ -72,8 +72,11 @@ static rdt_status join_answer(rdt_channel *channel, rdt_greeting *greeting, rdt_
   if (status != RDT_OK) return status;
   if (rdt_transport_index(answer.transport) != rdt_transport_index(channel->transport) ||
       answer.purpose != channel->purpose)
-    return rdt_fail(RDT_ERR_PROTOCOL, "%s changed its mind during the handshake",
-                    greeting->peer.address);
+    return rdt_fail(
+        RDT_ERR_PROTOCOL,
+        "%s answered for another transport or purpose than it was asked for: install the "
+        "same rdmatensor at both ends",
+        greeting->peer.address);
   answer.bundle.fds = *fds;
   status =
       channel->transport->endpoint_connect(channel->endpoint, greeting->peer.name, &answer.bundle);
@@ -115,7 +118,9 @@ static rdt_status switch_to_local(rdt_greeting *greeting, rdt_deadline deadline)
   if (status == RDT_OK) status = exchange_hello(greeting, known.address, deadline);
   if (status == RDT_OK && greeting->peer.generation != known.generation)
     status =
-        rdt_fail(RDT_ERR_PROTOCOL, "%s is another device behind its unix socket", known.address);
+        rdt_fail(RDT_ERR_PROTOCOL,
+                 "%s was replaced by another device while it was being connected to: connect again",
+                 known.address);
   return status;
 }
 

@@ -67,7 +67,9 @@ static void write_down(rdt_greeting *greeting, const void *data, size_t size) {
 static rdt_status check_room(const rdt_greeting *greeting) {
   size_t left = sizeof(greeting->transcript) - greeting->said;
   if (left >= RDT_WIRE_MESSAGE_SIZE + RDT_LABEL_SIZE) return RDT_OK;
-  return rdt_fail(RDT_ERR_PROTOCOL, "the peer does not come to the point");
+  return rdt_fail(
+      RDT_ERR_PROTOCOL,
+      "the peer says more than a handshake has: install the same rdmatensor at both ends");
 }
 
 static rdt_status hear(rdt_greeting *greeting, const rdt_wire *wire) {
@@ -147,7 +149,9 @@ rdt_status rdt_greeting_send_hello(rdt_greeting *greeting, rdt_deadline deadline
 
 rdt_status rdt_greeting_take_hello(rdt_greeting *greeting, rdt_wire *wire) {
   if (wire->type != RDT_MESSAGE_HELLO || wire->sequence != 0)
-    return rdt_fail(RDT_ERR_PROTOCOL, "message %u came instead of a hello", wire->type);
+    return rdt_fail(RDT_ERR_PROTOCOL,
+                    "message %u came instead of a hello: install the same rdmatensor at both ends",
+                    wire->type);
   rdt_hello_get(wire, &greeting->peer);
   rdt_status status = rdt_wire_close(wire);
   return status == RDT_OK ? hear(greeting, wire) : status;
@@ -174,7 +178,10 @@ rdt_status rdt_greeting_send_attach(rdt_greeting *greeting, const rdt_transport 
 
 rdt_status rdt_greeting_take_attach(rdt_greeting *greeting, rdt_wire *wire, rdt_attach *attach) {
   if (wire->type != RDT_MESSAGE_ATTACH || wire->sequence != 0)
-    return rdt_fail(RDT_ERR_PROTOCOL, "message %u came instead of an attach", wire->type);
+    return rdt_fail(
+        RDT_ERR_PROTOCOL,
+        "message %u came instead of an attach: install the same rdmatensor at both ends",
+        wire->type);
   rdt_attach_get(wire, attach);
   rdt_status status = rdt_wire_close(wire);
   size_t proof = attach->proven ? sizeof(attach->proof) : 0;

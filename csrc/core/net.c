@@ -84,10 +84,11 @@ static rdt_status describe(int socket, char *address) {
   socklen_t length = sizeof(bound);
   char host[256], port[16];
   if (getsockname(socket, (struct sockaddr *)&bound, &length) != 0)
-    return rdt_fail_errno(errno, "getsockname");
+    return rdt_fail_errno(errno, "the own address cannot be told");
   int error = getnameinfo((struct sockaddr *)&bound, length, host, sizeof(host), port, sizeof(port),
                           NI_NUMERICHOST | NI_NUMERICSERV);
-  if (error) return rdt_fail(RDT_ERR_SYSTEM, "getnameinfo: %s", gai_strerror(error));
+  if (error)
+    return rdt_fail(RDT_ERR_SYSTEM, "the own address cannot be told: %s", gai_strerror(error));
   snprintf(address, RDT_ADDRESS_SIZE, bound.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host,
            port);
   return RDT_OK;

@@ -176,8 +176,10 @@ static bool drain(rdt_channel *channel) {
   channel->drained = true;
   if (channel->purpose == RDT_PURPOSE_GROUPS)
     rdt_groups_down(channel);
-  else if (device->options.on_down)
+  else if (device->options.on_down) {
+    rdt_channel_fail_transfer(channel, channel->why); /* the handler's rdt_last_error() */
     device->options.on_down(device->options.context, channel, channel->why);
+  }
   return true;
 }
 
@@ -253,7 +255,8 @@ static void adopt_arrivals(rdt_device *device) {
       rdt_groups_connected(channel);
     else if (channel->accepted && device->options.on_connect)
       device->options.on_connect(device->options.context, channel);
-    if (!watched) take_down(channel, rdt_fail_errno(errno, "epoll"), RDT_LOG_WARN);
+    if (!watched)
+      take_down(channel, rdt_fail_errno(errno, "it cannot be watched for events"), RDT_LOG_WARN);
     if (device->transports[rdt_transport_index(channel->transport)].lost)
       take_down(channel, rdt_fail(RDT_ERR_CONNECTION_LOST, "its device failed meanwhile"),
                 RDT_LOG_WARN);

@@ -241,7 +241,8 @@ static rdt_status export_locked(const rdt_channel *channel, const rdt_region *fo
                                 rdt_bundle *bundle) {
   rdt_registration *registration = found->registrations[rdt_transport_index(channel->transport)];
   if (found->memory.access == RDT_ACCESS_NONE)
-    return rdt_fail(RDT_ERR_ACCESS, "region %#llx is not open to peers",
+    return rdt_fail(RDT_ERR_ACCESS,
+                    "region %#llx is not open to peers: give it access READ or WRITE",
                     (unsigned long long)found->key);
   if (!registration)
     return rdt_fail(RDT_ERR_UNSUPPORTED,

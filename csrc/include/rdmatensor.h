@@ -152,7 +152,7 @@ typedef struct rdt_device_options {
    * queued for rdt_device_next_notification. */
   void (*on_notify)(void *context, rdt_channel *channel, uint64_t immediate, const void *data,
                     size_t size);
-  /* The channel carries no more traffic; called once per channel, also after rdt_channel_close. */
+  /* No more traffic; once per channel, also after rdt_channel_close. rdt_last_error() has the cause. */
   void (*on_down)(void *context, rdt_channel *channel, rdt_status why);
   /* The peer can no longer touch this process's memory through this channel; once, after on_down.
    * Only now may memory that was lent to the peer be reused. Not called when the device is closed while

@@ -40,6 +40,7 @@ static void on_notify(void *context, rdt_channel *channel, uint64_t immediate, c
 static void on_down(void *context, rdt_channel *channel, rdt_status why) {
   (void)channel;
   EXPECT(why < 0);
+  EXPECT(strstr(rdt_last_error(), "is lost: "));
   atomic_fetch_add(&((end *)context)->down, 1);
 }
 

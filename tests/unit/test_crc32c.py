@@ -53,5 +53,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(rdmatensor.UsageError, match="encode"):
         rdmatensor.crc32c("text")
     for value in (-1, 1 << 32):
-        with pytest.raises(rdmatensor.UsageError, match="32 bits"):
+        with pytest.raises(rdmatensor.UsageError, match="from 0 to 2\\*\\*32 - 1"):
             rdmatensor.crc32c(b"", value)
