@@ -17,7 +17,7 @@ sources := $(shell find csrc rdmatensor graph_analyzer -type f \
              -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
 c_files = $(shell find csrc tests bench -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test chaos docs lint bench bench-quick bench-api bench-verbs asan tsan fuzz soak \
+.PHONY: help build demo test chaos docs site lint bench bench-quick bench-api bench-verbs asan tsan fuzz soak \
         failure-table format clean
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo 'make soak         peers, edges and transfers without end, for SOAK_SECONDS (3600)'
 	@echo 'make failure-table  write the table of docs/failure.md, of what the tests see'
 	@echo 'make docs         write the generated page docs/configuration.md'
+	@echo 'make site         the documentation as a site, in build/site'
 	@echo 'make build        make .venv and install rdmatensor into it'
 	@echo 'make format       rewrite sources as make lint wants them'
 	@echo 'make clean        remove .venv and everything built'
@@ -43,7 +44,7 @@ $(VENV)/.tools: pyproject.toml .ci/prepare
 	@.ci/prepare $(VENV)
 	@echo 'installing TensorFlow and tools into $(VENV)'
 	@$(PIP) '$(TENSORFLOW)' 'setuptools>=77' wheel 'cffi>=1.16' 'cmake>=3.20' ninja \
-	  $$($(BIN)/python .ci/extras.py pyproject.toml demo bench test lint)
+	  $$($(BIN)/python .ci/extras.py pyproject.toml demo bench docs test lint)
 	@# Keras 2, for examples/. It would bring another TensorFlow if it could.
 	@$(PIP) --no-deps 'tf_keras==2.21.*'
 	@touch $@
@@ -100,6 +101,7 @@ lint: $(VENV)/.tools
 	$(BIN)/mypy --config-file= --explicit-package-bases --check-untyped-defs \
 	  --ignore-missing-imports bench examples tests
 	@$(BIN)/clang-format --dry-run -Werror $(c_files)
+	@$(MAKE) -s site
 
 format: $(VENV)/.tools
 	$(BIN)/ruff check --fix-only .
@@ -124,6 +126,10 @@ bench-verbs: build
 docs: build
 	cd $(VENV) && $(BIN)/python -c 'from rdmatensor import config; print(config.page(), end="")' \
 	  > $(CURDIR)/docs/configuration.md
+
+# What does not resolve is an error. The theme would recommend its successor each time.
+site: $(VENV)/.tools
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

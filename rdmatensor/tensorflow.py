@@ -34,6 +34,8 @@ from .errors import Unsupported, UsageError
 __all__ = [
     "ArenaUse",
     "ChecksumUse",
+    "CollectiveCount",
+    "CollectiveUse",
     "FetchCounters",
     "Fetches",
     "PathCounters",
@@ -174,6 +176,28 @@ class ChecksumUse(TypedDict):
     """Received tensors that came without one, because it is off at their sender."""
 
 
+class CollectiveCount(TypedDict):
+    """Operations of one kind, and their bytes: of input or output, whichever is more."""
+
+    operations: int
+    bytes: int
+
+
+class CollectiveUse(TypedDict):
+    """Collective operations, such as those of MultiWorkerMirroredStrategy."""
+
+    operations: dict[str, CollectiveCount]
+    """Those that ran over grpc+rdma, by kind: "all_reduce", "broadcast", ..."""
+    failed: int
+    by_tensorflow: dict[str, int]
+    """Those that were left to TensorFlow's own algorithms, by reason."""
+    served_by_grpc: dict[str, int]
+    """"buffers" and "bytes" that peers fetched by gRPC meanwhile."""
+    groups: list[dict[str, Any]]
+    """The groups of tasks: "members", "transport" ("rdmatensor" or "grpc") and "why", measured costs, and
+    operations by algorithm."""
+
+
 class Peer(TypedDict):
     """How tensors from ("receive") or to ("send") another task travel at present, and why so."""
 
@@ -209,6 +233,7 @@ class Stats(TypedDict):
     """Tensors and bytes that went by each transport instead of RPC: {"shm": ...}."""
     arena: ArenaUse
     placement: PlacementUse
+    collectives: CollectiveUse
     checksums: ChecksumUse
     rpc_reasons: dict[str, int]
     """Why sent tensors went by rpc: "string", "variant", "resource", "device memory", "arena full",

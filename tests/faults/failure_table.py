@@ -151,7 +151,7 @@ def main(notes: str, page: str) -> None:
     path = Path(page)
     before, _, rest = path.read_text().partition(BEGIN)
     table = render(read(Path(notes).read_text().splitlines()))
-    text = f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+    text = f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
     lacking = missing(text)
     if lacking:
         sys.exit(f"no test noted: {', '.join(lacking)}")

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a site of the pages as they are written for readers of the repository (mkdocs.yml, hooks).
+
+README, CONTRIBUTING and CHANGELOG are pages of the site too. A link to a source file leads to a page that
+shows it. Diagrams become SVG, and `<!-- ::: name -->`, which readers of the repository do not see, what
+mkdocstrings makes of `::: name`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / ".ci"))
+
+from sequence import draw  # noqa: E402
+
+# Pages that do not lie in docs/.
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+_LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
+_DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FETCHED = re.compile(r'<(?:script|img|link|iframe)[^>]* (?:src|href)="https?:[^"]*"')
+_NAME = re.compile(r"^<!-- (::: [\w.]+)\n?(.*?)-->$", re.MULTILINE | re.DOTALL)
+
+
+def _source(uri: str) -> Path:
+    """The file that a page of the site is made of, relative to the repository."""
+    for name, page in ELSEWHERE.items():
+        if page == uri:
+            return Path(name)
+    return Path("docs") / uri
+
+
+def _target(link: str, page: str) -> Path | None:
+    """The file of the repository that a link of this page leads to, if there is one."""
+    path = Path(os.path.normpath(_source(page).parent / link))
+    return path if (ROOT / path).is_file() else None
+
+
+def _place(path: Path) -> str:
+    """Where the site has a file of the repository."""
+    if str(path) in ELSEWHERE:
+        return ELSEWHERE[str(path)]
+    inside = path.parts[:1] == ("docs",)
+    return "/".join(path.parts[1:]) if inside else f"source/{path}.md"
+
+
+def _shown(path: Path) -> str:
+    """A source file as a page."""
+    kind = {".py": "python", ".h": "c", ".c": "c", ".yaml": "yaml"}.get(path.suffix, "text")
+    return f"# {path}\n\n`````{kind}\n{(ROOT / path).read_text()}\n`````\n"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that do not lie in docs/, and a page for each source file that is linked."""
+    for name, page in ELSEWHERE.items():
+        if (ROOT / name).is_file():
+            files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
+    linked = {
+        path
+        for page in files.documentation_pages()
+        for link in _LINK.findall((ROOT / _source(page.src_uri)).read_text())
+        if (path := _target(link, page.src_uri)) and _place(path).startswith("source/")
+    }
+    for path in sorted(linked):
+        files.append(File.generated(config, _place(path), content=_shown(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links, diagrams and names of the API as the site needs them."""
+    uri = page.file.src_uri
+    if uri.startswith("source/"):
+        return markdown
+
+    def lead(match: re.Match[str]) -> str:
+        path = _target(match[1], uri)
+        return os.path.relpath(_place(path), Path(uri).parent) if path else match[1]
+
+    markdown = _LINK.sub(lead, markdown)
+    markdown = _NAME.sub(lambda match: f"{match[1]}\n{match[2]}", markdown)
+    return _DIAGRAM.sub(lambda match: f'<div class="diagram">\n{draw(match[1])}\n</div>', markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Pages fetch nothing from elsewhere."""
+    if found := _FETCHED.search(output):
+        raise PluginError(f"{page.file.src_uri} fetches {found[0]}")
+    return output
