@@ -135,9 +135,10 @@ class Training:
     def epoch(self, steps: int, outcomes: Counter[str]) -> bytes:
         """The weights after `steps` steps from the initial ones."""
         self._surely(self._begin, outcomes)
-        done = 0
-        end = time.monotonic() + 3 * STEP_S
+        done, tried = 0, -1
         while done < steps:
+            if done > tried:
+                tried, end = done, time.monotonic() + 3 * STEP_S
             try:
                 self._run(self._update)
                 outcomes["training: steps"] += 1
