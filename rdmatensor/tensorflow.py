@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _PACKAGE = Path(__file__).resolve().parent
-_PLUGIN = _PACKAGE / "librdmatensor_tensorflow.so"
+_PLUGINS = "librdmatensor_tensorflow_*.so"  # one for each minor version of TensorFlow
 _SHIM = _PACKAGE.parent / "tensorflow-plugins" / "librdmatensor_shim.so"
 
 
@@ -247,7 +247,7 @@ class Stats(TypedDict):
 
 def loaded() -> bool:
     """True if the plugin is in this process, so that `protocol="grpc+rdma"` works."""
-    return _open_loaded(_PLUGIN) is not None
+    return _loaded_plugin() is not None
 
 
 def why_not() -> str:
@@ -265,7 +265,7 @@ def why_not() -> str:
             "folders of this Python"
         )
     reason = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(shim, "rdt_shim_reason")))
-    return reason.decode(errors="replace") or f"the plugin {_PLUGIN} is not loaded"
+    return reason.decode(errors="replace") or f"none of {_PACKAGE / _PLUGINS} is loaded"
 
 
 def use(
@@ -379,10 +379,16 @@ def reset_stats() -> None:
 
 
 def _plugin() -> ctypes.CDLL:
-    library = _open_loaded(_PLUGIN)
+    library = _loaded_plugin()
     if library is None:
         raise Unsupported(f"the TensorFlow plugin is not loaded: {why_not()}", "UNSUPPORTED")
     return library
+
+
+def _loaded_plugin() -> ctypes.CDLL | None:
+    """The plugin that the shim chose, if it did."""
+    found = map(_open_loaded, sorted(_PACKAGE.glob(_PLUGINS)))
+    return next((library for library in found if library is not None), None)
 
 
 def _open_loaded(path: Path) -> ctypes.CDLL | None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# Builds the plugin when the one TensorFlow minor version that it is written for is installed.
-# Sets plugin_reason (empty when built), tensorflow_version, tensorflow_dir, tensorflow_built_for.
+# Builds a plugin for each TensorFlow that is found, and one shim, which loads the plugin that fits.
+# Sets plugin_reason (empty when built) and tensorflow_built_for, the versions.
 
-set(supported_minor 21)  # of TensorFlow 2: the plugin subclasses C++ classes that change with every minor
+# Of TensorFlow 2: a plugin subclasses C++ classes that change with every minor version.
+set(supported_minors 20 21)
+set(supported_text "2.20.x and 2.21.x")
 set(plugin_reason "")
 
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
@@ -17,55 +19,79 @@ file(GLOB plugin_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/tensorflow/*
 if(NOT plugin_sources)
   set(plugin_reason "csrc/tensorflow holds no sources")
 elseif(NOT tensorflow_found)
-  set(plugin_reason "Python ${Python3_EXECUTABLE} has no TensorFlow (pip install 'tensorflow==2.${supported_minor}.*', then install rdmatensor with --no-build-isolation; RDMATENSOR_TENSORFLOW=/path/to/tensorflow names another)")
-else()
-  list(GET tensorflow_found 0 tensorflow_version)
-  list(GET tensorflow_found 1 tensorflow_dir)
-  if(NOT tensorflow_version MATCHES "^2\\.${supported_minor}\\.")
-    set(plugin_reason "TensorFlow ${tensorflow_version} is installed, this release supports 2.${supported_minor}.x only")
-  endif()
+  set(plugin_reason "Python ${Python3_EXECUTABLE} has no TensorFlow (pip install 'tensorflow==2.21.*', then install rdmatensor with --no-build-isolation; RDMATENSOR_TENSORFLOW=/path/to/tensorflow names another)")
 endif()
+
+# "<version>;<folder>;<version>;<folder>...": tensorflow_dir_<minor> for each.
+set(plugin_minors "")
+set(plugin_versions "")
+while(tensorflow_found AND NOT plugin_reason)
+  list(POP_FRONT tensorflow_found version folder)
+  string(REGEX MATCH "^2\\.([0-9]+)\\." matched "${version}")
+  set(minor "${CMAKE_MATCH_1}")
+  if(NOT matched OR NOT minor IN_LIST supported_minors)
+    set(plugin_reason "TensorFlow ${version} is installed, this release supports ${supported_text} only")
+  elseif(minor IN_LIST plugin_minors)
+    message(FATAL_ERROR "rdmatensor: RDMATENSOR_TENSORFLOW names two TensorFlow 2.${minor}: name one")
+  endif()
+  list(APPEND plugin_minors ${minor})
+  list(APPEND plugin_versions ${version})
+  set(tensorflow_dir_${minor} ${folder})
+endwhile()
 if(plugin_reason)
   return()
 endif()
 
-set(tensorflow_built_for ${tensorflow_version})
+list(JOIN plugin_versions ", " tensorflow_built_for)
 enable_language(CXX)
 
-# How code is compiled that uses TensorFlow's headers.
-add_library(tensorflow_headers INTERFACE)
-target_include_directories(tensorflow_headers SYSTEM INTERFACE
-  ${tensorflow_dir}/include
-  ${tensorflow_dir}/include/external/com_github_grpc_grpc/include
-  ${tensorflow_dir}/include/external/farmhash_archive/src
-  ${tensorflow_dir}/include/external/com_google_protobuf/src)
-# C++ ABI: TensorFlow's class layouts depend on NDEBUG, its tensors on the alignment. Both hold for
-# every build type, so that a Debug build of ours is still compatible with the wheel.
-target_compile_definitions(tensorflow_headers INTERFACE
-  NDEBUG EIGEN_MAX_ALIGN_BYTES=64 _GLIBCXX_USE_CXX11_ABI=1)
-target_compile_features(tensorflow_headers INTERFACE cxx_std_17)
+# How code is compiled that uses the headers of TensorFlow 2.<minor>.
+function(add_tensorflow_headers minor folder)
+  add_library(tensorflow_headers_${minor} INTERFACE)
+  target_include_directories(tensorflow_headers_${minor} SYSTEM INTERFACE
+    ${folder}/include
+    ${folder}/include/external/com_github_grpc_grpc/include
+    ${folder}/include/external/farmhash_archive/src
+    ${folder}/include/external/com_google_protobuf/src)
+  # C++ ABI: TensorFlow's class layouts depend on NDEBUG, its tensors on the alignment. Both hold for
+  # every build type, so that a Debug build of ours is still compatible with the wheel.
+  target_compile_definitions(tensorflow_headers_${minor} INTERFACE
+    NDEBUG EIGEN_MAX_ALIGN_BYTES=64 _GLIBCXX_USE_CXX11_ABI=1 RDT_TENSORFLOW_MINOR=${minor})
+  target_compile_features(tensorflow_headers_${minor} INTERFACE cxx_std_17)
+endfunction()
 
-add_library(rdmatensor_tensorflow MODULE ${plugin_sources})
-target_include_directories(rdmatensor_tensorflow PRIVATE ${CMAKE_SOURCE_DIR}/csrc
-                                                         ${CMAKE_SOURCE_DIR}/csrc/tensorflow)
-target_compile_definitions(rdmatensor_tensorflow PRIVATE RDT_TENSORFLOW_MINOR=${supported_minor})
-set_target_properties(rdmatensor_tensorflow PROPERTIES
-  CXX_EXTENSIONS OFF CXX_STANDARD_REQUIRED ON BUILD_WITH_INSTALL_RPATH ON)
-# TensorFlow's libraries are found by soname: it loaded them before it loads any plugin. So no rpath
-# to them, and none of the libraries inside TensorFlow (protobuf, absl, grpc) is linked again.
-target_link_directories(rdmatensor_tensorflow PRIVATE ${tensorflow_dir})
-target_link_libraries(rdmatensor_tensorflow PRIVATE
-  rdmatensor_options rdmatensor_core tensorflow_headers
-  -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2)
-# A symbol that this TensorFlow does not have is an error here, not when a user imports TensorFlow.
-target_link_options(rdmatensor_tensorflow PRIVATE -Wl,-z,defs)
-install(TARGETS rdmatensor_tensorflow LIBRARY DESTINATION rdmatensor)
+function(add_plugin minor folder)
+  set(plugin rdmatensor_tensorflow_2_${minor})
+  add_library(${plugin} MODULE ${plugin_sources})
+  target_include_directories(${plugin} PRIVATE ${CMAKE_SOURCE_DIR}/csrc
+                                               ${CMAKE_SOURCE_DIR}/csrc/tensorflow)
+  set_target_properties(${plugin} PROPERTIES
+    CXX_EXTENSIONS OFF CXX_STANDARD_REQUIRED ON BUILD_WITH_INSTALL_RPATH ON)
+  # TensorFlow's libraries are found by soname: it loaded them before it loads any plugin. So no rpath
+  # to them, and none of the libraries inside TensorFlow (protobuf, absl, grpc) is linked again.
+  target_link_directories(${plugin} PRIVATE ${folder})
+  target_link_libraries(${plugin} PRIVATE
+    rdmatensor_options rdmatensor_core tensorflow_headers_${minor}
+    -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2)
+  # A symbol that this TensorFlow does not have is an error here, not when a user imports TensorFlow.
+  target_link_options(${plugin} PRIVATE -Wl,-z,defs)
+  install(TARGETS ${plugin} LIBRARY DESTINATION rdmatensor)
+endfunction()
+
+foreach(minor ${plugin_minors})
+  add_tensorflow_headers(${minor} ${tensorflow_dir_${minor}})
+  add_plugin(${minor} ${tensorflow_dir_${minor}})
+endforeach()
+# For programs that are built once: unit tests and fuzzers.
+list(GET plugin_minors -1 minor)
+add_library(tensorflow_headers ALIAS tensorflow_headers_${minor})
 
 # TensorFlow loads every library in site-packages/tensorflow-plugins; one that does not load breaks
-# `import tensorflow`. The shim has no TensorFlow symbol and decides whether to load the plugin.
+# `import tensorflow`. The shim has no TensorFlow symbol and decides which plugin to load, if any.
 file(GLOB shim_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/tensorflow/shim/*.c)
+list(JOIN plugin_minors "," minors)
 add_library(rdmatensor_shim MODULE ${shim_sources})
-target_compile_definitions(rdmatensor_shim PRIVATE RDT_TENSORFLOW_MINOR=${supported_minor})
+target_compile_definitions(rdmatensor_shim PRIVATE RDT_TENSORFLOW_MINORS=${minors})
 target_link_libraries(rdmatensor_shim PRIVATE rdmatensor_options ${CMAKE_DL_LIBS})
 target_link_options(rdmatensor_shim PRIVATE -Wl,-z,defs)
 install(TARGETS rdmatensor_shim LIBRARY DESTINATION tensorflow-plugins)

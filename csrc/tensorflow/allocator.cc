@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The process's CPU allocator, as TensorFlow finds it in its registry.
-#include <new>
 #include <string>
 
+#include "aligned.h"
 #include "arena.h"
 #include "placement.h"
 #include "tsl/platform/mem.h"
@@ -18,7 +18,7 @@ class ProcessAllocator : public tsl::Allocator {
   std::string Name() override { return "cpu"; }  // the stock allocator's name: profiles stay equal
   void* AllocateRaw(size_t alignment, size_t bytes) override {
     if (arena_->active()) return PlacedAllocate(alignment, bytes);
-    return tsl::port::AlignedMalloc(bytes, static_cast<std::align_val_t>(alignment));
+    return AlignedAllocate(bytes, alignment);
   }
   void DeallocateRaw(void* address) override {
     if (arena_->Find(address) != nullptr) {
@@ -45,7 +45,7 @@ class ProcessSubAllocator : public tsl::SubAllocator {
   ProcessSubAllocator() : tsl::SubAllocator({}, {}) {}
   void* Alloc(size_t alignment, size_t bytes, size_t* received) override {
     *received = bytes;
-    return tsl::port::AlignedMalloc(bytes, static_cast<std::align_val_t>(alignment));
+    return AlignedAllocate(bytes, alignment);
   }
   void Free(void* address, size_t /*bytes*/) override { tsl::port::AlignedFree(address); }
   bool SupportsCoalescing() const override { return false; }

@@ -249,7 +249,7 @@ Arena::Usage Arena::GetUsage() {
 void Arena::ResetUsage() {
   exhausted_allocations_.store(0, std::memory_order_relaxed);
   exhausted_bytes_.store(0, std::memory_order_relaxed);
-  if (active()) (void)heap_->ClearStats();
+  [[maybe_unused]] const bool cleared = active() && heap_->ClearStats();
 }
 
 }  // namespace rdmatensor

@@ -16,11 +16,11 @@
 #include "absl/hash/hash.h"
 #include "absl/numeric/bits.h"
 #include "absl/strings/str_cat.h"
+#include "aligned.h"
 #include "arena.h"
 #include "include/rdmatensor.h"
 #include "sites.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
-#include "tsl/platform/mem.h"
 #include "tsl/profiler/lib/scoped_memory_debug_annotation.h"
 
 namespace rdmatensor {
@@ -147,9 +147,7 @@ void Count(std::atomic<uint64_t>* allocations, std::atomic<uint64_t>* sum, size_
   sum->fetch_add(bytes, std::memory_order_relaxed);
 }
 
-void* PlainAllocate(size_t alignment, size_t bytes) {
-  return tsl::port::AlignedMalloc(bytes, static_cast<std::align_val_t>(alignment));
-}
+void* PlainAllocate(size_t alignment, size_t bytes) { return AlignedAllocate(bytes, alignment); }
 
 }  // namespace
 

@@ -47,11 +47,13 @@ def finding(thoroughly: bool) -> Finding:
         )
         text = f"{here}, and the plugin was not built: {why}"
         return Finding(AREA, "warn", text, _rebuild())
-    if _minor(built) != _minor(here):
+    minors = [_minor(version) for version in built.split(", ")]
+    if _minor(here) not in minors:
         text = (
-            f"{here}, and the plugin is for {_minor(built)}: TensorFlow works, grpc+rdma does not"
+            f"{here}, and the plugin is for {' and '.join(minors)}: TensorFlow works, grpc+rdma does "
+            "not"
         )
-        return Finding(AREA, "fail", text, f"pip install 'tensorflow=={_minor(built)}.*'")
+        return Finding(AREA, "fail", text, f"pip install 'tensorflow=={minors[-1]}.*'")
     if os.environ.get("RDMATENSOR_DISABLE", "0") not in ("", "0"):
         text = f"{here}; RDMATENSOR_DISABLE leaves the plugin unloaded"
         return Finding(AREA, "warn", text, "unset RDMATENSOR_DISABLE")

@@ -18,6 +18,8 @@ MB = 1 << 20
         ({"tensorflow": "2.21.0"}, "", "ok", ""),
         ({"tensorflow": "2.21.0"}, "2.21.3", "ok", ""),
         ({"tensorflow": "2.21.0"}, "2.20.0", "fail", "pip install 'tensorflow==2.21.*'"),
+        ({"tensorflow": "2.20.0, 2.21.0"}, "2.20.1", "ok", ""),
+        ({"tensorflow": "2.20.0, 2.21.0"}, "2.2.0", "fail", "pip install 'tensorflow==2.21.*'"),
         ({"tensorflow": "", "no_tensorflow_because": "asked"}, "2.21.0", "warn", "pip install"),
         ({}, "2.21.0", "warn", "pip install"),
     ],

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from rdmatensor.doctor import framework
+
 # What a program that only imports TensorFlow looks like from outside, before it makes a server. Threads are
 # counted by name, so that a difference says whose they are.
 PROGRAM = """
@@ -80,32 +82,76 @@ def plugins(tmp_path: Path) -> Path:
     return folder
 
 
-def _build_shim(root: Path, target: Path, minor: int) -> None:
+def _build(target: Path, *options: str | Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    source = root / "csrc/tensorflow/shim/shim.c"
-    options = ["-shared", "-fPIC", "-D_GNU_SOURCE", f"-DRDT_TENSORFLOW_MINOR={minor}"]
-    subprocess.run([compiler, *options, source, "-o", target, "-ldl"], check=True, timeout=60)
+    command = [compiler, "-shared", "-fPIC", "-D_GNU_SOURCE", *options, "-o", target, "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+
+
+def _build_shim(root: Path, target: Path, minors: str) -> None:
+    _build(target, f"-DRDT_TENSORFLOW_MINORS={minors}", root / "csrc/tensorflow/shim/shim.c")
 
 
 def test_wrong_version_and_broken_plugin_leave_tensorflow_unharmed(
     root: Path, plugins: Path
 ) -> None:
-    # Two more shims beside the installed one: for another TensorFlow, and with a broken plugin.
-    _build_shim(root, plugins / "librdmatensor_shim.so", 20)
-    _build_shim(root, plugins / "broken_shim.so", 21)
+    minor = int(framework.version().split(".")[1])
+    # Two more shims beside the installed one: for other TensorFlows, and with a broken plugin.
+    _build_shim(root, plugins / "librdmatensor_shim.so", f"2,{minor}0")
+    _build_shim(root, plugins / "broken_shim.so", str(minor))
     broken = plugins.parent / "rdmatensor"
     broken.mkdir()
-    broken.joinpath("librdmatensor_tensorflow.so").write_bytes(b"not a library")
+    name = f"librdmatensor_tensorflow_2_{minor}.so"
+    broken.joinpath(name).write_bytes(b"not a library")
     environment = {"PYTHONPATH": _paths(plugins.parent), "RDMATENSOR_DISABLE": "0"}
     facts, lines = _end(_start(PROGRAM, **environment))
     assert facts["total"] == 300.0**3
     assert facts["server"] == "made", "the installed plugin must not suffer"
     assert len(lines) == 2, lines
     version, unloadable = sorted(lines, key=lambda line: "supports TensorFlow" not in line)
-    assert "supports TensorFlow 2.20.x, this is 2.21" in version
-    assert "librdmatensor_tensorflow.so" in unloadable
+    assert f"supports TensorFlow 2.2.x and 2.{minor}0.x, this is 2.{minor}." in version
+    assert name in unloadable
+
+
+# Stands for libtensorflow_cc.so.2 of some version.
+CORE = 'const char *TF_Version(void) {{ return "{}"; }}'
+# Says that it was loaded, by its name.
+PLUGIN = """
+#include <stdio.h>
+__attribute__((constructor)) static void say(void) {{ fprintf(stderr, "plugin {}\\n"); }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("2.20.0", "plugin 20"),
+        ("2.21.1-rc0", "plugin 21"),
+        ("2.2.0", "supports TensorFlow 2.20.x and 2.21.x, this is 2.2.0"),
+        ("12.20.0", "this is 12.20.0"),
+        ("2.20", "this is 2.20"),
+    ],
+)
+def test_plugin_is_chosen_by_version(
+    root: Path, plugins: Path, tmp_path: Path, version: str, said: str
+) -> None:
+    core, shim = tmp_path / "libtensorflow_cc.so.2", plugins / "librdmatensor_shim.so"
+    (plugins.parent / "rdmatensor").mkdir()
+    for minor in (20, 21):
+        source = tmp_path / f"{minor}.c"
+        source.write_text(PLUGIN.format(minor))
+        _build(plugins.parent / f"rdmatensor/librdmatensor_tensorflow_2_{minor}.so", source)
+    source = tmp_path / "core.c"
+    source.write_text(CORE.format(version))
+    _build(core, "-Wl,-soname,libtensorflow_cc.so.2", source)
+    _build_shim(root, shim, "20,21")
+    program = f"import ctypes; ctypes.CDLL({str(core)!r}); ctypes.CDLL({str(shim)!r})"
+    process = _start(program, RDMATENSOR_DISABLE="0")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert [said in line for line in errors.splitlines()] == [True], errors
 
 
 def test_disabled_is_silent(disabled_and_not: tuple[Said, Said]) -> None:

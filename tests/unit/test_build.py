@@ -45,6 +45,18 @@ def test_relatives_are_not_taken_for_it(root: Path, tmp_path: Path) -> None:
     assert find(root, tmp_path / "nothing") == ""
 
 
+def test_several_are_found_when_named(root: Path, tmp_path: Path) -> None:
+    packages = [fake_tensorflow(tmp_path / text, f"2.{text}.0") for text in ("21", "20")]
+    both = Path(os.pathsep.join(map(str, packages)))
+    assert find(root, both) == f"2.20.0;{packages[1]};2.21.0;{packages[0]}"
+    missing = configure(root, tmp_path / "build", Path(f"{both}{os.pathsep}/nowhere"), "AUTO")
+    assert missing.returncode != 0
+    assert "no TensorFlow in /nowhere" in missing.stderr
+    twice = configure(root, tmp_path / "build", Path(f"{both}{os.pathsep}{packages[0]}"), "AUTO")
+    assert twice.returncode != 0
+    assert "names two TensorFlow 2.21" in twice.stderr
+
+
 def configure(
     root: Path, folder: Path, package: Path, mode: str
 ) -> subprocess.CompletedProcess[str]:
@@ -65,16 +77,16 @@ def configure(
 
 
 def test_other_versions_get_no_plugin_and_a_clear_line(root: Path, tmp_path: Path) -> None:
-    package = fake_tensorflow(tmp_path / "site", "2.20.0")
+    package = fake_tensorflow(tmp_path / "site", "2.19.1")
     done = configure(root, tmp_path / "build", package, "AUTO")
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if "plugin" in line)
     assert "NOT built" in line
-    assert "2.20.0" in line
-    assert "2.21" in line
+    assert "2.19.1" in line
+    assert "2.20.x and 2.21.x" in line
     demanded = configure(root, tmp_path / "build", package, "ON")
     assert demanded.returncode != 0
-    assert "2.20.0" in demanded.stderr
+    assert "2.19.1" in demanded.stderr
 
 
 def test_without_tensorflow_the_line_tells_how_to_get_the_plugin(

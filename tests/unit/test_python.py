@@ -151,7 +151,9 @@ def test_installed_package_is_complete() -> None:
     assert (package / "py.typed").exists()
     assert (package / "librdmatensor.so").exists()
     if info["tensorflow"]:
-        assert (package / "librdmatensor_tensorflow.so").exists()
+        plugins = {path.name for path in package.glob("librdmatensor_tensorflow_*.so")}
+        minors = ["_".join(text.split(".")[:2]) for text in info["tensorflow"].split(", ")]
+        assert plugins == {f"librdmatensor_tensorflow_{minor}.so" for minor in minors}
         assert list((package.parent / "tensorflow-plugins").glob("librdmatensor_shim.so"))
     else:
         assert info["no_tensorflow_because"]

@@ -23,9 +23,12 @@ rdt_status rdt_process_read(pid_t process, uint64_t address, void *to, uint64_t 
     struct iovec own = {(char *)to + done, left < MOST ? left : MOST};
     struct iovec theirs = {(void *)(uintptr_t)(address + done), own.iov_len};
     ssize_t read = process_vm_readv(process, &own, 1, &theirs, 1, 0);
-    if (read <= 0)
+    if (read <= 0) {
+      char reason[128];
       return rdt_fail(RDT_ERR_CONNECTION_LOST, "memory of process %d cannot be read: %s",
-                      (int)process, read < 0 ? strerrordesc_np(errno) : "nothing came");
+                      (int)process,
+                      read < 0 ? strerror_r(errno, reason, sizeof(reason)) : "nothing came");
+    }
     done += (uint64_t)read;
   }
   return RDT_OK;

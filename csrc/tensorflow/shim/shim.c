@@ -2,21 +2,21 @@
  *
  * TensorFlow loads every library in site-packages/tensorflow-plugins, and `import tensorflow` fails
  * if one of them does not load. This one always does: it uses no TensorFlow symbol. It looks which
- * TensorFlow is there and loads the plugin, which subclasses C++ classes of exactly one minor
- * version, only into that version. Whatever goes wrong costs one line on standard error.
+ * TensorFlow is there and loads the plugin that was built for its minor version, for a plugin
+ * subclasses C++ classes of exactly one. Whatever goes wrong costs one line on standard error.
  */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef RDT_TENSORFLOW_MINOR
-#error "define RDT_TENSORFLOW_MINOR: the minor version of TensorFlow 2 that the plugin is built for"
+#ifndef RDT_TENSORFLOW_MINORS
+#error "define RDT_TENSORFLOW_MINORS: the minor versions of TensorFlow 2 that there are plugins for"
 #endif
-#define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
-#define SUPPORTED "2." TEXT(RDT_TENSORFLOW_MINOR) "."
-#define PLUGIN "/../rdmatensor/librdmatensor_tensorflow.so"
+#define PLUGIN "/../rdmatensor/librdmatensor_tensorflow_2_%d.so"
+
+static const int minors[] = {RDT_TENSORFLOW_MINORS};
+#define MINORS (sizeof(minors) / sizeof(minors[0]))
 
 /* Why the plugin is not loaded, for rdmatensor.tensorflow.why_not(); "" when it is. */
 __attribute__((visibility("default"))) char rdt_shim_reason[1024];
@@ -31,6 +31,17 @@ static void refuse(const char *cause, const char *detail) {
   fprintf(stderr, "rdmatensor: grpc+rdma is not available: %s\n", rdt_shim_reason);
 }
 
+static void refuse_version(const char *version) {
+  char supported[256] = "";
+  size_t used = 0;
+  for (size_t i = 0; i < MINORS && used < sizeof supported; i++)
+    used += (size_t)snprintf(supported + used, sizeof supported - used, "%s2.%d.x",
+                             i ? " and " : "", minors[i]);
+  char cause[512];
+  snprintf(cause, sizeof cause, "this build supports TensorFlow %s, this is ", supported);
+  refuse(cause, version);
+}
+
 /* The version of the TensorFlow in this process, or NULL. TF_Version lives in libtensorflow_cc. */
 static const char *tensorflow_version(void) {
   void *library = dlopen("libtensorflow_cc.so.2", RTLD_NOW | RTLD_NOLOAD);
@@ -42,13 +53,23 @@ static const char *tensorflow_version(void) {
   return text;
 }
 
+/* The minor version in "2.<minor>.<patch>...", if there is a plugin for it; else -1. */
+static int minor_of(const char *version) {
+  if (strncmp(version, "2.", 2) != 0) return -1;
+  char *end;
+  long minor = strtol(version + 2, &end, 10);
+  for (size_t i = 0; i < MINORS && *end == '.'; i++)
+    if (minor == minors[i]) return minors[i];
+  return -1;
+}
+
 /* The plugin's path beside this library's own. */
-static int plugin_path(char *path, size_t size) {
+static int plugin_path(char *path, size_t size, int minor) {
   Dl_info self;
   if (!dladdr((void *)&rdt_shim_reason, &self) || !self.dli_fname) return 0;
   const char *slash = strrchr(self.dli_fname, '/');
   int folder = slash ? (int)(slash - self.dli_fname) : 1;
-  int written = snprintf(path, size, "%.*s%s", folder, slash ? self.dli_fname : ".", PLUGIN);
+  int written = snprintf(path, size, "%.*s" PLUGIN, folder, slash ? self.dli_fname : ".", minor);
   return written > 0 && (size_t)written < size;
 }
 
@@ -63,12 +84,13 @@ __attribute__((constructor)) static void load_plugin(void) {
     refuse("no TensorFlow with libtensorflow_cc.so.2 is loaded in this process", "");
     return;
   }
-  if (strncmp(version, SUPPORTED, strlen(SUPPORTED)) != 0) {
-    refuse("this build supports TensorFlow " SUPPORTED "x, this is ", version);
+  int minor = minor_of(version);
+  if (minor < 0) {
+    refuse_version(version);
     return;
   }
   char path[4096];
-  if (!plugin_path(path, sizeof path)) {
+  if (!plugin_path(path, sizeof path, minor)) {
     refuse("cannot tell where the plugin is installed", "");
     return;
   }
