@@ -18,7 +18,7 @@ sources := $(shell find csrc rdmatensor graph_analyzer -type f \
 c_files = $(shell find csrc tests bench -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 .PHONY: help build demo test chaos docs site lint bench bench-quick bench-api bench-verbs asan tsan fuzz soak \
-        failure-table format clean
+        failure-table format wheel dist clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
@@ -34,6 +34,8 @@ help:
 	@echo 'make failure-table  write the table of docs/failure.md, of what the tests see'
 	@echo 'make docs         write the generated page docs/configuration.md'
 	@echo 'make site         the documentation as a site, in build/site'
+	@echo 'make wheel        a wheel for this TensorFlow and others, in dist/; docs/packages.md'
+	@echo 'make dist         the same from a source archive, which is left in dist/ too'
 	@echo 'make build        make .venv and install rdmatensor into it'
 	@echo 'make format       rewrite sources as make lint wants them'
 	@echo 'make clean        remove .venv and everything built'
@@ -46,7 +48,7 @@ $(VENV)/.tools: pyproject.toml .ci/prepare
 	@$(PIP) '$(TENSORFLOW)' 'setuptools>=77' wheel 'cffi>=1.16' 'cmake>=3.20' ninja \
 	  $$($(BIN)/python .ci/extras.py pyproject.toml demo bench docs test lint)
 	@# Keras 2, for examples/. It would bring another TensorFlow if it could.
-	@$(PIP) --no-deps 'tf_keras==2.21.*'
+	@$(PIP) --no-deps 'tf_keras==$(lastword $(subst ==, ,$(TENSORFLOW)))'
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.toml
@@ -122,6 +124,37 @@ bench-quick: bench-api
 
 bench-verbs: build
 	@$(BIN)/python bench/bench_verbs.py
+
+# Wheels have a plugin for the TensorFlow of .venv, and one for each of these minor versions.
+OTHER_TENSORFLOWS ?= 2.20
+others = $(OTHER_TENSORFLOWS:%=$(CURDIR)/build/tensorflow-%/tensorflow)
+WITH_ALL = RDMATENSOR_TENSORFLOW=$$(echo $(CURDIR)/$(VENV)/lib/python3*/site-packages/tensorflow \
+             $(others) | tr ' ' :)
+# The tag that the symbols allow; TensorFlow's libraries are TensorFlow's.
+AUDIT = PATH=$(BIN):$$PATH $(BIN)/python -m auditwheel repair --wheel-dir dist \
+        --exclude 'libtensorflow_*.so.2' build/wheel/*.whl
+
+$(CURDIR)/build/tensorflow-%/tensorflow: | $(VENV)/.tools
+	@echo 'unpacking TensorFlow $*'
+	@$(PIP) --no-deps --no-compile --target $(@D) 'tensorflow-cpu==$*.*'
+
+$(VENV)/.dist: $(VENV)/.tools
+	@$(PIP) $$($(BIN)/python .ci/extras.py pyproject.toml dist)
+	@touch $@
+
+wheel: $(VENV)/.dist $(others)
+	rm -rf build/wheel
+	$(WITH_ALL) $(PIP:install%=wheel%) --no-build-isolation --no-deps --wheel-dir build/wheel .
+	@$(AUDIT)
+	$(BIN)/python .ci/check_wheel.py dist/rdmatensor-*.whl
+
+# The wheel is built of the archive, in a folder of its own: what the archive lacks is missed here.
+dist: $(VENV)/.dist $(others)
+	rm -rf build/wheel dist
+	$(WITH_ALL) $(BIN)/python -m build --no-isolation --outdir build/wheel .
+	@$(AUDIT)
+	mv build/wheel/*.tar.gz dist/
+	$(BIN)/python .ci/check_wheel.py dist/rdmatensor-*.whl
 
 docs: build
 	cd $(VENV) && $(BIN)/python -c 'from rdmatensor import config; print(config.page(), end="")' \
