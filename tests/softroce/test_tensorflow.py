@@ -42,6 +42,7 @@ def results(lab: Lab, request: pytest.FixtureRequest) -> Any:
         "RDMATENSOR_TRANSPORTS": "verbs",
         "RDMATENSOR_POLICY": "rdma",
         "RDMATENSOR_DEADLINE_MS": "30000",
+        "RDMATENSOR_CHECKSUM": "crc32c",
     }
     done = host.run(
         [sys.executable, TASK, host.address], env=environment, timeout=PATIENCE, check=False
@@ -72,6 +73,12 @@ def test_payload_goes_by_verbs(results: Any) -> None:
     assert {peer["transport"] for peer in stats["peers"]} == {"verbs"}
     # The device's own counter, which the plugin cannot make up: requests and acknowledgements.
     assert results["grpc+rdma"]["packets"] > 100 * max(1, results["grpc"]["packets"])
+
+
+def test_what_verbs_moved_has_its_checksum(results: Any) -> None:
+    found = results["grpc+rdma"]["stats"]["checksums"]
+    assert found["verified"] > 3 * len(results["grpc+rdma"]["sums"])
+    assert found["sent"] > 0 and found["corrupted"] == 0 == found["unchecked"]
 
 
 def test_collectives_go_by_verbs(results: Any) -> None:
