@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program of docs/start.md, run as it says, and what it says that it prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_first_program(root: Path, tmp_path: Path) -> None:
+    text = (root / "docs/start.md").read_text()
+    program = tmp_path / "first.py"
+    program.write_text(re.findall(r"```python\n# first.py\n(.*?)```", text, re.DOTALL)[0])
+    done = subprocess.run(
+        [sys.executable, "-m", "rdmatensor", "launch", "-n1", "--ps=1", "--no-chief", str(program)],
+        # Servers of TensorFlow read the settings too, and tell of those that are none.
+        env=os.environ | {"RDMATENSOR_PLANS": "on"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    promised = re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0].splitlines()
+    paths = dict(re.findall(r"(static|dynamic): (\d+) tensors", done.stdout))
+    # The place is known from the second step on, or a little later on a busy machine.
+    assert sum(map(int, paths.values())) == 10 and int(paths["static"]) > 0, done.stdout
+    for line in promised:
+        assert "tensors" in line or line in done.stdout.splitlines(), (line, done.stdout)
+    assert "RDMATENSOR_PLANS is not a setting; the nearest is RDMATENSOR_PLAN" in done.stderr
