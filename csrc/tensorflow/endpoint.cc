@@ -246,7 +246,8 @@ void Endpoint::Refuse(Channel* channel) {
   channel->Close();
 }
 
-void Endpoint::OnDown(void* /*context*/, rdt_channel* handle, rdt_status why) {
+void Endpoint::OnDown(void* /*context*/, rdt_channel* handle, rdt_status /*why*/) {
+  const std::string why = rdt_last_error();
   Channel* channel = Channel::FromHandle(handle);
   if (channel == nullptr) return;
   if (SourcePeer* source = channel->source.load()) source->OnDown(channel, why);

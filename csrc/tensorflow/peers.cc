@@ -135,8 +135,9 @@ void SourcePeer::AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> wo
   call->incarnation = incarnation;
   call->worker = call->workers != nullptr ? call->workers->GetOrCreateWorker(task_) : nullptr;
   if (call->worker == nullptr) {
-    BecomeUnavailable(
-        absl::UnavailableError(absl::StrCat("rdmatensor: no worker known as ", task_)));
+    BecomeUnavailable(absl::UnavailableError(
+        absl::StrCat("rdmatensor: ", task_,
+                     " is not in this task's cluster: name the same tasks in all of them")));
     return;
   }
   call->options.SetTimeout(endpoint_->settings().connect_timeout_ms);
@@ -249,9 +250,11 @@ absl::Status SourcePeer::TryConnect(const AddressAnswer& answer,
   }
   *channel = Channel::Adopt(handle, endpoint_);
   if ((*channel)->peer_name() != answer.device_name) {
-    return absl::UnavailableError(absl::StrCat(answer.address, " is ", (*channel)->peer_name(),
-                                               " as seen from here, not ", answer.device_name,
-                                               " (is the task on another machine?)"));
+    return absl::UnavailableError(
+        absl::StrCat(answer.address, " is ", (*channel)->peer_name(), " as seen from here, not ",
+                     answer.device_name,
+                     ": it told an address that leads elsewhere from here; set "
+                     "RDMATENSOR_BIND_ADDRESS there to one that this host reaches"));
   }
   // Before the first tensor is pushed, RPC is still open as the other way.
   for (uint64_t region_key : answer.region_keys) {
@@ -307,7 +310,8 @@ void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnsw
   const absl::Status sent = SendReady(channel.get(), asked);
   if (!sent.ok()) channel->Close();
   // The channel may have gone down before it knew whose it is.
-  if (!sent.ok() || !channel->IsUp()) OnDown(channel.get(), RDT_ERR_CONNECTION_LOST);
+  if (!sent.ok() || !channel->IsUp())
+    OnDown(channel.get(), sent.ok() ? "the connection ended as it began" : sent.message());
   SettleAll();
 }
 
@@ -490,9 +494,9 @@ void SourcePeer::OnLost(int64_t step_id, const KeyId& key) {
   if (mailbox != nullptr) Settle(mailbox);
 }
 
-void SourcePeer::OnDown(Channel* channel, rdt_status why) {
-  const absl::Status status = absl::UnavailableError(
-      absl::StrCat("rdmatensor: the connection to ", task_, " was lost: ", rdt_status_name(why)));
+void SourcePeer::OnDown(Channel* channel, absl::string_view why) {
+  const absl::Status status =
+      absl::UnavailableError(absl::StrCat("rdmatensor: ", task_, ": ", why));
   std::shared_ptr<Channel> lost;
   std::string by_rpc;
   {
@@ -508,8 +512,8 @@ void SourcePeer::OnDown(Channel* channel, rdt_status why) {
     } else if (returned_ && backoff_.enabled() &&
                Backoff::Clock::now() - ready_since_ < kLasting * backoff_.delay()) {
       // Each loss costs a step.
-      by_rpc = absl::StrCat("it was lost soon after it was found again (", rdt_status_name(why),
-                            ")", LeaveToRpcLocked(incarnations_));
+      by_rpc = absl::StrCat("it was lost soon after it was found again (", why, ")",
+                            LeaveToRpcLocked(incarnations_));
     } else {
       backoff_.Reset();
       RecordAbsence(Direction::kReceive, task_, Absence::kLost, status.message());

@@ -17,6 +17,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "backoff.h"
 #include "channel.h"
 #include "mailbox.h"
@@ -74,7 +75,7 @@ class SourcePeer {
   void OnStepAbort(int64_t step_id, const absl::Status& status);
   // What the peer pushed under this key went down a channel that was lost. It may have arrived.
   void OnLost(int64_t step_id, const KeyId& key);
-  void OnDown(Channel* channel, rdt_status why);
+  void OnDown(Channel* channel, absl::string_view why);
   // The memory behind `channel` is out of reach for this process: once the caller has closed it, the
   // peer is left to RPC for a while, unless the policy forbids that. From any thread.
   void GiveUp(Channel* channel, const std::string& why);

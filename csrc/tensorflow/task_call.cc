@@ -27,7 +27,9 @@ void AskTask(tensorflow::WorkerCacheInterface* workers, const std::string& task,
              int timeout_ms, std::function<void(const absl::StatusOr<std::string>&)> done) {
   tensorflow::WorkerInterface* worker = workers->GetOrCreateWorker(task);
   if (worker == nullptr) {
-    done(absl::UnavailableError(absl::StrCat("rdmatensor: no worker known as ", task)));
+    done(absl::UnavailableError(
+        absl::StrCat("rdmatensor: ", task,
+                     " is not in this task's cluster: name the same tasks in all of them")));
     return;
   }
   auto* call = new Call;

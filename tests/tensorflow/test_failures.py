@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from clusters import STEP_S, Cluster, within
 from graphs import TASK0, TASK1, abandon, config, cross, session, v1
+from planned import until
 
 errors = tf.errors
 
@@ -123,6 +124,12 @@ def test_killed_worker_and_its_successor(own_cluster: Cluster, note: Any) -> Non
     took = time.monotonic() - start
     assert took < 12
     note("process killed", type(ended[0]).__name__, took, "the other tasks' servers")
+
+    def told() -> bool:
+        receiving = [p for p in own_cluster.stats(0)["peers"] if p["direction"] == "receive"]
+        return "is lost: " in receiving[0]["why"] and "closed the connection" in receiving[0]["why"]
+
+    until("the survivor tells why it lost the worker", told)
     abandon(opened)
 
     before = own_cluster.tasks[0].ask("pid")
