@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import rdmatensor.metrics
 import rdmatensor.tensorflow
 from converge_graphs import LEARNERS, Learner
 from paper_graphs import Replica
@@ -114,6 +115,13 @@ def reset() -> Mapping[str, Any]:
     return {}
 
 
+def metrics() -> Mapping[str, Any]:
+    """Serve them from now on."""
+    endpoint = rdmatensor.metrics.serve(0)
+    assert endpoint
+    return {"address": endpoint.address}
+
+
 def main() -> None:
     """Arguments: the cluster as JSON, task index, protocol; or none for a process without a server."""
     line = Line()
@@ -131,7 +139,8 @@ def main() -> None:
     )
     line.emit("ready")
     handlers = Client(server.target).handlers()
-    line.serve(handlers | {"stats": rdmatensor.tensorflow.stats, "reset": reset})
+    counters = {"stats": rdmatensor.tensorflow.stats, "reset": reset, "metrics": metrics}
+    line.serve(handlers | counters)
     leave(0)
 
 

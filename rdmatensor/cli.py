@@ -26,6 +26,7 @@ COMMANDS = {
     "ping": ("rdmatensor.commands.ping:ping", "Measure the way to another machine."),
     "plan": ("graph_analyzer.cli:plan", "Show what a graph sends between tasks, and how."),
     "softroce": ("rdmatensor.softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
+    "top": ("rdmatensor.commands.top:top", "Watch running tasks: peers, bytes by path, waits."),
 }  # fmt: skip
 
 
@@ -61,6 +62,8 @@ def _lacking(error: ImportError) -> click.ClickException:
     remedy = "rdmatensor doctor tells more"
     if package in ("click", "rich", "numpy", "cffi", "jinja2"):
         remedy = f"pip install {package}"
+    elif package == "prometheus_client":
+        remedy = "pip install 'rdmatensor[metrics]'"
     elif package == "tensorflow":
         remedy = "pip install 'tensorflow>=2.21,<2.22'"
     return click.ClickException(f"{error}: {remedy}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import queue
@@ -25,6 +26,9 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 # A line without end, such as a progress bar's, is passed on in pieces.
 _LONGEST_LINE = 1 << 16
 _OUTPUT_S = 5.0
+# As `python SCRIPT`, but with metrics. Not `python -m`, which would also look for us in this folder.
+_SERVED = "import sys; sys.path[:] = filter(None, sys.path); from rdmatensor import metrics; "
+_SERVED += "metrics.run(sys.argv[1:])"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Request:
     ps: int
     chief: bool
     protocol: str
+    metrics_port: int = 0
+    """Of the first task; the others have the next ones. 0: no metrics are served."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -113,10 +119,13 @@ class _Output:
 def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task, Process]:
     cluster = cluster_of(request.tasks, addresses)
     started = {}
-    for task in request.tasks:
+    program = [str(request.script), *request.arguments]
+    for number, task in enumerate(request.tasks):
+        variables = environment(cluster, task, request.protocol)
+        if request.metrics_port:
+            variables["RDMATENSOR_METRICS_PORT"] = str(request.metrics_port + number)
         process = crew.start(
-            [str(request.script), *request.arguments],
-            environment(cluster, task, request.protocol),
+            ["-c", _SERVED, *program] if request.metrics_port else program, variables
         )
         assert process.stdin is not None
         process.stdin.close()
@@ -204,4 +213,15 @@ def check(script: Path) -> str:
         return f"{script} does not exist"
     if not script.is_file() or not os.access(script, os.R_OK):
         return f"{script} is not a file that can be read"
+    return ""
+
+
+def check_metrics(request: Request) -> str:
+    """Why the tasks' metrics cannot be served, "" when they can or are not to be."""
+    if not request.metrics_port:
+        return ""
+    if request.metrics_port + len(request.tasks) - 1 > 65535:
+        return f"--metrics-port {request.metrics_port}: there are not so many ports behind it"
+    if importlib.util.find_spec("prometheus_client") is None:
+        return "--metrics-port needs prometheus-client: pip install 'rdmatensor[metrics]'"
     return ""

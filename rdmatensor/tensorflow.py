@@ -13,7 +13,7 @@ server, and looks at it afterwards:
     ...
     rdmatensor.tensorflow.stats()["paths"]["dynamic"]["sent_bytes"]
 
-All functions may be called from any thread. Nothing here imports TensorFlow.
+All functions may be called from any thread. Only `trace` imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from typing import Any, Literal, TypedDict
 from . import config
 from .device import Device
 from .errors import Unsupported, UsageError
+from .tracing import trace
 
 __all__ = [
     "ArenaUse",
     "ChecksumUse",
     "CollectiveCount",
     "CollectiveUse",
+    "DeviceUse",
     "FetchCounters",
     "Fetches",
     "PathCounters",
@@ -43,12 +45,15 @@ __all__ = [
     "Peer",
     "PlacementUse",
     "PlanUse",
+    "SlowEdge",
     "Stats",
     "loaded",
     "peers",
     "plan",
     "reset_stats",
+    "slow_edges",
     "stats",
+    "trace",
     "use",
     "why_not",
 ]
@@ -219,6 +224,47 @@ class Peer(TypedDict):
     background (RDMATENSOR_FAILBACK_MS). None: it is not, until it is restarted."""
     failbacks: int
     """"receive": how often such an attempt succeeded, so that tensors went by a transport again."""
+    waits: int
+    """"receive": tensors that were asked for before they were there, and came."""
+    wait_us: int
+    """How long they were waited for, added up: waits at the same time count each."""
+
+
+class SlowEdge(TypedDict):
+    """How long an edge's tensors were waited for, from when a consumer asked until they were there."""
+
+    edge: str
+    """As the plan names it, "gradients/MatMul:0"; "" for all of a task that no plan names."""
+    source: str
+    """The task that was waited for."""
+    destination: str
+    waits: int
+    """Tensors that were waited for; those that were there before anybody asked are none."""
+    wait_us: int
+    longest_us: int
+
+
+class DeviceUse(TypedDict):
+    """What the device of a server counts: the fields of `rdmatensor.DeviceStats`."""
+
+    task: str
+    address: str
+    writes: int
+    write_bytes: int
+    reads: int
+    read_bytes: int
+    notifies_sent: int
+    notifies_received: int
+    notify_bytes_sent: int
+    notify_bytes_received: int
+    queued: int
+    """Batches of operations that had to wait for a credit of the peer."""
+    doorbells: int
+    wakeups: int
+    channels_opened: int
+    channels_lost: int
+    regions: int
+    region_bytes: int
 
 
 class Stats(TypedDict):
@@ -241,6 +287,10 @@ class Stats(TypedDict):
     failbacks: int
     """Sum of `Peer.failbacks`."""
     peers: list[Peer]
+    slow_edges: list[SlowEdge]
+    """The 20 edges that were waited for longest, the longest first."""
+    devices: list[DeviceUse]
+    """Of the servers of this process."""
     servers: list[str]
     """The grpc+rdma servers of this process, by task."""
 
@@ -322,6 +372,16 @@ def peers() -> list[Peer]:
     Those of `stats`. Raises Unsupported if the plugin is not in this process.
     """
     return stats()["peers"]
+
+
+def slow_edges(count: int = 20) -> list[SlowEdge]:
+    """The edges whose tensors this process waited for longest, at most 20: those of `stats`.
+
+    A wait ends when the tensor is there. So it counts what the sender computed meanwhile, too: an edge that
+    is slow although little is sent tells whom the others wait for. Raises Unsupported if the plugin is not
+    in this process.
+    """
+    return stats()["slow_edges"][:count]
 
 
 def stats() -> Stats:

@@ -42,6 +42,7 @@ static pthread_mutex_t config_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t config_once = PTHREAD_ONCE_INIT;
 /* Apart from the table, because every log call asks for it. */
 static _Atomic rdt_log_level log_level = RDT_LOG_INFO;
+static atomic_bool log_json;
 
 /* "64", "64K", "64KiB", "2G": a whole number with an optional binary suffix. */
 static int parse_number(const char *text, uint64_t *number) {
@@ -90,6 +91,7 @@ static rdt_status assign(rdt_config_id id, const char *text) {
   snprintf(values[id].text, VALUE_SIZE, "%s", text);
   values[id].number = number;
   if (id == RDT_CONFIG_LOG_LEVEL) atomic_store(&log_level, level_from(text));
+  if (id == RDT_CONFIG_LOG_FORMAT) atomic_store(&log_json, strcmp(text, "json") == 0);
   return RDT_OK;
 }
 
@@ -197,6 +199,11 @@ void rdt_config_text(rdt_config_id id, char *value, size_t size) {
 rdt_log_level rdt_config_log_level(void) {
   load_once();
   return atomic_load_explicit(&log_level, memory_order_relaxed);
+}
+
+bool rdt_config_log_json(void) {
+  load_once();
+  return atomic_load_explicit(&log_json, memory_order_relaxed);
 }
 
 size_t rdt_config_count(void) { return RDT_CONFIG_COUNT; }

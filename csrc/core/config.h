@@ -6,6 +6,8 @@
 #ifndef RDT_CORE_CONFIG_H
 #define RDT_CORE_CONFIG_H
 
+#include <stdbool.h>
+
 #include "rdmatensor.h"
 
 #define RDT_ENV_PREFIX "RDMATENSOR_"
@@ -19,6 +21,12 @@
 #define RDT_CONFIG_TABLE(NUMBER, CHOICE, TEXT)                                                     \
   CHOICE(LOG_LEVEL, "info", "error|warn|info|debug",                                               \
          "Least severe line that is logged, to standard error.")                                   \
+  CHOICE(LOG_FORMAT, "text", "text|json",                                                          \
+         "How lines are written to standard error: text for people, json for collectors of logs, " \
+         "one object per line.")                                                                   \
+  NUMBER(METRICS_PORT, 0, 0, 65535,                                                                \
+         "TCP port on which rdmatensor.metrics.serve() answers Prometheus; 0: it does not.")       \
+  TEXT(METRICS_ADDRESS, "127.0.0.1", "Address of that port: who reaches it can read the metrics.") \
   NUMBER(DEADLINE_MS, 10000, 1, 86400000,                                                          \
          "Milliseconds after which a wait without a time-out of its own fails, and a peer that "   \
          "takes "                                                                                  \
@@ -151,5 +159,7 @@ void rdt_config_text(rdt_config_id id, char *value, size_t size);
 /* RDT_ERR_RANGE naming the first environment variable whose value was refused. */
 rdt_status rdt_config_check(void);
 rdt_log_level rdt_config_log_level(void);
+/* True if LOG_FORMAT is json. */
+bool rdt_config_log_json(void);
 
 #endif

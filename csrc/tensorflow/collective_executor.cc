@@ -10,6 +10,7 @@
 #include "collective_operation.h"
 #include "collective_stats.h"
 #include "farmhash.h"
+#include "spans.h"
 #include "tensorflow/core/common_runtime/collective_util.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -212,7 +213,18 @@ absl::Status CollectiveExecutor::RunOnGroup(const Operation& operation) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(operation.deadline -
                                                                           Deadline::clock::now());
   collective.timeout_ms = static_cast<int>(std::clamp<int64_t>(left.count(), 0, INT_MAX));
-  status = RunCancellable(operation, collective);
+  {
+    tsl::profiler::TraceMe span(
+        [&] {
+          return tsl::profiler::TraceMeEncode(
+              "rdmatensor::collective",
+              {{"kind", NameOf(collective.kind)},
+               {"bytes", collective.count * rdt_dtype_size(collective.dtype)},
+               {"members", operation.params->group.group_size}});
+        },
+        kSpanLevel);
+    status = RunCancellable(operation, collective);
+  }
   tensorflow::OpKernel* const final_op = operation.params->final_op;
   if (!status.ok() || final_op == nullptr) return status;
   tensorflow::Tensor* const output = operation.context->mutable_output(0);

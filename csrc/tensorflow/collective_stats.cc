@@ -49,6 +49,11 @@ Stats& GlobalStats() {
 
 }  // namespace
 
+const char* NameOf(rdt_collective_kind kind) {
+  const int index = static_cast<int>(kind) - RDT_ALL_REDUCE;
+  return index >= 0 && index < kKinds ? kKindNames[index] : "";
+}
+
 void CountCollective(rdt_collective_kind kind, uint64_t bytes) {
   const int index = static_cast<int>(kind) - RDT_ALL_REDUCE;
   if (index >= 0 && index < kKinds) GlobalStats().kinds[index].Add(bytes);

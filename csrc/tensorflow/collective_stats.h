@@ -14,6 +14,9 @@ namespace rdmatensor {
 
 class CollectiveGroup;
 
+// "all_reduce" and the like.
+const char* NameOf(rdt_collective_kind kind);
+
 // All functions may be called from any thread.
 // One operation that this process took part in, with that many bytes of input and output, whichever is
 // more.

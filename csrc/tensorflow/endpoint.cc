@@ -206,7 +206,7 @@ void Endpoint::Refer(const std::shared_ptr<Channel>& channel, int64_t step_id,
 
 void Endpoint::Complete(Waiter* waiter, const Arrival& arrival) {
   if (arrival.is_referral) {
-    waiter->rendezvous->ReceiveByRpc(waiter->FullKey(), waiter->args, std::move(waiter->done));
+    waiter->rendezvous->ReceiveByRpc(std::move(*waiter));
     return;
   }
   if (arrival.claim != nullptr) {
@@ -334,6 +334,7 @@ Outcome Endpoint::TakeTensor(Channel* channel, const TensorMessage& message, boo
     CountReceived(PathOf(message), 0, channel->traffic());
     Arrival arrival;
     arrival.is_dead = true;
+    arrival.path = PathOf(message);
     Deliver(channel, message.step_id, KeyId::Of(message.key), std::move(arrival));
     return Outcome::kDone;
   }
@@ -476,6 +477,7 @@ void Endpoint::DeliverTensor(Channel* channel, int64_t step_id, absl::string_vie
   CountReceived(path, tensor.TotalBytes(), channel->traffic());
   Arrival arrival;
   arrival.tensor = tensor;
+  arrival.path = path;
   arrival.claim = ClaimOf(*channel, checksum, path, way, tensor.TotalBytes());
   Deliver(channel, step_id, KeyId::Of(key), std::move(arrival));
 }
@@ -490,6 +492,7 @@ void Endpoint::Deliver(Channel* channel, int64_t step_id, const KeyId& key, Arri
   std::shared_ptr<Mailbox> mailbox = MailboxFor(channel, step_id);
   Waiter waiter;
   if (mailbox == nullptr || !mailbox->Deliver(key, &arrival, &waiter)) return;
+  if (!arrival.is_referral) waiter.EndWait(arrival.tensor.TotalBytes(), arrival.path);
   if (arrival.claim == nullptr || arrival.tensor.TotalBytes() <= kLongChecksum) {
     Complete(&waiter, arrival);
     return;

@@ -10,6 +10,7 @@
 #include "channel.h"
 #include "endpoint.h"
 #include "message.h"
+#include "spans.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
@@ -193,6 +194,7 @@ Outcome Fetcher::Read(std::unique_ptr<Fetch> fetch, rdt_remote_region* region) {
   op.size = fetch->from.size;
   op.remote = region;
   op.remote_offset = fetch->from.offset;
+  if (Tracing()) fetch->read_since = WaitMoment();
   // The completion may run before the call returns.
   Fetch* raw = fetch.release();
   const rdt_status status = rdt_channel_post(channel_->handle(), &op, 1, OnRead, raw);
@@ -235,6 +237,11 @@ void Fetcher::OnRead(void* context, rdt_status status) {
 void Fetcher::Finish(const Fetch& fetch) {
   Release(fetch.from.lend_id);
   CountFetch(FetchKind::kRead, fetch.from.size);
+  if (fetch.read_since != 0) {
+    RecordSpan(SpanName("rdmatensor::read", EdgeNameIn(fetch.key), channel_->source.load()->task(),
+                        fetch.from.size, PathName(fetch.path)),
+               WaitMoment() - fetch.read_since);
+  }
   endpoint_->DeliverTensor(channel_, fetch.step_id, fetch.key, fetch.path, Way::kRead,
                            fetch.checksum, fetch.target);
 }

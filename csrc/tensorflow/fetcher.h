@@ -52,6 +52,7 @@ struct Fetch {
   Path path = Path::kDynamic;
   Checksum checksum;
   tensorflow::Tensor target;
+  uint64_t read_since = 0;  // WaitMoment, while TensorFlow's profiler is on
 };
 
 // Thread-safe. Belongs to a channel.

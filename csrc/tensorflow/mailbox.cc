@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "spans.h"
 #include "xla/tsl/platform/status.h"
 
 namespace rdmatensor {
@@ -19,6 +20,10 @@ absl::Status Cancelled() {
 
 void Waiter::Fail(const absl::Status& status) const {
   done(status, tensorflow::Rendezvous::Args(), args, tensorflow::Tensor(), false);
+}
+
+absl::string_view Waiter::EdgeName() const {
+  return edge != nullptr ? absl::string_view(edge->name) : EdgeNameIn(key);
 }
 
 Mailbox::Outcome Mailbox::Receive(const KeyId& key, Waiter* waiter, Arrival* arrival,
@@ -40,6 +45,7 @@ Mailbox::Outcome Mailbox::Receive(const KeyId& key, Waiter* waiter, Arrival* arr
     *status = Cancelled();
     return Outcome::kFailed;
   }
+  waiter->since = WaitMoment();
   slots_[key].waiters.push_back(std::move(*waiter));
   return Outcome::kWaiting;
 }

@@ -24,6 +24,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "checksum.h"
+#include "edge_waits.h"
+#include "path_stats.h"
 #include "planned_edge.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/rendezvous.h"
@@ -37,6 +39,7 @@ struct Arrival {
   tensorflow::Tensor tensor;
   bool is_dead = false;
   bool is_referral = false;            // no tensor: fetch it by RecvTensor
+  Path path = Path::kRpc;              // by which it came
   std::unique_ptr<const Claim> claim;  // to be verified before anybody gets the tensor; may be none
 };
 
@@ -51,10 +54,18 @@ struct Waiter {
   SourcePeer* source = nullptr;
   // Kept alive by `done`, as TensorFlow's base class arranges.
   RdmaRendezvous* rendezvous = nullptr;
+  EdgeWaits* waits = nullptr;
+  uint64_t since = 0;  // WaitMoment at which it began to wait; 0: it did not
 
   std::string FullKey() const { return edge != nullptr ? SpellKey(edge->key_prefix, at) : key; }
+  absl::string_view EdgeName() const;
   KeyId Id() const { return edge != nullptr ? edge->key.At(at) : KeyId::Of(key); }
   void Fail(const absl::Status& status) const;
+  // Its tensor is here.
+  void EndWait(uint64_t bytes, Path path) const {
+    if (since == 0) return;
+    rdmatensor::EndWait(waits, since, [this] { return EdgeName(); }, bytes, path);
+  }
 };
 
 // Thread-safe. Callbacks run without its lock.

@@ -16,6 +16,7 @@
 #include "arena.h"
 #include "checksum.h"
 #include "collective_stats.h"
+#include "edge_waits.h"
 #include "include/rdmatensor.h"
 #include "placement.h"
 #include "plan_book.h"
@@ -150,12 +151,13 @@ std::string AsJson(const PeerId& id, const Peer& peer) {
     bytes += counter.bytes.load();
     if (transport == kRpcTransport) rpc_bytes = counter.bytes.load();
   }
-  return absl::StrCat("{\"task\":", Quoted(id.second),
-                      ",\"direction\":", receives ? "\"receive\"" : "\"send\"",
-                      ",\"state\":", Quoted(peer.state), ",\"transport\":", Quoted(peer.transport),
-                      ",\"why\":", Quoted(peer.why), ",\"tensors\":", tensors, ",\"bytes\":", bytes,
-                      ",\"rpc_bytes\":", rpc_bytes, ",\"failbacks\":", peer.failbacks,
-                      ",\"retry_in_ms\":", RetryInMs(peer), "}");
+  const WaitSum waited = receives ? WaitsFor(id.second) : WaitSum();
+  return absl::StrCat(
+      "{\"task\":", Quoted(id.second), ",\"direction\":", receives ? "\"receive\"" : "\"send\"",
+      ",\"state\":", Quoted(peer.state), ",\"transport\":", Quoted(peer.transport),
+      ",\"why\":", Quoted(peer.why), ",\"tensors\":", tensors, ",\"bytes\":", bytes,
+      ",\"rpc_bytes\":", rpc_bytes, ",\"failbacks\":", peer.failbacks, ",\"waits\":", waited.waits,
+      ",\"wait_us\":", waited.nanoseconds / 1000, ",\"retry_in_ms\":", RetryInMs(peer), "}");
 }
 
 }  // namespace
@@ -276,7 +278,8 @@ std::string StatsAsJson() {
                   ",\"exhausted_allocations\":", arena.exhausted_allocations,
                   ",\"exhausted_bytes\":", arena.exhausted_bytes,
                   "},\"placement\":", PlacementAsJson(), ",\"collectives\":", CollectivesAsJson(),
-                  ",\"checksums\":", ChecksumsAsJson(), ",\"transports\":{");
+                  ",\"checksums\":", ChecksumsAsJson(), ",\"slow_edges\":", SlowEdgesAsJson(),
+                  ",\"devices\":", PlanBook::Get()->DevicesAsJson(), ",\"transports\":{");
   std::lock_guard<std::mutex> lock(stats.mutex);
   const char* separator = "";
   for (const auto& [name, traffic] : stats.transports) {
@@ -316,6 +319,7 @@ void ResetStats() {
   ResetPlacement();
   ResetCollectives();
   ResetChecksums();
+  ResetWaits();
   std::lock_guard<std::mutex> lock(stats.mutex);
   for (auto& [name, traffic] : stats.transports) traffic->Reset();
   for (auto& [id, peer] : stats.peers) {

@@ -55,6 +55,7 @@ struct SourcePeer::AddressCall {
 SourcePeer::SourcePeer(Endpoint* endpoint, std::string task)
     : endpoint_(endpoint),
       task_(std::move(task)),
+      waits_(WaitsOf(task_, endpoint->task(), "")),
       backoff_(Backoff::Milliseconds(endpoint->settings().failback_ms)) {}
 
 SourcePeer::Route SourcePeer::RouteFor(uint64_t incarnation, int64_t step_id,
@@ -448,7 +449,7 @@ void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   for (auto& [workers, incarnation] : reconnect) EnsureConnecting(workers, incarnation);
   for (const std::string& key : requested) Request(step_id, key);
   for (Waiter& waiter : by_rpc) {
-    waiter.rendezvous->Ask(this, waiter.FullKey(), waiter.args, std::move(waiter.done));
+    waiter.rendezvous->Ask(std::move(waiter));
   }
 }
 

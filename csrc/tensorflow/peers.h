@@ -40,6 +40,8 @@ class SourcePeer {
   SourcePeer(Endpoint* endpoint, std::string task);
 
   const std::string& task() const { return task_; }
+  // For tensors from it that no plan names.
+  EdgeWaits* waits() const { return waits_; }
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
 
   // The channel to it, or nullptr.
@@ -109,6 +111,7 @@ class SourcePeer {
 
   Endpoint* const endpoint_;
   const std::string task_;
+  EdgeWaits* const waits_;
   std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> any_step_failed_{false};  // or any key was lost
 

@@ -282,6 +282,7 @@ std::shared_ptr<InEdge> PlanBook::AddReceive(EdgeDefinition definition) {
           std::make_shared<InPlan>(definition.graph, definition.destination, definition.count);
       found = edge->plan;
     }
+    edge->waits = WaitsOf(definition.source, definition.destination, definition.name);
     edge->definition = std::make_shared<const EdgeDefinition>(std::move(definition));
     known = edge;
   }
@@ -381,6 +382,10 @@ std::shared_ptr<Slots> PlanBook::MakeOffer(const std::shared_ptr<InPlan>& plan,
   absl::StatusOr<std::shared_ptr<Slots>> slots = channel->plan().MakeOffer(link);
   if (slots.ok()) {
     plan->AddSlots(*slots);
+    rdt_log_line(RDT_LOG_DEBUG,
+                 absl::StrCat("plan: ", link->edges.size(), " tensors from ", link->source,
+                              " get places, of ", link->bytes, " bytes")
+                     .c_str());
     return *slots;
   }
   if (absl::IsResourceExhausted(slots.status())) {

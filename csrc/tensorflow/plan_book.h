@@ -78,6 +78,7 @@ class InPlan : public std::enable_shared_from_this<InPlan> {
 struct InEdge {
   std::shared_ptr<const EdgeDefinition> definition;
   std::shared_ptr<InPlan> plan;
+  EdgeWaits* waits = nullptr;
 };
 
 // Thread-safe. One for the process.
@@ -91,6 +92,8 @@ class PlanBook {
   Endpoint* EndpointOf(const std::string& task);
   // nullptr unless the process has exactly one.
   Endpoint* OnlyEndpoint();
+  // What the devices of all of them count, as a JSON list.
+  std::string DevicesAsJson();
 
   std::shared_ptr<InEdge> AddReceive(EdgeDefinition definition);
   std::shared_ptr<OutEdge> AddSend(EdgeDefinition definition);

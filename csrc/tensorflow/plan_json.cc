@@ -74,6 +74,26 @@ std::string LinkAsJson(const PlacedLink& link) {
 
 }  // namespace
 
+std::string PlanBook::DevicesAsJson() {
+  std::vector<std::string> devices;
+  // Under the lock, which an endpoint needs before it closes its device.
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [task, endpoint] : endpoints_) {
+    rdt_stats now{};
+    if (rdt_device_stats(endpoint->device(), &now) != RDT_OK) continue;
+    devices.push_back(absl::StrCat(
+        "{\"task\":", Quoted(task), ",\"address\":", Quoted(endpoint->address()),
+        ",\"writes\":", now.writes, ",\"write_bytes\":", now.write_bytes, ",\"reads\":", now.reads,
+        ",\"read_bytes\":", now.read_bytes, ",\"notifies_sent\":", now.notifies_sent,
+        ",\"notifies_received\":", now.notifies_received, ",\"notify_bytes_sent\":",
+        now.notify_bytes_sent, ",\"notify_bytes_received\":", now.notify_bytes_received,
+        ",\"queued\":", now.queued, ",\"doorbells\":", now.doorbells, ",\"wakeups\":", now.wakeups,
+        ",\"channels_opened\":", now.channels_opened, ",\"channels_lost\":", now.channels_lost,
+        ",\"regions\":", now.regions, ",\"region_bytes\":", now.region_bytes, "}"));
+  }
+  return absl::StrCat("[", absl::StrJoin(devices, ","), "]");
+}
+
 std::string PlanBook::AsJson(Endpoint* endpoint) {
   std::vector<std::shared_ptr<const PlacedLink>> links;
   for (const std::shared_ptr<InPlan>& plan : AllPlans(endpoint->task())) {

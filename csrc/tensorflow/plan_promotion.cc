@@ -47,6 +47,12 @@ std::shared_ptr<const PlacedLink> LinkOf(std::shared_ptr<const EdgeDefinition> d
   return link;
 }
 
+void LogEdge(const PlacedEdge& edge, const char* what) {
+  rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("plan: ", edge.definition->name, " from ",
+                                           edge.definition->source, " ", what)
+                                  .c_str());
+}
+
 }  // namespace
 
 void PlanBook::WatchEdge(const std::shared_ptr<InPlan>& plan,
@@ -94,6 +100,7 @@ void PlanBook::Observe(Endpoint* endpoint, absl::string_view key,
   }
   if (demoted == nullptr) return;
   CountPlan(PlanEvent::kDemoted);
+  LogEdge(demoted->link().edges.front(), "loses its place: a tensor did not fit");
   plan->RemoveLink(&demoted->link());
   demoted->Withdraw();
 }
@@ -113,6 +120,7 @@ void PlanBook::Promote(Endpoint* endpoint, KeyId key, const std::shared_ptr<Chan
   if (link->bytes <= BudgetOf(*endpoint)) slots = MakeOffer(plan, link, channel);
   if (slots != nullptr) {
     CountPlan(PlanEvent::kPromoted);
+    LogEdge(link->edges.front(), "gets a place, because of the sizes seen");
     plan->AddLink(link);
   }
   std::lock_guard<std::mutex> lock(mutex_);

@@ -13,6 +13,7 @@
 #include "path_stats.h"
 #include "placement.h"
 #include "ref_variables.h"
+#include "spans.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/util/device_name_utils.h"
@@ -163,11 +164,12 @@ void RdmaRendezvous::Push(const std::shared_ptr<Channel>& channel, const ParsedK
     (void)channel->NotifyMessage(PackImmediate(MessageKind::kTensor), message);
     return;
   }
+  SendSpan span(key.edge_name, key.dst_device, tensor.TotalBytes());
+  Path path = Path::kRpc;
   const char* reason = WhyNotPushable(key, tensor);
-  if (reason == nullptr) {
-    reason = PushTensor(channel, key.FullKey(), tensor);
-    if (reason == nullptr) return;
-  }
+  if (reason == nullptr) reason = PushTensor(channel, key.FullKey(), tensor, &path);
+  span.End(PathName(path));
+  if (reason == nullptr) return;
   CountSentByRpc(key.dst_device, tensor.TotalBytes());
   // Fails only when the step was aborted, which the receiver is told anyway.
   if (SendLocal(key, args, tensor, is_dead).ok()) {
@@ -176,7 +178,7 @@ void RdmaRendezvous::Push(const std::shared_ptr<Channel>& channel, const ParsedK
 }
 
 const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
-                                       absl::string_view key, const Tensor& tensor) {
+                                       absl::string_view key, const Tensor& tensor, Path* path) {
   TensorMessage message = Describe(step_id_, key, tensor);
   const uint64_t immediate = PackImmediate(MessageKind::kTensor);
   const bool checked = endpoint_->settings().checksum && message.bytes != 0;
@@ -189,7 +191,8 @@ const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
       if (!source.IsInitialized()) return kReasonNoMemory;
       message.payload = static_cast<const char*>(source.data());
       if (checked) message.checksum = ChecksumToSend(source.data(), message.bytes);
-      CountSent(Path::kInline, message.bytes, channel->traffic());
+      *path = Path::kInline;
+      CountSent(*path, message.bytes, channel->traffic());
       // A lost channel fails the receiver's step there; sending never fails, as in stock TensorFlow.
       (void)channel->NotifyMessage(immediate, message);
       return nullptr;
@@ -210,7 +213,7 @@ const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
     if (!exports.Locate(channel->handle(), source.data(), &message.region_key, &message.offset)) {
       return kReasonUnregistered;
     }
-    std::memcpy(source.data(), tensor.data(), message.bytes);
+    CopyTraced(source.data(), tensor.data(), message.bytes, "bounce");
     message.flags |= TensorMessage::kBounced;
   }
   // Of the original, so that the copy is verified too; unless that may have changed since.
@@ -218,7 +221,8 @@ const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
     message.checksum = ChecksumToSend((may_change ? source : tensor).data(), message.bytes);
   }
   if (!channel->lender().Lend(source, &message.lend_id)) return kReasonArenaFull;
-  CountSent(in_place ? Path::kDynamic : Path::kBounce, message.bytes, channel->traffic());
+  *path = in_place ? Path::kDynamic : Path::kBounce;
+  CountSent(*path, message.bytes, channel->traffic());
   if (!channel->NotifyMessage(immediate, message).ok()) channel->lender().Release(message.lend_id);
   return nullptr;
 }
@@ -257,6 +261,7 @@ void RdmaRendezvous::ReceivePlanned(const InEdge& edge, const tensorflow::FrameA
   waiter.edge = edge.definition;
   waiter.at = at;
   waiter.source = endpoint_->Source(edge.definition->source);
+  waiter.waits = edge.waits;
   waiter.source_incarnation = edge.definition->source_incarnation;
   Receive(edge.definition->key.At(at), std::move(waiter));
 }
@@ -268,6 +273,7 @@ void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,
   waiter.args = args;
   waiter.key = std::string(key.FullKey());
   waiter.source = endpoint_->Source(key.src_device);
+  waiter.waits = waiter.source->waits();
   waiter.source_incarnation = key.src_incarnation;
   Receive(KeyId::Of(key.FullKey()), std::move(waiter));
 }
@@ -283,7 +289,7 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter) {
   const auto route = source->RouteFor(incarnation, step_id_, waiter);
   if (route == SourcePeer::Route::kAskAndRetry) source->EnsureConnecting(workers(), incarnation);
   if (route == SourcePeer::Route::kAsk || route == SourcePeer::Route::kAskAndRetry) {
-    Ask(source, waiter.FullKey(), waiter.args, std::move(waiter.done));
+    Ask(std::move(waiter));
     return;
   }
   const absl::Status failed = source->StatusOf(step_id_, key);
@@ -317,20 +323,20 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter) {
   }
 }
 
-void RdmaRendezvous::Ask(SourcePeer* source, const std::string& key, const Args& args,
-                         DoneCallback done) {
-  ReceiveByRpc(key, args,
-               [source, step_id = step_id_, key, done = std::move(done)](
-                   const absl::Status& status, const Args& send_args, const Args& receive_args,
-                   const Tensor& tensor, bool is_dead) {
-                 source->OnAnswered(step_id, key);
-                 done(status, send_args, receive_args, tensor, is_dead);
-               });
+void RdmaRendezvous::Ask(Waiter waiter) {
+  waiter.done = [source = waiter.source, step_id = step_id_, key = waiter.FullKey(),
+                 done = std::move(waiter.done)](const absl::Status& status, const Args& send_args,
+                                                const Args& receive_args, const Tensor& tensor,
+                                                bool is_dead) {
+    source->OnAnswered(step_id, key);
+    done(status, send_args, receive_args, tensor, is_dead);
+  };
+  ReceiveByRpc(std::move(waiter));
 }
 
-void RdmaRendezvous::ReceiveByRpc(absl::string_view key, const Args& args, DoneCallback done) {
+void RdmaRendezvous::ReceiveByRpc(Waiter waiter) {
   ParsedKey parsed;
-  absl::Status status = tensorflow::Rendezvous::ParseKey(key, &parsed);
+  absl::Status status = tensorflow::Rendezvous::ParseKey(waiter.FullKey(), &parsed);
   tsl::core::RefCountPtr<tensorflow::BaseRemoteRendezvous> rpc;
   if (status.ok()) {
     std::lock_guard<std::mutex> lock(rpc_mutex_);
@@ -342,18 +348,23 @@ void RdmaRendezvous::ReceiveByRpc(absl::string_view key, const Args& args, DoneC
     if (status.ok()) rpc = tsl::core::GetNewRef(rpc_.get());
   }
   if (!status.ok()) {
-    done(status, Args(), args, Tensor(), false);
+    waiter.Fail(status);
     return;
   }
+  if (waiter.since == 0) waiter.since = WaitMoment();
   Traffic* const traffic =
       TrafficOf(Direction::kReceive, Endpoint::TaskOf(parsed.src_device), kRpcTransport);
-  rpc->RecvAsync(
-      parsed, args,
-      [done = std::move(done), traffic](const absl::Status& s, const Args& send_args,
-                                        const Args& recv_args, const Tensor& tensor, bool is_dead) {
-        if (s.ok()) CountReceived(Path::kRpc, tensor.TotalBytes(), traffic);
-        done(s, send_args, recv_args, tensor, is_dead);
-      });
+  const Args args = waiter.args;
+  rpc->RecvAsync(parsed, args,
+                 [waiter = std::move(waiter), traffic](const absl::Status& s, const Args& send_args,
+                                                       const Args& recv_args, const Tensor& tensor,
+                                                       bool is_dead) {
+                   if (s.ok()) {
+                     CountReceived(Path::kRpc, tensor.TotalBytes(), traffic);
+                     waiter.EndWait(tensor.TotalBytes(), Path::kRpc);
+                   }
+                   waiter.done(s, send_args, recv_args, tensor, is_dead);
+                 });
 }
 
 void RdmaRendezvous::StartAbort(const absl::Status& status) {

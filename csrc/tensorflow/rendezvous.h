@@ -61,11 +61,11 @@ class RdmaRendezvous : public tensorflow::BaseRemoteRendezvous {
                       DoneCallback done);
   bool CanReceivePlanned() { return is_initialized(); }
 
-  // Fetches by TensorFlow's RecvTensor what `source` referred there.
-  void ReceiveByRpc(absl::string_view key, const Args& args, DoneCallback done);
+  // Fetches by TensorFlow's RecvTensor what its source referred there.
+  void ReceiveByRpc(Waiter waiter);
 
   // Fetches by RecvTensor what SourcePeer::RouteFor decided so.
-  void Ask(SourcePeer* source, const std::string& key, const Args& args, DoneCallback done);
+  void Ask(Waiter waiter);
 
   void StartAbort(const absl::Status& status) override;
 
@@ -77,9 +77,9 @@ class RdmaRendezvous : public tensorflow::BaseRemoteRendezvous {
   // Why `tensor` cannot be pushed, or nullptr.
   static const char* WhyNotPushable(const ParsedKey& key, const tensorflow::Tensor& tensor);
   void Receive(const KeyId& key, Waiter waiter);
-  // nullptr if it was sent, else why it must go by RPC.
+  // nullptr if it was sent, by `path`, else why it must go by RPC.
   const char* PushTensor(const std::shared_ptr<Channel>& channel, absl::string_view key,
-                         const tensorflow::Tensor& tensor);
+                         const tensorflow::Tensor& tensor, Path* path);
 
   Endpoint* const endpoint_;
   RpcRendezvousFactory* const rpc_factory_;

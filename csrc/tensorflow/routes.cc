@@ -14,6 +14,7 @@
 #include "path_stats.h"
 #include "placement.h"
 #include "plan_book.h"
+#include "spans.h"
 
 namespace rdmatensor {
 namespace {
@@ -22,6 +23,8 @@ namespace {
 constexpr uint64_t kCopiedByCore = 16 * 1024;
 // Of places whose receiver is slow to answer: what is not opened then takes the dynamic path for good.
 constexpr int kOpenTries = 5;
+
+Path PathOf(const Offer::Edge& edge) { return edge.has_shape ? Path::kBounded : Path::kStatic; }
 
 }  // namespace
 
@@ -244,7 +247,10 @@ bool Routes::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
   }
   const bool grouped = offer_.edges[index].group >= 0;
   if ((!fits && !grouped) || !Enter()) return false;
+  SendSpan span(edge.definition->name, edge.definition->destination,
+                sent.is_dead ? 0 : sent.tensor->TotalBytes());
   const bool done = grouped ? SendGrouped(edge, index, sent, fits) : SendSingle(edge, index, sent);
+  span.End(done ? PathName(PathOf(offer_.edges[index])) : "none");
   Leave();
   return done;
 }
@@ -266,7 +272,7 @@ bool Routes::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, Planned
 
 bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent) {
   const Offer::Edge& offered = offer_.edges[index];
-  const Path path = offered.has_shape ? Path::kBounded : Path::kStatic;
+  const Path path = PathOf(offered);
   PlannedMessage message;
   message.step_id = sent.step_id;
   message.index = index;
@@ -338,7 +344,7 @@ bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
       !exports.Locate(channel_->handle(), copy.data(), &region_key, &offset)) {
     return false;
   }
-  std::memcpy(copy.data(), source->data(), bytes);
+  CopyTraced(copy.data(), source->data(), bytes, "bounce");
   CountPlan(PlanEvent::kCopied);
   *source = std::move(copy);
   return true;
@@ -347,7 +353,7 @@ bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
 void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes,
                             uint64_t offset, const PlannedMessage& message) {
   if (mapped_places_ != nullptr) {
-    std::memcpy(mapped_places_ + offset, data, bytes);
+    CopyTraced(mapped_places_ + offset, data, bytes, "place");
     (void)Announce(message);
     return;
   }
@@ -427,7 +433,7 @@ bool Routes::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent
     lock.unlock();
     const uint64_t at = SlotOffset(offered.ring, step->slot) + offered.offset;
     char* const target = mapped_places_ != nullptr ? mapped_places_ : staging_base_;
-    std::memcpy(target + at, sent.tensor->data(), offered.bytes);
+    CopyTraced(target + at, sent.tensor->data(), offered.bytes, "group");
     // As in PushTensor.
     const void* const original = edge.definition->may_change ? target + at : sent.tensor->data();
     const uint32_t checksum = step->checksums.empty() ? 0 : ChecksumToSend(original, offered.bytes);

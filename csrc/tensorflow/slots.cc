@@ -333,7 +333,8 @@ void Slots::DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, 
 }
 
 void Slots::Deliver(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival) {
-  CountReceived(PathOf(edge), arrival.is_dead ? 0 : arrival.tensor.TotalBytes(),
+  arrival.path = PathOf(edge);
+  CountReceived(arrival.path, arrival.is_dead ? 0 : arrival.tensor.TotalBytes(),
                 channel_->traffic());
   endpoint_->Deliver(channel_.get(), message.step_id,
                      edge.definition->key.At({message.frame_id, message.iter_id}),

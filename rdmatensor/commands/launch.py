@@ -19,6 +19,8 @@ import click
               help="A chief besides the workers. Default: with parameter servers.")  # fmt: skip
 @click.option("--protocol", type=click.Choice(["grpc+rdma", "grpc"]), default="grpc+rdma",
               show_default=True, help="What tasks are told in TF_CONFIG.")  # fmt: skip
+@click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535), default=0,
+              help="Serve metrics of the tasks at PORT, PORT + 1, ..., for `rdmatensor top`.")  # fmt: skip
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(chief: bool | None, **options: Any) -> None:
@@ -35,11 +37,13 @@ def launch(chief: bool | None, **options: Any) -> None:
     Examples:
       rdmatensor launch -n 4 train.py --steps 100
       rdmatensor launch -n 2 --ps 1 --protocol grpc train.py
+      rdmatensor launch -n 2 --metrics-port 9100 train.py &
+      rdmatensor top 9100-9101
     """
     from .. import launch as launcher
 
     request = launcher.Request(chief=options["ps"] > 0 if chief is None else chief, **options)
-    why_not = launcher.check(request.script)
+    why_not = launcher.check(request.script) or launcher.check_metrics(request)
     if why_not:
         raise click.UsageError(why_not)
     sys.exit(launcher.run(request, lambda line: click.echo(f"rdmatensor launch: {line}", err=True)))

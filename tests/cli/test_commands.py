@@ -74,6 +74,7 @@ def test_each_command_explains_itself_with_examples(name: str) -> None:
         ("click", [], "pip install 'click>=8' 'rich>=13'"),
         ("rich", ["doctor"], "pip install rich"),
         ("numpy", ["plan", "--live", "localhost:1"], "pip install numpy"),
+        ("prometheus_client", ["top", "9100"], "pip install 'rdmatensor[metrics]'"),
     ],
 )
 def test_a_missing_package_is_one_line(module: str, arguments: list[str], remedy: str) -> None:

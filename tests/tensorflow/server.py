@@ -2,11 +2,12 @@
 """A TensorFlow server in its own process: server.py CLUSTER_JSON JOB INDEX PROTOCOL.
 
 Answers each line of standard input (a command) with one line of JSON on standard output. "faults TEXT" puts
-the setting FAULTS in force, and answers how many there were.
+the setting FAULTS in force, and answers how many there were. "trace FILE" begins a trace, "traced" writes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -16,7 +17,15 @@ from typing import Any
 import tensorflow as tf
 
 import rdmatensor.faults
+import rdmatensor.metrics
 import rdmatensor.tensorflow
+
+
+def metrics() -> str:
+    """Where they are served from now on."""
+    endpoint = rdmatensor.metrics.serve(0)
+    assert endpoint
+    return endpoint.address
 
 
 def main() -> None:
@@ -28,18 +37,24 @@ def main() -> None:
         task_index=int(index),
         protocol=protocol,
     )
+    traces = contextlib.ExitStack()
     commands: dict[str, Callable[[], Any]] = {
         "stats": rdmatensor.tensorflow.stats,
         "reset": rdmatensor.tensorflow.reset_stats,
         "plan": rdmatensor.tensorflow.plan,
         "pid": os.getpid,
         "faults": rdmatensor.faults.counts,
+        "metrics": metrics,
+        "trace": lambda: None,
+        "traced": traces.close,
     }
     print(json.dumps({"target": server.target, "pid": os.getpid()}), flush=True)
     for line in sys.stdin:
         command, _, text = line.strip().partition(" ")
         if command == "faults":
             rdmatensor.config.set("FAULTS", text)
+        elif command == "trace":
+            traces.enter_context(rdmatensor.tensorflow.trace(text))
         print(json.dumps(commands[command]()), flush=True)
     # The parent is gone, or wants an end. Servers cannot be stopped: leave without ceremony.
     os._exit(0)
