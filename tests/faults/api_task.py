@@ -17,6 +17,7 @@ import numpy as np
 
 import rdmatensor
 from group_checks import arenas, check
+from rdmatensor import RemoteDevice
 from usage import memory_sizes, usage
 
 __all__ = ["Member", "usage"]
@@ -74,7 +75,9 @@ class Member:
     def holds(self) -> dict[str, Any]:
         """What may explain memory that is still held."""
         device = self._device
+        alive = [each for each in gc.get_objects() if isinstance(each, RemoteDevice)]
         return {
+            "alive": [(repr(each), each._ended(), len(gc.get_referrers(each))) for each in alive],
             "remotes": len(device._remotes),
             "closing": len(device._closing_remotes),
             "owned": len(device._owned),

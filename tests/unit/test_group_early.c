@@ -83,7 +83,36 @@ static void test_sender_is_gone(void) {
   close_group(members, 3);
 }
 
+static unsigned visitors(const member *m) {
+  rdt_groups *groups = m->device->groups;
+  pthread_mutex_lock(&groups->lock);
+  unsigned count = groups->visitor_count;
+  pthread_mutex_unlock(&groups->lock);
+  return count;
+}
+
+static void until_visitors(const member *m, unsigned wanted) {
+  rdt_deadline deadline = rdt_deadline_after(20000);
+  while (visitors(m) != wanted && rdt_deadline_left(deadline) > 0) usleep(500);
+  EXPECT(visitors(m) == wanted);
+}
+
+/* Who wanted to join a group that this process never makes is forgotten when it goes, and its channel with it. */
+static void test_visitor_is_gone(void) {
+  member members[2];
+  open_devices(members, 2);
+  prepare(members, 2, "never made");
+  members[1].options.timeout_ms = 300;
+  create_member(&members[1]);
+  EXPECT_STATUS(RDT_ERR_DEADLINE, members[1].status);
+  until_visitors(&members[0], 1);
+  rdt_device_close(members[1].device);
+  until_visitors(&members[0], 0);
+  rdt_device_close(members[0].device);
+}
+
 int main(void) {
+  test_visitor_is_gone();
   test_failed_elsewhere();
   test_sender_is_gone();
   return 0;

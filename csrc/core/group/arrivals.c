@@ -195,6 +195,7 @@ void rdt_groups_down(rdt_channel *channel) {
   pthread_mutex_lock(&groups->lock);
   mark_links(groups, channel, false);
   rdt_groups_forget_channel(groups, channel);
+  rdt_visitors_forget(groups);
   pthread_cond_broadcast(&groups->visited);
   pthread_mutex_unlock(&groups->lock);
 }

@@ -252,6 +252,7 @@ static rdt_status enlist(rdt_group *group) {
 static void end_joining(rdt_groups *groups) {
   pthread_mutex_lock(&groups->lock);
   groups->joining--;
+  rdt_visitors_forget(groups);
   pthread_cond_broadcast(&groups->visited);
   pthread_mutex_unlock(&groups->lock);
 }

@@ -292,6 +292,9 @@ rdt_status rdt_group_meet(rdt_group *group, const char *root, rdt_deadline deadl
 void rdt_group_visit(rdt_channel *channel, rdt_message_kind kind, const void *data, size_t size);
 /* Drops what nobody asked for in time; all of it with `now` INT64_MAX. Under groups->lock. */
 void rdt_visitors_expire(rdt_groups *groups, int64_t now);
+/* Drops what came from peers that are gone, unless a group is just being made: it would keep their channels, until
+ * somebody comes the next time. Under groups->lock. */
+void rdt_visitors_forget(rdt_groups *groups);
 
 /* ---- messages.c -------------------------------------------------------------------------------------- */
 

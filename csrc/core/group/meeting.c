@@ -67,6 +67,16 @@ void rdt_visitors_expire(rdt_groups *groups, int64_t now) {
   }
 }
 
+void rdt_visitors_forget(rdt_groups *groups) {
+  if (groups->joining > 0) return; /* what a peer said before it went may tell a member why */
+  for (rdt_visitor **link = &groups->visitors; *link;) {
+    if (atomic_load(&(*link)->channel->down))
+      rdt_visitor_free(unlink_visitor(groups, link));
+    else
+      link = &(*link)->next;
+  }
+}
+
 /* A group that is complete takes no more members, but the last may ask twice. */
 static bool is_complete(rdt_groups *groups, const rdt_channel *channel, const char *name) {
   const rdt_group *group = groups->list;
