@@ -52,7 +52,7 @@ $(VENV)/.tools: pyproject.toml .ci/prepare
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.toml
-	@echo 'building rdmatensor (its TensorFlow plugin takes a minute or two the first time)'
+	@echo 'building rdmatensor (its TensorFlow plugin takes some minutes the first time)'
 	@$(PIP) --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
 
