@@ -153,14 +153,14 @@ def short(task: str) -> str:
 
 
 def _table(*headings: str) -> Table:
-    """Of one line for each; all but the first and the last column are numbers."""
+    """All but the first and the last column are numbers; only the last may be wrapped."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(f"  {headings[0]}", no_wrap=True)
     for heading in headings[1:-1]:
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column(headings[-1], overflow="ellipsis", no_wrap=True)
+    table.add_column(headings[-1])
     return table
 
 
