@@ -233,6 +233,10 @@ def _read(document: Mapping[str, Any]) -> TransferPlan:
     ends += [end for link in links for end in (link.source, link.destination)]
     if unknown := set(ends) - set(tasks):
         raise ValueError(f"not among the tasks: {min(unknown)}")
+    linked = {(link.source, link.destination) for link in links}
+    for edge in edges:
+        if edge.offset is not None and (edge.source, edge.destination) not in linked:
+            raise ValueError(f"{edge.name} has a place, but no link from {edge.source}")
     options = Options(**_typed(document["options"], **dict.fromkeys(_OPTIONS, int)))
     control_edges = _typed({"control_edges": 0, **document}, control_edges=int)["control_edges"]
     return TransferPlan(tasks, options, links, edges, control_edges)

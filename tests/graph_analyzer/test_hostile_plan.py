@@ -61,6 +61,19 @@ def test_a_damaged_plan_is_refused_or_can_be_used(plan: TransferPlan, data: st.D
     assert page(read)
 
 
+def test_a_place_in_no_memory_is_refused(plan: TransferPlan) -> None:
+    """Each link in turn is missing, or goes elsewhere."""
+    document = json.loads(plan.to_json())
+    for number, link in enumerate(document["links"]):
+        less = copy.deepcopy(document)
+        del less["links"][number]
+        with pytest.raises(AnalysisError, match="has a place, but no link"):
+            TransferPlan.from_json(json.dumps(less))
+        less["links"].append({**link, "destination": link["source"]})
+        with pytest.raises(AnalysisError, match="has a place, but no link"):
+            TransferPlan.from_json(json.dumps(less))
+
+
 @settings(max_examples=50, deadline=None)
 @given(text=st.binary(max_size=40) | st.text(max_size=40))
 def test_anything_else_is_refused(text: str | bytes) -> None:
