@@ -17,8 +17,6 @@
 namespace rdmatensor {
 namespace {
 
-constexpr size_t kRememberedSteps = 1024;
-constexpr size_t kRememberedCopies = 1024;
 constexpr std::chrono::seconds kSweepPeriod{10};
 
 absl::Status LostStatus(absl::string_view task) {
@@ -120,8 +118,8 @@ absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view 
                                              PendingSend* pending,
                                              tensorflow::Rendezvous::DoneCallback* done) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (lost_.contains(step_id) ||
-      (!lost_copy_set_.empty() && lost_copy_set_.contains(Copy(step_id, key)))) {
+  if (lost_.Contains(step_id) ||
+      (!lost_copies_.empty() && lost_copies_.Contains(Copy(step_id, key)))) {
     return LostStatus(task_);
   }
   Step& step = StepLocked(step_id);
@@ -253,32 +251,23 @@ void DestinationLink::TakePulls(Step* step, absl::string_view key,
 }
 
 void DestinationLink::LoseStepsLocked(std::vector<std::shared_ptr<Pull>>* failed) {
-  for (int64_t step_id : recent_order_) {
-    if (lost_.insert(step_id).second) lost_order_.push_back(step_id);
+  for (int64_t step_id : recent_.keys()) {
+    lost_.Add(step_id);
     AnnounceLocked(step_id, LostStatus(task_));
     auto step = steps_.find(step_id);
     while (step != steps_.end() && !step->second.pulled.empty()) {
       TakePulls(&step->second, step->second.pulled.begin()->first, failed);
     }
   }
-  while (lost_order_.size() > kRememberedSteps) {
-    lost_.erase(lost_order_.front());
-    lost_order_.pop_front();
-  }
-  for (const Copy& copy : recent_copies_) {
+  for (const Copy& copy : recent_copies_.keys()) {
     auto step = steps_.find(copy.first);
     if (step != steps_.end()) TakePulls(&step->second, copy.second, failed);
-    if (lost_copy_set_.insert(copy).second) lost_copies_.push_back(copy);
+    lost_copies_.Add(copy);
   }
-  untold_copies_.assign(recent_copies_.begin(), recent_copies_.end());
-  while (lost_copies_.size() > kRememberedCopies) {
-    lost_copy_set_.erase(lost_copies_.front());
-    lost_copies_.pop_front();
-  }
+  untold_copies_.assign(recent_copies_.keys().begin(), recent_copies_.keys().end());
   for (auto& entry : steps_) entry.second.held.clear();
-  recent_.clear();
-  recent_order_.clear();
-  recent_copies_.clear();
+  recent_.Clear();
+  recent_copies_.Clear();
   last_step_ = -1;
 }
 
@@ -348,24 +337,18 @@ void DestinationLink::RecordLocked(int64_t step_id, absl::string_view key, bool 
     RecordStepLocked(step_id);
     return;
   }
-  recent_copies_.emplace_back(step_id, key);
-  if (recent_copies_.size() > kRememberedCopies) recent_copies_.pop_front();
+  recent_copies_.Add(Copy(step_id, key));
 }
 
 void DestinationLink::RecordStepLocked(int64_t step_id) {
   if (step_id == last_step_) return;
   last_step_ = step_id;
-  if (!recent_.insert(step_id).second) return;
-  recent_order_.push_back(step_id);
-  if (recent_order_.size() > kRememberedSteps) {
-    recent_.erase(recent_order_.front());
-    recent_order_.pop_front();
-  }
+  recent_.Add(step_id);
 }
 
 void DestinationLink::AnnounceLocked(int64_t step_id, const absl::Status& status) {
   announcements_.push_back({step_id, status});
-  if (announcements_.size() > kRememberedSteps) announcements_.pop_front();
+  if (announcements_.size() > kRemembered) announcements_.pop_front();
 }
 
 }  // namespace rdmatensor

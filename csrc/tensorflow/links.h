@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "channel.h"
+#include "newest.h"
 #include "tensorflow/core/framework/rendezvous.h"
 #include "tsl/platform/refcount.h"
 
@@ -162,15 +162,12 @@ class DestinationLink {
   std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
   // The steps pushed lately: when the channel is lost, what they pushed may be lost with it.
   int64_t last_step_ = -1;
-  absl::flat_hash_set<int64_t> recent_;
-  std::deque<int64_t> recent_order_;
-  absl::flat_hash_set<int64_t> lost_;
-  std::deque<int64_t> lost_order_;
+  static constexpr size_t kRemembered = 1024;
+  Newest<int64_t> recent_{kRemembered}, lost_{kRemembered};
   // The same of copies of eager operations, by step and key. The lost ones a receiver that connects is
   // told of, once.
   using Copy = std::pair<int64_t, std::string>;
-  std::deque<Copy> recent_copies_, lost_copies_;
-  absl::flat_hash_set<Copy> lost_copy_set_;
+  Newest<Copy> recent_copies_{kRemembered}, lost_copies_{kRemembered};
   std::vector<Copy> untold_copies_;
   // What a receiver that connects must be told first: lost steps and steps that failed here.
   std::deque<Failure> announcements_;

@@ -9,7 +9,6 @@
 namespace rdmatensor {
 namespace {
 
-constexpr size_t kRememberedSteps = 4096;
 constexpr std::chrono::seconds kSweepPeriod{10};
 
 absl::Status Cancelled() {
@@ -153,7 +152,7 @@ std::shared_ptr<Mailbox> MailboxTable::Attach(int64_t step_id) {
   std::lock_guard<std::mutex> lock(mutex_);
   SweepLocked(&dropped);
   // A step that is used again after its clean-up counts as new.
-  removed_.erase(step_id);
+  removed_.Remove(step_id);
   std::shared_ptr<Mailbox>& mailbox = mailboxes_[step_id];
   if (mailbox == nullptr) mailbox = std::make_shared<Mailbox>(step_id);
   ++mailbox->attached;
@@ -174,7 +173,7 @@ std::shared_ptr<Mailbox> MailboxTable::ForMessage(int64_t step_id) {
   SweepLocked(&dropped);
   auto found = mailboxes_.find(step_id);
   if (found != mailboxes_.end()) return found->second;
-  if (removed_.contains(step_id)) return nullptr;
+  if (removed_.Contains(step_id)) return nullptr;
   return mailboxes_[step_id] = std::make_shared<Mailbox>(step_id);
 }
 
@@ -188,11 +187,7 @@ void MailboxTable::Remove(int64_t step_id, const absl::Status& status) {
   std::shared_ptr<Mailbox> mailbox;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (removed_.insert(step_id).second) removed_order_.push_back(step_id);
-    while (removed_order_.size() > kRememberedSteps) {
-      removed_.erase(removed_order_.front());
-      removed_order_.pop_front();
-    }
+    removed_.Add(step_id);
     auto found = mailboxes_.find(step_id);
     if (found == mailboxes_.end()) return;
     mailbox = std::move(found->second);
@@ -203,7 +198,7 @@ void MailboxTable::Remove(int64_t step_id, const absl::Status& status) {
 
 bool MailboxTable::WasRemoved(int64_t step_id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return removed_.contains(step_id);
+  return removed_.Contains(step_id);
 }
 
 std::vector<std::shared_ptr<Mailbox>> MailboxTable::All() {

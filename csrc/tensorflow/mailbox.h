@@ -11,7 +11,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -19,12 +18,12 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "checksum.h"
 #include "edge_waits.h"
+#include "newest.h"
 #include "path_stats.h"
 #include "planned_edge.h"
 #include "tensorflow/core/framework/cancellation.h"
@@ -143,8 +142,8 @@ class MailboxTable {
   const std::chrono::seconds ttl_;
   std::mutex mutex_;
   absl::flat_hash_map<int64_t, std::shared_ptr<Mailbox>> mailboxes_;
-  absl::flat_hash_set<int64_t> removed_;
-  std::deque<int64_t> removed_order_;
+  static constexpr size_t kRemembered = 4096;
+  Newest<int64_t> removed_{kRemembered};
   std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
 };
 

@@ -18,7 +18,6 @@
 namespace rdmatensor {
 namespace {
 
-constexpr size_t kRememberedSteps = 1024;
 // A channel that was found again is as good as any other after so many times what was waited for it.
 constexpr int kLasting = 8;
 
@@ -95,22 +94,9 @@ std::shared_ptr<Channel> SourcePeer::ReadyChannel() {
   return channel_;
 }
 
-absl::Status SourcePeer::StepStatus(int64_t step_id) {
-  if (!any_step_failed_.load(std::memory_order_acquire)) return absl::OkStatus();
-  std::lock_guard<std::mutex> lock(mutex_);
-  auto found = failed_steps_.find(step_id);
-  return found == failed_steps_.end() ? absl::OkStatus() : found->second;
-}
-
-absl::Status SourcePeer::StatusOf(int64_t step_id, const KeyId& key) {
-  absl::Status status = StepStatus(step_id);
-  return status.ok() && IsLost(step_id, key) ? LostStatus(task_) : status;
-}
-
-bool SourcePeer::IsLost(int64_t step_id, const KeyId& key) {
-  if (!any_step_failed_.load(std::memory_order_acquire)) return false;
-  std::lock_guard<std::mutex> lock(mutex_);
-  return lost_.contains({step_id, key});
+absl::Status SourcePeer::StatusOf(int64_t step_id, const KeyId& key) const {
+  absl::Status status = failures_.OfStep(step_id);
+  return status.ok() && failures_.LacksTensor(step_id, key) ? LostStatus(task_) : status;
 }
 
 void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
@@ -422,16 +408,17 @@ void SourcePeer::GiveUp(Channel* channel, const std::string& why) {
 }
 
 void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
-  if (absl::Status failed = StepStatus(mailbox->step_id()); !failed.ok()) {
+  const int64_t step_id = mailbox->step_id();
+  if (absl::Status failed = failures_.OfStep(step_id); !failed.ok()) {
     for (Waiter& waiter : mailbox->Extract([this](const Waiter& w) { return w.source == this; })) {
       waiter.Fail(failed);
     }
     return;
   }
-  const int64_t step_id = mailbox->step_id();
-  if (any_step_failed_.load(std::memory_order_acquire)) {
-    for (Waiter& waiter : mailbox->Extract(
-             [&](const Waiter& w) { return w.source == this && IsLost(step_id, w.Id()); })) {
+  if (failures_.Any()) {
+    for (Waiter& waiter : mailbox->Extract([&](const Waiter& w) {
+           return w.source == this && failures_.LacksTensor(step_id, w.Id());
+         })) {
       waiter.Fail(LostStatus(task_));
     }
   }
@@ -466,32 +453,16 @@ void SourcePeer::FailAll(const absl::Status& status) {
 }
 
 void SourcePeer::OnStepAbort(int64_t step_id, const absl::Status& status) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (failed_steps_.emplace(step_id, status).second) failed_order_.push_back(step_id);
-    if (failed_order_.size() > kRememberedSteps) {
-      failed_steps_.erase(failed_order_.front());
-      failed_order_.pop_front();
-    }
-    any_step_failed_.store(true, std::memory_order_release);
-    epoch_.fetch_add(1, std::memory_order_acq_rel);
-  }
+  failures_.AddStep(step_id, status);
+  epoch_.fetch_add(1, std::memory_order_acq_rel);
   if (std::shared_ptr<Mailbox> mailbox = endpoint_->mailboxes().Find(step_id)) Settle(mailbox);
 }
 
 void SourcePeer::OnLost(int64_t step_id, const KeyId& key) {
   const std::shared_ptr<Mailbox> mailbox = endpoint_->mailboxes().Find(step_id);
   if (mailbox != nullptr && mailbox->HasArrived(key)) return;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (lost_.insert({step_id, key}).second) lost_order_.emplace_back(step_id, key);
-    if (lost_order_.size() > kRememberedSteps) {
-      lost_.erase(lost_order_.front());
-      lost_order_.pop_front();
-    }
-    any_step_failed_.store(true, std::memory_order_release);
-    epoch_.fetch_add(1, std::memory_order_acq_rel);
-  }
+  failures_.AddTensor(step_id, key);
+  epoch_.fetch_add(1, std::memory_order_acq_rel);
   if (mailbox != nullptr) Settle(mailbox);
 }
 

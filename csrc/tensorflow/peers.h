@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,6 +21,7 @@
 #include "channel.h"
 #include "mailbox.h"
 #include "message.h"
+#include "step_failures.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 
 namespace rdmatensor {
@@ -61,7 +61,7 @@ class SourcePeer {
   // A request that RouteFor decided for has ended.
   void OnAnswered(int64_t step_id, const std::string& key);
   // Fails if the peer said that nothing more will come for this step, or of this key.
-  absl::Status StatusOf(int64_t step_id, const KeyId& key);
+  absl::Status StatusOf(int64_t step_id, const KeyId& key) const;
 
   // Asks the peer for its address, and connects if it is not the process that the channel leads to,
   // unless that is being done. Returns at once; never fails.
@@ -104,8 +104,6 @@ class SourcePeer {
   void DelayRetryLocked();
   // Announces the requests under way, then that this process is ready.
   absl::Status SendReady(Channel* channel, const std::vector<AskedKey>& asked);
-  absl::Status StepStatus(int64_t step_id);
-  bool IsLost(int64_t step_id, const KeyId& key);
   void SettleAll();
   void FailAll(const absl::Status& status);
 
@@ -113,7 +111,7 @@ class SourcePeer {
   const std::string task_;
   EdgeWaits* const waits_;
   std::atomic<uint64_t> epoch_{0};
-  std::atomic<bool> any_step_failed_{false};  // or any key was lost
+  StepFailures failures_;
 
   std::mutex mutex_;
   Mode mode_ = Mode::kIdle;
@@ -131,10 +129,6 @@ class SourcePeer {
   absl::flat_hash_map<AskedKey, int> announced_;
   bool ready_sent_ = false;
   std::vector<AskedKey> answered_early_;  // since they were announced, but before kReady
-  absl::flat_hash_map<int64_t, absl::Status> failed_steps_;
-  std::deque<int64_t> failed_order_;
-  absl::flat_hash_set<std::pair<int64_t, KeyId>> lost_;
-  std::deque<std::pair<int64_t, KeyId>> lost_order_;
 };
 
 }  // namespace rdmatensor
