@@ -59,14 +59,46 @@ void rdt_stream(void *target, const void *source, size_t size) {
 }
 
 void rdt_stream_end(void) { _mm_sfence(); }
+
+/* What C libraries copy by one instruction (rep movsb), from 2 KB on up to a second-level cache, AMD's Zen 3 and 4
+ * copy at a twentieth of the speed where the target begins less than half a line after the source, seen within their
+ * pages. So numpy's large arrays lie to regions. */
+static int trails(const char *to, const char *from) {
+  return ((uintptr_t)to - (uintptr_t)from) % PAGE - 1 < LINE / 2 - 1;
+}
+
+/* Reads a line before it writes one: reads that follow a write to a like address wait for it. */
+static void copy_line(char *to, const char *from) {
+  const __m128i a = _mm_loadu_si128((const void *)from);
+  const __m128i b = _mm_loadu_si128((const void *)(from + 16));
+  const __m128i c = _mm_loadu_si128((const void *)(from + 32));
+  const __m128i d = _mm_loadu_si128((const void *)(from + 48));
+  _mm_store_si128((void *)to, a);
+  _mm_store_si128((void *)(to + 16), b);
+  _mm_store_si128((void *)(to + 32), c);
+  _mm_store_si128((void *)(to + 48), d);
+}
+
+static void copy_lines(char *to, const char *from, size_t size) {
+  const size_t gap = -(uintptr_t)to % LINE;
+  memcpy(to, from, gap);
+  to += gap, from += gap, size -= gap;
+  for (; size >= LINE; to += LINE, from += LINE, size -= LINE) copy_line(to, from);
+  memcpy(to, from, size);
+}
 #else
+static int trails(const char *to, const char *from) { return (void)to, (void)from, 0; }
+static void copy_lines(char *to, const char *from, size_t size) { memcpy(to, from, size); }
 void rdt_stream(void *to, const void *from, size_t size) { memcpy(to, from, size); }
 void rdt_stream_end(void) {}
 #endif
 
 void rdt_copy(void *to, const void *from, size_t size, size_t streamed) {
   if (size < streamed) {
-    memcpy(to, from, size);
+    if (size > RDT_COPY_SMALL && trails(to, from))
+      copy_lines(to, from, size);
+    else
+      memcpy(to, from, size);
     return;
   }
   rdt_stream(to, from, size);

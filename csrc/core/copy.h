@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Copies that are larger than a cache.
+ * Copies that memcpy is slow at: those larger than a cache, and those between addresses that are too much alike.
  */
 #ifndef RDT_CORE_COPY_H
 #define RDT_CORE_COPY_H
 
 #include <stddef.h>
+
+/* Up to so many bytes memcpy is as good. */
+#define RDT_COPY_SMALL ((size_t)2048)
 
 /* Copies between memory that does not overlap. From `streamed` bytes on past the cache: what does not fit into it
  * anyway need not be read before it is overwritten. Memory is as it should be for whoever learns of it

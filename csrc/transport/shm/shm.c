@@ -16,8 +16,6 @@
 #include "core/status.h"
 #include "transport/shm/ring.h"
 
-#define LARGE (1u << 20)
-
 struct rdt_endpoint {
   ring receive, send;           /* in our memory; in the peer's */
   void *receive_map, *send_map; /* NULL until there */
@@ -144,10 +142,9 @@ static char *place(const rdt_mapping *mapping, const rdt_op *op) {
   return mapping->base + mapping->offset + op->remote_offset;
 }
 
-/* Whether they fit into a cache is asked of those only that may not. */
 static void copy(void *to, const void *from, uint64_t size) {
   if (size == 0) return;
-  if (size < LARGE)
+  if (size <= RDT_COPY_SMALL)
     memcpy(to, from, size);
   else
     rdt_copy(to, from, size, rdt_half_of_cache());

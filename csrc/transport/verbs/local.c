@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "core/copy.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "transport/verbs/objects.h"
@@ -168,7 +169,7 @@ rdt_status verbs_local_acquire(rdt_domain *domain, void *buffer, uint64_t size, 
   if (size <= VERBS_SLOT_BYTES) {
     verbs_slot *slot = slot_take(domain);
     if (!slot) return RDT_NO_CREDIT;
-    if (!target) memcpy(slot->memory, buffer, size);
+    if (!target) rdt_copy(slot->memory, buffer, size, SIZE_MAX);
     *local = (verbs_local){
         .address = (uintptr_t)slot->memory, .lkey = domain->slot_mr->lkey, .slot = slot};
     return RDT_OK;

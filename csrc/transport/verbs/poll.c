@@ -5,8 +5,8 @@
  */
 #include <arpa/inet.h>
 #include <stdio.h>
-#include <string.h>
 
+#include "core/copy.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "transport/verbs/objects.h"
@@ -74,7 +74,7 @@ static void note_failure(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
 static void release(rdt_endpoint *endpoint, const verbs_piece *piece, rdt_status status,
                     const rdt_events *events) {
   if (status == RDT_OK && piece->slot && piece->target)
-    memcpy(piece->target, piece->slot->memory, piece->size);
+    rdt_copy(piece->target, piece->slot->memory, piece->size, SIZE_MAX);
   if (piece->fence) atomic_fetch_sub(&endpoint->fences, 1);
   if (piece->event) atomic_fetch_sub(&endpoint->wanted, 1);
   verbs_slot_free(endpoint->domain, piece->slot);
