@@ -279,6 +279,30 @@ static void test_rxe(void) {
   EXPECT_CHOICE("rxe_lo:1 gid 1", ports, "rxe_lo", "");
 }
 
+/* A device with many virtual functions, whose table is longer than what a connection can name. */
+static verbs_gid long_table[] = {{254, LINK(0x61), V2, "eth0", UP},
+                                 {255, IPV6(0x61), V2, "eth0", UP},
+                                 {256, IPV4(10, 0, 0, 61), V2, "eth0", UP},
+                                 {259, IPV6(0x61), V2, "eth0", UP}};
+
+static void test_index_of_more_than_a_byte(void) {
+  verbs_port ports[] = {ROCE_PORT("mlx5_0", 1, 100000, long_table)};
+  EXPECT_CHOICE("mlx5_0:1 gid 255", ports, "", "");
+  EXPECT(strstr(explained,
+                "GID 256 of mlx5_0:1, 10.0.0.61, is passed over: connections can name indices up "
+                "to 255 only\n"));
+  EXPECT_CHOICE("mlx5_0:1 gid 254", ports, "", "254");
+  EXPECT_REFUSAL(RDT_ERR_INVALID,
+                 "cannot use GID 259, which GID_INDEX names: connections can name indices up to "
+                 "255 only",
+                 ports, "", "mlx5_0:259");
+  EXPECT_REFUSAL(RDT_ERR_INVALID, "has no GID 258", ports, "", "258");
+  ports[0].gids += 2;
+  ports[0].gid_count -= 2;
+  EXPECT_REFUSAL(RDT_ERR_UNSUPPORTED, "has no GID that peers could reach; there is: 256 10.0.0.61",
+                 ports, "", "");
+}
+
 static void test_nothing_there(void) {
   char text[96];
   EXPECT_STATUS(RDT_ERR_UNSUPPORTED, choose(NULL, 0, "", "", text));
@@ -415,6 +439,7 @@ int main(void) {
   test_bnxt_re();
   test_no_reliable_connections();
   test_rxe();
+  test_index_of_more_than_a_byte();
   test_nothing_there();
   test_order_of_addresses();
   test_device_setting();

@@ -171,6 +171,7 @@ static const int rank_up[] = {0, 2, 4, 7, 8}, rank_unknown[] = {0, 1, 3, 5, 6};
 int verbs_gid_rank(const verbs_gid *gid) {
   gid_scope scope = scope_of(gid->raw);
   if (scope == SCOPE_NONE || gid->netdev_state == VERBS_NETDEV_DOWN) return 0;
+  if (gid->index > VERBS_GID_INDEX_MAX) return 0;
   int rank = gid->netdev_state == VERBS_NETDEV_UP ? rank_up[scope] : rank_unknown[scope];
   if (gid->type == VERBS_GID_ROCE_V2) return rank + RANK_ROCE_V2;
   return gid->type == VERBS_GID_ROCE_V1 ? rank + RANK_ROCE_V1 : rank;
@@ -268,7 +269,9 @@ static const char *scope_text(gid_scope scope) {
 /* Why `gid` does not serve, or goes after `best`; NULL: none serves. */
 static void why_not_gid(const verbs_gid *gid, const verbs_gid *best, char *text, size_t size) {
   gid_scope scope = scope_of(gid->raw), best_scope = best ? scope_of(best->raw) : SCOPE_NONE;
-  if (scope == SCOPE_NONE || !best || gid->netdev_state == VERBS_NETDEV_DOWN)
+  if (gid->index > VERBS_GID_INDEX_MAX)
+    snprintf(text, size, "connections can name indices up to %d only", VERBS_GID_INDEX_MAX);
+  else if (scope == SCOPE_NONE || !best || gid->netdev_state == VERBS_NETDEV_DOWN)
     snprintf(text, size, "%s",
              scope == SCOPE_NONE ? "it holds no address" : "its interface is down");
   else if (gid->type != best->type)
@@ -325,6 +328,10 @@ static bool find_address(chooser *self, const verbs_port *port, int wanted_index
   if (ethernet && wanted_index < 0) explain_gids(self, port, gid);
   if (!gid && wanted_index >= 0)
     refuse(self, port, "has no GID %d, which GID_INDEX names; there is: %s", wanted_index, gids);
+  else if (gid && gid->index > VERBS_GID_INDEX_MAX)
+    refuse(self, port,
+           "cannot use GID %d, which GID_INDEX names: connections can name indices up to %d only",
+           wanted_index, VERBS_GID_INDEX_MAX);
   else if (!gid && use_grh)
     refuse(self, port, "has no GID that peers could reach; there is: %s", gids);
   else {

@@ -27,9 +27,12 @@ typedef enum verbs_netdev_state {
   VERBS_NETDEV_UP = 2
 } verbs_netdev_state;
 
+/* A connection names its own GID in one byte (sgid_index of ibv_global_route); tables can be longer. */
+#define VERBS_GID_INDEX_MAX UINT8_MAX
+
 /* One entry of a port's GID table that is not empty. */
 typedef struct verbs_gid {
-  uint32_t index;
+  uint32_t index;  /* above VERBS_GID_INDEX_MAX it is never chosen */
   uint8_t raw[16]; /* network byte order */
   verbs_gid_type type;
   char netdev[IF_NAMESIZE]; /* "eth0", "bond0.100"; "" if unknown */
@@ -87,7 +90,7 @@ rdt_status verbs_ports_scan(verbs_port **ports, size_t *count);
 /* NULL is ignored. */
 void verbs_ports_free(verbs_port *ports, size_t count);
 
-/* How good an address is on Ethernet: 0 must not be used, more is better. RoCE v2 before v1; IPv4 before
+/* How good an address is on Ethernet: 0 must not or cannot be used, more is better. RoCE v2 before v1; IPv4 before
  * routable IPv6 before link-local before loopback; a live network interface before an unknown one. */
 int verbs_gid_rank(const verbs_gid *gid);
 
