@@ -56,17 +56,29 @@ static void refuse(int socket, rdt_status status, rdt_deadline deadline) {
   if (rdt_wire_end(&wire) == RDT_OK) rdt_net_send(socket, &wire, NULL, deadline);
 }
 
-/* Over TCP nothing proves the user, as a local transport needs it. */
+/* Over TCP nothing proves the user, whom a local transport always needs, and others where there is no
+ * secret that tells friends from strangers. */
+static rdt_status check_socket(const rdt_device *device, const rdt_transport *transport,
+                               bool local) {
+  if (local) return RDT_OK;
+  if (transport->local)
+    return rdt_fail(RDT_ERR_PROTOCOL, "transport %s is not attached over a socket of this kind",
+                    transport->name);
+  if (device->secret || rdt_config_number(RDT_CONFIG_INSECURE)) return RDT_OK;
+  return rdt_fail(
+      RDT_ERR_REFUSED,
+      "without a secret %s is only for processes of its own user, over its unix socket: "
+      "set " RDT_ENV_PREFIX "SECRET_FILE for both (docs/security.md)",
+      device->name);
+}
+
 static rdt_status check_transport(const rdt_device *device, const rdt_transport *transport,
                                   bool local) {
   const rdt_device_transport *own = &device->transports[rdt_transport_index(transport)];
-  if (!own->open)
-    return rdt_fail(RDT_ERR_NO_TRANSPORT, "device %s does not have transport %s (%s)", device->name,
-                    transport->name, own->why_not);
-  if (transport->local != local)
-    return rdt_fail(RDT_ERR_PROTOCOL, "transport %s is not attached over a socket of this kind",
-                    transport->name);
-  return RDT_OK;
+  rdt_status status = check_socket(device, transport, local);
+  if (status != RDT_OK || own->open) return status;
+  return rdt_fail(RDT_ERR_NO_TRANSPORT, "device %s does not have transport %s (%s)", device->name,
+                  transport->name, own->why_not);
 }
 
 /* Creates our end for an ATTACH that was found good. */

@@ -2,7 +2,8 @@
  *
  * Connecting to a device. Over TCP both say HELLO, which tells each which transports the other has; a
  * transport that both can use is then attached: over a unix socket, after another HELLO there, if it is
- * local, else over the same TCP connection. That socket stays as the channel's control connection.
+ * local or the user is all that proves who comes, else over the same TCP connection. That socket stays as the
+ * channel's control connection.
  * docs/protocol.md draws it; bootstrap.c is the other side.
  */
 #include <stdio.h>
@@ -43,10 +44,37 @@ static rdt_status exchange_hello(rdt_greeting *greeting, const char *address,
   return status == RDT_OK ? rdt_greeting_check_trust(greeting, &origin) : status;
 }
 
-/* The first transport that this device and the peer have and that reaches it. */
+/* A connection to the peer's unix socket, if it runs as our user; RDT_ERR_REFUSED if not. */
+static rdt_status open_local(const rdt_hello *peer, rdt_deadline deadline, int *local) {
+  rdt_status status = rdt_net_connect_local(peer->local_name, deadline, local);
+  if (status != RDT_OK) return status;
+  status = rdt_net_check_same_user(*local);
+  if (status == RDT_OK) return RDT_OK;
+  close(*local);
+  *local = -1;
+  return status;
+}
+
+/* A local transport needs a peer of our user, and others do where no secret tells who it is: *local is then
+ * its unix socket. RDT_OK, or RDT_ERR_REFUSED if the transport is not for this peer. */
+static rdt_status check_user(const rdt_device *device, const rdt_hello *peer,
+                             const rdt_transport *transport, rdt_deadline deadline, int *local) {
+  if (!transport->local && device->secret) return RDT_OK;
+  bool near = strcmp(device->host_id, peer->host_id) == 0;
+  rdt_status status = near ? open_local(peer, deadline, local) : RDT_ERR_REFUSED;
+  if (status != RDT_ERR_REFUSED || transport->local) return status;
+  if (rdt_config_number(RDT_CONFIG_INSECURE)) return RDT_OK;
+  return rdt_fail(RDT_ERR_REFUSED,
+                  "without a secret it is only for processes of one user on one host: "
+                  "set " RDT_ENV_PREFIX "SECRET_FILE for both (docs/security.md)");
+}
+
+/* The first transport that this device and the peer have and that reaches it; *local is the unix socket
+ * over which it must be attached, -1 for none. A peer of another user is not reached by all. */
 static rdt_status choose_transport(const rdt_device *device, const rdt_hello *peer,
-                                   const rdt_transport **chosen) {
-  char why[256], reasons[640] = "";
+                                   rdt_deadline deadline, const rdt_transport **chosen,
+                                   int *local) {
+  char why[256], reasons[768] = "";
   for (size_t i = 0; i < rdt_transport_count; i++) {
     const rdt_transport *each = rdt_transports[i];
     if (!device->transports[i].open) {
@@ -54,8 +82,10 @@ static rdt_status choose_transport(const rdt_device *device, const rdt_hello *pe
     } else if (!rdt_listed(peer->transports, each->name)) {
       snprintf(why, sizeof(why), "the peer does not have it");
     } else if (each->usable(device->host_id, peer->host_id, why, sizeof(why))) {
+      rdt_status status = check_user(device, peer, each, deadline, local);
       *chosen = each;
-      return RDT_OK;
+      if (status != RDT_ERR_REFUSED) return status;
+      snprintf(why, sizeof(why), "%s", rdt_last_error());
     }
     size_t used = strlen(reasons);
     snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "", each->name, why);
@@ -106,16 +136,12 @@ static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt
   return status;
 }
 
-/* A local transport's own socket instead of the TCP connection. It begins anew there, with the same peer. */
-static rdt_status switch_to_local(rdt_greeting *greeting, rdt_deadline deadline) {
-  int local;
+/* The unix socket instead of the TCP connection. It begins anew there, with the same peer. */
+static rdt_status switch_to_local(rdt_greeting *greeting, int local, rdt_deadline deadline) {
   const rdt_hello known = greeting->peer;
-  rdt_status status = rdt_net_connect_local(known.local_name, deadline, &local);
-  if (status != RDT_OK) return status;
   close(greeting->socket);
   rdt_greeting_begin(greeting, greeting->device, RDT_SIDE_CONNECTING, local);
-  status = rdt_net_check_same_user(local);
-  if (status == RDT_OK) status = exchange_hello(greeting, known.address, deadline);
+  rdt_status status = exchange_hello(greeting, known.address, deadline);
   if (status == RDT_OK && greeting->peer.generation != known.generation)
     status =
         rdt_fail(RDT_ERR_PROTOCOL,
@@ -130,8 +156,10 @@ static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_
   const rdt_transport *transport = NULL;
   rdt_bundle offer;
   rdt_channel *channel;
-  rdt_status status = choose_transport(greeting->device, &greeting->peer, &transport);
-  if (status == RDT_OK && transport->local) status = switch_to_local(greeting, deadline);
+  int local = -1;
+  rdt_status status =
+      choose_transport(greeting->device, &greeting->peer, deadline, &transport, &local);
+  if (status == RDT_OK && local >= 0) status = switch_to_local(greeting, local, deadline);
   if (status == RDT_OK) status = rdt_channel_create(greeting->device, transport, &offer, &channel);
   if (status != RDT_OK) return status;
   channel->purpose = purpose;

@@ -61,7 +61,8 @@ static rdt_status send_control(rdt_channel *channel, const rdt_wire *wire, const
                                rdt_deadline deadline) {
   size_t sent = 0;
   rdt_status status = RDT_OK;
-  if (channel->transport->local) return rdt_net_send(channel->control, wire, fds, deadline);
+  if (rdt_net_has_packets(channel->control))
+    return rdt_net_send(channel->control, wire, fds, deadline);
   pthread_mutex_lock(&channel->control_lock);
   if (channel->unsent_size == 0) status = send_some(channel, wire->data, wire->size, &sent);
   if (status == RDT_OK) status = keep_unsent(channel, wire->data + sent, wire->size - sent);

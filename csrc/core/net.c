@@ -219,7 +219,7 @@ rdt_status rdt_net_check_same_user(int socket) {
   if (peer.uid != geteuid())
     return rdt_fail(RDT_ERR_REFUSED,
                     "the peer runs as user %u, this process as user %u: shared memory is only for "
-                    "processes of one user",
+                    "processes of one user: run both as one",
                     (unsigned)peer.uid, (unsigned)geteuid());
   return RDT_OK;
 }
@@ -318,7 +318,7 @@ static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fd
   }
 }
 
-static bool is_packet_socket(int socket) {
+bool rdt_net_has_packets(int socket) {
   int type = 0;
   socklen_t length = sizeof(type);
   return getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
@@ -346,7 +346,7 @@ static rdt_status receive_stream(int socket, rdt_wire *wire, size_t *have) {
 }
 
 rdt_status rdt_net_receive_part(int socket, rdt_wire *wire, size_t *have, rdt_fds *fds) {
-  rdt_status status = is_packet_socket(socket)
+  rdt_status status = rdt_net_has_packets(socket)
                           ? receive_some(socket, wire->data, sizeof(wire->data), fds, have)
                           : receive_stream(socket, wire, have);
   if (status == RDT_OK) status = rdt_wire_open(wire, *have);

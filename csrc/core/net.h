@@ -38,6 +38,9 @@ rdt_status rdt_net_connect_local(const char *name, rdt_deadline deadline, int *s
 /* RDT_ERR_REFUSED unless the process at the other end of a unix socket runs as our user. */
 rdt_status rdt_net_check_same_user(int socket);
 
+/* Does it carry packets (unix), and not a stream (TCP)? */
+bool rdt_net_has_packets(int socket);
+
 /* One whole message; blocks until `deadline`. RDT_ERR_CONNECTION_LOST at end of stream. `fds` may be
  * NULL, and is only for unix sockets; descriptors sent stay the caller's. */
 rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,

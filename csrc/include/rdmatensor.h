@@ -266,8 +266,9 @@ typedef struct rdt_channel_info {
 
 /* Connects to the device at "host:port" and returns an owned handle. Blocks for at most `timeout_ms`.
  * RDT_ERR_UNREACHABLE, RDT_ERR_DEADLINE, RDT_ERR_PROTOCOL (another version, or not an rdmatensor
- * port), RDT_ERR_REFUSED (another user, secret or host, or too many connections: the text tells),
- * RDT_ERR_NO_TRANSPORT (each refused transport with its reason). Not from a handler. */
+ * port), RDT_ERR_REFUSED (another secret or host, or too many connections: the text tells),
+ * RDT_ERR_NO_TRANSPORT (each refused transport with its reason, which may be the peer's user). Not from a
+ * handler. */
 RDT_API rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
                                       rdt_channel **channel);
 RDT_API void rdt_channel_ref(rdt_channel *channel);

@@ -9,7 +9,7 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -200,29 +200,58 @@ def test_every_bit_of_the_attach_counts(device: rdmatensor.Device) -> None:
         meeting.line.close()
 
 
+def as_another_user(action: Callable[[], object]) -> str:
+    """What the action raises in a process of user 12345."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(12345)
+        try:
+            action()
+            outcome = "let in"
+        except Exception as error:
+            outcome = repr(error)
+        os.write(writer, outcome.encode())
+        os._exit(0)
+    os.close(writer)
+    outcome = os.read(reader, 4096).decode()
+    os.close(reader)
+    os.waitpid(child, 0)
+    return outcome
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_of_this_host(open_device: Open) -> None:
+@pytest.mark.parametrize("secret", [SECRET, b""])
+def test_another_user_of_this_host(open_device: Open, secret: bytes) -> None:
     """With the right secret and without one: shared memory is for one user."""
-    for secret in (SECRET, b""):
-        device = open_device(secret)
-        with met(device, secret) as meeting:
-            name = meeting.theirs["local_name"]
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.setuid(12345)
-            try:
-                Meeting(Line(name), secret).hello()
-                outcome = "let in"
-            except Exception as error:
-                outcome = repr(error)
-            os.write(writer, outcome.encode())
-            os._exit(0)
-        os.close(writer)
-        outcome = os.read(reader, 4096).decode()
-        os.close(reader)
-        os.waitpid(child, 0)
-        assert "the peer runs as user 12345" in outcome, outcome
+    device = open_device(secret)
+    with met(device, secret) as meeting:
+        name = meeting.theirs["local_name"]
+    outcome = as_another_user(lambda: Meeting(Line(name), secret).hello())
+    assert "the peer runs as user 12345" in outcome, outcome
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_is_told_which_transports_refused_and_why(open_device: Open) -> None:
+    """Not the first refusal alone: another transport might have served."""
+    device = open_device()
+    outcome = as_another_user(lambda: rdmatensor.Device().connect(device.address))
+    assert outcome.startswith("ConnectionRefused"), outcome
+    assert "shm: the peer runs as user 0, this process as user 12345" in outcome, outcome
+    assert "run both as one; verbs: not in RDMATENSOR_TRANSPORTS" in outcome, outcome
+
+
+def test_without_a_secret_nobody_comes_over_tcp(open_device: Open) -> None:
+    """It would be any user of this host: only the unix socket tells who it is."""
+    device = open_device()
+    if "verbs" not in device.transports:
+        pytest.skip("built without verbs")
+    line = Line(device.address)
+    with pytest.raises(Refused, match="only for processes of its own user, over its unix socket"):
+        meeting = Meeting(line, b"")
+        meeting.hello()
+        meeting.attach("verbs", b"")
+    line.close()
 
 
 # ---- Impostors that listen ------------------------------------------------------------------------------

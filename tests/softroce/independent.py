@@ -93,7 +93,7 @@ class Independent:
         self._qp = self._queue_pair()
         for _ in range(RECEIVES + CREDIT_RECEIVES):
             self._post_receive()
-        self._meeting = Meeting(self._line, secret or lab_secret())
+        self._meeting = Meeting(self._line, lab_secret() if secret is None else secret)
         self.name = self._meeting.hello()["name"]
         self._attach(lies)
 

@@ -182,6 +182,64 @@ def test_without_the_secret_nobody_is_let_in(both: Both) -> None:
     assert still_serves(both)
 
 
+# A process of another user, with what it needs: RDMA's device files, and the secret in a file of its own.
+STRANGER = """
+import os, pathlib, tempfile
+file = os.environ["RDMATENSOR_SECRET_FILE"]
+if file:
+    own = tempfile.mkstemp()[1]
+    pathlib.Path(own).write_bytes(pathlib.Path(file).read_bytes())
+    os.chown(own, 65534, 65534)
+    os.environ["RDMATENSOR_SECRET_FILE"] = own
+os.setuid(65534)
+from traffic import *
+device = Device()
+outcome = attempt(lambda: globals().update(remote=device.connect(address, timeout=20)))
+"""
+EVERYTHING = {"TRANSPORTS": "shm,verbs"}
+NO_SECRET = {"SECRET_FILE": ""}
+
+
+def test_another_user_comes_over_verbs_if_it_has_the_secret(both: Both) -> None:
+    """Shared memory is for one user. Without a secret verbs is as well: of this host, anybody might come."""
+    site = both.site
+    site.host.run(["sh", "-c", "chmod 666 /dev/infiniband/uverbs*"])
+    outcomes = []
+    for settings in (EVERYTHING, EVERYTHING | NO_SECRET):
+        theirs, stranger = site.peer(**settings), site.process(**settings)
+        theirs.run("region = device.allocate(4096, name='region')")
+        stranger.run(STRANGER, address=theirs.address)
+        outcomes.append(stranger.get("outcome"))
+        if not outcomes[-1]["kind"]:
+            assert stranger.get("remote.transport") == "verbs"
+            stranger.run("remote.region('region').write(b'mine').wait(20)")
+            assert theirs.get("bytes(region.array[:4])") == b"mine"
+    assert [each["status"] for each in outcomes] == ["OK", "NO_TRANSPORT"], outcomes
+    text = outcomes[1]["text"]
+    assert "shm: the peer runs as user 0, this process as user 65534" in text
+    assert "verbs: without a secret it is only for processes of one user on one host" in text
+
+
+def test_without_a_secret_only_our_user_comes_over_verbs(sites: tuple[Site, Site]) -> None:
+    ours = sites[0].peer(DEADLINE_MS=5000, **NO_SECRET)
+    ours.run("region = device.allocate(1 << 16, name='region')")
+    other = sites[1].process()
+    other.run("from bootstrap import Refused; from independent import *")
+    both = Both(ours, other, sites[0])
+    assert "only for processes of its own user" in both.refusal(secret=b"")
+    friend = sites[0].peer(**NO_SECRET)
+    friend.run("remote = device.connect(address, timeout=20)", address=ours.address)
+    assert friend.get("remote.transport") == "verbs"
+    friend.run("remote.region('region').write(b'ours').wait(20); mine = remote.allocate(4096)")
+    assert ours.get("bytes(region.array[:4])") == b"ours"
+    ours.run("device.close()")
+    gone = "until_lost(lambda: mine.write(b'1').wait(20))['kind']"
+    friend.run("from traffic import *")
+    assert friend.get(gone) == "ConnectionLost"
+    for site in sites:
+        site.clear()
+
+
 def test_forged_key_for_our_own_write(both: Both) -> None:
     """It gives a key that it never made: our write fails, with the cause."""
     both.connect()
