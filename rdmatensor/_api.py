@@ -11,7 +11,8 @@ except ImportError as error:
     if (Path(__file__).parent.parent / "CMakeLists.txt").exists():
         raise ImportError(
             "rdmatensor is being imported from its source folder, which holds no compiled module: "
-            "install it (make build, or pip install .) and start Python from another folder"
+            "install it (make build, or pip install --no-build-isolation .) and start Python from "
+            "another folder"
         ) from error
     raise
 
@@ -25,6 +26,7 @@ from .errors import (
     ConnectionFailure,
     ConnectionLost,
     ConnectionRefused,
+    DataCorrupted,
     DeadlineExceeded,
     DeviceError,
     RdmaError,
@@ -47,6 +49,7 @@ __all__ = [
     "ConnectionFailure",
     "ConnectionLost",
     "ConnectionRefused",
+    "DataCorrupted",
     "DeadlineExceeded",
     "Device",
     "DeviceError",

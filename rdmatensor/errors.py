@@ -50,6 +50,10 @@ class ConnectionRefused(ConnectionFailure):
     """No connection came about: unreachable, refused, another protocol, no common transport."""
 
 
+class DataCorrupted(ConnectionFailure):
+    """Bytes changed on their way (RDMATENSOR_CHECKSUM). The connection goes on: do it again."""
+
+
 class DeadlineExceeded(RdmaError, TimeoutError):
     """The time-out of the call passed. What it waited for may still happen."""
 
@@ -73,6 +77,7 @@ _CLASSES: dict[str, type[RdmaError]] = {
     "PROTOCOL": ConnectionRefused,
     "REFUSED": ConnectionRefused,
     "NO_TRANSPORT": ConnectionRefused,
+    "CORRUPTED": DataCorrupted,
     "NO_REGION": RegionError,
     "ACCESS": RegionError,
     "RANGE": RegionError,

@@ -141,8 +141,9 @@
          "TensorFlow: seconds until a tensor is dropped that came for a step which this task "     \
          "never starts.")                                                                          \
   CHOICE(CHECKSUM, "off", "off|crc32c",                                                            \
-         "TensorFlow: crc32c sends a checksum with each tensor that does not go by gRPC, and "     \
-         "compares it at the receiver, where both ends say so.")                                   \
+         "crc32c sends a checksum with each of TensorFlow's tensors that does not go by gRPC, "    \
+         "and with each message of a group, and compares it at the receiver, where both ends "     \
+         "say so.")                                                                                \
   NUMBER(DISABLE, 0, 0, 1, "TensorFlow: 1 leaves the plugin unloaded.")
 
 typedef enum rdt_config_id {

@@ -29,6 +29,7 @@ static const struct {
     {RDT_ERR_PROTOCOL, "PROTOCOL", "connection", "the peer broke the protocol"},
     {RDT_ERR_REFUSED, "REFUSED", "connection", "the peer refused"},
     {RDT_ERR_NO_TRANSPORT, "NO_TRANSPORT", "connection", "no transport reaches the peer"},
+    {RDT_ERR_CORRUPTED, "CORRUPTED", "connection", "bytes changed on their way"},
     {RDT_ERR_NO_REGION, "NO_REGION", "region", "there is no such region"},
     {RDT_ERR_ACCESS, "ACCESS", "region", "the region does not permit this access"},
     {RDT_ERR_RANGE, "RANGE", "region", "outside the permitted range"},

@@ -56,6 +56,7 @@ typedef enum rdt_status {
   RDT_ERR_PROTOCOL = -43,
   RDT_ERR_REFUSED = -44,
   RDT_ERR_NO_TRANSPORT = -45,
+  RDT_ERR_CORRUPTED = -46,
   RDT_ERR_NO_REGION = -60,
   RDT_ERR_ACCESS = -61,
   RDT_ERR_RANGE = -62
@@ -604,7 +605,8 @@ typedef struct rdt_collective {
 /* Runs an operation on the calling thread, which polls for what it waits for. RDT_OK; else the operation
  * failed here and fails at the other members, and no member touches the buffers any more:
  * RDT_ERR_INVALID, RDT_ERR_DEADLINE, RDT_ERR_CANCELLED, RDT_ERR_CONNECTION_LOST (a member is gone),
- * RDT_ERR_PROTOCOL (members disagree about the operation), RDT_ERR_NO_MEMORY. Buffers in regions of the
+ * RDT_ERR_PROTOCOL (members disagree about the operation), RDT_ERR_NO_MEMORY, RDT_ERR_CORRUPTED (bytes changed
+ * on their way; with CHECKSUM, of when the group was created, at both members). Buffers in regions of the
  * device (READ and WRITE) move without a copy. Not from a handler. */
 RDT_API rdt_status rdt_group_run(rdt_group *group, const rdt_collective *collective);
 /* The same, without waiting: returns RDT_IN_PROGRESS, then `done` is called once, on a thread of the

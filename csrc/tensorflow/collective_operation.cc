@@ -162,6 +162,8 @@ absl::Status CollectiveStatus(rdt_status status) {
     case RDT_ERR_PROTOCOL:
     case RDT_ERR_INVALID:
       return absl::InvalidArgumentError(text);
+    case RDT_ERR_CORRUPTED:
+      return absl::DataLossError(text);
     case RDT_ERR_NO_MEMORY:
       return absl::ResourceExhaustedError(text);
     default:

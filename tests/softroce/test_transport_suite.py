@@ -24,6 +24,7 @@ PROGRAMS = [
     "test_faults",
     "test_group",
     "test_group_failures",
+    "test_group_checksum",
     "test_region_for",
     "test_verbs_library",
     "test_verbs_ports",

@@ -199,6 +199,12 @@ static rdt_algorithm forced_algorithm(void) {
   return RDT_ALGORITHM_AUTO;
 }
 
+static bool wants_checksums(void) {
+  char text[16];
+  rdt_config_text(RDT_CONFIG_CHECKSUM, text, sizeof(text));
+  return strcmp(text, "crc32c") == 0;
+}
+
 /* What fits into a notification to this device, too. */
 static uint64_t eager_limit(void) {
   uint64_t wanted = rdt_config_number(RDT_CONFIG_GROUP_EAGER_BYTES);
@@ -220,6 +226,7 @@ static rdt_group *group_new(rdt_device *device, const rdt_group_options *options
   group->chunk = rdt_config_number(RDT_CONFIG_GROUP_CHUNK_BYTES);
   group->eager = eager_limit();
   group->spin_us = (int64_t)rdt_config_number(RDT_CONFIG_GROUP_SPIN_US);
+  group->checks = wants_checksums();
   pthread_mutex_init(&group->lock, NULL);
   rdt_cond_init(&group->changed);
   group->hosts = calloc(options->size, sizeof(*group->hosts));

@@ -61,9 +61,9 @@ typedef struct rdt_message {
   rdt_shape shape;
   uint32_t from;         /* rank */
   uint32_t lane, number; /* which message of the lane between these two */
-  int32_t status;        /* ABORT: why */
-  uint64_t at, size;     /* the part of the message that this is about, in bytes */
-  uint64_t key, offset;  /* LEND, OFFER: where it lies; key 0: at this address of the process */
+  int32_t status;    /* ABORT: why. EAGER, LEND, PUSHED: the bytes' checksum, 0 for none; seal.c */
+  uint64_t at, size; /* the part of the message that this is about, in bytes */
+  uint64_t key, offset; /* LEND, OFFER: where it lies; key 0: at this address of the process */
   uint64_t credit; /* bytes of eager messages from the addressee that the sender is done with */
 } rdt_message;
 
@@ -205,6 +205,7 @@ struct rdt_group {
   uint64_t eager; /* bytes of the longest message that travels with its announcement */
   uint64_t chunk;
   int64_t spin_us;
+  bool checks;          /* CHECKSUM: messages carry checksums, and those that do are compared */
   rdt_algorithm forced; /* AUTO: none */
   bool reads;           /* members on one host can read what lies in no region, too */
   _Atomic uint64_t calls;
@@ -370,6 +371,17 @@ bool rdt_step_send(rdt_operation *operation, uint32_t index);
 bool rdt_step_receive(rdt_operation *operation, uint32_t index);
 void rdt_step_local(rdt_operation *operation, uint32_t index);
 char *rdt_place_address(const rdt_operation *operation, const rdt_place *place);
+
+/* ---- seal.c ----------------------------------------------------------------------------------------- */
+
+/* Notes the checksum of head->size bytes in their message, if the group wants that. */
+void rdt_seal(const rdt_group *group, rdt_message *head, const void *bytes);
+/* Does the message have one that is to be compared? */
+bool rdt_seal_matters(const rdt_operation *operation, const rdt_message *head);
+/* Compares it with the CRC32C of what came: fails the operation if it is another one. */
+void rdt_seal_compare(rdt_operation *operation, const rdt_message *head, uint32_t crc);
+/* The same for what lies at `bytes`; false if the operation fails. */
+bool rdt_seal_holds(rdt_operation *operation, const rdt_message *head, const void *bytes);
 
 /* ---- drivers.c --------------------------------------------------------------------------------------- */
 

@@ -73,6 +73,8 @@ static void tell(rdt_operation *operation, uint32_t index, rdt_message_kind kind
   part->head.size = size;
   part->head.key = key;
   part->head.offset = offset;
+  if (kind == RDT_GROUP_LEND)
+    rdt_seal(operation->group, &part->head, rdt_place_address(operation, &step->step.from) + at);
   if (rdt_part_send(operation->group, step->step.peer, part) < 0)
     fail_lost(operation, step->step.peer);
 }
@@ -105,6 +107,7 @@ static void send_eager(rdt_operation *operation, uint32_t index, uint64_t bytes)
   rdt_message_begin(operation, part, RDT_GROUP_EAGER, step);
   part->head.size = bytes;
   if (bytes) memcpy(rdt_part_payload(part), rdt_place_address(operation, &step->step.from), bytes);
+  rdt_seal(operation->group, &part->head, rdt_part_payload(part));
   if (rdt_part_send(operation->group, step->step.peer, part) < 0) {
     fail_lost(operation, step->step.peer);
     return;
@@ -134,7 +137,7 @@ static bool lend_staged(rdt_operation *operation, uint32_t index, uint64_t bytes
          operation->status == RDT_IN_PROGRESS) {
     uint64_t size = smaller(stage, bytes - state->moved);
     uint64_t offset = state->moved / stage % 2 * stage;
-    memcpy(state->block->address + offset, from + state->moved, size);
+    rdt_copy(state->block->address + offset, from + state->moved, size, RDT_GROUP_STREAMED);
     tell(operation, index, RDT_GROUP_LEND, state->moved, size, state->block->key,
          state->block->offset + offset);
     state->moved += size;
@@ -160,6 +163,7 @@ static void push_part(rdt_operation *operation, uint32_t index, const rdt_messag
   part->head.at = offer->at;
   part->head.size = offer->size;
   part->head.offset = offer->offset;
+  rdt_seal(operation->group, &part->head, from);
   part->operation = operation;
   part->step = index;
   rdt_status status = rdt_part_push(operation->group, step->step.peer, part, from, region);
@@ -273,24 +277,38 @@ static void consume(rdt_operation *operation, uint32_t index, const char *from, 
              rdt_place_address(operation, &step->from) + at, from, size / operation->element);
 }
 
-/* Reads what lies in no region; what is to be reduced, piece by piece. */
+/* Reads what is to be reduced piece by piece. */
+static rdt_status reduce_process(rdt_operation *operation, uint32_t index, const rdt_message *loan,
+                                 pid_t process) {
+  rdt_groups *groups = operation->group->groups;
+  bool checked = rdt_seal_matters(operation, loan);
+  uint32_t crc = 0;
+  rdt_block *block;
+  rdt_status status = rdt_scratch_take(groups, READ_BYTES, &block);
+  for (uint64_t at = 0; at < loan->size && status == RDT_OK; at += READ_BYTES) {
+    uint64_t size = smaller(READ_BYTES, loan->size - at);
+    status = rdt_process_read(process, loan->offset + at, block->address, size);
+    if (status != RDT_OK) break;
+    if (checked) crc = rdt_crc32c(crc, block->address, size);
+    consume(operation, index, block->address, loan->at + at, size);
+  }
+  rdt_scratch_give(groups, block);
+  if (status == RDT_OK) rdt_seal_compare(operation, loan, crc);
+  return status;
+}
+
+/* Reads what lies in no region. */
 static void read_process(rdt_operation *operation, uint32_t index, const rdt_message *loan) {
   rdt_group *group = operation->group;
   const rdt_step *step = &step_at(operation, index)->step;
   pid_t process = group->links[loan->from].process;
-  rdt_block *block;
-  rdt_status status = RDT_OK;
+  rdt_status status;
   if (step->kind == RDT_STEP_RECEIVE) {
-    char *to = rdt_place_address(operation, &step->to);
-    status = rdt_process_read(process, loan->offset, to + loan->at, loan->size);
+    char *to = rdt_place_address(operation, &step->to) + loan->at;
+    status = rdt_process_read(process, loan->offset, to, loan->size);
+    if (status == RDT_OK) rdt_seal_holds(operation, loan, to);
   } else {
-    status = rdt_scratch_take(group->groups, READ_BYTES, &block);
-    for (uint64_t at = 0; at < loan->size && status == RDT_OK; at += READ_BYTES) {
-      uint64_t size = smaller(READ_BYTES, loan->size - at);
-      status = rdt_process_read(process, loan->offset + at, block->address, size);
-      if (status == RDT_OK) consume(operation, index, block->address, loan->at + at, size);
-    }
-    rdt_scratch_give(group->groups, block);
+    status = reduce_process(operation, index, loan, process);
   }
   if (status != RDT_OK)
     rdt_operation_fail(operation, status, "group %s: member %u: %s", group->name, loan->from,
@@ -313,7 +331,8 @@ static bool read_loan(rdt_operation *operation, uint32_t index, const rdt_messag
   }
   if (!open_region(operation, loan, &region)) return false;
   if (rdt_remote_region_map(region, loan->offset, loan->size, &from) == RDT_OK) {
-    consume(operation, index, from, loan->at, loan->size);
+    if (rdt_seal_holds(operation, loan, from))
+      consume(operation, index, from, loan->at, loan->size);
     finish_loan(operation, index, loan);
   } else {
     fail_malformed(operation, loan->from);
@@ -345,19 +364,29 @@ static bool offer(rdt_operation *operation, uint32_t index, uint64_t bytes) {
   return moved;
 }
 
+/* Where the peer has written what it says. */
+static const char *pushed_bytes(const rdt_operation *operation, uint32_t index,
+                                const rdt_message *head, uint64_t bytes) {
+  const rdt_step_state *state = &operation->steps[index];
+  uint64_t stage = smaller(bytes, STAGE_BYTES);
+  return state->direct
+             ? rdt_place_address(operation, &step_at(operation, index)->step.to) + head->at
+             : state->block->address + head->at / stage % 2 * stage;
+}
+
 static void take_pushed(rdt_operation *operation, uint32_t index, const rdt_message *head,
                         uint64_t bytes) {
   rdt_step_state *state = &operation->steps[index];
-  uint64_t stage = smaller(bytes, STAGE_BYTES);
-  if (head->size > state->offered - state->moved || (!state->direct && head->size > stage)) {
+  if (head->size > state->offered - state->moved ||
+      (!state->direct && head->size > smaller(bytes, STAGE_BYTES))) {
     fail_malformed(operation, head->from);
     return;
   }
-  if (state->direct) return;
+  const char *from = pushed_bytes(operation, index, head, bytes);
+  if (!rdt_seal_holds(operation, head, from) || state->direct) return;
   /* A reduction needs a place for what comes in any case. */
   if (step_at(operation, index)->step.kind == RDT_STEP_RECEIVE) operation->copied += head->size;
-  consume(operation, index, state->block->address + head->at / stage % 2 * stage, head->at,
-          head->size);
+  consume(operation, index, from, head->at, head->size);
 }
 
 /* Only what is eager may be empty: there is nothing to lend, to offer or to push otherwise, and no place was
@@ -380,7 +409,7 @@ static bool receive_part(rdt_operation *operation, uint32_t index, uint64_t byte
   } else if (part->kind == RDT_GROUP_EAGER) {
     if (part->size != head->size || head->size != bytes)
       fail_malformed(operation, head->from);
-    else
+    else if (rdt_seal_holds(operation, head, rdt_part_payload(part)))
       consume(operation, index, rdt_part_payload(part), 0, bytes);
     rdt_credit_return(operation->group, head->from, part->size);
   } else if (part->kind == RDT_GROUP_LEND) {
