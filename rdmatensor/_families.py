@@ -174,7 +174,11 @@ _DEVICE_COUNTERS = {
     "channels_opened": "Connections opened.",
     "channels_lost": "Connections lost.",
 }
-_DEVICE_GAUGES = {"regions": "Regions registered.", "region_bytes": "Their bytes."}
+_DEVICE_GAUGES = {
+    "regions": "Regions registered.",
+    "region_bytes": "Their bytes.",
+    "pending": "Requests to all peers that are not complete.",
+}
 
 
 def _devices(of_servers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:

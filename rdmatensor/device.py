@@ -38,7 +38,8 @@ class Notification(NamedTuple):
 
 
 class DeviceStats(NamedTuple):
-    """Counters of a device since it was opened; the last two are what is registered now."""
+    """Counters of a device since it was opened; the last three are what is there now: regions, their bytes,
+    and requests to all peers that are not complete."""
 
     writes: int
     write_bytes: int
@@ -55,6 +56,7 @@ class DeviceStats(NamedTuple):
     channels_lost: int
     regions: int
     region_bytes: int
+    pending: int
 
 
 class Transport(NamedTuple):

@@ -265,6 +265,8 @@ class DeviceUse(TypedDict):
     channels_lost: int
     regions: int
     region_bytes: int
+    pending: int
+    """Requests to all peers that are not complete at present."""
 
 
 class Stats(TypedDict):

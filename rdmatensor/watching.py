@@ -191,6 +191,7 @@ def view(address: str, before: Reading, now: Reading) -> View:
         "busy_per_s": rate("plan_events_total", event="busy"),
         "queued": now.value("device_queued_total"),
         "queued_per_s": rate("device_queued_total"),
+        "pending": now.value("device_pending"),
     }
     shown.faults = _faults(now)
     shown.fallbacks = {

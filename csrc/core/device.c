@@ -267,6 +267,9 @@ uint64_t rdt_device_registrable(const rdt_device *device) {
 
 rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats) {
   if (!device || !stats) return rdt_fail(RDT_ERR_INVALID, "device and stats must not be NULL");
+  /* In a forked child a thread that only the parent has may hold the lock. */
+  bool here = device->fork_epoch == rdt_forks_epoch();
+  stats->pending = here ? rdt_overdue_pending((rdt_device *)device) : 0;
   const rdt_counters *now = &device->counters;
 #define LOAD(field) stats->field = atomic_load_explicit(&now->field, memory_order_relaxed)
   LOAD(writes);

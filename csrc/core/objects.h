@@ -100,14 +100,14 @@ struct rdt_device {
   rdt_inbox inbox;
   rdt_groups *groups;
 
-  pthread_mutex_t lock; /* regions, arrivals, closing */
+  pthread_mutex_t lock; /* regions, arrivals, closing; `active` for all but the progress thread */
   rdt_region *regions;
   rdt_channel *arrivals; /* connected, not yet seen by the progress thread */
   bool closing;
 
   /* progress thread */
   pthread_t progress_thread;
-  rdt_channel *active;
+  rdt_channel *active; /* it alone changes the list, under lock */
   int epoll_fd, wake_fd;
   atomic_bool stop;
 
@@ -231,7 +231,12 @@ void rdt_device_ref(rdt_device *device);
 void rdt_device_unref(rdt_device *device);
 void rdt_device_wake(rdt_device *device);
 
-/* progress.c */
+/* polling.c */
+#define RDT_POLL_BUDGET 64 /* notifications of one channel before the next gets its turn */
+/* Where a transport hands what it finds for the channel. */
+rdt_events rdt_channel_events(rdt_channel *channel);
+/* Takes completions and up to `budget` notifications; what the transport's poll returns. */
+int rdt_channel_take(rdt_channel *channel, int budget);
 /* Takes completions on a thread that waits for one. */
 void rdt_channel_help(rdt_channel *channel);
 /* A thread begins and ends taking a channel of groups' notifications itself, and does it. One that ends
@@ -241,6 +246,8 @@ void rdt_channel_begin_polling(rdt_channel *channel);
 int rdt_channel_poll(rdt_channel *channel);
 void rdt_channel_end_polling(rdt_channel *channel);
 bool rdt_channel_end_polling_to_sleep(rdt_channel *channel);
+
+/* progress.c */
 rdt_status rdt_progress_start(rdt_device *device);
 void rdt_progress_stop(rdt_device *device);
 /* True on any device's progress thread, where nothing may block. */
@@ -298,6 +305,8 @@ void rdt_overdue_end(const rdt_request *request);
 /* Breaks the channel if its transport forgot a request. Called on the progress thread, three times within
  * DEADLINE_MS. */
 void rdt_overdue_tick(rdt_channel *channel);
+/* Requests of all the device's channels that are not complete at present. */
+uint64_t rdt_overdue_pending(rdt_device *device);
 
 /* transfer.c */
 /* The same as rdt_channel_post_grant, to its end; at most DEADLINE_MS. Not on the progress thread. */

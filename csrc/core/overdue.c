@@ -27,6 +27,21 @@ void rdt_overdue_end(const rdt_request *request) {
   atomic_fetch_sub(&request->channel->batches[request->batch].waiting, 1);
 }
 
+static uint64_t pending_of(const rdt_channel *channels) {
+  uint64_t pending = 0;
+  for (const rdt_channel *each = channels; each; each = each->next)
+    for (size_t i = 0; i < 2; i++)
+      pending += atomic_load_explicit(&each->batches[i].waiting, memory_order_relaxed);
+  return pending;
+}
+
+uint64_t rdt_overdue_pending(rdt_device *device) {
+  pthread_mutex_lock(&device->lock);
+  uint64_t pending = pending_of(device->active) + pending_of(device->arrivals);
+  pthread_mutex_unlock(&device->lock);
+  return pending;
+}
+
 void rdt_overdue_tick(rdt_channel *channel) {
   unsigned older = !atomic_load(&channel->batch);
   if (atomic_load(&channel->batches[older].waiting) == 0) {

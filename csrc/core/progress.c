@@ -19,7 +19,6 @@
 #include "core/objects.h"
 #include "core/status.h"
 
-#define POLL_BUDGET 64       /* notifications of one channel before the next gets its turn */
 #define EVENTS_EVERY 64      /* rounds between looks at sockets while polling */
 #define WARM_MS 1            /* how often a channel is looked at that other threads poll */
 #define WATCH_MS 50          /* how often what no event announces is looked at while asleep */
@@ -30,89 +29,7 @@ static _Thread_local bool on_progress_thread;
 
 bool rdt_on_progress_thread(void) { return on_progress_thread; }
 
-static void take_notification(void *context, uint64_t immediate, const void *data, size_t size) {
-  rdt_channel *channel = context;
-  rdt_device *device = channel->device;
-  rdt_count(&device->counters.notifies_received, 1);
-  rdt_count(&device->counters.notify_bytes_received, size);
-  if (channel->purpose == RDT_PURPOSE_GROUPS) {
-    rdt_groups_take(channel, immediate, data, size);
-  } else if (device->options.on_notify) {
-    device->options.on_notify(device->options.context, channel, immediate, data, size);
-  } else if (!rdt_inbox_put(&device->inbox, channel, immediate, data, size)) {
-    rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a notification from %s", channel->peer_name);
-    rdt_channel_break(channel);
-  }
-}
-
-/* What fails because the channel is down fails for the reason that brought it down; what fails before is
- * that reason, and whoever waits for it may ask before the channel is taken down. */
-static void take_completion(void *context, rdt_request *request, rdt_status status) {
-  rdt_channel *channel = context;
-  if (status < 0 && atomic_load(&channel->down)) status = channel->why;
-  if (status < 0) rdt_channel_note_cause(channel);
-  rdt_request_complete(request, status);
-}
-
-static rdt_events events_of(rdt_channel *channel) {
-  return (rdt_events){channel, take_notification, take_completion};
-}
-
-/* One thread at a time polls an endpoint: usually this one. */
-static int poll_endpoint(rdt_channel *channel, int budget) {
-  rdt_events events = events_of(channel);
-  pthread_mutex_lock(&channel->poll_lock);
-  int taken = channel->transport->poll(channel->endpoint, budget, &events);
-  pthread_mutex_unlock(&channel->poll_lock);
-  return taken;
-}
-
-void rdt_channel_help(rdt_channel *channel) {
-  rdt_events events = events_of(channel);
-  if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return;
-  int taken = channel->transport->poll(channel->endpoint, 0, &events);
-  pthread_mutex_unlock(&channel->poll_lock);
-  if (taken < 0) rdt_channel_break(channel);
-}
-
 /* ---- channels of groups that other threads poll ------------------------------------------------- */
-
-void rdt_channel_begin_polling(rdt_channel *channel) {
-  atomic_fetch_add(&channel->pollers, 1);
-  if (atomic_load(&channel->warm)) return;
-  pthread_mutex_lock(&channel->poll_lock);
-  atomic_store(&channel->warm, true);
-  channel->transport->disarm(channel->endpoint);
-  pthread_mutex_unlock(&channel->poll_lock);
-  rdt_device_wake(channel->device); /* it must look by itself now */
-}
-
-int rdt_channel_poll(rdt_channel *channel) {
-  rdt_events events = events_of(channel);
-  if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return 0;
-  int taken = channel->transport->poll(channel->endpoint, POLL_BUDGET, &events);
-  unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
-  atomic_store_explicit(&channel->polls, polls + 1, memory_order_relaxed);
-  pthread_mutex_unlock(&channel->poll_lock);
-  if (taken < 0)
-    rdt_channel_break(channel);
-  else
-    rdt_channel_flush(channel);
-  return taken;
-}
-
-void rdt_channel_end_polling(rdt_channel *channel) { atomic_fetch_sub(&channel->pollers, 1); }
-
-bool rdt_channel_end_polling_to_sleep(rdt_channel *channel) {
-  bool quiet = true;
-  pthread_mutex_lock(&channel->poll_lock);
-  if (atomic_fetch_sub(&channel->pollers, 1) == 1 && !atomic_load(&channel->down)) {
-    atomic_store(&channel->warm, false);
-    quiet = channel->transport->arm(channel->endpoint, true, true);
-  }
-  pthread_mutex_unlock(&channel->poll_lock);
-  return quiet;
-}
 
 /* Must the progress thread look by itself, as no doorbell wakes it? Not once nobody has polled between two
  * looks. */
@@ -168,7 +85,7 @@ static bool drain(rdt_channel *channel) {
   if (channel->drained) return true;
   if (!idle(channel)) {
     if (rdt_now_ms() < channel->drain_deadline) return false;
-    rdt_events events = events_of(channel);
+    rdt_events events = rdt_channel_events(channel);
     pthread_mutex_lock(&channel->poll_lock);
     channel->transport->endpoint_abort(channel->endpoint, &events);
     pthread_mutex_unlock(&channel->poll_lock);
@@ -208,7 +125,9 @@ static bool finish(rdt_channel *channel) {
 static void forget(rdt_device *device, rdt_channel *channel) {
   rdt_channel **link = &device->active;
   while (*link != channel) link = &(*link)->next;
+  pthread_mutex_lock(&device->lock);
   *link = channel->next;
+  pthread_mutex_unlock(&device->lock);
   epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control, NULL);
   epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->transport->event_fd(channel->endpoint), NULL);
   rdt_channel_unref(channel);
@@ -237,16 +156,22 @@ static bool watch(rdt_device *device, int fd, rdt_watch *target) {
   return epoll_ctl(device->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-static void adopt_arrivals(rdt_device *device) {
+/* Those that arrived stand before the one that is returned in device->active. */
+static rdt_channel *activate_arrivals(rdt_device *device) {
+  rdt_channel **last = &device->arrivals;
   pthread_mutex_lock(&device->lock);
-  rdt_channel *arrived = device->arrivals;
+  rdt_channel *known = device->active;
+  while (*last) last = &(*last)->next;
+  *last = known;
+  device->active = device->arrivals;
   device->arrivals = NULL;
   pthread_mutex_unlock(&device->lock);
-  while (arrived) {
-    rdt_channel *channel = arrived;
-    arrived = channel->next;
-    channel->next = device->active;
-    device->active = channel;
+  return known;
+}
+
+static void adopt_arrivals(rdt_device *device) {
+  rdt_channel *known = activate_arrivals(device);
+  for (rdt_channel *channel = device->active; channel != known; channel = channel->next) {
     rdt_count(&device->counters.channels_opened, 1);
     bool watched =
         watch(device, channel->control, &channel->control_watch) &&
@@ -283,7 +208,7 @@ static int advance_channel(rdt_channel *channel, bool may_take) {
   if (!down && others_poll(channel))
     taken = 0;
   else
-    taken = poll_endpoint(channel, may_take && !down ? POLL_BUDGET : 0);
+    taken = rdt_channel_take(channel, may_take && !down ? RDT_POLL_BUDGET : 0);
   rdt_control_flush(channel);
   if (down) return taken;
   rdt_channel_flush(channel);
@@ -319,7 +244,7 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
     epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control, NULL);
   }
   /* What the peer completed before it left is still good. */
-  while (poll_endpoint(channel, POLL_BUDGET) >= POLL_BUDGET) continue;
+  while (rdt_channel_take(channel, RDT_POLL_BUDGET) >= RDT_POLL_BUDGET) continue;
   rdt_fail(RDT_ERR_CONNECTION_LOST, goodbye ? "%s closed the channel" : "%s closed the connection",
            channel->peer_name);
   take_down(channel, RDT_ERR_CONNECTION_LOST, goodbye ? RDT_LOG_DEBUG : RDT_LOG_WARN);

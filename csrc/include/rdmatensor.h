@@ -171,6 +171,7 @@ typedef struct rdt_stats {
   uint64_t wakeups;   /* own wake-ups from sleep */
   uint64_t channels_opened, channels_lost;
   uint64_t regions, region_bytes; /* registered now */
+  uint64_t pending; /* requests that are not complete now: without credit, or the transport's */
 } rdt_stats;
 
 /* Opens a device: the transports of the setting TRANSPORTS that this machine has, the bootstrap port

@@ -89,7 +89,8 @@ std::string PlanBook::DevicesAsJson() {
         now.notify_bytes_sent, ",\"notify_bytes_received\":", now.notify_bytes_received,
         ",\"queued\":", now.queued, ",\"doorbells\":", now.doorbells, ",\"wakeups\":", now.wakeups,
         ",\"channels_opened\":", now.channels_opened, ",\"channels_lost\":", now.channels_lost,
-        ",\"regions\":", now.regions, ",\"region_bytes\":", now.region_bytes, "}"));
+        ",\"regions\":", now.regions, ",\"region_bytes\":", now.region_bytes,
+        ",\"pending\":", now.pending, "}"));
   }
   return absl::StrCat("[", absl::StrJoin(devices, ","), "]");
 }

@@ -227,5 +227,6 @@ def _memory(view: View) -> str:
     return (
         f"  arena {size(memory['arena_used_bytes'])} of {size(memory['arena_reserved_bytes'])} registered"
         f" (limit {size(memory['arena_limit_bytes'])}), places {size(memory['place_bytes'])};"
-        f" no place free {waits['busy_per_s']:.0f}/s, no credit {waits['queued_per_s']:.0f}/s"
+        f" no place free {waits['busy_per_s']:.0f}/s, no credit {waits['queued_per_s']:.0f}/s,"
+        f" pending {waits['pending']:.0f}"
     )

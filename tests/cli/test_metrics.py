@@ -64,8 +64,8 @@ def test_counters_of_devices_are_served(endpoint: rdmatensor.metrics.Endpoint) -
         for device in (first, second):
             for name, number in device.stats()._asdict().items():
                 # The connection's end is still under way.
-                if name in ("writes", "write_bytes", "reads", "channels_opened", "region_bytes"):
-                    gauge = name == "region_bytes"
+                gauge = name in ("region_bytes", "pending")
+                if gauge or name in ("writes", "write_bytes", "reads", "channels_opened"):
                     metric = f"device_{name}" if gauge else f"device_{name}_total"
                     assert seen.value(metric, address=device.address) == number, name
         assert seen.value("device_write_bytes_total", device="second") == 100

@@ -2,13 +2,16 @@
  *
  * Life cycle and order of channels, with two devices in one process so that sanitizers see both ends.
  */
+#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/objects.h"
 #include "unit.h"
 
 typedef struct {
@@ -156,6 +159,42 @@ static void test_lease(void) {
   rdt_device_close(b.device);
 }
 
+static int open_files(void) {
+  int count = 0;
+  DIR *files = opendir("/proc/self/fd");
+  EXPECT(files);
+  while (readdir(files)) count++;
+  closedir(files);
+  return count;
+}
+
+/* A child of fork gives up the last handle: nothing is freed, for over verbs the queue pairs are its parent's,
+ * and locks may be held by threads that only the parent has. */
+static void test_forked_child_frees_nothing(void) {
+  end a, b;
+  int status = -1;
+  open_end(&a, "a");
+  open_end(&b, "b");
+  rdt_channel *channel = join(&a, &b);
+  rdt_channel_close(channel);
+  rdt_deadline deadline = rdt_deadline_after(20000);
+  while (atomic_load(&channel->refs) > 1 && rdt_deadline_left(deadline) > 0) usleep(500);
+  EXPECT(atomic_load(&channel->refs) == 1);
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    int before = open_files();
+    rdt_channel_unref(channel);
+    _exit(open_files() == before ? 0 : 1);
+  }
+  EXPECT(child > 0 && waitpid(child, &status, 0) == child);
+  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  rdt_channel_unref(channel);
+  rdt_channel_unref(b.channel);
+  rdt_device_close(a.device);
+  rdt_device_close(b.device);
+}
+
 typedef struct {
   rdt_channel *channel;
   rdt_remote_region *remote;
@@ -220,6 +259,12 @@ static void test_concurrent_posts(void) {
   rdt_device_close(a.device);
 }
 
+static uint64_t pending(const rdt_device *device) {
+  rdt_stats stats;
+  EXPECT_STATUS(RDT_OK, rdt_device_stats(device, &stats));
+  return stats.pending;
+}
+
 /* A reader that is slow, but not stuck, is waited for longer than the deadline. */
 static void test_slow_reader(void) {
   enum { COUNT = 1500 };
@@ -238,6 +283,7 @@ static void test_slow_reader(void) {
     rdt_transfer_free(last);
     EXPECT(rdt_channel_submit(channel, &op, 1, &last) >= 0);
   }
+  EXPECT(pending(a.device) > 0);
   for (uint64_t i = 0; i < COUNT; i++) {
     rdt_notification got;
     EXPECT_STATUS(RDT_OK, rdt_device_next_notification(slow, 5000, &got));
@@ -246,6 +292,7 @@ static void test_slow_reader(void) {
     if (i % 10 == 0) usleep(20000);
   }
   EXPECT_STATUS(RDT_OK, last ? rdt_transfer_wait(last, 5000) : RDT_OK);
+  EXPECT(pending(a.device) == 0);
   rdt_transfer_free(last);
   rdt_channel_unref(channel);
   rdt_device_close(slow);
@@ -271,6 +318,7 @@ int main(void) {
   test_order_without_credit();
   test_slow_reader();
   test_lease();
+  test_forked_child_frees_nothing();
   test_concurrent_posts();
   return 0;
 }
