@@ -2,6 +2,7 @@
 """Everything at random, under random faults, for as long as it is told: make chaos.
 
     chaos.py [--seconds 300] [--seed N] [--parts training,api] [--transport shm]
+    chaos.py --lab [--seconds 300] [--seed N]     the part api over verbs, in a guest with SoftRoCE
 
 Each part runs for its share of the time. Every operation ends, well or with an error of its documented kind;
 what comes back is what was sent; training computes what it computes without faults; and afterwards nothing
@@ -28,6 +29,8 @@ sys.path.append(str(HERE))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 PARTS = ("training", "api")
+# Of a guest: to import what is needed, and for an operation that ends with its last time-out.
+LAB_SECONDS = 300.0
 
 
 def run_part(
@@ -49,6 +52,19 @@ def table(counts: Counter[str]) -> str:
     return "\n".join(f"  {name:<{width}}  {count:>9}" for name, count in sorted(counts.items()))
 
 
+def in_lab(seconds: float, seed: int, verbose: bool) -> int:
+    """The same over verbs, in a guest; its exit status. Without training: there TensorFlow alone would take a
+    minute to be imported."""
+    from rdmatensor.softroce import Lab
+
+    command = [sys.executable, __file__, "--parts", "api", "--transport", "verbs"]
+    command += ["--seconds", str(seconds), "--seed", str(seed), *["--verbose"] * verbose]
+    with Lab(1, say=print) as lab:
+        done = lab.hosts[0].run(command, timeout=seconds + LAB_SECONDS, check=False)
+    print(done.stdout, done.stderr, sep="", end="")
+    return done.returncode
+
+
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -56,8 +72,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--transport", default="shm")
+    parser.add_argument("--lab", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     chosen = parser.parse_args()
+    if chosen.lab:
+        return in_lab(chosen.seconds, chosen.seed, chosen.verbose)
     parts = chosen.parts.split(",")
     print(f"chaos: seed {chosen.seed}, {chosen.seconds:.0f} s", flush=True)
 

@@ -30,7 +30,8 @@ ENDING = (
     "duplicate",
     "refuse",
 )
-OFTEN = 0.002
+# By transport: in a guest that emulates its processors there are few operations for faults to meet.
+OFTEN = {"shm": 0.002, "verbs": 0.05}
 PLAY_S, COLLECT_S = 3.0, 3.0
 # Groups keep the memory that they needed at most for the next operation.
 SLACK = {"descriptors": 2, "mappings": 2}
@@ -147,7 +148,7 @@ def run(
     before = _rest(team)
     episode = 0
     while episode == 0 or time.monotonic() < end:
-        settings = [faults(dice, ENDING, OFTEN) for _ in range(MEMBERS)]
+        settings = [faults(dice, ENDING, OFTEN[transport]) for _ in range(MEMBERS)]
         tell(f"api, episode {episode}: {settings}")
         team.suffer(settings)
         with team.stopping(dice, PLAY_S):

@@ -21,10 +21,11 @@ SECONDS = 900.0
 SKIPS = {"transport verbs cannot map remote memory": 4}
 PROGRAMS = [
     "test_channel",
+    "test_fault_storms",
     "test_faults",
     "test_group",
-    "test_group_failures",
     "test_group_checksum",
+    "test_group_failures",
     "test_region_for",
     "test_verbs_library",
     "test_verbs_ports",
