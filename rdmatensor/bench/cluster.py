@@ -24,6 +24,7 @@ from .record import BadRecord, Run
 PEER, PROBE = "rdmatensor.bench.peer", "rdmatensor.bench.probe"
 LAUNCHERS = ("ssh", "slurm")
 START_S = 120.0
+_GRACE_S = 5.0
 _TAIL = 2000
 
 
@@ -85,7 +86,7 @@ class _Started:
 
     def answer(self, patience: float) -> str:
         """The next line of its output. BenchFailed if it ends, or says nothing for `patience` seconds."""
-        late = threading.Timer(patience, self.process.kill)
+        late = threading.Timer(patience, _end, [self.process])
         late.start()
         try:
             line = _pipe(self.process.stdout).readline()
@@ -93,10 +94,26 @@ class _Started:
             late.cancel()
         if line:
             return line
-        self.process.kill()
+        _await_end(self.process)
         status = self.process.wait()
         said = "".join(self.errors)[-_TAIL:].strip() or "it printed nothing"
         raise BenchFailed(f"{self.name} ended with status {status} or did not answer: {said}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """First in a way that lets it clean up: a killed srun would leave its job in the queue."""
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _await_end(process: subprocess.Popen[str]) -> None:
+    """Of a process that should end by itself now."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    _end(process)
 
 
 def _pipe(stream: IO[str] | None) -> IO[str]:
@@ -132,10 +149,7 @@ def _started(name: str, command: list[str], order: Mapping[str, Any]) -> Iterato
         finally:
             with contextlib.suppress(OSError):
                 _pipe(process.stdin).close()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            _await_end(process)
             reader.join(1)
 
 

@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ def _answer(payload: bytes) -> bytes:
         return b""
     from .record import Process
 
-    used = Process.of(os.getpid(), "peer")
-    return json.dumps([used.cpu_seconds, used.peak_bytes]).encode()
+    # The kernel's own account has steps of 10 ms.
+    return json.dumps([time.process_time(), Process.of(os.getpid(), "").peak_bytes]).encode()
 
 
 def _end_with_input() -> None:

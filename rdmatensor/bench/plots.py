@@ -18,6 +18,8 @@ from .report import binary, by_key, turn_ratios, value, ways_of
 # Ours first, in one family of colours; then rivals.
 _COLOURS = {
     "rdmatensor": "#0b7285",
+    "rdmatensor, registered": "#0b7285",
+    "rdmatensor, any array": "#66c2cd",
     "static": "#0b7285",
     "grpc+rdma": "#0b7285",
     "RDMA.zerocp": "#0b7285",

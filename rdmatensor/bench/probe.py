@@ -27,6 +27,8 @@ LATENCY_UP_TO = 64 * KB
 SUITE = "micro, Python"
 OURS, COPY = "rdmatensor", "memcpy"
 BATCH = 64
+ASLEEP_S = 0.002  # longer than either end polls: both have to be woken
+IDLE_S = 1.0
 _ANSWER_S = 30.0
 
 
@@ -55,10 +57,12 @@ def aligned(nbytes: int) -> Any:
     return array
 
 
-def timed(call: Callable[[], object], count: int) -> list[float]:
-    """Seconds of `count` calls, one by one; the clock's own cost, some 0.05 us, is in it."""
+def timed(call: Callable[[], object], count: int, pause_s: float = 0.0) -> list[float]:
+    """Seconds of `count` calls, one by one, `pause_s` apart; the clock's own cost, some 0.05 us, is in it."""
     times = []
     for _ in range(count):
+        if pause_s:
+            time.sleep(pause_s)
         begin = perf_counter()
         call()
         times.append(perf_counter() - begin)
@@ -112,6 +116,7 @@ class Probe:
                 yield from self._of_size(nbytes)
         yield from self._notifications()
         yield from self._batches()
+        yield from self._idle()
 
     def _of_size(self, nbytes: int) -> Iterator[Result]:
         # Memory of a region, as RDMA wants it: other memory would be registered for each operation.
@@ -132,13 +137,17 @@ class Probe:
         own.close()
 
     def _times(
-        self, name: str, nbytes: int | None, ways: Mapping[str, Callable[[], object]]
+        self,
+        name: str,
+        nbytes: int | None,
+        ways: Mapping[str, Callable[[], object]],
+        pause_s: float = 0.0,
     ) -> Iterator[Result]:
-        count = self.effort.count(nbytes or 1)
+        count = self.effort.count(nbytes or 1) // (10 if pause_s else 1)
         for call in ways.values():
             timed(call, max(1, count // 10))  # touches memory, fills caches
         before = self.used()
-        turns = {way: lambda call=call: timed(call, count) for way, call in ways.items()}
+        turns = {way: lambda call=call: timed(call, count, pause_s) for way, call in ways.items()}
         for way, samples in in_turns(turns, self.effort.turns).items():
             times = Result(
                 *(SUITE, f"{name} latency", way, SECONDS, thinned(samples.all), nbytes),
@@ -162,6 +171,7 @@ class Probe:
             self.device.next_notification(_ANSWER_S)
 
         yield from self._times("notify and answer", None, {OURS: turn})
+        yield from self._times("notify and answer from sleep", None, {OURS: turn}, ASLEEP_S)
 
     def _batches(self) -> Iterator[Result]:
         batch = self.remote.batch()
@@ -170,6 +180,15 @@ class Probe:
             batch.write(self.region, data, offset=8 * number)
         ways = {OURS: lambda: self.remote.post(batch).wait()}
         yield from self._times(f"{BATCH} writes in a batch", 8, ways)
+
+    def _idle(self) -> Iterator[Result]:
+        """What both ends compute while the connection is open and nothing happens."""
+        there, here = self.used(), time.process_time()
+        time.sleep(IDLE_S)
+        here = time.process_time() - here
+        shares = {"here": here, "the peer": self.used().since(there).cpu_seconds}
+        for end, seconds in shares.items():
+            yield Result(SUITE, f"idle, {end}", OURS, "of a core", [seconds / IDLE_S])
 
 
 def measure(device: rdmatensor.Device, peers: dict[str, str], quick: bool) -> Run:

@@ -63,6 +63,10 @@ def test_local(tmp_path: Path) -> None:
     assert len(latency.turns) == 3
     assert latency.processes[0].peak_bytes > 0
     assert run.find("micro, Python", "write bandwidth", 1 << 20, "memcpy") is not None
+    for end in ("here", "the peer"):
+        idle = run.find("micro, Python", f"idle, {end}", None, "rdmatensor")
+        assert idle is not None
+        assert idle.unit == "of a core"
     assert "write latency" in done.stdout
 
 
@@ -85,6 +89,20 @@ def test_slurm_gets_one_task_on_one_host() -> None:
     assert words[0] == "srun"
     assert "--nodelist=node7" in words
     assert words[-4:] == ["--partition=rdma", "/opt/python", "-m", cluster.PEER]
+
+
+def test_who_does_not_answer_can_clean_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As srun, which takes its job out of the queue when it is told to end, but not when it is killed."""
+    program, ended = tmp_path / "python", tmp_path / "ended"
+    program.write_text(
+        f"#!/bin/sh\ntrap 'touch {ended}; exit 3' TERM\nwhile :; do sleep 0.1; done\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(cluster, "START_S", 1.0)
+    hosts = [cluster.Host("a"), cluster.Host("b")]
+    with pytest.raises(cluster.BenchFailed, match="the peer on b ended with status 3"):
+        cluster.measure(hosts, cluster.Launcher(python=str(program)))
+    assert ended.exists()
 
 
 @pytest.fixture
