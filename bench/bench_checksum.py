@@ -8,11 +8,10 @@ Two grpc+rdma clusters take turns. The transfer sends all that it has, the train
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,18 @@ from rich.table import Table
 
 import rdmatensor
 import tf_cases
+from rdmatensor.bench import record, report
+from rdmatensor.bench.turns import in_turns
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.settings import model_bytes
-from rdmatensor.demo.timing import Distribution, duration, size
+from rdmatensor.demo.timing import duration
 from tf_cases import KB, MB, Case
 from tf_measure import Cluster, Way, measure, ratio
 from tf_report import Row
-from tf_run import begin, logs_of_tasks, print_faults
+from tf_run import benchmark, json_option
 
 SIZES = [4 * KB << 2 * i for i in range(8)]  # 4 KB to 64 MB
+PAGE = 4096
 TURNS = 15
 TURN_BYTES = 16 * MB
 BATCH = 32
@@ -45,6 +47,8 @@ WAYS = [
 ]
 LARGE = Case("16 x 1 MB", 16, MB, steps=STEPS, block=BLOCK, consumer="read")
 SMALL = Case("100 x 4 KB", 100, 4 * KB, steps=STEPS, block=BLOCK, consumer="read")
+RIVALS = {f"crc32c, {kind}": f"off, {kind}" for kind in ("dynamic", "planned")}
+SUITE = "checksums"
 BUILDS: dict[str, tuple[int, dict[str, Any]]] = {
     **{
         case.name: (case.step_bytes, {"command": "transfer", **asdict(case)})
@@ -57,46 +61,37 @@ BUILDS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def _bandwidth(function: Callable[[], object], nbytes: int, count: int) -> float:
+def _bandwidth(function: Callable[[], object], nbytes: int) -> list[float]:
+    """Bytes a second, of some megabytes: one sample."""
+    count = max(1, TURN_BYTES // nbytes)
     begin_s = time.perf_counter()
     for _ in range(count):
         function()
-    return nbytes * count / (time.perf_counter() - begin_s)
+    return [nbytes * count / (time.perf_counter() - begin_s)]
 
 
-def measure_bytes(factor: int) -> dict[int, dict[str, Distribution]]:
-    """Bytes a second of both at each size, in turns, on memory that was just used."""
-    found = {}
+def _apart(source: np.ndarray) -> np.ndarray:
+    """Memory of the same size, half a page from where `source` lies in its page: memcpy can be slow between
+    places that are almost the same."""
+    memory = np.zeros(source.nbytes + 2 * PAGE, dtype=np.uint8)
+    start = (source.ctypes.data + PAGE // 2 - memory.ctypes.data) % PAGE
+    return memory[start : start + source.nbytes]
+
+
+def measure_bytes(factor: int) -> Iterator[record.Result]:
+    """Of both at each size, in turns, on memory that was just used."""
     for nbytes in SIZES:
         source = np.random.default_rng(1).integers(0, 256, nbytes, dtype=np.uint8)
-        target = np.zeros_like(source)
-        work: dict[str, Callable[[], object]] = {
-            "crc32c": lambda s=source: rdmatensor.crc32c(s),  # type: ignore[misc]
-            "memcpy": lambda s=source, t=target: np.copyto(t, s),  # type: ignore[misc]
+        ways = {
+            "crc32c": partial(_bandwidth, partial(rdmatensor.crc32c, source), nbytes),
+            "memcpy": partial(_bandwidth, partial(np.copyto, _apart(source), source), nbytes),
         }
-        count = max(1, TURN_BYTES // nbytes)
-        samples: dict[str, list[float]] = {name: [] for name in work}
-        for turn in range(1 + TURNS * factor):
-            for name, function in work.items():
-                value = _bandwidth(function, nbytes, count)
-                if turn:  # the first warms up
-                    samples[name].append(value)
-        found[nbytes] = {name: Distribution.of(values) for name, values in samples.items()}
-    return found
-
-
-def table_of_bytes(found: dict[int, dict[str, Distribution]]) -> Table:
-    """A line for each size."""
-    shown = Table(title="CRC32C and memcpy, on one processor, called from Python")
-    for header in ("size", "crc32c", "p10", "memcpy", "p10", "crc32c / memcpy"):
-        shown.add_column(header, justify="right")
-    for nbytes, rates in found.items():
-        crc, copy = rates["crc32c"], rates["memcpy"]
-        columns = [
-            f"{each / 1e9:.2f} GB/s" for each in (crc.median, crc.p10, copy.median, copy.p10)
-        ]
-        shown.add_row(size(nbytes), *columns, f"{crc.median / copy.median:.2f}")
-    return shown
+        for way in ways.values():
+            way()  # touches memory, fills caches
+        for name, samples in in_turns(ways, TURNS * factor).items():
+            rival = "memcpy" if name == "crc32c" else ""
+            shape = (SUITE, "CRC32C of memory, from Python", name, record.BYTES_PER_SECOND)
+            yield record.Result(*shape, samples.all, nbytes, samples.turns, rival=rival)
 
 
 def measure_rows(logs: Path, factor: int) -> Iterator[Row]:
@@ -144,36 +139,22 @@ def faults_of(rows: list[Row]) -> Iterator[str]:
 
 @click.command()
 @click.option("--quick", is_flag=True, help=f"A {tf_cases.FULL}th of the steps.")
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all."
-)
+@json_option
 def main(quick: bool, json_file: Path | None) -> None:
     """Print what checksums cost.
 
     Exits with 1 if a task fails, a value is wrong or a tensor took another way than it should.
     """
-    console, machine = begin(width=120)
     factor = 1 if quick else tf_cases.FULL
-    with console.status("measuring checksums"):
-        found = measure_bytes(factor)
-    console.print(table_of_bytes(found))
-    with logs_of_tasks(console) as logs, console.status("measuring steps"):
-        rows = list(measure_rows(logs, factor))
-    console.print(table_of_steps(rows))
-    faults = list(faults_of(rows))
-    print_faults(console, faults)
-    if json_file:
-        fields = {
-            "machine": machine,
-            "quick": quick,
-            "bytes_per_second": {
-                nbytes: {name: asdict(each) for name, each in rates.items()}
-                for nbytes, rates in found.items()
-            },
-            "cases": {row.name: row.as_json() for row in rows},
-        }
-        json_file.write_text(json.dumps(fields, indent=1))
-    sys.exit(1 if faults else 0)
+    with benchmark("Checksums", 120, quick, json_file) as (console, run, logs):
+        with console.status("measuring checksums"):
+            run.results += measure_bytes(factor)
+        console.print(report.table(SUITE, run.results))
+        with console.status("measuring steps"):
+            rows = list(measure_rows(logs, factor))
+        console.print(table_of_steps(rows))
+        run.results += [each for row in rows for each in row.records("checksums, steps", RIVALS)]
+        run.faults = list(faults_of(rows))
 
 
 if __name__ == "__main__":

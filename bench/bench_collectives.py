@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from rdmatensor.bench import record
 from rdmatensor.demo.cluster import SILENCE_S, environment
 from rdmatensor.demo.launch import Team, free_addresses
 from rdmatensor.demo.paths import STOCK
 from rdmatensor.demo.timing import Distribution, duration
 from tf_collective_cases import CASES, FULL, NAMES, Case
-from tf_run import begin, logs_of_tasks, print_faults
+from tf_run import benchmark, json_option
 
 _TASK = str(Path(__file__).with_name("tf_collective_task.py"))
 _PROTOCOLS = (STOCK, "grpc+rdma")
@@ -119,18 +120,20 @@ class Row:
             found.append("the losses differ")
         return [f"{self.case.name}: {fault}" for fault in found]
 
-    def as_json(self) -> dict[str, Any]:
-        """All numbers."""
-        return {
-            "workers": self.size,
-            "case": self.case.name,
-            "target": self.target,
-            "ratio": self.ratio,
-            "ratio_in_turns": self.ratio_in_turns.as_json(),
-            "times": {result.protocol: result.time.as_json() for result in self.results},
-            "blocks": {result.protocol: result.blocks for result in self.results},
-            "stats": self.results[1].stats,
-        }
+    def records(self) -> Iterator[record.Result]:
+        """For the record."""
+        for result in self.results:
+            compared = result is self.results[1]
+            yield record.Result(
+                f"collectives of TensorFlow, {self.size} workers",
+                self.case.name,
+                result.protocol,
+                record.SECONDS,
+                [second for block in result.blocks for second in block],
+                turns=[statistics.median(block) for block in result.blocks],
+                rival=STOCK if compared else "",
+                target=self.target if compared else None,
+            )
 
 
 def measure(clusters: list[Cluster], case: Case, factor: int) -> Row:
@@ -204,9 +207,7 @@ def run(
 @click.option("--quick", is_flag=True, help=f"A {FULL}th of the steps.")
 @click.option("--only", multiple=True, type=click.Choice(NAMES), help="May be repeated.")
 @click.option("--workers", multiple=True, type=int, default=(2, 4), show_default=True)
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all."
-)
+@json_option
 def main(
     quick: bool, only: tuple[str, ...], workers: tuple[int, ...], json_file: Path | None
 ) -> None:
@@ -215,15 +216,10 @@ def main(
     Exits with 1 if a task fails, a value is wrong or an operation took another way than it should; a
     missed target is shown but does not fail the run.
     """
-    console, machine = begin(width=170)
-    with logs_of_tasks(console) as logs:
+    with benchmark("Collectives of TensorFlow", 170, quick, json_file) as (console, whole, logs):
         rows = run(console, logs, workers, list(only or NAMES), 1 if quick else FULL)
-    faults = [fault for row in rows for fault in row.faults()]
-    print_faults(console, faults)
-    if json_file:
-        fields = {"machine": machine, "quick": quick, "rows": [row.as_json() for row in rows]}
-        json_file.write_text(json.dumps(fields | {"faults": faults}, indent=1))
-    sys.exit(1 if faults else 0)
+        whole.results = [each for row in rows for each in row.records()]
+        whole.faults = [fault for row in rows for fault in row.faults()]
 
 
 if __name__ == "__main__":

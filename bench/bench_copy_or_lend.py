@@ -11,8 +11,6 @@ what a step sees.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +24,7 @@ from rdmatensor.demo.timing import Distribution, duration
 from tf_cases import KB, Case
 from tf_measure import Cluster, Way, measure, ratio
 from tf_report import Row
-from tf_run import begin, logs_of_tasks, print_faults
+from tf_run import benchmark, json_option
 
 COUNT = 100
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)  # KB
@@ -108,33 +106,26 @@ def _time(time: Distribution) -> str:
 
 @click.command()
 @click.option("--quick", is_flag=True, help=f"A {tf_cases.FULL}th of the steps.")
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all."
-)
+@json_option
 def main(quick: bool, json_file: Path | None) -> None:
     """Print step times by size, and the sizes from which lending is faster.
 
     Exits with 1 if a task fails, a value is wrong or a tensor took another way than it should.
     """
-    console, machine = begin(width=120)
     steps = QUICK_STEPS if quick else QUICK_STEPS * tf_cases.FULL
     rows: list[Row] = []
-    with logs_of_tasks(console) as logs, console.status("starting two clusters") as status:
-        for row in measure_rows(logs, steps):
-            rows.append(row)
-            status.update(f"measured {row.name}")
-    console.print(table(rows))
-    sizes = {consumer: crossover(rows, consumer) for consumer in CONSUMERS}
-    for consumer, nbytes in sizes.items():
-        start = "no size" if nbytes is None else f"{nbytes // KB} KB"
-        console.print(f"consumer {consumer}: lending is faster from {start}")
-    faults = [fault for row in rows for fault in (*row.faults(), *not_as_meant(row))]
-    print_faults(console, faults)
-    if json_file:
-        cases = {row.name: row.as_json() for row in rows}
-        fields = {"machine": machine, "quick": quick, "lend_from": sizes, "cases": cases}
-        json_file.write_text(json.dumps(fields, indent=1))
-    sys.exit(1 if faults else 0)
+    with benchmark("Copied or lent", 120, quick, json_file) as (console, run, logs):
+        with console.status("starting two clusters") as status:
+            for row in measure_rows(logs, steps):
+                rows.append(row)
+                status.update(f"measured {row.name}")
+        console.print(table(rows))
+        for consumer in CONSUMERS:
+            nbytes = crossover(rows, consumer)
+            start = "no size" if nbytes is None else f"{nbytes // KB} KB"
+            console.print(f"consumer {consumer}: lending is faster from {start}")
+        run.results = [each for row in rows for each in row.records("copied or lent")]
+        run.faults = [fault for row in rows for fault in (*row.faults(), *not_as_meant(row))]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ tensors of unknown size travel in both directions.
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import click
 from rdmatensor.demo.launch import Child, Team, free_addresses
 from tf_measure import GRPC, Cluster, Way, measure, ratio
 from tf_report import Row, step_table
-from tf_run import begin, logs_of_tasks, print_faults
+from tf_run import benchmark, json_option
 
 _TASK = str(Path(__file__).with_name("tf_embedding_task.py"))
 _JOBS = ("ps", "worker", "chief")
@@ -77,39 +76,33 @@ class Trio(Cluster):
 
 @click.command()
 @click.option("--quick", is_flag=True, help=f"A {FULL}th of the steps.")
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all."
-)
+@json_option
 def main(quick: bool, json_file: Path | None) -> None:
     """Measure steps of training with embeddings over grpc+rdma against stock gRPC, in turns.
 
     Exits with 1 if a task fails, the losses differ or a tensor took another way than it should; a missed
     target is shown but does not fail the run.
     """
-    console, machine = begin(width=150)
     rows = []
-    with logs_of_tasks(console) as logs, console.status("measuring"), Team(logs) as team:
-        clusters = [Trio(team, way) for way in (GRPC, RDMA)]
-        for cluster in clusters:
-            cluster.wait()
-        for case in CASES:
-            build = {"command": "train", "tables": case.tables, "ids": case.ids}
-            steps = case.steps * (1 if quick else FULL)
-            results = measure(team, clusters, build, steps, case.block)
-            rows.append(Row(case.name, case.step_bytes, case.target, results))
-    console.print(step_table(rows))
-    for row in rows:
-        if row.target is not None:
-            speed, turns = ratio(row.results[0], row.results[-1])
-            console.print(
-                f"{row.name}: {speed:.2f}x ({turns.p10:.2f} .. {turns.p90:.2f}), target {row.target:g}x"
-            )
-    faults = [fault for row in rows for fault in row.faults()]
-    print_faults(console, faults)
-    if json_file:
-        cases = {row.name: row.as_json() for row in rows}
-        json_file.write_text(json.dumps({"machine": machine, "cases": cases}, indent=1))
-    sys.exit(1 if faults else 0)
+    with benchmark("Embeddings", 150, quick, json_file) as (console, run, logs):
+        with console.status("measuring"), Team(logs) as team:
+            clusters = [Trio(team, way) for way in (GRPC, RDMA)]
+            for cluster in clusters:
+                cluster.wait()
+            for case in CASES:
+                build = {"command": "train", "tables": case.tables, "ids": case.ids}
+                steps = case.steps * (1 if quick else FULL)
+                results = measure(team, clusters, build, steps, case.block)
+                rows.append(Row(case.name, case.step_bytes, case.target, results))
+        console.print(step_table(rows))
+        for row in rows:
+            if row.target is not None:
+                speed, turns = ratio(row.results[0], row.results[-1])
+                console.print(
+                    f"{row.name}: {speed:.2f}x ({turns.p10:.2f} .. {turns.p90:.2f}), target {row.target:g}x"
+                )
+        run.results = [each for row in rows for each in row.records("embeddings")]
+        run.faults = [fault for row in rows for fault in row.faults()]
 
 
 if __name__ == "__main__":

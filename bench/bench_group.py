@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
-from rdmatensor.demo.machine import describe, summary
-from rdmatensor.demo.timing import Distribution, duration
+from rdmatensor.bench import record, report
+from rdmatensor.bench.turns import in_turns
 
-PACKAGES = ("rdmatensor", "numpy", "torch", "mpi4py")
 MEMBER = Path(__file__).with_name("group_member.py")
 PATIENCE = 120.0
-LIBRARIES = ("rdmatensor", "gloo", "openmpi")
+OURS, GLOO, OPENMPI = "rdmatensor", "gloo", "OpenMPI"
+LIBRARIES = (OURS, GLOO, OPENMPI)
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,11 @@ class Size:
     nbytes: int
     samples: int
     calls: int
-    wanted: float  # speed relative to OpenMPI
+    target: float  # speed relative to OpenMPI
 
     @property
     def text(self) -> str:
-        return f"{self.nbytes >> 20} MB" if self.nbytes >= 1 << 20 else f"{self.nbytes >> 10} KB"
+        return report.binary(self.nbytes)
 
 
 SIZES = (
@@ -58,28 +57,27 @@ SIZES = (
 
 
 @dataclass(frozen=True)
-class Column:
-    """What is measured for each size; several may share the processes of one library."""
+class Way:
+    """What is measured at each size; several may share the processes of one library."""
 
-    title: str
+    name: str
     library: str
-    case: str = ""
-    in_place: bool = True
+    memory: str = ""
 
 
-GLOO = Column("gloo", "gloo")
-OPENMPI = Column("OpenMPI", "openmpi")
-OPENMPI_APART = Column("OpenMPI, result apart", "openmpi", in_place=False)
-# Ours, each with whom it is compared: gloo only works in place.
-OURS = {
-    Column("rdmatensor, registered", "rdmatensor", "registered"): (GLOO, OPENMPI),
-    Column("rdmatensor, any array", "rdmatensor", "plain"): (GLOO, OPENMPI),
-    Column("rdmatensor, registered, result apart", "rdmatensor", "registered", False): (
-        GLOO,
-        OPENMPI_APART,
-    ),
+REGISTERED = Way("rdmatensor, registered", OURS, "registered")
+ANY_ARRAY = Way("rdmatensor, any array", OURS, "plain")
+MPI = Way(OPENMPI, OPENMPI)
+# Gloo has no form but in place: the result is written over the input.
+IN_PLACE = "in place"
+CASES = {
+    IN_PLACE: (REGISTERED, ANY_ARRAY, Way(GLOO, GLOO), MPI),
+    "result apart": (REGISTERED, MPI),
 }
-COLUMNS = (*OURS, GLOO, OPENMPI, OPENMPI_APART)
+
+
+class Unusable(click.ClickException):
+    """A library's processes do not do what they should."""
 
 
 class Members:
@@ -91,30 +89,46 @@ class Members:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
         self._listener.listen(size)
-        self._listener.settimeout(PATIENCE)
+        self._listener.settimeout(0.5)
         self._processes = [subprocess.Popen(each) for each in commands(library, address, size)]
 
     def meet(self, size: int) -> None:
+        """Until all have joined. Unusable if one does not."""
         with self._listener:
             for _ in range(size):
-                self._lines.append(Connection(self._listener.accept()[0].detach()))
+                self._lines.append(Connection(self._accept().detach()))
         offers = dict(self._everybody())
         self._tell(offers[0])
         self._everybody()
 
-    def measure(self, column: Column, size: Size) -> list[float]:
-        """Seconds of a call for each sample: of the slowest member."""
-        self._tell((column.case, size.nbytes, column.in_place, size.samples, size.calls))
-        return [max(times) for times in zip(*self._everybody(), strict=True)]
+    def measure(
+        self, memory: str, in_place: bool, size: Size
+    ) -> tuple[list[float], list[record.Process]]:
+        """Seconds of a call for each sample, of the slowest member; and what each member used."""
+        self._tell((memory, size.nbytes, in_place, size.samples, size.calls))
+        times, cpu_seconds, peaks = zip(*self._everybody(), strict=True)
+        used = [
+            record.Process(f"member {number}", *each)
+            for number, each in enumerate(zip(cpu_seconds, peaks, strict=True))
+        ]
+        return [max(each) for each in zip(*times, strict=True)], used
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._tell(None)
+        for line in self._lines:
+            with contextlib.suppress(OSError):
+                line.send(None)
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE / 4)
             process.kill()
             process.wait()
+
+    def _accept(self) -> socket.socket:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and all(each.poll() is None for each in self._processes):
+            with contextlib.suppress(TimeoutError):
+                return self._listener.accept()[0]
+        raise Unusable("a member ended or did not come; it says why above")
 
     def _tell(self, order: Any) -> None:
         for line in self._lines:
@@ -127,16 +141,16 @@ class Members:
 
 def receive(line: Connection) -> Any:
     if not line.poll(PATIENCE):
-        raise click.ClickException(f"a member did not answer for {PATIENCE:.0f} s")
+        raise Unusable(f"a member did not answer for {PATIENCE:.0f} s")
     try:
         return line.recv()
     except EOFError:
-        raise click.ClickException("a member ended; it says why above") from None
+        raise Unusable("a member ended; it says why above") from None
 
 
 def commands(library: str, address: str, size: int) -> list[list[str]]:
     member = [sys.executable, str(MEMBER), library, address]
-    if library != "openmpi":
+    if library != OPENMPI:
         return [[*member, str(rank), str(size)] for rank in range(size)]
     # Not bound to cores, as the others are not. More members than cores have to be admitted, and
     # then give way while they wait (mpi_yield_when_idle), as rdmatensor's do.
@@ -148,163 +162,133 @@ def commands(library: str, address: str, size: int) -> list[list[str]]:
     return [[*command, *member, "0", str(size)]]
 
 
-def missing(library: str) -> str:
-    """How to install what `library` needs; "" if it is there."""
-    module = {"gloo": "torch", "openmpi": "mpi4py"}.get(library)
+def missing(library: str) -> record.Missing | None:
+    """What there is to say if `library` is not here."""
+    module = {GLOO: "torch", OPENMPI: "mpi4py"}.get(library)
     if module and not importlib.util.find_spec(module):
-        return f"{library}: skipped; pip install {module}"
-    if library == "openmpi" and not shutil.which("mpirun"):
-        return "openmpi: skipped, there is no mpirun; apt install openmpi-bin"
-    return ""
+        return record.Missing(library, f"there is no {module}", f"pip install {module}")
+    if library == OPENMPI and not shutil.which("mpirun"):
+        return record.Missing(library, "there is no mpirun", "apt install openmpi-bin")
+    return None
 
 
 # ---- measurement -----------------------------------------------------------------------------------
 
 
-@dataclass
-class Cell:
-    """Of one size and column: all samples, and the median of each turn."""
+class Bench:
+    """Measures with `count` members of each library that is in `members`."""
 
-    samples: list[float] = field(default_factory=list)
-    turns: list[float] = field(default_factory=list)
+    def __init__(self, members: dict[str, Members], count: int, turns: int) -> None:
+        self._members = members
+        self._count = count
+        self._turns = turns
+        self._used: dict[str, list[record.Process]] = {}
 
-    def add(self, times: list[float]) -> None:
-        self.samples += times
-        self.turns.append(Distribution.of(times).median)
+    def results(self, case: str, size: Size) -> Iterator[record.Result]:
+        """Of one size, each way in turns with the others."""
+        ways = {way.name: way for way in CASES[case] if way.library in self._members}
+        calls: dict[str, Callable[[], list[float]]] = {
+            name: lambda way=way: self._turn(way, case, size)  # type: ignore[misc]
+            for name, way in ways.items()
+        }
+        for call in calls.values():
+            call()  # touches memory for the first time
+        self._used.clear()
+        for name, samples in in_turns(calls, self._turns).items():
+            rival = self._rival(ways[name], ways)
+            yield record.Result(
+                f"all-reduce of float32, {self._count} processes",
+                case,
+                name,
+                record.SECONDS,
+                record.thinned(samples.all),
+                size.nbytes,
+                samples.turns,
+                {"members": self._count, "calls": size.calls, "turns": self._turns},
+                self._used[name],
+                rival,
+                {OPENMPI: size.target, GLOO: 1.0}.get(rival),
+            )
 
-    @property
-    def times(self) -> Distribution:
-        return Distribution.of(self.samples)
+    def _rival(self, way: Way, ways: dict[str, Way]) -> str:
+        """Whom `way` is compared with: OpenMPI, which is the faster one, if it is here."""
+        rivals = [name for name in (OPENMPI, GLOO) if name in ways]
+        return rivals[0] if rivals and way.library == OURS else ""
 
-
-Cells = dict[tuple[Size, Column], Cell]
-
-
-def measure(members: dict[str, Members], sizes: list[Size], turns: int) -> Cells:
-    """Each size: a turn is a block of calls of each column; the next begins with the next column."""
-    columns = [column for column in COLUMNS if column.library in members]
-    cells = {(size, column): Cell() for size in sizes for column in columns}
-    for size in sizes:
-        for turn in range(-1, turns):
-            for step in range(len(columns)):
-                column = columns[(turn + step) % len(columns)]
-                times = members[column.library].measure(column, size)
-                if turn >= 0:  # before that, memory was touched for the first time
-                    cells[size, column].add(times)
-    return cells
+    def _turn(self, way: Way, case: str, size: Size) -> list[float]:
+        members = self._members[way.library]
+        times, used = members.measure(way.memory, case == IN_PLACE, size)
+        before = self._used.get(way.name)
+        if before:  # the peak is of the whole life
+            used = [
+                replace(now, cpu_seconds=now.cpu_seconds + old.cpu_seconds)
+                for now, old in zip(used, before, strict=True)
+            ]
+        self._used[way.name] = used
+        return times
 
 
 @contextlib.contextmanager
-def started(libraries: list[str], size: int) -> Iterator[dict[str, Members]]:
+def started(run: record.Run, libraries: list[str], size: int) -> Iterator[dict[str, Members]]:
+    """The members of each library; rivals that are not here or do not start are noted as missing."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         members = {}
         for library in libraries:
-            members[library] = Members(library, size, Path(folder))
-            stack.callback(members[library].close)
-            members[library].meet(size)
+            if absent := missing(library):
+                run.missing.append(absent)
+                continue
+            several = Members(library, size, Path(folder))
+            stack.callback(several.close)
+            try:
+                several.meet(size)
+            except Unusable as error:
+                if library == OURS:
+                    raise
+                run.missing.append(record.Missing(library, str(error), "mend its installation"))
+            else:
+                members[library] = several
         yield members
 
 
-# ---- report ----------------------------------------------------------------------------------------
+def measure(libraries: list[str], members: int, sizes: list[Size], quick: bool) -> record.Run:
+    """All cases."""
+    run = record.Run("All-reduce", record.Environment.here(transport="shm"), quick)
+    began = time.monotonic()
+    with started(run, libraries, members) as groups:
+        bench = Bench(groups, members, 5 if quick else 50)
+        for case in CASES:
+            for size in sizes:
+                run.results += bench.results(case, size)
+    run.finish(time.monotonic() - began)
+    return run
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """How many times as long the rival takes: of the medians, and (p10, p90) of single turns."""
-
-    of_medians: float
-    p10: float
-    p90: float
-    wanted: float
-
-    @classmethod
-    def of(cls, ours: Cell, rival: Cell, wanted: float) -> Ratio:
-        turns = Distribution.of([b / a for a, b in zip(ours.turns, rival.turns, strict=True)])
-        return cls(rival.times.median / ours.times.median, turns.p10, turns.p90, wanted)
-
-    @property
-    def text(self) -> str:
-        style = "green" if self.of_medians >= self.wanted else "red"
-        return f"[{style}]{self.of_medians:.2f}[/] ({self.p10:.2f} .. {self.p90:.2f})"
-
-
-def ratios(cells: Cells, size: Size, ours: Column) -> dict[Column, Ratio]:
-    return {
-        rival: Ratio.of(cells[size, ours], cells[size, rival], 1 if rival is GLOO else size.wanted)
-        for rival in OURS.get(ours, ())
-        if (size, rival) in cells
-    }
-
-
-def render(cells: Cells, members: int) -> Table:
-    table = Table(title=f"all-reduce of float32, {members} processes", title_justify="left")
-    for title in ("", "", "p10", "median", "p90", "gloo", "OpenMPI"):
-        table.add_column(title, justify="right" if title else "left")
-    for (size, column), cell in cells.items():
-        times = cell.times
-        row = [duration(seconds) for seconds in (times.p10, times.median, times.p90)]
-        row += [ratio.text for ratio in ratios(cells, size, column).values()]
-        table.add_row(size.text, column.title, *row, end_section=column is COLUMNS[-1])
-    wanted = ", ".join(f"{size.wanted:.2f} at {size.text}" for size in SIZES)
-    table.caption = (
-        "Last two columns: how many times as long the rival takes, and p10 .. p90 of single turns.\n"
-        f"Wanted: gloo 1; OpenMPI {wanted}."
-    )
-    table.caption_justify = "left"
-    return table
-
-
-def as_json(cells: Cells) -> list[dict[str, Any]]:
-    return [
-        {
-            "bytes": size.nbytes,
-            **asdict(column),
-            "times": cell.times.as_json(),
-            "turns": cell.turns,
-            "ratios": {
-                rival.title: asdict(ratio) for rival, ratio in ratios(cells, size, column).items()
-            },
-        }
-        for (size, column), cell in cells.items()
-    ]
-
-
-@click.command()
+@click.command(help=__doc__)
 @click.option("--members", default=2, show_default=True, help="Processes of each library.")
-@click.option("--quick", is_flag=True, help="Fewer turns: about half a minute.")
+@click.option("--quick", is_flag=True, help="Fewer turns: about a minute.")
 @click.option(
     "--library",
     "libraries",
     multiple=True,
-    type=click.Choice(LIBRARIES),
+    type=click.Choice(LIBRARIES, case_sensitive=False),
     help="Only these; may be given several times.",
 )
 @click.option("--size", "texts", multiple=True, type=click.Choice([s.text for s in SIZES]))
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all."
-)
+@click.option("--json", "output", type=click.Path(path_type=Path), help="Write the record.")
 def main(
     members: int,
     quick: bool,
     libraries: tuple[str, ...],
     texts: tuple[str, ...],
-    json_file: Path | None,
+    output: Path | None,
 ) -> None:
-    """All-reduce of rdmatensor.Group, gloo and OpenMPI between processes of this machine."""
     console = Console(width=None if sys.stdout.isatty() else 130)
-    machine = describe(PACKAGES)
-    console.print(summary(machine), highlight=False)
-    wanted = libraries or LIBRARIES
-    for library in wanted:
-        if reason := missing(library):
-            console.print(reason, highlight=False)
     sizes = [size for size in SIZES if not texts or size.text in texts]
-    with started([each for each in wanted if not missing(each)], members) as groups:
-        cells = measure(groups, sizes, 10 if quick else 50)
-    console.print(render(cells, members))
-    if json_file:
-        fields = {"machine": machine, "members": members, "rows": as_json(cells)}
-        json_file.write_text(json.dumps(fields, indent=1))
+    with console.status("measuring"):
+        run = measure(list(libraries or LIBRARIES), members, sizes, quick)
+    report.show(console, run)
+    if output:
+        run.write(output)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ read every second. TensorFlow's profiler is off in both.
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,14 +21,16 @@ from rich.table import Table
 
 import tf_cases
 from rdmatensor import watching
+from rdmatensor.bench import record
 from rdmatensor.demo.launch import Child, Event, Team
 from rdmatensor.demo.settings import model_bytes
 from rdmatensor.demo.timing import Distribution, duration
 from tf_cases import KB, Case
 from tf_measure import Cluster, Way, measure, ratio
 from tf_report import Row
-from tf_run import begin, logs_of_tasks, print_faults
+from tf_run import benchmark, json_option
 
+SUITE = "metrics"
 READ, OFF = Way("read", planned=True), Way("not read", planned=True)
 TURNS = 3
 # At most so much longer may a step take.
@@ -131,29 +131,27 @@ def table(found: list[tuple[Row, list[float]]]) -> Table:
 @click.option(
     "--period", metavar="SECONDS", default=1.0, show_default=True, help="Between readings."
 )
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all."
-)
+@json_option
 def main(quick: bool, period: float, json_file: Path | None) -> None:
     """Print what reading metrics costs.
 
     Exits with 1 if a task fails, a value is wrong or a tensor took another way than it should.
     """
-    console, machine = begin(width=120)
-    with logs_of_tasks(console) as logs, console.status("measuring"):
-        found = list(rows(logs, 1 if quick else tf_cases.FULL, period))
-    console.print(table(found))
-    faults = [fault for row, _ in found for fault in row.faults()]
-    print_faults(console, faults)
-    for row, _ in found:
-        whole, turns = ratio(*row.results)
-        if whole > TARGET and turns.p10 > 1:
-            console.print(f"missed: {row.name} takes {whole:.3f} times as long, at most {TARGET}")
-    if json_file:
-        cases = {row.name: {**row.as_json(), "reading_s": seconds} for row, seconds in found}
-        document = {"machine": machine, "quick": quick, "period_s": period, "cases": cases}
-        json_file.write_text(json.dumps(document, indent=1))
-    sys.exit(1 if faults else 0)
+    with benchmark("Metrics", 120, quick, json_file) as (console, run, logs):
+        with console.status("measuring"):
+            found = list(rows(logs, 1 if quick else tf_cases.FULL, period))
+        console.print(table(found))
+        for row, seconds in found:
+            run.faults += row.faults()
+            run.results += row.records(SUITE, {READ.name: OFF.name})
+            run.results.append(
+                record.Result(SUITE, f"one reading, {row.name}", READ.name, record.SECONDS, seconds)
+            )
+            whole, turns = ratio(*row.results)
+            if whole > TARGET and turns.p10 > 1:
+                console.print(
+                    f"missed: {row.name} takes {whole:.3f} times as long, at most {TARGET}"
+                )
 
 
 if __name__ == "__main__":

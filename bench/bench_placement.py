@@ -9,8 +9,6 @@ step computes much more than it sends, the transfer sends all that it has.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +24,7 @@ from rdmatensor.demo.timing import duration, size
 from tf_cases import MB, Case
 from tf_measure import Cluster, Use, Way, measure
 from tf_report import Row
-from tf_run import begin, logs_of_tasks, print_faults
+from tf_run import benchmark, json_option
 
 BATCH = 1024
 STEPS, BLOCK = 10, 5
@@ -41,6 +39,7 @@ WAYS = [
     for planned in (False, True)
     for placement in ("arena", "traced")
 ]
+RIVALS = {f"traced, {kind}": f"arena, {kind}" for kind in ("dynamic", "planned")}
 BUILDS: dict[str, tuple[int, dict[str, Any]]] = {
     TRANSFER.name: (TRANSFER.step_bytes, {"command": "transfer", **asdict(TRANSFER)}),
     TRAINING: (
@@ -110,29 +109,18 @@ def _copies(use: Use, steps: int) -> str:
 
 @click.command()
 @click.option("--quick", is_flag=True, help=f"A {tf_cases.FULL}th of the steps.")
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all."
-)
+@json_option
 def main(quick: bool, json_file: Path | None) -> None:
     """Print what both placements pin and copy.
 
     Exits with 1 if a task fails, a value is wrong or a tensor took another way than it should.
     """
-    console, machine = begin(width=150)
-    with logs_of_tasks(console) as logs, console.status("measuring placements"):
-        rows = list(measure_rows(logs, 1 if quick else tf_cases.FULL))
-    console.print(table(rows))
-    faults = [fault for row in rows for fault in row.faults()]
-    print_faults(console, faults)
-    if json_file:
-        cases = {
-            row.name: row.as_json()
-            | {"warm_up": {r.way.name: r.warm_up.tasks for r in row.results}}
-            for row in rows
-        }
-        fields = {"machine": machine, "quick": quick, "cases": cases}
-        json_file.write_text(json.dumps(fields, indent=1))
-    sys.exit(1 if faults else 0)
+    with benchmark("Placement", 150, quick, json_file) as (console, run, logs):
+        with console.status("measuring placements"):
+            rows = list(measure_rows(logs, 1 if quick else tf_cases.FULL))
+        console.print(table(rows))
+        run.results = [each for row in rows for each in row.records("placement", RIVALS)]
+        run.faults = [fault for row in rows for fault in row.faults()]
 
 
 if __name__ == "__main__":

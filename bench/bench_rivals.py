@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes from Python: rdmatensor, NIXL (over UCX) and the Mooncake Transfer Engine (over TCP), in turns.
 
-What is not installed is reported, with the command that installs it.
+With --verbs both ends use an RDMA device of this machine, and Mooncake stays away. What is not installed is
+reported, with the command that installs it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import numpy as np
 from rich.console import Console
 
 import rdmatensor
+import rivals
 from programs import first_line, started
+from programs import run as run_program
 from rdmatensor.bench import probe, record, report
 from rdmatensor.bench.turns import in_turns
 
@@ -40,11 +43,24 @@ QUIET = {"UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR", "RDMATENSOR_LOG_LE
 Write = Callable[[], object]
 
 
+def over_verbs(device: str, gid_index: int) -> None:
+    """Has this process, and those that it starts, use one RDMA device."""
+    os.environ.update(rivals.over_verbs(device, gid_index))
+    rdmatensor.config.set("TRANSPORTS", "verbs")
+    rdmatensor.config.set("DEVICE", device)
+
+
 def agent(name: str) -> Any:
     """NIXL's end of a connection, with UCX. It polls by itself only while it waits."""
     from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]
 
     return nixl_agent(name, nixl_agent_config(True, True, 0, backends=["UCX"]))
+
+
+def why_no_agent(words: list[object]) -> str:
+    """What NIXL says if it cannot use the device, "" if it can. It may end its process: this is another."""
+    done = run_program([sys.executable, __file__, "--trial", *words], patience=120.0)
+    return rivals.reason(done.output) if done.status else ""
 
 
 def engine() -> Any:
@@ -58,7 +74,8 @@ def engine() -> Any:
 
 
 def serve(library: str, nbytes: int) -> None:
-    """The other end: offers `nbytes`, tells where on standard output, and stays until it is killed."""
+    """The other end: offers `nbytes`, tells where on standard output, and stays until its parent ends."""
+    parent = os.getppid()
     memory = np.zeros(nbytes, np.uint8)
     about: dict[str, Any] = {"address": memory.ctypes.data}
     if library == OURS:
@@ -74,7 +91,8 @@ def serve(library: str, nbytes: int) -> None:
         there.register_memory(memory.ctypes.data, nbytes)
         about["session"] = f"127.0.0.1:{there.get_rpc_port()}"
     print("here " + json.dumps(about), flush=True)
-    time.sleep(3600)
+    while os.getppid() == parent:
+        time.sleep(1)
 
 
 class Ours:
@@ -148,12 +166,14 @@ ENDS: dict[str, Callable[[dict[str, Any], int], Ours | Nixl | Mooncake]] = {
 
 
 @contextlib.contextmanager
-def connected(libraries: list[str], nbytes: int) -> Iterator[dict[str, Ours | Nixl | Mooncake]]:
-    """Our end of each library, connected to a process of its own."""
+def connected(
+    libraries: list[str], nbytes: int, words: list[object]
+) -> Iterator[dict[str, Ours | Nixl | Mooncake]]:
+    """Our end of each library, connected to a process of its own, which gets `words` too."""
     with contextlib.ExitStack() as stack:
         ends = {}
         for library in libraries:
-            command = [sys.executable, __file__, "--serve", library, "--bytes", nbytes]
+            command = [sys.executable, __file__, "--serve", library, "--bytes", nbytes, *words]
             peer = stack.enter_context(started(command, QUIET))
             line = first_line(peer)
             while not line.startswith("here "):  # libraries say what they like before
@@ -163,10 +183,12 @@ def connected(libraries: list[str], nbytes: int) -> Iterator[dict[str, Ours | Ni
 
 
 def results(
-    nbytes: int, ends: dict[str, Ours | Nixl | Mooncake], turns: int
+    nbytes: int, ends: dict[str, Ours | Nixl | Mooncake], turns: int, transport: str
 ) -> Iterator[record.Result]:
     """Times of writes of one size, and as bandwidth."""
-    count = max(3, min(1000, 128 * MB // nbytes))
+    verbs = transport == "verbs"
+    suite = "rivals, Python, verbs" if verbs else "rivals, Python"
+    count = max(3, min(1000, (8 if verbs else 128) * MB // nbytes))
     writes = {library: end.write(nbytes) for library, end in ends.items()}
     for write in writes.values():
         probe.timed(write, max(2, count // 10))
@@ -176,38 +198,67 @@ def results(
     for library, samples in in_turns(calls, turns).items():
         rival = NIXL if library == OURS and NIXL in ends else ""
         kept = record.thinned(samples.all)
-        shape = ("rivals, Python", "write latency", library, record.SECONDS, kept, nbytes)
-        target = NIXL_TARGET if nbytes == 8 and rival else None
+        shape = (suite, "write latency", library, record.SECONDS, kept, nbytes)
+        target = NIXL_TARGET if nbytes == 8 and rival and not verbs else None
         times = record.Result(*shape, samples.turns, rival=rival, target=target)
         yield times
         if nbytes >= BANDWIDTH_FROM:
             yield probe.as_rate(times, "write bandwidth", nbytes, 1.0 if rival else None)
 
 
-@click.command(help=__doc__)
-@click.option("--quick", is_flag=True, help="Fewer sizes and turns.")
-@click.option("--json", "output", type=click.Path(path_type=Path), help="Write the record.")
-@click.option("--serve", "library", type=click.Choice(list(ENDS)), hidden=True)
-@click.option("--bytes", "nbytes", type=int, default=0, hidden=True)
-def main(quick: bool, output: Path | None, library: str | None, nbytes: int) -> None:
-    os.environ.update(QUIET)
-    if library:
-        serve(library, nbytes)
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    run = record.Run("Rivals in Python", record.Environment.here(transport="shm"), quick)
+def measure(quick: bool, transport: str, device: str, words: list[object]) -> record.Run:
+    """All sizes, for ours and the rivals that are here; Mooncake only knows TCP, so it is none over verbs."""
+    environment = record.Environment.here(transport=transport, device=device)
+    run = record.Run("Rivals in Python", environment, quick)
     there = [OURS]
     for name, (module, remedy) in MODULES.items():
+        if transport == "verbs" and name == MOONCAKE:
+            continue
         if importlib.util.find_spec(module):
             there.append(name)
         else:
             run.missing.append(record.Missing(name, "it is not installed", remedy))
+    if device and NIXL in there and (why := why_no_agent(words)):
+        there.remove(NIXL)
+        run.missing.append(record.Missing(NIXL, f"not over {device}: {why}", "use shared memory"))
     began = time.monotonic()
     sizes = QUICK_SIZES if quick else SIZES
-    with connected(there, max(sizes)) as ends:
+    with connected(there, max(sizes), words) as ends:
         for size in sizes:
-            run.results += results(size, ends, 3 if quick else 5)
+            run.results += results(size, ends, 3 if quick else 5, transport)
     run.finish(time.monotonic() - began)
-    report.show(console, run)
+    return run
+
+
+@click.command(help=__doc__)
+@click.option("--quick", is_flag=True, help="Fewer sizes and turns.")
+@click.option("--json", "output", type=click.Path(path_type=Path), help="Write the record.")
+@click.option("--verbs", "device", default="", help="Over this RDMA device, not by shared memory.")
+@click.option("--gid-index", default=1, show_default=True, help="NIXL's, of that device.")
+@click.option("--serve", "library", type=click.Choice(list(ENDS)), hidden=True)
+@click.option("--bytes", "nbytes", type=int, default=0, hidden=True)
+@click.option("--trial", is_flag=True, hidden=True)
+def main(
+    quick: bool,
+    output: Path | None,
+    device: str,
+    gid_index: int,
+    library: str | None,
+    nbytes: int,
+    trial: bool,
+) -> None:
+    os.environ.update(QUIET)
+    words: list[object] = []
+    if device:
+        over_verbs(device, gid_index)
+        words = ["--verbs", device, "--gid-index", gid_index]
+    if trial:
+        agent("trial")
+        os._exit(0)
+    if library:
+        serve(library, nbytes)
+    run = measure(quick, "verbs" if device else "shm", device, words)
+    report.show(Console(width=None if sys.stdout.isatty() else 130), run)
     if output:
         run.write(output)
 

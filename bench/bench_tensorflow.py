@@ -7,9 +7,6 @@ Three clusters of two servers each are alive at once and take turns: stock gRPC,
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -20,7 +17,6 @@ import click
 from rich.console import Console
 
 import tf_cases
-from rdmatensor.bench import record
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.settings import model_bytes
 from tf_measure import (
@@ -34,8 +30,8 @@ from tf_measure import (
     measure_unused,
     ratio,
 )
-from tf_report import Row, plan_table, step_table, unused_faults, unused_json, unused_table
-from tf_run import begin, logs_of_tasks, print_faults
+from tf_report import Row, plan_table, step_table, unused_faults, unused_records, unused_table
+from tf_run import benchmark, json_option
 
 # The batch bounds tensors whose rows are unknown; all others are as without.
 PLANNED = replace(STATIC, settings={"RDMATENSOR_BATCH_SIZE": str(tf_cases.MOST_ROWS)})
@@ -91,22 +87,14 @@ def judge(rows: list[Row], unused: Unused | None) -> list[str]:
     )
 
 
-def report(
-    console: Console, rows: list[Row], unused: Unused | None, faults: list[str]
-) -> dict[str, Any]:
-    """Print the tables; the same, with all times, as an object for JSON."""
+def report(console: Console, rows: list[Row], unused: Unused | None) -> None:
+    """Print the tables."""
     if rows:
         console.print(step_table(rows))
         if any(result.way.planned for result in rows[0].results):
             console.print(plan_table(rows))
     if unused:
         console.print(unused_table(unused))
-    print_faults(console, faults)
-    return {
-        "cases": {row.name: row.as_json() for row in rows},
-        "unused": unused_json(unused) if unused else None,
-        "faults": faults,
-    }
 
 
 @click.command()
@@ -114,15 +102,7 @@ def report(
     "--quick", is_flag=True, help=f"A {tf_cases.FULL}th of the steps: about five minutes."
 )
 @click.option("--only", multiple=True, type=click.Choice(tf_cases.NAMES), help="May be repeated.")
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all."
-)
-@click.option(
-    "--record",
-    "record_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write what `rdmatensor bench report` reads.",
-)
+@json_option
 @click.option(
     "--cluster",
     "chosen",
@@ -136,7 +116,6 @@ def main(
     quick: bool,
     only: tuple[str, ...],
     json_file: Path | None,
-    record_file: Path | None,
     chosen: tuple[str, ...],
 ) -> None:
     """Measure TensorFlow steps over grpc+rdma against stock gRPC, in turns, on this machine.
@@ -144,24 +123,14 @@ def main(
     Exits with 1 if a task fails, a value is wrong or a tensor took another way than it should; a missed
     target is shown but does not fail the run.
     """
-    console, machine = begin(width=150)
-    whole = record.Run("TensorFlow steps", record.Environment.here(transport="shm"), quick)
-    began = time.monotonic()
     names = list(only or tf_cases.names(quick))
     ways = [GRPC, *(way for name, way in CANDIDATES.items() if name in chosen)]
-    with logs_of_tasks(console) as logs:
+    with benchmark("TensorFlow steps", 150, quick, json_file) as (console, whole, logs):
         rows, unused = run(console, logs, ways, names, 1 if quick else tf_cases.FULL)
-    faults = judge(rows, unused)
-    results = report(console, rows, unused, faults)
-    if json_file:
-        fields = {"machine": machine, "quick": quick, **results}
-        json_file.write_text(json.dumps(fields, indent=1))
-    if record_file:
-        whole.faults = faults
+        report(console, rows, unused)
+        whole.faults = judge(rows, unused)
         whole.results = [each for row in rows for each in row.records("TensorFlow steps")]
-        whole.finish(time.monotonic() - began)
-        whole.write(record_file)
-    sys.exit(1 if faults else 0)
+        whole.results += unused_records(unused) if unused else []
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs transport against perftest: same device, same MTU, same depth, in turns.
+"""The verbs transport against perftest, UCX and NIXL: same device, same depth, in turns.
 
 Both ends run on this machine, through its first RDMA device. A machine without one measures in the
 SoftRoCE lab, whose absolute numbers say little; the ratio says what the transport adds to verbs.
@@ -7,28 +7,44 @@ SoftRoCE lab, whose absolute numbers say little; the ratio says what the transpo
 
 from __future__ import annotations
 
-import json
+import shutil
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
-from programs import Failed, build_micro, first_line, run, started
-from rdmatensor.demo.machine import describe
-from rdmatensor.demo.timing import Distribution
+import rdmatensor
+import rivals
+from programs import (
+    Failed,
+    await_listener,
+    build_micro,
+    first_device,
+    first_line,
+    free_port,
+    in_lab,
+    run,
+    started,
+)
+from rdmatensor.bench import record, report
+from rdmatensor.bench.turns import in_turns
 
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 BYTES_PER_RUN = 32 << 20  # of a bandwidth test
 TURNS_PER_RUN = 1000  # of a latency test
 PATIENCE = 120.0
+PYTHON_PATIENCE = 300.0
+OURS, PERFTEST, UCX, NIXL = "rdmatensor", "perftest", "UCX", "NIXL"
+# Of ucx_perftest, for bandwidth and for latency: of UCX's transports themselves. The layer above them makes
+# connections by datagrams, which time out on SoftRoCE.
+UCX_TESTS = {"write": ("put_bw", "put_lat"), "read": ("get", "get")}
 # perftest polls without end; ours then may as well. One queue pair, as perftest has.
 ENVIRONMENT = {
     "RDMATENSOR_TRANSPORTS": "verbs",
@@ -39,14 +55,16 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Test:
-    """One of perftest's programs and ours like it."""
+class Case:
+    """One of our tests, and those of perftest and UCX like it."""
 
     name: str
+    test: str
     perftest: str
+    ucx: str
     nbytes: int
-    latency: bool
-    wanted: str
+    latency: bool = False
+    target: float = 0.9  # speed relative to perftest
 
     @property
     def iterations(self) -> int:
@@ -54,138 +72,182 @@ class Test:
 
     @property
     def depth(self) -> int:
+        if self.latency:
+            return 1
         return 8 if self.nbytes > 1 << 20 else 128
 
 
-def tests() -> Iterator[Test]:
-    for kind in ("write", "read"):
+def cases() -> Iterator[Case]:
+    for kind, (bandwidth, latency) in UCX_TESTS.items():
         for nbytes in SIZES:
-            yield Test(f"{kind}_bw", f"ib_{kind}_bw", nbytes, False, ">= 0.9")
-        yield Test(f"{kind}_lat", f"ib_{kind}_lat", 8, True, ">= 0.67 (time <= 1.5x)")
-
-
-@dataclass(frozen=True)
-class Row:
-    """Throughput in MB/s, or the median of a run in microseconds; one value per turn."""
-
-    test: Test
-    ours: Distribution
-    perftest: Distribution
-
-    @property
-    def ratio(self) -> float:
-        """How fast ours is relative to perftest: more is better."""
-        ratio = self.ours.median / self.perftest.median
-        return 1 / ratio if self.test.latency else ratio
+            yield Case(f"{kind} bandwidth", f"{kind}_bw", f"ib_{kind}_bw", bandwidth, nbytes)
+        yield Case(f"{kind} latency", f"{kind}_lat", f"ib_{kind}_lat", latency, 8, True, 1 / 1.5)
 
 
 # ---- programs --------------------------------------------------------------------------------------
 
 
-def measure_ours(program: Path, address: str, test: Test) -> float:
+def measure_ours(program: Path, address: str, case: Case) -> float:
     """The median of a latency, or the mean rate, as perftest tells them."""
-    shape = (1, 1) if test.latency else (test.depth, test.iterations)
-    samples = test.iterations if test.latency else 1
-    command = [program, test.name, address, test.nbytes, samples, *shape]
-    done = run(command, ENVIRONMENT, PATIENCE).checked()
-    return statistics.median(float(line) for line in done.output.split())
+    shape = (1, 1) if case.latency else (case.depth, case.iterations)
+    samples = case.iterations if case.latency else 1
+    done = run([program, case.test, address, case.nbytes, samples, *shape], ENVIRONMENT, PATIENCE)
+    value = statistics.median(float(line) for line in done.checked().output.split())
+    return value * (1e-6 if case.latency else 1e6)
 
 
-def perftest_command(test: Test, device: str, gid_index: int) -> list[str]:
-    command = [test.perftest, "-d", device, "-x", str(gid_index), "-F"]
-    command += ["-s", str(test.nbytes), "-n", str(test.iterations)]
-    return command if test.latency else [*command, "-t", str(test.depth)]
+def perftest_command(case: Case, device: str, gid_index: int, port: int) -> list[str]:
+    command = [case.perftest, "-d", device, "-x", str(gid_index), "-F", "-p", str(port)]
+    command += ["-s", str(case.nbytes), "-n", str(case.iterations)]
+    return command if case.latency else [*command, "-t", str(case.depth)]
 
 
-def parse_perftest(output: str, test: Test) -> float:
-    """The line of numbers: its median time in us, or its average rate, which is in MiB/s."""
+def parse_perftest(output: str, case: Case) -> float:
+    """The line of numbers: its median time, which is in us, or its average rate, in MiB/s."""
     for line in output.splitlines():
         fields = line.split()
-        if fields[:2] == [str(test.nbytes), str(test.iterations)]:
-            return float(fields[4]) if test.latency else float(fields[3]) * (1 << 20) / 1e6
-    raise Failed(f"{test.perftest} printed no result:\n{output}")
+        if fields[:2] == [str(case.nbytes), str(case.iterations)]:
+            return float(fields[4]) / 1e6 if case.latency else float(fields[3]) * (1 << 20)
+    raise Failed(f"{case.perftest} printed no result:\n{output}")
 
 
-def measure_perftest(test: Test, device: str, gid_index: int) -> float:
-    command = perftest_command(test, device, gid_index)
-    with started(command):
-        end = time.monotonic() + PATIENCE
+def measure_perftest(case: Case, device: str, gid_index: int) -> float:
+    port = free_port()
+    command = perftest_command(case, device, gid_index, port)
+    with started(command) as serving:
+        await_listener(serving, port)
         done = run([*command, "127.0.0.1"], patience=PATIENCE)
-        while done.status and time.monotonic() < end:  # until the server listens
-            time.sleep(0.2)
-            done = run([*command, "127.0.0.1"], patience=PATIENCE)
-        return parse_perftest(done.checked().output, test)
+    return parse_perftest(done.checked().output, case)
+
+
+def measure_ucx(case: Case, device: str, gid_index: int) -> float:
+    """By UCX's own verbs transport, without the layer above it."""
+    environment = rivals.over_verbs(device, gid_index)
+    move = {"put_lat": "short", "get": "bcopy"}[case.ucx] if case.latency else "zcopy"
+    words = ["-d", f"{device}:1", "-x", "rc_verbs", "-D", move]
+    figures = rivals.ucx(case.ucx, case.nbytes, case.iterations, case.depth, environment, words)
+    return figures.seconds if case.latency else figures.bytes_per_second
 
 
 # ---- measurement -----------------------------------------------------------------------------------
 
 
-def measure(program: Path, device: str, gid_index: int, turns: int) -> list[Row]:
-    rows = []
-    with started([program, "serve", max(SIZES)], ENVIRONMENT) as serving:
-        address = first_line(serving)
-        for test in tests():
-            ours, theirs = [], []
-            for _ in range(turns):
-                theirs.append(measure_perftest(test, device, gid_index))
-                ours.append(measure_ours(program, address, test))
-            rows.append(Row(test, Distribution.of(ours), Distribution.of(theirs)))
-            print(f"  {test.name} {test.nbytes}: {rows[-1].ratio:.2f}", file=sys.stderr, flush=True)
-    return rows
+@dataclass
+class Bench:
+    """Measures on one device, with the program `micro` and some rivals."""
+
+    program: Path
+    device: str
+    gid_index: int
+    rivals: list[str]
+
+    def measure(self, turns: int) -> Iterator[record.Result]:
+        with started([self.program, "serve", max(SIZES)], ENVIRONMENT) as serving:
+            address = first_line(serving)
+            for case in cases():
+                yield from self._results(case, address, turns)
+
+    def _results(self, case: Case, address: str, turns: int) -> Iterator[record.Result]:
+        ways = {
+            OURS: lambda: [measure_ours(self.program, address, case)],
+            PERFTEST: lambda: [measure_perftest(case, self.device, self.gid_index)],
+            UCX: lambda: [measure_ucx(case, self.device, self.gid_index)],
+        }
+        present = {way: call for way, call in ways.items() if way == OURS or way in self.rivals}
+        for way, samples in in_turns(present, turns).items():
+            compared = way == OURS and PERFTEST in present
+            yield record.Result(
+                f"verbs on {self.device}",
+                case.name,
+                way,
+                record.SECONDS if case.latency else record.BYTES_PER_SECOND,
+                samples.all,
+                case.nbytes,
+                samples.turns,
+                {"depth": case.depth, "iterations": case.iterations},
+                rival=PERFTEST if compared else "",
+                target=case.target if compared else None,
+            )
 
 
-def first_device() -> str | None:
-    folder = Path("/sys/class/infiniband")
-    return min((path.name for path in folder.iterdir()), default=None) if folder.exists() else None
+def missing_perftest() -> record.Missing | None:
+    if shutil.which("ib_write_bw"):
+        return None
+    return record.Missing(PERFTEST, "there is no ib_write_bw", "apt install perftest")
 
 
-def render(rows: list[Row], device: str) -> Table:
-    table = Table(title=f"verbs against perftest on {device}", title_justify="left")
-    for column in ("", "bytes", "ours p10", "median", "p90", "perftest", "speed", "wanted"):
-        table.add_column(column, justify="left" if column in ("", "wanted") else "right")
-    for row in rows:
-        unit = "us" if row.test.latency else "MB/s"
-        ours = (f"{value:.1f}" for value in (row.ours.p10, row.ours.median, row.ours.p90))
-        table.add_row(
-            f"{row.test.name} [{unit}]",
-            str(row.test.nbytes),
-            *ours,
-            f"{row.perftest.median:.1f}",
-            f"{row.ratio:.2f}",
-            row.test.wanted,
-        )
-    return table
+def missing_ucx(device: str, gid_index: int) -> record.Missing | None:
+    """None if UCX moves bytes over the device."""
+    if absent := rivals.missing_ucx():
+        return absent
+    try:
+        for case in cases():
+            if case.latency:
+                measure_ucx(case, device, gid_index)
+    except Failed as failure:
+        why = f"it does not work over {device}: {rivals.reason(failure.message)}"
+        return record.Missing(UCX, why, "`ucx_info -d` lists what it can use")
+    return None
 
 
-def in_lab(turns: int, output: Path | None) -> int:
-    """Runs this very script where there is a device."""
+def in_python(device: str, gid_index: int) -> record.Run | record.Missing:
+    """Writes from Python, of rdmatensor and NIXL. NIXL may end its process, so this is another one."""
+    script = Path(__file__).with_name("bench_rivals.py")
     with tempfile.TemporaryDirectory() as folder:
-        program = build_micro(Path(folder) / "build")
-        inside = [sys.executable, __file__, "--program", str(program), "--turns", str(turns)]
-        if output is not None:
-            inside += ["--json", f"{folder}/result.json"]
-        lab = [sys.executable, "-m", "rdmatensor.softroce", "run", "--shared", folder, "--"]
-        status = subprocess.run([*lab, *inside]).returncode
-        if output is not None and status == 0:
-            output.write_text(Path(folder, "result.json").read_text())
-        return status
+        file = Path(folder, "python.json")
+        words = [sys.executable, script, "--verbs", device, "--gid-index", gid_index]
+        done = run([*words, "--quick", "--json", file], patience=PYTHON_PATIENCE)
+        if file.exists():
+            return record.Run.read(file)
+    ended = done.status != -signal.SIGKILL
+    reason = rivals.reason(done.output) if ended else f"no end after {PYTHON_PATIENCE:.0f} s"
+    why = f"it does not work over {device}: {reason}"
+    return record.Missing(NIXL, why, f"see bench/bench_rivals.py --verbs {device}")
+
+
+def measure(program: Path, device: str, gid_index: int, turns: int, python: bool) -> record.Run:
+    """Everything, with the rivals that are here and work."""
+    with rdmatensor.Device() as own:
+        text = own.transports["verbs"].text
+    whole = record.Run("Verbs", record.Environment.here(transport="verbs", device=text))
+    absent = {PERFTEST: missing_perftest(), UCX: missing_ucx(device, gid_index)}
+    whole.missing = [each for each in absent.values() if each]
+    bench = Bench(program, device, gid_index, [name for name, each in absent.items() if not each])
+    began = time.monotonic()
+    for result in bench.measure(turns):
+        whole.results.append(result)
+        amount = report.value(result.spread.median, result.unit)
+        print(f"  {result.case} {result.nbytes}, {result.way}: {amount}", file=sys.stderr)
+    if python:
+        found = in_python(device, gid_index)
+        if isinstance(found, record.Missing):
+            whole.missing.append(found)
+        else:
+            whole = record.merged(whole.title, [whole, found])
+    whole.finish(time.monotonic() - began)
+    return whole
 
 
 @click.command(help=__doc__)
 @click.option("--turns", default=5, show_default=True, help="Runs of each program and test.")
-@click.option("--gid-index", default=1, show_default=True, help="perftest's; ours chooses itself.")
+@click.option("--gid-index", default=1, show_default=True, help="Rivals'; ours chooses itself.")
 @click.option("--program", type=click.Path(path_type=Path), help="micro, if it is built.")
-@click.option("--json", "output", type=click.Path(path_type=Path), help="Write results here too.")
-def main(turns: int, gid_index: int, program: Path | None, output: Path | None) -> None:
+@click.option("--python/--no-python", default=True, help="Writes from Python, too, beside NIXL's.")
+@click.option("--json", "output", type=click.Path(path_type=Path), help="Write the record.")
+def main(
+    turns: int, gid_index: int, program: Path | None, python: bool, output: Path | None
+) -> None:
     device = first_device()
-    if device is None:
-        sys.exit(in_lab(turns, output))
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(program or build_micro(Path(folder)), device, gid_index, turns)
-    Console(width=110).print(render(rows, device))
+        program = program or build_micro(Path(folder) / "build")
+        if device is None:
+            words = [__file__, "--program", program, "--turns", turns, "--gid-index", gid_index]
+            words.append("--python" if python else "--no-python")
+            sys.exit(in_lab(words, output, Path(folder)))
+        result = measure(program, device, gid_index, turns, python)
+    report.show(Console(width=None if sys.stdout.isatty() else 130), result)
     if output is not None:
-        result = {"machine": describe(("rdmatensor",)), "rows": [asdict(row) for row in rows]}
-        output.write_text(json.dumps(result, indent=1))
+        result.write(output)
 
 
 if __name__ == "__main__":

@@ -7,25 +7,20 @@ measures in the SoftRoCE lab, where the difference between the two says more tha
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import click
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import rdmatensor
-from bench_verbs import first_device
-from rdmatensor.demo.machine import describe
-from rdmatensor.demo.timing import Distribution, duration
+from programs import first_device, in_lab
+from rdmatensor.bench import record, report
 
 SETTINGS = ("off", "on")
 CONNECTIONS, REGIONS, WRITES = 20, 50, 500  # of a turn
@@ -73,42 +68,35 @@ def measure(turns: int) -> dict[str, Times]:
     return times
 
 
-def render(times: dict[str, Times], device: str) -> Table:
-    table = Table(title=f"memory windows on {device}", title_justify="left")
-    for column in ("", "off: p10", "median", "p90", "on: p10", "median", "p90"):
-        table.add_column(column, justify="right" if column else "left")
+def results(times: dict[str, Times], device: str) -> Iterator[record.Result]:
     for name in times["off"]:
-        found = [Distribution.of(times[windows][name]) for windows in SETTINGS]
-        cells = (duration(value) for each in found for value in (each.p10, each.median, each.p90))
-        table.add_row(name, *cells)
-    return table
-
-
-def in_lab(turns: int, output: Path | None) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        inside = [sys.executable, __file__, "--turns", str(turns)]
-        if output is not None:
-            inside += ["--json", f"{folder}/result.json"]
-        lab = [sys.executable, "-m", "rdmatensor.softroce", "run", "--shared", folder, "--"]
-        status = subprocess.run([*lab, *inside]).returncode
-        if output is not None and status == 0:
-            output.write_text(Path(folder, "result.json").read_text())
-        return status
+        for windows in SETTINGS:
+            yield record.Result(
+                f"memory windows on {device}",
+                name,
+                windows,
+                record.SECONDS,
+                times[windows][name],
+                rival="off" if windows == "on" else "",
+            )
 
 
 @click.command(help=__doc__)
 @click.option("--turns", default=6, show_default=True, help="Turns of each setting.")
-@click.option("--json", "output", type=click.Path(path_type=Path), help="Write all times here too.")
+@click.option("--json", "output", type=click.Path(path_type=Path), help="Write the record.")
 def main(turns: int, output: Path | None) -> None:
     device = first_device()
     if device is None:
-        sys.exit(in_lab(turns, output))
-    os.environ["RDMATENSOR_TRANSPORTS"] = "verbs"
+        with tempfile.TemporaryDirectory() as folder:
+            sys.exit(in_lab([__file__, "--turns", turns], output, Path(folder)))
     rdmatensor.config.set("TRANSPORTS", "verbs")
-    times = measure(turns)
-    Console(width=110).print(render(times, device))
+    run = record.Run("Memory windows", record.Environment.here(transport="verbs", device=device))
+    began = time.monotonic()
+    run.results += results(measure(turns), device)
+    run.finish(time.monotonic() - began)
+    report.show(Console(width=None if sys.stdout.isatty() else 110), run)
     if output is not None:
-        output.write_text(json.dumps({"machine": describe(("rdmatensor",)), "times": times}))
+        run.write(output)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,11 @@ their losses must be the same bits; what differs is the time.
 
 from __future__ import annotations
 
-import sys
-import time
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from rdmatensor.bench import record
@@ -25,7 +21,7 @@ from rdmatensor.demo.launch import Team
 from rdmatensor.demo.paths import STOCK
 from rdmatensor.demo.timing import duration
 from tf_measure import GRPC, STATIC, Cluster, Use
-from tf_run import begin, logs_of_tasks, print_faults
+from tf_run import benchmark, json_option
 
 # Names of LEARNERS in converge_graphs.py, which needs TensorFlow, and how many steps a full run makes.
 STEPS = {"digits CNN": 200, "character LSTM": 600, "word embedding": 400}
@@ -190,7 +186,7 @@ def plot(runs: dict[str, list[Course]], path: Path) -> None:
 @click.option("--only", multiple=True, type=click.Choice(list(STEPS)), help="May be repeated.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 4))
 @click.option("--steps", type=click.IntRange(1, 100000), help="Of each model.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False))
+@json_option
 @click.option("--plot", "picture", type=click.Path(path_type=Path, dir_okay=False), help="SVG.")
 def main(
     quick: bool,
@@ -204,29 +200,18 @@ def main(
 
     Exits with 1 if a task fails or the losses differ; a target that is not reached does not fail the run.
     """
-    console, _ = begin(width=120)
-    began = time.monotonic()
-    whole = record.Run("Convergence", record.Environment.here(transport="shm"), quick)
     runs: dict[str, list[Course]] = {}
-    with logs_of_tasks(console) as logs, console.status("starting clusters") as status:
-        for name in only or [each for each in STEPS if not quick or each != _SLOW]:
-            status.update(f"training the {name}")
-            with Team(logs) as team:
-                runs[name] = train(team, name, workers, steps or STEPS[name])
-            whole.faults += faults_of(name, runs[name])
-            whole.results += records(name, workers, runs[name])
-    whole.finish(time.monotonic() - began)
-    _report(console, runs, whole.faults)
-    if json_file:
-        whole.write(json_file)
-    if picture:
-        plot(runs, picture)
-    sys.exit(1 if whole.faults else 0)
-
-
-def _report(console: Console, runs: dict[str, Any], faults: list[str]) -> None:
-    console.print(table(runs))
-    print_faults(console, faults)
+    with benchmark("Convergence", 120, quick, json_file) as (console, whole, logs):
+        with console.status("starting clusters") as status:
+            for name in only or [each for each in STEPS if not quick or each != _SLOW]:
+                status.update(f"training the {name}")
+                with Team(logs) as team:
+                    runs[name] = train(team, name, workers, steps or STEPS[name])
+                whole.faults += faults_of(name, runs[name])
+                whole.results += records(name, workers, runs[name])
+        console.print(table(runs))
+        if picture:
+            plot(runs, picture)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ Between orders it is blocked on its line, so that processes of other libraries h
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Client
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,13 +113,13 @@ class Ours:
 LIBRARIES: dict[str, Callable[[int, int, str], Library]] = {
     "rdmatensor": Ours,
     "gloo": Gloo,
-    "openmpi": OpenMpi,
+    "OpenMPI": OpenMpi,
 }
 
 
 def pattern(rank: int, count: int) -> Array:
-    """Whole numbers so small that their sums are exact in any order."""
-    return ((np.arange(count, dtype=np.int64) * 7 + rank * 31) % 1009).astype(np.float32)
+    """Whole numbers so small that their sums are exact in any order; they come again after 1009."""
+    return np.resize(((np.arange(1009) * 7 + rank * 31) % 1009).astype(np.float32), count)
 
 
 class Prepared:
@@ -131,8 +132,9 @@ class Prepared:
 
     def measure(
         self, case: str, nbytes: int, in_place: bool, samples: int, calls: int
-    ) -> list[float]:
-        """Seconds of a call, as the mean of `calls` back to back; `samples` times that."""
+    ) -> tuple[list[float], float, int]:
+        """Seconds of a call, as the mean of `calls` back to back; `samples` times that. And the seconds of
+        processor time that they took, and the most bytes that were ever resident."""
         call, source, result = self._take(case, nbytes, in_place)
         source[:] = pattern(self._library.rank, nbytes // 4)
         call()
@@ -142,13 +144,15 @@ class Prepared:
             raise SystemExit(f"bench_group: the sum of {nbytes} bytes is wrong ({case})")
         source[:] = 0  # sums in place stay finite
         times = []
+        before = process_time()
         for turn in range(samples + 1):
             begin = perf_counter()
             for _ in range(calls):
                 call()
             if turn:  # the first has other caches
                 times.append((perf_counter() - begin) / calls)
-        return times
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return times, process_time() - before, peak_bytes
 
     def _take(self, case: str, nbytes: int, in_place: bool) -> tuple[Call, Array, Array]:
         key = case, nbytes, in_place

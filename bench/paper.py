@@ -7,8 +7,6 @@ docs/paper.md tells what the ways are, what a step does, and what the figures do
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from rdmatensor.demo.launch import Team
 from rdmatensor.demo.paths import STOCK
 from rdmatensor.demo.timing import Distribution, duration, size
 from tf_measure import GRPC, Cluster, Result, Way, measure, ratio
-from tf_run import begin, logs_of_tasks, print_faults
+from tf_run import benchmark, json_option
 
 _ABLATION = "RDMATENSOR_ABLATION"
 TCP = Way("gRPC.TCP", GRPC.protocol)
@@ -344,7 +342,7 @@ def plan_cases(
     help="Samples in a batch: the model's time of computing times this; may be repeated. [1, 8, 32]",
 )
 @click.option("--read", "reads", is_flag=True, help="Both ends read every byte that arrives.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False))
+@json_option
 def main(
     quick: bool,
     only: tuple[str, ...],
@@ -360,26 +358,20 @@ def main(
     Exits with 1 if a task fails, a value is wrong or a tensor took another way than it should; a missed
     target is shown but does not fail the run.
     """
-    console, _ = begin(width=150)
-    began = time.monotonic()
-    whole = record.Run("The paper's comparison", record.Environment.here(transport="shm"), quick)
     ways = [way for name, way in WAYS.items() if not chosen or name in chosen]
     compute, batch = _defaults(compute, batch, quick)
     rows: list[Row] = []
-    with logs_of_tasks(console) as logs, console.status("starting clusters") as status:
-        for model in [MODELS[name] for name in only or MODELS]:
-            for count in workers or ((1,) if quick else (1, 2, 3)):
-                status.update(f"measuring {model.name}, {count} worker{'s' * (count > 1)}")
-                cases = plan_cases(model, count, compute, batch, reads)
-                rows += run_model(logs, cases, ways, quick)
-    for row in rows:
-        whole.results += records(row)
-        whole.faults += row.faults()
-    whole.finish(time.monotonic() - began)
-    report(console, rows, whole.faults)
-    if json_file:
-        whole.write(json_file)
-    sys.exit(1 if whole.faults else 0)
+    with benchmark("The paper's comparison", 150, quick, json_file) as (console, whole, logs):
+        with console.status("starting clusters") as status:
+            for model in [MODELS[name] for name in only or MODELS]:
+                for count in workers or ((1,) if quick else (1, 2, 3)):
+                    status.update(f"measuring {model.name}, {count} worker{'s' * (count > 1)}")
+                    cases = plan_cases(model, count, compute, batch, reads)
+                    rows += run_model(logs, cases, ways, quick)
+        for row in rows:
+            whole.results += records(row)
+            whole.faults += row.faults()
+        report(console, rows)
 
 
 def _defaults(
@@ -390,13 +382,12 @@ def _defaults(
     return (0.0,), () if quick else (1, 8, 32)
 
 
-def report(console: Console, rows: list[Row], faults: list[str]) -> None:
-    """Print the table and what speaks against it."""
+def report(console: Console, rows: list[Row]) -> None:
+    """Print the table."""
     console.print(table(rows))
     apart = sorted({row.case.model.name for row in rows if not row.in_turns})
     if apart:
         console.print(f"Not in turns with zerocp, for want of memory: {', '.join(apart)}")
-    print_faults(console, faults)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,46 @@ def first_line(process: subprocess.Popen[str]) -> str:
     if not line:
         raise Failed(f"{process.args!r} ended at once")
     return line
+
+
+def await_listener(process: subprocess.Popen[str], port: int, patience: float = 60.0) -> None:
+    """Until somebody listens at a port of this machine; connecting to it would be taken for the client.
+    Failed if `process` ends instead, or nobody does in `patience` seconds."""
+    end = time.monotonic() + patience
+    while not _listens(port):
+        if process.poll() is not None:
+            raise Failed(f"{process.args!r} ended with status {process.returncode}")
+        if time.monotonic() > end:
+            raise Failed(f"{process.args!r} does not listen after {patience:.0f} s")
+        time.sleep(0.02)
+
+
+def _listens(port: int) -> bool:
+    """By the kernel's tables: an address ends with the port in hexadecimal, state 0A is listening."""
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        lines = table.read_text().splitlines() if table.exists() else []
+        for fields in map(str.split, lines):
+            if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":
+                return True
+    return False
+
+
+def in_lab(words: Sequence[object], output: Path | None, shared: Path) -> int:
+    """Runs this Python with `words` and --json in the SoftRoCE lab; its status. `output` gets what it wrote,
+    and `shared` is a folder that the lab may write."""
+    result = shared / "result.json"
+    lab = [sys.executable, "-m", "rdmatensor.softroce", "run", "--shared", str(shared), "--"]
+    inside = [sys.executable, *map(str, words), "--json", str(result)]
+    status = subprocess.run([*lab, *inside]).returncode
+    if output is not None and result.exists():
+        output.write_bytes(result.read_bytes())
+    return status
+
+
+def first_device() -> str | None:
+    """The first RDMA device of this machine."""
+    folder = Path("/sys/class/infiniband")
+    return min((path.name for path in folder.iterdir()), default=None) if folder.exists() else None
 
 
 def build_micro(folder: Path) -> Path:

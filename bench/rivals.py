@@ -5,17 +5,26 @@ from __future__ import annotations
 
 import csv
 import shutil
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from programs import Failed, free_port, run, started
+from programs import Failed, await_listener, free_port, run, started
 from rdmatensor.bench.record import Missing, Process
 
 # Shared memory and reading from the other's memory through the kernel: UCX chooses.
 SHARED_MEMORY = {"UCX_TLS": "posix,sysv,cma,self", "UCX_LOG_LEVEL": "error"}
 _PATIENCE_S = 60.0
-_PAUSE_S = 0.05
+
+
+def over_verbs(device: str, gid_index: int) -> dict[str, str]:
+    """UCX's settings for reliable connections over one device, which it makes by datagrams, and nothing else.
+    UCX inside NIXL reads them too."""
+    return {
+        "UCX_TLS": "rc_verbs,ud_verbs",
+        "UCX_NET_DEVICES": f"{device}:1",
+        "UCX_IB_GID_INDEX": str(gid_index),
+        "UCX_LOG_LEVEL": "error",
+    }
 
 
 def missing_ucx() -> Missing | None:
@@ -23,6 +32,12 @@ def missing_ucx() -> Missing | None:
     if shutil.which("ucx_perftest"):
         return None
     return Missing("UCX", "there is no ucx_perftest", "apt install ucx-utils")
+
+
+def reason(output: str) -> str:
+    """What a program that failed says of it in one line: the first with an error, or its last."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it printed nothing"]
+    return next((line for line in lines if "error" in line.lower()), lines[-1])[:300]
 
 
 def ucx_version() -> str:
@@ -49,17 +64,17 @@ def ucx(
     iterations: int,
     depth: int = 32,
     environment: Mapping[str, str] = SHARED_MEMORY,
+    words: Sequence[str] = (),
 ) -> UcxFigures:
-    """`ucx_perftest -t test` between two processes of this machine, warmed up with a tenth."""
-    server = ["ucx_perftest", "-p", free_port()]
+    """`ucx_perftest -t test` between two processes of this machine, which both get `words`, warmed up with a
+    tenth."""
+    port = free_port()
+    server = ["ucx_perftest", "-p", port, *words]
     client = [*server, "-t", test, "-s", nbytes, "-n", iterations, "-w", max(1, iterations // 10)]
     client += ["-O", depth, "-f", "-v", "localhost"]
-    with started(server, environment):
-        end = time.monotonic() + _PATIENCE_S
+    with started(server, environment) as serving:
+        await_listener(serving, port)
         done = run(client, environment, _PATIENCE_S)
-        while done.status and time.monotonic() < end:  # until it listens
-            time.sleep(_PAUSE_S)
-            done = run(client, environment, _PATIENCE_S)
     return parse_ucx(done.checked().output, done.used)
 
 

@@ -22,12 +22,11 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Stage:
-    """One program that writes a record into the file named after its option `output`. It gets `always`, or if
+    """One program that writes a record into the file named after its option --json. It gets `always`, or if
     that is empty --quick where the whole run is; it is ended after `patience_s` seconds."""
 
     name: str
     command: Sequence[str]
-    output: str = "--json"
     always: Sequence[str] = ()
     patience_s: float = 900.0
 
@@ -41,7 +40,8 @@ STAGES = (
     Stage("micro", script("micro.py")),
     Stage("python", [sys.executable, "-m", "rdmatensor", "bench", "local"]),
     Stage("rivals", script("bench_rivals.py")),
-    Stage("tensorflow", script("bench_tensorflow.py"), "--record", ("--quick",)),
+    Stage("collectives", script("bench_group.py"), always=("--quick",)),
+    Stage("tensorflow", script("bench_tensorflow.py"), always=("--quick",)),
     Stage("paper", script("paper.py"), always=("--quick",)),
     Stage("converge", script("converge.py"), always=("--quick",)),
 )
@@ -51,7 +51,7 @@ def run_stage(stage: Stage, quick: bool, folder: Path) -> tuple[record.Run | Non
     """The stage's record, None if it wrote none; and what went wrong, "" if nothing."""
     file = folder / f"{stage.name}.json"
     flags = stage.always or (("--quick",) if quick else ())
-    command = [*stage.command, *flags, stage.output, str(file)]
+    command = [*stage.command, *flags, "--json", str(file)]
     fault = ""
     try:
         # Away from the sources: `python -m` would import those, which are not built.

@@ -37,6 +37,11 @@ class Samples:
         return [second for block in self.blocks for second in block]
 
     @property
+    def turns(self) -> list[float]:
+        """The median of each block."""
+        return [statistics.median(block) for block in self.blocks]
+
+    @property
     def time(self) -> Distribution:
         """Of all steps."""
         return Distribution.of(self.seconds)

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 
@@ -60,43 +58,31 @@ class Row:
             why = ", ".join(f"{use.total('plan', event)} {event}" for event, use in uses.items())
             yield f"{others} tensors on {name} did not go to their planned places ({why})"
 
-    def as_json(self) -> dict[str, Any]:
-        """Distributions, raw times and what the plugin counted."""
-        return {
-            "target": self.target,
-            "step_bytes": self.step_bytes,
-            "same_losses": same_losses(self.results),
-            "clusters": {result.way.name: self._as_json(result) for result in self.results},
-        }
-
-    def records(self, suite: str) -> Iterator[record.Result]:
-        """The same for the report: the way that is expected to be fastest is compared with the slowest."""
+    def records(
+        self, suite: str, rivals: Mapping[str, str] | None = None
+    ) -> Iterator[record.Result]:
+        """For the record. `rivals` tells whom a way is compared with, by their names; without it the last,
+        which is expected to be fastest, is compared with the first."""
+        if rivals is None:
+            slowest, fastest = self.results[0].way.name, self.results[-1].way.name
+            rivals = {fastest: slowest} if fastest != slowest else {}
         for result in self.results:
-            fastest = result is self.results[-1] and len(self.results) > 1
-            blocks = result.samples.blocks
+            rival = rivals.get(result.way.name, "")
             yield record.Result(
                 suite,
                 self.name,
                 result.way.name,
                 record.SECONDS,
                 result.samples.seconds,
-                turns=[statistics.median(block) for block in blocks],
-                parameters={"step_bytes": self.step_bytes, "steps": result.samples.steps},
-                rival=self.results[0].way.name if fastest else "",
-                target=self.target if fastest and result.way.planned else None,
+                turns=result.samples.turns,
+                parameters={
+                    "step_bytes": self.step_bytes,
+                    "steps": result.samples.steps,
+                    "loopback_bytes": Distribution.of(result.samples.loopback).median,
+                },
+                rival=rival,
+                target=self.target if rival and result.way.planned else None,
             )
-
-    def _as_json(self, result: Result) -> dict[str, Any]:
-        median, turns = ratio(result, self.results[-1])
-        return {
-            "time": result.samples.time.as_json(),
-            "seconds": result.samples.seconds,
-            "steps": result.samples.steps,
-            "ratio": median,
-            "ratio_in_turns": turns.as_json(),
-            "loopback_bytes_per_step": Distribution.of(result.samples.loopback).as_json(),
-            "stats": result.timed.tasks,
-        }
 
 
 def step_table(rows: list[Row]) -> Table:
@@ -248,13 +234,16 @@ def unused_faults(unused: Unused) -> list[str]:
     ]
 
 
-def unused_json(unused: Unused) -> dict[str, Any]:
-    """Distributions, raw times and facts of each process."""
-    return {
-        "difference_of_medians": unused.difference,
-        "difference_within_a_kind": unused.noise,
-        "processes": {
-            name: {"time": s.time.as_json(), "seconds": s.seconds, **unused.facts[name]}
-            for name, s in unused.samples.items()
-        },
-    }
+def unused_records(unused: Unused) -> Iterator[record.Result]:
+    """Each process is a way of its own."""
+    for name, samples in unused.samples.items():
+        facts = unused.facts[name]
+        yield record.Result(
+            "plugin loaded but unused",
+            "a local training step",
+            f"{'plugin' if facts['plugin'] else 'no plugin'} {name[-1]}",
+            record.SECONDS,
+            samples.seconds,
+            turns=samples.turns,
+            parameters={key: facts[key] for key in ("threads", "resident_bytes")},
+        )

@@ -6,43 +6,59 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import click
 from rich.console import Console
 from rich.markup import escape
 
+from rdmatensor.bench import record
 from rdmatensor.demo.launch import TaskFailed, terminate_like_interrupt
-from rdmatensor.demo.machine import describe, summary
 
-PACKAGES = ("rdmatensor", "tensorflow", "tensorflow-cpu", "numpy")
+# Of every benchmark: the record is what `rdmatensor bench report` reads.
+json_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the record, with every single time.",
+)
 
 
-def begin(width: int) -> tuple[Console, dict[str, object]]:
-    """A console, `width` columns wide unless it is a terminal, and the machine, which is printed."""
-    console = Console(width=None if sys.stdout.isatty() else width)
-    machine = describe(PACKAGES)
-    console.print(summary(machine), highlight=False)
-    return console, machine
+class Benchmark(NamedTuple):
+    """What a benchmark prints on, what it fills in, and a folder for logs of its tasks."""
+
+    console: Console
+    run: record.Run
+    logs: Path
 
 
 @contextmanager
-def logs_of_tasks(console: Console) -> Iterator[Path]:
-    """A folder for logs, removed at the end. If a task fails, the end of its log is printed and the program
-    exits with status 1; the folder is left."""
+def benchmark(title: str, width: int, quick: bool, json_file: Path | None) -> Iterator[Benchmark]:
+    """Prints the machine on a console, `width` columns wide unless it is a terminal. After the block it
+    prints the faults of the run in red, writes the record, and exits with 1 if there are any.
+
+    If a task fails, the end of its log is printed, the logs are left, and the exit status is 1.
+    """
+    console = Console(width=None if sys.stdout.isatty() else width)
+    run = record.Run(title, record.Environment.here(transport="shm"), quick)
+    console.print(escape(run.environment.summary), highlight=False)
+    began = time.monotonic()
     logs = Path(tempfile.mkdtemp(prefix="rdmatensor-bench-"))
     try:
         with terminate_like_interrupt():
-            yield logs
+            yield Benchmark(console, run, logs)
     except TaskFailed as failure:
         console.print(f"[red]{escape(str(failure))}; the end of {failure.log}:[/red]")
         console.print(escape(failure.tail()), highlight=False, soft_wrap=True)
         sys.exit(1)
     shutil.rmtree(logs)
-
-
-def print_faults(console: Console, faults: list[str]) -> None:
-    """In red, a line for each."""
-    for fault in faults:
+    run.finish(time.monotonic() - began)
+    for fault in run.faults:
         console.print(f"[red]{escape(fault)}[/red]")
+    if json_file:
+        run.write(json_file)
+    sys.exit(1 if run.faults else 0)

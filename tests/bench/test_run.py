@@ -67,3 +67,54 @@ def test_ucx_is_read_by_its_columns() -> None:
     for wrong in ("", "connection refused", f"{header}\n", "iterations,x\n1,2\n"):
         with pytest.raises(rivals.Failed, match="ucx_perftest printed"):
             rivals.parse_ucx(wrong, used)
+
+
+def test_a_reason_is_one_line() -> None:
+    rivals = pytest.importorskip("rivals")
+    output = "[1] x.c:1 UCX  ERROR no device\n[1] x.c:2 UCX  ERROR no transports\nended\n"
+    assert rivals.reason(output) == "[1] x.c:1 UCX  ERROR no device"
+    assert rivals.reason("trace\n\nValueError: no\n") == "ValueError: no"
+    assert rivals.reason("one\ntwo\n\n") == "two"
+    assert rivals.reason("") == "it printed nothing"
+
+
+def test_a_listener_is_awaited_without_connecting_to_it() -> None:
+    """It would take the connection for its client's."""
+    programs = pytest.importorskip("programs")
+    port = programs.free_port()
+    code = f"""
+import socket, time
+time.sleep(0.3)
+server = socket.create_server(("127.0.0.1", {port}))
+server.settimeout(0.3)
+try:
+    server.accept()
+    print("taken", flush=True)
+except TimeoutError:
+    print("free", flush=True)
+time.sleep(60)
+"""
+    with programs.started([sys.executable, "-c", code]) as server:
+        programs.await_listener(server, port)
+        assert programs.first_line(server) == "free"
+
+
+def test_a_server_that_ends_is_not_awaited() -> None:
+    programs = pytest.importorskip("programs")
+    with (
+        programs.started([sys.executable, "-c", "raise SystemExit(3)"]) as server,
+        pytest.raises(programs.Failed, match="ended with status 3"),
+    ):
+        programs.await_listener(server, programs.free_port())
+
+
+def test_perftest_is_read_by_size_and_count() -> None:
+    verbs = pytest.importorskip("bench_verbs")
+    rate = verbs.Case("write bandwidth", "write_bw", "ib_write_bw", "put_bw", 65536)
+    output = f" #bytes #iterations\n 65536      {rate.iterations}   60.00    50.00     0.0008\n"
+    assert verbs.parse_perftest(output, rate) == 50 * 1024 * 1024
+    latency = verbs.Case("write latency", "write_lat", "ib_write_lat", "put_lat", 8, True)
+    output = " 8       1000          65.10          190.20       105.00  \t 110.0\n"
+    assert verbs.parse_perftest(output, latency) == pytest.approx(105e-6)
+    with pytest.raises(verbs.Failed, match="ib_write_lat printed no result"):
+        verbs.parse_perftest("", latency)
