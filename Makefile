@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+# One pip and one apt at a time.
+.NOTPARALLEL:
 
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
@@ -26,8 +28,9 @@ help:
 	@echo 'make chaos        training and transfers under random faults, for CHAOS_SECONDS (300)'
 	@echo 'make lint         formatters, linters, type checker'
 	@echo 'make bench        all of it and the rivals, a quarter of an hour; BENCH_FLAGS=--quick'
-	@echo 'make bench-quick  the numbers of the README, on this machine'
-	@echo 'make bench-verbs  the verbs transport against perftest, in the SoftRoCE lab without RDMA'
+	@echo 'make bench-quick  the Python API, and steps of TensorFlow against gRPC; some minutes'
+	@echo 'make bench-api    the former alone'
+	@echo 'make bench-verbs  verbs against perftest, UCX and NIXL, in the SoftRoCE lab without RDMA'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
 	@echo 'make fuzz         what comes from outside, made up: FUZZ_SECONDS=600 for each harness'
 	@echo 'make soak         peers, edges and transfers without end, for SOAK_SECONDS (3600)'
@@ -43,12 +46,23 @@ help:
 build: $(VENV)/.installed
 
 $(VENV)/.tools: pyproject.toml .ci/prepare
-	@.ci/prepare $(VENV)
-	@echo 'installing TensorFlow and tools into $(VENV)'
+	@.ci/prepare build $(VENV)
+	@echo 'installing TensorFlow and what building needs into $(VENV)'
 	@$(PIP) '$(TENSORFLOW)' 'setuptools>=77' wheel 'cffi>=1.16' 'cmake>=3.20' ninja \
-	  $$($(BIN)/python .ci/extras.py pyproject.toml demo bench docs test lint)
+	  $$($(BIN)/python .ci/extras.py pyproject.toml demo)
+	@touch $@
+
+$(VENV)/.packages: $(VENV)/.tools
+	@echo 'installing what tests, linters and benchmarks need into $(VENV)'
+	@# TensorFlow is named for its own requirements: pip does not look at those of what is there.
+	@$(PIP) '$(TENSORFLOW)' $$($(BIN)/python .ci/extras.py pyproject.toml bench docs test lint)
 	@# Keras 2, for examples/. It would bring another TensorFlow if it could.
 	@$(PIP) --no-deps 'tf_keras==$(lastword $(subst ==, ,$(TENSORFLOW)))'
+	@touch $@
+
+# Of the system: the lab's emulator, a browser, Clang.
+$(VENV)/.programs: $(VENV)/.tools
+	@.ci/prepare tests
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.toml
@@ -60,10 +74,13 @@ $(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.
 demo: build
 	@cd $(VENV) && $(BIN)/python -m rdmatensor.demo $(DEMO_FLAGS)
 
-test: build
+# What every target needs that runs tests.
+tests := build $(VENV)/.packages $(VENV)/.programs
+
+test: $(tests)
 	$(PYTEST) $(TEST_FLAGS)
 
-chaos: build
+chaos: build $(VENV)/.packages
 	@cd $(VENV) && $(BIN)/python $(CURDIR)/tests/faults/chaos.py \
 	  --seconds $(or $(CHAOS_SECONDS),300) $(CHAOS_FLAGS)
 
@@ -71,24 +88,24 @@ chaos: build
 sanitized := tests/unit/test_c_programs.py tests/load tests/softroce/test_transport_suite.py \
              -k 'c_program or load'
 
-asan: build
+asan: $(tests)
 	RDMATENSOR_TEST_SANITIZE=address $(PYTEST) $(sanitized)
 
-tsan: build
+tsan: $(tests)
 	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) $(sanitized)
 
 FUZZ_SECONDS ?= 600
-fuzz: $(VENV)/.tools
+fuzz: $(VENV)/.programs
 	@$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
 
 # At full speed for SOAK_SECONDS, with a report.
 SOAK_SECONDS ?= 3600
-soak: build
+soak: $(tests)
 	SOAK_SECONDS=$(SOAK_SECONDS) $(PYTEST) -s tests/load
 
 # docs/failure.md, of what the tests see.
 failure_notes := $(CURDIR)/build/failures
-failure-table: build
+failure-table: $(tests)
 	@mkdir -p build && rm -f $(failure_notes)
 	RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport \
 	  tests/softroce/test_two_hosts.py tests/softroce/test_transport_suite.py::test_transport_suite \
@@ -96,7 +113,7 @@ failure-table: build
 	  tests/tensorflow/test_arena.py
 	$(BIN)/python tests/faults/failure_table.py $(failure_notes) docs/failure.md
 
-lint: $(VENV)/.tools
+lint: $(VENV)/.packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -105,24 +122,25 @@ lint: $(VENV)/.tools
 	@$(BIN)/clang-format --dry-run -Werror $(c_files)
 	@$(MAKE) -s site
 
-format: $(VENV)/.tools
+format: $(VENV)/.packages
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(c_files)
 
 # Tables, and build/bench/results.html; rivals that are missing are named, with how to get them.
-bench: build
+bench: build $(VENV)/.packages
 	@$(BIN)/pytest -q bench/test_micro.py --benchmark-max-time=0.3 --benchmark-sort=name \
 	  --benchmark-columns=min,median,iqr,rounds
 	@$(BIN)/python bench/run.py $(BENCH_FLAGS)
 
-bench-api: build
-	@$(BIN)/python bench/bench_api.py --quick
+# From another folder, as demo.
+bench-api: build $(VENV)/.packages
+	@cd $(VENV) && $(BIN)/python -m rdmatensor bench local --quick
 
 bench-quick: bench-api
 	@$(BIN)/python bench/bench_tensorflow.py --quick
 
-bench-verbs: build
+bench-verbs: $(tests)
 	@$(BIN)/python bench/bench_verbs.py
 
 # Wheels have a plugin for the TensorFlow of .venv, and one for each of these minor versions.
@@ -161,7 +179,7 @@ docs: build
 	  > $(CURDIR)/docs/configuration.md
 
 # What does not resolve is an error. The theme would recommend its successor each time.
-site: $(VENV)/.tools
+site: $(VENV)/.packages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:

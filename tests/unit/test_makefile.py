@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each target of the Makefile installs before it begins, in an environment where nothing is yet."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TOOLS, PACKAGES, PROGRAMS = "prepare build", "pyproject.toml bench docs test lint", "prepare tests"
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+
+
+def make(root: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["make", "-C", str(root), "--no-print-directory", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def installed(root: Path, target: str) -> list[str]:
+    """In the order in which it would be."""
+    said = make(root, "--dry-run", "VENV=build/no-such-environment", target)
+    # Lint calls make once more, in which nothing has been installed either.
+    return list(dict.fromkeys(re.findall("|".join((TOOLS, PACKAGES, PROGRAMS)), said)))
+
+
+@pytest.mark.parametrize("target", ["build", "demo", "docs", "wheel", "dist"])
+def test_building_and_trying_installs_nothing_of_the_tests(root: Path, target: str) -> None:
+    assert installed(root, target) == [TOOLS]
+
+
+@pytest.mark.parametrize(
+    "target", ["lint", "format", "site", "bench", "bench-api", "bench-quick", "chaos"]
+)
+def test_what_runs_no_tests_installs_no_programs(root: Path, target: str) -> None:
+    assert installed(root, target) == [TOOLS, PACKAGES]
+
+
+@pytest.mark.parametrize("target", ["test", "asan", "tsan", "soak", "failure-table", "bench-verbs"])
+def test_tests_install_all_they_need(root: Path, target: str) -> None:
+    assert installed(root, target) == [TOOLS, PACKAGES, PROGRAMS]
+
+
+def test_fuzzing_needs_no_packages(root: Path) -> None:
+    assert installed(root, "fuzz") == [TOOLS, PROGRAMS]
+
+
+def test_help_names_every_target(root: Path) -> None:
+    text = (root / "Makefile").read_text()
+    (targets,) = re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    lines = re.findall(r"^make ((?:[a-z-]+ )+)", make(root, "help"), re.MULTILINE)
+    named = {name for line in lines for name in line.split()}
+    public = set(targets.replace("\\", "").split()) - {"help"}
+    assert public <= named, public - named
