@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Keras 3 has no fit for several workers, over any protocol; Keras 2 (pip install tf_keras==2.21.*) has.
+# Keras 3 has no fit for several workers, over any protocol; Keras 2 has:
+# pip install --no-deps 'tf_keras==2.21.*'
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import numpy as np

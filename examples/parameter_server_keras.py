@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# Keras 3 has no fit for parameter servers, over any protocol; Keras 2 (pip install tf_keras==2.21.*) has.
+# Keras 3 has no fit for parameter servers, over any protocol; Keras 2 has:
+# pip install --no-deps 'tf_keras==2.21.*'
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import numpy as np
