@@ -59,7 +59,7 @@
   CHOICE(WINDOWS, "auto", "auto|on|off",                                                           \
          "Verbs: memory windows, by which memory for one peer is opened to its queue pairs only: " \
          "auto where the device has them, on refuses other devices, off does without.")            \
-  NUMBER(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 1024 * RDT_MIB,                                      \
+  NUMBER(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 64 * RDT_MIB,                                        \
          "Verbs: longer transfers are cut up and go over all queue pairs of the connection.")      \
   NUMBER(TRAFFIC_CLASS, 0, 0, 255, "Verbs: traffic class of RoCE packets, DSCP times four.")       \
   NUMBER(SERVICE_LEVEL, 0, 0, 15,                                                                  \

@@ -36,6 +36,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "packets lost": (VERBS,),
     "packets reordered": (VERBS,),
     "packets delayed": (VERBS,),
+    "slow network": (VERBS,),
     "peer stopped, then resumed": (*BOTH, TENSORFLOW),
     "peer stopped for long": BOTH,
     "peer restarted": (*BOTH, TENSORFLOW),
@@ -63,7 +64,7 @@ NOT_ON_SHM = {
         "both ends are on one host",
     ),
     **dict.fromkeys(["packets lost", "packets reordered", "packets delayed"], "there are none"),
-    "device removed": "there is none",
+    **dict.fromkeys(["slow network", "device removed"], "there is none"),
     "arena full": "a matter of TensorFlow's tensors",
 }
 

@@ -174,6 +174,22 @@ def test_batches_both_ways_at_once(hosts: Hosts) -> None:
 # ---- The network ------------------------------------------------------------------------------------
 
 
+def test_a_slow_network_is_no_fault(hosts: Hosts, note: Any) -> None:
+    """A transfer may take longer than DEADLINE_MS, if its parts do not."""
+    pair = hosts.pair(region=LARGEST, DEADLINE_MS=1500)
+    host = hosts.lab.hosts[0]
+    host.netem("rate", "100mbit", "limit", "10000")
+    try:
+        began = time.monotonic()
+        pair.ours.start("region.write(pattern(size, 1)).wait(60)", size=LARGEST)
+        pair.ours.finish(90)
+        assert time.monotonic() - began > 2 * 1.5, "the network was not slow enough to show it"
+    finally:
+        host.netem()
+    assert pair.theirs.get("crc(region.array)") == pair.ours.get("crc(pattern(size, 1))")
+    note("slow network", "nothing", None, "everything, at 100 Mbit/s")
+
+
 @pytest.mark.parametrize("percent", [1, 5])
 def test_lost_packets_are_sent_again(hosts: Hosts, percent: int, note: Any) -> None:
     pair = hosts.pair(region=2 << 20, DEADLINE_MS=30000)

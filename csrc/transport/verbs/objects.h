@@ -25,6 +25,10 @@
 
 #define VERBS_BATCH 32u         /* work requests handed over with one doorbell */
 #define VERBS_RESERVE 8u        /* of a queue, for credit and probes, which data never takes */
+/* A piece of a transfer has at most so many bytes, and from so many on reports its completion itself: so a slow
+ * network is told from a device that forgot (core/overdue.c). */
+#define VERBS_PIECE_BYTES (64u << 20)
+#define VERBS_REPORT_BYTES (1u << 20)
 #define VERBS_SLOT_BYTES 16384u /* of a staging slot */
 #define VERBS_SLOTS 64u
 #define VERBS_RECEIVE_ID UINT64_MAX /* as work request identity; sends have queue and position */

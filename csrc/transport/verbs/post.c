@@ -24,8 +24,9 @@ static void want_events(rdt_endpoint *endpoint) {
   if (ibv_req_notify_cq(endpoint->cq, 0) != 0) atomic_store(&endpoint->broken, true);
 }
 
-/* Only the last request of a batch reports its completion, for all. The device takes work in order:
- * after a refusal it gets no more, and what it did not take is completed by poll, as a failure. */
+/* Only the last request of a batch and long ones report their completion, for all before them. The device
+ * takes work in order: after a refusal it gets no more, and what it did not take is completed by poll, as a
+ * failure. */
 static int hand_over(rdt_endpoint *endpoint, verbs_queue *queue) {
   struct ibv_send_wr *bad = NULL;
   uint32_t count = queue->batched;
@@ -92,7 +93,8 @@ static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t
                             .length = size,
                             .lkey = inlined ? 0 : local->lkey};
   struct ibv_send_wr wr = {.opcode = t->read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
-                           .send_flags = inlined ? IBV_SEND_INLINE : 0,
+                           .send_flags = (inlined ? IBV_SEND_INLINE : 0) |
+                                         (size >= VERBS_REPORT_BYTES ? IBV_SEND_SIGNALED : 0),
                            .wr.rdma = {.remote_addr = t->mapping->address + t->op->remote_offset,
                                        .rkey = key_for(&t->mapping->keys, index)}};
   verbs_piece piece = {.request = t->request,
@@ -110,10 +112,11 @@ static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t
   advance(t->op, size);
 }
 
-/* Not more pieces than all queues take together, unless a message cannot be so long. */
+/* Not more pieces than all queues take together, unless a piece cannot be so long. */
 static uint64_t piece_size(const rdt_endpoint *endpoint, uint64_t size) {
   uint64_t piece = size / ((uint64_t)endpoint->queue_count * 16);
   uint64_t longest = endpoint->domain->choice.port->max_message;
+  if (longest > VERBS_PIECE_BYTES) longest = VERBS_PIECE_BYTES;
   if (piece < endpoint->stripe) piece = endpoint->stripe;
   return piece < longest ? piece : longest;
 }
