@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import cancellation
 
+import rdmatensor.faults
 import rdmatensor.tensorflow
 from collective_values import value
 
@@ -190,6 +191,11 @@ class Worker:
         ends = [weight.numpy().tobytes().hex() for weight in weights]
         return {"losses": losses, "weights": ends}
 
+    def faults(self, text: str) -> dict[str, int]:
+        """Puts the setting FAULTS in force; how many there were."""
+        rdmatensor.config.set("FAULTS", text)
+        return rdmatensor.faults.counts()
+
     def commands(self) -> dict[str, Callable[..., Any]]:
         """By name."""
         return {
@@ -197,6 +203,7 @@ class Worker:
             "reduce_for_ever": self.reduce_for_ever,
             "strategy_reduce": self.strategy_reduce,
             "train": self.train,
+            "faults": self.faults,
             "stats": rdmatensor.tensorflow.stats,
             "reset": rdmatensor.tensorflow.reset_stats,
         }

@@ -80,6 +80,25 @@ def test_members_disagree(two: Members, formed: bool) -> None:
         assert "error" in failure, failure
 
 
+def test_corrupted_bytes(tmp_path: Path) -> None:
+    """With checksums an error, at who compared and at who did not have all by then; no wrong sum."""
+    # Faults can be set at any time, if the transports were wrapped for them.
+    none = "corrupt_notify=#1000000000"
+    checks = {"RDMATENSOR_CHECKSUM": "crc32c", "RDMATENSOR_FAULTS": none}
+    members = Members(2, "grpc+rdma", tmp_path, dict.fromkeys(range(2), checks))
+    try:
+        sound = members.ask("run", **_reduce())
+        assert sound[0] == sound[1] and "results" in sound[0], sound
+        members.ask("faults", of=[1], text="corrupt_notify=#1")
+        answers = members.ask("run", **_reduce())
+        assert members.ask("faults", of=[1], text=none)[0]["corrupt_notify"] == 1
+        assert answers[0]["error"] == "DataLossError", answers
+        assert "what member 1 sent to member 0 arrived corrupted" in answers[0]["words"], answers
+        assert answers[1] == sound[1] or answers[1]["error"] == "DataLossError", answers
+    finally:
+        members.close()
+
+
 @pytest.mark.parametrize("without", [0, 1])
 def test_member_without_a_device(tmp_path: Path, without: int) -> None:
     """The whole group is left to gRPC, the values are right, and one warning says so."""
