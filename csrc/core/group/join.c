@@ -14,19 +14,9 @@
 #include "core/group/meeting.h"
 #include "core/status.h"
 
-#define AGAIN_MS 500   /* between two JOINs: rank 0 forgets those of groups it does not know yet */
-#define TABLE_PART 600 /* bytes after which a part of the table is sent */
-#define FAR_CHUNK (512u * 1024)          /* lets transfers go on while others are reduced */
-#define MOST_CHUNK (1024u * 1024 * 1024) /* of GROUP_CHUNK_BYTES */
+#define AGAIN_MS 500 /* between two JOINs: rank 0 forgets those of groups it does not know yet */
+#define FAR_CHUNK (512u * 1024) /* lets transfers go on while others are reduced */
 #define BYTE_ORDER_MARK 0x01020304u
-
-typedef struct {
-  rdt_channel *channel; /* held; NULL until it joined */
-  char address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
-  uint64_t generation;
-  uint64_t mark; /* where its generation lies in its process */
-  uint32_t host;
-} member;
 
 /* ---- JOIN ------------------------------------------------------------------------------------------ */
 
@@ -74,7 +64,7 @@ static bool get_join(rdt_wire *wire, join_request *request) {
   return rdt_wire_close(wire) == RDT_OK;
 }
 
-static rdt_status check_join(const rdt_group *group, const member *members,
+static rdt_status check_join(const rdt_group *group, const rdt_member *members,
                              const join_request *request) {
   if (request->order != BYTE_ORDER_MARK)
     return rdt_fail(RDT_ERR_REFUSED, "group %s: member %u has another byte order", group->name,
@@ -99,7 +89,7 @@ static rdt_status check_join(const rdt_group *group, const member *members,
 
 /* ---- rank 0: everybody comes ------------------------------------------------------------------------- */
 
-static void seat(member *seat, rdt_channel *channel, const join_request *request) {
+static void seat(rdt_member *seat, rdt_channel *channel, const join_request *request) {
   rdt_channel_unref(seat->channel);
   rdt_channel_ref(channel);
   seat->channel = channel;
@@ -110,7 +100,7 @@ static void seat(member *seat, rdt_channel *channel, const join_request *request
 }
 
 /* True for one more member; false for one that asks again. */
-static rdt_status admit(rdt_group *group, member *members, rdt_visitor *visitor, rdt_wire *wire,
+static rdt_status admit(rdt_group *group, rdt_member *members, rdt_visitor *visitor, rdt_wire *wire,
                         rdt_measure_place *places, uint32_t *missing) {
   join_request request = {0};
   if (!get_join(wire, &request)) {
@@ -119,7 +109,7 @@ static rdt_status admit(rdt_group *group, member *members, rdt_visitor *visitor,
   }
   rdt_status status = check_join(group, members, &request);
   if (status != RDT_OK) return status;
-  member *own = &members[request.rank];
+  rdt_member *own = &members[request.rank];
   bool taken = own->channel && !atomic_load(&own->channel->down);
   if (taken && own->generation != request.generation)
     return rdt_fail(RDT_ERR_REFUSED, "group %s: the devices at %s and %s both claim rank %u",
@@ -141,7 +131,7 @@ static void refuse(const rdt_group *group, rdt_channel *channel, rdt_status stat
 }
 
 /* Whoever has come learns why it was for nothing. */
-static rdt_status refuse_all(const rdt_group *group, const member *members, rdt_channel *last,
+static rdt_status refuse_all(const rdt_group *group, const rdt_member *members, rdt_channel *last,
                              rdt_status status) {
   char text[384];
   snprintf(text, sizeof(text), "%s", rdt_last_error());
@@ -151,7 +141,7 @@ static rdt_status refuse_all(const rdt_group *group, const member *members, rdt_
   return rdt_fail(status, "%s", text);
 }
 
-static rdt_status fail_missing(const rdt_group *group, const member *members) {
+static rdt_status fail_missing(const rdt_group *group, const rdt_member *members) {
   char ranks[128] = "";
   size_t used = 0;
   for (uint32_t i = 1; i < group->size && used < sizeof(ranks) - 16; i++)
@@ -161,7 +151,7 @@ static rdt_status fail_missing(const rdt_group *group, const member *members) {
                   group->name, ranks);
 }
 
-static rdt_status gather(rdt_group *group, member *members, rdt_measure_place *places,
+static rdt_status gather(rdt_group *group, rdt_member *members, rdt_measure_place *places,
                          rdt_deadline deadline) {
   uint32_t missing = group->size - 1;
   while (missing > 0) {
@@ -179,7 +169,7 @@ static rdt_status gather(rdt_group *group, member *members, rdt_measure_place *p
   return RDT_OK;
 }
 
-static void number_hosts(rdt_group *group, member *members) {
+static void number_hosts(rdt_group *group, rdt_member *members) {
   uint32_t hosts = 0;
   for (uint32_t i = 0; i < group->size; i++) {
     uint32_t same = 0;
@@ -200,110 +190,10 @@ static rdt_status new_id(rdt_group *group) {
   return RDT_OK;
 }
 
-/* ---- TABLE --------------------------------------------------------------------------------------------- */
-
-static void put_double(rdt_wire *wire, double value) {
-  uint64_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  rdt_wire_put_u64(wire, bits);
-}
-
-/* A cost in nanoseconds: finite, not negative, and less than a quarter of an hour. */
-static double get_cost(rdt_wire *wire) {
-  uint64_t bits = rdt_wire_get_u64(wire);
-  double value;
-  memcpy(&value, &bits, sizeof(value));
-  if (value >= 0 && value < 1e12) return value; /* false for NaN */
-  wire->bad = true;
-  return 0;
-}
-
-static void put_costs(rdt_wire *wire, const rdt_costs *costs) {
-  for (int i = 0; i < 2; i++) {
-    put_double(wire, costs->latency_ns[i]);
-    put_double(wire, costs->byte_ns[i]);
-  }
-  put_double(wire, costs->reduce_byte_ns);
-}
-
-static void get_costs(rdt_wire *wire, rdt_costs *costs) {
-  for (int i = 0; i < 2; i++) {
-    costs->latency_ns[i] = get_cost(wire);
-    costs->byte_ns[i] = get_cost(wire);
-  }
-  costs->reduce_byte_ns = get_cost(wire);
-}
-
-/* A part of the table: of the members from `first` on, as many as fit. */
-static uint32_t put_table(rdt_wire *wire, const rdt_group *group, const member *members,
-                          uint32_t first) {
-  uint32_t next = first;
-  rdt_meeting_begin(wire, group, RDT_GROUP_TABLE);
-  rdt_wire_put_u64(wire, group->id);
-  rdt_wire_put_u64(wire, group->eager);
-  rdt_wire_put_u64(wire, group->chunk);
-  put_costs(wire, &group->costs);
-  rdt_wire_put_u32(wire, first);
-  while (next < group->size && wire->at < TABLE_PART) {
-    rdt_wire_put_text(wire, members[next].address);
-    rdt_wire_put_u64(wire, members[next].generation);
-    rdt_wire_put_u64(wire, members[next].mark);
-    rdt_wire_put_u32(wire, members[next].host);
-    next++;
-  }
-  return next;
-}
-
-static rdt_status send_table(const rdt_group *group, const member *members) {
-  for (uint32_t first = 0; first < group->size;) {
-    rdt_wire wire;
-    first = put_table(&wire, group, members, first);
-    for (uint32_t i = 1; i < group->size; i++) {
-      rdt_status status = rdt_meeting_send(group->links[i].channel, RDT_GROUP_TABLE, &wire);
-      if (status != RDT_OK) return status;
-    }
-  }
-  return RDT_OK;
-}
-
-/* Hosts are numbered in the order in which they occur. */
-static bool is_next_host(const rdt_group *group, uint32_t known, uint32_t host) {
-  uint32_t hosts = 0;
-  for (uint32_t i = 0; i < known; i++)
-    if (group->hosts[i] >= hosts) hosts = group->hosts[i] + 1;
-  return host <= hosts;
-}
-
-/* Adds a part; *known counts the members that are known. */
-static bool get_table(rdt_group *group, rdt_wire *wire, member *members, uint32_t *known) {
-  uint64_t id = rdt_wire_get_u64(wire), eager = rdt_wire_get_u64(wire);
-  uint64_t chunk = rdt_wire_get_u64(wire);
-  get_costs(wire, &group->costs);
-  uint32_t first = rdt_wire_get_u32(wire);
-  if (wire->bad || id == 0 || first != *known || eager > group->eager || chunk > MOST_CHUNK)
-    return false;
-  group->eager = eager;
-  group->chunk = chunk;
-  while (*known < group->size && wire->at < wire->size && !wire->bad) {
-    member *next = &members[*known];
-    rdt_wire_get_text(wire, next->address, sizeof(next->address));
-    next->generation = rdt_wire_get_u64(wire);
-    next->mark = rdt_wire_get_u64(wire);
-    next->host = rdt_wire_get_u32(wire);
-    if (!is_next_host(group, *known, next->host)) return false;
-    group->hosts[(*known)++] = next->host;
-  }
-  if (rdt_wire_close(wire) != RDT_OK) return false;
-  pthread_mutex_lock(&group->groups->lock);
-  if (*known == group->size) group->id = id;
-  pthread_mutex_unlock(&group->groups->lock);
-  return true;
-}
-
 /* ---- READY, GO ------------------------------------------------------------------------------------------- */
 
 /* Can this member read the memory of all whose regions it maps? What is not theirs is not read. */
-static bool can_read(const rdt_group *group, const member *members) {
+static bool can_read(const rdt_group *group, const rdt_member *members) {
   for (uint32_t i = 0; i < group->size; i++) {
     const rdt_link *link = &group->links[i];
     uint64_t found = 0;
@@ -359,7 +249,7 @@ static rdt_status say_go(const rdt_group *group) {
   return status;
 }
 
-static void describe_self(const rdt_group *group, member *self) {
+static void describe_self(const rdt_group *group, rdt_member *self) {
   snprintf(self->address, sizeof(self->address), "%s", group->device->address);
   snprintf(self->host_id, sizeof(self->host_id), "%s", group->device->host_id);
   self->generation = group->device->generation;
@@ -372,7 +262,7 @@ static void choose_chunk(rdt_group *group) {
     if (group->chunk == 0 && !group->links[i].maps) group->chunk = FAR_CHUNK;
 }
 
-static rdt_status meet_as_root(rdt_group *group, member *members, rdt_deadline deadline) {
+static rdt_status meet_as_root(rdt_group *group, rdt_member *members, rdt_deadline deadline) {
   rdt_measure_place *places = calloc(group->size, sizeof(*places));
   if (!places) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   describe_self(group, &members[0]);
@@ -387,7 +277,7 @@ static rdt_status meet_as_root(rdt_group *group, member *members, rdt_deadline d
   status = rdt_group_measure(group, places, deadline);
   free(places);
   if (status == RDT_OK) status = new_id(group);
-  if (status == RDT_OK) status = send_table(group, members);
+  if (status == RDT_OK) status = rdt_table_send(group, members);
   group->reads = can_read(group, members);
   if (status == RDT_OK) status = await_all_ready(group, deadline);
   if (status == RDT_OK) status = say_go(group);
@@ -406,7 +296,7 @@ static rdt_status read_refusal(const rdt_group *group, rdt_wire *wire) {
 
 /* The whole table, or why there will be none. */
 static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_block *block,
-                              member *members, rdt_deadline deadline) {
+                              rdt_member *members, rdt_deadline deadline) {
   const unsigned kinds = RDT_MEETING_BIT(RDT_GROUP_TABLE) | RDT_MEETING_BIT(RDT_GROUP_REFUSE);
   for (uint32_t known = 0; known < group->size;) {
     rdt_visitor *visitor;
@@ -427,7 +317,7 @@ static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_blo
       status = RDT_OK; /* a stranger's; not for us */
     else if (visitor->kind == RDT_GROUP_REFUSE)
       status = read_refusal(group, &wire);
-    else if (!get_table(group, &wire, members, &known))
+    else if (!rdt_table_get(group, &wire, members, &known))
       status = rdt_fail(RDT_ERR_PROTOCOL, "group %s: rank 0 sent a malformed table", group->name);
     rdt_visitor_free(visitor);
     if (status != RDT_OK) return status;
@@ -435,7 +325,7 @@ static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_blo
   return RDT_OK;
 }
 
-static rdt_status link_lower(rdt_group *group, const member *members, rdt_deadline deadline) {
+static rdt_status link_lower(rdt_group *group, const rdt_member *members, rdt_deadline deadline) {
   for (uint32_t i = 1; i < group->rank; i++) {
     rdt_channel *channel;
     rdt_status status =
@@ -449,7 +339,7 @@ static rdt_status link_lower(rdt_group *group, const member *members, rdt_deadli
   return RDT_OK;
 }
 
-static rdt_status await_higher(rdt_group *group, const member *members, rdt_deadline deadline) {
+static rdt_status await_higher(rdt_group *group, const rdt_member *members, rdt_deadline deadline) {
   for (uint32_t left = group->size - 1 - group->rank; left > 0;) {
     rdt_visitor *visitor;
     uint32_t rank;
@@ -486,7 +376,7 @@ static rdt_status await_go(rdt_group *group, rdt_deadline deadline) {
   return status;
 }
 
-static rdt_status meet_as_member(rdt_group *group, const char *root, member *members,
+static rdt_status meet_as_member(rdt_group *group, const char *root, rdt_member *members,
                                  rdt_deadline deadline) {
   rdt_channel *channel;
   rdt_block *block;
@@ -508,7 +398,7 @@ static rdt_status meet_as_member(rdt_group *group, const char *root, member *mem
 }
 
 rdt_status rdt_group_meet(rdt_group *group, const char *root, rdt_deadline deadline) {
-  member *members = calloc(group->size, sizeof(*members));
+  rdt_member *members = calloc(group->size, sizeof(*members));
   if (!members) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   rdt_status status = group->rank == 0 ? meet_as_root(group, members, deadline)
                                        : meet_as_member(group, root, members, deadline);

@@ -30,6 +30,20 @@ rdt_status rdt_meeting_connect(rdt_group *group, const char *address, uint64_t g
 /* What a link to this member can do, once it has its channel. */
 void rdt_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel);
 
+/* What rank 0 knows of a member, and tells the others. */
+typedef struct rdt_member {
+  rdt_channel *channel; /* held; NULL until it joined. Only of rank 0 */
+  char address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
+  uint64_t generation;
+  uint64_t mark; /* where its generation lies in its process */
+  uint32_t host;
+} rdt_member;
+
+/* table.c. Rank 0 sends it to all; the others add each part: *known counts the members that are known. False if
+ * the part is malformed, or not the next one. */
+rdt_status rdt_table_send(const rdt_group *group, const rdt_member *members);
+bool rdt_table_get(rdt_group *group, rdt_wire *wire, rdt_member *members, uint32_t *known);
+
 /* measure.c: fills in group->costs. At rank 0; `places` tells where each member has RDT_MEASURE_BYTES. */
 #define RDT_MEASURE_BYTES (1024u * 1024)
 typedef struct rdt_measure_place {
