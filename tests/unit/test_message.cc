@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "messages.h"
 #include "tensorflow/copied_message.h"
-#include "unit.h"
 
 namespace {
 
@@ -24,35 +24,6 @@ using rdmatensor::TensorMessage;
 
 constexpr size_t kTensorFixedSize = 26, kStepFixedSize = 13, kReadyFixedSize = 4;
 constexpr int kMutations = 250000;
-
-// A copy of `size` bytes with nothing around it.
-class Exact {
- public:
-  Exact(const char *data, size_t size)
-      : data_(static_cast<char *>(std::malloc(size))), size_(size) {
-    EXPECT(data_ != nullptr || size == 0);
-    if (size != 0) std::memcpy(data_, data, size);
-  }
-  Exact(const Exact &) = delete;
-  Exact &operator=(const Exact &) = delete;
-  ~Exact() { std::free(data_); }
-  const char *data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  char *const data_;
-  const size_t size_;
-};
-
-template <typename Message>
-std::string Encoded(const Message &message) {
-  const size_t size = EncodedSize(message);
-  std::string out(size + 8, '\xa5');
-  Encode(message, &out[0]);
-  EXPECT(out.substr(size) == std::string(8, '\xa5'));  // no byte more than announced
-  out.resize(size);
-  return out;
-}
 
 void ExpectInside(const Exact &buffer, const char *data, size_t size) {
   if (size == 0) return;

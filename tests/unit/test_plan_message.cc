@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "messages.h"
 #include "tensorflow/plan_message.h"
-#include "unit.h"
 
 namespace {
 
@@ -21,35 +21,6 @@ using rdmatensor::Parse;
 using rdmatensor::PlannedMessage;
 
 constexpr int kMutations = 200000;
-
-// A copy of `text` with nothing around it.
-class Exact {
- public:
-  explicit Exact(const std::string &text)
-      : data_(static_cast<char *>(std::malloc(text.size()))), size_(text.size()) {
-    EXPECT(data_ != nullptr || size_ == 0);
-    if (size_ != 0) std::memcpy(data_, text.data(), size_);
-  }
-  Exact(const Exact &) = delete;
-  Exact &operator=(const Exact &) = delete;
-  ~Exact() { std::free(data_); }
-  const char *data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  char *const data_;
-  const size_t size_;
-};
-
-template <typename Message>
-std::string Encoded(const Message &message) {
-  const size_t size = EncodedSize(message);
-  std::string out(size + 8, '\xa5');
-  Encode(message, &out[0]);
-  EXPECT(out.substr(size) == std::string(8, '\xa5'));  // no byte more than announced
-  out.resize(size);
-  return out;
-}
 
 // What those who use an offer take for granted.
 void ExpectSound(const Offer &offer) {
@@ -70,7 +41,7 @@ void ExpectSound(const Offer &offer) {
 }
 
 bool ParsesOffer(const std::string &text, Offer *offer) {
-  const Exact buffer(text);
+  const Exact buffer(text.data(), text.size());
   if (!Parse(absl::string_view(buffer.data(), buffer.size()), offer)) return false;
   ExpectSound(*offer);
   EXPECT(Encode(*offer) == text);
@@ -78,7 +49,7 @@ bool ParsesOffer(const std::string &text, Offer *offer) {
 }
 
 bool ParsesPlanned(const std::string &text, PlannedMessage *message) {
-  const Exact buffer(text);
+  const Exact buffer(text.data(), text.size());
   if (!Parse(buffer.data(), buffer.size(), message)) return false;
   EXPECT((message->flags & ~PlannedMessage::kAllFlags) == 0 && message->dims.size() <= 254);
   EXPECT(Encoded(*message) == text);
@@ -86,7 +57,7 @@ bool ParsesPlanned(const std::string &text, PlannedMessage *message) {
 }
 
 bool ParsesPiece(const std::string &text) {
-  const Exact buffer(text);
+  const Exact buffer(text.data(), text.size());
   OfferPiece piece;
   if (!Parse(buffer.data(), buffer.size(), &piece)) return false;
   EXPECT(piece.total <= rdmatensor::kMaxOfferBytes);
@@ -95,7 +66,7 @@ bool ParsesPiece(const std::string &text) {
 }
 
 bool ParsesAccept(const std::string &text) {
-  const Exact buffer(text);
+  const Exact buffer(text.data(), text.size());
   AcceptMessage message;
   return Parse(buffer.data(), buffer.size(), &message);
 }
