@@ -23,8 +23,8 @@
 #include "transport/verbs/library.h"
 #include "transport/verbs/ports.h"
 
-#define VERBS_BATCH 32u         /* work requests handed over with one doorbell */
-#define VERBS_RESERVE 8u        /* of a queue, for credit and probes, which data never takes */
+#define VERBS_BATCH 32u  /* work requests handed over with one doorbell */
+#define VERBS_RESERVE 8u /* of a queue, for credit and probes, which data never takes */
 /* A piece of a transfer has at most so many bytes, and from so many on reports its completion itself: so a slow
  * network is told from a device that forgot (core/overdue.c). */
 #define VERBS_PIECE_BYTES (64u << 20)
