@@ -447,6 +447,14 @@ static rdt_request *execute_queue(rdt_channel *channel, rdt_status *status) {
   return request;
 }
 
+/* Has the peer given no credit for too long? While what it would be for is on its way, overdue.c watches. */
+static bool is_stuck(rdt_channel *channel, int64_t limit) {
+  const rdt_transport *transport = channel->transport;
+  int64_t now = rdt_now_ms();
+  if (transport->delivering && transport->delivering(channel->endpoint)) channel->last_credit = now;
+  return now - channel->last_credit > limit;
+}
+
 void rdt_channel_flush(rdt_channel *channel) {
   rdt_status status;
   const rdt_transport *transport = channel->transport;
@@ -457,7 +465,7 @@ void rdt_channel_flush(rdt_channel *channel) {
   rdt_request *waiting = execute_queue(channel, &status);
   rdt_request *finished = detach_until(channel, waiting);
   int64_t limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
-  bool stuck = waiting && rdt_now_ms() - channel->last_credit > limit;
+  bool stuck = waiting && is_stuck(channel, limit);
   ring_doorbell(channel);
   pthread_mutex_unlock(&channel->send_lock);
   if (stuck)

@@ -193,7 +193,7 @@ struct rdt_channel {
       polls_armed;           /* progress thread only: `polls` when it last looked, and armed */
   pthread_mutex_t send_lock; /* endpoint's send side, queue */
   rdt_request *queue, **queue_tail;
-  int64_t last_credit; /* ms: when the queue last moved, or began */
+  int64_t last_credit; /* ms: when the queue last moved or began, or had to wait for no peer */
   atomic_bool queued;  /* queue is not empty: lets posters skip the lock */
 
   /* See overdue.c. */

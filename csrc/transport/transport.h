@@ -116,6 +116,8 @@ typedef struct rdt_transport {
   int (*doorbell)(rdt_endpoint *endpoint);
   /* Optional: true when poll left something that a doorbell would hand over, such as credit. */
   bool (*wants_doorbell)(const rdt_endpoint *endpoint);
+  /* Optional: true while what was posted is still on its way, so that the peer cannot have given credit for it. */
+  bool (*delivering)(const rdt_endpoint *endpoint);
   /* Optional: unless an answer is due anyway, posts something that completes when everything before it
    * did, and fails if the peer's host is gone. */
   rdt_status (*probe)(rdt_endpoint *endpoint);

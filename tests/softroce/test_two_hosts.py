@@ -175,14 +175,15 @@ def test_batches_both_ways_at_once(hosts: Hosts) -> None:
 
 
 def test_a_slow_network_is_no_fault(hosts: Hosts, note: Any) -> None:
-    """A transfer may take longer than DEADLINE_MS, if its parts do not."""
+    """A transfer, and a notification behind it, may take longer than DEADLINE_MS, if its parts do not."""
     pair = hosts.pair(region=LARGEST, DEADLINE_MS=1500)
     host = hosts.lab.hosts[0]
     host.netem("rate", "100mbit", "limit", "10000")
     try:
         began = time.monotonic()
-        pair.ours.start("region.write(pattern(size, 1)).wait(60)", size=LARGEST)
-        pair.ours.finish(90)
+        pair.ours.start("region.write(pattern(size, 1), notify=7).wait(60)", size=LARGEST)
+        assert pair.theirs.get("device.next_notification(60).immediate") == 7
+        pair.ours.finish(30)
         assert time.monotonic() - began > 2 * 1.5, "the network was not slow enough to show it"
     finally:
         host.netem()

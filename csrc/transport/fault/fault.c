@@ -280,6 +280,10 @@ static bool fault_wants_doorbell(const rdt_endpoint *endpoint) {
   return poll_is_due(endpoint) || (inner->wants_doorbell && inner->wants_doorbell(endpoint->end));
 }
 
+static bool fault_delivering(const rdt_endpoint *endpoint) {
+  return endpoint->inner->delivering(endpoint->end);
+}
+
 static rdt_status fault_probe(rdt_endpoint *endpoint) {
   return endpoint->inner->probe(endpoint->end);
 }
@@ -443,6 +447,7 @@ static void wrap(size_t index) {
   outer->notify = fault_notify;
   outer->doorbell = fault_doorbell;
   outer->wants_doorbell = fault_wants_doorbell;
+  outer->delivering = inner->delivering ? fault_delivering : NULL;
   outer->probe = inner->probe ? fault_probe : NULL;
   outer->region_grant = inner->region_grant ? fault_grant : NULL;
   outer->poll = fault_poll;

@@ -105,6 +105,7 @@ typedef struct verbs_piece {
   void *target;                   /* of a read through a slot */
   uint32_t size;
   bool fence; /* a notification has to wait for it */
+  bool notification;
   bool event; /* its completion has to wake the progress thread */
 } verbs_piece;
 
@@ -164,6 +165,7 @@ struct rdt_endpoint {
   atomic_uint wanted;     /* pieces under way whose completion has to wake the progress thread */
   atomic_int armed;       /* verbs_armed: what the completion queue makes an event of */
   atomic_uint fences;     /* pieces under way that notifications wait for */
+  atomic_uint notifying;  /* messages under way that carry notifications */
   atomic_bool credit_due; /* the peer should learn what was consumed */
   atomic_bool stalled;    /* notifications wait for credit or room */
   _Atomic uint64_t consumed, granted; /* credit_in, as of the last credit message */
@@ -264,6 +266,7 @@ rdt_status verbs_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *
                         uint64_t size);
 int verbs_doorbell(rdt_endpoint *endpoint);
 bool verbs_wants_doorbell(const rdt_endpoint *endpoint);
+bool verbs_delivering(const rdt_endpoint *endpoint);
 rdt_status verbs_probe(rdt_endpoint *endpoint);
 
 /* ---- poll.c: the receive side ------------------------------------------------------------------------ */

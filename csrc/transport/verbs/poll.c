@@ -76,6 +76,7 @@ static void release(rdt_endpoint *endpoint, const verbs_piece *piece, rdt_status
   if (status == RDT_OK && piece->slot && piece->target)
     rdt_copy(piece->target, piece->slot->memory, piece->size, SIZE_MAX);
   if (piece->fence) atomic_fetch_sub(&endpoint->fences, 1);
+  if (piece->notification) atomic_fetch_sub(&endpoint->notifying, 1);
   if (piece->event) atomic_fetch_sub(&endpoint->wanted, 1);
   verbs_slot_free(endpoint->domain, piece->slot);
   verbs_registration_unref(piece->registration);

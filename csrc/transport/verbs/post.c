@@ -239,7 +239,9 @@ static void write_block(rdt_endpoint *endpoint, const verbs_block *block, const 
                                          (size <= endpoint->max_inline ? IBV_SEND_INLINE : 0),
                            .imm_data = htonl(announced),
                            .wr.rdma = {.remote_addr = to, .rkey = endpoint->remote.rkey}};
-  append(endpoint, 0, wr, segment, (verbs_piece){.size = size});
+  bool notification = !silent && announced > 0;
+  if (notification) atomic_fetch_add(&endpoint->notifying, 1);
+  append(endpoint, 0, wr, segment, (verbs_piece){.size = size, .notification = notification});
 }
 
 /* Sends the records that gathered in the mirror: in two parts at the ring's end. */
@@ -277,6 +279,11 @@ static void give_credit(rdt_endpoint *endpoint) {
 bool verbs_wants_doorbell(const rdt_endpoint *endpoint) {
   return atomic_load_explicit(&endpoint->credit_due, memory_order_relaxed) ||
          atomic_load_explicit(&endpoint->stalled, memory_order_relaxed);
+}
+
+/* Long writes can be in front of notifications, or hold them back. */
+bool verbs_delivering(const rdt_endpoint *endpoint) {
+  return atomic_load(&endpoint->fences) > 0 || atomic_load(&endpoint->notifying) > 0;
 }
 
 int verbs_doorbell(rdt_endpoint *endpoint) {

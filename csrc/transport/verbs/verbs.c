@@ -37,6 +37,7 @@ const rdt_transport rdt_transport_verbs = {
     .notify = verbs_notify,
     .doorbell = verbs_doorbell,
     .wants_doorbell = verbs_wants_doorbell,
+    .delivering = verbs_delivering,
     .probe = verbs_probe,
     .poll = verbs_poll,
     .arm = verbs_arm,
