@@ -15,8 +15,9 @@
  * afterwards. Thread-safe. */
 void rdt_copy(void *to, const void *from, size_t size, size_t streamed);
 
-/* `streamed` for memory that another process of this machine shares: half of the last cache. */
-size_t rdt_half_of_cache(void);
+/* `streamed` for memory that another process of this machine shares: half of the last cache, of which more than
+ * 64 MB are not one thread's; then the other reads no slower what did not stay there. */
+size_t rdt_streamed_from(void);
 
 /* The same in pieces, always past the cache; rdt_stream_end before telling anyone. */
 void rdt_stream(void *to, const void *from, size_t size);

@@ -37,9 +37,9 @@ static void test_alignments(size_t streamed) {
 
 /* Less than `streamed`, and more than a cache holds. */
 static void test_sizes(void) {
-  const size_t half = rdt_half_of_cache(), size = half + 12345;
+  const size_t half = rdt_streamed_from(), size = half + 12345;
   char *source = malloc(size), *target = calloc(1, size);
-  EXPECT(half >= 64 << 10 && half == rdt_half_of_cache());
+  EXPECT(half >= 64 << 10 && half == rdt_streamed_from());
   EXPECT(source && target);
   for (size_t i = 0; i < size; i++) source[i] = (char)(i * 31 + i / 251);
   /* Pages side by side, and in sequence. */

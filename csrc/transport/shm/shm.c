@@ -147,7 +147,7 @@ static void copy(void *to, const void *from, uint64_t size) {
   if (size <= RDT_COPY_SMALL)
     memcpy(to, from, size);
   else
-    rdt_copy(to, from, size, rdt_half_of_cache());
+    rdt_copy(to, from, size, rdt_streamed_from());
 }
 
 static rdt_status shm_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
