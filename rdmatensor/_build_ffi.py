@@ -17,20 +17,33 @@ HEADER = INCLUDE / "rdmatensor.h"
 
 # Object-like macros with a value that Python needs; `...` lets the C compiler supply it.
 CONSTANTS = re.compile(r"^#define (RDT_[A-Z_]+) \(?-?\d+\)?\s*$", re.MULTILINE)
-# Beside the header, for rdmatensor/group.py: what C asks Python while it waits, and one call from Python
-# instead of one for each argument that differs from operation to operation.
-GROUP_DECLARATIONS = """
+# Beside the header: what C asks Python while it waits; and one call from Python instead of one for each
+# field of an operation. rdt_python_post returns 0 for what is complete, a status below 0, or the address of a
+# transfer.
+MORE_DECLARATIONS = """
 extern "Python" int rdt_python_interrupted(void *context);
 rdt_status rdt_python_run(rdt_group *group, rdt_collective *call, const void *input, void *output,
                           uint64_t count);
+int64_t rdt_python_post(rdt_channel *channel, uint32_t kind, const void *local, uint64_t size,
+                        rdt_remote_region *remote, uint64_t offset, uint64_t immediate);
 """
-GROUP_SOURCE = """
+MORE_SOURCE = """
 static rdt_status rdt_python_run(rdt_group *group, rdt_collective *call, const void *input,
                                  void *output, uint64_t count) {
   call->input = input;
   call->output = output;
   call->count = count;
   return rdt_group_run(group, call);
+}
+
+static int64_t rdt_python_post(rdt_channel *channel, uint32_t kind, const void *local,
+                               uint64_t size, rdt_remote_region *remote, uint64_t offset,
+                               uint64_t immediate) {
+  rdt_transfer *transfer = NULL;
+  rdt_op op = {.kind = kind, .local = (void *)local, .size = size, .remote = remote,
+               .remote_offset = offset, .immediate = immediate};
+  rdt_status status = rdt_channel_submit(channel, &op, 1, &transfer);
+  return status == RDT_IN_PROGRESS ? (intptr_t)transfer : status;
 }
 """
 EXTERN_C = re.compile(r'#ifdef __cplusplus\n(?:extern "C" \{|\})\n#endif\n')
@@ -47,10 +60,10 @@ def declarations(header: str) -> str:
 
 def ffibuilder() -> FFI:
     ffi = FFI()
-    ffi.cdef(declarations(HEADER.read_text(encoding="utf-8")) + GROUP_DECLARATIONS)
+    ffi.cdef(declarations(HEADER.read_text(encoding="utf-8")) + MORE_DECLARATIONS)
     ffi.set_source(
         "rdmatensor._ffi",
-        '#include "rdmatensor.h"\n' + GROUP_SOURCE,
+        '#include "rdmatensor.h"\n' + MORE_SOURCE,
         include_dirs=[str(INCLUDE)],
         libraries=["rdmatensor"],
         # The library is installed beside the module; the TensorFlow plugin links the same file.

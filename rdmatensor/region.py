@@ -102,9 +102,6 @@ class RemoteRegion:
         self._handle = handle
         self._remote = remote
         self._channel = remote._channel
-        # Filled-in operations to use again, so that posting allocates nothing. Each also holds the
-        # handle: a region closed by another thread lives until the post in progress returns.
-        self._slots: list[tuple[Any, Any, Any]] = []
         self.key = int(info.key)
         self.nbytes = int(info.size)
         self.access = Access(info.access)
@@ -115,44 +112,27 @@ class RemoteRegion:
         With `notify`, a number of up to 64 bits, the peer then gets a notification that carries it,
         after the data is visible there.
         """
-        op, out, _ = slot = self._take_slot()
+        handle = self._need_handle()
         try:
             local = from_buffer(data)
         except (TypeError, ValueError, BufferError):
             local = _buffers.source(data)
+        kind, immediate = (_WRITE, 0) if notify is None else (_WRITE_NOTIFY, notify)
         try:
-            op.local = local
-            op.size = len(local)
-            op.remote_offset = offset
-            if notify is None:
-                op.kind = _WRITE
-            else:
-                op.kind = _WRITE_NOTIFY
-                op.immediate = notify
+            posted = _post(self._channel, kind, local, len(local), handle, offset, immediate)
         except (OverflowError, TypeError) as error:
             raise _bad_number(error) from None
-        status = _submit(self._channel, op, 1, out)
-        if status == 0:
-            self._slots.append(slot)
-            return COMPLETED
-        return self._unfinished(status, slot, local)
+        return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
 
     def read_into(self, array: Any, offset: int = 0) -> Transfer:
         """Reads as many bytes as `array` has, from `offset` of the region, into `array`."""
-        op, out, _ = slot = self._take_slot()
+        handle = self._need_handle()
         local = _buffers.target(array)
         try:
-            op.kind = _READ
-            op.local = local
-            op.size = len(local)
-            op.remote_offset = offset
+            posted = _post(self._channel, _READ, local, len(local), handle, offset, 0)
         except (OverflowError, TypeError) as error:
             raise _bad_number(error) from None
-        status = _submit(self._channel, op, 1, out)
-        if status == 0:
-            self._slots.append(slot)
-            return COMPLETED
-        return self._unfinished(status, slot, local)
+        return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
 
     def read(
         self, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
@@ -188,7 +168,7 @@ class RemoteRegion:
 
     def close(self) -> None:
         """Gives the region up; arrays from map() stay valid. Idempotent."""
-        self._handle, self._slots = None, []
+        self._handle = None
 
     def __enter__(self) -> RemoteRegion:
         return self
@@ -211,25 +191,12 @@ class RemoteRegion:
             raise UsageError(f"{self!r} is closed")
         return handle
 
-    def _take_slot(self) -> tuple[Any, Any, Any]:
-        try:
-            return self._slots.pop()
-        except IndexError:
-            handle = self._need_handle()
-        op = ffi.new("rdt_op *")
-        op.remote = handle
-        return op, ffi.new("rdt_transfer **"), handle
-
-    def _unfinished(self, status: int, slot: tuple[Any, Any, Any], local: Any) -> Transfer:
-        _, out, handle = slot
-        return self._remote._finish(status, out, (local, handle))
-
 
 def _bad_number(error: Exception) -> UsageError:
     return UsageError(f"offset, size and immediate are integers from 0 to 2**64 - 1: {error}")
 
 
-_submit = lib.rdt_channel_submit
+_post = lib.rdt_python_post
 _WRITE: int = lib.RDT_OP_WRITE
 _READ: int = lib.RDT_OP_READ
 _WRITE_NOTIFY: int = lib.RDT_OP_WRITE_NOTIFY

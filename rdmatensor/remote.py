@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from . import _buffers
 from ._ffi import ffi, lib
-from ._wait import IN_PROGRESS, milliseconds
+from ._wait import milliseconds
 from .batch import Batch
 from .errors import UsageError, _text, check
 from .region import READ_WRITE, Access, RemoteRegion, _bad_number
@@ -45,7 +45,6 @@ class RemoteDevice:
         # Transfers whose buffers C still uses, oldest first, whoever else holds them.
         self._pending: deque[Transfer] = deque()
         self._reaping = threading.Lock()
-        self._slots: list[tuple[Any, Any]] = []
         info = self._info()
         self.name = _text(info.peer_name)
         self.address = _text(info.peer_address)
@@ -93,24 +92,12 @@ class RemoteDevice:
 
         The peer gets it after everything posted on this connection before.
         """
+        channel, local = self._need_channel(), _buffers.source(payload)
         try:
-            slot = self._slots.pop()
-        except IndexError:
-            slot = (ffi.new("rdt_op *"), ffi.new("rdt_transfer **"))
-            slot[0].kind = lib.RDT_OP_NOTIFY
-        op, out = slot
-        local = _buffers.source(payload)
-        try:
-            op.local = local
-            op.size = len(local)
-            op.immediate = immediate
+            posted = _post(channel, _NOTIFY, local, len(local), ffi.NULL, 0, immediate)
         except (OverflowError, TypeError) as error:
             raise _bad_number(error) from None
-        status = lib.rdt_channel_submit(self._need_channel(), op, 1, out)
-        if status == 0:
-            self._slots.append(slot)
-            return COMPLETED
-        return self._finish(status, out, local)
+        return COMPLETED if posted == 0 else self._begun(posted, local)
 
     def batch(self) -> Batch:
         """A new, empty Batch for this peer."""
@@ -123,8 +110,9 @@ class RemoteDevice:
         out = ffi.new("rdt_transfer **")
         ops = batch._prepare()
         status = lib.rdt_channel_submit(self._need_channel(), ops, len(batch), out)
+        check(status)
         # Not the batch itself: its rows may be added to while these are under way.
-        return self._finish(status, out, (ops, list(batch._rows)))
+        return self._track(out[0], (ops, list(batch._rows))) if out[0] else COMPLETED
 
     @property
     def up(self) -> bool:
@@ -175,9 +163,10 @@ class RemoteDevice:
         self._regions.add(region)
         return region
 
-    def _finish(self, status: int, out: Any, keep: Any) -> Transfer:
-        check(status)
-        return self._track(out[0], keep) if status == IN_PROGRESS else COMPLETED
+    def _begun(self, posted: int, keep: Any) -> Transfer:
+        """The transfer that rdt_python_post returned, or what it failed with."""
+        check(min(posted, 0))
+        return self._track(ffi.cast("rdt_transfer *", posted), keep)
 
     def _track(self, handle: Any, keep: Any) -> Transfer:
         transfer = Transfer(ffi.gc(handle, lib.rdt_transfer_free), keep)
@@ -206,3 +195,7 @@ class RemoteDevice:
             ffi.gc(transfer._handle, None)
         if self._channel is not None:
             ffi.gc(self._channel, None)
+
+
+_post = lib.rdt_python_post
+_NOTIFY: int = lib.RDT_OP_NOTIFY
