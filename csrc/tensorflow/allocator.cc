@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The process's CPU allocator, as TensorFlow finds it in its registry.
+#include <optional>
 #include <string>
 
 #include "aligned.h"
 #include "arena.h"
 #include "placement.h"
+#include "stock_allocator.h"
 #include "tsl/platform/mem.h"
 #include "xla/tsl/framework/allocator_registry.h"
 
@@ -14,11 +16,11 @@ namespace {
 
 class ProcessAllocator : public tsl::Allocator {
  public:
-  explicit ProcessAllocator(Arena* arena) : arena_(arena) {}
-  std::string Name() override { return "cpu"; }  // the stock allocator's name: profiles stay equal
+  ProcessAllocator(Arena* arena, tsl::Allocator* stock) : arena_(arena), stock_(stock) {}
+  std::string Name() override { return stock_->Name(); }  // profiles stay equal
   void* AllocateRaw(size_t alignment, size_t bytes) override {
-    if (arena_->active()) return PlacedAllocate(alignment, bytes);
-    return AlignedAllocate(bytes, alignment);
+    if (arena_->active()) return PlacedAllocate(stock_, alignment, bytes);
+    return stock_->AllocateRaw(alignment, bytes);
   }
   void DeallocateRaw(void* address) override {
     if (arena_->Find(address) != nullptr) {
@@ -26,18 +28,18 @@ class ProcessAllocator : public tsl::Allocator {
       return;
     }
     if (arena_->active()) PlacedFree(address);
-    tsl::port::AlignedFree(address);
+    stock_->DeallocateRaw(address);
   }
   size_t AllocatedSizeSlow(const void* address) const override {
-    return arena_->Find(address) != nullptr ? 0
-                                            : tsl::port::MallocExtension_GetAllocatedSize(address);
+    return arena_->Find(address) != nullptr ? 0 : stock_->AllocatedSizeSlow(address);
   }
-  tsl::AllocatorMemoryType GetMemoryType() const override {
-    return tsl::AllocatorMemoryType::kHostPageable;
-  }
+  std::optional<tsl::AllocatorStats> GetStats() override { return stock_->GetStats(); }
+  bool ClearStats() override { return stock_->ClearStats(); }
+  tsl::AllocatorMemoryType GetMemoryType() const override { return stock_->GetMemoryType(); }
 
  private:
   Arena* const arena_;
+  tsl::Allocator* const stock_;
 };
 
 class ProcessSubAllocator : public tsl::SubAllocator {
@@ -56,7 +58,9 @@ class ProcessSubAllocator : public tsl::SubAllocator {
 
 class Factory : public tsl::AllocatorFactory {
  public:
-  tsl::Allocator* CreateAllocator() override { return new ProcessAllocator(Arena::Get()); }
+  tsl::Allocator* CreateAllocator() override {
+    return new ProcessAllocator(Arena::Get(), StockAllocator());
+  }
   tsl::SubAllocator* CreateSubAllocator(int /*numa_node*/) override {
     return new ProcessSubAllocator;
   }

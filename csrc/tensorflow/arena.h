@@ -4,7 +4,7 @@
 // allocator: registered for the whole process, it covers every tensor that may be sent (device or
 // NIC allocators cover only some of them).
 //
-// Until a grpc+rdma server exists the allocator is plain aligned memory, as without the plugin.
+// Until a grpc+rdma server exists the allocator is TensorFlow's own, as without the plugin.
 // From then on tensors above a threshold lie in the arena: a BFC heap over regions of shareable
 // memory. There are few of them, and each is larger than the one before, because devices register a
 // region as a whole and some pin all of its pages: one sparse range would pin the machine's memory.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "placement.h"
 
-#include <malloc.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -16,7 +14,6 @@
 #include "absl/hash/hash.h"
 #include "absl/numeric/bits.h"
 #include "absl/strings/str_cat.h"
-#include "aligned.h"
 #include "arena.h"
 #include "include/rdmatensor.h"
 #include "sites.h"
@@ -62,12 +59,14 @@ class TracedMemory {
   void Add(const void* address, uint64_t site) {
     Shard& shard = ShardOf(address);
     std::lock_guard<std::mutex> lock(shard.mutex);
-    shard.blocks[address] = {site, 0};
+    if (shard.blocks.insert_or_assign(address, Block{site, 0}).second) MarkOf(address).fetch_add(1);
   }
+  // Most memory is small, hence never traced: no lock for that.
   void Remove(const void* address) {
+    if (MarkOf(address).load(std::memory_order_relaxed) == 0) return;
     Shard& shard = ShardOf(address);
     std::lock_guard<std::mutex> lock(shard.mutex);
-    shard.blocks.erase(address);
+    if (shard.blocks.erase(address) != 0) MarkOf(address).fetch_sub(1);
   }
   // Counts a copy of the block at `address`. False if there is none.
   bool CountCopy(const void* address, Block* block) {
@@ -86,8 +85,13 @@ class TracedMemory {
     absl::flat_hash_map<const void*, Block> blocks;
   };
   static constexpr size_t kShards = 64;
+  static constexpr size_t kMarks = size_t{1} << 16;
   Shard& ShardOf(const void* address) { return shards_[absl::HashOf(address) % kShards]; }
+  std::atomic<uint32_t>& MarkOf(const void* address) {
+    return marks_[absl::HashOf(address) / kShards % kMarks];
+  }
   Shard shards_[kShards];
+  std::atomic<uint32_t> marks_[kMarks] = {};  // blocks that are there, by hash
 };
 
 // Tensors that are kept shared until they were replaced, or for kHoldFor.
@@ -147,13 +151,11 @@ void Count(std::atomic<uint64_t>* allocations, std::atomic<uint64_t>* sum, size_
   sum->fetch_add(bytes, std::memory_order_relaxed);
 }
 
-void* PlainAllocate(size_t alignment, size_t bytes) { return AlignedAllocate(bytes, alignment); }
-
 }  // namespace
 
-void* PlacedAllocate(size_t alignment, size_t bytes) {
+void* PlacedAllocate(tsl::Allocator* stock, size_t alignment, size_t bytes) {
   Arena* const arena = Arena::Get();
-  if (bytes <= arena->threshold()) return PlainAllocate(alignment, bytes);
+  if (bytes <= arena->threshold()) return stock->AllocateRaw(alignment, bytes);
   Placement& placement = GetPlacement();
   const uint64_t site = placement.traced ? CurrentSite(bytes) : 0;
   const bool wanted = !placement.traced || placement.sites.See(site);
@@ -163,7 +165,7 @@ void* PlacedAllocate(size_t alignment, size_t bytes) {
       return address;
     }
   }
-  void* const address = PlainAllocate(alignment, bytes);
+  void* const address = stock->AllocateRaw(alignment, bytes);
   Count(&counters.plain_allocations, &counters.plain_bytes, bytes);
   // What the full arena turned away has nothing to teach.
   if (!wanted && address != nullptr) placement.memory.Add(address, site);
@@ -172,10 +174,7 @@ void* PlacedAllocate(size_t alignment, size_t bytes) {
 
 void PlacedFree(void* address) {
   Placement& placement = GetPlacement();
-  // Most memory is small, hence never traced: no lock for that.
-  if (placement.traced && malloc_usable_size(address) > Arena::Get()->threshold()) {
-    placement.memory.Remove(address);
-  }
+  if (placement.traced) placement.memory.Remove(address);
 }
 
 void PlacementOnSend(const Tensor& tensor, bool in_arena) {

@@ -19,14 +19,15 @@
 #include <string>
 
 #include "tensorflow/core/framework/tensor.h"
+#include "xla/tsl/framework/allocator.h"
 
 namespace rdmatensor {
 
 // All functions may be called from any thread. The setting is read when the arena is first used.
 
-// What the process's allocator does while the arena is active: memory in the arena or outside.
+// What the process's allocator does while the arena is active: memory in the arena, or from `stock`.
 // nullptr if the process has none.
-void* PlacedAllocate(size_t alignment, size_t bytes);
+void* PlacedAllocate(tsl::Allocator* stock, size_t alignment, size_t bytes);
 // `address`, which lies outside the arena, is about to be freed.
 void PlacedFree(void* address);
 

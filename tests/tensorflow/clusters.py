@@ -40,6 +40,10 @@ EVERY_WAY = pytest.mark.parametrize(
 T = TypeVar("T")
 
 
+# What counts when TensorFlow is imported.
+AT_IMPORT = ("LD_PRELOAD", "TF_ENABLE_ONEDNN_OPTS")
+
+
 class Task:
     """One process that runs server.py, or another program that does what that does."""
 
@@ -57,7 +61,7 @@ class Task:
     ) -> None:
         self.log = log
         given = environment or {}
-        python = warm.python(**{name: given[name] for name in given if name == "LD_PRELOAD"})
+        python = warm.python(**{name: given[name] for name in given if name in AT_IMPORT})
         # Files and pipes rather than shared ones: a killed task must not leave a reader waiting.
         with log.open("ab") as errors:
             self._process = subprocess.Popen(

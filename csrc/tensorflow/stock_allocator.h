@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RDMATENSOR_TENSORFLOW_STOCK_ALLOCATOR_H_
+#define RDMATENSOR_TENSORFLOW_STOCK_ALLOCATOR_H_
+
+#include "xla/tsl/framework/allocator.h"
+
+namespace rdmatensor {
+
+// The CPU allocator that TensorFlow would have without this plugin; lives until the process ends. It takes back
+// what AlignedAllocate gave, too. Thread-safe.
+tsl::Allocator* StockAllocator();
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_STOCK_ALLOCATOR_H_
