@@ -6,8 +6,7 @@
 
 namespace rdmatensor {
 
-// The CPU allocator that TensorFlow would have without this plugin; lives until the process ends. It takes back
-// what AlignedAllocate gave, too. Thread-safe.
+// The CPU allocator that TensorFlow would have without this plugin; lives until the process ends. Thread-safe.
 tsl::Allocator* StockAllocator();
 
 }  // namespace rdmatensor
