@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One connection between two tasks, for tensors in one direction: the receiver connects, the sender
-// pushes, releases flow back.
+// One connection between two processes, for tensors in one direction: the sender pushes, releases flow
+// back. The receiver opens it; or the sender, if it is a client that its tasks need not reach. Every session that both take part in uses it, by whatever names it gives them.
 #ifndef RDMATENSOR_TENSORFLOW_CHANNEL_H_
 #define RDMATENSOR_TENSORFLOW_CHANNEL_H_
 
@@ -30,9 +30,11 @@ class SourcePeer;
 
 class Channel : public std::enable_shared_from_this<Channel> {
  public:
+  // Which end this process is. Those that a peer opened are for sending, unless it says first that it will.
+  enum class Role { kReceiver, kSender };
   // Takes over one reference to `handle` and becomes its context. The core's handlers keep the
   // channel alive until they call ReleaseFromCore (on_released).
-  static std::shared_ptr<Channel> Adopt(rdt_channel* handle, Endpoint* endpoint);
+  static std::shared_ptr<Channel> Adopt(rdt_channel* handle, Endpoint* endpoint, Role role);
   // The channel that `handle` is the context of, or nullptr.
   static Channel* FromHandle(const rdt_channel* handle);
   ~Channel();
@@ -62,16 +64,21 @@ class Channel : public std::enable_shared_from_this<Channel> {
     Close();
   }
   bool IsUp() const;
+  Role role() const { return role_.load(std::memory_order_acquire); }
+  // The peer opened it to send. False: it serves tensors in the other direction already.
+  bool BecomeReceiver();
+  // Opens regions of the peer before its messages name them. Blocks.
+  absl::Status OpenAhead(const std::vector<uint64_t>& region_keys);
   const std::string& transport() const { return transport_; }
   const std::string& peer_name() const { return peer_name_; }
   uint64_t max_notify() const { return max_notify_; }
   // The peer's memory can be used in place.
   bool can_map() const { return can_map_; }
-  // What to count its tensors in; set before the first one goes.
+  // What to count its tensors in, under the first name that a session gave the peer; set before the first
+  // one goes.
   Traffic* traffic() const { return traffic_.load(std::memory_order_acquire); }
-  void CountFor(Direction direction, absl::string_view task) {
-    traffic_.store(TrafficOf(direction, task, transport_), std::memory_order_release);
-  }
+  // That name; empty before.
+  std::string FirstName();
   // For operations on it; the channel keeps its reference.
   rdt_channel* handle() const { return handle_; }
 
@@ -86,11 +93,21 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // Both: the planned ones.
   PlanTraffic& plan() { return plan_; }
 
-  // Whom it serves: at most one of them is set. Both outlive every channel.
-  std::atomic<SourcePeer*> source{nullptr};
-  std::atomic<DestinationLink*> destination{nullptr};
+  // Receiver: the peers, as sessions name the process behind it, whose tensors come over it.
+  void AddSource(std::shared_ptr<SourcePeer> source);
+  // True if that was the last one.
+  bool RemoveSource(const SourcePeer* source);
+  std::vector<std::shared_ptr<SourcePeer>> Sources();
+  // Held while one of them is announced: its messages must not mix with another one's.
+  std::mutex announcing;
+  bool announced = false;
 
-  // Sender: what the receiver announced that it asked for, until it is ready. Progress thread.
+  // Sender: the names under which the receiver takes tensors. False: it has more than any receiver.
+  bool AddDestination(std::shared_ptr<DestinationLink> destination);
+  std::vector<std::shared_ptr<DestinationLink>> Destinations();
+
+  // Sender: what the receiver announced that it asked for, until it announces the name that this belongs
+  // to. Progress thread.
   std::vector<std::pair<int64_t, std::string>> asked;
   size_t asked_bytes = 0;
 
@@ -109,15 +126,21 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void ReleaseFromCore();
 
  private:
-  Channel(rdt_channel* handle, Endpoint* endpoint);
+  Channel(rdt_channel* handle, Endpoint* endpoint, Role role);
+  void NameLocked(Direction direction, const std::string& task);
   char* Prepare(size_t size);
   absl::Status Post(uint64_t immediate, char* message, size_t size);
 
   rdt_channel* const handle_;
+  std::atomic<Role> role_;
   std::string transport_, peer_name_;
   uint64_t max_notify_ = 0;
   bool can_map_ = false;
   std::atomic<Traffic*> traffic_{nullptr};
+  std::mutex peers_mutex_;
+  std::string first_name_;
+  std::vector<std::shared_ptr<SourcePeer>> sources_;
+  std::vector<std::shared_ptr<DestinationLink>> destinations_;
   Lender lender_;
   Fetcher fetcher_;
   PlanTraffic plan_;

@@ -12,7 +12,6 @@ namespace rdmatensor {
 
 inline absl::string_view* TextOf(TensorMessage* message) { return &message->key; }
 inline absl::string_view* TextOf(StepMessage* message) { return &message->text; }
-inline absl::string_view* TextOf(ReadyMessage* message) { return &message->task; }
 
 // As Parse, with the message's text copied to `text`, to which `out` points then.
 template <typename Message>

@@ -38,17 +38,7 @@ void Endpoint::Close() {
 }
 
 void Endpoint::Retire() {
-  std::vector<SourcePeer*> peers;
-  {
-    std::shared_lock<std::shared_mutex> lock(peers_mutex_);
-    for (auto& entry : sources_) peers.push_back(entry.second.get());
-  }
-  for (SourcePeer* peer : peers) {
-    if (const std::shared_ptr<Channel> channel = peer->ReadyChannel()) channel->Close();
-  }
-  for (DestinationLink* link : Destinations()) {
-    if (const std::shared_ptr<Channel> channel = link->ReadyChannel()) channel->Close();
-  }
+  for (const std::shared_ptr<Channel>& channel : peers_.Channels()) channel->Close();
 }
 
 absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const std::string& host,
@@ -97,61 +87,9 @@ absl::string_view Endpoint::TaskOf(absl::string_view device_name) {
   return device_name.substr(0, device_name.rfind("/device:"));
 }
 
-SourcePeer* Endpoint::Source(absl::string_view device_name) {
-  const absl::string_view task = TaskOf(device_name);
-  {
-    std::shared_lock<std::shared_mutex> lock(peers_mutex_);
-    auto found = sources_.find(task);
-    if (found != sources_.end()) return found->second.get();
-  }
-  std::unique_lock<std::shared_mutex> lock(peers_mutex_);
-  std::unique_ptr<SourcePeer>& peer = sources_[task];
-  if (peer == nullptr) peer = std::make_unique<SourcePeer>(this, std::string(task));
-  return peer.get();
-}
-
-DestinationLink* Endpoint::Destination(absl::string_view device_name) {
-  return DestinationTask(TaskOf(device_name));
-}
-
-DestinationLink* Endpoint::DestinationTask(absl::string_view task) {
-  {
-    std::shared_lock<std::shared_mutex> lock(peers_mutex_);
-    auto found = destinations_.find(task);
-    if (found != destinations_.end()) return found->second.get();
-  }
-  std::unique_lock<std::shared_mutex> lock(peers_mutex_);
-  std::unique_ptr<DestinationLink>& link = destinations_[task];
-  if (link == nullptr) {
-    link = std::make_unique<DestinationLink>(this, std::string(task),
-                                             std::chrono::seconds(settings_.step_ttl_s));
-  }
-  return link.get();
-}
-
-std::vector<DestinationLink*> Endpoint::Destinations() {
-  std::vector<DestinationLink*> links;
-  std::shared_lock<std::shared_mutex> lock(peers_mutex_);
-  links.reserve(destinations_.size());
-  for (auto& entry : destinations_) links.push_back(entry.second.get());
-  return links;
-}
-
-void Endpoint::Refer(const std::shared_ptr<Channel>& channel, int64_t step_id,
-                     absl::string_view key, const char* reason) {
-  CountRpcReason(reason);
-  channel->destination.load()->ExpectPull(step_id, key);
-  StepMessage message;
-  message.step_id = step_id;
-  message.text = key;
-  // If the channel is down the receiver's waiters fail with it.
-  const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReferral), message);
-  if (absl::IsInternal(sent)) channel->destination.load()->SendAbort(step_id, sent);
-}
-
 void Endpoint::OnConnect(void* context, rdt_channel* handle) {
   rdt_channel_ref(handle);
-  Channel::Adopt(handle, static_cast<Endpoint*>(context));
+  Channel::Adopt(handle, static_cast<Endpoint*>(context), Channel::Role::kSender);
 }
 
 void Endpoint::OnNotify(void* context, rdt_channel* handle, uint64_t immediate, const void* data,
@@ -177,8 +115,8 @@ void Endpoint::OnDown(void* /*context*/, rdt_channel* handle, rdt_status /*why*/
   const std::string why = rdt_last_error();
   Channel* channel = Channel::FromHandle(handle);
   if (channel == nullptr) return;
-  if (SourcePeer* source = channel->source.load()) source->OnDown(channel, why);
-  if (DestinationLink* destination = channel->destination.load()) destination->OnDown(channel);
+  for (const auto& source : channel->Sources()) source->OnDown(channel, why);
+  for (const auto& destination : channel->Destinations()) destination->OnDown(channel);
   channel->plan().OnDown();
   channel->requests().Close();
 }

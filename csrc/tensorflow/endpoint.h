@@ -7,20 +7,17 @@
 
 #include <cstdint>
 #include <memory>
-#include <shared_mutex>
 #include <string>
-#include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "arena_exports.h"
 #include "checksum.h"
 #include "fetcher.h"
 #include "include/rdmatensor.h"
-#include "links.h"
 #include "mailbox.h"
-#include "peers.h"
+#include "opened_channels.h"
+#include "peer_table.h"
 #include "settings.h"
 
 namespace rdmatensor {
@@ -47,23 +44,18 @@ class Endpoint {
   const std::string& address() const { return address_; }
   const ArenaExports& exports() const { return *exports_; }
   MailboxTable& mailboxes() { return mailboxes_; }
+  // To those that send to this process, and to those that it sends to and that need not reach it.
+  OpenedChannels& to_senders() { return to_senders_; }
+  OpenedChannels& to_receivers() { return to_receivers_; }
+  PeerTable& peers() { return peers_; }
 
   // The part of a full device name before "/device:".
   static absl::string_view TaskOf(absl::string_view device_name);
-  // The peer that owns this device, made on first use. Valid as long as the endpoint.
-  SourcePeer* Source(absl::string_view device_name);
-  DestinationLink* Destination(absl::string_view device_name);
-  DestinationLink* DestinationTask(absl::string_view task);
-  std::vector<DestinationLink*> Destinations();
-
-  // Tells the receiver to fetch `key` by RecvTensor, and counts why.
-  void Refer(const std::shared_ptr<Channel>& channel, int64_t step_id, absl::string_view key,
-             const char* reason);
   // Gives `waiter` its tensor, by RPC if the arrival is a referral; or fails it if the tensor is not what
   // was sent.
   static void Complete(Waiter* waiter, const Arrival& arrival);
   // What a tensor of so many bytes that came over `channel` is to be compared with; nullptr: nothing.
-  std::unique_ptr<const Claim> ClaimOf(const Channel& channel, const Checksum& checksum, Path path,
+  std::unique_ptr<const Claim> ClaimOf(Channel& channel, const Checksum& checksum, Path path,
                                        Way way, uint64_t bytes) const;
 
   // Gives what arrived under `key` to its receive. From any thread.
@@ -100,6 +92,8 @@ class Endpoint {
   void TakeReferral(Channel* channel, const StepMessage& message);
   bool HandleAbort(Channel* channel, const char* data, size_t size);
   bool HandleReady(Channel* channel, const char* data, size_t size);
+  bool HandleContested(Channel* channel, const char* data, size_t size);
+  bool HandleSource(Channel* channel, const char* data, size_t size);
   bool HandleAsked(Channel* channel, const char* data, size_t size);
   bool HandleLost(Channel* channel, const char* data, size_t size);
   bool HandleAsk(Channel* channel, const char* data, size_t size);
@@ -112,9 +106,9 @@ class Endpoint {
   std::string address_;
   std::unique_ptr<ArenaExports> exports_;
   MailboxTable mailboxes_;
-  std::shared_mutex peers_mutex_;
-  absl::flat_hash_map<std::string, std::unique_ptr<SourcePeer>> sources_;
-  absl::flat_hash_map<std::string, std::unique_ptr<DestinationLink>> destinations_;
+  OpenedChannels to_senders_{this, Channel::Role::kReceiver};
+  OpenedChannels to_receivers_{this, Channel::Role::kSender};
+  PeerTable peers_{this};
 };
 
 }  // namespace rdmatensor

@@ -52,10 +52,10 @@ Path PathOf(const TensorMessage& message) {
 
 // "/job:worker/replica:0/task:1", as servers name themselves. What is kept for a task stays, so that
 // peers must not make up names of any length.
+constexpr size_t kLongestName = 1024;
 bool NamesTask(absl::string_view name) {
-  constexpr size_t kLongest = 1024;
   tensorflow::DeviceNameUtils::ParsedName parsed;
-  return name.size() <= kLongest && tensorflow::DeviceNameUtils::ParseFullName(name, &parsed) &&
+  return name.size() <= kLongestName && tensorflow::DeviceNameUtils::ParseFullName(name, &parsed) &&
          parsed.has_job && parsed.has_replica && parsed.has_task && !parsed.has_type &&
          !parsed.has_id;
 }
@@ -92,18 +92,24 @@ bool Endpoint::Handle(Channel* channel, uint64_t immediate, const char* data, si
       return HandleLost(channel, data, size);
     case MessageKind::kWillAsk:
       channel->requests().Expect();
-      return channel->source.load() == nullptr && channel->destination.load() == nullptr;
+      return channel->role() == Channel::Role::kSender && channel->Destinations().empty();
     case MessageKind::kAsk:
       return HandleAsk(channel, data, size);
+    case MessageKind::kContested:
+      return HandleContested(channel, data, size);
+    case MessageKind::kSource:
+      return HandleSource(channel, data, size);
     // Receiver to sender.
     case MessageKind::kOffer:
     case MessageKind::kWithdraw:
-      return channel->source.load() == nullptr && channel->plan().Handle(kind, value, data, size);
+      return channel->role() == Channel::Role::kSender &&
+             channel->plan().Handle(kind, value, data, size);
     // Sender to receiver.
     case MessageKind::kAccept:
     case MessageKind::kPlanned:
     case MessageKind::kWithdrawn:
-      return channel->source.load() != nullptr && channel->plan().Handle(kind, value, data, size);
+      return channel->role() == Channel::Role::kReceiver &&
+             channel->plan().Handle(kind, value, data, size);
   }
   return false;
 }
@@ -111,7 +117,8 @@ bool Endpoint::Handle(Channel* channel, uint64_t immediate, const char* data, si
 bool Endpoint::HandleTensor(Channel* channel, const char* data, size_t size) {
   TensorMessage message;
   std::string key;
-  if (channel->source.load() == nullptr || !ParseCopied(data, size, &key, &message)) return false;
+  if (channel->role() != Channel::Role::kReceiver || !ParseCopied(data, size, &key, &message))
+    return false;
   KeyOrder& order = channel->fetcher().order();
   if (order.Keep(message.step_id, message.key, MessageKind::kTensor, data, size)) return true;
   return TakeTensor(channel, message, false) != Outcome::kMalformed;
@@ -120,7 +127,8 @@ bool Endpoint::HandleTensor(Channel* channel, const char* data, size_t size) {
 bool Endpoint::HandleReferral(Channel* channel, const char* data, size_t size) {
   StepMessage message;
   std::string key;
-  if (channel->source.load() == nullptr || !ParseCopied(data, size, &key, &message)) return false;
+  if (channel->role() != Channel::Role::kReceiver || !ParseCopied(data, size, &key, &message))
+    return false;
   KeyOrder& order = channel->fetcher().order();
   if (order.Keep(message.step_id, message.text, MessageKind::kReferral, data, size)) return true;
   TakeReferral(channel, message);
@@ -190,39 +198,64 @@ void Endpoint::TakeReferral(Channel* channel, const StepMessage& message) {
 
 bool Endpoint::HandleAbort(Channel* channel, const char* data, size_t size) {
   StepMessage message;
-  SourcePeer* source = channel->source.load();
-  if (source == nullptr || !Parse(data, size, &message)) return false;
+  if (channel->role() != Channel::Role::kReceiver || !Parse(data, size, &message)) return false;
   // absl maps numbers outside the table to kUnknown when they are read; 0 would mean success.
   if (message.code == 0) return false;
   absl::Status status(static_cast<absl::StatusCode>(message.code), message.text);
   if (message.derived) status = tsl::StatusGroup::MakeDerived(status);
-  source->OnStepAbort(message.step_id, status);
+  for (const auto& source : channel->Sources()) source->OnStepAbort(message.step_id, status);
   return true;
 }
 
 bool Endpoint::HandleReady(Channel* channel, const char* data, size_t size) {
   ReadyMessage message;
-  std::string task;
-  // Only on a channel that the peer opened, and once.
-  if (channel->source.load() != nullptr || channel->destination.load() != nullptr ||
-      !ParseCopied(data, size, &task, &message) || message.version != kProtocolVersion ||
-      !NamesTask(message.task)) {
+  if (channel->role() != Channel::Role::kSender || !Parse(data, size, &message) ||
+      message.version != kProtocolVersion || !NamesTask(message.task) ||
+      message.session.size() > kLongestName) {
     return false;
   }
-  DestinationLink* destination = DestinationTask(message.task);
-  channel->CountFor(Direction::kSend, message.task);
-  channel->destination.store(destination);
+  const std::shared_ptr<DestinationLink> destination = peers_.Destination(message.task);
+  if (!channel->AddDestination(destination)) return false;
   channel->plan().BindAll();
-  destination->Attach(channel->shared_from_this(), std::exchange(channel->asked, {}));
+  channel->asked_bytes = 0;
+  peers_.OnAnnounced();
+  rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: ", channel->peer_name(), " receives as ",
+                                           message.task, " in session '", message.session, "'")
+                                  .c_str());
+  return destination->Attach(channel->shared_from_this(), message.session,
+                             std::exchange(channel->asked, {}));
+}
+
+bool Endpoint::HandleContested(Channel* channel, const char* data, size_t size) {
+  ReadyMessage message;
+  if (channel->role() != Channel::Role::kReceiver || !Parse(data, size, &message)) return false;
+  for (const auto& source : channel->Sources()) {
+    if (source->session() == message.session && source->receiver() == message.task) {
+      source->OnContested(channel);
+    }
+  }
+  return true;
+}
+
+bool Endpoint::HandleSource(Channel* channel, const char* data, size_t size) {
+  SourceMessage message;
+  if (!Parse(data, size, &message) || message.self.version != kProtocolVersion ||
+      !NamesTask(message.receiver) || !NamesTask(message.sender) ||
+      message.session.size() > kLongestName || message.self.incarnations.empty() ||
+      !channel->BecomeReceiver()) {
+    return false;
+  }
+  const auto source = peers_.Source({message.session, message.receiver, message.sender});
+  tsl::Env::Default()->SchedClosure(
+      [source, opened = channel->shared_from_this(), self = std::move(message.self)] {
+        source->OnOpened(opened, self);
+      });
   return true;
 }
 
 bool Endpoint::HandleAsked(Channel* channel, const char* data, size_t size) {
   StepMessage message;
-  if (channel->source.load() != nullptr || channel->destination.load() != nullptr ||
-      !Parse(data, size, &message)) {
-    return false;
-  }
+  if (channel->role() != Channel::Role::kSender || !Parse(data, size, &message)) return false;
   channel->asked_bytes += AskedBytes(message.text);
   if (channel->asked_bytes > kMaxAskedBytes) return false;
   channel->asked.emplace_back(message.step_id, message.text);
@@ -233,7 +266,7 @@ bool Endpoint::HandleAsk(Channel* channel, const char* data, size_t size) {
   StepMessage message;
   std::string key;
   Requests::Answer answer;
-  if (channel->destination.load() == nullptr || !channel->requests().expected() ||
+  if (channel->role() != Channel::Role::kSender || !channel->requests().expected() ||
       !ParseCopied(data, size, &key, &message)) {
     return false;
   }
@@ -246,17 +279,20 @@ bool Endpoint::HandleAsk(Channel* channel, const char* data, size_t size) {
 
 bool Endpoint::HandleLost(Channel* channel, const char* data, size_t size) {
   StepMessage message;
-  SourcePeer* const source = channel->source.load();
-  if (source == nullptr || !Parse(data, size, &message)) return false;
-  source->OnLost(message.step_id, KeyId::Of(message.text));
+  if (channel->role() != Channel::Role::kReceiver || !Parse(data, size, &message)) return false;
+  for (const auto& source : channel->Sources()) {
+    source->OnLost(message.step_id, KeyId::Of(message.text));
+  }
   return true;
 }
 
 bool Endpoint::HandleAnswered(Channel* channel, const char* data, size_t size) {
   StepMessage message;
-  DestinationLink* const destination = channel->destination.load();
-  if (destination == nullptr || !Parse(data, size, &message)) return false;
-  destination->OnAnswered(channel, message.step_id, message.text);
+  const auto destinations = channel->Destinations();
+  if (destinations.empty() || !Parse(data, size, &message)) return false;
+  for (const auto& destination : destinations) {
+    destination->OnAnswered(channel, message.step_id, message.text);
+  }
   return true;
 }
 
@@ -264,7 +300,8 @@ std::shared_ptr<Mailbox> Endpoint::MailboxFor(Channel* channel, int64_t step_id)
   Channel::LastStep& last = channel->last_step;
   std::lock_guard<std::mutex> lock(last.mutex);
   if (last.step_id == step_id) {
-    if (std::shared_ptr<Mailbox> mailbox = last.mailbox.lock()) return mailbox;
+    const std::shared_ptr<Mailbox> mailbox = last.mailbox.lock();
+    if (mailbox != nullptr && !mailbox->removed.load(std::memory_order_acquire)) return mailbox;
   }
   std::shared_ptr<Mailbox> mailbox = mailboxes_.ForMessage(step_id);
   last.step_id = step_id;
@@ -272,11 +309,11 @@ std::shared_ptr<Mailbox> Endpoint::MailboxFor(Channel* channel, int64_t step_id)
   return mailbox;
 }
 
-std::unique_ptr<const Claim> Endpoint::ClaimOf(const Channel& channel, const Checksum& checksum,
+std::unique_ptr<const Claim> Endpoint::ClaimOf(Channel& channel, const Checksum& checksum,
                                                Path path, Way way, uint64_t bytes) const {
   if (!settings_.checksum || bytes == 0) return nullptr;
   if (!checksum.has_value()) {
-    CountUnchecked(channel.source.load()->task());
+    CountUnchecked(channel.FirstName());
     return nullptr;
   }
   return std::make_unique<const Claim>(Claim{*checksum, path, way, channel.transport()});
@@ -293,9 +330,9 @@ void Endpoint::DeliverTensor(Channel* channel, int64_t step_id, absl::string_vie
 }
 
 void Endpoint::FailForMemory(Channel* channel, int64_t step_id, uint64_t bytes) {
-  channel->source.load()->OnStepAbort(
-      step_id, absl::ResourceExhaustedError(
-                   absl::StrCat("rdmatensor: no memory for a tensor of ", bytes, " bytes")));
+  const absl::Status status = absl::ResourceExhaustedError(
+      absl::StrCat("rdmatensor: no memory for a tensor of ", bytes, " bytes"));
+  for (const auto& source : channel->Sources()) source->OnStepAbort(step_id, status);
 }
 
 void Endpoint::Complete(Waiter* waiter, const Arrival& arrival) {

@@ -238,7 +238,7 @@ void Fetcher::Finish(const Fetch& fetch) {
   Release(fetch.from.lend_id);
   CountFetch(FetchKind::kRead, fetch.from.size);
   if (fetch.read_since != 0) {
-    RecordSpan(SpanName("rdmatensor::read", EdgeNameIn(fetch.key), channel_->source.load()->task(),
+    RecordSpan(SpanName("rdmatensor::read", EdgeNameIn(fetch.key), channel_->FirstName(),
                         fetch.from.size, PathName(fetch.path)),
                WaitMoment() - fetch.read_since);
   }
@@ -263,8 +263,11 @@ void Fetcher::Continue(int64_t step_id, const std::string& key) {
 }
 
 void Fetcher::Fail(rdt_status status, const std::string& why) {
-  SourcePeer* const source = channel_->source.load();
-  if (source != nullptr && !MeansLost(status)) source->GiveUp(channel_, why);
+  if (!MeansLost(status)) {
+    for (const std::shared_ptr<SourcePeer>& source : channel_->Sources()) {
+      source->GiveUp(channel_, why);
+    }
+  }
   channel_->Refuse();
 }
 

@@ -18,6 +18,8 @@ namespace rdmatensor {
 namespace {
 
 constexpr std::chrono::seconds kSweepPeriod{10};
+// Those that are over are forgotten long before.
+constexpr size_t kMaxSessions = 1024;
 
 absl::Status LostStatus(absl::string_view task) {
   return absl::UnavailableError(
@@ -36,6 +38,14 @@ absl::Status TellFailure(Channel* channel, int64_t step_id, const absl::Status& 
                           : 0;
   message.text = status.message().substr(0, std::min(kLongestText, room));
   return channel->NotifyMessage(PackImmediate(MessageKind::kAbort), message);
+}
+
+// A channel that is down needs no word.
+void TellContested(Channel* channel, const std::string& session, const std::string& task) {
+  ReadyMessage message;
+  message.session = session;
+  message.task = task;
+  (void)channel->NotifyMessage(PackImmediate(MessageKind::kContested), message);
 }
 
 }  // namespace
@@ -67,9 +77,17 @@ bool DestinationLink::Take(Counts* counts, absl::string_view key) {
   return true;
 }
 
-std::shared_ptr<Channel> DestinationLink::ReadyChannel() {
+DestinationLink::Channels DestinationLink::ReadyChannels() {
+  Channels channels;
   std::lock_guard<std::mutex> lock(mutex_);
-  return channel_;
+  for (const auto& entry : lanes_) {
+    const std::shared_ptr<Channel>& channel = entry.second.channel;
+    if (channel != nullptr &&
+        std::find(channels.begin(), channels.end(), channel) == channels.end()) {
+      channels.push_back(channel);
+    }
+  }
+  return channels;
 }
 
 bool DestinationLink::TakePull(Step* step, absl::string_view key) {
@@ -93,16 +111,21 @@ void DestinationLink::ForgetPull(int64_t step_id, const std::string& key, const 
   if (pulls.empty()) step->second.pulled.erase(found);
 }
 
-bool DestinationLink::MayPush(int64_t step_id, const Channel* channel) {
+bool DestinationLink::MayPush(tensorflow::WorkerSession* session, const std::string& name,
+                              int64_t step_id, const Channel* channel) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (channel_.get() != channel) return false;
+  auto lane = lanes_.find(name);
+  if (lane == lanes_.end() || lane->second.channel.get() != channel ||
+      !lane->second.IsVerified(session)) {
+    return false;
+  }
   if (!steps_.empty()) {
     auto step = steps_.find(step_id);
     if (step != steps_.end() && (!step->second.pulled.empty() || !step->second.held.empty())) {
       return false;
     }
   }
-  RecordStepLocked(step_id);
+  lane->second.Record(step_id, "", false);
   return true;
 }
 
@@ -119,7 +142,7 @@ absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view 
                                              tensorflow::Rendezvous::DoneCallback* done) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (lost_.Contains(step_id) ||
-      (!lost_copies_.empty() && lost_copies_.Contains(Copy(step_id, key)))) {
+      (!lost_copies_.empty() && lost_copies_.Contains(Lane::Copy(step_id, key)))) {
     return LostStatus(task_);
   }
   Step& step = StepLocked(step_id);
@@ -128,11 +151,11 @@ absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view 
   if (found == step.pending.end()) {
     auto pull = std::make_shared<Pull>(std::move(*done));
     step.pulled[key].push_back(pull);
-    *done = [this, pull, step_id, name = std::string(key)](
+    *done = [self = shared_from_this(), pull, step_id, name = std::string(key)](
                 const absl::Status& status, const tensorflow::Rendezvous::Args& send_args,
                 const tensorflow::Rendezvous::Args& receive_args, const tensorflow::Tensor& tensor,
                 bool is_dead) {
-      ForgetPull(step_id, name, pull.get());
+      self->ForgetPull(step_id, name, pull.get());
       pull->End(status, send_args, receive_args, tensor, is_dead);
     };
     return false;
@@ -143,33 +166,117 @@ absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view 
   return true;
 }
 
-void DestinationLink::Attach(std::shared_ptr<Channel> channel, const Asked& asked) {
-  std::vector<PendingSend> pending;
+bool DestinationLink::AdmitLocked(const std::string& session,
+                                  const std::shared_ptr<Channel>& channel,
+                                  std::vector<std::shared_ptr<Channel>>* refused,
+                                  std::shared_ptr<Channel>* replaced,
+                                  std::vector<std::shared_ptr<Pull>>* failed) {
+  Lane& lane = lanes_[session];
+  if (lane.channel == channel) return true;
+  const bool owns = lane.owner == channel->peer_name();
+  if (!lane.owner.empty() && !owns) {
+    refused->push_back(channel);
+    return false;
+  }
+  const auto is_other = [&channel](const std::shared_ptr<Channel>& each) {
+    return each != nullptr && each->IsUp() && each->peer_name() != channel->peer_name();
+  };
+  for (const std::weak_ptr<Channel>& each : lane.rivals) {
+    std::shared_ptr<Channel> rival = each.lock();
+    if (!owns && is_other(rival)) refused->push_back(std::move(rival));
+  }
+  if (lane.channel != nullptr) {
+    LoseStepsLocked(session, &lane, failed);
+    *replaced = std::exchange(lane.channel, nullptr);
+    // Otherwise the process noticed first that the old channel is lost, or it was restarted.
+    if (is_other(*replaced)) refused->push_back(std::exchange(*replaced, nullptr));
+  }
+  lane.rivals.clear();
+  if (owns || refused->empty()) {
+    lane.channel = channel;
+    return true;
+  }
+  refused->push_back(channel);
+  lane.rivals.assign(refused->begin(), refused->end());
+  return false;
+}
+
+void DestinationLink::SetOwner(const std::string& session,
+                               const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
+                               const std::string& device_name) {
   std::vector<std::shared_ptr<Pull>> failed;
-  std::deque<Failure> announcements;
-  std::vector<Copy> lost_copies;
-  std::shared_ptr<Channel> replaced;
+  std::vector<PendingSend> pending;
+  std::shared_ptr<Channel> channel;
+  bool is_former = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // The task was restarted, or noticed first that the old channel is lost.
-    if (channel_ != nullptr && channel_ != channel) LoseStepsLocked(&failed);
-    replaced = std::exchange(channel_, channel);
-    announcements = announcements_;
-    lost_copies.swap(untold_copies_);
-    for (const auto& [step_id, key] : asked) ++StepLocked(step_id).held[key];
-    for (auto& [step_id, step] : steps_) {
-      std::vector<std::string> keys;
-      for (const auto& entry : step.pending) {
-        if (!step.held.contains(entry.first)) keys.push_back(entry.first);
-      }
-      for (const std::string& key : keys) TakePendingLocked(step_id, &step, key, &pending);
+    if (lanes_.size() >= kMaxSessions && !lanes_.contains(session)) return;
+    Lane& lane = lanes_[session];
+    lane.SetCluster(workers);
+    lane.owner = device_name;
+    if ((channel = lane.channel) == nullptr) return;
+    is_former = !device_name.empty() && channel->peer_name() != device_name;
+    if (is_former) {
+      LoseStepsLocked(session, &lane, &failed);
+      lane.channel.reset();
+    } else {
+      TakeAllPendingLocked(session, &lane, &pending);
     }
   }
   Fail(std::move(failed), LostStatus(task_));
-  if (replaced != nullptr && replaced != channel) replaced->Refuse();
+  if (is_former) TellContested(channel.get(), session, task_);
+  PushSoon(std::move(pending), std::move(channel));
+}
+
+void DestinationLink::TakeAllPendingLocked(const std::string& session, Lane* lane,
+                                           std::vector<PendingSend>* pending) {
+  for (auto& [step_id, step] : steps_) {
+    if (step.session != session) continue;
+    std::vector<std::string> keys;
+    for (const auto& entry : step.pending) {
+      if (!step.held.contains(entry.first)) keys.push_back(entry.first);
+    }
+    for (const std::string& key : keys) TakePendingLocked(step_id, &step, key, lane, pending);
+  }
+}
+
+bool DestinationLink::Attach(std::shared_ptr<Channel> channel, const std::string& session,
+                             const Asked& asked) {
+  std::vector<PendingSend> pending;
+  std::vector<std::shared_ptr<Pull>> failed;
+  std::vector<std::shared_ptr<Channel>> refused;
+  std::deque<Lane::Failure> announcements;
+  std::vector<Lane::Copy> lost_copies;
+  std::shared_ptr<Channel> replaced;
+  bool admitted = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (lanes_.size() >= kMaxSessions && !lanes_.contains(session)) return false;
+    admitted = AdmitLocked(session, channel, &refused, &replaced, &failed);
+    if (admitted) {
+      Lane& lane = lanes_[session];
+      announcements = lane.announcements;
+      lost_copies.swap(lane.untold_copies);
+      for (const auto& [step_id, key] : asked) {
+        Step& step = StepLocked(step_id);
+        step.session = session;
+        ++step.held[key];
+      }
+      TakeAllPendingLocked(session, &lane, &pending);
+    }
+  }
+  Fail(std::move(failed), LostStatus(task_));
+  if (replaced != nullptr) replaced->Refuse();
+  for (const std::shared_ptr<Channel>& each : refused) TellContested(each.get(), session, task_);
+  if (!admitted) {
+    RecordPeer(Direction::kSend, task_, kRpcTransport,
+               absl::StrCat(channel->peer_name(), " is not the only process of this name"), true);
+    endpoint_->peers().FindOwner(session, shared_from_this(), nullptr);
+    return true;
+  }
   RecordPeer(Direction::kSend, task_, channel->transport(), "the receiver opened this channel",
              false);
-  for (const Failure& failure : announcements) {
+  for (const Lane::Failure& failure : announcements) {
     (void)TellFailure(channel.get(), failure.step_id, failure.status);
   }
   for (const auto& [step_id, key] : lost_copies) {
@@ -179,53 +286,56 @@ void DestinationLink::Attach(std::shared_ptr<Channel> channel, const Asked& aske
     (void)channel->NotifyMessage(PackImmediate(MessageKind::kLost), message);
   }
   PushSoon(std::move(pending), std::move(channel));
+  return true;
 }
 
 void DestinationLink::OnAnswered(Channel* channel, int64_t step_id, absl::string_view key) {
   std::vector<PendingSend> pending;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (channel_.get() != channel) return;
-    UnholdLocked(step_id, key, &pending);
+    UnholdLocked(channel, step_id, key, &pending);
   }
   PushSoon(std::move(pending), channel->shared_from_this());
 }
 
 void DestinationLink::TakePendingLocked(int64_t step_id, Step* step, const std::string& key,
-                                        std::vector<PendingSend>* pending) {
+                                        Lane* lane, std::vector<PendingSend>* pending) {
   auto found = step->pending.find(key);
   if (found == step->pending.end()) return;
-  RecordLocked(step_id, key, found->second.front().is_copy);
+  lane->Record(step_id, key, found->second.front().is_copy);
   ++step->held[key];
   for (PendingSend& send : found->second) pending->push_back(std::move(send));
   step->pending.erase(found);
 }
 
-void DestinationLink::UnholdLocked(int64_t step_id, absl::string_view key,
+void DestinationLink::UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
                                    std::vector<PendingSend>* pending) {
   auto step = steps_.find(step_id);
-  if (step == steps_.end() || !Take(&step->second.held, key)) return;
-  if (step->second.held.contains(key)) return;
-  TakePendingLocked(step_id, &step->second, std::string(key), pending);
+  if (step == steps_.end()) return;
+  auto lane = lanes_.find(step->second.session);
+  if (lane == lanes_.end() || lane->second.channel.get() != channel) return;
+  if (!Take(&step->second.held, key) || step->second.held.contains(key)) return;
+  TakePendingLocked(step_id, &step->second, std::string(key), &lane->second, pending);
 }
 
 void DestinationLink::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<Channel> channel) {
   if (pending.empty()) return;
-  tsl::Env::Default()->SchedClosure(
-      [this, channel = std::move(channel), pending = std::move(pending)]() mutable {
-        while (!pending.empty()) {
-          PushPending(pending, channel);
-          // What was produced meanwhile waits, so that each key's tensors stay in order.
-          std::set<std::pair<int64_t, std::string>> pushed;
-          for (const PendingSend& send : pending) {
-            pushed.emplace(send.rendezvous->step_id(), send.key.FullKey());
-          }
-          pending.clear();
-          std::lock_guard<std::mutex> lock(mutex_);
-          if (channel_ != channel) return;
-          for (const auto& [step_id, key] : pushed) UnholdLocked(step_id, key, &pending);
-        }
-      });
+  tsl::Env::Default()->SchedClosure([self = shared_from_this(), channel = std::move(channel),
+                                     pending = std::move(pending)]() mutable {
+    while (!pending.empty()) {
+      self->PushPending(pending, channel);
+      // What was produced meanwhile waits, so that each key's tensors stay in order.
+      std::set<std::pair<int64_t, std::string>> pushed;
+      for (const PendingSend& send : pending) {
+        pushed.emplace(send.rendezvous->step_id(), send.key.FullKey());
+      }
+      pending.clear();
+      std::lock_guard<std::mutex> lock(self->mutex_);
+      for (const auto& [step_id, key] : pushed) {
+        self->UnholdLocked(channel.get(), step_id, key, &pending);
+      }
+    }
+  });
 }
 
 void DestinationLink::PushPending(const std::vector<PendingSend>& pending,
@@ -233,7 +343,7 @@ void DestinationLink::PushPending(const std::vector<PendingSend>& pending,
   for (const PendingSend& send : pending) {
     if (send.refer_reason != nullptr) {
       CountSent(Path::kRpc, send.bytes, TrafficOf(Direction::kSend, task_, kRpcTransport));
-      endpoint_->Refer(channel, send.rendezvous->step_id(), send.key.FullKey(), send.refer_reason);
+      send.rendezvous->Refer(channel, send.key, send.refer_reason);
     } else {
       tensorflow::Rendezvous::Args args;
       args.alloc_attrs = send.attributes;
@@ -250,25 +360,29 @@ void DestinationLink::TakePulls(Step* step, absl::string_view key,
   step->pulled.erase(found);
 }
 
-void DestinationLink::LoseStepsLocked(std::vector<std::shared_ptr<Pull>>* failed) {
-  for (int64_t step_id : recent_.keys()) {
+void DestinationLink::LoseStepsLocked(const std::string& session, Lane* lane,
+                                      std::vector<std::shared_ptr<Pull>>* failed) {
+  for (int64_t step_id : lane->recent.keys()) {
     lost_.Add(step_id);
-    AnnounceLocked(step_id, LostStatus(task_));
+    lane->Announce(step_id, LostStatus(task_));
     auto step = steps_.find(step_id);
     while (step != steps_.end() && !step->second.pulled.empty()) {
       TakePulls(&step->second, step->second.pulled.begin()->first, failed);
     }
   }
-  for (const Copy& copy : recent_copies_.keys()) {
+  for (const Lane::Copy& copy : lane->recent_copies.keys()) {
     auto step = steps_.find(copy.first);
     if (step != steps_.end()) TakePulls(&step->second, copy.second, failed);
     lost_copies_.Add(copy);
   }
-  untold_copies_.assign(recent_copies_.keys().begin(), recent_copies_.keys().end());
-  for (auto& entry : steps_) entry.second.held.clear();
-  recent_.Clear();
-  recent_copies_.Clear();
-  last_step_ = -1;
+  const std::deque<Lane::Copy>& copies = lane->recent_copies.keys();
+  lane->untold_copies.assign(copies.begin(), copies.end());
+  for (auto& entry : steps_) {
+    if (entry.second.session == session) entry.second.held.clear();
+  }
+  lane->recent.Clear();
+  lane->recent_copies.Clear();
+  lane->last_step = -1;
 }
 
 void DestinationLink::Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status) {
@@ -286,17 +400,21 @@ void DestinationLink::OnDown(Channel* channel) {
   std::vector<std::shared_ptr<Pull>> failed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (channel_.get() != channel) return;
-    channel_.reset();
-    RecordAbsence(Direction::kSend, task_, Absence::kLost, "the channel ended");
-    LoseStepsLocked(&failed);
+    bool lost = false;
+    for (auto& [session, lane] : lanes_) {
+      if (lane.channel.get() != channel) continue;
+      lane.channel.reset();
+      LoseStepsLocked(session, &lane, &failed);
+      lost = true;
+    }
+    if (lost) RecordAbsence(Direction::kSend, task_, Absence::kLost, "the channel ended");
   }
   Fail(std::move(failed), LostStatus(task_));
 }
 
 void DestinationLink::DropStep(int64_t step_id) {
   Step dropped;  // freed after the lock
-  if (const std::shared_ptr<Channel> channel = ReadyChannel()) {
+  for (const std::shared_ptr<Channel>& channel : ReadyChannels()) {
     channel->plan().DropStep(step_id);
     channel->requests().DropStep(step_id);
   }
@@ -307,14 +425,28 @@ void DestinationLink::DropStep(int64_t step_id) {
   steps_.erase(found);
 }
 
-void DestinationLink::SendAbort(int64_t step_id, const absl::Status& status) {
+void DestinationLink::SendAbort(const std::string& session, int64_t step_id,
+                                const absl::Status& status) {
   std::shared_ptr<Channel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    channel = channel_;
-    if (channel == nullptr) AnnounceLocked(step_id, status);
+    Lane& lane = lanes_[session];
+    channel = lane.channel;
+    if (channel == nullptr) lane.Announce(step_id, status);
   }
   if (channel != nullptr) (void)TellFailure(channel.get(), step_id, status);
+}
+
+std::vector<std::string> DestinationLink::Sessions() {
+  std::vector<std::string> sessions;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& entry : lanes_) sessions.push_back(entry.first);
+  return sessions;
+}
+
+void DestinationLink::ForgetSession(const std::string& session) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  lanes_.erase(session);
 }
 
 DestinationLink::Step& DestinationLink::StepLocked(int64_t step_id) {
@@ -330,25 +462,6 @@ DestinationLink::Step& DestinationLink::StepLocked(int64_t step_id) {
     }
   }
   return steps_[step_id];
-}
-
-void DestinationLink::RecordLocked(int64_t step_id, absl::string_view key, bool is_copy) {
-  if (!is_copy) {
-    RecordStepLocked(step_id);
-    return;
-  }
-  recent_copies_.Add(Copy(step_id, key));
-}
-
-void DestinationLink::RecordStepLocked(int64_t step_id) {
-  if (step_id == last_step_) return;
-  last_step_ = step_id;
-  recent_.Add(step_id);
-}
-
-void DestinationLink::AnnounceLocked(int64_t step_id, const absl::Status& status) {
-  announcements_.push_back({step_id, status});
-  if (announcements_.size() > kRemembered) announcements_.pop_front();
 }
 
 }  // namespace rdmatensor

@@ -191,6 +191,7 @@ void MailboxTable::Remove(int64_t step_id, const absl::Status& status) {
     auto found = mailboxes_.find(step_id);
     if (found == mailboxes_.end()) return;
     mailbox = std::move(found->second);
+    mailbox->removed.store(true, std::memory_order_release);
     mailboxes_.erase(found);
   }
   mailbox->Abort(status);

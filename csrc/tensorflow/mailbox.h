@@ -9,6 +9,7 @@
 #ifndef RDMATENSOR_TENSORFLOW_MAILBOX_H_
 #define RDMATENSOR_TENSORFLOW_MAILBOX_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -50,7 +51,7 @@ struct Waiter {
   tensorflow::FrameAndIter at{0, 0};
   std::string key;
   uint64_t source_incarnation = 0;
-  SourcePeer* source = nullptr;
+  std::shared_ptr<SourcePeer> source;
   // Kept alive by `done`, as TensorFlow's base class arranges.
   RdmaRendezvous* rendezvous = nullptr;
   EdgeWaits* waits = nullptr;
@@ -92,6 +93,9 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   int64_t step_id() const { return step_id_; }
   std::chrono::steady_clock::time_point created() const { return created_; }
   int attached = 0;  // rendezvous objects that use it; guarded by MailboxTable
+  // Its step was cleaned up. A step of the same number that comes later, as of an eager context that a task
+  // leaves and joins again, has another mailbox.
+  std::atomic<bool> removed{false};
 
  private:
   struct Slot {

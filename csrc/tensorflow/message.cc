@@ -84,18 +84,28 @@ bool Parse(const char* data, size_t size, StepMessage* out) {
 }
 
 size_t EncodedSize(const ReadyMessage& message) {
-  return sizeof message.version + message.task.size();
+  return sizeof message.version + sizeof(uint32_t) + message.session.size() + message.task.size();
 }
 
 void Encode(const ReadyMessage& message, char* out) {
   Writer writer(out);
   writer.Put(message.version);
+  writer.Put(static_cast<uint32_t>(message.session.size()));
+  writer.PutBytes(message.session.data(), message.session.size());
   writer.PutBytes(message.task.data(), message.task.size());
 }
 
 bool Parse(const char* data, size_t size, ReadyMessage* out) {
   Reader reader(data, size);
-  return reader.Get(&out->version) && reader.GetText(reader.left(), &out->task);
+  uint32_t session_size = 0;
+  absl::string_view session, task;
+  if (!reader.Get(&out->version) || !reader.Get(&session_size) ||
+      !reader.GetText(session_size, &session) || !reader.GetText(reader.left(), &task)) {
+    return false;
+  }
+  out->session = std::string(session);
+  out->task = std::string(task);
+  return true;
 }
 
 std::string Encode(const AddressAnswer& answer) {
@@ -137,6 +147,33 @@ bool Parse(absl::string_view data, AddressAnswer* out) {
     }
   }
   return reader.left() == 0;
+}
+
+size_t EncodedSize(const SourceMessage& message) {
+  return 3 * sizeof(uint32_t) + message.session.size() + message.receiver.size() +
+         message.sender.size() + Encode(message.self).size();
+}
+
+void Encode(const SourceMessage& message, char* out) {
+  Writer writer(out);
+  for (const std::string* name : {&message.session, &message.receiver, &message.sender}) {
+    writer.Put(static_cast<uint32_t>(name->size()));
+    writer.PutBytes(name->data(), name->size());
+  }
+  const std::string self = Encode(message.self);
+  writer.PutBytes(self.data(), self.size());
+}
+
+bool Parse(const char* data, size_t size, SourceMessage* out) {
+  Reader reader(data, size);
+  for (std::string* name : {&out->session, &out->receiver, &out->sender}) {
+    uint32_t length = 0;
+    absl::string_view text;
+    if (!reader.Get(&length) || !reader.GetText(length, &text)) return false;
+    *name = std::string(text);
+  }
+  absl::string_view self;
+  return reader.GetText(reader.left(), &self) && Parse(std::string(self), &out->self);
 }
 
 }  // namespace rdmatensor

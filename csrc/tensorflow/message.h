@@ -20,12 +20,12 @@
 namespace rdmatensor {
 
 // Raised with every incompatible change: peers of different versions use TensorFlow's own RPC.
-inline constexpr uint32_t kProtocolVersion = 5;
+inline constexpr uint32_t kProtocolVersion = 6;
 
 enum class MessageKind : uint8_t {
   kTensor = 1,    // sender -> receiver: a tensor, or where to find its bytes
   kReferral = 2,  // sender -> receiver: this key must be fetched by RecvTensor
-  kReady = 3,     // receiver -> sender: push my tensors down this channel from now on
+  kReady = 3,     // receiver -> sender: push the tensors of this name down this channel from now on
   kRelease = 4,   // receiver -> sender: the lent tensor (value: its id) is not needed any more
   kAbort = 5,     // sender -> receiver: the step failed here, nothing more will come
   // Planned tensors; the value is the number of the offer that they belong to. See plan_message.h.
@@ -39,8 +39,11 @@ enum class MessageKind : uint8_t {
   kAnswered = 12,  // it has ended: push what comes under this key from now on
   kLost = 13,      // sender -> receiver: was pushed down an earlier channel, perhaps in vain
   // Receiver -> sender, with ABLATION=rpc. See requests.h.
-  kWillAsk = 14,  // before kReady: push nothing that was not asked for
-  kAsk = 15       // for the tensor of this key
+  kWillAsk = 14,    // before kReady: push nothing that was not asked for
+  kAsk = 15,        // for the tensor of this key
+  kContested = 16,  // sender -> receiver: another process announced this name too; use RecvTensor
+  // Sender to receiver, first on a channel that the sender opened: take my tensors from here.
+  kSource = 17
 };
 
 // The immediate: kind in the low byte, a value of at most 56 bits above it.
@@ -98,13 +101,16 @@ size_t EncodedSize(const StepMessage& message);
 void Encode(const StepMessage& message, char* out);
 bool Parse(const char* data, size_t size, StepMessage* out);
 
-// kReady: who pushes are for.
+// kReady, kContested: a name of the receiver. Tasks have names in a session only: two sessions may give one
+// process two names, or two processes one.
 struct ReadyMessage {
   uint32_t version = kProtocolVersion;
-  absl::string_view task;
+  std::string session;  // empty: the sessions that use the servers' own cluster
+  std::string task;
 };
 size_t EncodedSize(const ReadyMessage& message);
 void Encode(const ReadyMessage& message, char* out);
+// Copies the names: the sender may still write to `data`.
 bool Parse(const char* data, size_t size, ReadyMessage* out);
 
 // The answer to the question "where is your device?", which travels through TensorFlow's own
@@ -116,6 +122,16 @@ struct AddressAnswer {
   std::vector<uint64_t> incarnations;  // of every TensorFlow device of the task
   std::vector<uint64_t> region_keys;   // of the memory it has now
 };
+// kSource: what a receiver that asks would have been answered, and the names of both in the session.
+struct SourceMessage {
+  std::string session, receiver, sender;
+  AddressAnswer self;
+};
+size_t EncodedSize(const SourceMessage& message);
+void Encode(const SourceMessage& message, char* out);
+// Copies the names.
+bool Parse(const char* data, size_t size, SourceMessage* out);
+
 inline constexpr char kAddressKey[] = "rdmatensor";
 // Asks, in the same way, for the plan in force as JSON.
 inline constexpr char kPlanKey[] = "rdmatensor.plan";

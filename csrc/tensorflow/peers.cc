@@ -51,10 +51,12 @@ struct SourcePeer::AddressCall {
   uint64_t incarnation = 0;
 };
 
-SourcePeer::SourcePeer(Endpoint* endpoint, std::string task)
+SourcePeer::SourcePeer(Endpoint* endpoint, const PeerNames& names)
     : endpoint_(endpoint),
-      task_(std::move(task)),
-      waits_(WaitsOf(task_, endpoint->task(), "")),
+      session_(names.session),
+      receiver_(names.receiver),
+      task_(names.sender),
+      waits_(WaitsOf(task_, receiver_, "")),
       backoff_(Backoff::Milliseconds(endpoint->settings().failback_ms)) {}
 
 SourcePeer::Route SourcePeer::RouteFor(uint64_t incarnation, int64_t step_id,
@@ -110,9 +112,10 @@ void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterfa
       RecordAbsence(Direction::kReceive, task_, Absence::kConnecting, "it was asked where it is");
     }
   }
-  tsl::Env::Default()->SchedClosure([this, workers = std::move(workers), incarnation]() mutable {
-    AskAddress(std::move(workers), incarnation);
-  });
+  tsl::Env::Default()->SchedClosure(
+      [self = shared_from_this(), workers = std::move(workers), incarnation]() mutable {
+        self->AskAddress(std::move(workers), incarnation);
+      });
 }
 
 void SourcePeer::AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
@@ -132,13 +135,14 @@ void SourcePeer::AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> wo
   call->request.set_buf_rendezvous_key(kAddressKey);
   // No such device: a server without the plugin answers with an error at once.
   call->request.set_src_device(kAddressKey);
-  call->request.set_dst_device(endpoint_->task());
+  call->request.set_dst_device(receiver_);
   call->request.mutable_transport_options()->set_type_url(kAddressKey);
   AddressCall* raw = call.release();
   raw->worker->RecvBufAsync(
-      &raw->options, &raw->request, &raw->response, [this, raw](const absl::Status& status) {
+      &raw->options, &raw->request, &raw->response,
+      [self = shared_from_this(), raw](const absl::Status& status) {
         // What follows blocks, and this thread belongs to TensorFlow's RPC.
-        tsl::Env::Default()->SchedClosure([this, raw, status] { OnAddress(raw, status); });
+        tsl::Env::Default()->SchedClosure([self, raw, status] { self->OnAddress(raw, status); });
       });
 }
 
@@ -209,7 +213,8 @@ bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarna
     incarnations_.clear();
     mode_ = Mode::kConnecting;
   }
-  if (outlived != nullptr) outlived->Refuse();
+  // Other sessions may still use the process that this one's task was.
+  if (outlived != nullptr && outlived->RemoveSource(this)) outlived->Refuse();
   return false;
 }
 
@@ -218,43 +223,18 @@ void SourcePeer::Connect(const AddressAnswer& answer, uint64_t incarnation) {
     SettleAll();
     return;
   }
-  std::shared_ptr<Channel> channel;
-  const absl::Status status = TryConnect(answer, &channel);
-  if (status.ok()) {
-    BecomeReady(std::move(channel), answer);
+  absl::StatusOr<std::shared_ptr<Channel>> channel = endpoint_->to_senders().To(answer);
+  if (channel.ok()) {
+    BecomeReady(*std::move(channel), answer);
   } else {
-    if (channel != nullptr) channel->Close();
-    BecomeUnreachable(Heals::kPerhaps, std::string(status.message()), answer.incarnations);
+    BecomeUnreachable(Heals::kPerhaps, std::string(channel.status().message()),
+                      answer.incarnations);
   }
-}
-
-absl::Status SourcePeer::TryConnect(const AddressAnswer& answer,
-                                    std::shared_ptr<Channel>* channel) {
-  rdt_channel* handle = nullptr;
-  if (rdt_device_connect(endpoint_->device(), answer.address.c_str(),
-                         endpoint_->settings().connect_timeout_ms, &handle) != RDT_OK) {
-    return absl::UnavailableError(rdt_last_error());
-  }
-  *channel = Channel::Adopt(handle, endpoint_);
-  if ((*channel)->peer_name() != answer.device_name) {
-    return absl::UnavailableError(
-        absl::StrCat(answer.address, " is ", (*channel)->peer_name(), " as seen from here, not ",
-                     answer.device_name,
-                     ": it told an address that leads elsewhere from here; set "
-                     "RDMATENSOR_BIND_ADDRESS there to one that this host reaches"));
-  }
-  // Before the first tensor is pushed, RPC is still open as the other way.
-  for (uint64_t region_key : answer.region_keys) {
-    absl::Status opened = (*channel)->fetcher().OpenAhead(region_key);
-    if (!opened.ok()) return opened;
-  }
-  return absl::OkStatus();
 }
 
 void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer) {
   // First: once others find the channel they make offers on it, and the peer answers.
-  channel->CountFor(Direction::kReceive, task_);
-  channel->source.store(this);
+  channel->AddSource(shared_from_this());
   std::vector<AskedKey> asked;
   size_t asked_bytes = 0;
   bool returned = false;
@@ -280,7 +260,7 @@ void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnsw
     }
   }
   if (asked_bytes > kMaxAskedBytes) {
-    channel->Close();
+    channel->RemoveSource(this);
     BecomeUnreachable(Heals::kPerhaps, "too many requests by RPC are under way",
                       answer.incarnations);
     return;
@@ -315,17 +295,22 @@ void SourcePeer::Request(int64_t step_id, const std::string& key) {
 }
 
 absl::Status SourcePeer::SendReady(Channel* channel, const std::vector<AskedKey>& asked) {
-  for (const AskedKey& each : asked) {
-    if (absl::Status sent = Tell(channel, MessageKind::kAsked, each); !sent.ok()) return sent;
-  }
-  if (endpoint_->settings().ablation == Ablation::kRpc) {
-    const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillAsk));
+  {
+    std::lock_guard<std::mutex> lock(channel->announcing);
+    for (const AskedKey& each : asked) {
+      if (absl::Status sent = Tell(channel, MessageKind::kAsked, each); !sent.ok()) return sent;
+    }
+    if (endpoint_->settings().ablation == Ablation::kRpc &&
+        !std::exchange(channel->announced, true)) {
+      const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillAsk));
+      if (!sent.ok()) return sent;
+    }
+    ReadyMessage ready;
+    ready.session = session_;
+    ready.task = receiver_;
+    const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReady), ready);
     if (!sent.ok()) return sent;
   }
-  ReadyMessage ready;
-  ready.task = endpoint_->task();
-  const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReady), ready);
-  if (!sent.ok()) return sent;
   std::vector<AskedKey> answered;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -410,14 +395,15 @@ void SourcePeer::GiveUp(Channel* channel, const std::string& why) {
 void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   const int64_t step_id = mailbox->step_id();
   if (absl::Status failed = failures_.OfStep(step_id); !failed.ok()) {
-    for (Waiter& waiter : mailbox->Extract([this](const Waiter& w) { return w.source == this; })) {
+    for (Waiter& waiter :
+         mailbox->Extract([this](const Waiter& w) { return w.source.get() == this; })) {
       waiter.Fail(failed);
     }
     return;
   }
   if (failures_.Any()) {
     for (Waiter& waiter : mailbox->Extract([&](const Waiter& w) {
-           return w.source == this && failures_.LacksTensor(step_id, w.Id());
+           return w.source.get() == this && failures_.LacksTensor(step_id, w.Id());
          })) {
       waiter.Fail(LostStatus(task_));
     }
@@ -425,7 +411,7 @@ void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   std::vector<std::pair<std::shared_ptr<tensorflow::WorkerCacheInterface>, uint64_t>> reconnect;
   std::vector<std::string> requested;
   auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
-    if (waiter.source != this) return false;
+    if (waiter.source.get() != this) return false;
     if (endpoint_->settings().ablation == Ablation::kRpc) requested.push_back(waiter.FullKey());
     const Route route = RouteFor(waiter.source_incarnation, step_id, waiter);
     if (route == Route::kConnect) {
@@ -445,10 +431,14 @@ void SourcePeer::SettleAll() {
 }
 
 void SourcePeer::FailAll(const absl::Status& status) {
+  const auto is_lost = [this](const Waiter& waiter) {
+    if (waiter.source.get() != this) return false;
+    // The peer may have opened a channel itself meanwhile.
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !IsBehindChannelLocked(waiter.source_incarnation);
+  };
   for (const std::shared_ptr<Mailbox>& mailbox : endpoint_->mailboxes().All()) {
-    for (Waiter& waiter : mailbox->Extract([this](const Waiter& w) { return w.source == this; })) {
-      waiter.Fail(status);
-    }
+    for (Waiter& waiter : mailbox->Extract(is_lost)) waiter.Fail(status);
   }
 }
 
@@ -495,6 +485,66 @@ void SourcePeer::OnDown(Channel* channel, absl::string_view why) {
   }
   if (!by_rpc.empty()) RecordPeer(Direction::kReceive, task_, kRpcTransport, by_rpc, true);
   FailAll(status);
+}
+
+void SourcePeer::OnOpened(const std::shared_ptr<Channel>& channel, const AddressAnswer& answer) {
+  std::shared_ptr<Channel> outlived;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const bool is_known =
+        std::all_of(answer.incarnations.begin(), answer.incarnations.end(),
+                    [this](uint64_t each) { return IsBehindChannelLocked(each); });
+    if (is_known && channel_->IsUp()) return;
+    outlived = std::exchange(channel_, nullptr);
+    mode_ = Mode::kConnecting;
+    for (uint64_t each : answer.incarnations) rpc_incarnations_.erase(each);
+  }
+  if (outlived != nullptr && outlived->RemoveSource(this)) outlived->Refuse();
+  const absl::Status opened = channel->OpenAhead(answer.region_keys);
+  if (opened.ok()) {
+    BecomeReady(channel, answer);
+  } else {
+    BecomeUnreachable(Heals::kPerhaps, std::string(opened.message()), answer.incarnations);
+  }
+}
+
+void SourcePeer::OnContested(Channel* channel) {
+  const bool by_rpc = endpoint_->settings().policy != Policy::kRdma;
+  std::string why = absl::StrCat("another process is ", receiver_, " there");
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return;
+    channel_.reset();  // the core holds another reference
+    mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
+    announced_.clear();
+    answered_early_.clear();
+    if (by_rpc) absl::StrAppend(&why, LeaveToRpcLocked(incarnations_));
+    incarnations_.clear();
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  channel->RemoveSource(this);
+  RecordPeer(Direction::kReceive, task_, by_rpc ? kRpcTransport : "none", why, true);
+  // This is the progress thread, which has no time for requests.
+  tsl::Env::Default()->SchedClosure([self = shared_from_this(), by_rpc, why] {
+    if (by_rpc) {
+      self->SettleAll();
+    } else {
+      self->FailAll(absl::UnavailableError(absl::StrCat("rdmatensor: no channel to ", self->task_,
+                                                        " and RDMATENSOR_POLICY is rdma: ", why)));
+    }
+  });
+}
+
+void SourcePeer::Leave() {
+  std::shared_ptr<Channel> left;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    left = std::move(channel_);
+    channel_.reset();
+    mode_ = Mode::kIdle;
+    incarnations_.clear();
+  }
+  if (left != nullptr) left->RemoveSource(this);
 }
 
 }  // namespace rdmatensor

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The receiver's view of one task that sends to it: no channel, connecting, or ready; and which of its
-// incarnations are left to TensorFlow's RPC, for good or until the way to them heals.
+// The receiver's view of one task that sends to it, as one session names it: no channel, connecting, or
+// ready; and which of its incarnations are left to TensorFlow's RPC, for good or until the way to them
+// heals.
 #ifndef RDMATENSOR_TENSORFLOW_PEERS_H_
 #define RDMATENSOR_TENSORFLOW_PEERS_H_
 
@@ -28,17 +29,27 @@ namespace rdmatensor {
 
 class Endpoint;
 
-// Thread-safe. Lives as long as its endpoint.
+// The two ends of what is received: a task has a name in a session only. Points into longer-lived names.
+struct PeerNames {
+  absl::string_view session;           // empty: the sessions that use the servers' own cluster
+  absl::string_view receiver, sender;  // tasks: "/job:worker/replica:0/task:1"
+};
+
+// Thread-safe. Made by std::make_shared.
 //
 // Every change of state raises `epoch`. A receive reads the epoch before it puts its waiter into the
 // mailbox and compares it after: either the change saw the waiter, or the receive sees the change and
 // calls Settle. So no waiter is left behind.
-class SourcePeer {
+class SourcePeer : public std::enable_shared_from_this<SourcePeer> {
  public:
   enum class Mode { kIdle, kConnecting, kReady };
 
-  SourcePeer(Endpoint* endpoint, std::string task);
+  SourcePeer(Endpoint* endpoint, const PeerNames& names);
 
+  const std::string& session() const { return session_; }
+  // What the session calls this process,
+  const std::string& receiver() const { return receiver_; }
+  // and that one.
   const std::string& task() const { return task_; }
   // For tensors from it that no plan names.
   EdgeWaits* waits() const { return waits_; }
@@ -78,6 +89,12 @@ class SourcePeer {
   // What the peer pushed under this key went down a channel that was lost. It may have arrived.
   void OnLost(int64_t step_id, const KeyId& key);
   void OnDown(Channel* channel, absl::string_view why);
+  // The peer opened `channel` itself, to send what it sends under these names. Blocks.
+  void OnOpened(const std::shared_ptr<Channel>& channel, const AddressAnswer& answer);
+  // Progress thread: another process has this one's name there, nothing will be pushed.
+  void OnContested(Channel* channel);
+  // Its session is over: nobody receives from it any more.
+  void Leave();
   // The memory behind `channel` is out of reach for this process: once the caller has closed it, the
   // peer is left to RPC for a while, unless the policy forbids that. From any thread.
   void GiveUp(Channel* channel, const std::string& why);
@@ -87,7 +104,6 @@ class SourcePeer {
   void AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers, uint64_t incarnation);
   void OnAddress(AddressCall* call, const absl::Status& status);
   void Connect(const AddressAnswer& answer, uint64_t incarnation);
-  absl::Status TryConnect(const AddressAnswer& answer, std::shared_ptr<Channel>* channel);
   // Ends of connecting.
   void BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer);
   // A request of a step by key.
@@ -108,7 +124,7 @@ class SourcePeer {
   void FailAll(const absl::Status& status);
 
   Endpoint* const endpoint_;
-  const std::string task_;
+  const std::string session_, receiver_, task_;
   EdgeWaits* const waits_;
   std::atomic<uint64_t> epoch_{0};
   StepFailures failures_;

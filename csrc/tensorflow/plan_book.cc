@@ -141,8 +141,9 @@ void InPlan::Seal() {
         book->WatchEdge(shared_from_this(), edge.definition);
       }
     }
-    const std::shared_ptr<Channel> channel = endpoint->Source(link->source)->ReadyChannel();
-    if (channel != nullptr) book->MakeOffer(shared_from_this(), link, channel);
+    for (const std::shared_ptr<Channel>& channel : endpoint->peers().ChannelsFrom(link->source)) {
+      book->MakeOffer(shared_from_this(), link, channel);
+    }
   }
 }
 
@@ -315,15 +316,16 @@ std::shared_ptr<OutEdge> PlanBook::AddSend(EdgeDefinition definition) {
 }
 
 void PlanBook::Bind(Endpoint* endpoint, const std::shared_ptr<Routes>& routes) {
-  const DestinationLink* const destination = routes->channel()->destination.load();
-  if (destination == nullptr || !endpoint->settings().plan) return;
-  const LinkName link = NameOf(routes->offer().graph, endpoint->task(), destination->task());
+  if (!endpoint->settings().plan) return;
   std::vector<std::shared_ptr<OutEdge>> edges;
-  {
+  for (const std::shared_ptr<DestinationLink>& destination : routes->channel()->Destinations()) {
+    const LinkName link = NameOf(routes->offer().graph, endpoint->task(), destination->task());
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<std::weak_ptr<Routes>>& offers = offers_[link];
     offers.erase(std::remove_if(offers.begin(), offers.end(),
-                                [](const auto& each) { return each.expired(); }),
+                                [&routes](const auto& each) {
+                                  return each.expired() || SameOwner(each, routes);
+                                }),
                  offers.end());
     offers.push_back(routes);
     for (const auto& entry : sends_[link]) {

@@ -69,6 +69,12 @@ RdmaRendezvous::RdmaRendezvous(const tensorflow::WorkerEnv* env, int64_t step_id
 
 RdmaRendezvous::~RdmaRendezvous() { endpoint_->mailboxes().Detach(mailbox_); }
 
+const std::string& RdmaRendezvous::session_name() {
+  static const std::string none;
+  tensorflow::WorkerSession* const worker_session = session();
+  return worker_session != nullptr ? worker_session->session_name() : none;
+}
+
 std::shared_ptr<tensorflow::WorkerCacheInterface> RdmaRendezvous::workers() {
   tensorflow::WorkerSession* const worker_session = session();
   return worker_session != nullptr ? worker_session->GetSharedWorkerCache() : nullptr;
@@ -96,12 +102,14 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
       tensorflow::DeviceNameUtils::IsSameAddressSpace(key.src, key.dst)) {
     return SendLocal(key, args, tensor, is_dead);
   }
-  DestinationLink* const link = endpoint_->Destination(key.dst_device);
+  const std::shared_ptr<DestinationLink> link =
+      endpoint_->peers().Destination(Endpoint::TaskOf(key.dst_device));
   std::shared_ptr<Channel> channel;
   bool local = false;
   const bool is_copy = IsEagerCopy(key);
+  bool must_verify = false;
   const auto route = link->Offer(
-      step_id_, key.FullKey(), is_copy,
+      session(), session_name(), step_id_, key.FullKey(), is_copy,
       [&] {
         PendingSend pending;
         pending.is_copy = is_copy;
@@ -117,7 +125,8 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
         }
         return pending;
       },
-      &channel);
+      &channel, &must_verify);
+  if (must_verify) endpoint_->peers().FindOwner(session_name(), link, workers());
   switch (route) {
     case DestinationLink::Route::kPush:
       PushWhenAsked(channel, key, args, tensor, is_dead);
@@ -173,8 +182,22 @@ void RdmaRendezvous::Push(const std::shared_ptr<Channel>& channel, const ParsedK
   CountSentByRpc(key.dst_device, tensor.TotalBytes());
   // Fails only when the step was aborted, which the receiver is told anyway.
   if (SendLocal(key, args, tensor, is_dead).ok()) {
-    endpoint_->Refer(channel, step_id_, key.FullKey(), reason);
+    Refer(channel, key, reason);
   }
+}
+
+void RdmaRendezvous::Refer(const std::shared_ptr<Channel>& channel, const ParsedKey& key,
+                           const char* reason) {
+  CountRpcReason(reason);
+  const std::shared_ptr<DestinationLink> link =
+      endpoint_->peers().Destination(Endpoint::TaskOf(key.dst_device));
+  link->ExpectPull(step_id_, key.FullKey());
+  StepMessage message;
+  message.step_id = step_id_;
+  message.text = key.FullKey();
+  // If the channel is down the receiver's waiters fail with it.
+  const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReferral), message);
+  if (absl::IsInternal(sent)) link->SendAbort(session_name(), step_id_, sent);
 }
 
 const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
@@ -230,15 +253,16 @@ const char* RdmaRendezvous::PushTensor(const std::shared_ptr<Channel>& channel,
 bool RdmaRendezvous::SendPlanned(const OutEdge& edge, const tensorflow::FrameAndIter& at,
                                  const Tensor& tensor, bool is_dead) {
   std::shared_ptr<Routes> routes;
+  std::shared_ptr<DestinationLink> link;
   uint32_t index = 0;
   {
     std::lock_guard<std::mutex> lock(const_cast<OutEdge&>(edge).mutex);
     routes = edge.routes;
+    link = edge.link;
     index = edge.index;
   }
   if (routes == nullptr || aborted_.load(std::memory_order_acquire)) return false;
-  DestinationLink* const link = routes->channel()->destination.load(std::memory_order_acquire);
-  const bool may_go = link->MayPush(step_id_, routes->channel());
+  const bool may_go = link->MayPush(session(), session_name(), step_id_, routes->channel());
   const bool sent = routes->Send(edge, index, {step_id_, at, &tensor, is_dead, began_, may_go});
   // An abort meanwhile may have missed what the step's groups hold since.
   if (aborted_.load()) routes->DropStep(step_id_);
@@ -260,7 +284,8 @@ void RdmaRendezvous::ReceivePlanned(const InEdge& edge, const tensorflow::FrameA
   waiter.args = args;
   waiter.edge = edge.definition;
   waiter.at = at;
-  waiter.source = endpoint_->Source(edge.definition->source);
+  waiter.source = endpoint_->peers().Source(
+      {session_name(), edge.definition->destination, edge.definition->source});
   waiter.waits = edge.waits;
   waiter.source_incarnation = edge.definition->source_incarnation;
   Receive(edge.definition->key.At(at), std::move(waiter));
@@ -272,7 +297,8 @@ void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,
   waiter.done = std::move(done);
   waiter.args = args;
   waiter.key = std::string(key.FullKey());
-  waiter.source = endpoint_->Source(key.src_device);
+  waiter.source = endpoint_->peers().Source(
+      {session_name(), Endpoint::TaskOf(key.dst_device), Endpoint::TaskOf(key.src_device)});
   waiter.waits = waiter.source->waits();
   waiter.source_incarnation = key.src_incarnation;
   Receive(KeyId::Of(key.FullKey()), std::move(waiter));
@@ -280,7 +306,7 @@ void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,
 
 void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter) {
   // `this` may be gone as soon as the waiter is in the mailbox.
-  SourcePeer* const source = waiter.source;
+  const std::shared_ptr<SourcePeer> source = waiter.source;
   const std::shared_ptr<Mailbox> mailbox = mailbox_;
   const uint64_t incarnation = waiter.source_incarnation;
   const uint64_t epoch = source->epoch();
@@ -384,16 +410,18 @@ void RdmaRendezvous::StartAbort(const absl::Status& status) {
   }
   if (rpc != nullptr) rpc->StartAbort(status);
   if (!first) return;
-  for (DestinationLink* link : endpoint_->Destinations()) {
+  for (const std::shared_ptr<DestinationLink>& link : endpoint_->peers().Destinations()) {
     link->DropStep(step_id_);
     // A receiver that fetches learns this from its request; one that waits for a push must be told.
     // Not when the step is merely cleaned up.
-    if (!finished) link->SendAbort(step_id_, derived);
+    if (!finished) link->SendAbort(session_name(), step_id_, derived);
   }
 }
 
 RdmaRendezvousMgr::RdmaRendezvousMgr(const tensorflow::WorkerEnv* env, Endpoint* endpoint)
-    : BaseRendezvousMgr(env), endpoint_(endpoint), rpc_factory_(env) {}
+    : BaseRendezvousMgr(env), endpoint_(endpoint), rpc_factory_(env) {
+  endpoint->peers().Serve(env);
+}
 
 tsl::core::RefCountPtr<tensorflow::BaseRemoteRendezvous> RdmaRendezvousMgr::Create(
     int64_t step_id, const tensorflow::WorkerEnv* env) {
@@ -405,8 +433,9 @@ void RdmaRendezvousMgr::RecvLocalAsync(int64_t step_id,
                                        const tensorflow::Rendezvous::ParsedKey& key,
                                        tensorflow::Rendezvous::DoneCallback done) {
   PendingSend pending;
-  const absl::StatusOr<bool> found =
-      endpoint_->Destination(key.dst_device)->OnPull(step_id, key.FullKey(), &pending, &done);
+  const absl::StatusOr<bool> found = endpoint_->peers()
+                                         .Destination(Endpoint::TaskOf(key.dst_device))
+                                         ->OnPull(step_id, key.FullKey(), &pending, &done);
   if (!found.ok()) {
     done(found.status(), tensorflow::Rendezvous::Args(), tensorflow::Rendezvous::Args(), Tensor(),
          false);
@@ -429,7 +458,9 @@ void RdmaRendezvousMgr::Cleanup(int64_t step_id) {
   // First, so that the rendezvous sees that its abort is only the end of the step.
   endpoint_->mailboxes().Remove(step_id, status);
   BaseRendezvousMgr::Cleanup(step_id);
-  for (DestinationLink* link : endpoint_->Destinations()) link->DropStep(step_id);
+  for (const std::shared_ptr<DestinationLink>& link : endpoint_->peers().Destinations()) {
+    link->DropStep(step_id);
+  }
 }
 
 }  // namespace rdmatensor

@@ -34,6 +34,8 @@ class RdmaRendezvous : public tensorflow::BaseRemoteRendezvous {
                  RpcRendezvousFactory* rpc_factory);
 
   int64_t step_id() const { return step_id_; }
+  // In which tasks have the names of keys; empty before TensorFlow says which.
+  const std::string& session_name();
   // The session's connections; they outlive the step.
   std::shared_ptr<tensorflow::WorkerCacheInterface> workers();
 
@@ -46,6 +48,8 @@ class RdmaRendezvous : public tensorflow::BaseRemoteRendezvous {
   // The same, or keeps it until the receiver asks for it, if it does.
   void PushWhenAsked(const std::shared_ptr<Channel>& channel, const ParsedKey& key,
                      const Args& args, const tensorflow::Tensor& tensor, bool is_dead);
+  // Tells the receiver to fetch the tensor by RecvTensor, and counts why.
+  void Refer(const std::shared_ptr<Channel>& channel, const ParsedKey& key, const char* reason);
   // Into the local rendezvous, from where RecvTensor takes it.
   absl::Status SendLocal(const ParsedKey& key, const Args& args, const tensorflow::Tensor& tensor,
                          bool is_dead) {

@@ -145,6 +145,7 @@ void Routes::Bind(const std::shared_ptr<OutEdge>& edge) {
   {
     std::lock_guard<std::mutex> edge_lock(edge->mutex);
     replaced = std::exchange(edge->routes, shared_from_this());
+    edge->link = endpoint_->peers().Destination(edge->definition->destination);
     edge->index = index;
   }
   const int32_t number = offer_.edges[index].group;

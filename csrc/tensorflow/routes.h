@@ -24,6 +24,7 @@
 namespace rdmatensor {
 
 class Channel;
+class DestinationLink;
 class Endpoint;
 class Routes;
 
@@ -39,8 +40,9 @@ struct OutEdge {
   uint64_t hash = 0;
 
   std::mutex mutex;
-  std::shared_ptr<Routes> routes;  // nullptr: its tensors take the dynamic path
-  uint32_t index = 0;              // of the edge in the offer
+  std::shared_ptr<Routes> routes;         // nullptr: its tensors take the dynamic path
+  std::shared_ptr<DestinationLink> link;  // with routes
+  uint32_t index = 0;                     // of the edge in the offer
 };
 
 // Thread-safe. Ends when the receiver withdraws the offer or the channel goes down.
@@ -54,7 +56,7 @@ class Routes : public std::enable_shared_from_this<Routes> {
   Routes& operator=(const Routes&) = delete;
 
   const Offer& offer() const { return offer_; }
-  const Channel* channel() const { return channel_.get(); }
+  Channel* channel() const { return channel_.get(); }
   // Makes the places reachable and accepts the offer. Memory to write from counts in `account`. Blocks.
   absl::Status Open(OfferAccount* account);
   // Sends the edge through these routes from now on, if they were offered for it. A group is used once

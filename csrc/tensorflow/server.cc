@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "collective_manager.h"
+#include "driver.h"
 #include "endpoint.h"
 #include "listen_address.h"
 #include "path_stats.h"
@@ -71,11 +72,8 @@ class RdmaServer : public tensorflow::GrpcServer {
 
   absl::Status AddMasterEagerContextToEagerService(const uint64_t context_id,
                                                    tensorflow::EagerContext* context) override {
-    // This process is about to drive its cluster by eager operations. TensorFlow would pack what it
-    // sends into EagerService's RPC, unless its own switch, read after this call, says otherwise. Not
-    // sooner: with stock servers, tasks need not reach the client, so nothing must change for them.
     if (endpoint_ != nullptr) {
-      ::setenv("TF_EAGER_REMOTE_USE_SEND_TENSOR_RPC", "0", 0);
+      Drive(absl::StrCat("eager_", context_id));
       RecordDriver(endpoint_);
     }
     return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
@@ -94,6 +92,12 @@ class RdmaServer : public tensorflow::GrpcServer {
     worker_env()->collective_executor_mgr = NewCollectiveManager(
         server_def.default_session_config(), worker_env(), master_env()->worker_cache, endpoint_);
     master_env()->collective_executor_mgr = worker_env()->collective_executor_mgr.get();
+    if (!driven_.empty()) {
+      if (absl::Status reached = ReachTasks(server_def); !reached.ok()) {
+        rdt_log_line(RDT_LOG_WARN,
+                     absl::StrCat("tensorflow: no channel to ", reached.message()).c_str());
+      }
+    }
     return status;
   }
 
@@ -119,6 +123,34 @@ class RdmaServer : public tensorflow::GrpcServer {
   }
 
  private:
+  // This process is about to drive its cluster by eager operations. TensorFlow would pack what it sends into
+  // EagerService's RPC, unless its own switch, read after this, says otherwise.
+  void Drive(const std::string& session) {
+    static constexpr char kSwitch[] = "TF_EAGER_REMOTE_USE_SEND_TENSOR_RPC";
+    static const bool is_users = ::getenv(kSwitch) != nullptr;
+    driven_ = session;
+    const absl::Status status = ReachTasks(server_def());
+    if (!is_users) ::setenv(kSwitch, status.ok() ? "0" : "1", 1);
+    if (!status.ok()) {
+      rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: what this client sends to tasks goes by "
+                                              "grpc: no channel to ",
+                                              status.message())
+                                     .c_str());
+    }
+  }
+
+  // Opens channels to the tasks of the cluster that it drives.
+  absl::Status ReachTasks(const tensorflow::ServerDef& server_def) {
+    tensorflow::WorkerCacheInterface* workers = nullptr;
+    const absl::Status made =
+        WorkerCacheFactory(tensorflow::WorkerCacheFactoryOptions(server_def), &workers);
+    if (!made.ok()) return made;
+    return OpenChannels(
+        endpoint_, driven_, std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
+        OtherTasks(server_def, endpoint_->task()), AnswerOf(endpoint_, *worker_env()));
+  }
+
+  std::string driven_;        // the session by which it drives its cluster
   Endpoint* const endpoint_;  // nullptr: everything goes by RPC
   bool started_ = false;
 };

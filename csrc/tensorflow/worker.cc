@@ -40,17 +40,8 @@ class RdmaWorker : public tensorflow::GrpcWorker {
       GrpcWorker::RecvBufAsync(options, request, response, std::move(done));
       return;
     }
-    AddressAnswer answer;
-    if (endpoint_ != nullptr) {
-      answer.address = endpoint_->address();
-      answer.region_keys = endpoint_->exports().Keys();
-      answer.device_name = rdt_device_name(endpoint_->device());
-    }
-    for (const tensorflow::Device* device : env_->device_mgr->ListDevices()) {
-      answer.incarnations.push_back(device->attributes().incarnation());
-    }
     response->mutable_transport_options()->set_type_url(kAddressKey);
-    response->mutable_transport_options()->set_value(Encode(answer));
+    response->mutable_transport_options()->set_value(Encode(AnswerOf(endpoint_, *env_)));
     done(absl::OkStatus());
   }
 
@@ -74,6 +65,19 @@ class RdmaWorker : public tensorflow::GrpcWorker {
 };
 
 }  // namespace
+
+AddressAnswer AnswerOf(const Endpoint* endpoint, const tensorflow::WorkerEnv& env) {
+  AddressAnswer answer;
+  if (endpoint != nullptr) {
+    answer.address = endpoint->address();
+    answer.region_keys = endpoint->exports().Keys();
+    answer.device_name = rdt_device_name(endpoint->device());
+  }
+  for (const tensorflow::Device* device : env.device_mgr->ListDevices()) {
+    answer.incarnations.push_back(device->attributes().incarnation());
+  }
+  return answer;
+}
 
 std::unique_ptr<tensorflow::GrpcWorker> NewRdmaWorker(tensorflow::WorkerEnv* env,
                                                       const tensorflow::ConfigProto& config,

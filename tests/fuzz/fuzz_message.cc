@@ -14,6 +14,7 @@ using rdmatensor::Encode;
 using rdmatensor::EncodedSize;
 using rdmatensor::Parse;
 using rdmatensor::ReadyMessage;
+using rdmatensor::SourceMessage;
 using rdmatensor::StepMessage;
 using rdmatensor::TensorMessage;
 
@@ -50,6 +51,9 @@ void PointTo(TensorMessage *message, const std::string &payload) {
 template <typename Message>
 void PointTo(Message *, const std::string &) {}
 
+uint32_t VersionOf(const ReadyMessage &) { return rdmatensor::kProtocolVersion; }
+uint32_t VersionOf(const SourceMessage &message) { return message.self.version; }
+
 template <typename Message>
 void Check(const uint8_t *data, size_t size) {
   Shared shared(data, size);
@@ -59,6 +63,17 @@ void Check(const uint8_t *data, size_t size) {
   TakePayload(message, &shared, &payload);
   shared.Overwrite();
   PointTo(&message, payload);
+  FUZZ_EXPECT(Encoded(message) == std::string(reinterpret_cast<const char *>(data), size));
+}
+
+// Of messages that copy their texts when they are parsed.
+template <typename Message>
+void CheckOwning(const uint8_t *data, size_t size) {
+  Shared shared(data, size);
+  Message message;
+  if (!Parse(shared.data, shared.size, &message)) return;
+  shared.Overwrite();
+  if (VersionOf(message) != rdmatensor::kProtocolVersion) return;
   FUZZ_EXPECT(Encoded(message) == std::string(reinterpret_cast<const char *>(data), size));
 }
 
@@ -100,7 +115,7 @@ TensorMessage SomeTensor(bool in_line, uint8_t flags = 0) {
 // The first byte says which message it is to be.
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size == 0) return 0;
-  switch (data[0] % 4) {
+  switch (data[0] % 5) {
     case 0:
       Check<TensorMessage>(data + 1, size - 1);
       break;
@@ -108,7 +123,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       Check<StepMessage>(data + 1, size - 1);
       break;
     case 2:
-      Check<ReadyMessage>(data + 1, size - 1);
+      CheckOwning<ReadyMessage>(data + 1, size - 1);
+      break;
+    case 4:
+      CheckOwning<SourceMessage>(data + 1, size - 1);
       break;
     default:
       CheckAnswer(data + 1, size - 1);

@@ -19,14 +19,22 @@ from graphs import TASK0, TASK1, Session, cross, session, v1
 # Kinds of messages.
 TENSOR, REFERRAL, READY, RELEASE, ABORT, OFFER, ACCEPT, PLANNED, WITHDRAW, WITHDRAWN = range(1, 11)
 ASKED, ANSWERED, LOST = 11, 12, 13
-VERSION = 5
+WILL_ASK, ASK, CONTESTED, SOURCE = range(14, 18)
+VERSION = 6
 SELF = b"/job:hostile/replica:0/task:0"
 Messages = list[tuple[int, bytes]]
 
 
-def ready(task: bytes = SELF, version: int = VERSION) -> tuple[int, bytes]:
-    """What a receiver says first."""
-    return READY, struct.pack("=I", version) + task
+def ready(task: bytes = SELF, version: int = VERSION, session: bytes = b"") -> tuple[int, bytes]:
+    """A receiver's name in a session."""
+    return READY, struct.pack("=II", version, len(session)) + session + task
+
+
+def source(sender: bytes = SELF, version: int = VERSION) -> tuple[int, bytes]:
+    """A sender that opened the channel itself introduces itself so."""
+    names = (b"", b"/job:worker/replica:0/task:0", sender)
+    named = b"".join(struct.pack("=I", len(name)) + name for name in names)
+    return SOURCE, named + struct.pack("=IIIIIQ", version, 0, 0, 1, 0, 1)
 
 
 def device_address(pid: int) -> str:

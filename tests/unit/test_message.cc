@@ -19,10 +19,11 @@ using rdmatensor::EncodedSize;
 using rdmatensor::MessageKind;
 using rdmatensor::Parse;
 using rdmatensor::ReadyMessage;
+using rdmatensor::SourceMessage;
 using rdmatensor::StepMessage;
 using rdmatensor::TensorMessage;
 
-constexpr size_t kTensorFixedSize = 26, kStepFixedSize = 13, kReadyFixedSize = 4;
+constexpr size_t kTensorFixedSize = 26, kStepFixedSize = 13, kReadyFixedSize = 8;
 constexpr int kMutations = 250000;
 
 void ExpectInside(const Exact &buffer, const char *data, size_t size) {
@@ -56,7 +57,6 @@ bool ParsesStep(const Exact &buffer, StepMessage *message) {
 
 bool ParsesReady(const Exact &buffer, ReadyMessage *message) {
   if (!Parse(buffer.data(), buffer.size(), message)) return false;
-  ExpectInside(buffer, message->task.data(), message->task.size());
   EXPECT(EncodedSize(*message) == buffer.size());
   return true;
 }
@@ -111,6 +111,7 @@ std::vector<StepMessage> StepSamples() {
 
 std::vector<ReadyMessage> ReadySamples() {
   ReadyMessage empty, full;
+  full.session = "eager_7708868933994445821";
   full.task = "/job:worker/replica:0/task:1";
   return {empty, full};
 }
@@ -121,6 +122,15 @@ std::vector<AddressAnswer> AnswerSamples() {
   full.device_name = "/job:worker/replica:0/task:1#0011223344556677";
   full.incarnations = {0, 1, UINT64_MAX};
   full.region_keys = {7, UINT64_MAX - 1};
+  return {empty, full};
+}
+
+std::vector<SourceMessage> SourceSamples() {
+  SourceMessage empty, full;
+  full.session = "eager_7708868933994445821";
+  full.receiver = "/job:worker/replica:0/task:1";
+  full.sender = "/job:client/replica:0/task:0";
+  full.self = AnswerSamples().back();
   return {empty, full};
 }
 
@@ -177,10 +187,26 @@ void TestReady() {
     for (size_t size = 0; size <= encoded.size(); ++size) {
       ReadyMessage read;
       const Exact part(encoded.data(), size);
-      EXPECT(ParsesReady(part, &read) == (size >= kReadyFixedSize));
-      if (size < kReadyFixedSize) continue;
-      EXPECT(read.version == sample.version);
-      EXPECT(read.task == sample.task.substr(0, size - kReadyFixedSize));
+      const size_t fixed = kReadyFixedSize + sample.session.size();
+      EXPECT(ParsesReady(part, &read) == (size >= fixed));
+      if (size < fixed) continue;
+      EXPECT(read.version == sample.version && read.session == sample.session);
+      EXPECT(read.task == sample.task.substr(0, size - fixed));
+    }
+  }
+}
+
+void TestSources() {
+  for (const SourceMessage &sample : SourceSamples()) {
+    const std::string encoded = Encoded(sample);
+    for (size_t size = 0; size <= encoded.size(); ++size) {
+      SourceMessage read;
+      const Exact part(encoded.data(), size);
+      EXPECT(Parse(part.data(), part.size(), &read) == (size == encoded.size()));
+      if (size < encoded.size()) continue;
+      EXPECT(read.session == sample.session && read.receiver == sample.receiver);
+      EXPECT(read.sender == sample.sender && read.self.address == sample.self.address);
+      EXPECT(read.self.incarnations == sample.self.incarnations);
     }
   }
 }
@@ -198,7 +224,6 @@ void ExpectKept(const Message &sample) {
 void TestOverwritten() {
   for (const TensorMessage &sample : TensorSamples()) ExpectKept(sample);
   for (const StepMessage &sample : StepSamples()) ExpectKept(sample);
-  for (const ReadyMessage &sample : ReadySamples()) ExpectKept(sample);
 }
 
 void TestAnswers() {
@@ -283,6 +308,7 @@ void TestMutations() {
     for (const StepMessage &sample : StepSamples()) seeds.push_back(Encoded(sample));
     for (const ReadyMessage &sample : ReadySamples()) seeds.push_back(Encoded(sample));
     for (const AddressAnswer &sample : AnswerSamples()) seeds.push_back(Encode(sample));
+    for (const SourceMessage &sample : SourceSamples()) seeds.push_back(Encoded(sample));
     seeds.emplace_back();
   }
   Random random;
@@ -299,6 +325,8 @@ void TestMutations() {
     TensorMessage tensor;
     StepMessage step;
     ReadyMessage ready;
+    SourceMessage source;
+    if (Parse(buffer.data(), buffer.size(), &source)) ++taken;
     AddressAnswer answer;
     taken += ParsesTensor(buffer, &tensor);
     (void)ParsesStep(buffer, &step);
@@ -317,6 +345,7 @@ int main() {
   TestTensors();
   TestSteps();
   TestReady();
+  TestSources();
   TestOverwritten();
   TestAnswers();
   TestMutations();

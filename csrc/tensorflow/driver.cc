@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "driver.h"
+
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
+#include "task_call.h"
+#include "xla/tsl/platform/env.h"
+
+namespace rdmatensor {
+namespace {
+
+absl::Status OpenChannel(Endpoint* endpoint, const std::string& session,
+                         const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
+                         const std::string& task, const AddressAnswer& self) {
+  const absl::StatusOr<std::string> encoded =
+      AskTask(workers.get(), task, endpoint->task(), kAddressKey, "",
+              endpoint->settings().connect_timeout_ms);
+  if (!encoded.ok()) return encoded.status();
+  AddressAnswer answer;
+  if (!Parse(*encoded, &answer) || answer.version != kProtocolVersion || answer.address.empty()) {
+    return absl::FailedPreconditionError(
+        "its server has no device, or another version of the plugin");
+  }
+  absl::StatusOr<std::shared_ptr<Channel>> channel = endpoint->to_receivers().To(answer);
+  if (!channel.ok()) return channel.status();
+  endpoint->peers().Destination(task)->SetOwner(session, nullptr, answer.device_name);
+  SourceMessage message;
+  message.session = session;
+  message.receiver = task;
+  message.sender = endpoint->task();
+  message.self = self;
+  return (*channel)->NotifyMessage(PackImmediate(MessageKind::kSource), message);
+}
+
+}  // namespace
+
+std::vector<std::string> OtherTasks(const tensorflow::ServerDef& server_def,
+                                    const std::string& self) {
+  std::vector<std::string> tasks;
+  for (const tensorflow::JobDef& job : server_def.cluster().job()) {
+    for (const auto& entry : job.tasks()) {
+      std::string task = absl::StrCat("/job:", job.name(), "/replica:", server_def.replica(),
+                                      "/task:", entry.first);
+      if (task != self) tasks.push_back(std::move(task));
+    }
+  }
+  return tasks;
+}
+
+absl::Status OpenChannels(Endpoint* endpoint, const std::string& session,
+                          const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
+                          const std::vector<std::string>& tasks, const AddressAnswer& self) {
+  absl::BlockingCounter left(static_cast<int>(tasks.size()));
+  std::mutex mutex;
+  absl::Status failed;
+  for (const std::string& task : tasks) {
+    tsl::Env::Default()->SchedClosure([&, task] {
+      const absl::Status opened = OpenChannel(endpoint, session, workers, task, self);
+      if (!opened.ok()) {
+        std::lock_guard<std::mutex> lock(mutex);
+        failed.Update(absl::Status(opened.code(), absl::StrCat(task, ": ", opened.message())));
+      }
+      left.DecrementCount();
+    });
+  }
+  left.Wait();
+  return failed;
+}
+
+}  // namespace rdmatensor
