@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "core/config.h"
+#include "core/forks.h"
 #include "core/handshake.h"
 #include "core/log.h"
 #include "core/status.h"
@@ -196,7 +197,7 @@ static void run_handshake(void *argument) {
     if (status != RDT_ERR_CONNECTION_LOST && status != RDT_ERR_DEADLINE)
       refuse(work->socket, status, deadline);
     settle(work);
-    close(work->socket);
+    rdt_forks_close(work->socket);
   }
   free(work);
 }
@@ -256,12 +257,12 @@ static rdt_status start_handshake(rdt_device *device, int socket, bool local) {
     status = rdt_fail(RDT_ERR_LIMIT, "too many peers connect at once; they may try again");
   }
   free(work);
-  close(socket);
+  rdt_forks_close(socket);
   return status;
 }
 
 static void accept_one(rdt_device *device, int listener, bool local) {
-  int socket = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  int socket = rdt_forks_accept(listener);
   if (socket >= 0) {
     rdt_status status = start_handshake(device, socket, local);
     bool loud = status == RDT_ERR_LIMIT && rdt_admission_may_complain(&device->admission, "");
@@ -295,11 +296,9 @@ static void *run_bootstrap(void *argument) {
 }
 
 static void close_sockets(rdt_device *device) {
-  rdt_forks_forget(&device->tcp_fork);
-  rdt_forks_forget(&device->local_fork);
   int *sockets[] = {&device->tcp_socket, &device->local_socket};
   for (size_t i = 0; i < 2; i++) {
-    if (*sockets[i] >= 0) close(*sockets[i]);
+    rdt_forks_close(*sockets[i]);
     *sockets[i] = -1;
   }
 }
@@ -312,8 +311,6 @@ rdt_status rdt_bootstrap_start(rdt_device *device) {
   rdt_status status = rdt_net_listen(given ? given : host, device->options.port,
                                      &device->tcp_socket, device->address);
   if (status == RDT_OK) status = rdt_net_listen_local(device->local_name, &device->local_socket);
-  rdt_forks_close_in_child(&device->tcp_fork, &device->tcp_socket);
-  rdt_forks_close_in_child(&device->local_fork, &device->local_socket);
   if (status == RDT_OK) {
     device->bootstrap_wake = eventfd(0, EFD_CLOEXEC);
     if (device->bootstrap_wake < 0) status = rdt_fail_errno(errno, "cannot create an eventfd");

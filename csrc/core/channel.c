@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/config.h"
+#include "core/forks.h"
 #include "core/objects.h"
 #include "core/status.h"
 
@@ -30,7 +30,6 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
   rdt_device_ref(device);
   channel->transport = transport;
   channel->control = -1;
-  rdt_forks_close_in_child(&channel->control_fork, &channel->control);
   channel->queue_tail = &channel->queue;
   channel->control_watch = (rdt_watch){.kind = RDT_WATCH_CONTROL, .channel = channel};
   channel->event_watch = (rdt_watch){.kind = RDT_WATCH_ENDPOINT, .channel = channel};
@@ -44,8 +43,7 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
 }
 
 static void channel_free(rdt_channel *channel) {
-  rdt_forks_forget(&channel->control_fork);
-  if (channel->control >= 0) close(channel->control);
+  rdt_forks_close(channel->control);
   channel->transport->endpoint_destroy(channel->endpoint);
   free(channel->unsent);
   pthread_mutex_destroy(&channel->poll_lock);

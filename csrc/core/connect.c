@@ -8,9 +8,9 @@
  */
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/config.h"
+#include "core/forks.h"
 #include "core/handshake.h"
 #include "core/status.h"
 
@@ -50,7 +50,7 @@ static rdt_status open_local(const rdt_hello *peer, rdt_deadline deadline, int *
   if (status != RDT_OK) return status;
   status = rdt_net_check_same_user(*local);
   if (status == RDT_OK) return RDT_OK;
-  close(*local);
+  rdt_forks_close(*local);
   *local = -1;
   return status;
 }
@@ -139,7 +139,7 @@ static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt
 /* The unix socket instead of the TCP connection. It begins anew there, with the same peer. */
 static rdt_status switch_to_local(rdt_greeting *greeting, int local, rdt_deadline deadline) {
   const rdt_hello known = greeting->peer;
-  close(greeting->socket);
+  rdt_forks_close(greeting->socket);
   rdt_greeting_begin(greeting, greeting->device, RDT_SIDE_CONNECTING, local);
   rdt_status status = exchange_hello(greeting, known.address, deadline);
   if (status == RDT_OK && greeting->peer.generation != known.generation)
@@ -189,7 +189,7 @@ static rdt_status connect_to(rdt_device *device, const char *address, rdt_purpos
   rdt_greeting_begin(&greeting, device, RDT_SIDE_CONNECTING, socket);
   status = exchange_hello(&greeting, address, deadline);
   if (status == RDT_OK) status = make_channel(&greeting, purpose, deadline, channel);
-  if (status != RDT_OK) close(greeting.socket);
+  if (status != RDT_OK) rdt_forks_close(greeting.socket);
   return status;
 }
 

@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/forks.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stddef.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 static atomic_uint epoch;
-/* Held across fork, so that the child finds the list whole. */
+/* Held across fork, so that a child finds no socket open that is not marked. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static rdt_fork_fd *first;
+static bool *marked; /* by descriptor: a child closes it */
+static size_t marks;
 
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 
@@ -17,9 +22,9 @@ static void after_fork(void) { pthread_mutex_unlock(&lock); }
 
 static void in_child(void) {
   atomic_fetch_add(&epoch, 1);
-  for (rdt_fork_fd *each = first; each; each = each->next) {
-    if (*each->fd >= 0) close(*each->fd);
-    *each->fd = -1;
+  for (size_t fd = 0; fd < marks; fd++) {
+    if (marked[fd]) close((int)fd);
+    marked[fd] = false;
   }
   pthread_mutex_unlock(&lock);
 }
@@ -33,20 +38,48 @@ void rdt_forks_watch(void) {
 
 unsigned rdt_forks_epoch(void) { return atomic_load_explicit(&epoch, memory_order_relaxed); }
 
-void rdt_forks_close_in_child(rdt_fork_fd *node, int *fd) {
-  pthread_mutex_lock(&lock);
-  node->fd = fd;
-  node->next = first;
-  node->link = &first;
-  if (first) first->link = &node->next;
-  first = node;
-  pthread_mutex_unlock(&lock);
+static bool make_room(size_t wanted) {
+  if (wanted <= marks) return true;
+  size_t grown = wanted + wanted / 2 + 64;
+  bool *more = realloc(marked, grown * sizeof(*more));
+  if (!more) return false;
+  memset(more + marks, 0, (grown - marks) * sizeof(*more));
+  marked = more;
+  marks = grown;
+  return true;
 }
 
-void rdt_forks_forget(rdt_fork_fd *node) {
+/* Under lock, as is what made `fd`. */
+static int mark(int fd) {
+  if (fd < 0) return fd;
+  if (make_room((size_t)fd + 1)) {
+    marked[fd] = true;
+    return fd;
+  }
+  close(fd);
+  errno = ENOMEM;
+  return -1;
+}
+
+int rdt_forks_socket(int domain, int type) {
   pthread_mutex_lock(&lock);
-  if (node->link) *node->link = node->next;
-  if (node->link && node->next) node->next->link = node->link;
-  node->link = NULL;
+  int fd = mark(socket(domain, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   pthread_mutex_unlock(&lock);
+  return fd;
+}
+
+int rdt_forks_accept(int listener) {
+  pthread_mutex_lock(&lock);
+  int fd = mark(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  pthread_mutex_unlock(&lock);
+  return fd;
+}
+
+void rdt_forks_close(int fd) {
+  if (fd < 0) return;
+  pthread_mutex_lock(&lock);
+  if ((size_t)fd < marks) marked[fd] = false;
+  shutdown(fd, SHUT_RDWR); /* a child that comes before the close hides nothing from the peer */
+  pthread_mutex_unlock(&lock);
+  close(fd); /* which may block: not under a lock that each fork needs */
 }

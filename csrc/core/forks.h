@@ -6,20 +6,17 @@
 #ifndef RDT_CORE_FORKS_H
 #define RDT_CORE_FORKS_H
 
-#include <stdbool.h>
-
-typedef struct rdt_fork_fd {
-  struct rdt_fork_fd *next, **link;
-  int *fd;
-} rdt_fork_fd;
-
 /* Begins to watch for forks; the first call counts. */
 void rdt_forks_watch(void);
 /* How many forks lie between this process and the one that watched first. */
 unsigned rdt_forks_epoch(void);
-/* In children from now on *fd, where it is one (not below 0), is closed and set to -1. `node` is the caller's
- * until rdt_forks_forget, which accepts one that was never added, too. */
-void rdt_forks_close_in_child(rdt_fork_fd *node, int *fd);
-void rdt_forks_forget(rdt_fork_fd *node);
+
+/* socket(2) and accept(2) for sockets that children do not keep, from the first moment on: SOCK_CLOEXEC and
+ * SOCK_NONBLOCK. -1 with errno. Only rdt_forks_close closes them: a child would else close whatever has the
+ * number by then. Thread-safe. */
+int rdt_forks_socket(int domain, int type);
+int rdt_forks_accept(int listener);
+/* Closes one; below 0: nothing. */
+void rdt_forks_close(int fd);
 
 #endif

@@ -13,6 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "core/forks.h"
 #include "core/status.h"
 
 void rdt_fds_close(rdt_fds *fds) {
@@ -107,14 +108,14 @@ rdt_status rdt_net_listen(const char *host, uint16_t port, int *socket_out, char
   snprintf(port_text, sizeof(port_text), "%u", port);
   rdt_status status = resolve(host, port_text, AI_PASSIVE | AI_NUMERICSERV, &found);
   if (status != RDT_OK) return status;
-  int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  int fd = rdt_forks_socket(found->ai_family, SOCK_STREAM);
   if (fd < 0) {
     status = rdt_fail_errno(errno, "cannot create a socket");
   } else if (bind_and_listen(fd, found->ai_addr, found->ai_addrlen) != RDT_OK) {
     status = rdt_fail_errno(errno, "cannot listen on %s port %u", host, port);
-    close(fd);
+    rdt_forks_close(fd);
   } else if ((status = describe(fd, address)) != RDT_OK) {
-    close(fd);
+    rdt_forks_close(fd);
   } else {
     *socket_out = fd;
   }
@@ -143,7 +144,7 @@ rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *sock
   if (status == RDT_OK) status = resolve(host, port, AI_NUMERICSERV, &found);
   if (status != RDT_OK) return status;
   for (struct addrinfo *each = found; each; each = each->ai_next) {
-    int one = 1, fd = socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int one = 1, fd = rdt_forks_socket(each->ai_family, SOCK_STREAM);
     if (fd < 0) {
       status = rdt_fail_errno(errno, "cannot create a socket");
       continue;
@@ -159,7 +160,7 @@ rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *sock
       *socket_out = fd;
       break;
     }
-    close(fd);
+    rdt_forks_close(fd);
   }
   freeaddrinfo(found);
   return status;
@@ -177,11 +178,11 @@ static socklen_t local_name(struct sockaddr_un *to, const char *name) {
 rdt_status rdt_net_listen_local(const char *name, int *socket_out) {
   struct sockaddr_un to;
   socklen_t length = local_name(&to, name);
-  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  int fd = rdt_forks_socket(AF_UNIX, SOCK_SEQPACKET);
   if (fd < 0) return rdt_fail_errno(errno, "cannot create a unix socket");
   if (bind_and_listen(fd, (struct sockaddr *)&to, length) != RDT_OK) {
     rdt_status status = rdt_fail_errno(errno, "cannot listen on the unix socket %s", name);
-    close(fd);
+    rdt_forks_close(fd);
     return status;
   }
   *socket_out = fd;
@@ -191,7 +192,7 @@ rdt_status rdt_net_listen_local(const char *name, int *socket_out) {
 rdt_status rdt_net_connect_local(const char *name, rdt_deadline deadline, int *socket_out) {
   struct sockaddr_un to;
   socklen_t length = local_name(&to, name);
-  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  int fd = rdt_forks_socket(AF_UNIX, SOCK_SEQPACKET);
   if (fd < 0) return rdt_fail_errno(errno, "cannot create a unix socket");
   /* EAGAIN: the peer's backlog is full for the moment; there is no event to wait for. */
   while (connect(fd, (struct sockaddr *)&to, length) != 0) {
@@ -199,11 +200,11 @@ rdt_status rdt_net_connect_local(const char *name, rdt_deadline deadline, int *s
       rdt_deadline soon = rdt_now_ms() + 1;
       if (wait_for(-1, 0, soon < deadline ? soon : deadline, "connecting") == RDT_ERR_DEADLINE)
         continue;
-      close(fd);
+      rdt_forks_close(fd);
       return RDT_ERR_CLOSED;
     }
     int error = errno;
-    close(fd);
+    rdt_forks_close(fd);
     rdt_fail_errno(error, "cannot reach the peer's unix socket");
     return RDT_ERR_UNREACHABLE;
   }

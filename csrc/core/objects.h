@@ -17,7 +17,6 @@
 #include <stdatomic.h>
 
 #include "core/admission.h"
-#include "core/forks.h"
 #include "core/net.h"
 #include "core/secret.h"
 #include "transport/transport.h"
@@ -114,7 +113,6 @@ struct rdt_device {
   /* bootstrap thread */
   pthread_t bootstrap_thread;
   int tcp_socket, local_socket, bootstrap_wake;
-  rdt_fork_fd tcp_fork, local_fork; /* of the two sockets */
 
   rdt_handshake *handshakes; /* that may be evicted; under lock */
   int handshake_count;
@@ -159,7 +157,6 @@ struct rdt_channel {
   rdt_endpoint *endpoint;
   int control; /* socket; of a local transport also the lease: its end of stream says that the peer
                   holds nothing of ours */
-  rdt_fork_fd control_fork;
   bool accepted;
   rdt_guest *guest; /* its place among those that peers may have; NULL if we connected */
   rdt_purpose purpose;
