@@ -42,7 +42,6 @@ static rdt_status answer_hello(rdt_greeting *greeting, const rdt_handshake *work
   rdt_wire wire;
   rdt_status status = rdt_net_receive(work->socket, &wire, NULL, deadline);
   if (status == RDT_OK) status = rdt_greeting_take_hello(greeting, &wire);
-  if (status == RDT_OK && work->local) status = rdt_net_check_same_user(work->socket);
   if (status == RDT_OK) status = rdt_greeting_check_trust(greeting, &work->origin);
   return status == RDT_OK ? rdt_greeting_send_hello(greeting, deadline) : status;
 }
@@ -175,13 +174,12 @@ static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
   return status;
 }
 
-/* What an administrator should see, once in a while: somebody was not let in. */
-static void report(const rdt_handshake *work, rdt_status status, const char *text) {
-  rdt_device *device = work->device;
+/* What an administrator should see, once in a while: somebody was not let in, for the last error. */
+static void report(rdt_device *device, const char *who, rdt_status status) {
   bool refused = status == RDT_ERR_REFUSED;
-  bool loud = refused && rdt_admission_may_complain(&device->admission, work->origin.host);
+  bool loud = refused && rdt_admission_may_complain(&device->admission, who);
   rdt_log(loud ? RDT_LOG_WARN : RDT_LOG_DEBUG, "device %s: a connection from %s %s: %s",
-          device->name, work->origin.host, refused ? "was refused" : "came to nothing", text);
+          device->name, who, refused ? "was refused" : "came to nothing", rdt_last_error());
 }
 
 static void run_handshake(void *argument) {
@@ -193,7 +191,7 @@ static void run_handshake(void *argument) {
   rdt_status status = answer_hello(&greeting, work, deadline);
   if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);
   if (status != RDT_OK) {
-    report(work, status, rdt_last_error());
+    report(work->device, work->origin.host, status);
     if (status != RDT_ERR_CONNECTION_LOST && status != RDT_ERR_DEADLINE)
       refuse(work->socket, status, deadline);
     settle(work);
@@ -263,7 +261,12 @@ static rdt_status start_handshake(rdt_device *device, int socket, bool local) {
 
 static void accept_one(rdt_device *device, int listener, bool local) {
   int socket = rdt_forks_accept(listener);
-  if (socket >= 0) {
+  rdt_status admitted = socket >= 0 && local ? rdt_local_admit(socket) : RDT_OK;
+  if (admitted != RDT_OK) {
+    /* Another user takes no place among those who are let in, and nothing that it sent is looked at. */
+    report(device, "another user", admitted);
+    rdt_forks_close(socket);
+  } else if (socket >= 0) {
     rdt_status status = start_handshake(device, socket, local);
     bool loud = status == RDT_ERR_LIMIT && rdt_admission_may_complain(&device->admission, "");
     if (status != RDT_OK)
@@ -296,11 +299,16 @@ static void *run_bootstrap(void *argument) {
 }
 
 static void close_sockets(rdt_device *device) {
-  int *sockets[] = {&device->tcp_socket, &device->local_socket};
-  for (size_t i = 0; i < 2; i++) {
-    rdt_forks_close(*sockets[i]);
-    *sockets[i] = -1;
-  }
+  rdt_forks_close(device->tcp_socket);
+  rdt_local_unlisten(device->local_name, device->local_socket);
+  device->tcp_socket = device->local_socket = -1;
+}
+
+/* Whoever does not need it, such as a peer with the secret over verbs, does without. */
+static void listen_locally(rdt_device *device) {
+  if (rdt_local_listen(device->local_name, &device->local_socket) != RDT_OK)
+    rdt_log(RDT_LOG_WARN, "device %s: processes of this host cannot use shared memory with it: %s",
+            device->name, rdt_last_error());
 }
 
 rdt_status rdt_bootstrap_start(rdt_device *device) {
@@ -310,7 +318,7 @@ rdt_status rdt_bootstrap_start(rdt_device *device) {
   if (!host[0]) snprintf(host, sizeof(host), "127.0.0.1");
   rdt_status status = rdt_net_listen(given ? given : host, device->options.port,
                                      &device->tcp_socket, device->address);
-  if (status == RDT_OK) status = rdt_net_listen_local(device->local_name, &device->local_socket);
+  if (status == RDT_OK) listen_locally(device);
   if (status == RDT_OK) {
     device->bootstrap_wake = eventfd(0, EFD_CLOEXEC);
     if (device->bootstrap_wake < 0) status = rdt_fail_errno(errno, "cannot create an eventfd");

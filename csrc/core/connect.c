@@ -44,24 +44,13 @@ static rdt_status exchange_hello(rdt_greeting *greeting, const char *address,
   return status == RDT_OK ? rdt_greeting_check_trust(greeting, &origin) : status;
 }
 
-/* A connection to the peer's unix socket, if it runs as our user; RDT_ERR_REFUSED if not. */
-static rdt_status open_local(const rdt_hello *peer, rdt_deadline deadline, int *local) {
-  rdt_status status = rdt_net_connect_local(peer->local_name, deadline, local);
-  if (status != RDT_OK) return status;
-  status = rdt_net_check_same_user(*local);
-  if (status == RDT_OK) return RDT_OK;
-  rdt_forks_close(*local);
-  *local = -1;
-  return status;
-}
-
 /* A local transport needs a peer of our user, and others do where no secret tells who it is: *local is then
  * its unix socket. RDT_OK, or RDT_ERR_REFUSED if the transport is not for this peer. */
 static rdt_status check_user(const rdt_device *device, const rdt_hello *peer,
                              const rdt_transport *transport, rdt_deadline deadline, int *local) {
   if (!transport->local && device->secret) return RDT_OK;
   bool near = strcmp(device->host_id, peer->host_id) == 0;
-  rdt_status status = near ? open_local(peer, deadline, local) : RDT_ERR_REFUSED;
+  rdt_status status = near ? rdt_local_connect(peer->local_name, deadline, local) : RDT_ERR_REFUSED;
   if (status != RDT_ERR_REFUSED || transport->local) return status;
   if (rdt_config_number(RDT_CONFIG_INSECURE)) return RDT_OK;
   return rdt_fail(RDT_ERR_REFUSED,

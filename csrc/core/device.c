@@ -83,15 +83,11 @@ static void choose_name(rdt_device *device, const char *given) {
 }
 
 static rdt_status fill(rdt_device *device, const rdt_device_options *options) {
-  uint64_t random[2];
   if (options) memcpy(&device->options, options, options->struct_size);
   choose_name(device, device->options.name);
   read_host_id(device->host_id);
-  if (getrandom(random, sizeof(random), 0) != sizeof(random))
+  if (getrandom(&device->generation, sizeof(device->generation), 0) != sizeof(device->generation))
     return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
-  device->generation = random[0];
-  snprintf(device->local_name, sizeof(device->local_name), "rdmatensor-%016llx%016llx",
-           (unsigned long long)random[0], (unsigned long long)random[1]);
   device->fork_epoch = rdt_forks_epoch();
   device->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (device->wake_fd < 0) return rdt_fail_errno(errno, "cannot create an eventfd");

@@ -14,7 +14,7 @@
 
 typedef struct rdt_hello {
   char name[RDT_NAME_SIZE], address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
-  char local_name[64], transports[64];
+  char local_name[RDT_LOCAL_NAME_SIZE], transports[64];
   uint64_t generation;
   uint8_t nonce[RDT_NONCE_SIZE]; /* new on every connection */
   bool has_secret;

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "core/forks.h"
@@ -39,8 +38,7 @@ static _Thread_local int interrupt = -1;
 
 void rdt_net_interrupt_by(int fd) { interrupt = fd; }
 
-/* Waits until the socket is ready for `events`; one below 0 never is. */
-static rdt_status wait_for(int socket, short events, rdt_deadline deadline, const char *what) {
+rdt_status rdt_net_wait(int socket, short events, rdt_deadline deadline, const char *what) {
   struct pollfd wait[] = {{.fd = socket, .events = events}, {.fd = interrupt, .events = POLLIN}};
   for (;;) {
     int ready = poll(wait, 2, rdt_deadline_left(deadline));
@@ -126,7 +124,7 @@ rdt_status rdt_net_listen(const char *host, uint16_t port, int *socket_out, char
 static rdt_status finish_connect(int fd, rdt_deadline deadline, const char *where) {
   int error = 0;
   socklen_t length = sizeof(error);
-  rdt_status status = wait_for(fd, POLLOUT, deadline, where);
+  rdt_status status = rdt_net_wait(fd, POLLOUT, deadline, where);
   if (status != RDT_OK) return status;
   getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
   if (error) {
@@ -164,65 +162,6 @@ rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *sock
   }
   freeaddrinfo(found);
   return status;
-}
-
-/* An abstract name: gone with its last socket, so nothing is left behind in a file system. */
-static socklen_t local_name(struct sockaddr_un *to, const char *name) {
-  memset(to, 0, sizeof(*to));
-  to->sun_family = AF_UNIX;
-  size_t length = strnlen(name, sizeof(to->sun_path) - 1);
-  memcpy(to->sun_path + 1, name, length);
-  return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
-}
-
-rdt_status rdt_net_listen_local(const char *name, int *socket_out) {
-  struct sockaddr_un to;
-  socklen_t length = local_name(&to, name);
-  int fd = rdt_forks_socket(AF_UNIX, SOCK_SEQPACKET);
-  if (fd < 0) return rdt_fail_errno(errno, "cannot create a unix socket");
-  if (bind_and_listen(fd, (struct sockaddr *)&to, length) != RDT_OK) {
-    rdt_status status = rdt_fail_errno(errno, "cannot listen on the unix socket %s", name);
-    rdt_forks_close(fd);
-    return status;
-  }
-  *socket_out = fd;
-  return RDT_OK;
-}
-
-rdt_status rdt_net_connect_local(const char *name, rdt_deadline deadline, int *socket_out) {
-  struct sockaddr_un to;
-  socklen_t length = local_name(&to, name);
-  int fd = rdt_forks_socket(AF_UNIX, SOCK_SEQPACKET);
-  if (fd < 0) return rdt_fail_errno(errno, "cannot create a unix socket");
-  /* EAGAIN: the peer's backlog is full for the moment; there is no event to wait for. */
-  while (connect(fd, (struct sockaddr *)&to, length) != 0) {
-    if (errno == EAGAIN && rdt_deadline_left(deadline) > 0) {
-      rdt_deadline soon = rdt_now_ms() + 1;
-      if (wait_for(-1, 0, soon < deadline ? soon : deadline, "connecting") == RDT_ERR_DEADLINE)
-        continue;
-      rdt_forks_close(fd);
-      return RDT_ERR_CLOSED;
-    }
-    int error = errno;
-    rdt_forks_close(fd);
-    rdt_fail_errno(error, "cannot reach the peer's unix socket");
-    return RDT_ERR_UNREACHABLE;
-  }
-  *socket_out = fd;
-  return RDT_OK;
-}
-
-rdt_status rdt_net_check_same_user(int socket) {
-  struct ucred peer;
-  socklen_t length = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
-    return rdt_fail_errno(errno, "cannot learn the peer's user");
-  if (peer.uid != geteuid())
-    return rdt_fail(RDT_ERR_REFUSED,
-                    "the peer runs as user %u, this process as user %u: shared memory is only for "
-                    "processes of one user: run both as one",
-                    (unsigned)peer.uid, (unsigned)geteuid());
-  return RDT_OK;
 }
 
 static rdt_status lost(int error) {
@@ -270,7 +209,7 @@ rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,
   for (size_t sent = 0, more = 0; sent < wire->size; more = 0) {
     rdt_status status = rdt_net_send_part(socket, wire->data + sent, wire->size - sent,
                                           sent == 0 ? fds : NULL, &more);
-    if (status == RDT_IN_PROGRESS) status = wait_for(socket, POLLOUT, deadline, "sending");
+    if (status == RDT_IN_PROGRESS) status = rdt_net_wait(socket, POLLOUT, deadline, "sending");
     if (status != RDT_OK) return status;
     sent += more;
   }
@@ -360,7 +299,7 @@ rdt_status rdt_net_receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_deadlin
   rdt_status status;
   if (fds) *fds = (rdt_fds){.count = 0};
   while ((status = rdt_net_receive_part(socket, wire, &have, fds)) == RDT_IN_PROGRESS) {
-    status = wait_for(socket, POLLIN, deadline, "receiving");
+    status = rdt_net_wait(socket, POLLIN, deadline, "receiving");
     if (status != RDT_OK) break;
   }
   if (status != RDT_OK && fds) rdt_fds_close(fds);

@@ -29,14 +29,13 @@ rdt_status rdt_fds_check(const rdt_fds *fds);
  * readable; -1: none does. */
 void rdt_net_interrupt_by(int fd);
 
+/* Waits until the socket is ready for `events` (of poll); one below 0 never is. RDT_ERR_DEADLINE says that the peer
+ * did not answer in time, and `what` was waited for. */
+rdt_status rdt_net_wait(int socket, short events, rdt_deadline deadline, const char *what);
+
 /* A listening socket and the "host:port" it got. */
 rdt_status rdt_net_listen(const char *host, uint16_t port, int *socket_out, char *address);
 rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *socket_out);
-/* An abstract unix socket of type SOCK_SEQPACKET. */
-rdt_status rdt_net_listen_local(const char *name, int *socket_out);
-rdt_status rdt_net_connect_local(const char *name, rdt_deadline deadline, int *socket_out);
-/* RDT_ERR_REFUSED unless the process at the other end of a unix socket runs as our user. */
-rdt_status rdt_net_check_same_user(int socket);
 
 /* Does it carry packets (unix), and not a stream (TCP)? */
 bool rdt_net_has_packets(int socket);

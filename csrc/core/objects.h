@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 
 #include "core/admission.h"
+#include "core/local.h"
 #include "core/net.h"
 #include "core/secret.h"
 #include "transport/transport.h"
@@ -89,7 +90,7 @@ struct rdt_device {
   atomic_int refs;
   rdt_device_options options;
   char name[RDT_NAME_SIZE], address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
-  char local_name[64]; /* of the unix socket */
+  char local_name[RDT_LOCAL_NAME_SIZE]; /* of the unix socket; empty: there is none */
   uint64_t generation;
   unsigned fork_epoch;
   rdt_secret *secret; /* NULL: none */

@@ -127,7 +127,7 @@ static int connect_tcp(void) {
 
 static int connect_local(void) {
   int fd;
-  FUZZ_EXPECT(rdt_net_connect_local(device->local_name, rdt_deadline_after(PATIENCE_MS), &fd) ==
+  FUZZ_EXPECT(rdt_local_connect(device->local_name, rdt_deadline_after(PATIENCE_MS), &fd) ==
               RDT_OK);
   return fd;
 }

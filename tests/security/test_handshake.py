@@ -9,7 +9,7 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -32,6 +32,7 @@ from bootstrap import (
     unpack_hello,
 )
 from devices import OTHER, SECRET, Open, works
+from strangers import SOMEBODY, another_process, as_user
 
 CAPACITY = 65536
 RING = 4096 + CAPACITY
@@ -200,26 +201,6 @@ def test_every_bit_of_the_attach_counts(device: rdmatensor.Device) -> None:
         meeting.line.close()
 
 
-def as_another_user(action: Callable[[], object]) -> str:
-    """What the action raises in a process of user 12345."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.setuid(12345)
-        try:
-            action()
-            outcome = "let in"
-        except Exception as error:
-            outcome = repr(error)
-        os.write(writer, outcome.encode())
-        os._exit(0)
-    os.close(writer)
-    outcome = os.read(reader, 4096).decode()
-    os.close(reader)
-    os.waitpid(child, 0)
-    return outcome
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 @pytest.mark.parametrize("secret", [SECRET, b""])
 def test_another_user_of_this_host(open_device: Open, secret: bytes) -> None:
@@ -227,18 +208,26 @@ def test_another_user_of_this_host(open_device: Open, secret: bytes) -> None:
     device = open_device(secret)
     with met(device, secret) as meeting:
         name = meeting.theirs["local_name"]
-    outcome = as_another_user(lambda: Meeting(Line(name), secret).hello())
-    assert "the peer runs as user 12345" in outcome, outcome
+
+    def knock() -> object:
+        with suppress(BrokenPipeError, ConnectionResetError, EOFError):
+            return Meeting(Line(name), secret).hello()
+        return "hung up on"
+
+    with another_process(as_user(SOMEBODY, knock)) as outcome:
+        assert outcome == "hung up on"
+    assert works(open_device(secret), device)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_is_told_which_transports_refused_and_why(open_device: Open) -> None:
     """Not the first refusal alone: another transport might have served."""
     device = open_device()
-    outcome = as_another_user(lambda: rdmatensor.Device().connect(device.address))
-    assert outcome.startswith("ConnectionRefused"), outcome
-    assert "shm: the peer runs as user 0, this process as user 12345" in outcome, outcome
-    assert "run both as one; verbs: not in RDMATENSOR_TRANSPORTS" in outcome, outcome
+    connect = as_user(SOMEBODY, lambda: rdmatensor.Device().connect(device.address))
+    with another_process(connect) as outcome:
+        assert outcome.startswith("ConnectionRefused"), outcome
+        assert f"shm: the peer runs as user 0, this process as user {SOMEBODY}" in outcome, outcome
+        assert "run both as one; verbs: not in RDMATENSOR_TRANSPORTS" in outcome, outcome
 
 
 def test_without_a_secret_nobody_comes_over_tcp(open_device: Open) -> None:

@@ -76,7 +76,7 @@ class Line:
         else:
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.socket.settimeout(PATIENCE)
-            self.socket.connect(b"\0" + address.encode())
+            self.socket.connect(address if address.startswith("/") else b"\0" + address.encode())
 
     def send(self, kind: int, body: bytes = b"", sequence: int = 0) -> None:
         self.socket.sendall(message(kind, body, sequence))

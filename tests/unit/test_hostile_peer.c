@@ -3,6 +3,7 @@
  * A process of the same user that speaks the protocol and means no good. (tests/fuzz makes up others.)
  */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -40,8 +41,7 @@ static void receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_message_type t
 
 static int dial(void) {
   int socket;
-  EXPECT_STATUS(RDT_OK,
-                rdt_net_connect_local(device->local_name, rdt_deadline_after(10000), &socket));
+  EXPECT_STATUS(RDT_OK, rdt_local_connect(device->local_name, rdt_deadline_after(10000), &socket));
   return socket;
 }
 
@@ -62,12 +62,17 @@ static void begin_attach(rdt_wire *wire) {
   rdt_wire_put_bytes(wire, "", 0); /* no proof */
 }
 
-/* A connection on which both have said hello; `fds` go with it. */
+/* A connection on which both have said hello; `fds` go with it, as soon as the device takes any. */
 static int dial_and_greet(const rdt_fds *fds) {
   rdt_wire wire;
   int socket = dial();
+  rdt_deadline deadline = rdt_deadline_after(10000);
   begin_hello(&wire);
-  send_message(socket, &wire, fds);
+  EXPECT_STATUS(RDT_OK, rdt_wire_end(&wire));
+  while (rdt_net_send(socket, &wire, fds, deadline) != RDT_OK) {
+    EXPECT(fds && strstr(rdt_last_error(), strerror(EPERM)) && rdt_deadline_left(deadline) > 0);
+    usleep(1000);
+  }
   receive(socket, &wire, NULL, RDT_MESSAGE_HELLO);
   return socket;
 }
