@@ -29,11 +29,14 @@ static rdt_status send_some(rdt_channel *channel, const uint8_t *data, size_t si
   return status == RDT_IN_PROGRESS ? RDT_OK : status;
 }
 
+static rdt_status takes_nothing(const rdt_channel *channel) {
+  return rdt_fail(RDT_ERR_DEADLINE, "%s does not take control messages", channel->peer_name);
+}
+
 static rdt_status keep_unsent(rdt_channel *channel, const uint8_t *data, size_t size) {
   size_t kept = channel->unsent_size;
   if (size == 0) return RDT_OK;
-  if (kept + size > UNSENT_LIMIT)
-    return rdt_fail(RDT_ERR_DEADLINE, "%s does not take control messages", channel->peer_name);
+  if (kept + size > UNSENT_LIMIT) return takes_nothing(channel);
   uint8_t *grown = realloc(channel->unsent, kept + size);
   if (!grown) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   memcpy(grown + kept, data, size);
@@ -148,7 +151,8 @@ rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *reque
 /* From the progress thread: a peer that does not even read its answers must not hold us up. */
 static rdt_status reply(rdt_channel *channel, rdt_wire *wire, const rdt_fds *fds) {
   rdt_status status = rdt_wire_end(wire);
-  return status == RDT_OK ? send_control(channel, wire, fds, 0) : status;
+  if (status == RDT_OK) status = send_control(channel, wire, fds, 0);
+  return status == RDT_ERR_DEADLINE ? takes_nothing(channel) : status;
 }
 
 static rdt_status reply_refusal(rdt_channel *channel, uint32_t sequence, rdt_status why) {
@@ -326,9 +330,15 @@ static rdt_status handle(rdt_channel *channel, rdt_wire *wire, rdt_fds *fds) {
 
 rdt_status rdt_control_receive(rdt_channel *channel) {
   rdt_fds fds = {.count = 0};
+  bool down = atomic_load(&channel->down);
   rdt_status status =
       rdt_net_receive_part(channel->control, &channel->incoming, &channel->incoming_size, &fds);
-  if (status == RDT_OK) status = handle(channel, &channel->incoming, &fds);
+  if (status == RDT_ERR_CONNECTION_LOST)
+    channel->peer_gone = true;
+  else if (down && status < 0)
+    status = RDT_OK;
+  else if (!down && status == RDT_OK)
+    status = handle(channel, &channel->incoming, &fds);
   rdt_fds_close(&fds);
   return status;
 }

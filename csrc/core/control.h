@@ -17,8 +17,9 @@ typedef struct rdt_region_request {
  * with, whose descriptors become the caller's. */
 rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *request, int timeout_ms,
                            rdt_region_info *info, rdt_bundle *bundle);
-/* Reads and answers one message; progress thread only. RDT_IN_PROGRESS if none is there,
- * RDT_ERR_CANCELLED at the peer's goodbye, RDT_ERR_CONNECTION_LOST at end of stream. */
+/* Reads one message and, while the channel is up, answers it; progress thread only. RDT_IN_PROGRESS if none is there,
+ * RDT_ERR_CANCELLED at the peer's goodbye. At the end of the stream, and only then, it sets channel->peer_gone
+ * (RDT_ERR_CONNECTION_LOST); after any other failure the peer may still be there, and read what we lent it. */
 rdt_status rdt_control_receive(rdt_channel *channel);
 /* Sends what the socket did not take before; progress thread only. */
 void rdt_control_flush(rdt_channel *channel);

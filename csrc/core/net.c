@@ -165,6 +165,7 @@ rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *sock
 }
 
 static rdt_status lost(int error) {
+  if (error == ENOMEM || error == ENOBUFS) return rdt_fail_errno(error, "no memory for a message");
   if (error == EPIPE || error == ECONNRESET || error == 0)
     return rdt_fail(RDT_ERR_CONNECTION_LOST, "the peer closed the connection");
   rdt_fail_errno(error, "the connection to the peer broke");
@@ -232,6 +233,12 @@ static void collect_fds(struct msghdr *message, rdt_fds *fds) {
   }
 }
 
+/* A packet of no bytes looks like the end of the stream. */
+static bool has_ended(int socket) {
+  struct pollfd look = {.fd = socket, .events = POLLRDHUP};
+  return poll(&look, 1, 0) > 0;
+}
+
 /* Up to `size` bytes, or one packet; RDT_IN_PROGRESS if nothing is there. */
 static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fds,
                                size_t *received) {
@@ -254,6 +261,8 @@ static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fd
       return RDT_OK;
     }
     if (done < 0 && error == EAGAIN) return RDT_IN_PROGRESS;
+    if (done == 0 && !has_ended(socket))
+      return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent an empty message");
     if (done == 0 || error != EINTR) return lost(done < 0 ? error : 0);
   }
 }

@@ -239,9 +239,12 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
     status = rdt_control_receive(channel);
   if (status >= 0) return;
   bool goodbye = status == RDT_ERR_CANCELLED;
-  if (!goodbye) {
-    channel->peer_gone = true;
+  if (channel->peer_gone) {
     epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control, NULL);
+  } else if (!goodbye) {
+    /* It broke the rules, and is told goodbye. Its end of the stream is waited for. */
+    take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
+    return;
   }
   /* What the peer completed before it left is still good. */
   while (rdt_channel_take(channel, RDT_POLL_BUDGET) >= RDT_POLL_BUDGET) continue;

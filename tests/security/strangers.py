@@ -34,7 +34,7 @@ _unread: list[socket.socket] = []
 
 @contextmanager
 def another_process(action: Callable[[], object]) -> Iterator[str]:
-    """Runs the action in a child, which stays until the end with what it has open: what it returned or raised."""
+    """Runs the action in a child: what it returned or raised. The child stays until the end."""
     reader, writer = os.pipe()
     there, here = os.pipe()
     child = os.fork()

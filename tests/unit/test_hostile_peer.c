@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "core/handshake.h"
@@ -22,11 +23,28 @@
 
 static rdt_device *device;
 static rdt_channel *_Atomic arrived;
+static atomic_int downs, releases;
 
 static void on_connect(void *context, rdt_channel *channel) {
   (void)context;
   rdt_channel_ref(channel);
   atomic_store(&arrived, channel);
+}
+
+static void on_down(void *context, rdt_channel *channel, rdt_status why) {
+  (void)context, (void)channel, (void)why;
+  atomic_fetch_add(&downs, 1);
+}
+
+static void on_released(void *context, rdt_channel *channel) {
+  (void)context, (void)channel;
+  atomic_fetch_add(&releases, 1);
+}
+
+static void await_count(atomic_int *count, int wanted) {
+  rdt_deadline deadline = rdt_deadline_after(20000);
+  while (atomic_load(count) < wanted && rdt_deadline_left(deadline) > 0) usleep(1000);
+  EXPECT(atomic_load(count) == wanted);
 }
 
 static void send_message(int socket, rdt_wire *wire, const rdt_fds *fds) {
@@ -148,21 +166,41 @@ static void *answer_wrongly(void *argument) {
   return NULL;
 }
 
-static void test_answers(void) {
-  int socket = dial_and_greet(NULL), event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+/* The hostile end of a channel. */
+typedef struct end {
+  int socket;
+  rdt_fds ours, theirs; /* rings and events */
+} end;
+
+/* The device's is returned, and its reference is the caller's. */
+static rdt_channel *join(end *hostile) {
   rdt_wire wire;
-  rdt_remote_region *region;
-  pthread_t thread;
-  rdt_fds fds = offer(event), theirs = {.count = 0};
+  atomic_store(&arrived, NULL);
+  hostile->socket = dial_and_greet(NULL);
+  hostile->ours = offer(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   begin_attach(&wire);
-  send_message(socket, &wire, &fds);
-  receive(socket, &wire, &theirs, RDT_MESSAGE_ATTACH);
+  send_message(hostile->socket, &wire, &hostile->ours);
+  receive(hostile->socket, &wire, &hostile->theirs, RDT_MESSAGE_ATTACH);
   rdt_wire_begin(&wire, RDT_MESSAGE_READY, 0);
-  send_message(socket, &wire, NULL);
+  send_message(hostile->socket, &wire, NULL);
   rdt_deadline deadline = rdt_deadline_after(10000);
   while (!atomic_load(&arrived) && rdt_deadline_left(deadline) > 0) usleep(1000);
-  rdt_channel *channel = atomic_load(&arrived);
-  EXPECT(channel && pthread_create(&thread, NULL, answer_wrongly, &socket) == 0);
+  EXPECT(atomic_load(&arrived));
+  return atomic_load(&arrived);
+}
+
+static void hang_up(end *hostile) {
+  rdt_fds_close(&hostile->ours);
+  rdt_fds_close(&hostile->theirs);
+  close(hostile->socket);
+}
+
+static void test_answers(void) {
+  rdt_remote_region *region;
+  pthread_t thread;
+  end hostile;
+  rdt_channel *channel = join(&hostile);
+  EXPECT(pthread_create(&thread, NULL, answer_wrongly, &hostile.socket) == 0);
   EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_remote_region_open(channel, 5, 10000, &region));
   EXPECT(strstr(rdt_last_error(), "another region"));
   EXPECT_STATUS(RDT_ERR_PROTOCOL,
@@ -170,19 +208,74 @@ static void test_answers(void) {
   EXPECT(strstr(rdt_last_error(), "another region"));
   pthread_join(thread, NULL);
   rdt_channel_unref(channel);
-  rdt_fds_close(&fds);
-  rdt_fds_close(&theirs);
-  close(socket);
+  hang_up(&hostile);
+  await_count(&releases, 1);
+}
+
+static void ask_for_lent(int socket) {
+  rdt_wire wire;
+  rdt_wire_begin(&wire, RDT_MESSAGE_FIND, 1);
+  rdt_wire_put_u64(&wire, 0);
+  rdt_wire_put_text(&wire, "lent");
+  send_message(socket, &wire, NULL);
+}
+
+static void send_garbage(int socket) { EXPECT(send(socket, "garbage", 7, MSG_NOSIGNAL) == 7); }
+
+/* It looks like the end of the stream. */
+static void send_nothing(int socket) { EXPECT(send(socket, "", 0, MSG_NOSIGNAL) == 0); }
+
+static void send_what_is_not_expected(int socket) {
+  rdt_wire wire;
+  rdt_wire_begin(&wire, RDT_MESSAGE_READY, 0);
+  send_message(socket, &wire, NULL);
+}
+
+/* More than the socket holds. */
+static void ask_and_not_read(int socket) {
+  for (int i = 0; i < 20000 && atomic_load(&downs) == 0; i++) ask_for_lent(socket);
+}
+
+/* A peer that breaks the rules loses its channel. But it lives, and may go on reading what was lent to it. */
+static void test_lent_memory(void (*offend)(int socket)) {
+  rdt_region *region;
+  rdt_wire wire;
+  rdt_fds lent = {.count = 0};
+  end hostile, other;
+  EXPECT_STATUS(RDT_OK, rdt_region_alloc(device, 4096, RDT_ACCESS_READ, "lent", &region));
+  rdt_channel_unref(join(&hostile));
+  ask_for_lent(hostile.socket);
+  receive(hostile.socket, &wire, &lent, RDT_MESSAGE_REGION);
+  atomic_store(&downs, 0);
+  atomic_store(&releases, 0);
+  offend(hostile.socket);
+  await_count(&downs, 1);
+  /* What the progress thread did with the one, it has done when it sees the next. */
+  rdt_channel_unref(join(&other));
+  EXPECT(atomic_load(&releases) == 0);
+  hang_up(&other);
+  await_count(&releases, 1);
+  hang_up(&hostile);
+  await_count(&releases, 2);
+  rdt_fds_close(&lent);
+  rdt_region_close(region);
 }
 
 int main(void) {
-  const rdt_device_options options = {
-      .struct_size = sizeof(options), .name = "device", .on_connect = on_connect};
+  const rdt_device_options options = {.struct_size = sizeof(options),
+                                      .name = "device",
+                                      .on_connect = on_connect,
+                                      .on_down = on_down,
+                                      .on_released = on_released};
   EXPECT_STATUS(RDT_OK, rdt_config_set("TRANSPORTS", "shm"));
   EXPECT_STATUS(RDT_OK, rdt_device_open(&options, &device));
   test_descriptors();
   test_event();
   test_answers();
+  test_lent_memory(send_garbage);
+  test_lent_memory(send_nothing);
+  test_lent_memory(send_what_is_not_expected);
+  test_lent_memory(ask_and_not_read);
   rdt_device_close(device);
   return 0;
 }
