@@ -316,8 +316,10 @@ rdt_status rdt_bootstrap_start(rdt_device *device) {
   const char *given = device->options.bind_address;
   rdt_config_text(RDT_CONFIG_BIND_ADDRESS, host, sizeof(host));
   if (!host[0]) snprintf(host, sizeof(host), "127.0.0.1");
-  rdt_status status = rdt_net_listen(given ? given : host, device->options.port,
-                                     &device->tcp_socket, device->address);
+  int patience_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
+  rdt_status status =
+      rdt_net_listen(given ? given : host, device->options.port, rdt_deadline_after(patience_ms),
+                     &device->tcp_socket, device->address);
   if (status == RDT_OK) listen_locally(device);
   if (status == RDT_OK) {
     device->bootstrap_wake = eventfd(0, EFD_CLOEXEC);

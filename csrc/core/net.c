@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/forks.h"
+#include "core/resolve.h"
 #include "core/status.h"
 
 void rdt_fds_close(rdt_fds *fds) {
@@ -69,15 +70,6 @@ static rdt_status split_address(const char *address, char *host, size_t size, co
   return RDT_OK;
 }
 
-static rdt_status resolve(const char *host, const char *port, int flags, struct addrinfo **found) {
-  struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags};
-  int error = getaddrinfo(host, port, &hints, found);
-  if (error)
-    return rdt_fail(RDT_ERR_UNREACHABLE, "cannot resolve %s port %s: %s", host, port,
-                    gai_strerror(error));
-  return RDT_OK;
-}
-
 static rdt_status describe(int socket, char *address) {
   struct sockaddr_storage bound;
   socklen_t length = sizeof(bound);
@@ -100,11 +92,12 @@ static rdt_status bind_and_listen(int socket, const struct sockaddr *to, socklen
   return RDT_OK;
 }
 
-rdt_status rdt_net_listen(const char *host, uint16_t port, int *socket_out, char *address) {
+rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline, int *socket_out,
+                          char *address) {
   char port_text[8];
   struct addrinfo *found;
   snprintf(port_text, sizeof(port_text), "%u", port);
-  rdt_status status = resolve(host, port_text, AI_PASSIVE | AI_NUMERICSERV, &found);
+  rdt_status status = rdt_resolve(host, port_text, AI_PASSIVE, deadline, &found);
   if (status != RDT_OK) return status;
   int fd = rdt_forks_socket(found->ai_family, SOCK_STREAM);
   if (fd < 0) {
@@ -139,7 +132,7 @@ rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *sock
   const char *port = NULL;
   struct addrinfo *found;
   rdt_status status = split_address(address, host, sizeof(host), &port);
-  if (status == RDT_OK) status = resolve(host, port, AI_NUMERICSERV, &found);
+  if (status == RDT_OK) status = rdt_resolve(host, port, 0, deadline, &found);
   if (status != RDT_OK) return status;
   for (struct addrinfo *each = found; each; each = each->ai_next) {
     int one = 1, fd = rdt_forks_socket(each->ai_family, SOCK_STREAM);
