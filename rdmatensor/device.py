@@ -98,6 +98,7 @@ class Device:
         out = ffi.new("rdt_device **")
         check(lib.rdt_device_open(options, out))
         self._handle = out[0]
+        # Nothing that may have finalizers is dropped while it is held: they may wait for other threads.
         self._changed = threading.Condition()
         self._calls = 0
         self._closing = False
@@ -312,11 +313,15 @@ class Device:
         key = int(ffi.cast("uintptr_t", channel))
         remote = RemoteDevice(self, channel)
         with self._changed:
-            known = self._remotes.setdefault(key, remote)
-            if known.closed:
+            present = known = self._remotes.setdefault(key, remote)
+            if present.closed:  # and dropped only behind the lock
                 known = self._remotes[key] = remote
-            for old in [k for k, r in self._remotes.items() if r is not known and r._ended()]:
-                del self._remotes[old]
+            others = [(k, r) for k, r in self._remotes.items() if r is not known]
+        ended = [(k, r) for k, r in others if r._ended()]
+        with self._changed:
+            for old, r in ended:
+                if self._remotes.get(old) is r:
+                    del self._remotes[old]
         return known
 
     def _drop(self, remote: RemoteDevice, channel: Any) -> None:
@@ -326,16 +331,22 @@ class Device:
             if self._remotes.get(key) is remote:
                 del self._remotes[key]
             # C completes what was pending a little later; until then the buffers must live.
-            self._closing_remotes = [r for r in (*self._closing_remotes, remote) if not r._ended()]
+            self._closing_remotes.append(remote)
+            closing = list(self._closing_remotes)
+        ended = {r for r in closing if r._ended()}
+        with self._changed:
+            self._closing_remotes = [r for r in self._closing_remotes if r not in ended]
 
     def _close_region(self, region: Region) -> None:
         """Called by Region.close. After close() has begun, regions are left to it."""
+        array = None
         with self._changed:
             handle, region._handle = region._handle, None
             if handle is not None and self._handle is not None:
                 lib.rdt_region_close(handle)
                 self._regions.discard(region)
-                region._array = None
+                array, region._array = region._array, None
+        del array  # its finalizers may wait for other threads
 
     def _registered(self, nbytes: int) -> Array:
         """Bytes in a region of their own, which ends with the last view of them."""

@@ -30,7 +30,7 @@ from ._collective import (
 from ._ffi import ffi, lib
 from ._wait import milliseconds
 from .errors import UsageError, _text, check
-from .transfer import Transfer
+from .transfer import Transfer, drop_complete
 
 if TYPE_CHECKING:
     from .device import Device
@@ -251,9 +251,8 @@ class Group:
             if status < 0:
                 raise failure(status)
             operation = Operation(self, transfer[0], (source, target), call.tag, out)
-            while self._pending and self._pending[0].done:
-                self._pending.popleft()
             self._pending.append(operation)
+        drop_complete(self._pending)
         return operation
 
     def cancel(self, tag: int | None = None) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from enum import IntFlag
@@ -18,7 +17,7 @@ from ._wait import milliseconds
 from .batch import Batch
 from .errors import UsageError, _text, check
 from .region import READ_WRITE, Access, RemoteRegion, _bad_number
-from .transfer import COMPLETED, Transfer
+from .transfer import COMPLETED, Transfer, drop_complete
 
 if TYPE_CHECKING:
     from .device import Device
@@ -44,7 +43,6 @@ class RemoteDevice:
         self._regions: weakref.WeakSet[RemoteRegion] = weakref.WeakSet()
         # Transfers whose buffers C still uses, oldest first, whoever else holds them.
         self._pending: deque[Transfer] = deque()
-        self._reaping = threading.Lock()
         info = self._info()
         self.name = _text(info.peer_name)
         self.address = _text(info.peer_address)
@@ -170,24 +168,19 @@ class RemoteDevice:
 
     def _track(self, handle: Any, keep: Any) -> Transfer:
         transfer = Transfer(ffi.gc(handle, lib.rdt_transfer_free), keep)
-        with self._reaping:
-            while self._pending and self._pending[0].done:
-                self._pending.popleft()
-            self._pending.append(transfer)
+        self._pending.append(transfer)
+        drop_complete(self._pending)
         return transfer
 
     def _ended(self) -> bool:
-        """Whether there is no traffic any more, and C uses none of our buffers."""
+        """Whether there is no traffic any more, and C uses none of our buffers. The caller holds no lock."""
         if self.up:
             return False
-        with self._reaping:
-            while self._pending and self._pending[0].done:
-                self._pending.popleft()
-            return not self._pending
+        drop_complete(self._pending)
+        return not self._pending
 
     def _forget(self) -> None:
         """After fork: giving up handles of the parent process here would reach its peers."""
-        self._reaping = threading.Lock()
         for region in list(self._regions):
             if region._handle is not None:
                 ffi.gc(region._handle, None)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -81,6 +82,19 @@ class Transfer:
         self._status = status
         self._keep = None
         return True
+
+
+def drop_complete(pending: deque[Any]) -> None:
+    """Drops the transfers in front that are complete. The caller holds no lock: their buffers may have
+    finalizers, which may do anything. Threads may do this, and append, at the same time."""
+    while pending:
+        try:
+            first = pending[0]
+            if not first.done:
+                return
+            pending.remove(first)
+        except (IndexError, ValueError):
+            pass  # another thread was faster
 
 
 # What posting returns when nothing is left to wait for: the usual case on shared memory.
