@@ -79,7 +79,6 @@ class Lab:
         self._mtu = mtu
         self._boot_timeout = boot_timeout
         self._say = say
-        self._secret = secrets.token_hex(16)
         self._folder: Path | None = None
         self._hub: Hub | None = None
 
@@ -125,6 +124,10 @@ class Lab:
         guest_kernel = kernel.ensure(self._say)
         archive = initramfs.ensure(guest_kernel)
         self._folder = Path(tempfile.mkdtemp(prefix="rdmatensor-lab-"))
+        # In a file, which guests read: everybody sees QEMU's command line.
+        secret = self._folder / "secret"
+        secret.touch(0o600)
+        secret.write_text(secrets.token_hex(16) + "\n")
         if self._shared is None:
             self._shared = self._folder / "shared"
             self._shared.mkdir()
@@ -146,7 +149,7 @@ class Lab:
             "HOSTNAME": f"host{rank}",
             "MTU": str(self._mtu),
             "PYTHON": sys.executable,
-            "SECRET": self._secret,
+            "SECRET_FILE": str(self._folder / "secret"),
             "SHARED": str(self.shared),
         }
         several = self._kvm or self._emulator.sound

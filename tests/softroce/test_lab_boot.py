@@ -33,3 +33,12 @@ def test_a_crash_while_booting_is_tried_again(
         assert killed
         assert lab.hosts[0].qemu_pid not in killed
         assert lab.hosts[0].run(["echo", "up"]).stdout == "up\n"
+
+
+def test_the_secret_is_on_no_command_line(lab: Lab) -> None:
+    """Any user of this machine sees them."""
+    host = lab.hosts[0]
+    secret = host.run(["cat", "/.rdmatensor-lab/secret"]).stdout.strip()
+    assert len(secret) >= 32
+    assert secret not in Path(f"/proc/{host.qemu_pid}/cmdline").read_text()
+    assert secret not in host.run(["cat", "/proc/cmdline"]).stdout
