@@ -55,17 +55,20 @@ static bool let_descriptors(int socket, int whether) {
          getsockopt(socket, SOL_SOCKET, SO_PASSRIGHTS, &now, &length) == 0 && now == whether;
 }
 
+static rdt_status refuse_user(uid_t peer) {
+  return rdt_fail(RDT_ERR_REFUSED,
+                  "the peer runs as user %u, this process as user %u: shared memory is only for "
+                  "processes of one user: run both as one",
+                  (unsigned)peer, (unsigned)geteuid());
+}
+
 static rdt_status check_user(int socket) {
   struct ucred peer;
   socklen_t length = sizeof(peer);
   uid_t own = geteuid();
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
     return rdt_fail_errno(errno, "cannot learn the peer's user");
-  if (peer.uid != own)
-    return rdt_fail(RDT_ERR_REFUSED,
-                    "the peer runs as user %u, this process as user %u: shared memory is only for "
-                    "processes of one user: run both as one",
-                    (unsigned)peer.uid, (unsigned)own);
+  if (peer.uid != own) return refuse_user(peer.uid);
   if (own == read_number("/proc/sys/kernel/overflowuid", 65534) && !knows_all_users())
     return rdt_fail(
         RDT_ERR_REFUSED,
@@ -115,16 +118,24 @@ static bool folder_of(const char *name, char folder[RDT_LOCAL_NAME_SIZE]) {
   return false;
 }
 
-/* -1 with errno unless it is a folder of our user that nobody else can enter. */
-static int open_folder(const char *path) {
+/* RDT_ERR_REFUSED unless it is a folder of our user that nobody else can enter. */
+static rdt_status open_folder(const char *path, int *folder) {
   struct stat found;
-  int folder = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (folder < 0) return -1;
-  if (fstat(folder, &found) == 0 && found.st_uid == geteuid() && (found.st_mode & 077) == 0)
-    return folder;
-  close(folder);
-  errno = EPERM;
-  return -1;
+  *folder = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (*folder < 0) {
+    rdt_fail_errno(
+        errno,
+        "%s, with the peer's unix socket, cannot be found: the peer has ended, or runs in "
+        "a container whose /tmp is another one (docs/containers.md)",
+        path);
+    return RDT_ERR_REFUSED;
+  }
+  bool known = fstat(*folder, &found) == 0;
+  if (known && found.st_uid == geteuid() && (found.st_mode & 077) == 0) return RDT_OK;
+  close(*folder);
+  *folder = -1;
+  if (known && found.st_uid != geteuid()) return refuse_user(found.st_uid);
+  return rdt_fail(RDT_ERR_REFUSED, "%s, with a unix socket, is open to other users", path);
 }
 
 /* ---- Listening ------------------------------------------------------------------------------------ */
@@ -144,10 +155,10 @@ static rdt_status listen_abstract(int socket, char name[RDT_LOCAL_NAME_SIZE]) {
 
 static rdt_status listen_in(int socket, const char *path) {
   struct sockaddr_un to;
-  int folder = open_folder(path);
-  if (folder < 0) return rdt_fail_errno(errno, "cannot use the folder %s", path);
+  int folder;
+  rdt_status status = open_folder(path, &folder);
+  if (status != RDT_OK) return status;
   socklen_t length = file_address(&to, folder);
-  rdt_status status = RDT_OK;
   if (bind(socket, (struct sockaddr *)&to, length) != 0 || listen(socket, BACKLOG) != 0)
     status = rdt_fail_errno(errno, "cannot listen on a unix socket in %s", path);
   close(folder);
@@ -206,15 +217,12 @@ static rdt_status find(const char *name, int socket, struct sockaddr_un *to, soc
     *length = abstract_address(to, name);
     return RDT_OK;
   }
-  *folder = folder_of(name, path) ? open_folder(path) : -1;
-  if (*folder < 0)
-    return rdt_fail(RDT_ERR_REFUSED,
-                    "the peer's unix socket %s is not in a folder of this process's user: the peer "
-                    "has ended, runs as another user, or in a container whose /tmp is another one "
-                    "(docs/containers.md)",
+  if (!folder_of(name, path))
+    return rdt_fail(RDT_ERR_REFUSED, "%s is no name of a unix socket that only its user can reach",
                     name);
-  *length = file_address(to, *folder);
-  return RDT_OK;
+  rdt_status status = open_folder(path, folder);
+  if (status == RDT_OK) *length = file_address(to, *folder);
+  return status;
 }
 
 static rdt_status dial(int socket, const struct sockaddr_un *to, socklen_t length,
