@@ -90,6 +90,7 @@ static bool drain(rdt_channel *channel) {
     channel->transport->endpoint_abort(channel->endpoint, &events);
     pthread_mutex_unlock(&channel->poll_lock);
   }
+  rdt_channel_take(channel, 0); /* what came until it stopped was taken from what peers share */
   channel->drained = true;
   if (channel->purpose == RDT_PURPOSE_GROUPS)
     rdt_groups_down(channel);

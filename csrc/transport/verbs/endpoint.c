@@ -338,6 +338,7 @@ static void destroy_queues(rdt_endpoint *endpoint) {
 
 /* A destroyed queue pair touches no memory any more. */
 void verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events) {
+  verbs_return_receives(endpoint);
   destroy_queues(endpoint);
   for (uint32_t i = 0; i < endpoint->queue_count; i++) {
     verbs_queue *queue = &endpoint->queues[i];
@@ -350,6 +351,8 @@ void verbs_endpoint_destroy(rdt_endpoint *endpoint) {
   if (endpoint->flushed > 0)
     rdt_log(RDT_LOG_DEBUG, "verbs: %llu more operations to %s failed with the first",
             (unsigned long long)endpoint->flushed, endpoint->peer);
+  verbs_endpoint_stop(endpoint); /* of a peer that never got so far as to be a channel's */
+  if (endpoint->pledged) verbs_return_receives(endpoint);
   destroy_queues(endpoint);
   if (endpoint->cq && verbs_destroy_cq(endpoint->cq) != RDT_OK)
     rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());

@@ -272,6 +272,9 @@ rdt_status verbs_probe(rdt_endpoint *endpoint);
 /* ---- poll.c: the receive side ------------------------------------------------------------------------ */
 
 int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
+/* Posts what the peer took of the shared receives anew, also what was not polled; other completions are dropped.
+ * Of a stopped endpoint whose queue pairs are still there: with them, devices drop what they completed. */
+void verbs_return_receives(rdt_endpoint *endpoint);
 bool verbs_arm(rdt_endpoint *endpoint, bool may_take, bool completions);
 void verbs_disarm(rdt_endpoint *endpoint);
 int verbs_event_fd(const rdt_endpoint *endpoint);

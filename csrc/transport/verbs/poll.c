@@ -135,7 +135,6 @@ static void receive_credit(rdt_endpoint *endpoint) {
 
 static void receive(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
   uint32_t announced = ntohl(wc->imm_data);
-  endpoint->unposted++;
   if (announced == 0) {
     receive_credit(endpoint);
     return;
@@ -165,9 +164,10 @@ static int deliver(rdt_endpoint *endpoint, int budget, const rdt_events *events)
 }
 
 static void repost(rdt_endpoint *endpoint) {
-  if (verbs_domain_receives(endpoint->domain, endpoint->unposted, false) != RDT_OK)
-    fail(endpoint, rdt_last_error());
+  uint32_t count = endpoint->unposted;
   endpoint->unposted = 0;
+  if (count > 0 && verbs_domain_receives(endpoint->domain, count, false) != RDT_OK)
+    fail(endpoint, rdt_last_error());
 }
 
 /* The peer learns of every quarter that was freed: what it may send at once, it then always can. */
@@ -201,6 +201,7 @@ static int take_completions(rdt_endpoint *endpoint, struct ibv_wc *completions) 
 static void handle(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_events *events) {
   if (wc->status != IBV_WC_SUCCESS) note_failure(endpoint, wc);
   if (wc->wr_id == VERBS_RECEIVE_ID) {
+    endpoint->unposted++; /* whatever it brought */
     if (wc->status == IBV_WC_SUCCESS && (wc->wc_flags & IBV_WC_WITH_IMM))
       receive(endpoint, wc);
     else
@@ -228,11 +229,24 @@ int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   } while (count == COMPLETIONS);
   if (endpoint->stopped) {
     complete_unhanded(endpoint, events);
+    repost(endpoint); /* they are shared: this peer is gone, others are not */
   } else {
     taken += deliver(endpoint, budget, events);
     offer_credit(endpoint);
   }
   return outcome(endpoint, taken);
+}
+
+void verbs_return_receives(rdt_endpoint *endpoint) {
+  struct ibv_wc completions[COMPLETIONS];
+  int count;
+  do {
+    count = take_completions(endpoint, completions);
+    for (int i = 0; i < count; i++) endpoint->unposted += completions[i].wr_id == VERBS_RECEIVE_ID;
+  } while (count > 0);
+  /* A completion queue that overflowed does not tell how many there were. What is too many does not fit. */
+  if (atomic_load(&endpoint->broken)) endpoint->unposted = endpoint->domain->max_receives;
+  repost(endpoint);
 }
 
 static bool request_events(rdt_endpoint *endpoint, enum verbs_armed wanted) {
