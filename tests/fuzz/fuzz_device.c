@@ -6,6 +6,7 @@
  */
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
@@ -132,9 +133,19 @@ static int connect_local(void) {
   return fd;
 }
 
+/* Descriptors are refused until the device has looked who we are. */
+static bool is_early(rdt_status status, const rdt_fds *fds) {
+  return status < 0 && fds && fds->count > 0 && strstr(rdt_last_error(), strerror(EPERM));
+}
+
 static void send_bytes(const peer *p, const void *bytes, size_t size, const rdt_fds *fds) {
   size_t sent;
-  if (size > 0 || (fds && fds->count > 0)) rdt_net_send_part(p->socket, bytes, size, fds, &sent);
+  rdt_deadline deadline = rdt_deadline_after(PATIENCE_MS);
+  if (size == 0 && !(fds && fds->count > 0)) return;
+  while (is_early(rdt_net_send_part(p->socket, bytes, size, fds, &sent), fds)) {
+    FUZZ_EXPECT(rdt_deadline_left(deadline) > 0);
+    poll(NULL, 0, 1);
+  }
 }
 
 /* Messages that are there, or come soon if `wait`; false when the device hung up. */
