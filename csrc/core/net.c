@@ -8,6 +8,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -56,6 +57,11 @@ static rdt_status split_address(const char *address, char *host, size_t size, co
   if (!colon || colon == address || !colon[1])
     return rdt_fail(RDT_ERR_INVALID, "\"%s\" is not an address: give host:port",
                     address ? address : "");
+  /* The resolver would take it modulo 65536. */
+  if (strspn(colon + 1, "0123456789") == strlen(colon + 1) &&
+      strtoul(colon + 1, NULL, 10) > UINT16_MAX)
+    return rdt_fail(RDT_ERR_INVALID, "\"%s\" is not an address: ports go up to %d", address,
+                    UINT16_MAX);
   const char *start = address;
   size_t length = (size_t)(colon - address);
   if (*start == '[' && start[length - 1] == ']') {

@@ -192,6 +192,12 @@ def test_bad_addresses(device: rdmatensor.Device, address: str) -> None:
         device.connect(address, timeout=5)
 
 
+def test_a_port_too_large_is_none_modulo_65536(device: rdmatensor.Device) -> None:
+    host, port = device.address.rsplit(":", 1)
+    with pytest.raises(rdmatensor.UsageError, match="ports go up to 65535"):
+        device.connect(f"{host}:{int(port) + 65536}", timeout=5)
+
+
 def test_port_taken(device: rdmatensor.Device, note: Any) -> None:
     port = int(device.address.rsplit(":", 1)[1])
     with pytest.raises(rdmatensor.DeviceError) as caught:
