@@ -19,11 +19,35 @@ typedef struct block {
   struct block *next;
   char *address;
   size_t size;
-  int fd;
+  int fd; /* -1 in a forked child: there the block is memory of its own */
 } block;
 
 static block *blocks;
 static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Held across fork, so that the child finds the list whole. */
+static void before_fork(void) { pthread_mutex_lock(&blocks_lock); }
+static void after_fork(void) { pthread_mutex_unlock(&blocks_lock); }
+
+/* What the child writes must not change its parent's memory, nor what the parent's peers read. A private
+ * mapping of the same file copies a page when the child first writes to it. Without memory to promise, the
+ * child may only read. A mapping that registration hid from children (ibv_fork_init) is there again. */
+static void make_private(block *each) {
+  if (each->fd < 0) return; /* private in the parent already: fork copies it as any memory */
+  int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED;
+  if (mmap(each->address, each->size, PROT_READ | PROT_WRITE, flags, each->fd, 0) == MAP_FAILED &&
+      mmap(each->address, each->size, PROT_READ, flags, each->fd, 0) == MAP_FAILED)
+    munmap(each->address, each->size);
+  close(each->fd);
+  each->fd = -1;
+}
+
+static void in_child(void) {
+  for (block *each = blocks; each; each = each->next) make_private(each);
+  pthread_mutex_unlock(&blocks_lock);
+}
+
+static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_child); }
 
 static size_t round_to_pages(size_t size) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -76,6 +100,8 @@ rdt_status rdt_memory_create(size_t size, int *fd_out, void **address) {
 rdt_status rdt_memory_alloc(size_t size, void **address) {
   if (size == 0 || size > SIZE_MAX / 2 || !address)
     return rdt_fail(RDT_ERR_INVALID, "cannot allocate %zu bytes", size);
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, watch_forks);
   block *added = calloc(1, sizeof(*added));
   if (!added) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   added->size = round_to_pages(size);
@@ -101,7 +127,7 @@ rdt_status rdt_memory_free(void *address) {
   pthread_mutex_unlock(&blocks_lock);
   if (!found) return rdt_fail(RDT_ERR_INVALID, "%p was not allocated by rdt_memory_alloc", address);
   munmap(found->address, found->size);
-  close(found->fd);
+  if (found->fd >= 0) close(found->fd);
   free(found);
   return RDT_OK;
 }
@@ -111,7 +137,7 @@ rdt_status rdt_memory_find(const void *address, size_t size, int *fd, uint64_t *
   rdt_status status = RDT_ERR_UNSUPPORTED;
   pthread_mutex_lock(&blocks_lock);
   for (const block *each = blocks; each; each = each->next) {
-    if (start < each->address || start >= each->address + each->size) continue;
+    if (each->fd < 0 || start < each->address || start >= each->address + each->size) continue;
     if (size > each->size - (size_t)(start - each->address)) continue;
     *fd = each->fd;
     *offset = (uint64_t)(start - each->address);
@@ -121,7 +147,7 @@ rdt_status rdt_memory_find(const void *address, size_t size, int *fd, uint64_t *
   if (status != RDT_OK)
     rdt_fail(status,
              "the %zu bytes at %p cannot be shared with other processes: allocate them with "
-             "rdt_memory_alloc or rdt_region_alloc",
+             "rdt_memory_alloc or rdt_region_alloc in this process",
              size, address);
   return status;
 }

@@ -183,8 +183,9 @@ static void uncount(rdt_region *region) {
   if (region->tenant) rdt_admission_release(&region->device->admission, region->memory.size);
 }
 
+/* A forked child's copy is left alone: locks may be held by threads that only the parent has. */
 void rdt_region_close(rdt_region *region) {
-  if (!region) return;
+  if (!region || region->device->fork_epoch != rdt_forks_epoch()) return;
   rdt_device *device = region->device;
   pthread_mutex_lock(&device->lock);
   rdt_region **link = &device->regions;

@@ -146,8 +146,10 @@ void rdt_remote_region_ref(rdt_remote_region *region) {
   atomic_fetch_add_explicit(&region->refs, 1, memory_order_relaxed);
 }
 
+/* A forked child's copy is left alone, as that of a channel is. */
 void rdt_remote_region_unref(rdt_remote_region *region) {
-  if (!region || atomic_fetch_sub(&region->refs, 1) != 1) return;
+  if (!region || region->channel->device->fork_epoch != rdt_forks_epoch()) return;
+  if (atomic_fetch_sub(&region->refs, 1) != 1) return;
   rdt_channel *channel = region->channel;
   pthread_mutex_lock(&channel->lock);
   rdt_remote_region **link = &channel->remote_regions;

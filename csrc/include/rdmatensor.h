@@ -124,7 +124,9 @@ RDT_API void rdt_log_line(rdt_log_level level, const char *line);
 
 /* Reserves `size` bytes (rounded up to pages) of memory that any transport can hand to peers; pages
  * are taken from the machine on first touch. Zero-filled, page-aligned. The caller frees it, after
- * closing every region registered over it. RDT_ERR_NO_MEMORY, RDT_ERR_SYSTEM. */
+ * closing every region registered over it. In a child of fork the block is memory of its own: writes of the
+ * child do not reach the parent, but pages that the child has not written show what the parent writes.
+ * RDT_ERR_NO_MEMORY, RDT_ERR_SYSTEM. */
 RDT_API rdt_status rdt_memory_alloc(size_t size, void **address);
 /* RDT_ERR_INVALID if `address` did not come from rdt_memory_alloc. */
 RDT_API rdt_status rdt_memory_free(void *address);

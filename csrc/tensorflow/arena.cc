@@ -85,8 +85,15 @@ Arena* Arena::Get() {
 }
 
 absl::Status Arena::Activate(uint64_t limit, uint64_t threshold) {
+  if (IsInherited()) {
+    return absl::FailedPreconditionError(
+        "no arena: it is the parent's, which had a server when it forked this process: large "
+        "tensors go by grpc (start processes with \"spawn\", or fork them before the server)");
+  }
   std::lock_guard<std::mutex> lock(activation_mutex_);
   if (active()) return absl::OkStatus();
+  if (!used_.load(std::memory_order_relaxed)) home_ = Home();
+  used_.store(true, std::memory_order_release);
   limit_ = (limit == 0 ? DefaultLimit() : limit) / kPageSize * kPageSize;
   if (limit_ == 0)
     return absl::ResourceExhaustedError("no arena: RDMATENSOR_ARENA_LIMIT is below a page");
@@ -166,6 +173,7 @@ bool Arena::IsAnnounced(const void* address) const {
 }
 
 void Arena::AwaitAnnouncement() {
+  if (IsInherited()) return;
   std::lock_guard<std::mutex> lock(announcement_mutex_);
   const int count = region_count_.load(std::memory_order_acquire);
   for (int index = announced_.load(std::memory_order_relaxed); index < count; ++index) {
@@ -180,6 +188,7 @@ void Arena::AwaitAnnouncement() {
 }
 
 void Arena::Subscribe(Listener* listener) {
+  if (IsInherited()) return;
   AwaitAnnouncement();
   std::lock_guard<std::mutex> lock(announcement_mutex_);
   listeners_.push_back(listener);
@@ -193,6 +202,7 @@ void Arena::Subscribe(Listener* listener) {
 }
 
 void Arena::Unsubscribe(Listener* listener) {
+  if (IsInherited()) return;
   std::lock_guard<std::mutex> lock(announcement_mutex_);
   listeners_.erase(std::remove(listeners_.begin(), listeners_.end(), listener), listeners_.end());
 }
@@ -228,7 +238,9 @@ void Arena::WarnOnce(const std::string& text) {
   }
 }
 
-void Arena::Free(void* address) { heap_->DeallocateRaw(address); }
+void Arena::Free(void* address) {
+  if (!IsInherited()) heap_->DeallocateRaw(address);
+}
 
 Arena::Usage Arena::GetUsage() {
   Usage usage{};

@@ -10,6 +10,9 @@
 // region as a whole and some pin all of its pages: one sparse range would pin the machine's memory.
 // When the arena is full, tensors get plain memory and are copied when sent: the arena never makes an
 // allocation fail.
+//
+// A forked child has no arena: it allocates like a process without the plugin, and shares with its parent no
+// memory that it could write (rdt_memory_alloc). What its parent's tensors held it leaves as it is.
 #ifndef RDMATENSOR_TENSORFLOW_ARENA_H_
 #define RDMATENSOR_TENSORFLOW_ARENA_H_
 
@@ -22,6 +25,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "forks.h"
 #include "xla/tsl/framework/allocator.h"
 
 namespace rdmatensor {
@@ -57,7 +61,7 @@ class Arena {
   // The process's arena; lives until the process ends.
   static Arena* Get();
 
-  // Makes the first region; idempotent. `limit` 0 means three quarters of the memory that this process
+  // Makes the first region; idempotent. An error in a child that was forked after that. `limit` 0 means three quarters of the memory that this process
   // may use. Requests of more than `threshold` bytes use the arena from now on. On failure everything
   // stays as it was.
   absl::Status Activate(uint64_t limit, uint64_t threshold);
@@ -67,7 +71,7 @@ class Arena {
   void Subscribe(Listener* listener);
   void Unsubscribe(Listener* listener);
 
-  bool active() const { return active_.load(std::memory_order_acquire); }
+  bool active() const { return active_.load(std::memory_order_acquire) && !IsInherited(); }
   uint64_t threshold() const { return threshold_; }
   // The region that holds `address`, or nullptr.
   const Region* Find(const void* address) const;
@@ -75,7 +79,7 @@ class Arena {
   // Memory inside the arena, or nullptr if it is not active or full. May block while a new region is
   // announced to the listeners.
   void* Allocate(size_t alignment, size_t bytes);
-  // `address` must lie inside.
+  // `address` must lie inside. Does nothing in a forked child.
   void Free(void* address);
   // Allocates from the arena only; a tensor made with it is not initialized when it is full.
   tsl::Allocator* allocator() { return waiting_.get(); }
@@ -92,12 +96,16 @@ class Arena {
   class Regions;
   class HeapAllocator;
   Arena();
+  // It is the parent's: threads that only the parent has may hold any of its locks.
+  bool IsInherited() const { return used_.load(std::memory_order_acquire) && home_.IsLeft(); }
   void* AllocateUnannounced(size_t alignment, size_t bytes);
   char* Grow(uint64_t* size);
   uint64_t NextSize(uint64_t wanted) const;
   void WarnOnce(const std::string& text);
 
   std::mutex activation_mutex_;
+  std::atomic<bool> used_{false};  // ever, in this process or one that it was forked from
+  Home home_;                      // since then; not that of the first allocation
   std::atomic<bool> active_{false};
   uint64_t limit_ = 0;
   uint64_t threshold_ = 0;

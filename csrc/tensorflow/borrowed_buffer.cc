@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "channel.h"
+#include "forks.h"
 #include "message.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
 #include "xla/tsl/platform/env.h"
@@ -38,7 +39,8 @@ class Root : public Foreign {
   Root(void* data, uint64_t bytes, uint64_t lend_id, std::shared_ptr<Channel> channel)
       : Foreign(data, bytes), lend_id_(lend_id), channel_(std::move(channel)) {}
   ~Root() override {
-    // A lost channel needs no release: the sender takes its loans back when we let go of its memory.
+    // A lost channel needs no release: the sender takes its loans back when we let go of its memory. In a
+    // forked child the channel refuses.
     (void)channel_->Notify(PackImmediate(MessageKind::kRelease, lend_id_));
   }
   TensorBuffer* root_buffer() override { return this; }
@@ -102,7 +104,7 @@ class Buffer : public Foreign {
   ~Buffer() override {
     if (root_->RefCountIsOne()) {
       root_->Unref();
-    } else {
+    } else if (!home_.IsLeft()) {  // a child keeps the root, which is its parent's to give back
       Watch::Get()->Add(root_);
     }
   }
@@ -110,6 +112,7 @@ class Buffer : public Foreign {
 
  private:
   Root* const root_;
+  const Home home_;
 };
 
 }  // namespace

@@ -196,6 +196,7 @@ void Routes::Close() {
 }
 
 bool Routes::Enter() {
+  if (home_.IsLeft()) return false;  // the places are the parent's
   users_.fetch_add(1);
   if (!closed_.load()) return true;
   Leave();

@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "forks.h"
 #include "include/rdmatensor.h"
 #include "offer_account.h"
 #include "plan_message.h"
@@ -133,6 +134,7 @@ class Routes : public std::enable_shared_from_this<Routes> {
   Endpoint* const endpoint_;
   const std::shared_ptr<Channel> channel_;
   const uint32_t number_;
+  const Home home_;
   const Offer offer_;
   const std::shared_ptr<const void> claim_;
   std::shared_ptr<const void> staging_claim_;

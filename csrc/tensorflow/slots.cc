@@ -199,6 +199,7 @@ void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
 }
 
 void Slots::Return(size_t slot) {
+  if (home_.IsLeft()) return;  // in the parent the tensor may still be there
   std::lock_guard<std::mutex> lock(mutex_);
   occupied_[slot] = false;
   ++returned_[slot];

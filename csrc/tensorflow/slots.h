@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "forks.h"
 #include "include/rdmatensor.h"
 #include "mailbox.h"
 #include "plan_message.h"
@@ -99,6 +100,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
   std::shared_ptr<Channel> channel_;
   const std::shared_ptr<const PlacedLink> link_;
   const uint32_t number_;
+  const Home home_;
   rdt_region* region_ = nullptr;
   uint64_t region_key_ = 0;
   char* base_ = nullptr;

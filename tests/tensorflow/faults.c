@@ -9,6 +9,7 @@
  *   FAULTS_FAIL_READ=n       the n-th READ of the process completes with LIMIT
  *   FAULTS_REGISTER_MS=n     registering a region takes n ms
  *   FAULTS_REGISTER_LIMIT=n  regions beyond n bytes in all cannot be registered
+ *   FAULTS_HOLD_ALLOC=path   while this file exists memory to be shared is not allocated, and path.held is made
  *   FAULTS_CUT=path          while this file exists connections fail, and those that the process opened
  *                            are closed
  *   FAULTS_OTHER_PLAN=1      planned edges look different than to other processes
@@ -46,6 +47,19 @@ RDT_API const char *rdt_last_error(void) {
   const char *said = own_error ? own_error : next();
   own_error = NULL;
   return said;
+}
+
+RDT_API rdt_status rdt_memory_alloc(size_t size, void **address) {
+  const char *path = getenv("FAULTS_HOLD_ALLOC");
+  char held[4096];
+  if (path && access(path, F_OK) == 0) {
+    snprintf(held, sizeof(held), "%s.held", path);
+    FILE *file = fopen(held, "w");
+    if (!file) abort();
+    fclose(file);
+    while (access(path, F_OK) == 0) usleep(1000);
+  }
+  return ((rdt_status (*)(size_t, void **))real("rdt_memory_alloc"))(size, address);
 }
 
 RDT_API rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_info *info) {

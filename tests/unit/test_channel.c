@@ -195,6 +195,39 @@ static void test_forked_child_frees_nothing(void) {
   rdt_device_close(b.device);
 }
 
+/* It gives up regions while threads that only its parent has hold the locks. */
+static void test_forked_child_waits_for_no_lock(void) {
+  end a, b;
+  int status = -1;
+  rdt_region *own, *theirs;
+  rdt_remote_region *remote;
+  open_end(&a, "a");
+  open_end(&b, "b");
+  EXPECT_STATUS(RDT_OK, rdt_region_alloc(a.device, 64, RDT_ACCESS_READ, NULL, &own));
+  EXPECT_STATUS(RDT_OK, rdt_region_alloc(b.device, 64, RDT_ACCESS_READ, "theirs", &theirs));
+  rdt_channel *channel = join(&a, &b);
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_find(channel, "theirs", -1, &remote));
+  pthread_mutex_lock(&a.device->lock);
+  pthread_mutex_lock(&channel->lock);
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    rdt_remote_region_unref(remote);
+    rdt_region_close(own);
+    _exit(0);
+  }
+  pthread_mutex_unlock(&channel->lock);
+  pthread_mutex_unlock(&a.device->lock);
+  EXPECT(child > 0 && waitpid(child, &status, 0) == child);
+  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  rdt_remote_region_unref(remote);
+  rdt_region_close(own);
+  rdt_channel_unref(channel);
+  rdt_channel_unref(b.channel);
+  rdt_device_close(a.device);
+  rdt_device_close(b.device);
+}
+
 typedef struct {
   rdt_channel *channel;
   rdt_remote_region *remote;
@@ -319,6 +352,7 @@ int main(void) {
   test_slow_reader();
   test_lease();
   test_forked_child_frees_nothing();
+  test_forked_child_waits_for_no_lock();
   test_concurrent_posts();
   return 0;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/memory.h"
@@ -95,12 +96,55 @@ static void test_file_size_limit(void) {
   EXPECT_STATUS(RDT_OK, rdt_memory_free(block));
 }
 
+/* Ends a child by whether all that it saw was right. */
+static int ended_well(pid_t child) {
+  int status = -1;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+         WEXITSTATUS(status) == 0;
+}
+
+static void in_grandchild(char *block) {
+  int right = strcmp(block, "child") == 0 && strcmp(block + 4096, "parent") == 0;
+  memcpy(block, "grand", 6);
+  _exit(right ? 0 : 1);
+}
+
+static void in_child(char *block) {
+  int fd;
+  uint64_t offset;
+  void *own;
+  int right = strcmp(block, "parent") == 0;
+  memcpy(block, "child", 6);
+  /* Peers would get the parent's bytes. */
+  right = right && rdt_memory_find(block, 8, &fd, &offset) == RDT_ERR_UNSUPPORTED;
+  right = right && rdt_memory_alloc(4096, &own) == RDT_OK && own != block &&
+          rdt_memory_find(own, 8, &fd, &offset) == RDT_OK;
+  pid_t grandchild = fork();
+  if (grandchild == 0) in_grandchild(block);
+  right = right && ended_well(grandchild) && strcmp(block, "child") == 0;
+  right = right && rdt_memory_free(own) == RDT_OK && rdt_memory_free(block) == RDT_OK;
+  _exit(right ? 0 : 1);
+}
+
+static void test_forked_child_writes_its_own(void) {
+  char *block;
+  EXPECT_STATUS(RDT_OK, rdt_memory_alloc(8192, (void **)&block));
+  memcpy(block, "parent", 7);
+  memcpy(block + 4096, "parent", 7);
+  pid_t child = fork();
+  if (child == 0) in_child(block);
+  EXPECT(ended_well(child));
+  EXPECT(strcmp(block, "parent") == 0);
+  EXPECT_STATUS(RDT_OK, rdt_memory_free(block));
+}
+
 int main(void) {
   test_readonly_stays_readonly();
   test_a_part();
   test_untrusted_memory();
   test_huge_pages();
   test_registry();
+  test_forked_child_writes_its_own();
   test_file_size_limit();
   return 0;
 }
