@@ -134,10 +134,7 @@ absl::Status Fetcher::OpenAhead(uint64_t region_key) {
 void Fetcher::Open(uint64_t region_key) {
   OpenRegion region;
   const rdt_status status = Ask(region_key, &region);
-  if (status != RDT_OK) {
-    Fail(status, absl::StrCat("its memory cannot be reached: ", rdt_last_error()));
-    return;
-  }
+  const std::string why = status == RDT_OK ? "" : rdt_last_error();
   std::vector<std::unique_ptr<Fetch>> waiting;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -145,6 +142,12 @@ void Fetcher::Open(uint64_t region_key) {
     entry.handle = region.handle;
     entry.size = region.size;
     waiting.swap(entry.waiting);
+    // Nothing may wait for what nobody opens: a fetch keeps the channel, which keeps the fetcher.
+    if (status != RDT_OK) regions_.erase(region_key);
+  }
+  if (status != RDT_OK) {
+    Fail(status, absl::StrCat("its memory cannot be reached: ", why));
+    return;  // with the channel, what waits ends too
   }
   for (std::unique_ptr<Fetch>& fetch : waiting) AdvanceHere(std::move(fetch), region);
 }
