@@ -209,6 +209,7 @@ void Routes::Leave() {
 
 void Routes::Finish() {
   if (finished_.exchange(true)) return;
+  FinishGroups();
   (void)channel_->Notify(PackImmediate(MessageKind::kWithdrawn, number_));
 }
 
@@ -477,6 +478,23 @@ void Routes::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
   }
   group->steps.erase(step);
   open_steps_.fetch_sub(1);
+}
+
+void Routes::FinishGroups() {
+  if (open_steps_.load() == 0) return;
+  for (Group& group : groups_) {
+    std::lock_guard<std::mutex> lock(group.mutex);
+    for (auto each = group.steps.begin(); each != group.steps.end();) {
+      const auto step = each++;
+      step->absent |= AllOf(group) & ~step->arrived;
+      if (step->slot >= 0) {
+        FinishGroup(&group, step, offer_.edges[group.members.front()]);
+      } else {
+        group.steps.erase(step);
+        open_steps_.fetch_sub(1);
+      }
+    }
+  }
 }
 
 void Routes::DropStep(int64_t step_id) {

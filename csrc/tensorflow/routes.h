@@ -128,6 +128,8 @@ class Routes : public std::enable_shared_from_this<Routes> {
                       const PlannedMessage& message);
   // Where the transport can send from without registering memory first, and nobody writes meanwhile.
   bool MakeSendable(bool may_change, tensorflow::Tensor* source) const;
+  // Announces what arrived of groups whose other members go another way from now on.
+  void FinishGroups();
   // Announces a group, or drops it.
   void FinishGroup(Group* group, std::list<GroupStep>::iterator step, const Offer::Edge& offered);
 

@@ -9,7 +9,8 @@
  *   FAULTS_FAIL_READ=n       the n-th READ of the process completes with LIMIT
  *   FAULTS_REGISTER_MS=n     registering a region takes n ms
  *   FAULTS_REGISTER_LIMIT=n  regions beyond n bytes in all cannot be registered
- *   FAULTS_HOLD_ALLOC=path   while this file exists memory to be shared is not allocated, and path.held is made
+ *   FAULTS_HOLD_ALLOC=path   while this file exists memory to be shared is not allocated; path.held is made
+ *   FAULTS_NO_CREDITS=path   a peer's memory that may be written cannot be opened, once this file is gone
  *   FAULTS_CUT=path          while this file exists connections fail, and those that the process opened
  *                            are closed
  *   FAULTS_OTHER_PLAN=1      planned edges look different than to other processes
@@ -126,6 +127,25 @@ RDT_API rdt_status rdt_remote_region_map(rdt_remote_region *region, uint64_t off
     remember(info.key, *address, size, 1);
   }
   return status;
+}
+
+RDT_API rdt_status rdt_remote_region_open(rdt_channel *channel, uint64_t key, int timeout_ms,
+                                          rdt_remote_region **region) {
+  const char *path = getenv("FAULTS_NO_CREDITS");
+  rdt_status (*next)(rdt_channel *, uint64_t, int, rdt_remote_region **) = (rdt_status (*)(
+      rdt_channel *, uint64_t, int, rdt_remote_region **))real("rdt_remote_region_open");
+  rdt_region_info info;
+  rdt_status status = next(channel, key, timeout_ms, region);
+  if (status != RDT_OK || !path ||
+      ((rdt_status (*)(const rdt_remote_region *, rdt_region_info *))real(
+          "rdt_remote_region_get_info"))(*region, &info) != RDT_OK ||
+      !(info.access & RDT_ACCESS_WRITE))
+    return status;
+  while (access(path, F_OK) == 0) usleep(1000);
+  ((void (*)(rdt_remote_region *))real("rdt_remote_region_unref"))(*region);
+  *region = NULL;
+  own_error = "credits cannot be opened";
+  return RDT_ERR_LIMIT;
 }
 
 static int is_cut(void) {

@@ -4,6 +4,8 @@ sender breaks the protocol."""
 
 from __future__ import annotations
 
+import fcntl
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,6 +113,79 @@ def test_ends_that_understand_a_graph_differently(tmp_path: Path, faults_library
         (warning,) = cluster.warnings(1)
         assert "with another type or shape" in warning
         assert cluster.warnings(0) == []
+
+
+@contextmanager
+def _nobody_opens(path: Path) -> Iterator[Callable[[], object]]:
+    """Other processes that open the file wait until the function that this yields was called."""
+    known = signal.signal(signal.SIGIO, signal.SIG_IGN)  # says that somebody wants to
+    with path.open("r+b") as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield lambda: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    signal.signal(signal.SIGIO, known)
+
+
+def test_places_that_are_withdrawn_while_a_group_waits(
+    tmp_path: Path, faults_library: Path
+) -> None:
+    """Some of a group are in their place when the receiver takes the places away. The last one goes another
+    way, and the others must not wait for it."""
+    hold, early = tmp_path / "hold", 3
+    hold.touch()
+    # Only what is equally deep in the graph is one group.
+    files = [tmp_path / f"number{i}" for i in range(early + 1)]
+    for file in files:
+        file.write_text("3")
+
+    def build() -> Any:
+        with tf.device(TASK1):
+            x = some_number()
+            several = [
+                tf.fill([100], x + tf.strings.to_number(tf.io.read_file(str(file))))
+                for file in files
+            ]
+        with tf.device(TASK0):
+            return x, tf.stack([tf.reduce_max(each) for each in several])
+
+    settings = {"LD_PRELOAD": str(faults_library), "FAULTS_NO_CREDITS": str(hold)}
+    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: settings})
+
+    def sent_by_plan() -> int:
+        return int(cluster.stats(1)["paths"]["static"]["sent_tensors"])
+
+    def received_by_plan() -> int:
+        return int(cluster.stats(0)["paths"]["static"]["received_tensors"])
+
+    try:
+        with session(cluster, build) as opened:
+            ended: list[Any] = []
+
+            def step() -> None:
+                try:
+                    x, result = opened.raw.run(opened.built)
+                    ended.append(result.tolist() == [x + 3] * len(files))
+                except Exception as error:
+                    ended.append(error)
+
+            # No place is given back: after the first step with a group there is one more.
+            while events(cluster, "groups") == 0:
+                within(STEP_S, step)
+                assert ended.pop() is True
+            cluster.reset_stats()
+            with _nobody_opens(files[-1]) as let_go:
+                runner = threading.Thread(target=step, daemon=True)
+                runner.start()
+                until("the others are not sent", lambda: sent_by_plan() >= early)
+                hold.unlink()
+                until("what was sent is not announced", lambda: received_by_plan() >= early)
+                assert not ended
+                let_go()
+            runner.join(STEP_S)
+            assert ended == [True], "the step hangs"
+            (warning,) = cluster.warnings(0)
+            assert "cannot be given back" in warning
+    finally:
+        cluster.close()
 
 
 # A message of a planned tensor: step (8 bytes), edge or group (4), flags (1), slot (1), and more.
