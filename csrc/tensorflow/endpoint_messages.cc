@@ -120,7 +120,8 @@ bool Endpoint::HandleTensor(Channel* channel, const char* data, size_t size) {
   if (channel->role() != Channel::Role::kReceiver || !ParseCopied(data, size, &key, &message))
     return false;
   KeyOrder& order = channel->fetcher().order();
-  if (order.Keep(message.step_id, message.key, MessageKind::kTensor, data, size)) return true;
+  const auto turn = order.Keep(message.step_id, message.key, MessageKind::kTensor, data, size);
+  if (turn != KeyOrder::Turn::kNow) return turn == KeyOrder::Turn::kLater;
   return TakeTensor(channel, message, false) != Outcome::kMalformed;
 }
 
@@ -130,7 +131,8 @@ bool Endpoint::HandleReferral(Channel* channel, const char* data, size_t size) {
   if (channel->role() != Channel::Role::kReceiver || !ParseCopied(data, size, &key, &message))
     return false;
   KeyOrder& order = channel->fetcher().order();
-  if (order.Keep(message.step_id, message.text, MessageKind::kReferral, data, size)) return true;
+  const auto turn = order.Keep(message.step_id, message.text, MessageKind::kReferral, data, size);
+  if (turn != KeyOrder::Turn::kNow) return turn == KeyOrder::Turn::kLater;
   TakeReferral(channel, message);
   return true;
 }

@@ -80,7 +80,7 @@ tensorflow::TensorBuffer* Fetcher::Borrow(const RemoteBytes& from) {
 Outcome Fetcher::Start(std::unique_ptr<Fetch> fetch, bool follows) {
   const int64_t step_id = fetch->step_id;
   const std::string key = fetch->key;
-  if (!follows) order_.Begin(step_id, key);
+  if (!follows && !order_.Begin(step_id, key)) return Outcome::kMalformed;
   OpenRegion region;
   {
     std::lock_guard<std::mutex> lock(mutex_);

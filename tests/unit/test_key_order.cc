@@ -14,18 +14,19 @@ using rdmatensor::MessageKind;
 namespace {
 
 bool Keep(KeyOrder *order, int64_t step_id, const std::string &key, const std::string &message) {
-  return order->Keep(step_id, key, MessageKind::kTensor, message.data(), message.size());
+  return order->Keep(step_id, key, MessageKind::kTensor, message.data(), message.size()) ==
+         KeyOrder::Turn::kLater;
 }
 
 void KeepsOnlyWhatFollows() {
   KeyOrder order;
   KeyOrder::Kept kept;
   EXPECT(!Keep(&order, 1, "a", "nothing is under way"));
-  order.Begin(1, "a");
+  EXPECT(order.Begin(1, "a"));
   EXPECT(!Keep(&order, 2, "a", "another step"));
   EXPECT(!Keep(&order, 1, "b", "another key"));
   EXPECT(Keep(&order, 1, "a", "second"));
-  EXPECT(order.Keep(1, "a", MessageKind::kReferral, "third", 5));
+  EXPECT(order.Keep(1, "a", MessageKind::kReferral, "third", 5) == KeyOrder::Turn::kLater);
   EXPECT(order.Next(1, "a", &kept) && kept.data == "second" && kept.kind == MessageKind::kTensor);
   // The second is under way now.
   EXPECT(Keep(&order, 1, "a", "fourth"));
@@ -34,6 +35,31 @@ void KeepsOnlyWhatFollows() {
   EXPECT(!order.Next(1, "a", &kept));
   EXPECT(!Keep(&order, 1, "a", "all are done"));
   EXPECT(!order.Next(1, "a", &kept));
+}
+
+// A peer may send messages for ever under a key that is under way, and begin ever new keys.
+void KeepsNoMoreThanItMay() {
+  KeyOrder order;
+  KeyOrder::Kept kept;
+  const std::string message(1 << 20, 'm');
+  EXPECT(order.Begin(1, "a"));
+  size_t count = 0;
+  while (Keep(&order, 1, "a", message)) EXPECT(++count <= KeyOrder::kMaxBytes / message.size());
+  EXPECT(count > 60);
+  EXPECT(order.Keep(1, "a", MessageKind::kTensor, message.data(), message.size()) ==
+         KeyOrder::Turn::kNever);
+  // What was delivered counts no more; what is begun again counts once.
+  EXPECT(order.Next(1, "a", &kept) && Keep(&order, 1, "a", message));
+  while (order.Next(1, "a", &kept)) {
+  }
+  for (size_t i = 0; i < 2 * KeyOrder::kMaxBytes / KeyOrder::kCost; ++i)
+    EXPECT(order.Begin(1, "b"));
+  EXPECT(!order.Next(1, "b", &kept));
+  count = 0;
+  while (order.Begin(2, std::to_string(count)))
+    EXPECT(++count <= KeyOrder::kMaxBytes / KeyOrder::kCost);
+  EXPECT(count > KeyOrder::kMaxBytes / (KeyOrder::kCost + 10));
+  EXPECT(order.Keep(3, "c", MessageKind::kTensor, "m", 1) == KeyOrder::Turn::kNow);
 }
 
 // One thread takes messages, as the progress thread does, another finishes what is under way.
@@ -59,7 +85,7 @@ void KeepsOrderBetweenThreads() {
   int started = 0;
   for (int i = 1; i <= kMessages; ++i) {
     if (Keep(&order, 1, "k", std::to_string(i))) continue;
-    order.Begin(1, "k");
+    EXPECT(order.Begin(1, "k"));
     ++started;
     begun.fetch_add(1);
   }
@@ -80,6 +106,7 @@ void KeepsOrderBetweenThreads() {
 
 int main() {
   KeepsOnlyWhatFollows();
+  KeepsNoMoreThanItMay();
   KeepsOrderBetweenThreads();
   return 0;
 }
