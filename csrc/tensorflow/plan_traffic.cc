@@ -102,7 +102,6 @@ bool PlanTraffic::Handle(MessageKind kind, uint64_t number, const char* data, si
 
 bool PlanTraffic::TakePiece(uint64_t number, const char* data, size_t size) {
   OfferPiece piece;
-  Offer offer;
   if (number > UINT32_MAX || !Parse(data, size, &piece)) return false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -115,26 +114,18 @@ bool PlanTraffic::TakePiece(uint64_t number, const char* data, size_t size) {
       return false;
     }
     if (whole.size() < piece.total) return true;
-    if (!Parse(whole, &offer)) return false;
-    const uint64_t whole_size = whole.size();
-    piece_bytes_ -= whole_size;
+    piece_bytes_ -= whole.size();
+    Incoming incoming{static_cast<uint32_t>(number), {}, nullptr};
+    incoming.claim = account_->Claim({whole.size(), 0, 0}, {kMaxOfferBytes, 0, 0});
+    if (incoming.claim != nullptr) incoming.encoded = std::move(whole);
     pieces_.erase(number);
     opening_[number] = false;
     offered_ = std::max(offered_, number + 1);
-    to_open_.push_back(Admit(static_cast<uint32_t>(number), whole_size, std::move(offer)));
+    to_open_.push_back(std::move(incoming));
     if (std::exchange(opener_runs_, true)) return true;
   }
   tsl::Env::Default()->SchedClosure([this, keep = channel_->shared_from_this()] { OpenAll(); });
   return true;
-}
-
-PlanTraffic::Incoming PlanTraffic::Admit(uint32_t number, uint64_t size, Offer offer) {
-  uint64_t slots = 0;
-  for (const Offer::Ring& ring : offer.rings) slots += ring.slots;
-  std::shared_ptr<const void> claim =
-      account_->Claim({size, slots, 0}, {kMaxOfferBytes, kMaxAllSlots, 0});
-  if (claim == nullptr) offer = Offer();
-  return {number, std::move(offer), std::move(claim)};
 }
 
 void PlanTraffic::OpenAll() {
@@ -142,7 +133,7 @@ void PlanTraffic::OpenAll() {
     Incoming next;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (down_) to_open_.clear();
+      if (down_ || channel_->refused) to_open_.clear();
       opener_runs_ = !to_open_.empty();
       if (!opener_runs_) return;
       next = std::move(to_open_.front());
@@ -154,9 +145,22 @@ void PlanTraffic::OpenAll() {
 
 void PlanTraffic::Open(Incoming incoming) {
   const uint32_t number = incoming.number;
-  const bool admitted = incoming.claim != nullptr;
-  auto routes = std::make_shared<Routes>(endpoint_, channel_->shared_from_this(), number,
-                                         std::move(incoming.offer), std::move(incoming.claim));
+  Offer offer;
+  // Here and not where it came: a long one takes the progress thread's time.
+  if (incoming.claim != nullptr && !Parse(incoming.encoded, &offer)) {
+    endpoint_->Refuse(channel_);
+    return;
+  }
+  std::string().swap(incoming.encoded);
+  uint64_t slots = 0;
+  for (const Offer::Ring& ring : offer.rings) slots += ring.slots;
+  std::shared_ptr<const void> places = account_->Claim({0, slots, 0}, {0, kMaxAllSlots, 0});
+  const bool admitted = incoming.claim != nullptr && places != nullptr;
+  if (!admitted) offer = Offer();
+  using Claims = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
+  auto routes = std::make_shared<Routes>(
+      endpoint_, channel_->shared_from_this(), number, std::move(offer),
+      std::make_shared<Claims>(std::move(incoming.claim), std::move(places)));
   const absl::Status opened = admitted
                                   ? routes->Open(account_.get())
                                   : absl::ResourceExhaustedError(absl::StrCat(

@@ -48,10 +48,9 @@ class PlanTraffic {
   void OpenAll();
   struct Incoming {
     uint32_t number;
-    Offer offer;                        // empty without a claim
-    std::shared_ptr<const void> claim;  // nullptr: the peer has offered too much
+    std::string encoded;                // empty without a claim
+    std::shared_ptr<const void> claim;  // to its length; nullptr: the peer has offered too much
   };
-  Incoming Admit(uint32_t number, uint64_t size, Offer offer);
   void Open(Incoming incoming);
   std::vector<std::shared_ptr<Routes>> AllRoutes();
 
