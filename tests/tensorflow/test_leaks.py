@@ -21,11 +21,10 @@ ENDED = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancelled
 # a region for it.
 FAULTS = {
     "region_that_cannot_be_opened": ("map=#1", 0, "off"),
-    "channel_that_breaks_at_the_receiver": ("break=#3", 0, "off"),
     "channel_that_breaks_at_the_sender": ("break=#3", 1, "off"),
     "channel_with_places": ("break=#3", 1, "on"),
     "read_that_fails": ("unmapped=1,fail=#2", 0, "off"),
-    "read_that_fails_with_places": ("unmapped=1,fail=#2", 0, "on"),
+    "write_that_fails": ("unmapped=1,fail=#2", 1, "on"),
     "read_that_is_refused": ("unmapped=1,post=#2", 0, "off"),
 }
 
