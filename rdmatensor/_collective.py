@@ -110,6 +110,14 @@ def checked_tag(tag: int) -> tuple[int, int]:
     return tag, TAG_GIVEN
 
 
+def c_text(what: str, text: str) -> Any:
+    """The text for C, valid as long as what this returns."""
+    try:
+        return ffi.new("char[]", text.encode())
+    except AttributeError:
+        raise UsageError(f"{what} is {text!r}: give a str") from None
+
+
 def join_options(
     rank: int, size: int, root: str | None, name: str, timeout: float | None
 ) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from ._collective import (
     BYTES,
     KINDS,
     TAG_STARTED,
+    c_text,
     checked_tag,
     dtype_code,
     failure,
@@ -92,7 +93,8 @@ class Group:
 
     Every member calls the same methods with the same dtypes, counts and arguments, in the same order. With
     a `tag`, a number from 0 to 2**63 - 1 that no other operation under way has, calls may come in any
-    order and from several threads.
+    order and from several threads. A `detail` is a text that all members must give alike, too, such as
+    str(array.shape): otherwise the operation fails, and the error tells two of them.
 
     Arrays are C-contiguous numpy arrays of floats, bfloat16 (of ml_dtypes) or integers. What lies in a
     region of the device with READ and WRITE access, such as arrays from empty(), moves without a copy. The
@@ -142,11 +144,12 @@ class Group:
         algorithm: Algorithm = "auto",
         timeout: float | None = None,
         tag: int | None = None,
+        detail: str | None = None,
     ) -> Array:
         """All members' arrays combined by `op`, element by element: the same bits everywhere."""
         if out is not array:
             out = self._result("all_reduce", array, out)
-        self._run("all_reduce", array, out, op, algorithm, 0, timeout, tag)
+        self._run("all_reduce", array, out, op, algorithm, 0, timeout, tag, detail)
         return out
 
     def reduce_scatter(
@@ -157,10 +160,11 @@ class Group:
         algorithm: Algorithm = "auto",
         timeout: float | None = None,
         tag: int | None = None,
+        detail: str | None = None,
     ) -> Array:
         """Of what all_reduce gives, cut into `size` equal parts along the first axis, part `rank`."""
         out = self._result("reduce_scatter", array, out)
-        self._run("reduce_scatter", array, out, op, algorithm, 0, timeout, tag)
+        self._run("reduce_scatter", array, out, op, algorithm, 0, timeout, tag, detail)
         return out
 
     def all_gather(
@@ -170,13 +174,14 @@ class Group:
         algorithm: Algorithm = "auto",
         timeout: float | None = None,
         tag: int | None = None,
+        detail: str | None = None,
     ) -> Array:
         """All members' arrays in the order of their ranks, joined along the first axis.
 
         `array` may be this member's part of `out`.
         """
         out = self._result("all_gather", array, out)
-        self._run("all_gather", array, out, "sum", algorithm, 0, timeout, tag)
+        self._run("all_gather", array, out, "sum", algorithm, 0, timeout, tag, detail)
         return out
 
     def broadcast(
@@ -186,9 +191,10 @@ class Group:
         algorithm: Algorithm = "auto",
         timeout: float | None = None,
         tag: int | None = None,
+        detail: str | None = None,
     ) -> Array:
         """Makes the `array` of all members what it is at rank `root`, and returns it."""
-        self._run("broadcast", array, array, "sum", algorithm, root, timeout, tag)
+        self._run("broadcast", array, array, "sum", algorithm, root, timeout, tag, detail)
         return array
 
     def all_to_all(
@@ -198,18 +204,21 @@ class Group:
         algorithm: Algorithm = "auto",
         timeout: float | None = None,
         tag: int | None = None,
+        detail: str | None = None,
     ) -> Array:
         """Part `rank` of every member's array, in the order of their ranks.
 
         Parts are as in reduce_scatter; `out` must not be `array`.
         """
         out = self._result("all_to_all", array, out)
-        self._run("all_to_all", array, out, "sum", algorithm, 0, timeout, tag)
+        self._run("all_to_all", array, out, "sum", algorithm, 0, timeout, tag, detail)
         return out
 
-    def barrier(self, timeout: float | None = None, tag: int | None = None) -> None:
+    def barrier(
+        self, timeout: float | None = None, tag: int | None = None, detail: str | None = None
+    ) -> None:
         """Returns when every member called it."""
-        self._run("barrier", _NOTHING, _NOTHING, "sum", "auto", 0, timeout, tag)
+        self._run("barrier", _NOTHING, _NOTHING, "sum", "auto", 0, timeout, tag, detail)
 
     def start(
         self,
@@ -222,6 +231,7 @@ class Group:
         root: int = 0,
         timeout: float | None = None,
         tag: int | None = None,
+        detail: str | None = None,
     ) -> Operation:
         """Begins the operation that the method of this name runs, and returns without waiting for it.
 
@@ -242,6 +252,7 @@ class Group:
             raise unusable(array, out, error) from None
         call.count = array.size
         call.timeout_ms = milliseconds(timeout)
+        call.detail = text = ffi.NULL if detail is None else c_text("detail", detail)
         transfer = ffi.new("rdt_transfer **")
         with self._lock:
             if tag is None:
@@ -250,6 +261,7 @@ class Group:
             status = lib.rdt_group_submit(self._need_handle(), call, transfer)
             if status < 0:
                 raise failure(status)
+            del text  # C has copied it
             operation = Operation(self, transfer[0], (source, target), call.tag, out)
             self._pending.append(operation)
         drop_complete(self._pending)
@@ -344,6 +356,7 @@ class Group:
         root: int,
         timeout: float | None,
         tag: int | None,
+        detail: str | None,
     ) -> None:
         try:
             free = self._slots[kind, array.dtype, op, algorithm, root]
@@ -361,12 +374,16 @@ class Group:
                 call.timeout_ms = milliseconds(timeout)
             if tag is not None:
                 call.tag = checked_tag(tag)
+            if detail is not None:
+                call.detail = text = c_text("detail", detail)  # noqa: F841
             status = _group_run(handle, call, source, target, array.size)
             if status:
                 raise failure(status)
         finally:
             if timeout is not None or tag is not None:
                 call.timeout_ms, call.tag = lib.RDT_TIMEOUT_DEFAULT, (0, 0)
+            if detail is not None:
+                call.detail = ffi.NULL
             free.append(slot)
 
     def _new_slot(

@@ -603,14 +603,18 @@ typedef struct rdt_collective {
    * cancels the operation. */
   int (*stop)(void *context);
   void *context;
+  /* NULL, or what else all members must give alike, in words: the shapes of tensors, say. Messages carry a
+   * hash of it; of those that disagree each learns the first 127 bytes of another one. Copied. */
+  const char *detail;
 } rdt_collective;
 
 /* Runs an operation on the calling thread, which polls for what it waits for. RDT_OK; else the operation
  * failed here and fails at the other members, and no member touches the buffers any more:
  * RDT_ERR_INVALID, RDT_ERR_DEADLINE, RDT_ERR_CANCELLED, RDT_ERR_CONNECTION_LOST (a member is gone),
- * RDT_ERR_PROTOCOL (members disagree about the operation), RDT_ERR_NO_MEMORY, RDT_ERR_CORRUPTED (bytes changed
- * on their way; with CHECKSUM, of when the group was created, at both members). Buffers in regions of the
- * device (READ and WRITE) move without a copy. Not from a handler. */
+ * RDT_ERR_PROTOCOL (members disagree about the operation: the text has both views), RDT_ERR_NO_MEMORY,
+ * RDT_ERR_CORRUPTED (bytes changed on their way; with CHECKSUM, of when the group was created, at both members),
+ * what a member gave rdt_group_abort. Buffers in regions of the device (READ and WRITE) move without a copy. Not
+ * from a handler. */
 RDT_API rdt_status rdt_group_run(rdt_group *group, const rdt_collective *collective);
 /* The same, without waiting: returns RDT_IN_PROGRESS, then `done` is called once, on a thread of the
  * library; or an error, when nothing was started. */
@@ -623,6 +627,10 @@ RDT_API rdt_status rdt_group_submit(rdt_group *group, const rdt_collective *coll
 /* Fails the operation with this tag, here and at the other members, with RDT_ERR_CANCELLED; also if it
  * starts later. NULL: all that are under way here. From any thread. */
 RDT_API rdt_status rdt_group_cancel(rdt_group *group, const uint64_t tag[2]);
+/* Ends the group at every member: what is under way, and what starts later, fails with `status`, an error, and
+ * a text that holds the first 511 bytes of `text`. The first call of any member counts. The handle remains to be
+ * closed. RDT_ERR_INVALID. From any thread. */
+RDT_API rdt_status rdt_group_abort(rdt_group *group, rdt_status status, const char *text);
 
 typedef struct rdt_group_info {
   const char *name; /* valid while the group is */
@@ -638,7 +646,7 @@ typedef struct rdt_group_info {
 } rdt_group_info;
 
 RDT_API rdt_status rdt_group_get_info(const rdt_group *group, rdt_group_info *info);
-/* What AUTO would choose. */
+/* What AUTO would choose; an error if nothing can run any more: that of rdt_group_abort. */
 RDT_API rdt_status rdt_group_choose(const rdt_group *group, rdt_collective_kind kind,
                                     uint64_t bytes, rdt_algorithm *algorithm);
 

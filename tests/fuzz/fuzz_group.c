@@ -102,10 +102,14 @@ static void send_message(rdt_group *group, const rdt_operation *operation, uint6
   uint64_t kind = fuzz_u8(input) % 12; /* two that there are not */
   uint16_t what = fuzz_u16(input);
   rdt_message head = message_of(group, operation, tag, input);
-  if (kind == RDT_GROUP_ABORT) head.status = -1 - fuzz_u8(input) % 64;
+  if (kind == RDT_GROUP_ABORT) {
+    head.status = -1 - fuzz_u8(input) % 64;
+    head.size %= RDT_GROUP_DETAIL + 8; /* of the detail: a little too long is malformed */
+  }
   choose_place(&head, input);
   change(&head, what, input);
-  size_t payload = kind == RDT_GROUP_EAGER && head.size < LENT_BYTES ? (size_t)head.size : 0;
+  bool follows = kind == RDT_GROUP_EAGER || kind == RDT_GROUP_ABORT;
+  size_t payload = follows && head.size < LENT_BYTES ? (size_t)head.size : 0;
   if (what & CHANGE_PAYLOAD) payload = fuzz_u16(input);
   size_t size = sizeof(head) + payload;
   if (what & CHANGE_LENGTH) size = fuzz_u8(input);
@@ -163,6 +167,7 @@ static void choose(setting *s, fuzz_input *input) {
   s->call.root = fuzz_u8(input) % s->group->size;
   s->call.count = fuzz_u16(input) % (MOST_COUNT / s->group->size) * s->group->size;
   uint8_t how = fuzz_u8(input);
+  if (how & 8) s->call.detail = "[2,3]";
   choose_buffers(s, how & 1);
   s->group->reads = how & 2;
   s->group->eager = fuzz_u16(input) % 16384;
@@ -195,6 +200,7 @@ static void drop_early(rdt_group *group) {
       group->early--;
     }
   FUZZ_EXPECT(group->early == 0 && group->started == 0);
+  group->aborted = RDT_OK;
   for (uint32_t i = 0; i < group->size; i++) group->links[i].early = 0;
   pthread_mutex_unlock(&group->lock);
   rdt_operation_drop_parts(group, parts);

@@ -53,7 +53,7 @@ static uint64_t bits_of(double number) {
 }
 
 static void put_join(rdt_wire *wire, uint32_t peer, uint32_t *what, fuzz_input *input) {
-  uint32_t order = (uint32_t)value(0x01020304u, what, input);
+  uint32_t order = (uint32_t)value(0x01020305u, what, input);
   char address[32], host[32];
   snprintf(address, sizeof(address), STAGE_ADDRESS, 1 + peer);
   snprintf(host, sizeof(host), "host-%u", peer / 2);

@@ -54,6 +54,8 @@ def read_only() -> Any:
         (lambda g: g.all_reduce(np.zeros(4), tag=-1), "tag"),
         (lambda g: g.all_reduce(np.zeros(4), tag="1"), "tag"),
         (lambda g: g.cancel(2**63), "tag"),
+        (lambda g: g.barrier(detail=1), "detail is 1: give a str"),
+        (lambda g: g.start("barrier", detail=b"x"), "give a str"),
         (lambda g: g.start("reduce", np.zeros(4)), "all_gather"),
         (lambda g: g.start("all_reduce"), "needs an array"),
         (lambda g: g.choose("reduce", 1), "all_gather"),
@@ -110,12 +112,35 @@ def test_members_disagree(pair: Team) -> None:
         "group.all_reduce(np.zeros(4, 'f4' if rank else 'i4'), timeout=20)",
         "group.all_reduce(np.zeros(4), op='max' if rank else 'min', timeout=20)",
         "(group.barrier if rank else lambda timeout: group.all_reduce(np.zeros(4)))(timeout=20)",
+        "group.broadcast(np.zeros(4), root=1 - rank, timeout=1)",
+        "group.all_reduce(np.zeros(4 * rank), timeout=20)",
     ):
         outcomes = pair.get(f"failure(lambda: {call})")
         assert [kind for kind, _ in outcomes] == ["UsageError"] * 2, (call, outcomes)
         pair.run("check(group, 'all_reduce', 'int32', 1000, 'new', False)")
     outcomes = pair.get("failure(lambda: group.start('all_reduce', np.zeros(4 + rank)).wait(20))")
     assert [kind for kind, _ in outcomes] == ["UsageError"] * 2, outcomes
+
+
+@pytest.mark.parametrize("elements", [6, 0, 600000])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
+def test_shapes_are_compared(pair: Team, kind: str, elements: int) -> None:
+    """As many elements, in other shapes: each is told both, and arrays with one detail go on."""
+    pair.run("mine = f'[{n // 6},6]' if rank else f'[6,{n // 6}]'", n=elements)
+    for call in (
+        f"group.{kind}(np.zeros(n), timeout=20, detail=mine)",
+        f"group.start('{kind}', np.zeros(n), timeout=20, detail=mine).wait(20)",
+        f"group.start('{kind}', np.zeros(n), timeout=20, detail=None if rank else mine).wait(20)",
+    ):
+        outcomes = pair.get(f"failure(lambda: {call})")
+        assert [kind for kind, _ in outcomes] == ["UsageError"] * 2, (call, outcomes)
+        assert all(f"[6,{elements // 6}]" in text for _, text in outcomes), outcomes
+        pair.run(f"group.{kind}(np.zeros(n), timeout=20, detail='the same')")
+    assert all(
+        f"[{elements // 6},6]" in text
+        for _, text in pair.get("failure(lambda: group.barrier(detail=mine))")
+    )
+    pair.run("group.broadcast(np.zeros(n), timeout=20, detail='the same')")
 
 
 # ---- joining ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ typedef struct {
   rdt_group *group;
   rdt_group_options options;
   rdt_status status;
-  char error[512];
+  char error[1024];
 } member;
 
 static inline void *create_member(void *argument) {
@@ -82,7 +82,7 @@ typedef struct {
   member *member;
   rdt_collective call;
   rdt_status status;
-  char error[512];
+  char error[1024];
 } task;
 
 static inline void *run_task(void *argument) {

@@ -37,30 +37,40 @@ static void put(rdt_operation *operation, rdt_part *part) {
   rdt_operation_stir(operation);
 }
 
+/* Of an operation that has not started here. The first ABORT of each member is kept, for what it tells about that
+ * one's call. True if this one was. Under group->lock. */
+static bool abort_early(rdt_group *group, rdt_operation *operation, rdt_part *part) {
+  const rdt_message *head = &part->head;
+  char why[RDT_GROUP_REASON + 64];
+  snprintf(why, sizeof(why), "member %u failed: %.*s", head->from, (int)(part->size - head->size),
+           (const char *)rdt_part_payload(part) + head->size);
+  rdt_operation_mark_aborted(operation, (rdt_status)head->status, why, strlen(why));
+  bool first = !operation->answered[head->from];
+  operation->answered[head->from] = 1;
+  if (!first || group->links[head->from].early >= EARLY_MESSAGES) return false;
+  group->links[head->from].early++;
+  put(operation, part);
+  return true;
+}
+
 /* Of an operation that runs here its driver answers; of others nobody touches anything. */
 static void take_abort(rdt_group *group, rdt_part *part) {
-  const rdt_message *head = &part->head;
-  const char *text = rdt_part_payload(part);
-  bool answer = false, kept = false;
+  const rdt_message head = part->head; /* a part that was put away is the driver's */
+  bool asks = head.number == RDT_ABORT_OPERATION, runs = false, kept = false;
   pthread_mutex_lock(&group->lock);
-  rdt_operation *operation = rdt_operation_find(
-      group, head->tag, head->number == 0 && !rdt_tag_finished(group, head->tag));
+  rdt_operation *operation =
+      rdt_operation_find(group, head.tag, asks && !rdt_tag_finished(group, head.tag));
   if (operation && operation->started) {
     put(operation, part);
-    kept = true;
-  } else {
-    char why[128];
-    snprintf(why, sizeof(why), "member %u failed: %.*s", head->from, (int)part->size, text);
-    if (operation) {
-      rdt_operation_mark_aborted(operation, (rdt_status)head->status, why, strlen(why));
-      operation->answered[head->from] = 1;
-    }
-    answer = head->number == 0;
+    runs = kept = true;
+  } else if (operation) {
+    kept = abort_early(group, operation, part);
   }
   bool many = rdt_operations_many(group);
   pthread_mutex_unlock(&group->lock);
   if (many) rdt_operations_expire(group);
-  if (answer) rdt_abort_send(group, head->from, head->tag, (rdt_status)head->status, "", true);
+  if (asks && !runs)
+    rdt_abort_send(group, head.from, head.tag, (rdt_status)head.status, "", RDT_ABORT_ANSWER);
   if (!kept) rdt_part_free(group, part);
 }
 
@@ -109,7 +119,12 @@ static void dispatch(rdt_group *group, rdt_channel *channel, rdt_message_kind ki
   if (size) memcpy(rdt_part_payload(part), payload, size);
   if (kind == RDT_GROUP_ABORT) {
     rdt_text_clean(rdt_part_payload(part), size);
-    take_abort(group, part);
+    if (head->number != RDT_ABORT_GROUP) {
+      take_abort(group, part);
+      return;
+    }
+    rdt_group_aborted(group, head->from, (rdt_status)head->status, rdt_part_payload(part), size);
+    rdt_part_free(group, part);
   } else {
     take_message(group, channel, part);
   }
@@ -118,7 +133,9 @@ static void dispatch(rdt_group *group, rdt_channel *channel, rdt_message_kind ki
 static bool is_sound(const rdt_group *group, const rdt_channel *channel, rdt_message_kind kind,
                      const rdt_message *head, size_t payload) {
   if (head->from >= group->size || group->links[head->from].channel != channel) return false;
-  if (kind == RDT_GROUP_ABORT && head->status >= 0) return false;
+  if (kind == RDT_GROUP_ABORT)
+    return head->status < 0 && head->size <= payload && head->size < RDT_GROUP_DETAIL &&
+           payload - head->size < RDT_GROUP_REASON;
   return payload <= (kind == RDT_GROUP_EAGER ? group->eager : 256);
 }
 

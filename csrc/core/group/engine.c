@@ -5,7 +5,8 @@
  *
  * The end of a failed operation: a member that fails tells all others in an ABORT, after its last access
  * to their memory; whoever learns of it that way fails too, and says so. When all have answered, or can reach
- * nothing of ours any more, nobody touches the buffers.
+ * nothing of ours any more, nobody touches the buffers. By then each also knows what the others called, if that
+ * was the reason: agreement.c.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -81,21 +82,16 @@ static void fail_different(rdt_operation *operation, const rdt_message *head) {
   const rdt_group *group = operation->group;
   for (uint32_t peer = 0; peer < group->size; peer++)
     if (is_gone(&group->links[peer])) fail_gone(operation, peer);
-  const rdt_shape *own = &operation->shape, *other = &head->shape;
-  rdt_operation_fail(operation, RDT_ERR_PROTOCOL,
-                     "group %s: members disagree about the operation: kind %u, type %u, reduction "
-                     "%u, algorithm %u, root %u, %llu elements here; kind %u, type %u, reduction "
-                     "%u, algorithm %u, root %u, %llu elements at member %u",
-                     group->name, own->kind, own->dtype, own->reduction, own->algorithm, own->root,
-                     (unsigned long long)own->count, other->kind, other->dtype, other->reduction,
-                     other->algorithm, other->root, (unsigned long long)other->count, head->from);
+  rdt_agreement_fail(operation, head);
 }
 
 static void take_abort(rdt_operation *operation, rdt_part *part) {
-  operation->answered[part->head.from] = 1;
-  rdt_operation_fail(operation, (rdt_status)part->head.status, "group %s: member %u failed: %.*s",
-                     operation->group->name, part->head.from, (int)part->size,
-                     (const char *)rdt_part_payload(part));
+  const rdt_message *head = &part->head;
+  operation->answered[head->from] = 1;
+  rdt_operation_fail(operation, (rdt_status)head->status, "group %s: member %u failed: %.*s",
+                     operation->group->name, head->from, (int)(part->size - head->size),
+                     (const char *)rdt_part_payload(part) + head->size);
+  rdt_agreement_learn(operation, part);
 }
 
 static bool to_receiver(rdt_message_kind kind) {
@@ -274,7 +270,7 @@ static void send_aborts(rdt_operation *operation) {
   rdt_group *group = operation->group;
   for (uint32_t peer = 0; peer < group->size; peer++)
     if (peer != group->rank && !is_gone(&group->links[peer]))
-      rdt_abort_send(group, peer, operation->tag, operation->status, operation->text, false);
+      rdt_operation_abort_send(operation, peer);
 }
 
 /* Can this member still touch our buffers? */
@@ -331,6 +327,7 @@ bool rdt_operation_advance(rdt_operation *operation) {
   if (operation->status == RDT_IN_PROGRESS && operation->seen != before) check_links(operation);
   if (operation->status == RDT_IN_PROGRESS) return false;
   if (operation->status < 0 && !end_failed(operation)) return false;
+  rdt_agreement_tell(operation);
   free_steps(operation);
   return true;
 }

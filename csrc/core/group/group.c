@@ -100,15 +100,10 @@ rdt_groups *rdt_groups_new(rdt_device *device) {
   return groups;
 }
 
-static void abort_all(rdt_group *group, rdt_status status, const char *text, bool closing) {
+static void close_all(rdt_group *group, rdt_status status, const char *text) {
   pthread_mutex_lock(&group->lock);
-  group->closing |= closing;
-  for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
-    for (rdt_operation *each = group->table[i]; each; each = each->next) {
-      if (!closing && !each->started) continue; /* it is not this member's yet */
-      rdt_operation_mark_aborted(each, status, text, strlen(text));
-      rdt_operation_stir(each);
-    }
+  group->closing = true;
+  rdt_group_abort_all(group, status, text, true);
   pthread_mutex_unlock(&group->lock);
 }
 
@@ -142,7 +137,7 @@ void rdt_groups_stop(rdt_device *device) {
   while (groups->joining > 0) pthread_cond_wait(&groups->visited, &groups->lock);
   pthread_mutex_unlock(&groups->lock);
   for (rdt_group *each = next_held(groups, NULL); each; each = next_held(groups, each)) {
-    abort_all(each, RDT_ERR_CLOSED, "the device is being closed", true);
+    close_all(each, RDT_ERR_CLOSED, "the device is being closed");
     await_end(each);
   }
   rdt_runners_stop(groups);
@@ -314,7 +309,7 @@ static void say_leave(rdt_group *group) {
 
 void rdt_group_close(rdt_group *group) {
   if (!group || rdt_device_check(group->device) == RDT_ERR_FORKED) return;
-  abort_all(group, RDT_ERR_CANCELLED, "the group is being closed", true);
+  close_all(group, RDT_ERR_CANCELLED, "the group is being closed");
   await_end(group);
   say_leave(group);
   delist(group);
@@ -323,30 +318,6 @@ void rdt_group_close(rdt_group *group) {
 }
 
 /* ---- the rest ---------------------------------------------------------------------------------------------- */
-
-void rdt_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
-                         const char *text) {
-  pthread_mutex_lock(&group->lock);
-  rdt_operation *operation = rdt_operation_find(group, tag, !rdt_tag_finished(group, tag));
-  bool early = operation && !operation->started;
-  if (operation) rdt_operation_mark_aborted(operation, status, text, strlen(text));
-  if (operation) rdt_operation_stir(operation);
-  pthread_mutex_unlock(&group->lock);
-  for (uint32_t peer = 0; early && peer < group->size; peer++)
-    if (peer != group->rank && !atomic_load(&group->links[peer].down))
-      rdt_abort_send(group, peer, tag, status, text, false);
-}
-
-rdt_status rdt_group_cancel(rdt_group *group, const uint64_t tag[2]) {
-  if (!group) return rdt_fail(RDT_ERR_INVALID, "group must not be NULL");
-  rdt_status status = rdt_device_check(group->device);
-  if (status != RDT_OK) return status;
-  if (tag)
-    rdt_operation_abort(group, tag, RDT_ERR_CANCELLED, "cancelled");
-  else
-    abort_all(group, RDT_ERR_CANCELLED, "cancelled", false);
-  return RDT_OK;
-}
 
 rdt_status rdt_group_get_info(const rdt_group *group, rdt_group_info *info) {
   if (!group || !info) return rdt_fail(RDT_ERR_INVALID, "group and info must not be NULL");
@@ -374,6 +345,8 @@ rdt_status rdt_group_choose(const rdt_group *group, rdt_collective_kind kind, ui
     return rdt_fail(RDT_ERR_INVALID, "group and algorithm must not be NULL");
   if ((int)kind < RDT_ALL_REDUCE || kind > RDT_BARRIER)
     return rdt_fail(RDT_ERR_INVALID, "%d is not a collective operation", (int)kind);
+  rdt_status usable = rdt_group_usable(group);
+  if (usable != RDT_OK) return usable;
   *algorithm = group->forced;
   if (kind == RDT_BARRIER)
     *algorithm = RDT_ALGORITHM_AUTO;

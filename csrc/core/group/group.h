@@ -20,7 +20,9 @@
 #define RDT_GROUP_MAX_SIZE 1024
 #define RDT_GROUP_BUCKETS 1024 /* of the operations' table; a power of two */
 #define RDT_GROUP_FINISHED 1024
-#define RDT_LINK_REMOTES 32 /* regions of a peer that are kept open */
+#define RDT_LINK_REMOTES 32   /* regions of a peer that are kept open */
+#define RDT_GROUP_DETAIL 128u /* of a caller's detail, with its terminating zero */
+#define RDT_GROUP_REASON 512u /* likewise, of why an operation or a group ended */
 
 /* ---- messages ------------------------------------------------------------------------------------- */
 
@@ -32,8 +34,9 @@ typedef enum rdt_message_kind {
   RDT_GROUP_ASK = 4,   /* make an OFFER: what is short could not be sent at once */
   RDT_GROUP_OFFER = 5, /* write them into the receiver's region, then PUSHED */
   RDT_GROUP_PUSHED = 6,
-  RDT_GROUP_ABORT =
-      7, /* the sender's operation failed, and it touches no memory for it any more; text */
+  /* The sender's operation failed, and it touches no memory for it any more. The number is an rdt_abort; the
+   * caller's detail, then the text. */
+  RDT_GROUP_ABORT = 7,
   RDT_GROUP_CREDIT = 8,   /* only to return credit */
   RDT_GROUP_LEAVE = 9,    /* the sender closed the group */
   RDT_GROUP_WRITTEN = 10, /* never sent: what was pushed has left */
@@ -47,11 +50,19 @@ typedef enum rdt_message_kind {
   RDT_GROUP_PONG = 39
 } rdt_message_kind;
 
-/* What members must agree on. */
+/* The number of an ABORT. */
+typedef enum rdt_abort {
+  RDT_ABORT_OPERATION = 0,
+  RDT_ABORT_ANSWER = 1, /* to an ABORT, by a member where the operation does not run */
+  RDT_ABORT_GROUP = 2   /* all operations, also later ones; the tag is none's */
+} rdt_abort;
+
+/* What members must agree on; agreement.c. */
 typedef struct rdt_shape {
   uint8_t kind, dtype, reduction, algorithm;
   uint32_t root;
   uint64_t count;
+  uint64_t detail; /* hash of the caller's; 0: none */
 } rdt_shape;
 
 /* In the sender's byte order: members with another one are not admitted. */
@@ -61,8 +72,9 @@ typedef struct rdt_message {
   rdt_shape shape;
   uint32_t from;         /* rank */
   uint32_t lane, number; /* which message of the lane between these two */
-  int32_t status;    /* ABORT: why. EAGER, LEND, PUSHED: the bytes' checksum, 0 for none; seal.c */
-  uint64_t at, size; /* the part of the message that this is about, in bytes */
+  int32_t status; /* ABORT: why. EAGER, LEND, PUSHED: the bytes' checksum, 0 for none; seal.c */
+  uint64_t at,
+      size; /* the part of the message that this is about, in bytes. ABORT: size of the detail */
   uint64_t key, offset; /* LEND, OFFER: where it lies; key 0: at this address of the process */
   uint64_t credit; /* bytes of eager messages from the addressee that the sender is done with */
 } rdt_message;
@@ -136,8 +148,8 @@ typedef struct rdt_operation {
   int64_t since;    /* ms: when it was entered before it started here, or failed elsewhere */
   bool sleeps;
   pthread_cond_t wakes;
-  rdt_status aborted; /* before it started, or by rdt_group_cancel */
-  char abort_text[200];
+  rdt_status aborted; /* before it started, or by rdt_group_cancel and rdt_group_abort */
+  char abort_text[RDT_GROUP_REASON + 128];
   uint8_t *
       answered; /* for each member: it failed, and touches nothing of ours; once started, the driver's */
 
@@ -151,6 +163,11 @@ typedef struct rdt_operation {
   void *context;
   rdt_deadline deadline, grace;
   rdt_shape shape;
+  char detail[RDT_GROUP_DETAIL];
+  bool differs; /* another member called something else: */
+  uint32_t other_rank;
+  rdt_shape other;
+  char other_detail[RDT_GROUP_DETAIL]; /* empty while it is not known */
   rdt_program *program;
   const char *input;
   char *output;
@@ -165,7 +182,7 @@ typedef struct rdt_operation {
   bool fresh;            /* was never advanced */
   bool reads_loans, needs_runner, over;
   rdt_status status; /* RDT_IN_PROGRESS; RDT_OK; why it failed */
-  char text[256];
+  char text[RDT_GROUP_REASON + 256];
   bool aborting, closing;
   uint64_t sent, copied;
 } rdt_operation;
@@ -213,6 +230,8 @@ struct rdt_group {
   pthread_mutex_t lock;
   pthread_cond_t changed; /* an operation ended, a link changed */
   bool closing;
+  rdt_status aborted; /* RDT_OK, or with abort_text why there are no more operations */
+  char abort_text[RDT_GROUP_REASON + 160];
   rdt_operation *table[RDT_GROUP_BUCKETS];
   rdt_operation *free_operations;
   rdt_part *free_parts[2]; /* short ones, and those that hold a whole eager message */
@@ -320,9 +339,11 @@ void rdt_credit_learn(rdt_link *link, uint64_t returned);
 bool rdt_credit_charge(rdt_link *link, uint64_t bytes);
 /* An eager message of the peer's is done with. */
 void rdt_credit_return(rdt_group *group, uint32_t peer, uint64_t bytes);
-/* ABORT outside an operation. */
+/* ABORT outside an operation that runs here. */
 void rdt_abort_send(rdt_group *group, uint32_t peer, const uint64_t tag[2], rdt_status status,
-                    const char *text, bool answer);
+                    const char *text, rdt_abort which);
+/* ABORT of an operation that failed here. */
+void rdt_operation_abort_send(const rdt_operation *operation, uint32_t peer);
 /* Opens the peer's region, held for the caller; RDT_IN_PROGRESS on the progress thread if that takes time. */
 rdt_status rdt_link_open(rdt_group *group, uint32_t peer, uint64_t key, rdt_remote_region **region);
 void rdt_link_forget(rdt_link *link);
@@ -344,9 +365,6 @@ rdt_status rdt_operation_check(const rdt_group *group, const rdt_collective *cal
 /* Sets an operation up for a checked call; the caller drives it first. */
 rdt_status rdt_operation_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
                                void *context, rdt_operation **operation);
-/* Fails an operation that has not started here, at all members; one that runs here, too. */
-void rdt_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
-                         const char *text);
 /* Takes an ended operation out of the table and back. */
 void rdt_operation_retire(rdt_operation *operation);
 /* And says so, when nothing is left to do for it: closing the group waits for that. */
@@ -354,6 +372,30 @@ void rdt_operation_over(rdt_group *group);
 bool rdt_tag_finished(const rdt_group *group, const uint64_t tag[2]);
 void rdt_operation_free(rdt_operation *operation);
 void rdt_operation_drop_parts(rdt_group *group, rdt_part *parts);
+
+/* ---- agreement.c -------------------------------------------------------------------------------------- */
+
+/* Notes the caller's detail, which may be NULL, in the operation and its shape. */
+void rdt_agreement_begin(rdt_operation *operation, const char *detail);
+/* Fails the operation because of a message of another shape. */
+void rdt_agreement_fail(rdt_operation *operation, const rdt_message *head);
+/* Learns from another member's ABORT what that one called. */
+void rdt_agreement_learn(rdt_operation *operation, const rdt_part *part);
+/* The operation ends: its text tells both views, if it failed because of them. */
+void rdt_agreement_tell(rdt_operation *operation);
+
+/* ---- cancel.c ---------------------------------------------------------------------------------------- */
+
+/* Fails an operation that has not started here, at all members; one that runs here, too. */
+void rdt_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
+                         const char *text);
+/* Fails what is under way; with `early` also what others have started. Under group->lock. */
+void rdt_group_abort_all(rdt_group *group, rdt_status status, const char *text, bool early);
+/* RDT_OK, or what rdt_group_abort gave, anywhere. */
+rdt_status rdt_group_usable(const rdt_group *group);
+/* Another member aborted the group. */
+void rdt_group_aborted(rdt_group *group, uint32_t from, rdt_status status, const char *text,
+                       size_t length);
 
 /* ---- engine.c ---------------------------------------------------------------------------------------- */
 

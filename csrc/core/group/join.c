@@ -16,7 +16,8 @@
 
 #define AGAIN_MS 500 /* between two JOINs: rank 0 forgets those of groups it does not know yet */
 #define FAR_CHUNK (512u * 1024) /* lets transfers go on while others are reduced */
-#define BYTE_ORDER_MARK 0x01020304u
+/* Its last digit counts the versions of operations' messages. */
+#define BYTE_ORDER_MARK 0x01020305u
 
 /* ---- JOIN ------------------------------------------------------------------------------------------ */
 
@@ -67,8 +68,9 @@ static bool get_join(rdt_wire *wire, join_request *request) {
 static rdt_status check_join(const rdt_group *group, const rdt_member *members,
                              const join_request *request) {
   if (request->order != BYTE_ORDER_MARK)
-    return rdt_fail(RDT_ERR_REFUSED, "group %s: member %u has another byte order", group->name,
-                    request->rank);
+    return rdt_fail(RDT_ERR_REFUSED,
+                    "group %s: member %u has another byte order, or another version of rdmatensor",
+                    group->name, request->rank);
   if (request->size != group->size)
     return rdt_fail(RDT_ERR_REFUSED, "group %s: rank 0 has %u members, rank %u at %s has %u",
                     group->name, group->size, request->rank, request->address, request->size);

@@ -141,19 +141,35 @@ rdt_status rdt_part_push(rdt_group *group, uint32_t peer, rdt_part *part, const 
   return status;
 }
 
-void rdt_abort_send(rdt_group *group, uint32_t peer, const uint64_t tag[2], rdt_status status,
-                    const char *text, bool answer) {
-  size_t length = strnlen(text, SHORT_PAYLOAD - 1);
-  rdt_part *part = rdt_part_new(group, length);
+/* The head has what is not the same in all of them. */
+static void send_abort(rdt_group *group, uint32_t peer, rdt_message head, const char *detail,
+                       const char *text) {
+  size_t size = strnlen(detail, RDT_GROUP_DETAIL - 1), length = strnlen(text, RDT_GROUP_REASON - 1);
+  rdt_part *part = rdt_part_new(group, size + length);
   if (!part) return; /* then the peer learns it when its own deadline passes */
   part->kind = RDT_GROUP_ABORT;
-  part->head = (rdt_message){.group = group->id,
-                             .tag = {tag[0], tag[1]},
-                             .from = group->rank,
-                             .status = status,
-                             .number = answer};
-  memcpy(rdt_part_payload(part), text, length);
+  part->head = head;
+  part->head.group = group->id;
+  part->head.from = group->rank;
+  part->head.size = size;
+  char *payload = rdt_part_payload(part);
+  memcpy(payload, detail, size);
+  memcpy(payload + size, text, length);
   rdt_part_send(group, peer, part);
+}
+
+void rdt_abort_send(rdt_group *group, uint32_t peer, const uint64_t tag[2], rdt_status status,
+                    const char *text, rdt_abort which) {
+  const rdt_message head = {.tag = {tag[0], tag[1]}, .status = status, .number = which};
+  send_abort(group, peer, head, "", text);
+}
+
+void rdt_operation_abort_send(const rdt_operation *operation, uint32_t peer) {
+  const rdt_message head = {.tag = {operation->tag[0], operation->tag[1]},
+                            .shape = operation->shape,
+                            .status = operation->status,
+                            .number = RDT_ABORT_OPERATION};
+  send_abort(operation->group, peer, head, operation->detail, operation->text);
 }
 
 /* ---- credit ---------------------------------------------------------------------------------------- */

@@ -274,12 +274,14 @@ static rdt_algorithm algorithm_of(const rdt_group *group, const rdt_collective *
 
 static rdt_schedule_request request_of(const rdt_group *group, const rdt_collective *call,
                                        rdt_algorithm algorithm, size_t element) {
-  rdt_schedule_request request = {.kind = call->kind,
-                                  .algorithm = algorithm,
-                                  .rank = group->rank,
-                                  .size = group->size,
-                                  .hosts = group->hosts};
-  if (call->kind == RDT_BARRIER) return request;
+  rdt_schedule_request request = {
+      .rank = group->rank, .size = group->size, .hosts = group->hosts, .kind = RDT_BARRIER};
+  /* Without elements nothing would travel, and a member that has some would wait for ever. But no root
+   * of a broadcast waits for the others. */
+  if (call->kind == RDT_BARRIER || (call->count == 0 && call->kind != RDT_BROADCAST))
+    return request;
+  request.kind = call->kind;
+  request.algorithm = algorithm;
   request.root = call->kind == RDT_BROADCAST ? call->root : 0;
   request.count = call->count;
   request.chunk = group->chunk ? (group->chunk + element - 1) / element : 0;
@@ -335,6 +337,7 @@ static void begin(rdt_operation *operation, const rdt_collective *call, rdt_algo
     operation->shape.root = call->kind == RDT_BROADCAST ? call->root : 0;
     operation->shape.count = call->count;
   }
+  rdt_agreement_begin(operation, call->detail);
   operation->input = call->input;
   operation->output = call->output;
   if (input_count(group, call) == 0) operation->input = operation->output;
@@ -370,6 +373,7 @@ static void number(rdt_group *group, const rdt_collective *call, uint64_t tag[2]
 /* Enters the operation, for which messages may have come already. */
 static rdt_status enter(rdt_group *group, const uint64_t tag[2], rdt_operation **operation_out) {
   if (group->closing) return rdt_fail(RDT_ERR_CANCELLED, "group %s is being closed", group->name);
+  if (group->aborted != RDT_OK) return rdt_fail(group->aborted, "%s", group->abort_text);
   rdt_operation *operation = rdt_operation_find(group, tag, true);
   if (!operation) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left for an operation");
   if (operation->started)
