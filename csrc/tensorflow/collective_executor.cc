@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "collective_failure.h"
 #include "collective_operation.h"
 #include "collective_stats.h"
 #include "farmhash.h"
@@ -141,8 +142,10 @@ void CollectiveExecutor::Abandon(const tensorflow::DeviceAttributes& device,
                                  const CollectiveParams& params) {
   const int rank = RankOf(params.group, device.name());
   const bool known = static_cast<int>(params.group.members.size()) == params.group.group_size;
-  if (rank < 0 || !known || WhyStock(params)) return;
+  if (rank < 0 || !known || WhyStock(params.group)) return;
+  // An aborted one joins it only to tell the others.
   std::shared_ptr<CollectiveGroup> group = groups_->Find(params.group, rank);
+  if (!AbortStatus().ok()) return;
   // As TensorFlow's kernels name an operation that is in no loop.
   const Tag tag = TagOf(
       *group, absl::StrCat(params.group.group_key, ":", params.instance.instance_key, ":0:0"));
@@ -210,6 +213,8 @@ absl::Status CollectiveExecutor::RunOnGroup(const Operation& operation) {
   if (!status.ok()) return status;
   const Tag tag = TagOf(*operation.group, operation.exec_key);
   std::copy(tag.begin(), tag.end(), collective.tag);
+  const std::string detail = DetailOf(*operation.params);
+  collective.detail = detail.c_str();
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(operation.deadline -
                                                                           Deadline::clock::now());
   collective.timeout_ms = static_cast<int>(std::clamp<int64_t>(left.count(), 0, INT_MAX));
@@ -238,10 +243,10 @@ absl::Status CollectiveExecutor::RunCancellable(const Operation& operation,
                                                 const rdt_collective& collective) {
   rdt_group* const group = operation.group->handle();
   const Tag tag{collective.tag[0], collective.tag[1]};
-  std::list<Running>::iterator running;
+  std::list<CollectiveGroup*>::iterator running;
   {
     tensorflow::mutex_lock lock(status_mu_);
-    running = running_.insert(running_.end(), {group, tag});
+    running = running_.insert(running_.end(), operation.group.get());
   }
   tensorflow::CancellationManager* const cancellation = operation.context->cancellation_manager();
   tensorflow::CancellationToken token = tensorflow::CancellationManager::kInvalidToken;
@@ -254,7 +259,9 @@ absl::Status CollectiveExecutor::RunCancellable(const Operation& operation,
   absl::Status status = AbortStatus();
   if (cancelled) status = absl::CancelledError("rdmatensor: the step was cancelled");
   if (status.ok()) {
-    status = CollectiveStatus(rdt_group_run(group, &collective));
+    const rdt_status ran = rdt_group_run(group, &collective);
+    status = CollectiveStatus(ran, ran == RDT_OK ? "" : rdt_last_error(), *operation.params,
+                              operation.context->device()->name());
   } else {
     (void)rdt_group_cancel(group, tag.data());  // the other members wait for this one
   }
@@ -272,11 +279,11 @@ absl::Status CollectiveExecutor::AbortStatus() {
 
 void CollectiveExecutor::StartAbort(const absl::Status& status) {
   BaseCollectiveExecutor::StartAbort(status);
-  // They cannot leave the list, and with it their groups, while they are being cancelled.
+  groups_->Abort(status);
+  // Those whose members were restarted are among the latter only. They cannot leave the list while they are
+  // being ended.
   tensorflow::mutex_lock lock(status_mu_);
-  for (const Running& running : running_) {
-    (void)rdt_group_cancel(running.group, running.tag.data());
-  }
+  for (CollectiveGroup* group : running_) group->Abort(status);
 }
 
 // As TensorFlow's executor: a failure that is not the step's own end ends all that follows.

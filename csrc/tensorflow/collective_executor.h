@@ -41,11 +41,6 @@ class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
 
  private:
   using Tag = std::array<uint64_t, 2>;
-  // What StartAbort must cancel.
-  struct Running {
-    rdt_group* group;
-    Tag tag;
-  };
   struct Operation;
 
   bool KnowsParams(const tensorflow::DeviceAttributes& device,
@@ -53,7 +48,7 @@ class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
   void Run(std::unique_ptr<Operation> operation);
   absl::Status RunOnGroup(const Operation& operation);
   absl::Status RunCancellable(const Operation& operation, const rdt_collective& collective);
-  // Tells the others, who wait for this member's part, of an operation that TensorFlow refuses here.
+  // Of an operation that TensorFlow refuses here, whose other members wait for this one's part: they learn why.
   void Abandon(const tensorflow::DeviceAttributes& device,
                const tensorflow::CollectiveParams& params);
   Tag TagOf(CollectiveGroup& group, const std::string& exec_key) const;
@@ -61,7 +56,7 @@ class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
   void Finish(const Operation& operation, absl::Status status);
 
   CollectiveGroups* const groups_;
-  std::list<Running> running_;  // under status_mu_
+  std::list<CollectiveGroup*> running_;  // of operations under way; under status_mu_
 };
 
 }  // namespace rdmatensor

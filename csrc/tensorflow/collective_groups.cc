@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "ballots.h"
+#include "collective_failure.h"
 #include "collective_stats.h"
 #include "endpoint.h"
 #include "farmhash.h"
@@ -165,6 +166,7 @@ void CollectiveGroup::Decide(Outcome outcome) {
   std::lock_guard<std::mutex> lock(mutex_);
   handle_ = outcome.handle;
   why_not_ = outcome.why_not;
+  if (!aborted_.ok()) EndForAll();
   if (forbidden) {
     status_ = absl::FailedPreconditionError(absl::StrCat(
         "rdmatensor: ", what, " cannot run and RDMATENSOR_POLICY is rdma: ", why_not_));
@@ -183,6 +185,18 @@ absl::Status CollectiveGroup::Await(Deadline deadline, const std::function<absl:
     changed_.wait_for(lock, kLookForStop);
   }
   return status_;
+}
+
+void CollectiveGroup::EndForAll() {
+  if (handle_ == nullptr) return;
+  (void)rdt_group_abort(handle_, RDT_ERR_CANCELLED, WordsOf(aborted_).c_str());
+}
+
+void CollectiveGroup::Abort(const absl::Status& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!aborted_.ok()) return;
+  aborted_ = why;
+  EndForAll();
 }
 
 std::string CollectiveGroup::AsJson() const {
@@ -245,10 +259,18 @@ std::shared_ptr<CollectiveGroup> CollectiveGroups::Find(const tensorflow::CollGr
     known =
         std::make_shared<CollectiveGroup>(endpoint_, workers_, params, static_cast<uint32_t>(rank));
     group = known;
+    if (!aborted_.ok()) group->Abort(aborted_);
   }
   // The old one may end here, which takes a while, as forming the new one does.
   tsl::Env::Default()->SchedClosure([group, replaced = std::move(replaced)]() { group->Form(); });
   return group;
+}
+
+void CollectiveGroups::Abort(const absl::Status& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!aborted_.ok()) return;
+  aborted_ = why;
+  for (const auto& [key, group] : groups_) group->Abort(why);
 }
 
 std::shared_ptr<CollectiveGroup> CollectiveGroups::FindFormed(int32_t group_key) {

@@ -52,6 +52,10 @@ class CollectiveGroup {
   // The devices' group; nullptr: TensorFlow's algorithms. Only once formed.
   rdt_group* handle() const { return handle_; }
 
+  // Ends it at all members, at once or when it is formed: operations fail with `why`, an error, from now on.
+  // The first call counts.
+  void Abort(const absl::Status& why);
+
   const tensorflow::CollGroupParams& params() const { return params_; }
   uint32_t rank() const { return rank_; }
   // The same members, none of them restarted.
@@ -79,6 +83,8 @@ class CollectiveGroup {
   };
   Answer Ask(const char* phase, const std::string& why_not, const std::string& text) const;
   void Decide(Outcome outcome);
+  // Under mutex_.
+  void EndForAll();
 
   Endpoint* const endpoint_;
   tensorflow::WorkerCacheInterface* const workers_;
@@ -91,6 +97,7 @@ class CollectiveGroup {
   rdt_group* handle_ = nullptr;  // written before formed_
   std::string why_not_;
   absl::Status status_;
+  absl::Status aborted_;
   rdt_group_info counted_{};  // when the counters were last reset
 
   std::mutex count_mutex_;
@@ -107,11 +114,15 @@ class CollectiveGroups {
   std::shared_ptr<CollectiveGroup> Find(const tensorflow::CollGroupParams& params, int rank);
   // The group that this key meant last, if it is formed and ours; nullptr otherwise.
   std::shared_ptr<CollectiveGroup> FindFormed(int32_t group_key);
+  // Aborts all groups, also those that are found later: nothing more comes from this task, as TensorFlow
+  // keeps an error until the program is restarted. The first call counts.
+  void Abort(const absl::Status& why);
 
  private:
   Endpoint* const endpoint_;
   tensorflow::WorkerCacheInterface* const workers_;
   std::mutex mutex_;
+  absl::Status aborted_;
   absl::flat_hash_map<int32_t, std::shared_ptr<CollectiveGroup>> groups_;
 };
 

@@ -115,12 +115,14 @@ const char* WhyStock(const CollectiveParams& params) {
     const tensorflow::OpKernel* const final_op = params.final_op;
     if (final_op != nullptr && final_op->type_string_view() != "Div") return "final operation";
   }
-  if (params.group.device_type != tensorflow::DEVICE_CPU) return "device memory";
+  return WhyStock(params.group);
+}
+
+const char* WhyStock(const tensorflow::CollGroupParams& group) {
+  if (group.device_type != tensorflow::DEVICE_CPU) return "device memory";
   // A task with several devices is several members, which meet inside the task.
-  if (params.group.num_tasks != 0 && params.group.num_tasks != params.group.group_size) {
-    return "devices of one task";
-  }
-  return params.group.group_size < 2 ? "one member" : nullptr;
+  if (group.num_tasks != 0 && group.num_tasks != group.group_size) return "devices of one task";
+  return group.group_size < 2 ? "one member" : nullptr;
 }
 
 rdt_collective_kind KindOf(const CollectiveParams& params) {
@@ -146,29 +148,6 @@ absl::Status Describe(tensorflow::OpKernelContext* context, const CollectivePara
   collective->output = output->data();
   collective->count = static_cast<uint64_t>(counted.NumElements());
   return absl::OkStatus();
-}
-
-absl::Status CollectiveStatus(rdt_status status) {
-  const std::string text =
-      absl::StrCat("rdmatensor: ", rdt_status_name(status), ": ", rdt_last_error());
-  switch (status) {
-    case RDT_OK:
-      return absl::OkStatus();
-    case RDT_ERR_DEADLINE:
-      return absl::DeadlineExceededError(
-          absl::StrCat("Collective has timed out during execution. ", text));
-    case RDT_ERR_CANCELLED:
-      return absl::CancelledError(text);
-    case RDT_ERR_PROTOCOL:
-    case RDT_ERR_INVALID:
-      return absl::InvalidArgumentError(text);
-    case RDT_ERR_CORRUPTED:
-      return absl::DataLossError(text);
-    case RDT_ERR_NO_MEMORY:
-      return absl::ResourceExhaustedError(text);
-    default:
-      return absl::UnavailableError(text);
-  }
 }
 
 }  // namespace rdmatensor

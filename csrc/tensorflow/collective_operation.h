@@ -14,6 +14,8 @@ namespace rdmatensor {
 // need not. Depends on what all members have in common only, so all decide alike. Before the group is
 // known only on what the operation is.
 const char* WhyStock(const tensorflow::CollectiveParams& params);
+// The same for all operations of the group.
+const char* WhyStock(const tensorflow::CollGroupParams& group);
 
 // Of an operation that need not be left to TensorFlow.
 rdt_collective_kind KindOf(const tensorflow::CollectiveParams& params);
@@ -22,9 +24,6 @@ rdt_collective_kind KindOf(const tensorflow::CollectiveParams& params);
 // InvalidArgument if the tensors do not suit it.
 absl::Status Describe(tensorflow::OpKernelContext* context,
                       const tensorflow::CollectiveParams& params, rdt_collective* collective);
-
-// What TensorFlow's callers get for a failure of the core's, with its words.
-absl::Status CollectiveStatus(rdt_status status);
 
 }  // namespace rdmatensor
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,11 @@ class Member(Task):
         """Of the earliest command that was not answered yet."""
         return self._read(timeout_s)
 
+    def fileno(self) -> int:
+        """Where its answers come."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
 
 class Members:
     """A cluster of `size` workers with one protocol, some of them with an environment."""
@@ -83,6 +89,12 @@ class Members:
             member.begin(command, **arguments)
         with ThreadPoolExecutor(len(asked)) as threads:
             return list(threads.map(lambda member: member.answer(timeout_s), asked))
+
+    def first_answer(self, timeout_s: float) -> Any:
+        """Of whichever member has one first."""
+        ready, _, _ = select.select(self.all, [], [], timeout_s)
+        assert ready, f"no member answered in {timeout_s:.0f} s"
+        return ready[0].answer(timeout_s)
 
     def warnings(self) -> list[str]:
         """What rdmatensor warned of, anywhere."""
