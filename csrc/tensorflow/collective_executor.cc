@@ -14,6 +14,7 @@
 #include "spans.h"
 #include "tensorflow/core/common_runtime/collective_util.h"
 #include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/common_runtime/process_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "xla/tsl/platform/env.h"
 
@@ -24,6 +25,9 @@ using tensorflow::CollectiveParams;
 
 // This thread runs a closure of the work queue, which has as many threads as it needs: it may block.
 thread_local bool may_block = false;
+
+// While TensorFlow's resolver has not answered.
+constexpr int64_t kLookForAbortUs = 50'000;
 
 bool IsCancelled(tensorflow::CancellationManager* cancellation) {
   return cancellation != nullptr && (cancellation->IsCancelled() || cancellation->IsCancelling());
@@ -135,7 +139,29 @@ void CollectiveExecutor::CompleteParamsAsync(const tensorflow::DeviceAttributes&
     if (!status.ok()) Abandon(device, *params);
     done(status);
   };
+  if (std::shared_ptr<CollectiveGroup> group = groups_->FindFormed(params->group.group_key)) {
+    auto answered = std::make_shared<std::atomic<bool>>(false);
+    done = [answered, done = std::move(done)](const absl::Status& status) {
+      answered->store(true);
+      done(status);
+    };
+    WatchGroup(std::move(group), std::move(answered));
+  }
   BaseCollectiveExecutor::CompleteParamsAsync(device, params, cancellation, std::move(done));
+}
+
+void CollectiveExecutor::WatchGroup(std::shared_ptr<CollectiveGroup> group,
+                                    std::shared_ptr<std::atomic<bool>> answered) {
+  if (answered->load()) return;
+  if (const absl::Status why = group->WhyAborted(); !why.ok()) {
+    StartAbort(why);
+    return;
+  }
+  Ref();
+  tensorflow::SchedNonBlockingClosureAfter(kLookForAbortUs, [this, group, answered] {
+    WatchGroup(group, answered);
+    Unref();
+  });
 }
 
 void CollectiveExecutor::Abandon(const tensorflow::DeviceAttributes& device,

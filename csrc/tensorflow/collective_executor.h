@@ -3,6 +3,7 @@
 #define RDMATENSOR_TENSORFLOW_COLLECTIVE_EXECUTOR_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -45,6 +46,9 @@ class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
 
   bool KnowsParams(const tensorflow::DeviceAttributes& device,
                    tensorflow::CollectiveParams* params);
+  // Until TensorFlow's resolver, which waits for all members, has `answered`: one of them may have aborted.
+  void WatchGroup(std::shared_ptr<CollectiveGroup> group,
+                  std::shared_ptr<std::atomic<bool>> answered);
   void Run(std::unique_ptr<Operation> operation);
   absl::Status RunOnGroup(const Operation& operation);
   absl::Status RunCancellable(const Operation& operation, const rdt_collective& collective);

@@ -93,6 +93,12 @@ std::string DetailOf(const CollectiveParams& params) {
 
 absl::Status CollectiveStatus(rdt_status status, absl::string_view error,
                               const CollectiveParams& params, const std::string& device) {
+  absl::Status told;
+  if (status == RDT_ERR_PROTOCOL && !Told(error, &told)) return Disagreement(error, params, device);
+  return GroupStatus(status, error);
+}
+
+absl::Status GroupStatus(rdt_status status, absl::string_view error) {
   if (status == RDT_OK) return absl::OkStatus();
   if (absl::Status told; Told(error, &told)) return told;
   const std::string text = absl::StrCat("rdmatensor: ", rdt_status_name(status), ": ", error);
@@ -103,7 +109,6 @@ absl::Status CollectiveStatus(rdt_status status, absl::string_view error,
     case RDT_ERR_CANCELLED:
       return absl::CancelledError(text);
     case RDT_ERR_PROTOCOL:
-      return Disagreement(error, params, device);
     case RDT_ERR_INVALID:
       return absl::InvalidArgumentError(text);
     case RDT_ERR_CORRUPTED:

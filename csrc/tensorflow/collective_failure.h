@@ -22,6 +22,9 @@ absl::Status CollectiveStatus(rdt_status status, absl::string_view error,
                               const tensorflow::CollectiveParams& params,
                               const std::string& device);
 
+// The same of a group, in which nobody disagrees.
+absl::Status GroupStatus(rdt_status status, absl::string_view error);
+
 // Why a member ends a group, so that CollectiveStatus makes the same of it at all others.
 std::string WordsOf(const absl::Status& status);
 

@@ -199,6 +199,12 @@ void CollectiveGroup::Abort(const absl::Status& why) {
   EndForAll();
 }
 
+absl::Status CollectiveGroup::WhyAborted() const {
+  rdt_algorithm unused;
+  const rdt_status usable = rdt_group_choose(handle_, RDT_BARRIER, 0, &unused);
+  return usable == RDT_OK ? absl::OkStatus() : GroupStatus(usable, rdt_last_error());
+}
+
 std::string CollectiveGroup::AsJson() const {
   std::string members;
   for (const tensorflow::CollGroupMember& member : params_.members) {

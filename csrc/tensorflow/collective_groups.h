@@ -55,6 +55,8 @@ class CollectiveGroup {
   // Ends it at all members, at once or when it is formed: operations fail with `why`, an error, from now on.
   // The first call counts.
   void Abort(const absl::Status& why);
+  // Why one of its members aborted it. Only of a group with a handle.
+  absl::Status WhyAborted() const;
 
   const tensorflow::CollGroupParams& params() const { return params_; }
   uint32_t rank() const { return rank_; }

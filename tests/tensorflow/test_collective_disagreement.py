@@ -121,6 +121,7 @@ def test_what_tensorflow_says(start: Start, one: Operation, other: Operation) ->
         pytest.param([2, 6], [2, 2, 3], "all_to_all", id="all_to_all"),
         pytest.param([2, 3], [3, 3], "all_gather", id="rows of a gathering"),
         pytest.param([4, 3], [2, 6], "reduce_scatter", id="reduce_scatter"),
+        pytest.param([2, 3], [3, 2], "broadcast", id="broadcast"),
         pytest.param([0, 3], [3, 0], "all_reduce", id="no elements"),
     ],
 )
