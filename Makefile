@@ -144,7 +144,7 @@ bench-verbs: $(tests)
 	@$(BIN)/python bench/bench_verbs.py
 
 # Wheels have a plugin for the TensorFlow of .venv, and one for each of these minor versions.
-OTHER_TENSORFLOWS ?= 2.20
+OTHER_TENSORFLOWS ?= 2.20 2.22
 others = $(OTHER_TENSORFLOWS:%=$(CURDIR)/build/tensorflow-%/tensorflow)
 WITH_ALL = RDMATENSOR_TENSORFLOW=$$(echo $(CURDIR)/$(VENV)/lib/python3*/site-packages/tensorflow \
              $(others) | tr ' ' :)
@@ -154,7 +154,8 @@ AUDIT = PATH=$(BIN):$$PATH $(BIN)/python -m auditwheel repair --wheel-dir dist \
 
 $(CURDIR)/build/tensorflow-%/tensorflow: | $(VENV)/.tools
 	@echo 'unpacking TensorFlow $*'
-	@$(PIP) --no-deps --no-compile --target $(@D) 'tensorflow-cpu==$*.*'
+	@# A release candidate as long as there is no release.
+	@$(PIP) --no-deps --no-compile --target $(@D) 'tensorflow-cpu~=$*.0rc0'
 
 $(VENV)/.dist: $(VENV)/.tools
 	@$(PIP) $$($(BIN)/python .ci/extras.py pyproject.toml dist)

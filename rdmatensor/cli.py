@@ -65,7 +65,7 @@ def _lacking(error: ImportError) -> click.ClickException:
     elif package == "prometheus_client":
         remedy = "pip install 'rdmatensor[metrics]'"
     elif package == "tensorflow":
-        remedy = "pip install 'tensorflow>=2.20,<2.22'"
+        remedy = "pip install 'tensorflow>=2.20,<2.23'"
     return click.ClickException(f"{error}: {remedy}")
 
 

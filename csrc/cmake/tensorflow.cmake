@@ -3,8 +3,8 @@
 # Sets plugin_reason (empty when built) and tensorflow_built_for, the versions.
 
 # Of TensorFlow 2: a plugin subclasses C++ classes that change with every minor version.
-set(supported_minors 20 21)
-set(supported_text "2.20.x and 2.21.x")
+set(supported_minors 20 21 22)
+set(supported_text "2.20.x, 2.21.x and 2.22.x")
 set(plugin_reason "")
 
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
@@ -51,6 +51,7 @@ function(add_tensorflow_headers minor folder)
   target_include_directories(tensorflow_headers_${minor} SYSTEM INTERFACE
     ${folder}/include
     ${folder}/include/external/com_github_grpc_grpc/include
+    ${folder}/include/external/grpc/include # since 2.22
     ${folder}/include/external/farmhash_archive/src
     ${folder}/include/external/com_google_protobuf/src)
   # C++ ABI: TensorFlow's class layouts depend on NDEBUG, its tensors on the alignment. Both hold for

@@ -47,13 +47,13 @@ def finding(thoroughly: bool) -> Finding:
         )
         text = f"{here}, and the plugin was not built: {why}"
         return Finding(AREA, "warn", text, _rebuild())
-    minors = [_minor(version) for version in built.split(", ")]
+    versions = built.split(", ")
+    minors = [_minor(version) for version in versions]
     if _minor(here) not in minors:
-        text = (
-            f"{here}, and the plugin is for {' and '.join(minors)}: TensorFlow works, grpc+rdma does "
-            "not"
-        )
-        return Finding(AREA, "fail", text, f"pip install 'tensorflow=={minors[-1]}.*'")
+        text = f"{here}, and the plugin is for {', '.join(minors)}: TensorFlow works, grpc+rdma does not"
+        # pip does not take a release candidate for the minor version.
+        released = [_minor(version) for version in versions if "rc" not in version] or minors
+        return Finding(AREA, "fail", text, f"pip install 'tensorflow=={released[-1]}.*'")
     if os.environ.get("RDMATENSOR_DISABLE", "0") not in ("", "0"):
         text = f"{here}; RDMATENSOR_DISABLE leaves the plugin unloaded"
         return Finding(AREA, "warn", text, "unset RDMATENSOR_DISABLE")

@@ -20,6 +20,13 @@ MB = 1 << 20
         ({"tensorflow": "2.21.0"}, "2.20.0", "fail", "pip install 'tensorflow==2.21.*'"),
         ({"tensorflow": "2.20.0, 2.21.0"}, "2.20.1", "ok", ""),
         ({"tensorflow": "2.20.0, 2.21.0"}, "2.2.0", "fail", "pip install 'tensorflow==2.21.*'"),
+        ({"tensorflow": "2.21.0, 2.22.0rc0"}, "2.22.0rc1", "ok", ""),
+        (
+            {"tensorflow": "2.21.0, 2.22.0rc0"},
+            "2.19.0",
+            "fail",
+            "pip install 'tensorflow==2.21.*'",
+        ),
         ({"tensorflow": "", "no_tensorflow_because": "asked"}, "2.21.0", "warn", "pip install"),
         ({}, "2.21.0", "warn", "pip install"),
     ],

@@ -129,7 +129,8 @@ __attribute__((constructor)) static void say(void) {{ fprintf(stderr, "plugin {}
     [
         ("2.20.0", "plugin 20"),
         ("2.21.1-rc0", "plugin 21"),
-        ("2.2.0", "supports TensorFlow 2.20.x and 2.21.x, this is 2.2.0"),
+        ("2.22.0", "plugin 22"),
+        ("2.2.0", "supports TensorFlow 2.20.x, 2.21.x and 2.22.x, this is 2.2.0"),
         ("12.20.0", "this is 12.20.0"),
         ("2.20", "this is 2.20"),
     ],
@@ -139,14 +140,14 @@ def test_plugin_is_chosen_by_version(
 ) -> None:
     core, shim = tmp_path / "libtensorflow_cc.so.2", plugins / "librdmatensor_shim.so"
     (plugins.parent / "rdmatensor").mkdir()
-    for minor in (20, 21):
+    for minor in (20, 21, 22):
         source = tmp_path / f"{minor}.c"
         source.write_text(PLUGIN.format(minor))
         _build(plugins.parent / f"rdmatensor/librdmatensor_tensorflow_2_{minor}.so", source)
     source = tmp_path / "core.c"
     source.write_text(CORE.format(version))
     _build(core, "-Wl,-soname,libtensorflow_cc.so.2", source)
-    _build_shim(root, shim, "20,21")
+    _build_shim(root, shim, "20,21,22")
     program = f"import ctypes; ctypes.CDLL({str(core)!r}); ctypes.CDLL({str(shim)!r})"
     process = _start(program, RDMATENSOR_DISABLE="0")
     _, errors = process.communicate(timeout=60)

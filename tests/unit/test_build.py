@@ -83,7 +83,7 @@ def test_other_versions_get_no_plugin_and_a_clear_line(root: Path, tmp_path: Pat
     line = next(line for line in done.stdout.splitlines() if "plugin" in line)
     assert "NOT built" in line
     assert "2.19.1" in line
-    assert "2.20.x and 2.21.x" in line
+    assert "2.20.x, 2.21.x and 2.22.x" in line
     demanded = configure(root, tmp_path / "build", package, "ON")
     assert demanded.returncode != 0
     assert "2.19.1" in demanded.stderr

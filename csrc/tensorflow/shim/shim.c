@@ -35,8 +35,10 @@ static void refuse_version(const char *version) {
   char supported[256] = "";
   size_t used = 0;
   for (size_t i = 0; i < MINORS && used < sizeof supported; i++)
-    used += (size_t)snprintf(supported + used, sizeof supported - used, "%s2.%d.x",
-                             i ? " and " : "", minors[i]);
+    used += (size_t)snprintf(supported + used, sizeof supported - used, "2.%d.x%s", minors[i],
+                             MINORS - i > 2    ? ", "
+                             : MINORS - i == 2 ? " and "
+                                               : "");
   char cause[512];
   snprintf(cause, sizeof cause, "this build supports TensorFlow %s, this is ", supported);
   refuse(cause, version);
