@@ -15,7 +15,7 @@ from pathlib import Path
 
 NAME = re.compile(r"rdmatensor-[0-9.]+(\.dev\d+|rc\d+)?-cp310-abi3-manylinux_\d+_\d+_\w+\.whl")
 FOLDERS = re.compile(r"rdmatensor|graph_analyzer|tensorflow-plugins|rdmatensor-[^/]+\.dist-info")
-PLUGIN = "rdmatensor/librdmatensor_tensorflow_{}.so"
+PLUGIN = "rdmatensor/librdmatensor_tensorflow_{}.{}"
 
 
 def wanted(info: dict[str, str]) -> Iterator[str]:
@@ -24,7 +24,8 @@ def wanted(info: dict[str, str]) -> Iterator[str]:
     yield from ("rdmatensor/py.typed", "graph_analyzer/py.typed")
     yield from ("rdmatensor/softroce/guest/init", "graph_analyzer/page.html.j2")
     versions = [text for text in info["tensorflow"].split(", ") if text]
-    yield from (PLUGIN.format("_".join(text.split(".")[:2])) for text in versions)
+    for minor in ("_".join(text.split(".")[:2]) for text in versions):
+        yield from (PLUGIN.format(minor, kind) for kind in ("so", "layout"))
     if versions:
         yield "tensorflow-plugins/librdmatensor_shim.so"
 

@@ -22,7 +22,7 @@ elseif(NOT tensorflow_found)
   set(plugin_reason "Python ${Python3_EXECUTABLE} has no TensorFlow (pip install 'tensorflow==2.21.*', then install rdmatensor with --no-build-isolation; RDMATENSOR_TENSORFLOW=/path/to/tensorflow names another)")
 endif()
 
-# "<version>;<folder>;<version>;<folder>...": tensorflow_dir_<minor> for each.
+# "<version>;<folder>;<version>;<folder>...": tensorflow_dir_<minor> and tensorflow_version_<minor> for each.
 set(plugin_minors "")
 set(plugin_versions "")
 while(tensorflow_found AND NOT plugin_reason)
@@ -37,6 +37,7 @@ while(tensorflow_found AND NOT plugin_reason)
   list(APPEND plugin_minors ${minor})
   list(APPEND plugin_versions ${version})
   set(tensorflow_dir_${minor} ${folder})
+  set(tensorflow_version_${minor} ${version})
 endwhile()
 if(plugin_reason)
   return()
@@ -61,7 +62,7 @@ function(add_tensorflow_headers minor folder)
   target_compile_features(tensorflow_headers_${minor} INTERFACE cxx_std_17)
 endfunction()
 
-function(add_plugin minor folder)
+function(add_plugin minor folder version)
   set(plugin rdmatensor_tensorflow_2_${minor})
   add_library(${plugin} MODULE ${plugin_sources})
   target_include_directories(${plugin} PRIVATE ${CMAKE_SOURCE_DIR}/csrc
@@ -76,12 +77,18 @@ function(add_plugin minor folder)
     -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2)
   # A symbol that this TensorFlow does not have is an error here, not when a user imports TensorFlow.
   target_link_options(${plugin} PRIVATE -Wl,-z,defs)
+  # Other builds of this version may differ in what no symbol tells: the shim compares.
+  set(record ${CMAKE_SOURCE_DIR}/csrc/cmake/record_tensorflow.py)
+  set_target_properties(${plugin} PROPERTIES LINK_DEPENDS ${record})
+  add_custom_command(TARGET ${plugin} POST_BUILD VERBATIM
+    COMMAND ${Python3_EXECUTABLE} ${record} ${CMAKE_NM} $<TARGET_FILE:${plugin}> ${folder} ${version})
   install(TARGETS ${plugin} LIBRARY DESTINATION rdmatensor)
+  install(FILES $<TARGET_FILE_DIR:${plugin}>/lib${plugin}.layout DESTINATION rdmatensor)
 endfunction()
 
 foreach(minor ${plugin_minors})
   add_tensorflow_headers(${minor} ${tensorflow_dir_${minor}})
-  add_plugin(${minor} ${tensorflow_dir_${minor}})
+  add_plugin(${minor} ${tensorflow_dir_${minor}} ${tensorflow_version_${minor}})
 endforeach()
 # For programs that are built once: unit tests and fuzzers.
 list(GET plugin_minors -1 minor)

@@ -52,6 +52,8 @@ FILES = [
     *("rdmatensor/softroce/guest/init", "tensorflow-plugins/librdmatensor_shim.so"),
     "rdmatensor/librdmatensor_tensorflow_2_20.so",
     "rdmatensor/librdmatensor_tensorflow_2_21.so",
+    "rdmatensor/librdmatensor_tensorflow_2_20.layout",
+    "rdmatensor/librdmatensor_tensorflow_2_21.layout",
     "rdmatensor-0.1.0.dist-info/METADATA",
 ]
 
@@ -86,6 +88,7 @@ def check(root: Path, wheel: Path, files: list[str], info: dict[str, str]) -> st
         (NAME, "", FILES[8], {}, "lacks rdmatensor/librdmatensor_tensorflow_2_20.so"),
         (NAME, "", "rdmatensor/py.typed", {}, "lacks rdmatensor/py.typed"),
         (NAME, "", FILES[9], {"tensorflow": "2.20.0, 2.21.0"}, "tensorflow_2_21.so"),
+        (NAME, "", FILES[11], {}, "lacks rdmatensor/librdmatensor_tensorflow_2_21.layout"),
         (NAME, "", "", {"no_verbs_because": "no header"}, "no verbs: no header"),
         (NAME, "", "", {"sanitize": "thread"}, "the sanitizer thread"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import rdmatensor
 from rdmatensor.doctor import framework
 
 # What a program that only imports TensorFlow looks like from outside, before it makes a server. Threads are
@@ -91,7 +93,20 @@ def _build(target: Path, *options: str | Path) -> None:
 
 
 def _build_shim(root: Path, target: Path, minors: str) -> None:
-    _build(target, f"-DRDT_TENSORFLOW_MINORS={minors}", root / "csrc/tensorflow/shim/shim.c")
+    sources = sorted((root / "csrc/tensorflow/shim").glob("*.c"))
+    _build(target, f"-DRDT_TENSORFLOW_MINORS={minors}", *sources)
+
+
+def _plugin(plugins: Path, minor: int, kind: str) -> Path:
+    """A file of a plugin ("so", "layout") beside the shim in `plugins`."""
+    folder = plugins.parent / "rdmatensor"
+    folder.mkdir(exist_ok=True)
+    return folder / f"librdmatensor_tensorflow_2_{minor}.{kind}"
+
+
+def _installed_layout(minor: int) -> str:
+    folder = Path(rdmatensor.__file__).parent
+    return (folder / f"librdmatensor_tensorflow_2_{minor}.layout").read_text()
 
 
 def test_wrong_version_and_broken_plugin_leave_tensorflow_unharmed(
@@ -101,10 +116,9 @@ def test_wrong_version_and_broken_plugin_leave_tensorflow_unharmed(
     # Two more shims beside the installed one: for other TensorFlows, and with a broken plugin.
     _build_shim(root, plugins / "librdmatensor_shim.so", f"2,{minor}0")
     _build_shim(root, plugins / "broken_shim.so", str(minor))
-    broken = plugins.parent / "rdmatensor"
-    broken.mkdir()
-    name = f"librdmatensor_tensorflow_2_{minor}.so"
-    broken.joinpath(name).write_bytes(b"not a library")
+    broken = _plugin(plugins, minor, "so")
+    broken.write_bytes(b"not a library")
+    _plugin(plugins, minor, "layout").write_text(_installed_layout(minor))
     environment = {"PYTHONPATH": _paths(plugins.parent), "RDMATENSOR_DISABLE": "0"}
     facts, lines = _end(_start(PROGRAM, **environment))
     assert facts["total"] == 300.0**3
@@ -112,11 +126,66 @@ def test_wrong_version_and_broken_plugin_leave_tensorflow_unharmed(
     assert len(lines) == 2, lines
     version, unloadable = sorted(lines, key=lambda line: "supports TensorFlow" not in line)
     assert f"supports TensorFlow 2.2.x and 2.{minor}0.x, this is 2.{minor}." in version
-    assert name in unloadable
+    assert broken.name in unloadable
+
+
+UNPLUGGED = """
+import ctypes, json, os
+os.environ["RDMATENSOR_DISABLE"] = "1"  # the installed plugin
+import tensorflow as tf
+os.environ["RDMATENSOR_DISABLE"] = "0"
+shim = ctypes.CDLL({!r})
+try:
+    tf.distribute.Server({{"worker": ["127.0.0.1:0"]}}, protocol="grpc+rdma", start=False)
+    server = "made"
+except tf.errors.NotFoundError:
+    server = "no such protocol"
+total = float(tf.reduce_sum(tf.ones((300, 300)) @ tf.ones((300, 300))))
+why = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(shim, "rdt_shim_reason"))).decode()
+print(json.dumps({{"total": total, "server": server, "why": why}}))
+"""
+
+
+def test_another_build_of_the_same_version_is_refused(root: Path, plugins: Path) -> None:
+    """The installed plugin, with a record in which TensorFlow's allocator has one virtual function more."""
+    minor = int(framework.version().split(".")[1])
+    installed = Path(rdmatensor.__file__).parent
+    shutil.copytree(installed, plugins.parent / "rdmatensor", ignore=lambda _, __: ["softroce"])
+    shim = plugins / "librdmatensor_shim.so"
+    _build_shim(root, shim, str(minor))
+    fits = _end(_start(UNPLUGGED.format(str(shim)), RDMATENSOR_DISABLE="1"))
+    assert fits == ({"total": 300.0**3, "server": "made", "why": ""}, [])
+
+    layout = _installed_layout(minor)
+    (size,) = re.findall(r"^(\d+) _ZTVN3tsl9AllocatorE$", layout, re.MULTILINE)
+    doctored = layout.replace(f"{size} _ZTVN3tsl9A", f"{int(size) + 8} _ZTVN3tsl9A")
+    _plugin(plugins, minor, "layout").write_text(doctored)
+    facts, lines = _end(_start(UNPLUGGED.format(str(shim)), RDMATENSOR_DISABLE="1"))
+    assert facts["total"] == 300.0**3
+    assert facts["server"] == "no such protocol"
+    said = f"_ZTVN3tsl9AllocatorE has {size} bytes, not {int(size) + 8}"
+    assert said in facts["why"]
+    assert len(lines) == 1 and said in lines[0]
+    assert "install rdmatensor from its sources" in lines[0]
+
+
+def test_record_tells_functions_and_messages_apart() -> None:
+    layout = _installed_layout(int(framework.version().split(".")[1]))
+    assert layout.startswith(f"TensorFlow {framework.version()}\n")
+    for name in (
+        "_ZTVN10tensorflow10GrpcServerE",
+        "_ZTVN10tensorflow20BaseRemoteRendezvousE",
+        "_ZTIN10tensorflow12TensorBufferE",
+        "_ZN10tensorflow30_ConfigProto_default_instance_E",
+    ):
+        assert re.search(rf"^[1-9]\d* {name}$", layout, re.MULTILINE), name
 
 
 # Stands for libtensorflow_cc.so.2 of some version.
-CORE = 'const char *TF_Version(void) {{ return "{}"; }}'
+CORE = """
+const char *TF_Version(void) {{ return "{}"; }}
+char small[8] = "small", large[512] = "large";
+"""
 # Says that it was loaded, by its name.
 PLUGIN = """
 #include <stdio.h>
@@ -138,12 +207,40 @@ __attribute__((constructor)) static void say(void) {{ fprintf(stderr, "plugin {}
 def test_plugin_is_chosen_by_version(
     root: Path, plugins: Path, tmp_path: Path, version: str, said: str
 ) -> None:
+    assert said in _chosen(root, plugins, tmp_path, version, "TensorFlow 2\n8 small\n512 large\n")
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ("TensorFlow 2.21.7\n8 small\n512 large", "plugin 21"),
+        (
+            "TensorFlow 2.21.7\n8 small\n520 large\n",
+            "TensorFlow 2.21.0 is another build than the 2.21.7 that the plugin was made for "
+            "(large has 512 bytes, not 520)",
+        ),
+        ("TensorFlow 2.21.7\n8 huge\n", "(huge is missing)"),
+        ("TensorFlow 2.21.7\n8 TF_Versio\n", "(TF_Versio is missing)"),
+        ("TensorFlow 2.21.7\n8 small\nlarge\n", "damaged: install rdmatensor again"),
+        ("", "damaged: install rdmatensor again"),
+        (None, "librdmatensor_tensorflow_2_21.layout is missing: install rdmatensor again"),
+    ],
+)
+def test_layout_is_compared(
+    root: Path, plugins: Path, tmp_path: Path, layout: str | None, said: str
+) -> None:
+    assert said in _chosen(root, plugins, tmp_path, "2.21.0", layout)
+
+
+def _chosen(root: Path, plugins: Path, tmp_path: Path, version: str, layout: str | None) -> str:
+    """The one line that the shim or the plugin that it loads says in a TensorFlow of that version."""
     core, shim = tmp_path / "libtensorflow_cc.so.2", plugins / "librdmatensor_shim.so"
-    (plugins.parent / "rdmatensor").mkdir()
     for minor in (20, 21, 22):
         source = tmp_path / f"{minor}.c"
         source.write_text(PLUGIN.format(minor))
-        _build(plugins.parent / f"rdmatensor/librdmatensor_tensorflow_2_{minor}.so", source)
+        _build(_plugin(plugins, minor, "so"), source)
+        if layout is not None:
+            _plugin(plugins, minor, "layout").write_text(layout)
     source = tmp_path / "core.c"
     source.write_text(CORE.format(version))
     _build(core, "-Wl,-soname,libtensorflow_cc.so.2", source)
@@ -152,7 +249,8 @@ def test_plugin_is_chosen_by_version(
     process = _start(program, RDMATENSOR_DISABLE="0")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    assert [said in line for line in errors.splitlines()] == [True], errors
+    (line,) = errors.splitlines()
+    return line
 
 
 def test_disabled_is_silent(disabled_and_not: tuple[Said, Said]) -> None:

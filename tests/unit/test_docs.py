@@ -119,6 +119,7 @@ OTHERS = (
     "Work Request Flushed Error (5)",
     "remote access error (10)",
     "transport retry counter exceeded (12)",
+    "undefined symbol",
 )
 
 

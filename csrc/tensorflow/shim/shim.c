@@ -3,17 +3,20 @@
  * TensorFlow loads every library in site-packages/tensorflow-plugins, and `import tensorflow` fails
  * if one of them does not load. This one always does: it uses no TensorFlow symbol. It looks which
  * TensorFlow is there and loads the plugin that was built for its minor version, for a plugin
- * subclasses C++ classes of exactly one. Whatever goes wrong costs one line on standard error.
+ * subclasses C++ classes of exactly one, if their layout is the one that the plugin was built with.
+ * Whatever goes wrong costs one line on standard error.
  */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "layout.h"
+
 #ifndef RDT_TENSORFLOW_MINORS
 #error "define RDT_TENSORFLOW_MINORS: the minor versions of TensorFlow 2 that there are plugins for"
 #endif
-#define PLUGIN "/../rdmatensor/librdmatensor_tensorflow_2_%d.so"
+#define PLUGIN "/../rdmatensor/librdmatensor_tensorflow_2_%d.%s"
 
 static const int minors[] = {RDT_TENSORFLOW_MINORS};
 #define MINORS (sizeof(minors) / sizeof(minors[0]))
@@ -65,13 +68,14 @@ static int minor_of(const char *version) {
   return -1;
 }
 
-/* The plugin's path beside this library's own. */
-static int plugin_path(char *path, size_t size, int minor) {
+/* The path of the plugin ("so") or its record ("layout") beside this library's own. */
+static int plugin_path(char *path, size_t size, int minor, const char *kind) {
   Dl_info self;
   if (!dladdr((void *)&rdt_shim_reason, &self) || !self.dli_fname) return 0;
   const char *slash = strrchr(self.dli_fname, '/');
   int folder = slash ? (int)(slash - self.dli_fname) : 1;
-  int written = snprintf(path, size, "%.*s" PLUGIN, folder, slash ? self.dli_fname : ".", minor);
+  int written =
+      snprintf(path, size, "%.*s" PLUGIN, folder, slash ? self.dli_fname : ".", minor, kind);
   return written > 0 && (size_t)written < size;
 }
 
@@ -91,9 +95,14 @@ __attribute__((constructor)) static void load_plugin(void) {
     refuse_version(version);
     return;
   }
-  char path[4096];
-  if (!plugin_path(path, sizeof path, minor)) {
+  char path[4096], record[4096], why[900];
+  if (!plugin_path(path, sizeof path, minor, "so") ||
+      !plugin_path(record, sizeof record, minor, "layout")) {
     refuse("cannot tell where the plugin is installed", "");
+    return;
+  }
+  if (!layout_fits(record, version, why, sizeof why)) {
+    refuse("", why);
     return;
   }
   if (!dlopen(path, RTLD_NOW | RTLD_LOCAL)) {

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef RDMATENSOR_SHIM_LAYOUT_H
+#define RDMATENSOR_SHIM_LAYOUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Whether the TensorFlow `version` in this process is laid out as the file `record` says, which
+ * csrc/cmake/record_tensorflow.py wrote when the plugin was built. If not, `why` holds one line. */
+bool layout_fits(const char* record, const char* version, char* why, size_t size);
+
+#endif
