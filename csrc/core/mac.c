@@ -17,8 +17,8 @@
 
 #define BLOCK 64 /* of SHA-256 */
 
-/* Of OpenSSL 3 and 1.1; their declarations are the same. */
-static const char *const libraries[] = {"libcrypto.so.3", "libcrypto.so.1.1"};
+/* Of OpenSSL 3, 4 and 1.1; the declarations are the same. What most programs have loaded already comes first. */
+static const char *const libraries[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
 
 static struct {
   int (*init)(void *state);
@@ -92,21 +92,25 @@ static bool knows_the_answer(void) {
          rdt_mac_equal(mac, wanted) && !rdt_mac_equal(mac, other);
 }
 
+static bool is_usable(void *library) {
+  return find(library, "SHA256_Init", &crypto.init) &&
+         find(library, "SHA256_Update", &crypto.update) &&
+         find(library, "SHA256_Final", &crypto.final) &&
+         find(library, "CRYPTO_memcmp", &crypto.compare) && knows_the_answer();
+}
+
+/* Takes the first one that works: OpenSSL can be built without the functions that it advises against. */
 static void load(void) {
-  void *library = NULL;
-  for (size_t i = 0; !library && i < sizeof(libraries) / sizeof(libraries[0]); i++)
-    library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
-  if (!library)
-    snprintf(
-        load_error, sizeof(load_error),
-        "a secret needs OpenSSL's libcrypto.so.3, which is not installed: apt install libssl3, "
-        "dnf install openssl-libs");
-  else if (!find(library, "SHA256_Init", &crypto.init) ||
-           !find(library, "SHA256_Update", &crypto.update) ||
-           !find(library, "SHA256_Final", &crypto.final) ||
-           !find(library, "CRYPTO_memcmp", &crypto.compare) || !knows_the_answer())
-    snprintf(load_error, sizeof(load_error),
-             "OpenSSL's libcrypto does not compute SHA-256 in this process");
+  bool found = false;
+  for (size_t i = 0; i < sizeof(libraries) / sizeof(libraries[0]); i++) {
+    void *library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
+    if (library && is_usable(library)) return;
+    found = found || library;
+  }
+  snprintf(load_error, sizeof(load_error), "%s",
+           found ? "OpenSSL's libcrypto does not compute SHA-256 in this process"
+                 : "a secret needs OpenSSL's libcrypto.so.3 or .4, which is not installed: "
+                   "apt install libssl3, dnf install openssl-libs");
 }
 
 rdt_status rdt_mac_load(void) {
