@@ -42,7 +42,7 @@ def make(folder: Path, version: str, kind: str) -> None:
             pytest.skip("no C compiler")
         source = folder / f"{version}.c"
         source.write_text(kind)
-        command = [compiler, "-shared", "-fPIC", source, "-o", library]
+        command = [compiler, "-shared", "-fPIC", str(source), "-o", str(library)]
         subprocess.run(command, check=True, timeout=60)
 
 
