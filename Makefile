@@ -49,14 +49,15 @@ build: $(VENV)/.installed
 $(VENV)/.tools: pyproject.toml .ci/prepare
 	@.ci/prepare build $(VENV)
 	@echo 'installing TensorFlow and what building needs into $(VENV)'
-	@$(PIP) '$(TENSORFLOW)' 'setuptools>=77' wheel 'cffi>=1.16' 'cmake>=3.20' ninja \
-	  $$($(BIN)/python .ci/extras.py pyproject.toml demo)
+	@# Groups need this pip, and a fresh environment may have an older one.
+	@$(PIP) 'pip>=25.1'
+	@$(PIP) '$(TENSORFLOW)' --group build
 	@touch $@
 
 $(VENV)/.packages: $(VENV)/.tools
 	@echo 'installing what tests, linters and benchmarks need into $(VENV)'
 	@# TensorFlow is named for its own requirements: pip does not look at those of what is there.
-	@$(PIP) '$(TENSORFLOW)' $$($(BIN)/python .ci/extras.py pyproject.toml bench docs test lint)
+	@$(PIP) '$(TENSORFLOW)' --group bench --group docs --group test --group lint
 	@# Keras 2, for examples/. It would bring another TensorFlow if it could.
 	@$(PIP) --no-deps 'tf_keras==$(lastword $(subst ==, ,$(TENSORFLOW)))'
 	@touch $@
@@ -168,7 +169,7 @@ $(CURDIR)/build/tensorflow-%/tensorflow: | $(VENV)/.tools
 	@$(PIP) --no-deps --no-compile --target $(@D) 'tensorflow-cpu~=$*.0rc0'
 
 $(VENV)/.dist: $(VENV)/.tools
-	@$(PIP) $$($(BIN)/python .ci/extras.py pyproject.toml dist)
+	@$(PIP) --group dist
 	@touch $@
 
 wheel: $(VENV)/.dist $(others)

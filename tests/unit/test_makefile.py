@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TOOLS, PACKAGES, PROGRAMS = "prepare build", "pyproject.toml bench docs test lint", "prepare tests"
+TOOLS, PACKAGES, PROGRAMS = "prepare build", "--group bench --group docs", "prepare tests"
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 
