@@ -24,6 +24,7 @@ COMMANDS = {
     "info": ("rdmatensor.commands.info:info", "Show what is installed, and the settings in force."),
     "launch": ("rdmatensor.commands.launch:launch", "Run a program as a TensorFlow cluster on this machine."),
     "ping": ("rdmatensor.commands.ping:ping", "Measure the way to another machine."),
+    "place": ("rdmatensor.commands.place:place", "Run a program as a task of Slurm, MPI or Kubernetes."),
     "plan": ("graph_analyzer.cli:plan", "Show what a graph sends between tasks, and how."),
     "softroce": ("rdmatensor.softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
     "top": ("rdmatensor.commands.top:top", "Watch running tasks: peers, bytes by path, waits."),

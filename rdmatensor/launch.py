@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import queue
 import signal
@@ -19,7 +18,9 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.text import Text
 
+from . import tf_config
 from .processes import Crew, Process, ending, reserved_addresses
+from .tf_config import Task
 
 EXIT_SIGNAL = 128
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
@@ -29,19 +30,6 @@ _OUTPUT_S = 5.0
 # As `python SCRIPT`, but with metrics. Not `python -m`, which would also look for us in this folder.
 _SERVED = "import sys; sys.path[:] = filter(None, sys.path); from rdmatensor import metrics; "
 _SERVED += "metrics.run(sys.argv[1:])"
-
-
-@dataclass(frozen=True)
-class Task:
-    """One process of a cluster."""
-
-    job: str
-    index: int
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"{self.job} {self.index}"
 
 
 @dataclass(frozen=True)
@@ -69,24 +57,6 @@ class Request:
         Parameter servers do; with them and a chief, workers do too, as ParameterServerStrategy has it.
         """
         return task.job == "ps" or (task.job == "worker" and self.chief and self.ps > 0)
-
-
-def cluster_of(tasks: Sequence[Task], addresses: Sequence[str]) -> dict[str, list[str]]:
-    """TensorFlow's description of a cluster whose tasks have these addresses."""
-    cluster: dict[str, list[str]] = {}
-    for task, address in zip(tasks, addresses, strict=True):
-        cluster.setdefault(task.job, []).append(address)
-    return cluster
-
-
-def environment(cluster: Mapping[str, Sequence[str]], task: Task, protocol: str) -> dict[str, str]:
-    """What tells a task its place. "rpc_layer" is the one that cluster resolvers read."""
-    config = {
-        "cluster": cluster,
-        "task": {"type": task.job, "index": task.index},
-        "rpc_layer": protocol,
-    }
-    return {"TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"}
 
 
 # A task and its exit status; or no task, and a signal for this program.
@@ -117,11 +87,12 @@ class _Output:
 
 
 def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task, Process]:
-    cluster = cluster_of(request.tasks, addresses)
+    cluster = tf_config.cluster_of(request.tasks, addresses)
     started = {}
     program = [str(request.script), *request.arguments]
     for number, task in enumerate(request.tasks):
-        variables = environment(cluster, task, request.protocol)
+        config = tf_config.text_for(cluster, task, request.protocol)
+        variables = {tf_config.NAME: config, "PYTHONUNBUFFERED": "1"}
         if request.metrics_port:
             variables["RDMATENSOR_METRICS_PORT"] = str(request.metrics_port + number)
         process = crew.start(

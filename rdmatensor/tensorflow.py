@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from . import config
+from . import config, tf_config
 from .device import Device
 from .errors import Unsupported, UsageError
 from .tracing import trace
@@ -325,6 +325,7 @@ def use(
     policy: Literal["auto", "rdma", "grpc"] | None = None,
     transport: str | Sequence[str] | None = None,
     require: bool = False,
+    default_protocol: bool = False,
 ) -> None:
     """Chooses how the servers that this process will create send tensors. Call it before the first.
 
@@ -332,9 +333,14 @@ def use(
     this process; None leaves them. With `require` this call fails if grpc+rdma cannot work here, and a peer
     that cannot be reached fails its steps, instead of being served by gRPC: the policy becomes "rdma".
 
-    Raises UsageError for unknown names, if `require` meets policy "grpc", and if a server exists already;
-    with `require` also Unsupported or DeviceError, with the reason, if the plugin is not in this process
-    or no wanted transport is usable.
+    `default_protocol` is for launchers that set TF_CONFIG and name no protocol in it, such as Kubeflow and
+    Ray: where this process's TF_CONFIG has no "rpc_layer", it is "grpc+rdma" from now on, for
+    `TFConfigClusterResolver` and for the strategies that ask it. A protocol that is named stays. Without
+    TF_CONFIG there is no cluster, and nothing changes. All tasks of a cluster have to make the call.
+
+    Raises UsageError for unknown names, if `require` meets policy "grpc", if a server exists already, and if
+    `default_protocol` meets a TF_CONFIG that is no JSON object; with `require` also Unsupported or
+    DeviceError, with the reason, if the plugin is not in this process or no wanted transport is usable.
     """
     if loaded() and (servers := stats()["servers"]):
         raise UsageError(
@@ -346,6 +352,12 @@ def use(
         raise UsageError('policy "grpc" sends nothing otherwise: drop it, or require', "INVALID")
     if require and not loaded():
         raise Unsupported(f"grpc+rdma is required, but {why_not()}", "UNSUPPORTED")
+    cluster = os.environ.get(tf_config.NAME, "")
+    if default_protocol:
+        try:
+            cluster = tf_config.with_protocol(cluster, tf_config.PROTOCOL)
+        except ValueError as error:
+            raise UsageError(str(error), "INVALID") from None
     before = config.get("POLICY"), config.get("TRANSPORTS")
     try:
         _put_in_force(policy or ("rdma" if require else before[0]), transport or before[1])
@@ -354,6 +366,8 @@ def use(
     except BaseException:
         _put_in_force(*before)
         raise
+    if cluster:
+        os.environ[tf_config.NAME] = cluster
 
 
 def _put_in_force(policy: str, transport: str | Sequence[str]) -> None:

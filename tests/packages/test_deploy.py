@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Dockerfile, the Kubernetes manifest and the CI's workflow say nothing that is not there."""
+"""The Dockerfile, the manifests and the CI's workflow say nothing that is not there."""
 
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,17 @@ import pytest
 import yaml
 
 from rdmatensor import config
+from rdmatensor.place import config_of
 
 # Variables of the build, and of rdmatensor's tests.
-BUILD = {"RDMATENSOR_TENSORFLOW", "RDMATENSOR_BUILD_TENSORFLOW"}
-FILES = ["docker/Dockerfile", "deploy/kubernetes.yaml", ".github/workflows/ci.yml"]
-PAGES = ["docs/containers.md", "docs/packages.md"]
+BUILD = {"RDMATENSOR_TENSORFLOW", "RDMATENSOR_BUILD_TENSORFLOW", "RDMATENSOR_REPOSITORY"}
+MANIFESTS = ["kubernetes", "kubeflow-tfjob", "kubeflow-trainjob"]
+FILES = [
+    "docker/Dockerfile",
+    ".github/workflows/ci.yml",
+    *(f"deploy/{name}.yaml" for name in MANIFESTS),
+]
+PAGES = ["docs/containers.md", "docs/packages.md", "docs/launch.md"]
 
 
 def text_of(root: Path, name: str) -> str:
@@ -32,47 +42,102 @@ def test_variables_are_settings(root: Path, name: str) -> None:
     assert set(re.findall(r"RDMATENSOR_[A-Z_]+", text_of(root, name))) <= settings | BUILD
 
 
-@pytest.fixture(scope="module")
-def manifest(root: Path) -> dict[str, Any]:
-    """The objects of the manifest, by kind."""
-    objects = yaml.safe_load_all((root / "deploy/kubernetes.yaml").read_text())
-    return {each["kind"]: each for each in objects}
+def objects(root: Path, name: str) -> dict[str, Any]:
+    """The objects of a manifest, by kind."""
+    found = yaml.safe_load_all((root / f"deploy/{name}.yaml").read_text())
+    return {each["kind"]: each for each in found}
 
 
-def test_pods_get_what_they_need(manifest: dict[str, Any]) -> None:
-    pod = manifest["Job"]["spec"]["template"]["spec"]
-    (task,) = pod["containers"]
+def pod(root: Path, name: str) -> dict[str, Any]:
+    """The pods that a manifest makes."""
+    found = objects(root, name)
+    spec: dict[str, Any]
+    if name == "kubernetes":
+        spec = found["Job"]["spec"]["template"]["spec"]
+    elif name == "kubeflow-tfjob":
+        spec = found["TFJob"]["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]
+    else:
+        (job,) = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+        assert job["name"] == "node"
+        spec = job["template"]["spec"]["template"]["spec"]
+    return spec
+
+
+def command(root: Path, name: str) -> list[str]:
+    """The command of a manifest's pods."""
+    if name == "kubeflow-trainjob":
+        found = objects(root, name)["TrainJob"]["spec"]["trainer"]["command"]
+    else:
+        found = pod(root, name)["containers"][0]["command"]
+    return [str(word) for word in found]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_pods_get_what_they_need(root: Path, name: str) -> None:
+    spec = pod(root, name)
+    (task,) = spec["containers"]
     assert task["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
-    assert any(name.startswith("rdma/") for name in task["resources"]["limits"])
-    (volume,) = pod["volumes"]
+    assert any(limit.startswith("rdma/") for limit in task["resources"]["limits"])
+    # Without a request the scheduler puts all tasks on one processor.
+    assert int(task["resources"]["requests"]["cpu"]) >= 1
+    assert task["resources"]["requests"]["memory"] == task["resources"]["limits"]["memory"]
+    (volume,) = spec["volumes"]
     (mount,) = task["volumeMounts"]
     assert mount["name"] == volume["name"]
     assert volume["secret"]["defaultMode"] == 0o400
     variables = {each["name"]: each["value"] for each in task["env"]}
     assert Path(variables["RDMATENSOR_SECRET_FILE"]).parent == Path(mount["mountPath"])
-    for name, value in variables.items():
-        before = config.get(name.removeprefix("RDMATENSOR_"))
-        config.set(name.removeprefix("RDMATENSOR_"), value)  # refused if it makes no sense
-        config.set(name.removeprefix("RDMATENSOR_"), before)
+    for variable, value in variables.items():
+        before = config.get(variable.removeprefix("RDMATENSOR_"))
+        config.set(variable.removeprefix("RDMATENSOR_"), value)  # refused if it makes no sense
+        config.set(variable.removeprefix("RDMATENSOR_"), before)
 
 
-def test_pods_find_each_other(manifest: dict[str, Any]) -> None:
-    service, job = manifest["Service"], manifest["Job"]
+def test_a_task_that_fails_is_started_again(root: Path) -> None:
+    job = objects(root, "kubernetes")["Job"]["spec"]
+    assert job["template"]["spec"]["restartPolicy"] == "OnFailure"
+    assert job["backoffLimit"] > 0
+    worker = objects(root, "kubeflow-tfjob")["TFJob"]["spec"]["tfReplicaSpecs"]["Worker"]
+    assert worker["restartPolicy"] == "OnFailure"
+    assert pod(root, "kubeflow-trainjob")["restartPolicy"] == "OnFailure"
+
+
+def test_pods_of_a_job_find_each_other(root: Path) -> None:
+    found = objects(root, "kubernetes")
+    service, job = found["Service"], found["Job"]
     name = job["metadata"]["name"]
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["selector"] == {"job-name": name}
-    pod = job["spec"]["template"]["spec"]
-    assert pod["subdomain"] == service["metadata"]["name"]
-    hosts = next(text for text in pod["containers"][0]["command"] if "," in text).split(",")
-    assert hosts == [f"{name}-{i}.{name}" for i in range(job["spec"]["completions"])]
+    assert pod(root, "kubernetes")["subdomain"] == service["metadata"]["name"]
+    hosts = [f"{name}-{i}.{name}" for i in range(job["spec"]["completions"])]
+    assert command(root, "kubernetes")[:5] == ["rdmatensor", "place", "--ps", "1", ",".join(hosts)]
+    assert config_of(hosts, rank=0, ps=1, port=2222, protocol="grpc+rdma")
     assert job["spec"]["parallelism"] == job["spec"]["completions"]
 
 
-def test_programs_are_in_the_image(root: Path, manifest: dict[str, Any]) -> None:
+def test_pods_of_a_train_job_find_each_other(root: Path) -> None:
+    """A JobSet names them after itself, which is named after the TrainJob, and its one replicated job."""
+    found = objects(root, "kubeflow-trainjob")
+    job, runtime = found["TrainJob"], found["TrainingRuntime"]
+    name, count = job["metadata"]["name"], job["spec"]["trainer"]["numNodes"]
+    hosts = [f"{name}-node-0-{i}.{name}" for i in range(count)]
+    assert command(root, "kubeflow-trainjob")[:3] == ["rdmatensor", "place", ",".join(hosts)]
+    assert job["spec"]["runtimeRef"]["kind"] == runtime["kind"]
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert runtime["spec"]["mlPolicy"] == {"numNodes": count}
+
+
+def test_a_tf_job_keeps_the_operators_cluster(root: Path) -> None:
+    assert command(root, "kubeflow-tfjob")[:3] == ["rdmatensor", "place", "--keep"]
+    (task,) = pod(root, "kubeflow-tfjob")["containers"]
+    assert (task["name"], task["ports"][0]["name"]) == ("tensorflow", "tfjob-port")
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_programs_are_in_the_image(root: Path, name: str) -> None:
     dockerfile = text_of(root, "docker/Dockerfile")
     copied = dict(re.findall(r"^COPY (\S+) (\S+)$", dockerfile, re.MULTILINE))
-    command = manifest["Job"]["spec"]["template"]["spec"]["containers"][0]["command"]
-    programs = [text for text in command if text.endswith(".py")]
+    programs = [word for word in command(root, name) if word.endswith(".py")]
     assert programs
     for program in programs:
         source = program.replace(copied["examples"], "examples")
@@ -80,6 +145,61 @@ def test_programs_are_in_the_image(root: Path, manifest: dict[str, Any]) -> None
     # What it copies is not kept from Docker.
     kept = re.findall(r"^!(\S+)$", text_of(root, ".dockerignore"), re.MULTILINE)
     assert all(any(fnmatch.fnmatch(name, pattern) for pattern in kept) for name in copied)
+
+
+def steps(root: Path) -> list[str]:
+    """The commands of the Dockerfile."""
+    text = text_of(root, "docker/Dockerfile").replace("\\\n", "")
+    return re.findall(r"^RUN (.*)$", text, re.MULTILINE)
+
+
+def test_image_has_keras_2_for_its_tensorflow(root: Path) -> None:
+    (step,) = (text for text in steps(root) if "tf_keras" in text)
+    pip = 'pip() { echo "$@"; }; '
+    for wanted in ("tensorflow-cpu==2.21.*", "tensorflow[and-cuda]==2.20.*"):
+        done = subprocess.run(
+            ["sh", "-c", pip + step],
+            env=os.environ | {"TENSORFLOW": wanted},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        first, second = done.stdout.splitlines()
+        assert first.endswith(f" {wanted}")
+        assert second.endswith(f" tf_keras=={wanted[-6:]}")
+
+
+def wheel(folder: Path, version: str, tag: str) -> None:
+    """An installable package without anything in it."""
+    folder.mkdir(exist_ok=True)
+    info = f"rdmatensor-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"rdmatensor-{version}-{tag}.whl", "w") as archive:
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: rdmatensor\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def test_image_takes_the_newest_wheel_that_fits(root: Path, tmp_path: Path) -> None:
+    """The Dockerfile's own commands, with several wheels in dist/."""
+    (step,) = (text for text in steps(root) if "pip download" in text)
+    wheel(tmp_path / "dist", "0.1.0", "py3-none-any")
+    wheel(tmp_path / "dist", "0.2.0", "py3-none-any")
+    wheel(tmp_path / "dist", "0.3.0", "cp310-abi3-manylinux_2_34_s390x")
+    chosen = step.replace("/tmp/", f"{tmp_path}/").replace("pip install", "echo install")
+    done = subprocess.run(
+        ["sh", "-c", f'pip() {{ "{sys.executable}" -m pip -q "$@"; }}; {chosen}'],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == f"{tmp_path}/wheel/rdmatensor-0.2.0-py3-none-any.whl[metrics]"
+    assert not (tmp_path / "dist").exists() and not (tmp_path / "wheel").exists()
 
 
 def test_workflow_runs_targets_that_exist(root: Path) -> None:

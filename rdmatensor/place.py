@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor place`: ranks of Slurm, MPI or Kubernetes become tasks of a cluster. See docs/launch.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from .tf_config import Task, cluster_of, text_for
+
+# Where Slurm, Open MPI, MPICH, and Kubernetes' Indexed Jobs tell a process its rank.
+RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
+
+
+def rank_in(environment: Mapping[str, str]) -> int:
+    """The rank of this process. ValueError, with the variables that were looked for, if none tells it."""
+    for name in RANKS:
+        if name in environment:
+            try:
+                return int(environment[name])
+            except ValueError:
+                raise ValueError(f"{name} is {environment[name]!r}, which is no rank") from None
+    raise ValueError(f"this process has no rank: none of {', '.join(RANKS)} is set")
+
+
+def config_of(hosts: Sequence[str], rank: int, ps: int, port: int, protocol: str) -> str:
+    """TF_CONFIG for a rank. `hosts` are those of the ranks 0, 1, ...
+
+    A host that is named twice has two tasks, at `port` and the port after it.
+
+    All ranks are workers; with `ps`, rank 0 is the chief, the next `ps` are parameter servers, and the others
+    workers. ValueError if the cluster has no such rank, or no worker.
+    """
+    if "" in hosts:
+        raise ValueError(f"a host without a name in {','.join(hosts)!r}")
+    if not 0 <= rank < len(hosts):
+        raise ValueError(f"rank {rank} of {len(hosts)} hosts: name one host for each rank")
+    first = [Task("chief", 0), *(Task("ps", i) for i in range(ps))] if ps else []
+    if len(first) >= len(hosts):
+        raise ValueError(
+            f"{len(hosts)} hosts leave none for a worker: {ps + 2} are needed, or more"
+        )
+    tasks = [*first, *(Task("worker", i) for i in range(len(hosts) - len(first)))]
+    return text_for(cluster_of(tasks, _addresses(hosts, port)), tasks[rank], protocol)
+
+
+def _addresses(hosts: Sequence[str], port: int) -> list[str]:
+    tasks: Counter[str] = Counter()
+    found = []
+    for host in hosts:
+        found.append(f"{host}:{port + tasks[host]}")
+        tasks[host] += 1
+    return found

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TF_CONFIG: how a launcher tells a TensorFlow program the cluster, and the program's place in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+NAME = "TF_CONFIG"
+PROTOCOL = "grpc+rdma"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a cluster."""
+
+    job: str
+    index: int
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.job} {self.index}"
+
+
+def cluster_of(tasks: Sequence[Task], addresses: Sequence[str]) -> dict[str, list[str]]:
+    """TensorFlow's description of a cluster whose tasks have these addresses."""
+    cluster: dict[str, list[str]] = {}
+    for task, address in zip(tasks, addresses, strict=True):
+        cluster.setdefault(task.job, []).append(address)
+    return cluster
+
+
+def text_for(cluster: Mapping[str, Sequence[str]], task: Task, protocol: str) -> str:
+    """The value of TF_CONFIG for a task. "rpc_layer" is the one that cluster resolvers read."""
+    place = {"type": task.job, "index": task.index}
+    return json.dumps({"cluster": cluster, "task": place, "rpc_layer": protocol})
+
+
+def with_protocol(text: str, protocol: str) -> str:
+    """A launcher's TF_CONFIG with "rpc_layer", if it has a cluster and names no protocol; otherwise as it is.
+
+    ValueError if it is no JSON object.
+    """
+    try:
+        config = json.loads(text or "{}")
+    except ValueError as error:
+        raise ValueError(f"TF_CONFIG is not JSON ({error}): {text[:80]!r}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"TF_CONFIG is not a JSON object: {text[:80]!r}")
+    if not config.get("cluster") or config.get("rpc_layer"):
+        return text
+    return json.dumps({**config, "rpc_layer": protocol})
