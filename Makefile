@@ -157,6 +157,8 @@ bench-verbs: $(tests)
 # Wheels have a plugin for the TensorFlow of .venv, and one for each of these minor versions.
 OTHER_TENSORFLOWS ?= 2.20 2.22
 others = $(OTHER_TENSORFLOWS:%=$(CURDIR)/build/tensorflow-%/tensorflow)
+# Two builds of a commit are the same bytes; 1980 is where a zip archive's time begins.
+export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),315532800)
 WITH_ALL = RDMATENSOR_TENSORFLOW=$$(echo $(CURDIR)/$(VENV)/lib/python3*/site-packages/tensorflow \
              $(others) | tr ' ' :)
 # The tag that the symbols allow; TensorFlow's libraries are TensorFlow's.

@@ -2,7 +2,7 @@
 """Builds rdmatensor: CMake makes the C libraries, cffi the Python module that binds them.
 
 Metadata is in pyproject.toml. What is here is what setuptools cannot say there: the version (stated
-once, in CMakeLists.txt), the CMake step and the tag of the wheel.
+once, in CMakeLists.txt), the URLs, the CMake step and the tag of the wheel.
 """
 
 from __future__ import annotations
@@ -27,6 +27,37 @@ def version() -> str:
     if match is None:
         raise SystemExit("CMakeLists.txt: no line 'project(rdmatensor VERSION x.y.z'")
     return match.group(1)
+
+
+# Where the sources are published, "https://github.com/OWNER/NAME"; releases are its tags v0.1.0, v0.2.0, ...
+REPOSITORY = os.environ.get("RDMATENSOR_REPOSITORY", "").rstrip("/")
+
+
+def urls() -> dict[str, str]:
+    """What package indexes link to: nothing unless it is known where the sources are."""
+    if not REPOSITORY:
+        return {}
+    tag = f"{REPOSITORY}/blob/v{version()}"
+    return {
+        "Homepage": REPOSITORY,
+        "Documentation": f"{tag}/README.md#documentation",
+        "Changelog": f"{tag}/CHANGELOG.md",
+        "Issues": f"{REPOSITORY}/issues",
+        "Source": REPOSITORY,
+    }
+
+
+def readme() -> str:
+    """README.md for package indexes, which have none of its neighbours: links lead to the repository."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    if not REPOSITORY:
+        return text
+
+    def lead(match: re.Match[str]) -> str:
+        kind = "raw" if match[1] else "blob"
+        return f"{match[1]}[{match[2]}]({REPOSITORY}/{kind}/v{version()}/{match[3]})"
+
+    return re.sub(r"(!?)\[([^]]*)\]\((?!\w+:|#)([^)\s]+)\)", lead, text)
 
 
 def tool(name: str) -> str | None:
@@ -83,6 +114,9 @@ class BuildWithCMake(build_ext):
 
 setup(
     version=version(),
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    project_urls=urls(),
     cmdclass={"build": BuildAfresh, "build_ext": BuildWithCMake},
     cffi_modules=["rdmatensor/_build_ffi.py:ffibuilder"],
     # Only the cffi module touches Python, through its stable ABI: one wheel serves all versions.

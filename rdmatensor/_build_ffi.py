@@ -68,6 +68,8 @@ def ffibuilder() -> FFI:
         libraries=["rdmatensor"],
         # The library is installed beside the module; the TensorFlow plugin links the same file.
         extra_link_args=["-Wl,-rpath,$ORIGIN"],
-        extra_compile_args=["-O2"],
+        # Some Pythons were built with -g and hand that on; debug information names the folders of the build,
+        # and two builds would differ.
+        extra_compile_args=["-O2", "-g0"],
     )
     return ffi

@@ -202,9 +202,14 @@ def test_image_takes_the_newest_wheel_that_fits(root: Path, tmp_path: Path) -> N
     assert not (tmp_path / "dist").exists() and not (tmp_path / "wheel").exists()
 
 
+def workflow(root: Path) -> dict[str, Any]:
+    """The jobs of the CI."""
+    jobs: dict[str, Any] = yaml.safe_load(text_of(root, ".github/workflows/ci.yml"))["jobs"]
+    return jobs
+
+
 def test_workflow_runs_targets_that_exist(root: Path) -> None:
-    workflow = yaml.safe_load(text_of(root, ".github/workflows/ci.yml"))
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    steps = [step for job in workflow(root).values() for step in job["steps"]]
     commands = "\n".join(step.get("run", "") for step in steps)
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE))
     asked = re.findall(r"\bmake ([a-z-]+)", commands)
@@ -214,3 +219,23 @@ def test_workflow_runs_targets_that_exist(root: Path) -> None:
     left = {given["name"] for action, given in uses if action == "actions/upload-artifact"}
     fetched = {given["name"] for action, given in uses if action == "actions/download-artifact"}
     assert fetched and fetched <= left
+
+
+def test_only_tested_tags_are_published(root: Path) -> None:
+    """All jobs come first; and PyPI's trust needs an identity, which no other job may have."""
+    jobs = workflow(root)
+    publish = jobs["publish"]
+    assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    before: set[str] = set()
+    waiting = set(publish["needs"])
+    while waiting:
+        before |= waiting
+        needs = [jobs[name].get("needs", []) for name in waiting]
+        waiting = {
+            each for one in needs for each in ([one] if isinstance(one, str) else one)
+        } - before
+    assert before == set(jobs) - {"publish"}
+    assert publish["permissions"]["id-token"] == "write"
+    assert not any("permissions" in job for name, job in jobs.items() if name != "publish")
+    (built,) = (step["env"] for step in jobs["wheels"]["steps"] if step.get("run") == "make dist")
+    assert "github.repository" in built["RDMATENSOR_REPOSITORY"]
