@@ -12,6 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import setup
@@ -60,6 +62,29 @@ def readme() -> str:
     return re.sub(r"(!?)\[([^]]*)\]\((?!\w+:|#)([^)\s]+)\)", lead, text)
 
 
+def hidden_tensorflow() -> str:
+    """The folder of the TensorFlow that an isolated build is for and does not see.
+
+    "" if it sees one, or is told of one. pip hides packages, and leaves the paths of their environment.
+    uv and `python -m build` make an environment of their own, which stands before the user's in PATH; uv also
+    installs into ".venv" beside the sources, which need not be in PATH.
+    """
+    own = Path(sysconfig.get_path("purelib"))
+    if (
+        os.environ.get("RDMATENSOR_TENSORFLOW")
+        or find_spec("tensorflow")
+        or (own / "tensorflow").is_dir()
+    ):
+        return ""
+    folders = [Path(name) for name in os.environ.get("PATH", "").split(os.pathsep) if name]
+    for prefix in [*(folder.parent for folder in folders), ROOT / ".venv"]:
+        if (prefix / "pyvenv.cfg").is_file() or (prefix / "conda-meta").is_dir():
+            site = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+            if (prefix / site / "tensorflow" / "include").is_dir():
+                return str(prefix / site / "tensorflow")
+    return ""
+
+
 def tool(name: str) -> str | None:
     """A program of this interpreter's environment, where pip installs cmake and ninja, or of PATH."""
     beside = str(Path(sys.executable).parent)
@@ -101,12 +126,16 @@ class BuildWithCMake(build_ext):
             settings["CMAKE_MAKE_PROGRAM"] = ninja
         defines = [f"-D{name}={value}" for name, value in settings.items()]
         prefix = Path(self.build_lib).resolve()
+        environment = dict(os.environ)
+        if hidden := hidden_tensorflow():
+            print(f"rdmatensor: this isolated build takes {hidden}")
+            environment["RDMATENSOR_TENSORFLOW"] = hidden
         for command in (
             [cmake, "-S", str(ROOT), "-B", str(folder), "-G", generator, *defines],
             [cmake, "--build", str(folder), "--parallel", str(min(2, os.cpu_count() or 1))],
             [cmake, "--install", str(folder), "--prefix", str(prefix)],
         ):
-            subprocess.run(command, check=True)
+            subprocess.run(command, env=environment, check=True)
         for extension in self.extensions:
             extension.library_dirs.append(str(prefix / "rdmatensor"))
         super().run()

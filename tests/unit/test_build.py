@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,57 @@ def test_several_are_found_when_named(root: Path, tmp_path: Path) -> None:
     twice = configure(root, tmp_path / "build", Path(f"{both}{os.pathsep}{packages[0]}"), "AUTO")
     assert twice.returncode != 0
     assert "names two TensorFlow 2.21" in twice.stderr
+
+
+LOOK = """
+import setuptools
+setuptools.setup = lambda **_: None
+names = {"__name__": "setup", "__file__": "setup.py"}
+exec(compile(open("setup.py").read(), "setup.py", "exec"), names)
+print(names["hidden_tensorflow"]())
+"""
+
+
+def hidden(root: Path, python: Path, *search: Path, **variables: str) -> str:
+    """What setup.py finds in an isolated build: a Python that has no TensorFlow, first in PATH."""
+    done = subprocess.run(
+        [python, "-c", LOOK],
+        cwd=root,
+        env=os.environ
+        | {"PATH": os.pathsep.join(map(str, [python.parent, *search, "/usr/bin", "/bin"]))}
+        | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_an_isolated_build_finds_the_tensorflow_that_it_is_for(root: Path, tmp_path: Path) -> None:
+    """As `uv pip install .` and `python -m build` isolate: an environment of their own, before the user's."""
+    pytest.importorskip("setuptools")
+    python = tmp_path / "isolated" / "bin" / "python"
+    venv.create(tmp_path / "isolated", with_pip=False)
+    site = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    own = next(each for each in map(Path, sys.path) if (each / "setuptools").is_dir())
+    for name in ("setuptools", "_distutils_hack"):
+        (tmp_path / "isolated" / site / name).symlink_to(own / name)
+    theirs = tmp_path / "theirs"
+    package = fake_tensorflow(theirs / site, "2.21.0")
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for name in ("setup.py", "CMakeLists.txt", "README.md"):
+        shutil.copy(root / name, sources)
+    assert hidden(sources, python, theirs / "bin") == "", "no environment of Python's"
+    (theirs / "pyvenv.cfg").touch()
+    assert hidden(sources, python, theirs / "bin") == str(package)
+    assert hidden(sources, python) == ""
+    assert hidden(sources, python, theirs / "bin", RDMATENSOR_TENSORFLOW="/x") == "", "told"
+    theirs.rename(sources / ".venv")
+    assert hidden(sources, python) == str(sources / ".venv" / site / "tensorflow")
+    fake_tensorflow(tmp_path / "isolated" / site, "2.20.0")
+    assert hidden(sources, python) == "", "the build sees one itself"
 
 
 def configure(
