@@ -65,6 +65,8 @@ def _lacking(error: ImportError) -> click.ClickException:
         remedy = f"pip install {package}"
     elif package == "prometheus_client":
         remedy = "pip install 'rdmatensor[metrics]'"
+    elif package == "graph_analyzer":
+        remedy = "another package may have this name; rdmatensor doctor tells which"
     elif package == "tensorflow":
         remedy = "pip install 'tensorflow>=2.20,<2.23'"
     return click.ClickException(f"{error}: {remedy}")

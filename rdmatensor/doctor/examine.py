@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import child, fabric, framework, machine
+from . import child, fabric, framework, machine, names
 from .finding import Finding
 
 _PROBE_SECONDS = 120.0
@@ -28,6 +28,7 @@ def examine(thoroughly: bool, say: Callable[[str], object]) -> Iterator[Finding]
     probe = child.call("rdmatensor.doctor.probe", "look_and_test", _PROBE_SECONDS)
     report: Mapping[str, Any] = probe.value or {}
     yield library(probe)
+    yield names.finding()
     if report:
         yield from settings(report, probe.log)
         yield from bootstrap(report)

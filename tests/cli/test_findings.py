@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rdmatensor.doctor import framework, machine
+from rdmatensor.doctor import framework, machine, names
 
 MB = 1 << 20
 
@@ -60,3 +64,41 @@ def test_locked_memory(verbs: bool, left: int | None, state: str) -> None:
     finding = machine.memlock(verbs, report)
     assert finding.state == state, finding
     assert ("ulimit -l" in finding.remedy) == (state != "ok")
+
+
+def distribution(site: Path, name: str) -> None:
+    """Installs a package graph_analyzer as pip does."""
+    (site / "graph_analyzer").mkdir(parents=True, exist_ok=True)
+    (site / "graph_analyzer" / "__init__.py").touch()
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text("graph_analyzer/__init__.py,,\n")
+
+
+def test_another_distribution_has_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert names.finding().state == "ok"
+    monkeypatch.syspath_prepend(tmp_path)
+    distribution(tmp_path, "graph-analyzer-of-others")
+    found = names.finding()
+    assert found.state == "fail" and "graph-analyzer-of-others" in found.text
+    assert found.remedy.startswith("pip uninstall graph-analyzer-of-others && pip install")
+
+
+def test_another_folder_has_the_name(tmp_path: Path) -> None:
+    """In the folder where Python is started."""
+    (tmp_path / "graph_analyzer.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "rdmatensor", "doctor", "--quick", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    (found,) = (each for each in json.loads(done.stdout)["findings"] if each["area"] == "packages")
+    assert done.returncode == 1 and found["state"] == "fail"
+    assert str(tmp_path / "graph_analyzer.py") in found["text"]
+    command = [sys.executable, "-m", "rdmatensor", "plan", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "rdmatensor doctor tells which" in done.stderr and "Traceback" not in done.stderr
