@@ -147,6 +147,14 @@ def test_programs_are_in_the_image(root: Path, name: str) -> None:
     assert all(any(fnmatch.fnmatch(name, pattern) for pattern in kept) for name in copied)
 
 
+def test_examples_compile(root: Path) -> None:
+    """Also those that need packages which the tests do not install."""
+    programs = sorted((root / "examples").glob("*.py"))
+    assert {"ray_train.py", "multi_worker_custom_loop.py"} <= {each.name for each in programs}
+    for program in programs:
+        compile(program.read_text(), program.name, "exec")
+
+
 def steps(root: Path) -> list[str]:
     """The commands of the Dockerfile."""
     text = text_of(root, "docker/Dockerfile").replace("\\\n", "")

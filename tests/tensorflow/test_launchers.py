@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +63,24 @@ def test_collectives_go_by_rdmatensor(more: dict[str, str]) -> None:
         assert each["collectives"]["served_by_grpc"]["bytes"] == 0
         assert each["collectives"]["operations"]["all_reduce"]["bytes"] >= 4000
         assert {group["transport"] for group in each["collectives"]["groups"]} == {"rdmatensor"}
+
+
+@pytest.mark.timeout(300)
+def test_ray_starts_the_workers(tmp_path: Path) -> None:
+    """Ray is not among what tests install: this runs where somebody has it."""
+    pytest.importorskip("ray.train.tensorflow", reason="no Ray")
+    done = subprocess.run(
+        [sys.executable, HERE.parents[1] / "examples" / "ray_train.py", "2"],
+        cwd=tmp_path,
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    # Ray prints the workers' lines, each twice: as they come, and at the end.
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "collectives by" in line]
+    assert len(said) >= 2 and all("by {'rdmatensor'}" in line for line in said), said
 
 
 def test_without_a_word_they_stay_on_grpc() -> None:
