@@ -12,6 +12,8 @@ BIN := $(CURDIR)/$(VENV)/bin
 TENSORFLOW ?= tensorflow-cpu==2.21.*
 # pip says at length what it does not use; it still says what it fails at.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# For examples/ and TensorFlow's own tests. It would bring another TensorFlow if it could.
+KERAS_2 = --no-deps 'tf_keras==$(lastword $(subst ==, ,$(TENSORFLOW)))'
 # Two at a time: the lab's guests mostly wait, and so do the processes that other tests start.
 PYTEST := $(BIN)/pytest -q --durations=15 -n 2 --no-loadscope-reorder
 
@@ -19,13 +21,14 @@ sources := $(shell find csrc rdmatensor graph_analyzer -type f \
              -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
 c_files = $(shell find csrc tests bench -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test chaos docs site lint bench bench-quick bench-api bench-verbs asan tsan aarch64 fuzz \
-        soak failure-table format wheel dist clean
+.PHONY: help build demo test chaos conformance docs site lint bench bench-quick bench-api bench-verbs asan tsan \
+        aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
 	@echo 'make test         all tests'
 	@echo 'make chaos        training and transfers under random faults, for CHAOS_SECONDS (300)'
+	@echo "make conformance  TensorFlow's own tests over both: SOURCE=/its/sources; docs/conformance.md"
 	@echo 'make lint         formatters, linters, type checker'
 	@echo 'make bench        all of it and the rivals, a quarter of an hour; BENCH_FLAGS=--quick'
 	@echo 'make bench-quick  the Python API, and steps of TensorFlow against gRPC; some minutes'
@@ -58,8 +61,13 @@ $(VENV)/.packages: $(VENV)/.tools
 	@echo 'installing what tests, linters and benchmarks need into $(VENV)'
 	@# TensorFlow is named for its own requirements: pip does not look at those of what is there.
 	@$(PIP) '$(TENSORFLOW)' --group bench --group docs --group test --group lint
-	@# Keras 2, for examples/. It would bring another TensorFlow if it could.
-	@$(PIP) --no-deps 'tf_keras==$(lastword $(subst ==, ,$(TENSORFLOW)))'
+	@$(PIP) $(KERAS_2)
+	@touch $@
+
+$(VENV)/.conformance: $(VENV)/.tools
+	@echo "installing what TensorFlow's own tests need into $(VENV)"
+	@$(PIP) --group conformance
+	@$(PIP) $(KERAS_2)
 	@touch $@
 
 # Of the system: the lab's emulator, a browser, Clang.
@@ -85,6 +93,16 @@ test: $(tests)
 chaos: build $(VENV)/.packages
 	@cd $(VENV) && $(BIN)/python $(CURDIR)/tests/faults/chaos.py \
 	  --seconds $(or $(CHAOS_SECONDS),300) $(CHAOS_FLAGS)
+
+# FILES='path.py shards=4 ...', KERAS=, VARIANTS='default bounce ...', CONFORMANCE_FLAGS=: docs/conformance.md
+ifneq ($(filter conformance,$(MAKECMDGOALS)),)
+  $(if $(SOURCE),,$(error SOURCE=/path/to/tensorflow is missing: a git directory or folder of its sources))
+endif
+conformance: build $(VENV)/.conformance
+	@cd $(VENV) && $(BIN)/python $(CURDIR)/tests/conformance/conformance.py \
+	  --source '$(abspath $(SOURCE))' --out $(CURDIR)/build/conformance \
+	  $(if $(FILES),--files '$(FILES)') $(if $(KERAS),--keras '$(abspath $(KERAS))') \
+	  $(if $(VARIANTS),--variants $(VARIANTS)) $(CONFORMANCE_FLAGS)
 
 # The C programs on this machine, and on verbs in the lab.
 sanitized := tests/unit/test_c_programs.py tests/load tests/softroce/test_transport_suite.py \

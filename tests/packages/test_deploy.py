@@ -26,6 +26,7 @@ FILES = [
     ".github/workflows/ci.yml",
     *(f"deploy/{name}.yaml" for name in MANIFESTS),
 ]
+NIGHTLY = ".github/workflows/conformance.yml"
 PAGES = ["docs/containers.md", "docs/packages.md", "docs/launch.md"]
 
 
@@ -247,3 +248,14 @@ def test_only_tested_tags_are_published(root: Path) -> None:
     assert not any("permissions" in job for name, job in jobs.items() if name != "publish")
     (built,) = (step["env"] for step in jobs["wheels"]["steps"] if step.get("run") == "make dist")
     assert "github.repository" in built["RDMATENSOR_REPOSITORY"]
+
+
+def test_nightly_workflow_names_variants_that_exist(root: Path) -> None:
+    (job,) = yaml.safe_load(text_of(root, NIGHTLY))["jobs"].values()
+    assert any(step.get("run", "").startswith("make conformance SOURCE=") for step in job["steps"])
+    named = {
+        name for row in job["strategy"]["matrix"]["include"] for name in row["variants"].split()
+    }
+    program = text_of(root, "tests/conformance/conformance.py")
+    (table,) = re.findall(r"^VARIANTS = \{\n(.*?)^\}", program, re.MULTILINE | re.DOTALL)
+    assert named <= set(re.findall(r'^    "(\w+)": ', table, re.MULTILINE))

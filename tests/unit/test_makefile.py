@@ -54,6 +54,22 @@ def test_fuzzing_needs_no_packages(root: Path) -> None:
     assert installed(root, "fuzz") == [TOOLS, PROGRAMS]
 
 
+def test_conformance_installs_what_tensorflows_tests_import(root: Path) -> None:
+    said = make(root, "--dry-run", "VENV=build/no-such-environment", "conformance", "SOURCE=x")
+    assert "extras.py pyproject.toml conformance" in said and "tf_keras" in said
+    assert f"--source '{root / 'x'}'" in said
+
+
+def test_conformance_asks_for_sources_before_it_builds(root: Path) -> None:
+    done = subprocess.run(
+        ["make", "-C", str(root), "--dry-run", "conformance"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0 and "SOURCE=" in done.stderr and "pip" not in done.stdout
+
+
 def test_help_names_every_target(root: Path) -> None:
     text = (root / "Makefile").read_text()
     (targets,) = re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)$", text, re.MULTILINE)
