@@ -98,7 +98,8 @@ class Endpoint {
   bool HandleLost(Channel* channel, const char* data, size_t size);
   bool HandleAsk(Channel* channel, const char* data, size_t size);
   bool HandleAnswered(Channel* channel, const char* data, size_t size);
-  std::shared_ptr<Mailbox> MailboxFor(Channel* channel, int64_t step_id);
+  // Another one than `gone`.
+  std::shared_ptr<Mailbox> MailboxFor(Channel* channel, int64_t step_id, const Mailbox* gone);
 
   const std::string task_;
   const Settings settings_;

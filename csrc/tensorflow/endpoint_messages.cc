@@ -298,12 +298,13 @@ bool Endpoint::HandleAnswered(Channel* channel, const char* data, size_t size) {
   return true;
 }
 
-std::shared_ptr<Mailbox> Endpoint::MailboxFor(Channel* channel, int64_t step_id) {
+std::shared_ptr<Mailbox> Endpoint::MailboxFor(Channel* channel, int64_t step_id,
+                                              const Mailbox* gone) {
   Channel::LastStep& last = channel->last_step;
   std::lock_guard<std::mutex> lock(last.mutex);
   if (last.step_id == step_id) {
-    const std::shared_ptr<Mailbox> mailbox = last.mailbox.lock();
-    if (mailbox != nullptr && !mailbox->removed.load(std::memory_order_acquire)) return mailbox;
+    std::shared_ptr<Mailbox> mailbox = last.mailbox.lock();
+    if (mailbox != nullptr && mailbox.get() != gone) return mailbox;
   }
   std::shared_ptr<Mailbox> mailbox = mailboxes_.ForMessage(step_id);
   last.step_id = step_id;
@@ -356,9 +357,17 @@ void Endpoint::Complete(Waiter* waiter, const Arrival& arrival) {
 }
 
 void Endpoint::Deliver(Channel* channel, int64_t step_id, const KeyId& key, Arrival arrival) {
-  std::shared_ptr<Mailbox> mailbox = MailboxFor(channel, step_id);
+  // A step's number is used again when an eager context is closed and created anew. What remembered the
+  // first mailbox of that number has to learn of the second.
+  std::shared_ptr<Mailbox> mailbox;
   Waiter waiter;
-  if (mailbox == nullptr || !mailbox->Deliver(key, &arrival, &waiter)) return;
+  Mailbox::Delivery delivery;
+  do {
+    mailbox = MailboxFor(channel, step_id, mailbox.get());
+    if (mailbox == nullptr) return;
+    delivery = mailbox->Deliver(key, &arrival, &waiter);
+  } while (delivery == Mailbox::Delivery::kGone);
+  if (delivery == Mailbox::Delivery::kKept) return;
   if (!arrival.is_referral) waiter.EndWait(arrival.tensor.TotalBytes(), arrival.path);
   if (arrival.claim == nullptr || arrival.tensor.TotalBytes() <= kLongChecksum) {
     Complete(&waiter, arrival);

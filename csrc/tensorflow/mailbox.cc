@@ -49,19 +49,31 @@ Mailbox::Outcome Mailbox::Receive(const KeyId& key, Waiter* waiter, Arrival* arr
   return Outcome::kWaiting;
 }
 
-bool Mailbox::Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter) {
+Mailbox::Delivery Mailbox::Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!aborted_.ok()) return false;
+  if (gone_) return Delivery::kGone;
+  if (!aborted_.ok()) return Delivery::kKept;
   auto found = slots_.find(key);
   if (found != slots_.end() && !found->second.waiters.empty()) {
     *waiter = std::move(found->second.waiters.front());
     DeregisterLocked(waiter->args.cancellation_manager);
     found->second.waiters.erase(found->second.waiters.begin());
     if (found->second.waiters.empty()) slots_.erase(found);
-    return true;
+    return Delivery::kTaken;
   }
   slots_[key].arrivals.push_back(std::move(*arrival));
-  return false;
+  return Delivery::kKept;
+}
+
+void Mailbox::Retire() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  gone_ = true;
+}
+
+bool Mailbox::RetireIfEmpty() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  gone_ = slots_.empty();
+  return gone_;
 }
 
 bool Mailbox::RegisterLocked(tensorflow::CancellationManager* manager) {
@@ -142,11 +154,6 @@ bool Mailbox::HasArrived(const KeyId& key) {
   return found != slots_.end() && !found->second.arrivals.empty();
 }
 
-bool Mailbox::IsEmpty() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return slots_.empty();
-}
-
 std::shared_ptr<Mailbox> MailboxTable::Attach(int64_t step_id) {
   std::vector<std::shared_ptr<Mailbox>> dropped;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -162,9 +169,10 @@ std::shared_ptr<Mailbox> MailboxTable::Attach(int64_t step_id) {
 void MailboxTable::Detach(const std::shared_ptr<Mailbox>& mailbox) {
   std::lock_guard<std::mutex> lock(mutex_);
   // A mailbox with something in it stays: another part of the same step may still start here.
-  if (--mailbox->attached > 0 || !mailbox->IsEmpty()) return;
+  if (--mailbox->attached > 0) return;
   auto found = mailboxes_.find(mailbox->step_id());
-  if (found != mailboxes_.end() && found->second == mailbox) mailboxes_.erase(found);
+  if (found == mailboxes_.end() || found->second != mailbox) return;
+  if (mailbox->RetireIfEmpty()) mailboxes_.erase(found);
 }
 
 std::shared_ptr<Mailbox> MailboxTable::ForMessage(int64_t step_id) {
@@ -191,8 +199,8 @@ void MailboxTable::Remove(int64_t step_id, const absl::Status& status) {
     auto found = mailboxes_.find(step_id);
     if (found == mailboxes_.end()) return;
     mailbox = std::move(found->second);
-    mailbox->removed.store(true, std::memory_order_release);
     mailboxes_.erase(found);
+    mailbox->Retire();
   }
   mailbox->Abort(status);
 }
@@ -217,6 +225,7 @@ void MailboxTable::SweepLocked(std::vector<std::shared_ptr<Mailbox>>* dropped) {
   for (auto entry = mailboxes_.begin(); entry != mailboxes_.end();) {
     const auto current = entry++;
     if (current->second->attached == 0 && now - current->second->created() > ttl_) {
+      current->second->Retire();
       dropped->push_back(std::move(current->second));  // its tensors go after the lock
       mailboxes_.erase(current);
     }

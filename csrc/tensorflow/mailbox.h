@@ -9,7 +9,6 @@
 #ifndef RDMATENSOR_TENSORFLOW_MAILBOX_H_
 #define RDMATENSOR_TENSORFLOW_MAILBOX_H_
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -79,9 +78,15 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   // kArrived: `arrival` is what was there. kWaiting: `waiter` was stored; it and everything it keeps
   // alive may already be gone. kFailed: `status` says why, `waiter` was not touched.
   Outcome Receive(const KeyId& key, Waiter* waiter, Arrival* arrival, absl::Status* status);
-  // True if a receive waited: `waiter` is the caller's to complete, `arrival` untouched. Otherwise
-  // the arrival is stored, or dropped when the step was aborted.
-  bool Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
+  enum class Delivery { kTaken, kKept, kGone };
+  // kTaken: a receive waited, `waiter` is the caller's to complete, `arrival` untouched. kKept: the
+  // arrival is stored, or dropped when the step was aborted. kGone: the table has let go of this
+  // mailbox, and the step may have another one since; `arrival` is untouched.
+  Delivery Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
+  // The table lets go of it, while it is locked.
+  void Retire();
+  // The same if nothing is in it; otherwise false.
+  bool RetireIfEmpty();
 
   // Fails what waits, drops what arrived, and lets the same happen to everything that follows.
   void Abort(const absl::Status& status);
@@ -89,13 +94,9 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   std::vector<Waiter> Extract(const std::function<bool(const Waiter&)>& wanted);
 
   bool HasArrived(const KeyId& key);
-  bool IsEmpty();
   int64_t step_id() const { return step_id_; }
   std::chrono::steady_clock::time_point created() const { return created_; }
   int attached = 0;  // rendezvous objects that use it; guarded by MailboxTable
-  // Its step was cleaned up. A step of the same number that comes later, as of an eager context that a task
-  // leaves and joins again, has another mailbox.
-  std::atomic<bool> removed{false};
 
  private:
   struct Slot {
@@ -117,6 +118,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   const std::chrono::steady_clock::time_point created_;
   std::mutex mutex_;
   absl::Status aborted_;
+  bool gone_ = false;
   absl::flat_hash_map<KeyId, Slot> slots_;
   absl::flat_hash_map<tensorflow::CancellationManager*, Cancellation> cancellations_;
 };

@@ -127,6 +127,18 @@ def again() -> int:
     return values()
 
 
+def added_back() -> int:
+    """Task 0 leaves the cluster and comes back, as when a coordinator recovers: its context is closed and
+    created anew, under the same number, while the connections stay."""
+    whole = context.get_server_def()
+    rest = type(whole).FromString(whole.SerializeToString())
+    (workers,) = [job for job in rest.cluster.job if job.name == "worker"]
+    del workers.tasks[0]
+    context.update_server_def(rest)
+    context.update_server_def(whole)
+    return values()
+
+
 def after_reset() -> int:
     """And a third time, by a new context, as notebooks and tests do that begin anew. The old one's
     connections end meanwhile, which the first operations may learn by an error; none waits for ever."""
@@ -138,7 +150,7 @@ def after_reset() -> int:
         return values()
 
 
-SCENARIOS = (values, function, source_gone, variable, again, after_reset, strings)
+SCENARIOS = (values, function, source_gone, variable, again, added_back, after_reset, strings)
 
 
 def connect() -> None:

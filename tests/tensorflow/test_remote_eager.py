@@ -14,7 +14,7 @@ import warm
 from clusters import HERE, Cluster
 
 CLIENT = "/job:client/replica:0/task:0"
-SCENARIOS = ["values", "function", "source_gone", "variable", "again", "after_reset"]
+SCENARIOS = ["values", "function", "source_gone", "variable", "again", "added_back", "after_reset"]
 
 
 def _run(cluster: Cluster, protocol: str) -> Any:
