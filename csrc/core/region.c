@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "core/forks.h"
 #include "core/log.h"
 #include "core/objects.h"
 #include "core/status.h"

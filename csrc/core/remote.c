@@ -8,6 +8,7 @@
 
 #include "core/config.h"
 #include "core/control.h"
+#include "core/forks.h"
 #include "core/objects.h"
 #include "core/status.h"
 
