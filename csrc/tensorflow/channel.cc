@@ -40,8 +40,12 @@ absl::Status ToStatus(rdt_status status) {
 
 }  // namespace
 
-Channel::Channel(rdt_channel* handle, Endpoint* endpoint, Role role)
-    : handle_(handle), role_(role), fetcher_(endpoint, this), plan_(endpoint, this) {
+Channel::Channel(rdt_channel* handle, Endpoint* endpoint, Role role, bool opened_here)
+    : handle_(handle),
+      role_(role),
+      opened_here_(opened_here),
+      fetcher_(endpoint, this),
+      plan_(endpoint, this) {
   rdt_channel_info info{};
   if (rdt_channel_get_info(handle, &info) == RDT_OK) {
     transport_ = info.transport ? info.transport : "";
@@ -53,8 +57,9 @@ Channel::Channel(rdt_channel* handle, Endpoint* endpoint, Role role)
 
 Channel::~Channel() { rdt_channel_unref(handle_); }
 
-std::shared_ptr<Channel> Channel::Adopt(rdt_channel* handle, Endpoint* endpoint, Role role) {
-  std::shared_ptr<Channel> channel(new Channel(handle, endpoint, role));
+std::shared_ptr<Channel> Channel::Adopt(rdt_channel* handle, Endpoint* endpoint, Role role,
+                                        bool opened_here) {
+  std::shared_ptr<Channel> channel(new Channel(handle, endpoint, role, opened_here));
   channel->held_by_core_ = channel;
   rdt_channel_set_context(handle, channel.get());
   return channel;

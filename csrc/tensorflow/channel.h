@@ -34,7 +34,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   enum class Role { kReceiver, kSender };
   // Takes over one reference to `handle` and becomes its context. The core's handlers keep the
   // channel alive until they call ReleaseFromCore (on_released).
-  static std::shared_ptr<Channel> Adopt(rdt_channel* handle, Endpoint* endpoint, Role role);
+  static std::shared_ptr<Channel> Adopt(rdt_channel* handle, Endpoint* endpoint, Role role,
+                                        bool opened_here);
   // The channel that `handle` is the context of, or nullptr.
   static Channel* FromHandle(const rdt_channel* handle);
   ~Channel();
@@ -65,6 +66,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   }
   bool IsUp() const;
   Role role() const { return role_.load(std::memory_order_acquire); }
+  bool opened_here() const { return opened_here_; }
   // The peer opened it to send. False: it serves tensors in the other direction already.
   bool BecomeReceiver();
   // Opens regions of the peer before its messages name them. Blocks.
@@ -126,13 +128,14 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void ReleaseFromCore();
 
  private:
-  Channel(rdt_channel* handle, Endpoint* endpoint, Role role);
+  Channel(rdt_channel* handle, Endpoint* endpoint, Role role, bool opened_here);
   void NameLocked(Direction direction, const std::string& task);
   char* Prepare(size_t size);
   absl::Status Post(uint64_t immediate, char* message, size_t size);
 
   rdt_channel* const handle_;
   std::atomic<Role> role_;
+  const bool opened_here_;
   std::string transport_, peer_name_;
   uint64_t max_notify_ = 0;
   bool can_map_ = false;

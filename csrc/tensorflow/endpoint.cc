@@ -38,7 +38,13 @@ void Endpoint::Close() {
 }
 
 void Endpoint::Retire() {
+  WatchReceivers(nullptr);
   for (const std::shared_ptr<Channel>& channel : peers_.Channels()) channel->Close();
+}
+
+void Endpoint::WatchReceivers(std::function<void()> lost) {
+  std::lock_guard<std::mutex> lock(lost_mutex_);
+  receiver_lost_ = std::move(lost);
 }
 
 absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const std::string& host,
@@ -89,7 +95,7 @@ absl::string_view Endpoint::TaskOf(absl::string_view device_name) {
 
 void Endpoint::OnConnect(void* context, rdt_channel* handle) {
   rdt_channel_ref(handle);
-  Channel::Adopt(handle, static_cast<Endpoint*>(context), Channel::Role::kSender);
+  Channel::Adopt(handle, static_cast<Endpoint*>(context), Channel::Role::kSender, false);
 }
 
 void Endpoint::OnNotify(void* context, rdt_channel* handle, uint64_t immediate, const void* data,
@@ -111,12 +117,17 @@ void Endpoint::Refuse(Channel* channel) {
   channel->Close();
 }
 
-void Endpoint::OnDown(void* /*context*/, rdt_channel* handle, rdt_status /*why*/) {
+void Endpoint::OnDown(void* context, rdt_channel* handle, rdt_status /*why*/) {
   const std::string why = rdt_last_error();
   Channel* channel = Channel::FromHandle(handle);
   if (channel == nullptr) return;
   for (const auto& source : channel->Sources()) source->OnDown(channel, why);
   for (const auto& destination : channel->Destinations()) destination->OnDown(channel);
+  if (channel->opened_here() && channel->role() == Channel::Role::kSender) {
+    Endpoint* const endpoint = static_cast<Endpoint*>(context);
+    std::lock_guard<std::mutex> lock(endpoint->lost_mutex_);
+    if (endpoint->receiver_lost_) endpoint->receiver_lost_();
+  }
   channel->plan().OnDown();
   channel->requests().Close();
 }

@@ -6,7 +6,9 @@
 #define RDMATENSOR_TENSORFLOW_ENDPOINT_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -47,6 +49,8 @@ class Endpoint {
   // To those that send to this process, and to those that it sends to and that need not reach it.
   OpenedChannels& to_senders() { return to_senders_; }
   OpenedChannels& to_receivers() { return to_receivers_; }
+  // `lost` is called, on the progress thread, when one of the latter ends. It must not block.
+  void WatchReceivers(std::function<void()> lost);
   PeerTable& peers() { return peers_; }
 
   // The part of a full device name before "/device:".
@@ -109,6 +113,8 @@ class Endpoint {
   MailboxTable mailboxes_;
   OpenedChannels to_senders_{this, Channel::Role::kReceiver};
   OpenedChannels to_receivers_{this, Channel::Role::kSender};
+  std::mutex lost_mutex_;
+  std::function<void()> receiver_lost_;
   PeerTable peers_{this};
 };
 

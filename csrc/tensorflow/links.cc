@@ -445,8 +445,9 @@ std::vector<std::string> DestinationLink::Sessions() {
 }
 
 void DestinationLink::ForgetSession(const std::string& session) {
+  decltype(lanes_)::node_type forgotten;  // freed after the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  lanes_.erase(session);
+  forgotten = lanes_.extract(session);
 }
 
 DestinationLink::Step& DestinationLink::StepLocked(int64_t step_id) {

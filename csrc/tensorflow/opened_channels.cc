@@ -42,7 +42,7 @@ absl::Status OpenedChannels::Open(const AddressAnswer& answer,
                          endpoint_->settings().connect_timeout_ms, &handle) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
   }
-  *channel = Channel::Adopt(handle, endpoint_, role_);
+  *channel = Channel::Adopt(handle, endpoint_, role_, true);
   if ((*channel)->peer_name() == answer.device_name) return absl::OkStatus();
   (*channel)->Close();
   return absl::UnavailableError(

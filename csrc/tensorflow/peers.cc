@@ -149,6 +149,13 @@ void SourcePeer::AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> wo
 void SourcePeer::OnAddress(AddressCall* raw, const absl::Status& status) {
   std::unique_ptr<AddressCall> call(raw);
   call->workers->ReleaseWorker(task_, call->worker);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (IsBehindChannelLocked(call->incarnation)) {
+      asking_ = false;  // the peer opened a channel itself meanwhile
+      return;
+    }
+  }
   if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
     BecomeUnavailable(absl::UnavailableError(
         absl::StrCat("rdmatensor: ", task_, " does not answer: ", status.message())));

@@ -2,6 +2,7 @@
 //
 // The server behind protocol="grpc+rdma": TensorFlow's gRPC server with our rendezvous, collectives and
 // worker. Everything else, and with it every control message, stays as it is.
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -67,6 +68,8 @@ class RdmaServer : public tensorflow::GrpcServer {
 
   absl::Status Start() override {
     started_ = true;
+    // From here on it lives as long as the process.
+    if (endpoint_ != nullptr) endpoint_->WatchReceivers([this] { ReachAgain(); });
     return GrpcServer::Start();
   }
 
@@ -81,7 +84,13 @@ class RdmaServer : public tensorflow::GrpcServer {
 
   // Called by the end of an eager context.
   absl::Status StopCoordinationService() override {
-    if (endpoint_ != nullptr) endpoint_->Retire();
+    if (endpoint_ != nullptr) {
+      {
+        std::lock_guard<std::mutex> lock(driven_mutex_);
+        driven_.clear();
+      }
+      endpoint_->Retire();
+    }
     return GrpcServer::StopCoordinationService();
   }
 
@@ -92,12 +101,7 @@ class RdmaServer : public tensorflow::GrpcServer {
     worker_env()->collective_executor_mgr = NewCollectiveManager(
         server_def.default_session_config(), worker_env(), master_env()->worker_cache, endpoint_);
     master_env()->collective_executor_mgr = worker_env()->collective_executor_mgr.get();
-    if (!driven_.empty()) {
-      if (absl::Status reached = ReachTasks(server_def); !reached.ok()) {
-        rdt_log_line(RDT_LOG_WARN,
-                     absl::StrCat("tensorflow: no channel to ", reached.message()).c_str());
-      }
-    }
+    Reach(server_def);
     return status;
   }
 
@@ -128,8 +132,12 @@ class RdmaServer : public tensorflow::GrpcServer {
   void Drive(const std::string& session) {
     static constexpr char kSwitch[] = "TF_EAGER_REMOTE_USE_SEND_TENSOR_RPC";
     static const bool is_users = ::getenv(kSwitch) != nullptr;
-    driven_ = session;
-    const absl::Status status = ReachTasks(server_def());
+    {
+      std::lock_guard<std::mutex> lock(driven_mutex_);
+      driven_ = session;
+      driven_cluster_ = server_def();
+    }
+    const absl::Status status = ReachTasks();
     if (!is_users) ::setenv(kSwitch, status.ok() ? "0" : "1", 1);
     if (!status.ok()) {
       rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: what this client sends to tasks goes by "
@@ -139,18 +147,51 @@ class RdmaServer : public tensorflow::GrpcServer {
     }
   }
 
-  // Opens channels to the tasks of the cluster that it drives.
-  absl::Status ReachTasks(const tensorflow::ServerDef& server_def) {
-    tensorflow::WorkerCacheInterface* workers = nullptr;
-    const absl::Status made =
-        WorkerCacheFactory(tensorflow::WorkerCacheFactoryOptions(server_def), &workers);
-    if (!made.ok()) return made;
-    return OpenChannels(
-        endpoint_, driven_, std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
-        OtherTasks(server_def, endpoint_->task()), AnswerOf(endpoint_, *worker_env()));
+  // The cluster that it drives, if it does, has changed.
+  void Reach(const tensorflow::ServerDef& server_def) {
+    {
+      std::lock_guard<std::mutex> lock(driven_mutex_);
+      if (driven_.empty()) return;
+      driven_cluster_ = server_def;
+    }
+    if (absl::Status reached = ReachTasks(); !reached.ok()) {
+      rdt_log_line(RDT_LOG_WARN,
+                   absl::StrCat("tensorflow: no channel to ", reached.message()).c_str());
+    }
   }
 
-  std::string driven_;        // the session by which it drives its cluster
+  // A channel was lost. Tasks that are gone come back with another cluster.
+  void ReachAgain() {
+    if (reaching_.exchange(true)) return;
+    tensorflow::Env::Default()->SchedClosure([this] {
+      reaching_.store(false);
+      (void)ReachTasks();
+    });
+  }
+
+  // Opens channels to the tasks of the cluster that it drives, where there are none.
+  absl::Status ReachTasks() {
+    std::string session;
+    tensorflow::ServerDef cluster;
+    {
+      std::lock_guard<std::mutex> lock(driven_mutex_);
+      if (driven_.empty()) return absl::OkStatus();
+      session = driven_;
+      cluster = driven_cluster_;
+    }
+    tensorflow::WorkerCacheInterface* workers = nullptr;
+    const absl::Status made =
+        WorkerCacheFactory(tensorflow::WorkerCacheFactoryOptions(cluster), &workers);
+    if (!made.ok()) return made;
+    return OpenChannels(endpoint_, session,
+                        std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
+                        OtherTasks(cluster, endpoint_->task()), AnswerOf(endpoint_, *worker_env()));
+  }
+
+  std::mutex driven_mutex_;
+  std::atomic<bool> reaching_{false};
+  std::string driven_;  // the session by which it drives its cluster; empty: it does not
+  tensorflow::ServerDef driven_cluster_;
   Endpoint* const endpoint_;  // nullptr: everything goes by RPC
   bool started_ = false;
 };

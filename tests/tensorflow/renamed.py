@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import cluster_pb2, config_pb2, tensorflow_server_pb2
 from tensorflow.python.eager import context
 
+import rdmatensor.config
 import rdmatensor.tensorflow
 
 v1 = tf.compat.v1
@@ -92,6 +95,27 @@ def unreachable_client() -> None:
     servers = [local_server() for _ in range(2)]
     context.set_server_def(server_def([address(each) for each in servers]))
     eager_steps(2)
+
+
+def lost_channel() -> None:
+    """The channels that such a client opened break, and it opens others."""
+    rdmatensor.config.set("FAULTS", "delay=#1000000:1ms")
+    servers = [local_server() for _ in range(2)]
+    context.set_server_def(server_def([address(each) for each in servers]))
+    eager_steps(2)
+    rdmatensor.config.set("FAULTS", "break=1")
+    with suppress(tf.errors.OpError):
+        eager_steps(2)
+    rdmatensor.config.set("FAULTS", "")
+    end = time.monotonic() + 60
+    while True:
+        try:
+            eager_steps(2)
+            return
+        except tf.errors.OpError:
+            assert time.monotonic() < end, "no channel comes back"
+            context.context().clear_executor_errors()
+            time.sleep(0.05)
 
 
 def replaced() -> None:

@@ -36,6 +36,10 @@ def test_nothing_goes_by_rpc(scenario: str, tensors: int) -> None:
     assert _sent(paths) >= tensors
 
 
+def test_client_that_no_task_reaches_survives_the_loss_of_its_channels() -> None:
+    assert _sent(_run("lost_channel")) > 0
+
+
 def test_task_that_becomes_another_process() -> None:
     assert _sent(_run("replaced")) > 0
 
