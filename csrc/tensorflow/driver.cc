@@ -25,13 +25,21 @@ absl::Status OpenChannel(Endpoint* endpoint, const std::string& session,
   }
   absl::StatusOr<std::shared_ptr<Channel>> channel = endpoint->to_receivers().To(answer);
   if (!channel.ok()) return channel.status();
-  endpoint->peers().Destination(task)->SetOwner(session, nullptr, answer.device_name);
+  const std::shared_ptr<DestinationLink> link = endpoint->peers().Destination(task);
+  link->SetOwner(session, nullptr, answer.device_name);
   SourceMessage message;
   message.session = session;
   message.receiver = task;
   message.sender = endpoint->task();
   message.self = self;
-  return (*channel)->NotifyMessage(PackImmediate(MessageKind::kSource), message);
+  const absl::Status sent = (*channel)->NotifyMessage(PackImmediate(MessageKind::kSource), message);
+  if (!sent.ok()) return sent;
+  if (link->AwaitChannel(session, endpoint->settings().connect_timeout_ms)) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("it did not say within ", endpoint->settings().connect_timeout_ms,
+                   " ms that it takes tensors from the channel; its log says why"));
 }
 
 }  // namespace

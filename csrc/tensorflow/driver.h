@@ -21,7 +21,7 @@ std::vector<std::string> OtherTasks(const tensorflow::ServerDef& server_def,
                                     const std::string& self);
 
 // Opens a channel to each of `tasks`, for what `endpoint`'s server, `self`, sends them in `session`. Blocks,
-// for about CONNECT_TIMEOUT_MS at most. Why that failed for one of them, if it did: it has no plugin, or no
+// for three times CONNECT_TIMEOUT_MS at most. Why that failed for one of them, if it did: it has no plugin, or no
 // transport reaches it.
 absl::Status OpenChannels(Endpoint* endpoint, const std::string& session,
                           const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,

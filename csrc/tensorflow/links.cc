@@ -274,8 +274,11 @@ bool DestinationLink::Attach(std::shared_ptr<Channel> channel, const std::string
     endpoint_->peers().FindOwner(session, shared_from_this(), nullptr);
     return true;
   }
-  RecordPeer(Direction::kSend, task_, channel->transport(), "the receiver opened this channel",
+  RecordPeer(Direction::kSend, task_, channel->transport(),
+             channel->opened_here() ? "the receiver takes tensors from this channel"
+                                    : "the receiver opened this channel",
              false);
+  attached_.notify_all();
   for (const Lane::Failure& failure : announcements) {
     (void)TellFailure(channel.get(), failure.step_id, failure.status);
   }
@@ -287,6 +290,14 @@ bool DestinationLink::Attach(std::shared_ptr<Channel> channel, const std::string
   }
   PushSoon(std::move(pending), std::move(channel));
   return true;
+}
+
+bool DestinationLink::AwaitChannel(const std::string& session, int timeout_ms) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return attached_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] {
+    auto lane = lanes_.find(session);
+    return lane != lanes_.end() && lane->second.channel != nullptr;
+  });
 }
 
 void DestinationLink::OnAnswered(Channel* channel, int64_t step_id, absl::string_view key) {

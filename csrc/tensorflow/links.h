@@ -7,6 +7,7 @@
 #define RDMATENSOR_TENSORFLOW_LINKS_H_
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -125,6 +126,8 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
   void SetOwner(const std::string& session,
                 const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
                 const std::string& device_name);
+  // Waits until a channel is attached for `session`. False: there is none after so many milliseconds.
+  bool AwaitChannel(const std::string& session, int timeout_ms);
   // Progress thread: one of them has ended.
   void OnAnswered(Channel* channel, int64_t step_id, absl::string_view key);
   void OnDown(Channel* channel);
@@ -190,6 +193,7 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
   const std::string task_;
   const std::chrono::seconds ttl_;
   std::mutex mutex_;
+  std::condition_variable attached_;
   absl::flat_hash_map<std::string, Lane> lanes_;  // by session
   absl::flat_hash_map<int64_t, Step> steps_;
   std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
