@@ -243,7 +243,8 @@ def test_only_tested_tags_are_published(root: Path) -> None:
         waiting = {
             each for one in needs for each in ([one] if isinstance(one, str) else one)
         } - before
-    assert before == set(jobs) - {"publish"}
+    # The newest TensorFlow may be one that this release does not support.
+    assert before == set(jobs) - {"publish", "next-tensorflow"}
     assert publish["permissions"]["id-token"] == "write"
     assert not any("permissions" in job for name, job in jobs.items() if name != "publish")
     (built,) = (step["env"] for step in jobs["wheels"]["steps"] if step.get("run") == "make dist")

@@ -21,8 +21,8 @@ ENDED = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancelled
 # a region for it.
 FAULTS = {
     "region_that_cannot_be_opened": ("map=#1", 0, "off"),
-    "channel_that_breaks_at_the_sender": ("break=#3", 1, "off"),
-    "channel_with_places": ("break=#3", 1, "on"),
+    "channel_that_breaks_at_the_sender": ("break=0.05", 1, "off"),
+    "channel_with_places": ("break=0.05", 1, "on"),
     "read_that_fails": ("unmapped=1,fail=#2", 0, "off"),
     "write_that_fails": ("unmapped=1,fail=#2", 1, "on"),
     "read_that_is_refused": ("unmapped=1,post=#2", 0, "off"),
@@ -80,7 +80,7 @@ def test_failed_step_leaves_nothing_behind(
             value, results = opened.built
             cluster.tasks[where].ask(f"faults {what}")
             with pytest.raises(ENDED):
-                for _ in range(5):
+                for _ in range(50):
                     opened.run(results, {value: 1.0})
             counts = cluster.tasks[where].ask(f"faults {settings['RDMATENSOR_FAULTS']}")
             assert any(counts[each.split("=")[0]] for each in what.split(",")[-1:]), counts

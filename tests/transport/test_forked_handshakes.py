@@ -58,7 +58,8 @@ class Parent:
 def parent() -> Iterator[Parent]:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT],
-        env={**os.environ, "RDMATENSOR_TRANSPORTS": "shm"},
+        # The strangers of these tests have no secret.
+        env={**os.environ, "RDMATENSOR_TRANSPORTS": "shm", "RDMATENSOR_SECRET_FILE": ""},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
