@@ -11,12 +11,20 @@
 namespace rdmatensor {
 namespace {
 
+constexpr int64_t kBetweenAttemptsUs = 50000;
+
 absl::Status OpenChannel(Endpoint* endpoint, const std::string& session,
                          const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
-                         const std::string& task, const AddressAnswer& self) {
-  const absl::StatusOr<std::string> encoded =
-      AskTask(workers.get(), task, endpoint->task(), kAddressKey, "",
-              endpoint->settings().connect_timeout_ms);
+                         const std::string& task, const AddressAnswer& self,
+                         std::chrono::milliseconds patience) {
+  const int timeout_ms = endpoint->settings().connect_timeout_ms;
+  const auto end = std::chrono::steady_clock::now() + patience;
+  absl::StatusOr<std::string> encoded;
+  for (;;) {
+    encoded = AskTask(workers.get(), task, endpoint->task(), kAddressKey, "", timeout_ms);
+    if (!absl::IsUnavailable(encoded.status()) || std::chrono::steady_clock::now() >= end) break;
+    tsl::Env::Default()->SleepForMicroseconds(kBetweenAttemptsUs);
+  }
   if (!encoded.ok()) return encoded.status();
   AddressAnswer answer;
   if (!Parse(*encoded, &answer) || answer.version != kProtocolVersion || answer.address.empty()) {
@@ -34,11 +42,11 @@ absl::Status OpenChannel(Endpoint* endpoint, const std::string& session,
   message.self = self;
   const absl::Status sent = (*channel)->NotifyMessage(PackImmediate(MessageKind::kSource), message);
   if (!sent.ok()) return sent;
-  if (link->AwaitChannel(session, endpoint->settings().connect_timeout_ms)) {
+  if (link->AwaitChannel(session, timeout_ms)) {
     return absl::OkStatus();
   }
   return absl::DeadlineExceededError(
-      absl::StrCat("it did not say within ", endpoint->settings().connect_timeout_ms,
+      absl::StrCat("it did not say within ", timeout_ms,
                    " ms that it takes tensors from the channel; its log says why"));
 }
 
@@ -59,13 +67,14 @@ std::vector<std::string> OtherTasks(const tensorflow::ServerDef& server_def,
 
 absl::Status OpenChannels(Endpoint* endpoint, const std::string& session,
                           const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
-                          const std::vector<std::string>& tasks, const AddressAnswer& self) {
+                          const std::vector<std::string>& tasks, const AddressAnswer& self,
+                          std::chrono::milliseconds patience) {
   absl::BlockingCounter left(static_cast<int>(tasks.size()));
   std::mutex mutex;
   absl::Status failed;
   for (const std::string& task : tasks) {
     tsl::Env::Default()->SchedClosure([&, task] {
-      const absl::Status opened = OpenChannel(endpoint, session, workers, task, self);
+      const absl::Status opened = OpenChannel(endpoint, session, workers, task, self, patience);
       if (!opened.ok()) {
         std::lock_guard<std::mutex> lock(mutex);
         failed.Update(absl::Status(opened.code(), absl::StrCat(task, ": ", opened.message())));

@@ -6,6 +6,7 @@
 #ifndef RDMATENSOR_TENSORFLOW_DRIVER_H_
 #define RDMATENSOR_TENSORFLOW_DRIVER_H_
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,13 @@ namespace rdmatensor {
 std::vector<std::string> OtherTasks(const tensorflow::ServerDef& server_def,
                                     const std::string& self);
 
-// Opens a channel to each of `tasks`, for what `endpoint`'s server, `self`, sends them in `session`. Blocks,
-// for three times CONNECT_TIMEOUT_MS at most. Why that failed for one of them, if it did: it has no plugin, or no
-// transport reaches it.
+// Opens a channel to each of `tasks`, for what `endpoint`'s server, `self`, sends them in `session`. Blocks
+// for three times CONNECT_TIMEOUT_MS at most, and for `patience` if a task does not run yet. An error says why
+// it failed for one of them: it has no plugin, or no transport reaches it.
 absl::Status OpenChannels(Endpoint* endpoint, const std::string& session,
                           const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
-                          const std::vector<std::string>& tasks, const AddressAnswer& self);
+                          const std::vector<std::string>& tasks, const AddressAnswer& self,
+                          std::chrono::milliseconds patience);
 
 }  // namespace rdmatensor
 

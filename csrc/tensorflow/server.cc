@@ -3,6 +3,7 @@
 // The server behind protocol="grpc+rdma": TensorFlow's gRPC server with our rendezvous, collectives and
 // worker. Everything else, and with it every control message, stays as it is.
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -27,6 +28,8 @@ namespace rdmatensor {
 namespace {
 
 constexpr char kProtocol[] = "grpc+rdma";
+// How long a client waits for the tasks that it will drive.
+constexpr std::chrono::minutes kStartOfTasks{1};
 
 // Servers by which this process drives clusters, by task. An eager context that ends leaks its server,
 // which answers for ever. Its peers must not take it for its successor, which may have the same name: they
@@ -137,7 +140,8 @@ class RdmaServer : public tensorflow::GrpcServer {
       driven_ = session;
       driven_cluster_ = server_def();
     }
-    const absl::Status status = ReachTasks();
+    // TensorFlow waits for tasks, too, but after this call.
+    const absl::Status status = ReachTasks(kStartOfTasks);
     if (!is_users) ::setenv(kSwitch, status.ok() ? "0" : "1", 1);
     if (!status.ok()) {
       rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: what this client sends to tasks goes by "
@@ -154,7 +158,7 @@ class RdmaServer : public tensorflow::GrpcServer {
       if (driven_.empty()) return;
       driven_cluster_ = server_def;
     }
-    if (absl::Status reached = ReachTasks(); !reached.ok()) {
+    if (absl::Status reached = ReachTasks({}); !reached.ok()) {
       rdt_log_line(RDT_LOG_WARN,
                    absl::StrCat("tensorflow: no channel to ", reached.message()).c_str());
     }
@@ -165,12 +169,12 @@ class RdmaServer : public tensorflow::GrpcServer {
     if (reaching_.exchange(true)) return;
     tensorflow::Env::Default()->SchedClosure([this] {
       reaching_.store(false);
-      (void)ReachTasks();
+      (void)ReachTasks({});
     });
   }
 
   // Opens channels to the tasks of the cluster that it drives, where there are none.
-  absl::Status ReachTasks() {
+  absl::Status ReachTasks(std::chrono::milliseconds patience) {
     std::string session;
     tensorflow::ServerDef cluster;
     {
@@ -183,9 +187,9 @@ class RdmaServer : public tensorflow::GrpcServer {
     const absl::Status made =
         WorkerCacheFactory(tensorflow::WorkerCacheFactoryOptions(cluster), &workers);
     if (!made.ok()) return made;
-    return OpenChannels(endpoint_, session,
-                        std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
-                        OtherTasks(cluster, endpoint_->task()), AnswerOf(endpoint_, *worker_env()));
+    return OpenChannels(
+        endpoint_, session, std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
+        OtherTasks(cluster, endpoint_->task()), AnswerOf(endpoint_, *worker_env()), patience);
   }
 
   std::mutex driven_mutex_;
