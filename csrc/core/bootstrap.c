@@ -174,7 +174,7 @@ static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
   return status;
 }
 
-/* What an administrator should see, once in a while: somebody was not let in, for the last error. */
+/* Warns now and then that a connection was refused, with the last error as the reason. */
 static void report(rdt_device *device, const char *who, rdt_status status) {
   bool refused = status == RDT_ERR_REFUSED;
   bool loud = refused && rdt_admission_may_complain(&device->admission, who);

@@ -55,7 +55,7 @@ static uint64_t load(const uint8_t *at) {
 }
 
 #ifdef INSTRUCTION
-/* What any register becomes with so many bytes of zeros behind it, byte by byte of the register. */
+/* Each byte of a register, advanced by that many bytes of zeros. */
 typedef uint32_t shift_table[4][256];
 static shift_table by_long, by_short;
 static bool has_instruction;

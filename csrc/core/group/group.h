@@ -57,7 +57,7 @@ typedef enum rdt_abort {
   RDT_ABORT_GROUP = 2   /* all operations, also later ones; the tag is none's */
 } rdt_abort;
 
-/* What members must agree on; agreement.c. */
+/* The terms that all members must give alike; see agreement.c. */
 typedef struct rdt_shape {
   uint8_t kind, dtype, reduction, algorithm;
   uint32_t root;
