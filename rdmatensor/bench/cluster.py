@@ -83,6 +83,14 @@ class _Started:
     name: str
     process: subprocess.Popen[str]
     errors: list[str] = field(default_factory=list)
+    reader: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = threading.Thread(target=self._read_errors, daemon=True)
+        self.reader.start()
+
+    def _read_errors(self) -> None:
+        self.errors.extend(_pipe(self.process.stderr))
 
     def answer(self, patience: float) -> str:
         """The next line of its output. BenchFailed if it ends, or says nothing for `patience` seconds."""
@@ -96,6 +104,8 @@ class _Started:
             return line
         _await_end(self.process)
         status = self.process.wait()
+        # The reason of its end may still be in the pipe. A child of its own may keep the pipe open.
+        self.reader.join(_GRACE_S)
         said = "".join(self.errors)[-_TAIL:].strip() or "it printed nothing"
         raise BenchFailed(f"{self.name} ended with status {status} or did not answer: {said}")
 
@@ -137,9 +147,6 @@ def _started(name: str, command: list[str], order: Mapping[str, Any]) -> Iterato
     except OSError as error:
         raise BenchFailed(f"{command[0]} cannot be started: {error}") from None
     started = _Started(name, process)
-    errors = _pipe(process.stderr)
-    reader = threading.Thread(target=lambda: started.errors.extend(errors), daemon=True)
-    reader.start()
     with process:
         try:
             with contextlib.suppress(OSError):  # it ended at once: `answer` tells why
@@ -150,7 +157,7 @@ def _started(name: str, command: list[str], order: Mapping[str, Any]) -> Iterato
             with contextlib.suppress(OSError):
                 _pipe(process.stdin).close()
             _await_end(process)
-            reader.join(1)
+            started.reader.join(1)
 
 
 @contextlib.contextmanager
