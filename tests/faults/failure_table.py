@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/failure.md, made of what tests saw when they made something fail.
+"""Writes the table of docs/failure.md from what tests saw when they caused a failure.
 
-Tests note rows (the fixture `note`). With RDMATENSOR_TEST_FAILURES=FILE they are appended to that file, and
+Tests note rows with the fixture `note`. With RDMATENSOR_TEST_FAILURES=FILE, the rows are appended to
+that file, and
 
     python tests/faults/failure_table.py FILE docs/failure.md
 
@@ -19,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 VARIABLE = "RDMATENSOR_TEST_FAILURES"
-LONGEST = 300  # characters of a text: TensorFlow's go on with the whole graph
+LONGEST = 300  # characters of a text: TensorFlow appends the whole graph to its errors
 BEGIN, END = "<!-- rows: begin -->", "<!-- rows: end -->"
-HEAD = "| fault | where | what the user sees | seconds | what goes on |\n|---|---|---|---|---|"
+HEAD = "| fault | where | what the user sees | seconds | what still works or helps |\n|---|---|---|---|---|"
 
 SHM, VERBS, TENSORFLOW = "shm", "verbs", "TensorFlow"
 BOTH = (SHM, VERBS)
@@ -52,7 +53,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "fork": BOTH,
     "threads post while the device closes": BOTH,
 }
-# Of the others, why shared memory has no row.
+# Why shared memory has no row for the other faults.
 NOT_ON_SHM = {
     **dict.fromkeys(
         [
@@ -63,12 +64,15 @@ NOT_ON_SHM = {
         ],
         "both ends are on one host",
     ),
-    **dict.fromkeys(["packets lost", "packets reordered", "packets delayed"], "there are none"),
-    **dict.fromkeys(["slow network", "device removed"], "there is none"),
-    "arena full": "a matter of TensorFlow's tensors",
+    **dict.fromkeys(
+        ["packets lost", "packets reordered", "packets delayed"], "shared memory has no packets"
+    ),
+    "slow network": "shared memory uses no network",
+    "device removed": "shared memory uses no RDMA device",
+    "arena full": "only TensorFlow has an arena",
 }
 
-# What is another one in each run.
+# Parts of a text that differ from run to run.
 VARYING = [
     (r"[\w.-]+:\d{2,} at \S+:\d+", "PEER at HOST:PORT"),
     (r"\d+\.\d+\.\d+\.\d+:\d+", "HOST:PORT"),
@@ -82,7 +86,7 @@ VARYING = [
 
 @dataclass(frozen=True)
 class Row:
-    """What one fault did; `seconds` from the fault to what the user sees, unless nothing is waited for."""
+    """The effect of one fault; `seconds` from the fault to what the user sees, None if nothing waits."""
 
     fault: str
     where: str
@@ -92,7 +96,7 @@ class Row:
 
 
 def note(row: Row) -> None:
-    """Keeps a row if they are asked for. ValueError for a fault that has none."""
+    """Appends a row to the file, if there is one. ValueError for a fault that is not in the table."""
     if row.fault not in FAULTS:
         raise ValueError(f"{row.fault!r} is no fault of the table")
     if os.environ.get(VARIABLE):
@@ -101,7 +105,7 @@ def note(row: Row) -> None:
 
 
 def describe(error: BaseException | str) -> str:
-    """An error as a user sees it, without what differs from run to run."""
+    """Returns an error as a user sees it, without what differs from run to run."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     text = " ".join(text.split())
     for pattern, name in VARYING:
@@ -111,7 +115,7 @@ def describe(error: BaseException | str) -> str:
 
 
 def read(lines: Iterable[str]) -> list[Row]:
-    """One row for everything that was seen, with the longest time, in the order of FAULTS."""
+    """Merges equal rows into one with the longest time, in the order of FAULTS."""
     rows: dict[tuple[str, str, str], Row] = {}
     for line in lines:
         row = Row(**json.loads(line))
@@ -124,7 +128,7 @@ def read(lines: Iterable[str]) -> list[Row]:
 
 
 def render(rows: list[Row]) -> str:
-    """The table."""
+    """Returns the table."""
     lines = [HEAD]
     for fault in FAULTS:
         if fault in NOT_ON_SHM:
@@ -137,7 +141,7 @@ def render(rows: list[Row]) -> str:
 
 
 def missing(page: str) -> list[str]:
-    """Which rows a page lacks."""
+    """Returns the rows that a page lacks."""
     table = page.partition(BEGIN)[2].partition(END)[0]
     cells = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:]] for line in table.split("\n")
