@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What makes a site of the pages as they are written for readers of the repository (mkdocs.yml, hooks).
 
-README, CONTRIBUTING and CHANGELOG are pages of the site too. A link to a source file leads to a page that
+README, CONTRIBUTING, CHANGELOG and SECURITY are pages of the site too. A link to a source file leads to a page that
 shows it. Diagrams become SVG, and `<!-- ::: name -->`, which readers of the repository do not see, what
 mkdocstrings makes of `::: name`.
 """
@@ -27,6 +27,7 @@ ELSEWHERE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security_policy.md",
 }
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 _DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
