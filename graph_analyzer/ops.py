@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the planner has to know about operations.
 
-The plugin has the same lists (csrc/tensorflow/graph_order.cc): change both, or plans made before a
+The plugin has the same lists (csrc/tensorflow/graph/graph_order.cc): change both, or plans made before a
 cluster exists differ from those in force.
 """
 

@@ -69,7 +69,7 @@ def test_edges_of_functions_are_those_of_tensorflow(cluster: Cluster) -> None:
 
 
 def test_the_plugin_has_the_same_lists_of_ops(root: Path) -> None:
-    text = (root / "csrc/tensorflow/graph_order.cc").read_text()
+    text = (root / "csrc/tensorflow/graph/graph_order.cc").read_text()
 
     def named(function: str) -> set[str]:
         body = re.search(rf"^bool {function}\(.*?^}}", text, re.MULTILINE | re.DOTALL)
