@@ -27,10 +27,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from . import config, tf_config
+from . import config
+from ._ops import tf_config
+from ._ops.tracing import trace
 from .device import Device
 from .errors import Unsupported, UsageError
-from .tracing import trace
 
 __all__ = [
     "ArenaUse",

@@ -19,8 +19,8 @@ import pytest
 import rdmatensor
 import rdmatensor.metrics
 import rdmatensor.tensorflow
-from rdmatensor import watching
-from rdmatensor.processes import free_addresses
+from rdmatensor._ops import watching
+from rdmatensor._ops.processes import free_addresses
 
 SECONDS = 60
 Run = subprocess.CompletedProcess[str]

@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 from typing import TypeVar
 
-from ._ffi import lib
-from .config import get_int
-from .errors import UsageError
+from .._ffi import lib
+from ..config import get_int
+from ..errors import UsageError
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._ffi import ffi, lib
-from .errors import UsageError, check
+from .._ffi import ffi, lib
+from ..errors import UsageError, check
 
 Array = npt.NDArray[Any]
 Shape = int | tuple[int, ...] | list[int]

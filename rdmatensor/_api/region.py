@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _buffers
-from ._buffers import Array, from_buffer
-from ._ffi import ffi, lib
-from .errors import UsageError, check
+from .._ffi import ffi, lib
+from ..errors import UsageError, check
+from . import buffers
+from .buffers import Array, from_buffer
 from .transfer import COMPLETED, Transfer
 
 if TYPE_CHECKING:
-    from .device import Device
+    from ..device import Device
     from .remote import RemoteDevice
 
 
@@ -116,7 +116,7 @@ class RemoteRegion:
         try:
             local = from_buffer(data)
         except (TypeError, ValueError, BufferError):
-            local = _buffers.source(data)
+            local = buffers.source(data)
         kind, immediate = (_WRITE, 0) if notify is None else (_WRITE_NOTIFY, notify)
         try:
             posted = _post(self._channel, kind, local, len(local), handle, offset, immediate)
@@ -127,7 +127,7 @@ class RemoteRegion:
     def read_into(self, array: Any, offset: int = 0) -> Transfer:
         """Reads as many bytes as `array` has, from `offset` of the region, into `array`."""
         handle = self._need_handle()
-        local = _buffers.target(array)
+        local = buffers.target(array)
         try:
             posted = _post(self._channel, _READ, local, len(local), handle, offset, 0)
         except (OverflowError, TypeError) as error:
@@ -160,7 +160,7 @@ class RemoteRegion:
             raise _bad_number(error) from None
         # The destructor does nothing but hold the handle, which keeps the mapping.
         pointer = ffi.gc(ffi.cast("char *", out[0]), lambda _, held=handle: None)
-        return _buffers.view(pointer, size, bool(self.access & Access.WRITE)).view(dtype)
+        return buffers.view(pointer, size, bool(self.access & Access.WRITE)).view(dtype)
 
     @property
     def closed(self) -> bool:

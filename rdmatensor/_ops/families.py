@@ -9,9 +9,10 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from . import _api, tensorflow
-from .device import DeviceStats, _open_devices
-from .errors import RdmaError
+from .. import tensorflow
+from .._api import public
+from ..device import DeviceStats, _open_devices
+from ..errors import RdmaError
 
 # Label values, and the number.
 _Row = tuple[Sequence[str], float]
@@ -22,7 +23,7 @@ def families() -> Iterator[Metric]:
     """What `rdmatensor.metrics` serves. Without the plugin: what Python's own devices count."""
     loaded = tensorflow.loaded()
     stats: Mapping[str, Any] = tensorflow.stats() if loaded else {"servers": [], "devices": []}
-    yield _gauge("info", "Version of rdmatensor.", ["version"], [([_api.__version__], 1)])
+    yield _gauge("info", "Version of rdmatensor.", ["version"], [([public.__version__], 1)])
     yield _gauge(
         "plugin_loaded", "1 if TensorFlow's plugin is in this process.", [], [([], loaded)]
     )

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 try:
-    from ._ffi import ffi, lib
+    from .._ffi import ffi, lib
 except ImportError as error:
     from pathlib import Path
 
-    if (Path(__file__).parent.parent / "CMakeLists.txt").exists():
+    if (Path(__file__).parents[2] / "CMakeLists.txt").exists():
         raise ImportError(
             "rdmatensor is being imported from its source folder, which holds no compiled module: "
             "install it (make build, or pip install --no-build-isolation .) and start Python from "
@@ -16,12 +16,9 @@ except ImportError as error:
         ) from error
     raise
 
-from . import config
-from ._buffers import empty
-from .batch import Batch
-from .checksum import crc32c
-from .device import Device, DeviceStats, Notification
-from .errors import (
+from .. import config
+from ..device import Device, DeviceStats, Notification
+from ..errors import (
     Cancelled,
     ConnectionFailure,
     ConnectionLost,
@@ -34,7 +31,10 @@ from .errors import (
     Unsupported,
     UsageError,
 )
-from .group import Group, GroupInfo, Operation
+from ..group import Group, GroupInfo, Operation
+from .batch import Batch
+from .buffers import empty
+from .checksum import crc32c
 from .region import Access, Region, RemoteRegion
 from .remote import Capability, RemoteDevice
 from .transfer import Transfer

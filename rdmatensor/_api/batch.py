@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import _buffers
-from ._ffi import ffi, lib
-from .errors import UsageError
+from .._ffi import ffi, lib
+from ..errors import UsageError
+from . import buffers
 from .region import RemoteRegion, _bad_number
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ class Batch:
     ) -> Batch:
         """As RemoteRegion.write."""
         kind = lib.RDT_OP_WRITE if notify is None else lib.RDT_OP_WRITE_NOTIFY
-        return self._add(kind, _buffers.source(data), self._checked(region), offset, notify or 0)
+        return self._add(kind, buffers.source(data), self._checked(region), offset, notify or 0)
 
     def read_into(self, region: RemoteRegion, array: Any, offset: int = 0) -> Batch:
         """As RemoteRegion.read_into."""
-        return self._add(lib.RDT_OP_READ, _buffers.target(array), self._checked(region), offset, 0)
+        return self._add(lib.RDT_OP_READ, buffers.target(array), self._checked(region), offset, 0)
 
     def notify(self, payload: Any = b"", immediate: int = 0) -> Batch:
         """As RemoteDevice.notify."""
-        return self._add(lib.RDT_OP_NOTIFY, _buffers.source(payload), ffi.NULL, 0, immediate)
+        return self._add(lib.RDT_OP_NOTIFY, buffers.source(payload), ffi.NULL, 0, immediate)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _buffers
-from ._ffi import ffi, lib
-from ._wait import milliseconds
+from .._ffi import ffi, lib
+from ..errors import UsageError, _text, check
+from . import buffers
 from .batch import Batch
-from .errors import UsageError, _text, check
 from .region import READ_WRITE, Access, RemoteRegion, _bad_number
 from .transfer import COMPLETED, Transfer, drop_complete
+from .wait import milliseconds
 
 if TYPE_CHECKING:
-    from .device import Device
+    from ..device import Device
 
 
 class Capability(IntFlag):
@@ -69,7 +69,7 @@ class RemoteDevice:
 
     def allocate(
         self,
-        shape: _buffers.Shape,
+        shape: buffers.Shape,
         dtype: npt.DTypeLike = np.uint8,
         access: Access = READ_WRITE,
         timeout: float | None = None,
@@ -79,7 +79,7 @@ class RemoteDevice:
         It lives until the connection ends. `access` is what peers of the peer may do with it.
         DeviceError (status LIMIT) past the peer's setting REMOTE_ALLOC_LIMIT.
         """
-        _, _, nbytes = _buffers.extent(shape, dtype)
+        _, _, nbytes = buffers.extent(shape, dtype)
         out = ffi.new("rdt_remote_region **")
         channel, limit = self._need_channel(), milliseconds(timeout)
         check(lib.rdt_remote_region_alloc(channel, nbytes, int(access), limit, out))
@@ -90,7 +90,7 @@ class RemoteDevice:
 
         The peer gets it after everything posted on this connection before.
         """
-        channel, local = self._need_channel(), _buffers.source(payload)
+        channel, local = self._need_channel(), buffers.source(payload)
         try:
             posted = _post(channel, _NOTIFY, local, len(local), ffi.NULL, 0, immediate)
         except (OverflowError, TypeError) as error:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import Unsupported, UsageError
+from ..errors import Unsupported, UsageError
 
 PREFIX = "rdmatensor::"
 
@@ -46,7 +46,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 
     Raises Unsupported if the plugin is not in this process, UsageError if a profile is taken already.
     """
-    from . import tensorflow
+    from .. import tensorflow
 
     if not tensorflow.loaded():
         raise Unsupported(f"nothing can be traced: {tensorflow.why_not()}", "UNSUPPORTED")

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from . import _buffers
-from ._buffers import Array
-from ._ffi import ffi, lib
-from ._wait import milliseconds
-from .errors import RdmaError, UsageError, _text, error_from
+from .._ffi import ffi, lib
+from ..errors import RdmaError, UsageError, _text, error_from
+from . import buffers
+from .buffers import Array
+from .wait import milliseconds
 
 BYTES = ffi.typeof("char[]")
 # The upper half of tags: of those that users give, and of started operations without one.
@@ -101,7 +101,7 @@ def unusable(array: Array, out: Array, error: Exception) -> UsageError:
     """Why one of the two has no bytes that can be used."""
     if array.flags.c_contiguous and not out.flags.writeable:
         return UsageError("the array that the result goes into is read-only")
-    return _buffers.unusable(out if array.flags.c_contiguous else array, error)
+    return buffers.unusable(out if array.flags.c_contiguous else array, error)
 
 
 def checked_tag(tag: int) -> tuple[int, int]:

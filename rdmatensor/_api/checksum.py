@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _buffers
-from ._ffi import lib
-from .errors import UsageError
+from .._ffi import lib
+from ..errors import UsageError
+from . import buffers
 
 
 def crc32c(buffer: Any, value: int = 0) -> int:
@@ -18,5 +18,5 @@ def crc32c(buffer: Any, value: int = 0) -> int:
     """
     if not 0 <= value < 1 << 32:
         raise UsageError(f"value is {value}: give a checksum, from 0 to 2**32 - 1")
-    data = _buffers.source(buffer)
+    data = buffers.source(buffer)
     return int(lib.rdt_crc32c(value, data, len(data)))

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from ._ffi import lib
-from ._wait import DEADLINE, IN_PROGRESS, in_thread, wait_in_slices
-from .errors import DeadlineExceeded, RdmaError, error_from
+from .._ffi import lib
+from ..errors import DeadlineExceeded, RdmaError, error_from
+from .wait import DEADLINE, IN_PROGRESS, in_thread, wait_in_slices
 
 _poll = lib.rdt_transfer_wait
 

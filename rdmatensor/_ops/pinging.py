@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._buffers import Array
-from .device import Device
-from .errors import ConnectionFailure, DeadlineExceeded, RdmaError
-from .remote import RemoteDevice
-from .transfer import Transfer
+from .._api.buffers import Array
+from .._api.remote import RemoteDevice
+from .._api.transfer import Transfer
+from ..device import Device
+from ..errors import ConnectionFailure, DeadlineExceeded, RdmaError
 
 PORT = 7479
 _WORD = 8
