@@ -15,8 +15,9 @@ import tensorflow as tf
 
 import placed_graphs as graphs
 import warm
-from graph_analyzer import TransferPlan, analyze, closest, ops
-from graph_analyzer.plan import ADDED
+from graph_analyzer import TransferPlan, analyze, closest
+from graph_analyzer.model.plan import ADDED
+from graph_analyzer.read import ops
 from placed_graphs import Step
 from stock_servers import Cluster
 

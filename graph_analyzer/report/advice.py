@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rdmatensor.plan import Reason
 
-from .plan import Edge, TransferPlan
-from .units import count, short, size
+from ..model.plan import Edge, TransferPlan
+from ..model.units import count, short, size
 
 # A task whose load is this much above the mean of its job is worth a word.
 _UNEVEN = 1.25

@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .errors import AnalysisError
-from .graphs import Program, Signatures, keep, reference, sinks
-from .ops import CALLS, CONTROL_FLOW
+from ..model.errors import AnalysisError
+from ..read.graphs import Program, Signatures, keep, reference, sinks
+from ..read.ops import CALLS, CONTROL_FLOW
 
 
 def inline(program: Program) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 from rdmatensor.plan import Options
 
-from . import edges, placing, planner, rewriting, sources
-from .devices import parse
-from .errors import AnalysisError
+from ..model.errors import AnalysisError
+from ..model.plan import TransferPlan
+from ..read import sources
+from ..read.devices import parse
+from . import edges, placing, planner, rewriting
 from .placement import PlacedOn
-from .plan import TransferPlan
 
 DEFAULT_DEVICE = "/job:worker/replica:0/task:0/device:CPU:0"
 

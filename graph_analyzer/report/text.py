@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from ..model.plan import CLASSES, Difference, Edge, TransferPlan
+from ..model.units import count, duration, short, size
+from ..read.shapes import Shape
 from .advice import advise, hot_spots
 from .cost import Network, predict
-from .plan import CLASSES, Difference, Edge, TransferPlan
-from .shapes import Shape
-from .units import count, duration, short, size
 
 
 def shape_text(shape: Shape) -> str:

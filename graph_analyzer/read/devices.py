@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from .errors import AnalysisError
+from ..model.errors import AnalysisError
 
 _PART = re.compile(
     r"/(?:job:(?P<job>[A-Za-z][A-Za-z0-9_]*)"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import AnalysisError
+from ..model.errors import AnalysisError
 
 # TensorFlow's enum: reference types are the plain ones plus this.
 _REF_OFFSET = 100

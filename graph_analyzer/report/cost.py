@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import AnalysisError
-from .plan import Edge, TransferPlan
+from ..model.errors import AnalysisError
+from ..model.plan import Edge, TransferPlan
 
 
 @dataclass(frozen=True)

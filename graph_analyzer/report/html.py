@@ -7,13 +7,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..model.errors import AnalysisError
+from ..model.plan import CLASSES, TransferPlan
+from ..model.units import duration, short, size
 from . import arena
 from .advice import advise, hot_spots
 from .cost import Network, predict
-from .errors import AnalysisError
-from .plan import CLASSES, TransferPlan
-from .report_text import classes_text, cost_text, headline, shape_text
-from .units import duration, short, size
+from .text import classes_text, cost_text, headline, shape_text
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
 

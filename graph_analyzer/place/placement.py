@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .errors import AnalysisError
+from ..model.errors import AnalysisError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .errors import AnalysisError
+from ..model.errors import AnalysisError
 from .graphs import reference
 from .ops import ENTER, MERGE, NEXT_ITERATION
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .devices import Device, parse, whole
-from .graphs import RESOURCE, Program, Signatures, base_type, data_inputs, is_ref
-from .ops import CALLS, CONTROL_FLOW
+from ..read.devices import Device, parse, whole
+from ..read.graphs import RESOURCE, Program, Signatures, base_type, data_inputs, is_ref
+from ..read.ops import CALLS, CONTROL_FLOW
 
 _METADATA = frozenset(["Shape", "Size", "Rank"])
 _COLOCATED = b"loc:@"

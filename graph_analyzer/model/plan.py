@@ -16,8 +16,8 @@ from typing import Any
 
 from rdmatensor.plan import Options
 
+from ..read.shapes import Shape
 from .errors import AnalysisError
-from .shapes import Shape
 
 VERSION = 1
 CLASSES = ("static", "bounded", "dynamic", "rpc")
@@ -181,7 +181,7 @@ class TransferPlan:
 
     def to_html(self, path: Path | str) -> None:
         """Writes one page that needs nothing else: a link matrix, the arenas, all edges."""
-        from .report_html import page
+        from ..report.html import page
 
         Path(path).write_text(page(self))
 

@@ -10,10 +10,10 @@ from rdmatensor import config
 from rdmatensor import plan as core
 from rdmatensor.plan import Options
 
-from .devices import Device, whole
+from ..model.errors import AnalysisError
+from ..model.plan import ADDED, Edge, Link, TransferPlan
+from ..read.devices import Device, whole
 from .edges import Node, Transfer, Transfers
-from .errors import AnalysisError
-from .plan import ADDED, Edge, Link, TransferPlan
 
 
 def settings() -> Options:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .devices import Device, parse
-from .graphs import Program, Signatures, reference
-from .ops import ENTER, EXIT, MERGE, NEXT_ITERATION, blocks, free
-from .shapes import Shape, Shapes
+from ..read.devices import Device, parse
+from ..read.graphs import Program, Signatures, reference
+from ..read.ops import ENTER, EXIT, MERGE, NEXT_ITERATION, blocks, free
+from ..read.shapes import Shape, Shapes
 
 
 @dataclass(frozen=True)

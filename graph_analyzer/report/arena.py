@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .plan import Edge, TransferPlan
-from .units import short, size
+from ..model.plan import Edge, TransferPlan
+from ..model.units import short, size
 
 WIDTH, HEIGHT = 900.0, 260.0
 # A page with more of them is slow, and they are too small to be seen.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..model.errors import AnalysisError
+from ..place.placement import PlacedOn, training_step
 from .devices import parse
-from .errors import AnalysisError
 from .graphs import RESOURCE, Program, Signatures, check
-from .placement import PlacedOn, training_step
 
 
 @dataclass(frozen=True)
