@@ -10,9 +10,8 @@ except ImportError as error:
 
     if (Path(__file__).parents[2] / "CMakeLists.txt").exists():
         raise ImportError(
-            "rdmatensor is being imported from its source folder, which holds no compiled module: "
-            "install it (make build, or pip install --no-build-isolation .) and start Python from "
-            "another folder"
+            "rdmatensor is being imported from its sources, which hold no compiled module: build it "
+            "(make build, or pip install --no-build-isolation --editable .)"
         ) from error
     raise
 

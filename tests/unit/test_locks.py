@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from rdmatensor._api.public.transfer import Transfer
 
 import rdmatensor
+from rdmatensor._api.transfer import Transfer
 
 PATIENCE = 20.0
 

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed package has types, and they say what there is."""
+"""A wheel that is built here: the same bytes each time, complete, with types that say what there is."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -67,15 +73,79 @@ def fail() -> None:
         print(wrong)
 """
 
+BUILD = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
+SOURCES = ["CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "setup.py"]
+FOLDERS = ["csrc", "graph_analyzer", "rdmatensor"]
+SECONDS = 400
 
-def test_strict_consumer(tmp_path: Path) -> None:
-    """As a user's: the program is his, and the package where pip put it."""
+
+def build(root: Path, place: Path) -> Path:
+    """The wheel of a copy of the sources, without TensorFlow's plugin, which takes minutes."""
+    sources = place / "sources"
+    sources.mkdir(parents=True)
+    for name in SOURCES:
+        shutil.copy(root / name, sources)
+    for name in FOLDERS:
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(root / name, sources / name, ignore=ignored, copy_function=shutil.copy)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, place],
+        cwd=sources,
+        env=os.environ | {"SOURCE_DATE_EPOCH": "1700000000", "RDMATENSOR_BUILD_TENSORFLOW": "OFF"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (wheel,) = place.glob("*.whl")
+    return wheel
+
+
+def contents(wheel: Path) -> dict[str, tuple[object, ...]]:
+    """Of each file what it is, to tell which of them differs."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            each.filename: (
+                hashlib.sha256(archive.read(each)).hexdigest(),
+                each.date_time,
+                each.external_attr,
+            )
+            for each in archive.infolist()
+        }
+
+
+@pytest.fixture(scope="module")
+def wheels(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two builds, in folders with names of different length, as two machines' would be."""
+    pytest.importorskip("setuptools", minversion="77")
+    if not (shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")):
+        pytest.skip("no cmake")
+    folder = tmp_path_factory.mktemp("wheels")
+    return build(root, folder / "a"), build(root, folder / "another-folder")
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_two_builds_are_equal(wheels: tuple[Path, Path]) -> None:
+    """Anybody can check what was published."""
+    first, second = wheels
+    assert contents(first) == contents(second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_strict_consumer(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+    """The program is a user's, and the package is where pip puts it."""
     pytest.importorskip("mypy", reason="no mypy")
+    venv.create(tmp_path / "venv")
+    (site,) = tmp_path.glob("venv/lib/python*/site-packages")
+    zipfile.ZipFile(wheels[0]).extractall(site)
+    (site / "numpy.pth").write_text(sysconfig.get_path("purelib") + "\n")
     program = tmp_path / "consumer.py"
     program.write_text(CONSUMER)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"),
+            *("--python-executable", tmp_path / "venv/bin/python"),
             *("--cache-dir", tmp_path / "cache", program.name),
         ],
         cwd=tmp_path,
