@@ -17,8 +17,8 @@ KERAS_2 = --no-deps 'tf_keras==$(lastword $(subst ==, ,$(TENSORFLOW)))'
 # Two at a time: the lab's guests mostly wait, and so do the processes that other tests start.
 PYTEST := $(BIN)/pytest -q --durations=15 -n 2 --no-loadscope-reorder
 
-sources := $(shell find csrc rdmatensor graph_analyzer -type f \
-             -not -path '*/__pycache__/*' -not -name '*.so' 2>/dev/null)
+# What is compiled; Python is used where it lies.
+sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 .PHONY: help build demo test chaos conformance docs site lint bench bench-quick bench-api bench-verbs asan tsan \
@@ -77,12 +77,11 @@ $(VENV)/.programs: $(VENV)/.tools
 
 $(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.toml
 	@echo 'building rdmatensor (its TensorFlow plugin takes some minutes the first time)'
-	@$(PIP) --no-build-isolation --no-deps --force-reinstall .
+	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# From another folder: `python -m` would take rdmatensor from the sources here, which are not built.
 demo: build
-	@cd $(VENV) && $(BIN)/python -m rdmatensor.demo $(DEMO_FLAGS)
+	@$(BIN)/python -m rdmatensor.demo $(DEMO_FLAGS)
 
 # What every target needs that runs tests.
 tests := build $(VENV)/.packages $(VENV)/.programs
@@ -91,7 +90,7 @@ test: $(tests)
 	$(PYTEST) $(TEST_FLAGS)
 
 chaos: build $(VENV)/.packages
-	@cd $(VENV) && $(BIN)/python $(CURDIR)/tests/faults/chaos.py \
+	@$(BIN)/python $(CURDIR)/tests/faults/chaos.py \
 	  --seconds $(or $(CHAOS_SECONDS),300) $(CHAOS_FLAGS)
 
 # FILES='path.py shards=4 ...', KERAS=, VARIANTS='default bounce ...', CONFORMANCE_FLAGS=: docs/conformance.md
@@ -99,7 +98,7 @@ ifneq ($(filter conformance,$(MAKECMDGOALS)),)
   $(if $(SOURCE),,$(error SOURCE=/path/to/tensorflow is missing: a git directory or folder of its sources))
 endif
 conformance: build $(VENV)/.conformance
-	@cd $(VENV) && $(BIN)/python $(CURDIR)/tests/conformance/conformance.py \
+	@$(BIN)/python $(CURDIR)/tests/conformance/conformance.py \
 	  --source '$(abspath $(SOURCE))' --out $(CURDIR)/build/conformance \
 	  $(if $(FILES),--files '$(FILES)') $(if $(KERAS),--keras '$(abspath $(KERAS))') \
 	  $(if $(VARIANTS),--variants $(VARIANTS)) $(CONFORMANCE_FLAGS)
@@ -162,9 +161,8 @@ bench: build $(VENV)/.packages
 	  --benchmark-columns=min,median,iqr,rounds
 	@$(BIN)/python bench/run.py $(BENCH_FLAGS)
 
-# From another folder, as demo.
 bench-api: build $(VENV)/.packages
-	@cd $(VENV) && $(BIN)/python -m rdmatensor bench local --quick
+	@$(BIN)/python -m rdmatensor bench local --quick
 
 bench-quick: bench-api
 	@$(BIN)/python bench/bench_tensorflow.py --quick
@@ -207,7 +205,7 @@ dist: $(VENV)/.dist $(others)
 	$(BIN)/python .ci/check_wheel.py dist/rdmatensor-*.whl
 
 docs: build
-	cd $(VENV) && $(BIN)/python -c 'from rdmatensor import config; print(config.page(), end="")' \
+	$(BIN)/python -c 'from rdmatensor import config; print(config.page(), end="")' \
 	  > $(CURDIR)/docs/configuration.md
 
 # What does not resolve is an error. The theme would recommend its successor each time.
@@ -216,4 +214,5 @@ site: $(VENV)/.packages
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -f rdmatensor/*.so rdmatensor/*.layout rdmatensor/_build_info.json
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

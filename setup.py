@@ -107,7 +107,8 @@ class BuildWithCMake(build_ext):
     """Runs CMake, installs its products into the build folder, then builds the cffi module.
 
     CMake's install tree is the wheel's tree: rdmatensor/*.so, and tensorflow-plugins/*.so at the
-    top, because that is where TensorFlow looks for plugins inside site-packages.
+    top, because that is where TensorFlow looks for plugins inside site-packages. For an editable
+    install the products go beside the sources, and only the shim goes into site-packages.
     """
 
     def run(self) -> None:
@@ -120,6 +121,7 @@ class BuildWithCMake(build_ext):
             "CMAKE_BUILD_TYPE": "Release",
             "Python3_EXECUTABLE": sys.executable,
             "RDT_BUILD_TENSORFLOW": os.environ.get("RDMATENSOR_BUILD_TENSORFLOW", "AUTO"),
+            "RDT_PLUGIN_FOLDER": str(ROOT / "rdmatensor") if self.editable_mode else "",
         }
         if ninja:
             # Always given: an isolated build's ninja is gone when the next build reads the cache.
@@ -136,9 +138,27 @@ class BuildWithCMake(build_ext):
             [cmake, "--install", str(folder), "--prefix", str(prefix)],
         ):
             subprocess.run(command, env=environment, check=True)
+        if self.editable_mode:
+            self.put_beside_sources(prefix)
         for extension in self.extensions:
             extension.library_dirs.append(str(prefix / "rdmatensor"))
         super().run()
+
+    def put_beside_sources(self, tree: Path) -> None:
+        package = ROOT / "rdmatensor"
+        # Removed, not overwritten: a process may have them loaded.
+        for pattern in ("*.so", "*.layout", "_build_info.json"):
+            for old in package.glob(pattern):
+                old.unlink()
+        for product in (tree / "rdmatensor").iterdir():
+            shutil.copy2(product, package)
+        plugins = tree / "tensorflow-plugins"
+        site = Path(sysconfig.get_path("platlib")).relative_to(sys.prefix)
+        self.distribution.data_files = [
+            (str(site / plugins.name), list(map(str, plugins.glob("*"))))
+        ]
+        # setuptools does so for headers and scripts only.
+        self.run_command("install_data")
 
 
 setup(

@@ -22,7 +22,7 @@ def wanted(info: dict[str, str]) -> Iterator[str]:
     """Files that make the wheel work; `info` is what its build noted."""
     yield from ("rdmatensor/librdmatensor.so", "rdmatensor/_ffi.abi3.so", "rdmatensor/_ffi.pyi")
     yield from ("rdmatensor/py.typed", "graph_analyzer/py.typed")
-    yield from ("rdmatensor/softroce/guest/init", "graph_analyzer/page.html.j2")
+    yield from ("rdmatensor/softroce/guest/init", "graph_analyzer/report/page.html.j2")
     versions = [text for text in info["tensorflow"].split(", ") if text]
     for minor in ("_".join(text.split(".")[:2]) for text in versions):
         yield from (PLUGIN.format(minor, kind) for kind in ("so", "layout"))

@@ -20,7 +20,7 @@ import click
 from rich.table import Table
 
 import tf_cases
-from rdmatensor import watching
+from rdmatensor._ops import watching
 from rdmatensor.bench import record
 from rdmatensor.demo.launch import Child, Event, Team
 from rdmatensor.demo.settings import model_bytes

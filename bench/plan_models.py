@@ -22,9 +22,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The models are those of the tests.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/graph_analyzer"))
 
-from graph_analyzer import PlacedOn, TransferPlan, planner, sources
-from graph_analyzer.analyze import DEFAULT_DEVICE, transfers
-from graph_analyzer.units import size
+from graph_analyzer import PlacedOn, TransferPlan
+from graph_analyzer.model.units import size
+from graph_analyzer.place import planner
+from graph_analyzer.place.analyze import DEFAULT_DEVICE, transfers
+from graph_analyzer.read import sources
 from rdmatensor.demo.timing import Distribution, duration
 
 REPEATS = 7

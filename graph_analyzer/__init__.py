@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from rdmatensor.plan import Options
 
-from .advice import Advice, advise
-from .analyze import analyze
-from .cost import Network, predict
-from .errors import AnalysisError, LiveError
 from .live import live
-from .placement import PlacedOn
-from .plan import Difference, Edge, Link, TransferPlan, closest, diff, join
+from .model.errors import AnalysisError, LiveError
+from .model.plan import Difference, Edge, Link, TransferPlan, closest, diff, join
+from .place.analyze import analyze
+from .place.placement import PlacedOn
+from .report.advice import Advice, advise
+from .report.cost import Network, predict
 
 __all__ = [
     "Advice",

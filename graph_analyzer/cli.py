@@ -15,11 +15,11 @@ import click
 
 from rdmatensor.errors import RdmaError
 
-from . import units
-from .analyze import DEFAULT_DEVICE, analyze
-from .cost import Network
-from .errors import AnalysisError, LiveError
-from .plan import TransferPlan, closest
+from .model import units
+from .model.errors import AnalysisError, LiveError
+from .model.plan import TransferPlan, closest
+from .place.analyze import DEFAULT_DEVICE, analyze
+from .report.cost import Network
 
 
 @click.command()
@@ -74,8 +74,8 @@ def _fail(message: str) -> NoReturn:
 def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from . import report_text
     from .live import live
+    from .report import text
 
     network = Network(units.bandwidth(options["bandwidth"]), units.latency(options["latency"]))
     found = live(*targets) if targets else None
@@ -84,14 +84,14 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
     if shown is None:
         return
     console = Console()
-    console.print(report_text.report(shown, network, options["rows"]))
+    console.print(text.report(shown, network, options["rows"]))
     if expected and found:
         console.print("\n[bold]From SOURCE to the server[/bold]")
-        console.print(report_text.difference(closest(expected, found)))
+        console.print(text.difference(closest(expected, found)))
     if options["json_file"]:
         shown.save(options["json_file"])
     if options["html"]:
-        from .report_html import page
+        from .report.html import page
 
         options["html"].write_text(
             page(shown, network, f"Transfer plan: {source or ' '.join(targets)}")

@@ -11,8 +11,8 @@ import secrets
 from functools import cache
 from typing import Any
 
-from .errors import AnalysisError, LiveError
-from .plan import TransferPlan, join
+from .model.errors import AnalysisError, LiveError
+from .model.plan import TransferPlan, join
 
 KEY = "rdmatensor.plan"
 METHOD = "/tensorflow.WorkerService/RecvBuf"

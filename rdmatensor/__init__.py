@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import config
-    from ._buffers import empty
-    from .batch import Batch
-    from .checksum import crc32c
+    from ._api.batch import Batch
+    from ._api.buffers import empty
+    from ._api.checksum import crc32c
+    from ._api.region import Access, Region, RemoteRegion
+    from ._api.remote import Capability, RemoteDevice
+    from ._api.transfer import Transfer
     from .device import Device, DeviceStats, Notification
     from .errors import (
         Cancelled,
@@ -33,9 +36,6 @@ if TYPE_CHECKING:
         UsageError,
     )
     from .group import Group, GroupInfo, Operation
-    from .region import Access, Region, RemoteRegion
-    from .remote import Capability, RemoteDevice
-    from .transfer import Transfer
 
     __version__: str
 
@@ -75,9 +75,9 @@ def __getattr__(name: str) -> Any:
     """Loads the compiled module when something of it is used: rdmatensor.softroce needs none."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import _api
+    from ._api import public
 
-    value = getattr(_api, name)
+    value = getattr(public, name)
     globals()[name] = value
     return value
 

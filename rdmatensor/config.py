@@ -64,7 +64,7 @@ def table() -> list[Setting]:
 _PAGE = """\
 # Configuration
 
-Generated from the table in `csrc/core/config.h` by `make docs`; do not edit.
+Generated from the table in `csrc/base/config.h` by `make docs`; do not edit.
 
 Each setting is the environment variable `RDMATENSOR_<NAME>`, and `rdmatensor.config.set("<NAME>", value)`
 in Python. Sizes take the suffixes K, M, G and T (powers of 1024). A value outside its range is refused when

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _buffers
-from ._buffers import Array
+from ._api import buffers
+from ._api.buffers import Array
+from ._api.region import READ_WRITE, Access, Region
+from ._api.remote import RemoteDevice
+from ._api.wait import DEADLINE, IN_PROGRESS, in_thread, milliseconds, wait_in_slices
 from ._ffi import ffi, lib
-from ._wait import DEADLINE, IN_PROGRESS, in_thread, milliseconds, wait_in_slices
 from .errors import DeadlineExceeded, DeviceError, UsageError, _text, check
-from .region import READ_WRITE, Access, Region
-from .remote import RemoteDevice
 
 if TYPE_CHECKING:
     from .group import Group
@@ -119,7 +119,7 @@ class Device:
 
     def allocate(
         self,
-        shape: _buffers.Shape,
+        shape: buffers.Shape,
         dtype: npt.DTypeLike = np.uint8,
         access: Access = READ_WRITE,
         name: str | None = None,
@@ -129,7 +129,7 @@ class Device:
         `name`, unique on the device and up to 63 bytes, is what peers open it by; without one they
         need its key. DeviceError if there is no memory left.
         """
-        return self.register(_buffers.empty(shape, dtype), access, name)
+        return self.register(buffers.empty(shape, dtype), access, name)
 
     def register(
         self, array: Array, access: Access = READ_WRITE, name: str | None = None
@@ -140,7 +140,7 @@ class Device:
         transport of the device can share is Unsupported. RDMA pins it: DeviceError when the limit
         of locked memory does not permit that.
         """
-        local = _buffers.target(array)
+        local = buffers.target(array)
         text = ffi.NULL if name is None else ffi.new("char[]", name.encode())
         out = ffi.new("rdt_region **")
         with self._call() as device:
@@ -350,7 +350,7 @@ class Device:
 
     def _registered(self, nbytes: int) -> Array:
         """Bytes in a region of their own, which ends with the last view of them."""
-        memory, out = _buffers.shareable(nbytes), ffi.new("rdt_region **")
+        memory, out = buffers.shareable(nbytes), ffi.new("rdt_region **")
         access = int(READ_WRITE)
         with self._call() as device:
             check(lib.rdt_region_register(device, memory, nbytes, access, ffi.NULL, out))
@@ -364,7 +364,7 @@ class Device:
             if owner is not None:
                 owner._close_owned(region, key)
 
-        return _buffers.view(ffi.gc(memory, end), nbytes)
+        return buffers.view(ffi.gc(memory, end), nbytes)
 
     def _close_owned(self, region: Any, key: int) -> None:
         """Once close() has begun, C may still use the memory: regions and memory are left to it."""

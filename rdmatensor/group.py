@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _buffers
-from ._buffers import Array, from_buffer
-from ._collective import (
+from ._api import buffers
+from ._api.buffers import Array, from_buffer
+from ._api.collective import (
     ALGORITHMS,
     BYTES,
     KINDS,
@@ -28,10 +28,10 @@ from ._collective import (
     operation_error,
     unusable,
 )
+from ._api.transfer import Transfer, drop_complete
+from ._api.wait import milliseconds
 from ._ffi import ffi, lib
-from ._wait import milliseconds
 from .errors import UsageError, _text, check
-from .transfer import Transfer, drop_complete
 
 if TYPE_CHECKING:
     from .device import Device
@@ -274,13 +274,13 @@ class Group:
         """
         self._cancel(ffi.NULL if tag is None else ffi.new("uint64_t[2]", checked_tag(tag)))
 
-    def empty(self, shape: _buffers.Shape, dtype: npt.DTypeLike = np.float32) -> Array:
+    def empty(self, shape: buffers.Shape, dtype: npt.DTypeLike = np.float32) -> Array:
         """A zero-filled array that moves without a copy.
 
         It has a region of its own, which is closed, and its memory freed, when the last view of it is
         dropped. DeviceError if there is no memory left, or it may not be registered.
         """
-        dims, kind, nbytes = _buffers.extent(shape, dtype)
+        dims, kind, nbytes = buffers.extent(shape, dtype)
         if not nbytes:
             return np.empty(dims, kind)
         return self._device._registered(nbytes).view(kind).reshape(dims)

@@ -41,9 +41,9 @@ class Collector:
 
     def collect(self) -> Iterable[Metric]:
         """All metrics as they are now. From any thread."""
-        from . import _families
+        from ._ops import families
 
-        return _families.families()
+        return families.families()
 
 
 class Endpoint:

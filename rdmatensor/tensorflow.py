@@ -22,15 +22,17 @@ import ctypes
 import json
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from . import config, tf_config
+from . import config
+from ._ops import tf_config
+from ._ops.tracing import trace
 from .device import Device
 from .errors import Unsupported, UsageError
-from .tracing import trace
 
 __all__ = [
     "ArenaUse",
@@ -60,7 +62,11 @@ __all__ = [
 
 _PACKAGE = Path(__file__).resolve().parent
 _PLUGINS = "librdmatensor_tensorflow_*.so"  # one for each minor version of TensorFlow
-_SHIM = _PACKAGE.parent / "tensorflow-plugins" / "librdmatensor_shim.so"
+_SHIM_NAME = "tensorflow-plugins/librdmatensor_shim.so"
+# Beside the package, or, if that is installed editable, where TensorFlow looks for it.
+_SHIM = _PACKAGE.parent / _SHIM_NAME
+if not _SHIM.exists():
+    _SHIM = Path(sysconfig.get_path("platlib"), _SHIM_NAME)
 
 
 class PathCounters(TypedDict):

@@ -15,7 +15,7 @@ if(failed)
   message(FATAL_ERROR "rdmatensor: looking for TensorFlow with ${Python3_EXECUTABLE} failed")
 endif()
 
-file(GLOB plugin_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/tensorflow/*.cc)
+file(GLOB_RECURSE plugin_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/tensorflow/*.cc)
 if(NOT plugin_sources)
   set(plugin_reason "csrc/tensorflow holds no sources")
 elseif(NOT tensorflow_found)
@@ -65,8 +65,7 @@ endfunction()
 function(add_plugin minor folder version)
   set(plugin rdmatensor_tensorflow_2_${minor})
   add_library(${plugin} MODULE ${plugin_sources})
-  target_include_directories(${plugin} PRIVATE ${CMAKE_SOURCE_DIR}/csrc
-                                               ${CMAKE_SOURCE_DIR}/csrc/tensorflow)
+  target_include_directories(${plugin} PRIVATE ${CMAKE_SOURCE_DIR}/csrc/tensorflow)
   set_target_properties(${plugin} PROPERTIES
     CXX_EXTENSIONS OFF CXX_STANDARD_REQUIRED ON BUILD_WITH_INSTALL_RPATH ON)
   # TensorFlow's libraries are found by soname: it loaded them before it loads any plugin. So no rpath
@@ -100,6 +99,9 @@ file(GLOB shim_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/tensorflow/shi
 list(JOIN plugin_minors "," minors)
 add_library(rdmatensor_shim MODULE ${shim_sources})
 target_compile_definitions(rdmatensor_shim PRIVATE RDT_TENSORFLOW_MINORS=${minors})
+if(RDT_PLUGIN_FOLDER)
+  target_compile_definitions(rdmatensor_shim PRIVATE RDT_PLUGIN_FOLDER="${RDT_PLUGIN_FOLDER}")
+endif()
 target_link_libraries(rdmatensor_shim PRIVATE rdmatensor_options ${CMAKE_DL_LIBS})
 target_link_options(rdmatensor_shim PRIVATE -Wl,-z,defs)
 install(TARGETS rdmatensor_shim LIBRARY DESTINATION tensorflow-plugins)

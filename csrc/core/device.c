@@ -9,14 +9,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/config.h"
-#include "core/forks.h"
-#include "core/group/groups.h"
-#include "core/log.h"
+#include "base/config.h"
+#include "base/faults.h"
+#include "base/forks.h"
+#include "base/log.h"
+#include "base/status.h"
 #include "core/objects.h"
-#include "core/status.h"
+#include "group/groups.h"
 #include "transport/fault/fault.h"
-#include "transport/fault/plan.h"
 
 rdt_status rdt_device_check(const rdt_device *device) {
   if (device->fork_epoch != rdt_forks_epoch())

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/config.h"
+#include "base/config.h"
+#include "base/status.h"
 #include "core/objects.h"
-#include "core/status.h"
 
 void rdt_inbox_init(rdt_inbox *inbox) {
   pthread_mutex_init(&inbox->lock, NULL);

@@ -16,10 +16,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "core/admission.h"
-#include "core/local.h"
-#include "core/net.h"
-#include "core/secret.h"
+#include "base/local.h"
+#include "base/net.h"
+#include "core/meet/admission.h"
+#include "core/meet/secret.h"
 #include "transport/transport.h"
 
 #define RDT_NAME_SIZE 256

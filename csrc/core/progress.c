@@ -12,12 +12,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "core/config.h"
-#include "core/control.h"
-#include "core/group/groups.h"
-#include "core/log.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "core/memory/control.h"
 #include "core/objects.h"
-#include "core/status.h"
+#include "group/groups.h"
 
 #define EVENTS_EVERY 64      /* rounds between looks at sockets while polling */
 #define WARM_MS 1            /* how often a channel is looked at that other threads poll */

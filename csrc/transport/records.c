@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "core/config.h"
+#include "base/config.h"
 
 #define RECORD_ALIGN 16u
 

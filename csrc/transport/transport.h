@@ -19,7 +19,7 @@
 
 #include <stdbool.h>
 
-#include "core/net.h"
+#include "base/net.h"
 
 #define RDT_BUNDLE_SIZE 512
 #define RDT_MAX_TRANSPORTS 2

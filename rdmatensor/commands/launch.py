@@ -40,7 +40,7 @@ def launch(chief: bool | None, **options: Any) -> None:
       rdmatensor launch -n 2 --metrics-port 9100 train.py &
       rdmatensor top 9100-9101
     """
-    from .. import launch as launcher
+    from .._ops import launch as launcher
 
     request = launcher.Request(chief=options["ps"] > 0 if chief is None else chief, **options)
     why_not = launcher.check(request.script) or launcher.check_metrics(request)

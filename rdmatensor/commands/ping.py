@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from .. import pinging
+    from .._api.remote import RemoteDevice
+    from .._ops import pinging
     from ..device import Device
     from ..errors import RdmaError
-    from ..remote import RemoteDevice
 
 PORT = 7479
 
@@ -91,7 +91,8 @@ def _fail(error: RdmaError, host: str | None) -> None:
 
 
 def _answer(bind: str | None, port: int, once: bool) -> None:
-    from .. import config, pinging
+    from .. import config
+    from .._ops import pinging
     from ..device import Device
 
     everywhere = config.get("BIND_ADDRESS") or "0.0.0.0"
@@ -116,7 +117,7 @@ def _answer(bind: str | None, port: int, once: bool) -> None:
 
 
 def _measure(address: str, as_json: bool) -> None:
-    from .. import pinging
+    from .._ops import pinging
     from ..device import Device
 
     with Device(name="ping") as device, device.connect(address) as remote, _progress() as bar:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from ..watching import Reading, View
+    from .._ops.watching import Reading, View
 
 _EDGES = 5
 
@@ -46,7 +46,7 @@ def top(tasks: Sequence[str], interval: float, once: bool, as_json: bool) -> Non
     """
     from rich.console import Console
 
-    from .. import watching
+    from .._ops import watching
 
     try:
         addresses = watching.addresses(tasks or _default())
@@ -75,7 +75,7 @@ def _default() -> list[str]:
 
 def _looks(addresses: Sequence[str], interval: float) -> Iterator[list[View]]:
     """Rates are 0 in the first."""
-    from ..watching import NotReadable, View, read_all, view
+    from .._ops.watching import NotReadable, View, read_all, view
 
     before: dict[str, Reading] = {}
     while True:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rdmatensor._ops.processes import reserved_addresses
 from rdmatensor.demo.launch import Child, Team
 from rdmatensor.demo.paths import STOCK, Paths
 from rdmatensor.demo.timing import Distribution
-from rdmatensor.processes import reserved_addresses
 
 # The slowest thing that happens in silence is importing TensorFlow in all tasks at once.
 SILENCE_S = 120.0

@@ -14,7 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rdmatensor.processes import Crew, Process, ending, free_addresses, terminate_like_interrupt
+from rdmatensor._ops.processes import (
+    Crew,
+    Process,
+    ending,
+    free_addresses,
+    terminate_like_interrupt,
+)
 
 __all__ = ["Child", "TaskFailed", "Team", "free_addresses", "terminate_like_interrupt"]
 

@@ -30,7 +30,8 @@ def look_and_test() -> dict[str, Any]:
 
 def _look(tests: bool) -> dict[str, Any]:
     given = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(PREFIX)}
-    from .. import _api, config
+    from .. import config
+    from .._api import public
 
     # The table is read without the variables, so that each of them can be refused by itself.
     table = {setting.name: setting for setting in config.table()}
@@ -49,7 +50,7 @@ def _look(tests: bool) -> dict[str, Any]:
     config.set("LOG_LEVEL", "debug")
     device, errors = _open()
     report: dict[str, Any] = {
-        "version": _api.__version__,
+        "version": public.__version__,
         "settings": settings,
         "refused": refused,
         "errors": errors,
@@ -114,7 +115,8 @@ def _test(transport: str) -> dict[str, Any]:
     """Writes, reads and notifications over this transport, between two devices of this process."""
     import threading
 
-    from .. import config, pinging
+    from .. import config
+    from .._ops import pinging
     from ..device import Device
     from ..errors import RdmaError
 

@@ -19,8 +19,8 @@ import pytest
 import rdmatensor
 import rdmatensor.metrics
 import rdmatensor.tensorflow
-from rdmatensor import watching
-from rdmatensor.processes import free_addresses
+from rdmatensor._ops import watching
+from rdmatensor._ops.processes import free_addresses
 
 SECONDS = 60
 Run = subprocess.CompletedProcess[str]
@@ -128,7 +128,8 @@ def test_a_child_does_not_keep_the_port() -> None:
 PROGRAM = """
 import os, sys
 import beside
-from rdmatensor import metrics, watching
+from rdmatensor import metrics
+from rdmatensor._ops import watching
 port = int(os.environ["RDMATENSOR_METRICS_PORT"])
 assert metrics.serve().port == port  # the one that is there
 seen = watching.read(f"127.0.0.1:{port}")

@@ -5,7 +5,7 @@
  */
 #include <inttypes.h>
 
-#include "core/config.h"
+#include "base/config.h"
 #include "fuzz.h"
 #ifdef RDT_HAVE_VERBS
 #include "transport/verbs/ports.h"

@@ -15,11 +15,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "core/config.h"
-#include "core/handshake.h"
-#include "core/memory.h"
+#include "base/config.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "core/meet/handshake.h"
 #include "core/objects.h"
-#include "core/status.h"
 #include "fuzz.h"
 #include "transport/shm/ring.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "fuzz.h"
-#include "tensorflow/copied_message.h"
+#include "wire/copied_message.h"
 
 namespace {
 

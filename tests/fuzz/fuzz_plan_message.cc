@@ -5,7 +5,7 @@
 #include <string>
 
 #include "fuzz.h"
-#include "tensorflow/plan_message.h"
+#include "wire/plan_message.h"
 
 namespace {
 

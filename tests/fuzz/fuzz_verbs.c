@@ -5,7 +5,7 @@
  */
 #include <arpa/inet.h>
 
-#include "core/status.h"
+#include "base/status.h"
 #include "fuzz.h"
 #include "transport/verbs/objects.h"
 

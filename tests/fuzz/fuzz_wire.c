@@ -7,8 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "core/net.h"
-#include "core/wire.h"
+#include "base/net.h"
+#include "base/wire.h"
 #include "fuzz.h"
 
 #define STEPS 64

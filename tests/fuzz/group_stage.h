@@ -6,10 +6,10 @@
 #ifndef RDT_TESTS_FUZZ_GROUP_STAGE_H
 #define RDT_TESTS_FUZZ_GROUP_STAGE_H
 
-#include "core/config.h"
-#include "core/group/meeting.h"
-#include "core/status.h"
+#include "base/config.h"
+#include "base/status.h"
 #include "fuzz.h"
+#include "group/meeting.h"
 #include "transport/shm/shm.h"
 
 #define PEERS 5u   /* with this device's own place */

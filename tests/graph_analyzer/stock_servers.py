@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_analyzer.devices import parse
+from graph_analyzer.read.devices import parse
 from placed_graphs import Step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "warm"))

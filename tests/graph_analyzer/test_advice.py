@@ -18,9 +18,9 @@ from graph_analyzer import (
     advise,
     analyze,
     predict,
-    units,
 )
-from graph_analyzer.advice import hot_spots
+from graph_analyzer.model import units
+from graph_analyzer.report.advice import hot_spots
 
 PS0, PS1, W0, W1 = (
     f"/job:{job}/replica:0/task:{task}" for job in ("ps", "worker") for task in (0, 1)

@@ -15,8 +15,9 @@ import tensorflow as tf
 
 import placed_graphs as graphs
 import warm
-from graph_analyzer import TransferPlan, analyze, closest, ops
-from graph_analyzer.plan import ADDED
+from graph_analyzer import TransferPlan, analyze, closest
+from graph_analyzer.model.plan import ADDED
+from graph_analyzer.read import ops
 from placed_graphs import Step
 from stock_servers import Cluster
 
@@ -69,7 +70,7 @@ def test_edges_of_functions_are_those_of_tensorflow(cluster: Cluster) -> None:
 
 
 def test_the_plugin_has_the_same_lists_of_ops(root: Path) -> None:
-    text = (root / "csrc/tensorflow/graph_order.cc").read_text()
+    text = (root / "csrc/tensorflow/graph/graph_order.cc").read_text()
 
     def named(function: str) -> set[str]:
         body = re.search(rf"^bool {function}\(.*?^}}", text, re.MULTILINE | re.DOTALL)

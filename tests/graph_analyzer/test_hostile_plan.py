@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graph_analyzer import AnalysisError, TransferPlan, diff
-from graph_analyzer.report_html import page
+from graph_analyzer.report.html import page
 
 VALUES = st.recursive(
     st.none()

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from graph_analyzer import Options, TransferPlan
-from graph_analyzer.plan import diff
-from graph_analyzer.report_html import page
-from graph_analyzer.report_text import difference, report
+from graph_analyzer.model.plan import diff
+from graph_analyzer.report.html import page
+from graph_analyzer.report.text import difference, report
 
 HOSTILE = "</script><script>document.title = 'taken'</script>[bold]&amp;"
 

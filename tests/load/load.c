@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/clock.h"
+#include "base/clock.h"
 
 #define SAMPLES 60   /* of a run whose length is known */
 #define SAMPLE_MS 20 /* between them, if not */

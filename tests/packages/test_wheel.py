@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import rdmatensor
+from rdmatensor import tensorflow
 
 PACKAGE = Path(rdmatensor.__file__).parent
 NAME = "rdmatensor-0.1.0-cp310-abi3-manylinux_2_34_x86_64.whl"
@@ -41,14 +42,13 @@ def test_plugins_need_tensorflow_and_bring_nothing() -> None:
         pytest.skip("no plugin was built")
     for plugin in plugins:
         assert needed(plugin) <= SYSTEM | TENSORFLOW | {"librdmatensor.so"}, plugin
-    shim = PACKAGE.parent / "tensorflow-plugins" / "librdmatensor_shim.so"
-    assert needed(shim) <= SYSTEM - {"libstdc++.so.6"}
+    assert needed(tensorflow._SHIM) <= SYSTEM - {"libstdc++.so.6"}
 
 
 INFO = {"tensorflow": "2.20.0, 2.21.0", "no_verbs_because": "", "sanitize": "none"}
 FILES = [
     *("rdmatensor/librdmatensor.so", "rdmatensor/_ffi.abi3.so", "rdmatensor/_ffi.pyi"),
-    *("rdmatensor/py.typed", "graph_analyzer/py.typed", "graph_analyzer/page.html.j2"),
+    *("rdmatensor/py.typed", "graph_analyzer/py.typed", "graph_analyzer/report/page.html.j2"),
     *("rdmatensor/softroce/guest/init", "tensorflow-plugins/librdmatensor_shim.so"),
     "rdmatensor/librdmatensor_tensorflow_2_20.so",
     "rdmatensor/librdmatensor_tensorflow_2_21.so",

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from clusters import Cluster
 from graphs import TASK1, Session, cross, session
-from rdmatensor import watching
+from rdmatensor._ops import watching
 
 PEER = "/job:worker/replica:0/task:1"
 HERE = "/job:worker/replica:0/task:0"

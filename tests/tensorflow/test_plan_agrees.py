@@ -18,9 +18,9 @@ import tensorflow as tf
 import graph_analyzer as ga
 import warm
 from clusters import HERE, STEP_S, within
-from graph_analyzer import sources
-from graph_analyzer.analyze import DEFAULT_DEVICE
-from graph_analyzer.plan import ADDED
+from graph_analyzer.model.plan import ADDED
+from graph_analyzer.place.analyze import DEFAULT_DEVICE
+from graph_analyzer.read import sources
 
 ANALYZER_TESTS = HERE.parent / "graph_analyzer"
 sys.path.insert(0, str(ANALYZER_TESTS))

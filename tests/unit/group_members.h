@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/group/group.h"
+#include "group/group.h"
 #include "unit.h"
 
 #define MEMBERS 5

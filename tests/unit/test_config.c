@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "core/config.h"
+#include "base/config.h"
 #include "unit.h"
 
 int main(void) {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/copy.h"
+#include "base/copy.h"
 #include "unit.h"
 
 #define SIZE 5000

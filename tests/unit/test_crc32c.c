@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "core/crc32c.h"
+#include "base/crc32c.h"
 #include "unit.h"
 
 #define LARGE 100000

@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "core/group/costs.h"
-#include "core/group/schedule.h"
+#include "group/costs.h"
+#include "group/schedule.h"
 #include "unit.h"
 
 #define MEMBERS_MOST 64u

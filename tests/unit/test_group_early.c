@@ -3,7 +3,7 @@
  * Operations that others have started and this member never does: what is kept of them is dropped in time,
  * and what may still be wanted is not.
  */
-#include "core/clock.h"
+#include "base/clock.h"
 #include "group_members.h"
 
 enum { WANTED = 5, MANY = 1500 };

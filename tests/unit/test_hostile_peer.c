@@ -13,8 +13,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "core/handshake.h"
-#include "core/memory.h"
+#include "base/memory.h"
+#include "core/meet/handshake.h"
 #include "core/objects.h"
 #include "transport/shm/ring.h"
 #include "unit.h"

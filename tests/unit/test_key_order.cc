@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "tensorflow/key_order.h"
+#include "step/key_order.h"
 #include "unit.h"
 
 using rdmatensor::KeyOrder;

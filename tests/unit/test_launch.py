@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rdmatensor.processes import reserved_addresses
+from rdmatensor._ops.processes import reserved_addresses
 
 SECONDS = 60.0
 # Each task does what the argument says for it, for example "worker 1=fail", and leaves otherwise.

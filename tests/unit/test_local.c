@@ -9,8 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "core/forks.h"
-#include "core/local.h"
+#include "base/forks.h"
+#include "base/local.h"
 #include "unit.h"
 
 #define PATIENCE_MS 10000

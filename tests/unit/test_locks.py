@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rdmatensor
-from rdmatensor.transfer import Transfer
+from rdmatensor._api.transfer import Transfer
 
 PATIENCE = 20.0
 

@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "core/mac.h"
+#include "base/mac.h"
 #include "unit.h"
 
 static void fill(uint8_t *bytes, size_t size, uint8_t with) { memset(bytes, with, size); }

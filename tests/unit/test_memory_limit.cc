@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tensorflow/memory_limit.h"
+#include "memory/memory_limit.h"
 #include "unit.h"
 
 using rdmatensor::CgroupMemoryLimit;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "messages.h"
-#include "tensorflow/copied_message.h"
+#include "wire/copied_message.h"
 
 namespace {
 

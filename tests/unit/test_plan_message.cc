@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "messages.h"
-#include "tensorflow/plan_message.h"
+#include "wire/plan_message.h"
 
 namespace {
 

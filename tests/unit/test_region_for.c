@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/clock.h"
+#include "base/clock.h"
 #include "unit.h"
 
 enum { ACCESS = RDT_ACCESS_READ | RDT_ACCESS_WRITE, SIZE = 4 << 20, MANY = 150 };

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "tensorflow/sites.h"
+#include "memory/sites.h"
 #include "unit.h"
 
 using rdmatensor::Sites;

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/clock.h"
+#include "base/clock.h"
 #include "core/objects.h"
 #include "transport/verbs/objects.h"
 #include "unit.h"

@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "core/wire.h"
+#include "base/wire.h"
 #include "unit.h"
 
 static void write_sample(rdt_wire *wire) {

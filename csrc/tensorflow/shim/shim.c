@@ -16,7 +16,7 @@
 #ifndef RDT_TENSORFLOW_MINORS
 #error "define RDT_TENSORFLOW_MINORS: the minor versions of TensorFlow 2 that there are plugins for"
 #endif
-#define PLUGIN "/../rdmatensor/librdmatensor_tensorflow_2_%d.%s"
+#define PLUGIN "librdmatensor_tensorflow_2_%d.%s"
 
 static const int minors[] = {RDT_TENSORFLOW_MINORS};
 #define MINORS (sizeof(minors) / sizeof(minors[0]))
@@ -68,14 +68,19 @@ static int minor_of(const char *version) {
   return -1;
 }
 
-/* The path of the plugin ("so") or its record ("layout") beside this library's own. */
+/* The path of the plugin ("so") or its record ("layout"): in the package beside this library's folder,
+ * or, for an editable install, among the sources. */
 static int plugin_path(char *path, size_t size, int minor, const char *kind) {
+#ifdef RDT_PLUGIN_FOLDER
+  int written = snprintf(path, size, RDT_PLUGIN_FOLDER "/" PLUGIN, minor, kind);
+#else
   Dl_info self;
   if (!dladdr((void *)&rdt_shim_reason, &self) || !self.dli_fname) return 0;
   const char *slash = strrchr(self.dli_fname, '/');
   int folder = slash ? (int)(slash - self.dli_fname) : 1;
-  int written =
-      snprintf(path, size, "%.*s" PLUGIN, folder, slash ? self.dli_fname : ".", minor, kind);
+  int written = snprintf(path, size, "%.*s/../rdmatensor/" PLUGIN, folder,
+                         slash ? self.dli_fname : ".", minor, kind);
+#endif
   return written > 0 && (size_t)written < size;
 }
 

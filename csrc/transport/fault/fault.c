@@ -8,10 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/clock.h"
-#include "core/config.h"
-#include "core/status.h"
-#include "transport/fault/plan.h"
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/faults.h"
+#include "base/status.h"
 
 /* A piece that is done and was not reported yet. */
 typedef struct unreported {

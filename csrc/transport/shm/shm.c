@@ -11,9 +11,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/copy.h"
-#include "core/memory.h"
-#include "core/status.h"
+#include "base/copy.h"
+#include "base/memory.h"
+#include "base/status.h"
 #include "transport/shm/ring.h"
 
 struct rdt_endpoint {

@@ -4,8 +4,8 @@
 #include <infiniband/verbs.h>
 #include <string.h>
 
-#include "core/status.h"
-#include "core/wire.h"
+#include "base/status.h"
+#include "base/wire.h"
 #include "transport/records.h"
 #include "transport/verbs/ports.h"
 

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/config.h"
-#include "core/log.h"
-#include "core/status.h"
-#include "transport/fault/plan.h"
+#include "base/config.h"
+#include "base/faults.h"
+#include "base/log.h"
+#include "base/status.h"
 #include "transport/verbs/faults.h"
 #include "transport/verbs/objects.h"
 

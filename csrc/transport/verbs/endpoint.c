@@ -10,9 +10,9 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 
-#include "core/config.h"
-#include "core/log.h"
-#include "core/status.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/status.h"
 #include "transport/verbs/objects.h"
 #include "transport/verbs/registration.h"
 

@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <pthread.h>
 
-#include "core/log.h"
-#include "transport/fault/plan.h"
+#include "base/faults.h"
+#include "base/log.h"
 #include "transport/verbs/objects.h"
 
 /* The provider's own functions; of the first provider, should there be several. */

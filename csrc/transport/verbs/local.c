@@ -6,9 +6,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "core/copy.h"
-#include "core/log.h"
-#include "core/status.h"
+#include "base/copy.h"
+#include "base/log.h"
+#include "base/status.h"
 #include "transport/verbs/objects.h"
 #include "transport/verbs/registration.h"
 

@@ -6,9 +6,9 @@
 #include <arpa/inet.h>
 #include <stdio.h>
 
-#include "core/copy.h"
-#include "core/log.h"
-#include "core/status.h"
+#include "base/copy.h"
+#include "base/log.h"
+#include "base/status.h"
 #include "transport/verbs/objects.h"
 
 #define COMPLETIONS 32

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/status.h"
+#include "base/status.h"
 #include "transport/verbs/library.h"
 #include "transport/verbs/ports.h"
 

@@ -11,7 +11,7 @@
 #include <arpa/inet.h>
 #include <string.h>
 
-#include "core/status.h"
+#include "base/status.h"
 #include "transport/verbs/objects.h"
 
 /* ---- queues -------------------------------------------------------------------------------------------- */

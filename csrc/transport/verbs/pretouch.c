@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core/memory.h"
+#include "base/memory.h"
 
 #define MAX_THREADS 8
 /* Below this a thread costs more than it saves. */

@@ -9,7 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "core/status.h"
+#include "base/status.h"
 #include "transport/verbs/library.h"
 #include "transport/verbs/pretouch.h"
 

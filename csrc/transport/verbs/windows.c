@@ -13,10 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/clock.h"
-#include "core/config.h"
-#include "core/log.h"
-#include "core/status.h"
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/status.h"
 #include "transport/verbs/objects.h"
 #include "transport/verbs/registration.h"
 

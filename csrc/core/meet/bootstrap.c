@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The device's bootstrap port: who connects, and is let in. connect.c is the other side, and
+ * docs/protocol.md draws both.
+ *
+ * Each incoming connection is a handshake on a worker with a deadline, so that a peer that connects and
+ * says nothing delays nobody. When there are too many, the host that has most of them loses its oldest.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/config.h"
+#include "base/forks.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "core/meet/handshake.h"
+
+#define HANDSHAKE_MS 5000
+#define MAX_HANDSHAKES 256
+#define WORKER_MS 100 /* what one may wait for a thread */
+
+/* `next`, `listed` and `evicted` are under device->lock. */
+struct rdt_handshake {
+  rdt_handshake *next; /* in device->handshakes, newest first */
+  rdt_device *device;
+  rdt_origin origin;
+  int socket;
+  bool local;           /* a unix socket */
+  bool listed, evicted; /* evicted: its socket was shut down for a newer one */
+};
+
+/* ---- One handshake -------------------------------------------------------------------------------- */
+
+static rdt_status answer_hello(rdt_greeting *greeting, const rdt_handshake *work,
+                               rdt_deadline deadline) {
+  rdt_wire wire;
+  rdt_status status = rdt_net_receive(work->socket, &wire, NULL, deadline);
+  if (status == RDT_OK) status = rdt_greeting_take_hello(greeting, &wire);
+  if (status == RDT_OK) status = rdt_greeting_check_trust(greeting, &work->origin);
+  return status == RDT_OK ? rdt_greeting_send_hello(greeting, deadline) : status;
+}
+
+static void refuse(int socket, rdt_status status, rdt_deadline deadline) {
+  rdt_wire wire;
+  char text[512];
+  snprintf(text, sizeof(text), "%s", rdt_last_error());
+  rdt_wire_begin(&wire, RDT_MESSAGE_REFUSAL, 0);
+  rdt_wire_put_u32(&wire, (uint32_t)status);
+  rdt_wire_put_text(&wire, text);
+  if (rdt_wire_end(&wire) == RDT_OK) rdt_net_send(socket, &wire, NULL, deadline);
+}
+
+/* Over TCP nothing proves the user, whom a local transport always needs, and others where there is no
+ * secret that tells friends from strangers. */
+static rdt_status check_socket(const rdt_device *device, const rdt_transport *transport,
+                               bool local) {
+  if (local) return RDT_OK;
+  if (transport->local)
+    return rdt_fail(RDT_ERR_PROTOCOL, "transport %s is not attached over a socket of this kind",
+                    transport->name);
+  if (device->secret || rdt_config_number(RDT_CONFIG_INSECURE)) return RDT_OK;
+  return rdt_fail(
+      RDT_ERR_REFUSED,
+      "without a secret %s is only for processes of its own user, over its unix socket: "
+      "set " RDT_ENV_PREFIX "SECRET_FILE for both (docs/security.md)",
+      device->name);
+}
+
+static rdt_status check_transport(const rdt_device *device, const rdt_transport *transport,
+                                  bool local) {
+  const rdt_device_transport *own = &device->transports[rdt_transport_index(transport)];
+  rdt_status status = check_socket(device, transport, local);
+  if (status != RDT_OK || own->open) return status;
+  return rdt_fail(RDT_ERR_NO_TRANSPORT, "device %s does not have transport %s (%s)", device->name,
+                  transport->name, own->why_not);
+}
+
+/* Creates our end for an ATTACH that was found good. */
+static rdt_status create_channel(const rdt_handshake *work, const rdt_attach *asked,
+                                 rdt_bundle *offer, rdt_channel **channel) {
+  rdt_device *device = work->device;
+  rdt_guest *guest = NULL;
+  rdt_status status = check_transport(device, asked->transport, work->local);
+  if (status == RDT_OK) status = rdt_admission_enter(&device->admission, work->origin.host, &guest);
+  if (status == RDT_OK) status = rdt_channel_create(device, asked->transport, offer, channel);
+  if (status != RDT_OK) {
+    rdt_admission_leave(&device->admission, guest);
+    return status;
+  }
+  (*channel)->guest = guest;
+  (*channel)->accepted = true;
+  (*channel)->purpose = asked->purpose;
+  return RDT_OK;
+}
+
+/* The same, joined to the peer's end; fills `offer` with what that needs. */
+static rdt_status accept_channel(rdt_greeting *greeting, const rdt_handshake *work, rdt_wire *wire,
+                                 rdt_fds *fds, rdt_bundle *offer, rdt_channel **channel) {
+  rdt_attach asked;
+  rdt_status status = rdt_greeting_take_attach(greeting, wire, &asked);
+  if (status == RDT_OK) status = create_channel(work, &asked, offer, channel);
+  if (status != RDT_OK) return status;
+  asked.bundle.fds = *fds;
+  status = (*channel)->transport->endpoint_connect((*channel)->endpoint, greeting->peer.name,
+                                                   &asked.bundle);
+  *fds = asked.bundle.fds;
+  if (status == RDT_OK) {
+    rdt_greeting_introduce(greeting, *channel);
+    return RDT_OK;
+  }
+  rdt_fds_close(&offer->fds);
+  rdt_channel_unref(*channel);
+  return status;
+}
+
+static rdt_status await_ready(rdt_channel *channel, rdt_deadline deadline) {
+  rdt_wire wire;
+  rdt_status status = rdt_net_receive(channel->control, &wire, NULL, deadline);
+  if (status == RDT_OK && wire.type != RDT_MESSAGE_READY)
+    status = rdt_fail(RDT_ERR_PROTOCOL,
+                      "message %u came instead of ready: install the same rdmatensor at both ends",
+                      wire.type);
+  return status == RDT_OK ? rdt_wire_close(&wire) : status;
+}
+
+/* It can no longer be evicted; false if it was. */
+static bool settle(rdt_handshake *work) {
+  rdt_device *device = work->device;
+  pthread_mutex_lock(&device->lock);
+  rdt_handshake **link = &device->handshakes;
+  while (*link && *link != work) link = &(*link)->next;
+  if (work->listed) {
+    *link = work->next;
+    device->handshake_count--;
+  }
+  work->listed = false;
+  pthread_mutex_unlock(&device->lock);
+  return !work->evicted;
+}
+
+/* On success the socket is the channel's. */
+static rdt_status open_channel(rdt_greeting *greeting, rdt_handshake *work, rdt_channel *channel,
+                               const rdt_bundle *offer, rdt_deadline deadline) {
+  rdt_status status =
+      rdt_greeting_send_attach(greeting, channel->transport, offer, channel->purpose, deadline);
+  if (status == RDT_OK) status = await_ready(channel, deadline);
+  if (status == RDT_OK && !settle(work))
+    status = rdt_fail(RDT_ERR_CONNECTION_LOST, "it was dropped in favour of a newer one");
+  return status == RDT_OK ? rdt_progress_adopt(channel) : status;
+}
+
+static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
+                                rdt_deadline deadline) {
+  rdt_wire wire;
+  rdt_bundle offer;
+  rdt_channel *channel = NULL;
+  rdt_fds fds = {.count = 0};
+  rdt_status status = rdt_net_receive(work->socket, &wire, work->local ? &fds : NULL, deadline);
+  if (status == RDT_OK) status = accept_channel(greeting, work, &wire, &fds, &offer, &channel);
+  rdt_fds_close(&fds);
+  if (status != RDT_OK) return status;
+  status = open_channel(greeting, work, channel, &offer, deadline);
+  rdt_fds_close(&offer.fds);
+  if (status != RDT_OK) {
+    channel->control = -1; /* the caller's again */
+    rdt_channel_unref(channel);
+  }
+  return status;
+}
+
+/* Warns now and then that a connection was refused, with the last error as the reason. */
+static void report(rdt_device *device, const char *who, rdt_status status) {
+  bool refused = status == RDT_ERR_REFUSED;
+  bool loud = refused && rdt_admission_may_complain(&device->admission, who);
+  rdt_log(loud ? RDT_LOG_WARN : RDT_LOG_DEBUG, "device %s: a connection from %s %s: %s",
+          device->name, who, refused ? "was refused" : "came to nothing", rdt_last_error());
+}
+
+static void run_handshake(void *argument) {
+  rdt_handshake *work = argument;
+  rdt_greeting greeting;
+  rdt_deadline deadline = rdt_deadline_after(HANDSHAKE_MS);
+  rdt_net_interrupt_by(work->device->bootstrap_wake);
+  rdt_greeting_begin(&greeting, work->device, RDT_SIDE_LISTENING, work->socket);
+  rdt_status status = answer_hello(&greeting, work, deadline);
+  if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);
+  if (status != RDT_OK) {
+    report(work->device, work->origin.host, status);
+    if (status != RDT_ERR_CONNECTION_LOST && status != RDT_ERR_DEADLINE)
+      refuse(work->socket, status, deadline);
+    settle(work);
+    rdt_forks_close(work->socket);
+  }
+  free(work);
+}
+
+/* ---- All of them ---------------------------------------------------------------------------------- */
+
+/* How many a host has, and its oldest. */
+static int count_of(rdt_handshake *all, const char *host, rdt_handshake **oldest) {
+  int count = 0;
+  for (rdt_handshake *each = all; each; each = each->next) {
+    if (each->evicted || strcmp(each->origin.host, host) != 0) continue;
+    *oldest = each;
+    count++;
+  }
+  return count;
+}
+
+static void evict_one_locked(rdt_device *device) {
+  rdt_handshake *victim = NULL, *oldest = NULL;
+  int most = 0;
+  for (rdt_handshake *each = device->handshakes; each; each = each->next) {
+    int count = each->evicted ? 0 : count_of(device->handshakes, each->origin.host, &oldest);
+    if (count <= most) continue;
+    most = count;
+    victim = oldest;
+  }
+  if (!victim) return;
+  victim->evicted = true;
+  shutdown(victim->socket, SHUT_RDWR); /* its worker finds that the peer is gone */
+}
+
+static void list(rdt_handshake *work) {
+  rdt_device *device = work->device;
+  pthread_mutex_lock(&device->lock);
+  if (device->handshake_count >= MAX_HANDSHAKES) evict_one_locked(device);
+  work->next = device->handshakes;
+  work->listed = true;
+  device->handshakes = work;
+  device->handshake_count++;
+  pthread_mutex_unlock(&device->lock);
+}
+
+/* Takes over the socket. */
+static rdt_status start_handshake(rdt_device *device, int socket, bool local) {
+  rdt_handshake *work = calloc(1, sizeof(*work));
+  rdt_status status = work ? RDT_OK : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  if (status == RDT_OK) status = rdt_origin_of(socket, &work->origin);
+  if (status == RDT_OK) {
+    work->device = device;
+    work->socket = socket;
+    work->local = local;
+    list(work);
+    /* Those that were evicted leave soon. */
+    for (int i = 0; i < WORKER_MS; i++, poll(NULL, 0, 1))
+      if (rdt_worker_start(device, RDT_WORK_HANDSHAKE, run_handshake, work)) return RDT_OK;
+    settle(work);
+    status = rdt_fail(RDT_ERR_LIMIT, "too many peers connect at once; they may try again");
+  }
+  free(work);
+  rdt_forks_close(socket);
+  return status;
+}
+
+static void accept_one(rdt_device *device, int listener, bool local) {
+  int socket = rdt_forks_accept(listener);
+  rdt_status admitted = socket >= 0 && local ? rdt_local_admit(socket) : RDT_OK;
+  if (admitted != RDT_OK) {
+    /* Another user takes no place among those who are let in, and nothing that it sent is looked at. */
+    report(device, "another user", admitted);
+    rdt_forks_close(socket);
+  } else if (socket >= 0) {
+    rdt_status status = start_handshake(device, socket, local);
+    bool loud = status == RDT_ERR_LIMIT && rdt_admission_may_complain(&device->admission, "");
+    if (status != RDT_OK)
+      rdt_log(loud ? RDT_LOG_WARN : RDT_LOG_DEBUG, "device %s: a connection was dropped: %s",
+              device->name, rdt_last_error());
+  } else if (errno == EMFILE || errno == ENFILE) {
+    /* It stays in the backlog until a descriptor is free: do not spin on it. */
+    pthread_mutex_lock(&device->lock);
+    evict_one_locked(device);
+    pthread_mutex_unlock(&device->lock);
+    poll(NULL, 0, 100);
+  }
+}
+
+static void *run_bootstrap(void *argument) {
+  rdt_device *device = argument;
+  struct pollfd wait[] = {{.fd = device->bootstrap_wake, .events = POLLIN},
+                          {.fd = device->tcp_socket, .events = POLLIN},
+                          {.fd = device->local_socket, .events = POLLIN}};
+  for (;;) {
+    if (poll(wait, 3, -1) < 0) {
+      /* Such as a limit of descriptors below three: it may be raised again. Do not spin on it. */
+      if (errno != EINTR) usleep(100000);
+      continue;
+    }
+    if (wait[0].revents) return NULL;
+    if (wait[1].revents) accept_one(device, device->tcp_socket, false);
+    if (wait[2].revents) accept_one(device, device->local_socket, true);
+  }
+}
+
+static void close_sockets(rdt_device *device) {
+  rdt_forks_close(device->tcp_socket);
+  rdt_local_unlisten(device->local_name, device->local_socket);
+  device->tcp_socket = device->local_socket = -1;
+}
+
+/* Whoever does not need it, such as a peer with the secret over verbs, does without. */
+static void listen_locally(rdt_device *device) {
+  if (rdt_local_listen(device->local_name, &device->local_socket) != RDT_OK)
+    rdt_log(RDT_LOG_WARN, "device %s: processes of this host cannot use shared memory with it: %s",
+            device->name, rdt_last_error());
+}
+
+rdt_status rdt_bootstrap_start(rdt_device *device) {
+  char host[256];
+  const char *given = device->options.bind_address;
+  rdt_config_text(RDT_CONFIG_BIND_ADDRESS, host, sizeof(host));
+  if (!host[0]) snprintf(host, sizeof(host), "127.0.0.1");
+  int patience_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
+  rdt_status status =
+      rdt_net_listen(given ? given : host, device->options.port, rdt_deadline_after(patience_ms),
+                     &device->tcp_socket, device->address);
+  if (status == RDT_OK) listen_locally(device);
+  if (status == RDT_OK) {
+    device->bootstrap_wake = eventfd(0, EFD_CLOEXEC);
+    if (device->bootstrap_wake < 0) status = rdt_fail_errno(errno, "cannot create an eventfd");
+  }
+  if (status == RDT_OK) {
+    int error = pthread_create(&device->bootstrap_thread, NULL, run_bootstrap, device);
+    if (error) status = rdt_fail_errno(error, "cannot start the bootstrap thread");
+  }
+  if (status != RDT_OK) close_sockets(device);
+  return status;
+}
+
+void rdt_bootstrap_interrupt(rdt_device *device) {
+  uint64_t one = 1;
+  ssize_t ignored = write(device->bootstrap_wake, &one, sizeof(one));
+  (void)ignored;
+}
+
+void rdt_bootstrap_stop(rdt_device *device) {
+  rdt_bootstrap_interrupt(device);
+  pthread_join(device->bootstrap_thread, NULL);
+  close_sockets(device);
+}

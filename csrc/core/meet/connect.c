@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Connecting to a device. Over TCP both say HELLO, which tells each which transports the other has; a
+ * transport that both can use is then attached: over a unix socket, after another HELLO there, if it is
+ * local or the user is all that proves who comes, else over the same TCP connection. That socket stays as the
+ * channel's control connection.
+ * docs/protocol.md draws it; bootstrap.c is the other side.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/forks.h"
+#include "base/status.h"
+#include "core/meet/handshake.h"
+
+/* A peer's refusal in its own words. */
+static rdt_status read_refusal(rdt_wire *wire, const char *address) {
+  char text[512];
+  rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
+  rdt_wire_get_text(wire, text, sizeof(text));
+  if (rdt_wire_close(wire) != RDT_OK) return RDT_ERR_PROTOCOL;
+  return rdt_fail(rdt_status_refused(status), "%s refused: %s", address, text);
+}
+
+/* The answer to what we said, unless it is a refusal. */
+static rdt_status receive_answer(rdt_greeting *greeting, const char *address, rdt_wire *wire,
+                                 rdt_fds *fds, rdt_deadline deadline) {
+  rdt_status status = rdt_net_receive(greeting->socket, wire, fds, deadline);
+  if (status == RDT_OK && wire->type == RDT_MESSAGE_REFUSAL) status = read_refusal(wire, address);
+  return status;
+}
+
+static rdt_status exchange_hello(rdt_greeting *greeting, const char *address,
+                                 rdt_deadline deadline) {
+  rdt_wire wire;
+  rdt_origin origin;
+  rdt_status status = rdt_origin_of(greeting->socket, &origin);
+  if (status == RDT_OK && !greeting->device->secret)
+    status = rdt_origin_check(&origin, greeting->device->name);
+  if (status == RDT_OK) status = rdt_greeting_send_hello(greeting, deadline);
+  if (status == RDT_OK) status = receive_answer(greeting, address, &wire, NULL, deadline);
+  if (status == RDT_OK) status = rdt_greeting_take_hello(greeting, &wire);
+  return status == RDT_OK ? rdt_greeting_check_trust(greeting, &origin) : status;
+}
+
+/* A local transport needs a peer of our user, and others do where no secret tells who it is: *local is then
+ * its unix socket. RDT_OK, or RDT_ERR_REFUSED if the transport is not for this peer. */
+static rdt_status check_user(const rdt_device *device, const rdt_hello *peer,
+                             const rdt_transport *transport, rdt_deadline deadline, int *local) {
+  if (!transport->local && device->secret) return RDT_OK;
+  bool near = strcmp(device->host_id, peer->host_id) == 0;
+  rdt_status status = near ? rdt_local_connect(peer->local_name, deadline, local) : RDT_ERR_REFUSED;
+  if (status != RDT_ERR_REFUSED || transport->local) return status;
+  if (rdt_config_number(RDT_CONFIG_INSECURE)) return RDT_OK;
+  return rdt_fail(RDT_ERR_REFUSED,
+                  "without a secret it is only for processes of one user on one host: "
+                  "set " RDT_ENV_PREFIX "SECRET_FILE for both (docs/security.md)");
+}
+
+/* The first transport that this device and the peer have and that reaches it; *local is the unix socket
+ * over which it must be attached, -1 for none. A peer of another user is not reached by all. */
+static rdt_status choose_transport(const rdt_device *device, const rdt_hello *peer,
+                                   rdt_deadline deadline, const rdt_transport **chosen,
+                                   int *local) {
+  char why[256], reasons[768] = "";
+  for (size_t i = 0; i < rdt_transport_count; i++) {
+    const rdt_transport *each = rdt_transports[i];
+    if (!device->transports[i].open) {
+      snprintf(why, sizeof(why), "%s", device->transports[i].why_not);
+    } else if (!rdt_listed(peer->transports, each->name)) {
+      snprintf(why, sizeof(why), "the peer does not have it");
+    } else if (each->usable(device->host_id, peer->host_id, why, sizeof(why))) {
+      rdt_status status = check_user(device, peer, each, deadline, local);
+      *chosen = each;
+      if (status != RDT_ERR_REFUSED) return status;
+      snprintf(why, sizeof(why), "%s", rdt_last_error());
+    }
+    size_t used = strlen(reasons);
+    snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "", each->name, why);
+  }
+  return rdt_fail(RDT_ERR_NO_TRANSPORT, "no transport reaches %s at %s (%s)", peer->name,
+                  peer->address, reasons);
+}
+
+/* Joins `channel` to the answer of the peer's device. */
+static rdt_status join_answer(rdt_channel *channel, rdt_greeting *greeting, rdt_wire *wire,
+                              rdt_fds *fds) {
+  rdt_attach answer;
+  rdt_status status = rdt_greeting_take_attach(greeting, wire, &answer);
+  if (status != RDT_OK) return status;
+  if (rdt_transport_index(answer.transport) != rdt_transport_index(channel->transport) ||
+      answer.purpose != channel->purpose)
+    return rdt_fail(
+        RDT_ERR_PROTOCOL,
+        "%s answered for another transport or purpose than it was asked for: install the "
+        "same rdmatensor at both ends",
+        greeting->peer.address);
+  answer.bundle.fds = *fds;
+  status =
+      channel->transport->endpoint_connect(channel->endpoint, greeting->peer.name, &answer.bundle);
+  *fds = answer.bundle.fds;
+  return status;
+}
+
+/* Until now the peer could not know that its messages would be received. */
+static rdt_status send_ready(rdt_channel *channel, rdt_deadline deadline) {
+  rdt_wire wire;
+  rdt_wire_begin(&wire, RDT_MESSAGE_READY, 0);
+  rdt_status status = rdt_wire_end(&wire);
+  return status == RDT_OK ? rdt_net_send(channel->control, &wire, NULL, deadline) : status;
+}
+
+static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt_bundle *offer,
+                         rdt_deadline deadline) {
+  rdt_wire wire;
+  rdt_fds fds = {.count = 0};
+  rdt_status status =
+      rdt_greeting_send_attach(greeting, channel->transport, offer, channel->purpose, deadline);
+  if (status == RDT_OK)
+    status = receive_answer(greeting, greeting->peer.address, &wire, &fds, deadline);
+  if (status == RDT_OK) status = join_answer(channel, greeting, &wire, &fds);
+  if (status == RDT_OK) status = send_ready(channel, deadline);
+  rdt_fds_close(&fds);
+  return status;
+}
+
+/* The unix socket instead of the TCP connection. It begins anew there, with the same peer. */
+static rdt_status switch_to_local(rdt_greeting *greeting, int local, rdt_deadline deadline) {
+  const rdt_hello known = greeting->peer;
+  rdt_forks_close(greeting->socket);
+  rdt_greeting_begin(greeting, greeting->device, RDT_SIDE_CONNECTING, local);
+  rdt_status status = exchange_hello(greeting, known.address, deadline);
+  if (status == RDT_OK && greeting->peer.generation != known.generation)
+    status =
+        rdt_fail(RDT_ERR_PROTOCOL,
+                 "%s was replaced by another device while it was being connected to: connect again",
+                 known.address);
+  return status;
+}
+
+/* Takes over the greeting's socket on success. */
+static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_deadline deadline,
+                               rdt_channel **channel_out) {
+  const rdt_transport *transport = NULL;
+  rdt_bundle offer;
+  rdt_channel *channel;
+  int local = -1;
+  rdt_status status =
+      choose_transport(greeting->device, &greeting->peer, deadline, &transport, &local);
+  if (status == RDT_OK && local >= 0) status = switch_to_local(greeting, local, deadline);
+  if (status == RDT_OK) status = rdt_channel_create(greeting->device, transport, &offer, &channel);
+  if (status != RDT_OK) return status;
+  channel->purpose = purpose;
+  rdt_greeting_introduce(greeting, channel);
+  status = attach(channel, greeting, &offer, deadline);
+  rdt_fds_close(&offer.fds);
+  if (status == RDT_OK) {
+    rdt_channel_ref(channel); /* the progress thread's */
+    status = rdt_progress_adopt(channel);
+    if (status != RDT_OK) rdt_channel_unref(channel);
+  }
+  if (status != RDT_OK) {
+    channel->control = -1; /* the caller's again */
+    rdt_channel_unref(channel);
+    return status;
+  }
+  *channel_out = channel;
+  return RDT_OK;
+}
+
+static rdt_status connect_to(rdt_device *device, const char *address, rdt_purpose purpose,
+                             rdt_deadline deadline, rdt_channel **channel) {
+  rdt_greeting greeting;
+  int socket;
+  rdt_status status = rdt_net_connect(address, deadline, &socket);
+  if (status != RDT_OK) return status;
+  rdt_greeting_begin(&greeting, device, RDT_SIDE_CONNECTING, socket);
+  status = exchange_hello(&greeting, address, deadline);
+  if (status == RDT_OK) status = make_channel(&greeting, purpose, deadline, channel);
+  if (status != RDT_OK) rdt_forks_close(greeting.socket);
+  return status;
+}
+
+rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
+                              rdt_channel **channel) {
+  if (!device || !address || !channel)
+    return rdt_fail(RDT_ERR_INVALID, "device, address and channel must not be NULL");
+  return rdt_bootstrap_connect(device, address, RDT_PURPOSE_USER, timeout_ms, channel);
+}
+
+rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_purpose purpose,
+                                 int timeout_ms, rdt_channel **channel) {
+  rdt_status status = rdt_device_check(device);
+  if (status != RDT_OK) return status;
+  if (rdt_on_progress_thread())
+    return rdt_fail(RDT_ERR_INVALID,
+                    "rdt_device_connect waits: it cannot be called from a handler");
+  if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
+  rdt_net_interrupt_by(device->bootstrap_wake);
+  status = connect_to(device, address, purpose, rdt_deadline_after(timeout_ms), channel);
+  rdt_net_interrupt_by(-1);
+  return status;
+}

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Control messages of a live channel: asking for the peer's regions, answering its requests, goodbye.
+ */
+#include "core/memory/control.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/config.h"
+#include "base/status.h"
+#include "core/objects.h"
+
+#define UNSENT_LIMIT (64u * 1024) /* of a peer that does not read */
+#define ALLOCATING_LIMIT 16       /* requests of one peer under way at once */
+
+/* ---- sending -------------------------------------------------------------------------------------- */
+
+/* What the socket takes of [data, size) at once; the rest stays. Under control_lock. */
+static rdt_status send_some(rdt_channel *channel, const uint8_t *data, size_t size, size_t *sent) {
+  rdt_status status = RDT_OK;
+  for (*sent = 0; *sent < size && status == RDT_OK;) {
+    size_t more = 0;
+    status = rdt_net_send_part(channel->control, data + *sent, size - *sent, NULL, &more);
+    *sent += more;
+  }
+  return status == RDT_IN_PROGRESS ? RDT_OK : status;
+}
+
+static rdt_status takes_nothing(const rdt_channel *channel) {
+  return rdt_fail(RDT_ERR_DEADLINE, "%s does not take control messages", channel->peer_name);
+}
+
+static rdt_status keep_unsent(rdt_channel *channel, const uint8_t *data, size_t size) {
+  size_t kept = channel->unsent_size;
+  if (size == 0) return RDT_OK;
+  if (kept + size > UNSENT_LIMIT) return takes_nothing(channel);
+  uint8_t *grown = realloc(channel->unsent, kept + size);
+  if (!grown) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  memcpy(grown + kept, data, size);
+  channel->unsent = grown;
+  channel->unsent_size = kept + size;
+  atomic_store(&channel->has_unsent, true);
+  rdt_device_wake(channel->device);
+  return RDT_OK;
+}
+
+void rdt_control_flush(rdt_channel *channel) {
+  size_t sent;
+  if (!atomic_load_explicit(&channel->has_unsent, memory_order_relaxed)) return;
+  pthread_mutex_lock(&channel->control_lock);
+  rdt_status status = send_some(channel, channel->unsent, channel->unsent_size, &sent);
+  channel->unsent_size = status == RDT_OK ? channel->unsent_size - sent : 0;
+  memmove(channel->unsent, channel->unsent + sent, channel->unsent_size);
+  atomic_store(&channel->has_unsent, channel->unsent_size > 0);
+  pthread_mutex_unlock(&channel->control_lock);
+}
+
+/* Packets are sent whole or not at all. On a stream several senders share the order of bytes, and
+ * none may wait for the peer: what does not fit is sent by the progress thread. */
+static rdt_status send_control(rdt_channel *channel, const rdt_wire *wire, const rdt_fds *fds,
+                               rdt_deadline deadline) {
+  size_t sent = 0;
+  rdt_status status = RDT_OK;
+  if (rdt_net_has_packets(channel->control))
+    return rdt_net_send(channel->control, wire, fds, deadline);
+  pthread_mutex_lock(&channel->control_lock);
+  if (channel->unsent_size == 0) status = send_some(channel, wire->data, wire->size, &sent);
+  if (status == RDT_OK) status = keep_unsent(channel, wire->data + sent, wire->size - sent);
+  pthread_mutex_unlock(&channel->control_lock);
+  return status;
+}
+
+/* ---- asking --------------------------------------------------------------------------------------- */
+
+static void add_call(rdt_channel *channel, rdt_call *call) {
+  pthread_mutex_lock(&channel->lock);
+  call->sequence = ++channel->next_sequence;
+  call->next = channel->calls;
+  channel->calls = call;
+  pthread_mutex_unlock(&channel->lock);
+}
+
+static void await(rdt_channel *channel, rdt_call *call, rdt_deadline deadline) {
+  pthread_mutex_lock(&channel->lock);
+  while (!call->answered && call->failed == RDT_OK && rdt_deadline_left(deadline) > 0)
+    rdt_cond_wait(&channel->answered, &channel->lock, deadline);
+  rdt_call **link = &channel->calls;
+  while (*link && *link != call) link = &(*link)->next;
+  if (*link) *link = call->next;
+  pthread_mutex_unlock(&channel->lock);
+}
+
+/* The REGION or REFUSAL that answered the call. */
+static rdt_status read_answer(rdt_channel *channel, rdt_call *call, rdt_region_info *info,
+                              rdt_bundle *bundle) {
+  rdt_wire *wire = &call->answer;
+  if (wire->type == RDT_MESSAGE_REFUSAL) {
+    char text[512];
+    rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
+    rdt_wire_get_text(wire, text, sizeof(text));
+    if (rdt_wire_close(wire) != RDT_OK) return RDT_ERR_PROTOCOL;
+    return rdt_fail(rdt_status_refused(status), "%s refused: %s", channel->peer_name, text);
+  }
+  info->address = NULL;
+  info->key = rdt_wire_get_u64(wire);
+  info->size = rdt_wire_get_u64(wire);
+  info->access = rdt_wire_get_u32(wire);
+  bundle->size = rdt_wire_get_bytes(wire, bundle->bytes, sizeof(bundle->bytes));
+  return rdt_wire_close(wire);
+}
+
+rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *request, int timeout_ms,
+                           rdt_region_info *info, rdt_bundle *bundle) {
+  rdt_call call = {.failed = RDT_OK};
+  rdt_wire wire;
+  rdt_deadline deadline = rdt_deadline_after(timeout_ms);
+  add_call(channel, &call);
+  rdt_wire_begin(&wire, request->type, call.sequence);
+  if (request->type == RDT_MESSAGE_FIND) {
+    rdt_wire_put_u64(&wire, request->key);
+    rdt_wire_put_text(&wire, request->name);
+  } else {
+    rdt_wire_put_u64(&wire, request->size);
+    rdt_wire_put_u32(&wire, request->access);
+  }
+  rdt_status status = rdt_wire_end(&wire);
+  if (status == RDT_OK && atomic_load(&channel->down))
+    status = rdt_fail(RDT_ERR_CONNECTION_LOST, "the connection to %s is lost", channel->peer_name);
+  if (status == RDT_OK) status = send_control(channel, &wire, NULL, deadline);
+  await(channel, &call, status == RDT_OK ? deadline : 0);
+  if (status != RDT_OK) {
+    rdt_fds_close(&call.fds);
+    return status;
+  }
+  if (!call.answered && call.failed != RDT_OK)
+    return rdt_fail(call.failed, "the connection to %s was lost before it answered",
+                    channel->peer_name);
+  if (!call.answered)
+    return rdt_fail(RDT_ERR_DEADLINE, "%s did not answer within the deadline", channel->peer_name);
+  status = read_answer(channel, &call, info, bundle);
+  bundle->fds = call.fds;
+  if (status != RDT_OK) rdt_fds_close(&bundle->fds);
+  return status;
+}
+
+/* ---- answering ------------------------------------------------------------------------------------ */
+
+/* From the progress thread: a peer that does not even read its answers must not hold us up. */
+static rdt_status reply(rdt_channel *channel, rdt_wire *wire, const rdt_fds *fds) {
+  rdt_status status = rdt_wire_end(wire);
+  if (status == RDT_OK) status = send_control(channel, wire, fds, 0);
+  return status == RDT_ERR_DEADLINE ? takes_nothing(channel) : status;
+}
+
+static rdt_status reply_refusal(rdt_channel *channel, uint32_t sequence, rdt_status why) {
+  rdt_wire wire;
+  char text[512];
+  snprintf(text, sizeof(text), "%s", rdt_last_error());
+  rdt_wire_begin(&wire, RDT_MESSAGE_REFUSAL, sequence);
+  rdt_wire_put_u32(&wire, (uint32_t)why);
+  rdt_wire_put_text(&wire, text);
+  return reply(channel, &wire, NULL);
+}
+
+static rdt_status reply_region(rdt_channel *channel, uint32_t sequence, uint64_t key,
+                               const char *name) {
+  rdt_wire wire;
+  rdt_region_info info;
+  rdt_bundle bundle = {.size = 0};
+  rdt_status status = rdt_region_export(channel, key, name, &info, &bundle);
+  if (status != RDT_OK) return status;
+  rdt_wire_begin(&wire, RDT_MESSAGE_REGION, sequence);
+  rdt_wire_put_u64(&wire, info.key);
+  rdt_wire_put_u64(&wire, info.size);
+  rdt_wire_put_u32(&wire, info.access);
+  rdt_wire_put_bytes(&wire, bundle.bytes, bundle.size);
+  status = reply(channel, &wire, &bundle.fds);
+  rdt_fds_close(&bundle.fds);
+  return status;
+}
+
+static rdt_status reserve_in_channel(rdt_channel *channel, uint64_t size) {
+  uint64_t limit = rdt_config_number(RDT_CONFIG_REMOTE_ALLOC_LIMIT);
+  uint64_t most = rdt_config_number(RDT_CONFIG_REMOTE_REGIONS);
+  pthread_mutex_lock(&channel->lock);
+  bool few = channel->tenant_count < most;
+  bool room = few && size <= limit && channel->tenant_bytes <= limit - size;
+  if (room) {
+    channel->tenant_bytes += size;
+    channel->tenant_count++;
+  }
+  pthread_mutex_unlock(&channel->lock);
+  if (room) return RDT_OK;
+  if (!few)
+    return rdt_fail(RDT_ERR_LIMIT,
+                    "each peer may allocate %llu regions here: raise %sREMOTE_REGIONS on %s",
+                    (unsigned long long)most, RDT_ENV_PREFIX, channel->device->name);
+  return rdt_fail(RDT_ERR_LIMIT,
+                  "%llu bytes more would exceed the %llu that each peer may allocate here: raise "
+                  "%sREMOTE_ALLOC_LIMIT on %s",
+                  (unsigned long long)size, (unsigned long long)limit, RDT_ENV_PREFIX,
+                  channel->device->name);
+}
+
+static void return_to_channel(rdt_channel *channel, uint64_t size) {
+  pthread_mutex_lock(&channel->lock);
+  channel->tenant_bytes -= size;
+  channel->tenant_count--;
+  pthread_mutex_unlock(&channel->lock);
+}
+
+static rdt_status reserve_for_peer(rdt_channel *channel, uint64_t size) {
+  rdt_status status = reserve_in_channel(channel, size);
+  if (status != RDT_OK) return status;
+  status = rdt_admission_reserve(&channel->device->admission, size);
+  if (status != RDT_OK) return_to_channel(channel, size);
+  return status;
+}
+
+static rdt_status allocate_for_peer(rdt_channel *channel, uint64_t size, uint32_t access,
+                                    uint64_t *key) {
+  if (size == 0 || access == RDT_ACCESS_NONE ||
+      (access & ~(uint32_t)(RDT_ACCESS_READ | RDT_ACCESS_WRITE)))
+    return rdt_fail(RDT_ERR_INVALID, "a region of %llu bytes with access %u makes no sense",
+                    (unsigned long long)size, access);
+  rdt_status status = reserve_for_peer(channel, size);
+  if (status != RDT_OK) return status;
+  status = rdt_region_create_for_tenant(channel, size, access, key);
+  if (status == RDT_OK) return RDT_OK;
+  rdt_admission_release(&channel->device->admission, size);
+  return_to_channel(channel, size);
+  return status;
+}
+
+static rdt_status answer_find(rdt_channel *channel, rdt_wire *wire) {
+  char name[RDT_REGION_NAME_SIZE];
+  uint64_t key = rdt_wire_get_u64(wire);
+  rdt_wire_get_text(wire, name, sizeof(name));
+  rdt_status status = rdt_wire_close(wire);
+  if (status != RDT_OK) return status;
+  status = reply_region(channel, wire->sequence, key, name);
+  return status == RDT_OK ? RDT_OK : reply_refusal(channel, wire->sequence, status);
+}
+
+typedef struct allocation {
+  rdt_channel *channel; /* held */
+  uint32_t sequence, access;
+  uint64_t size;
+} allocation;
+
+static bool begin_allocation(rdt_channel *channel) {
+  pthread_mutex_lock(&channel->lock);
+  bool room = channel->allocating < ALLOCATING_LIMIT;
+  channel->allocating += room;
+  pthread_mutex_unlock(&channel->lock);
+  return room;
+}
+
+static void end_allocation(allocation *asked) {
+  rdt_channel *channel = asked->channel;
+  free(asked);
+  pthread_mutex_lock(&channel->lock);
+  channel->allocating--;
+  pthread_mutex_unlock(&channel->lock);
+  rdt_channel_unref(channel);
+}
+
+/* Registering may take long; on a worker. */
+static void run_allocation(void *argument) {
+  allocation *asked = argument;
+  uint64_t key;
+  rdt_status status = allocate_for_peer(asked->channel, asked->size, asked->access, &key);
+  if (status == RDT_OK) status = reply_region(asked->channel, asked->sequence, key, "");
+  if (status != RDT_OK) reply_refusal(asked->channel, asked->sequence, status);
+  end_allocation(asked);
+}
+
+static rdt_status answer_alloc(rdt_channel *channel, rdt_wire *wire) {
+  uint64_t size = rdt_wire_get_u64(wire);
+  uint32_t access = rdt_wire_get_u32(wire);
+  rdt_status status = rdt_wire_close(wire);
+  if (status != RDT_OK) return status;
+  allocation *asked = begin_allocation(channel) ? malloc(sizeof(*asked)) : NULL;
+  if (asked) {
+    *asked = (allocation){channel, wire->sequence, access, size};
+    rdt_channel_ref(channel);
+    if (rdt_worker_start(channel->device, RDT_WORK_ALLOCATION, run_allocation, asked))
+      return RDT_OK;
+    end_allocation(asked);
+  }
+  status =
+      rdt_fail(RDT_ERR_LIMIT, "%s is busy with other requests: try again", channel->device->name);
+  return reply_refusal(channel, wire->sequence, status);
+}
+
+/* An answer nobody waits for any more came too late; it is dropped. */
+static void deliver_answer(rdt_channel *channel, const rdt_wire *wire, rdt_fds *fds) {
+  pthread_mutex_lock(&channel->lock);
+  for (rdt_call *call = channel->calls; call; call = call->next) {
+    if (call->sequence != wire->sequence || call->answered) continue;
+    call->answer = *wire;
+    call->fds = *fds;
+    call->answered = true;
+    fds->count = 0;
+    pthread_cond_broadcast(&channel->answered);
+  }
+  pthread_mutex_unlock(&channel->lock);
+}
+
+static rdt_status handle(rdt_channel *channel, rdt_wire *wire, rdt_fds *fds) {
+  switch (wire->type) {
+    case RDT_MESSAGE_FIND:
+      return answer_find(channel, wire);
+    case RDT_MESSAGE_ALLOC:
+      return answer_alloc(channel, wire);
+    case RDT_MESSAGE_REGION:
+    case RDT_MESSAGE_REFUSAL:
+      deliver_answer(channel, wire, fds);
+      return RDT_OK;
+    case RDT_MESSAGE_GOODBYE:
+      return rdt_fail(RDT_ERR_CANCELLED, "%s closed the channel", channel->peer_name);
+    default:
+      return rdt_fail(RDT_ERR_PROTOCOL, "%s sent an unexpected message %u", channel->peer_name,
+                      wire->type);
+  }
+}
+
+rdt_status rdt_control_receive(rdt_channel *channel) {
+  rdt_fds fds = {.count = 0};
+  bool down = atomic_load(&channel->down);
+  rdt_status status =
+      rdt_net_receive_part(channel->control, &channel->incoming, &channel->incoming_size, &fds);
+  if (status == RDT_ERR_CONNECTION_LOST)
+    channel->peer_gone = true;
+  else if (down && status < 0)
+    status = RDT_OK;
+  else if (!down && status == RDT_OK)
+    status = handle(channel, &channel->incoming, &fds);
+  rdt_fds_close(&fds);
+  return status;
+}
+
+void rdt_control_say_goodbye(rdt_channel *channel) {
+  rdt_wire wire;
+  rdt_wire_begin(&wire, RDT_MESSAGE_GOODBYE, 0);
+  if (rdt_wire_end(&wire) == RDT_OK) send_control(channel, &wire, NULL, 0);
+}
+
+void rdt_control_fail_calls(rdt_channel *channel, rdt_status why) {
+  pthread_mutex_lock(&channel->lock);
+  for (rdt_call *call = channel->calls; call; call = call->next)
+    if (!call->answered) call->failed = why;
+  pthread_cond_broadcast(&channel->answered);
+  pthread_mutex_unlock(&channel->lock);
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef RDT_CORE_MEMORY_CONTROL_H
+#define RDT_CORE_MEMORY_CONTROL_H
+
+#include "core/objects.h"
+
+/* What to ask a peer for: FIND by `key`, or by `name` if that is not empty; ALLOC `size` and `access`. */
+typedef struct rdt_region_request {
+  rdt_message_type type;
+  uint64_t key;
+  const char *name;
+  uint64_t size;
+  uint32_t access;
+} rdt_region_request;
+
+/* Asks and waits for the answer: the region's description (untrusted) and the bundle to import it
+ * with, whose descriptors become the caller's. */
+rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *request, int timeout_ms,
+                           rdt_region_info *info, rdt_bundle *bundle);
+/* Reads one message and, while the channel is up, answers it; progress thread only. RDT_IN_PROGRESS if none is there,
+ * RDT_ERR_CANCELLED at the peer's goodbye. At the end of the stream, and only then, it sets channel->peer_gone
+ * (RDT_ERR_CONNECTION_LOST); after any other failure the peer may still be there, and read what we lent it. */
+rdt_status rdt_control_receive(rdt_channel *channel);
+/* Sends what the socket did not take before; progress thread only. */
+void rdt_control_flush(rdt_channel *channel);
+void rdt_control_say_goodbye(rdt_channel *channel);
+/* Ends every wait for an answer; progress thread only. */
+void rdt_control_fail_calls(rdt_channel *channel, rdt_status why);
+
+#endif

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/forks.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "core/objects.h"
+
+/* Unguessable and never reused: an old key must not open a new region. */
+static rdt_status new_key(uint64_t *key) {
+  do {
+    if (getrandom(key, sizeof(*key), 0) != sizeof(*key))
+      return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  } while (*key == 0);
+  return RDT_OK;
+}
+
+static rdt_status check_arguments(const rdt_device *device, uint64_t size, uint32_t access,
+                                  const char *name, rdt_region **region) {
+  if (!device || !region) return rdt_fail(RDT_ERR_INVALID, "device and region must not be NULL");
+  rdt_status status = rdt_device_check(device);
+  if (status != RDT_OK) return status;
+  if (size == 0 || size > SIZE_MAX / 2)
+    return rdt_fail(RDT_ERR_INVALID, "a region cannot have %llu bytes", (unsigned long long)size);
+  if (access & ~(uint32_t)(RDT_ACCESS_READ | RDT_ACCESS_WRITE))
+    return rdt_fail(RDT_ERR_INVALID, "%u is not a combination of RDT_ACCESS_ bits", access);
+  if (name && strlen(name) >= RDT_REGION_NAME_SIZE)
+    return rdt_fail(RDT_ERR_INVALID, "a region's name has at most %d bytes",
+                    RDT_REGION_NAME_SIZE - 1);
+  return RDT_OK;
+}
+
+static rdt_region *find_locked(rdt_device *device, uint64_t key, const char *name) {
+  rdt_region *each = device->regions;
+  while (each && (name[0] ? strcmp(each->name, name) != 0 : each->key != key)) each = each->next;
+  return each;
+}
+
+static rdt_status insert(rdt_device *device, rdt_region *added) {
+  rdt_status status = RDT_OK;
+  pthread_mutex_lock(&device->lock);
+  if (device->closing || (added->tenant && added->tenant->released)) {
+    status = rdt_fail(RDT_ERR_CLOSED, "device %s is closing, or the peer is gone", device->name);
+  } else if (added->name[0] && find_locked(device, 0, added->name)) {
+    status = rdt_fail(RDT_ERR_INVALID, "device %s already has a region named \"%s\"", device->name,
+                      added->name);
+  } else {
+    added->next = device->regions;
+    device->regions = added;
+    rdt_count(&device->counters.regions, 1);
+    rdt_count(&device->counters.region_bytes, added->memory.size);
+  }
+  pthread_mutex_unlock(&device->lock);
+  return status;
+}
+
+static void deregister(rdt_region *region) {
+  for (size_t i = 0; i < rdt_transport_count; i++)
+    if (region->registrations[i])
+      region->device->transports[i].ops->region_deregister(region->registrations[i]);
+}
+
+/* With every transport that can; there must be one. */
+static rdt_status register_memory(rdt_device *device, rdt_region *region) {
+  rdt_status first = RDT_OK;
+  size_t registered = 0, failed = 0;
+  char why[512] = "";
+  for (size_t i = 0; i < rdt_transport_count; i++) {
+    const rdt_device_transport *each = &device->transports[i];
+    if (!each->open) continue;
+    rdt_status status =
+        each->ops->region_register(each->domain, &region->memory, &region->registrations[i]);
+    registered += status == RDT_OK;
+    if (status == RDT_OK || failed++ > 0) continue;
+    first = status;
+    snprintf(why, sizeof(why), "%s", rdt_last_error());
+  }
+  if (registered == 0) return rdt_fail(first, "%s", why);
+  /* Foreign memory that only pages' owners can share is expected; a limit is not. */
+  if (failed > 0)
+    rdt_log(first == RDT_ERR_UNSUPPORTED ? RDT_LOG_DEBUG : RDT_LOG_WARN,
+            "device %s: not every peer can reach a region of %llu bytes: %s", device->name,
+            (unsigned long long)region->memory.size, why);
+  return RDT_OK;
+}
+
+static void free_region(rdt_region *region) {
+  deregister(region);
+  if (region->owned && region->memory.address) rdt_memory_free(region->memory.address);
+  free(region);
+}
+
+/* Only the peer of a channel may open it: on devices that can tell peers apart, only it can reach it, too. */
+static rdt_status reserve_for(rdt_region *region, rdt_channel *channel) {
+  rdt_registration *registration = region->registrations[rdt_transport_index(channel->transport)];
+  if (!registration)
+    return rdt_fail(RDT_ERR_UNSUPPORTED, "transport %s cannot share the region",
+                    channel->transport->name);
+  return rdt_channel_grant(channel, registration);
+}
+
+/* `region` tells what it is to be; it lacks key, registrations and, if it is to be allocated, memory. With
+ * `only` it is for that channel's peer alone. `out` and `key` may be NULL. */
+static rdt_status create(const rdt_region *region, rdt_channel *only, rdt_region **out,
+                         uint64_t *key) {
+  rdt_region *added = malloc(sizeof(*added));
+  if (!added) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  *added = *region;
+  added->owned = added->memory.address == NULL;
+  added->memory.one_peer = only != NULL;
+  added->reserved_for = only ? only->number : 0;
+  rdt_status status = new_key(&added->key);
+  if (status == RDT_OK && added->owned)
+    status = rdt_memory_alloc(added->memory.size, &added->memory.address);
+  if (status == RDT_OK) status = register_memory(added->device, added);
+  if (status == RDT_OK && only) status = reserve_for(added, only);
+  uint64_t added_key = added->key; /* a tenant's region goes with its channel, at any time */
+  if (status == RDT_OK) status = insert(added->device, added);
+  if (status != RDT_OK) {
+    free_region(added);
+    return status;
+  }
+  if (out) *out = added;
+  if (key) *key = added_key;
+  return RDT_OK;
+}
+
+static rdt_status create_own(rdt_device *device, void *address, uint64_t size, uint32_t access,
+                             const char *name, rdt_channel *only, rdt_region **region) {
+  rdt_status status = check_arguments(device, size, access, name, region);
+  if (status != RDT_OK) return status;
+  rdt_region wanted = {.device = device,
+                       .memory = {.address = address, .size = size, .access = access}};
+  if (name) memcpy(wanted.name, name, strlen(name));
+  return create(&wanted, only, region, NULL);
+}
+
+rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t access, const char *name,
+                            rdt_region **region) {
+  return create_own(device, NULL, size, access, name, NULL, region);
+}
+
+rdt_status rdt_region_alloc_for(rdt_channel *channel, uint64_t size, uint32_t access,
+                                rdt_region **region) {
+  if (!channel) return rdt_fail(RDT_ERR_INVALID, "channel must not be NULL");
+  if (rdt_on_progress_thread())
+    return rdt_fail(RDT_ERR_INVALID, "rdt_region_alloc_for waits: not from a handler");
+  return create_own(channel->device, NULL, size, access, NULL, channel, region);
+}
+
+rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size, uint32_t access,
+                               const char *name, rdt_region **region) {
+  if (device && region && !address) return rdt_fail(RDT_ERR_INVALID, "no address to register");
+  return create_own(device, address, size, access, name, NULL, region);
+}
+
+rdt_status rdt_region_create_for_tenant(rdt_channel *channel, uint64_t size, uint32_t access,
+                                        uint64_t *key) {
+  rdt_region wanted = {
+      .device = channel->device, .tenant = channel, .memory = {.size = size, .access = access}};
+  return create(&wanted, channel, NULL, key);
+}
+
+rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info) {
+  if (!region || !info) return rdt_fail(RDT_ERR_INVALID, "region and info must not be NULL");
+  *info = (rdt_region_info){.address = region->memory.address,
+                            .size = region->memory.size,
+                            .key = region->key,
+                            .access = region->memory.access};
+  return RDT_OK;
+}
+
+int rdt_region_reaches(const rdt_region *region, const rdt_channel *channel) {
+  if (!region || !channel || region->device != channel->device) return 0;
+  return region->registrations[rdt_transport_index(channel->transport)] != NULL;
+}
+
+static void uncount(rdt_region *region) {
+  rdt_count(&region->device->counters.regions, (uint64_t)-1);
+  rdt_count(&region->device->counters.region_bytes, -region->memory.size);
+  if (region->tenant) rdt_admission_release(&region->device->admission, region->memory.size);
+}
+
+/* A forked child's copy is left alone: locks may be held by threads that only the parent has. */
+void rdt_region_close(rdt_region *region) {
+  if (!region || region->device->fork_epoch != rdt_forks_epoch()) return;
+  rdt_device *device = region->device;
+  pthread_mutex_lock(&device->lock);
+  rdt_region **link = &device->regions;
+  while (*link && *link != region) link = &(*link)->next;
+  if (*link) *link = region->next;
+  pthread_mutex_unlock(&device->lock);
+  uncount(region);
+  free_region(region);
+}
+
+void rdt_regions_free(rdt_device *device, const rdt_channel *tenant) {
+  rdt_region *freed = NULL;
+  pthread_mutex_lock(&device->lock);
+  for (rdt_region **link = &device->regions; *link;) {
+    rdt_region *each = *link;
+    if (tenant && each->tenant != tenant) {
+      link = &each->next;
+      continue;
+    }
+    *link = each->next;
+    each->next = freed;
+    freed = each;
+  }
+  pthread_mutex_unlock(&device->lock);
+  while (freed) {
+    rdt_region *next = freed->next;
+    uncount(freed);
+    free_region(freed);
+    freed = next;
+  }
+}
+
+bool rdt_region_at(const rdt_channel *channel, const void *address, uint64_t size, uint32_t access,
+                   uint64_t *key, uint64_t *offset) {
+  rdt_device *device = channel->device;
+  size_t transport = rdt_transport_index(channel->transport);
+  pthread_mutex_lock(&device->lock);
+  const rdt_region *each = device->regions;
+  for (; each; each = each->next) {
+    uint64_t start = (uintptr_t)address - (uintptr_t)each->memory.address;
+    if (start < each->memory.size && size <= each->memory.size - start && !each->reserved_for &&
+        (each->memory.access & access) == access && each->registrations[transport])
+      break;
+  }
+  if (each) {
+    *key = each->key;
+    *offset = (uintptr_t)address - (uintptr_t)each->memory.address;
+  }
+  pthread_mutex_unlock(&device->lock);
+  return each != NULL;
+}
+
+static rdt_status export_locked(const rdt_channel *channel, const rdt_region *found,
+                                rdt_bundle *bundle) {
+  rdt_registration *registration = found->registrations[rdt_transport_index(channel->transport)];
+  if (found->memory.access == RDT_ACCESS_NONE)
+    return rdt_fail(RDT_ERR_ACCESS,
+                    "region %#llx is not open to peers: give it access READ or WRITE",
+                    (unsigned long long)found->key);
+  if (!registration)
+    return rdt_fail(RDT_ERR_UNSUPPORTED,
+                    "region %#llx lies in memory that transport %s cannot share: allocate it with "
+                    "rdt_memory_alloc or rdt_region_alloc",
+                    (unsigned long long)found->key, channel->transport->name);
+  return channel->transport->region_export(registration, bundle);
+}
+
+rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const char *name,
+                             rdt_region_info *info, rdt_bundle *bundle) {
+  rdt_device *device = channel->device;
+  rdt_status status = RDT_OK;
+  pthread_mutex_lock(&device->lock);
+  const rdt_region *found = find_locked(device, key, name);
+  if (found && found->reserved_for && found->reserved_for != channel->number) found = NULL;
+  if (found) {
+    rdt_region_get_info(found, info);
+    status = export_locked(channel, found, bundle);
+  }
+  pthread_mutex_unlock(&device->lock);
+  if (found) return status;
+  if (name[0])
+    return rdt_fail(RDT_ERR_NO_REGION, "device %s has no region named \"%s\"", device->name, name);
+  return rdt_fail(RDT_ERR_NO_REGION, "device %s has no region with key %#llx", device->name,
+                  (unsigned long long)key);
+}

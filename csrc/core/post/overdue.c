@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Requests that a transport took and never completes: a device that lost a completion would otherwise keep
+ * their owners waiting for ever. Requests are counted in two batches: those that are posted at present, and
+ * those posted before, which get no new ones. When the older batch is complete the other takes its place. A
+ * long backlog is no fault: the channel is lost only if for DEADLINE_MS nothing of the older batch moved,
+ * neither a piece that completed nor an operation that left the queue.
+ */
+#include "base/config.h"
+#include "base/status.h"
+#include "core/objects.h"
+
+#define QUIET_TICKS 3 /* as many as make DEADLINE_MS */
+
+void rdt_overdue_begin(rdt_channel *channel, rdt_request *request) {
+  request->channel = channel;
+  request->batch = atomic_load(&channel->batch);
+  atomic_fetch_add(&channel->batches[request->batch].waiting, 1);
+}
+
+void rdt_overdue_moved(const rdt_request *request) {
+  atomic_store_explicit(&request->channel->batches[request->batch].moved, true,
+                        memory_order_relaxed);
+}
+
+void rdt_overdue_end(const rdt_request *request) {
+  atomic_fetch_sub(&request->channel->batches[request->batch].waiting, 1);
+}
+
+static uint64_t pending_of(const rdt_channel *channels) {
+  uint64_t pending = 0;
+  for (const rdt_channel *each = channels; each; each = each->next)
+    for (size_t i = 0; i < 2; i++)
+      pending += atomic_load_explicit(&each->batches[i].waiting, memory_order_relaxed);
+  return pending;
+}
+
+uint64_t rdt_overdue_pending(rdt_device *device) {
+  pthread_mutex_lock(&device->lock);
+  uint64_t pending = pending_of(device->active) + pending_of(device->arrivals);
+  pthread_mutex_unlock(&device->lock);
+  return pending;
+}
+
+void rdt_overdue_tick(rdt_channel *channel) {
+  unsigned older = !atomic_load(&channel->batch);
+  if (atomic_load(&channel->batches[older].waiting) == 0) {
+    channel->quiet_ticks = 0;
+    atomic_store(&channel->batch, older);
+    return;
+  }
+  bool moved = atomic_exchange(&channel->batches[older].moved, false);
+  channel->quiet_ticks = moved ? 0 : channel->quiet_ticks + 1;
+  if (channel->quiet_ticks < QUIET_TICKS) return;
+  rdt_fail(RDT_ERR_CONNECTION_LOST, "%s did not complete an operation for %llu ms (%sDEADLINE_MS)",
+           channel->transport->name, (unsigned long long)rdt_config_number(RDT_CONFIG_DEADLINE_MS),
+           RDT_ENV_PREFIX);
+  rdt_channel_break(channel);
+}

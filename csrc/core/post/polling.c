@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Taking what a channel's endpoint has: notifications and completions. Usually the progress thread does, one
+ * thread at a time in any case.
+ */
+#include "base/status.h"
+#include "core/objects.h"
+#include "group/groups.h"
+
+static void take_notification(void *context, uint64_t immediate, const void *data, size_t size) {
+  rdt_channel *channel = context;
+  rdt_device *device = channel->device;
+  rdt_count(&device->counters.notifies_received, 1);
+  rdt_count(&device->counters.notify_bytes_received, size);
+  if (channel->purpose == RDT_PURPOSE_GROUPS) {
+    rdt_groups_take(channel, immediate, data, size);
+  } else if (device->options.on_notify) {
+    device->options.on_notify(device->options.context, channel, immediate, data, size);
+  } else if (!rdt_inbox_put(&device->inbox, channel, immediate, data, size)) {
+    rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a notification from %s", channel->peer_name);
+    rdt_channel_break(channel);
+  }
+}
+
+/* What fails because the channel is down fails for the reason that brought it down; what fails before is
+ * that reason, and whoever waits for it may ask before the channel is taken down. */
+static void take_completion(void *context, rdt_request *request, rdt_status status) {
+  rdt_channel *channel = context;
+  if (status < 0 && atomic_load(&channel->down)) status = channel->why;
+  if (status < 0) rdt_channel_note_cause(channel);
+  rdt_request_complete(request, status);
+}
+
+rdt_events rdt_channel_events(rdt_channel *channel) {
+  return (rdt_events){channel, take_notification, take_completion};
+}
+
+int rdt_channel_take(rdt_channel *channel, int budget) {
+  rdt_events events = rdt_channel_events(channel);
+  pthread_mutex_lock(&channel->poll_lock);
+  int taken = channel->transport->poll(channel->endpoint, budget, &events);
+  pthread_mutex_unlock(&channel->poll_lock);
+  return taken;
+}
+
+void rdt_channel_help(rdt_channel *channel) {
+  rdt_events events = rdt_channel_events(channel);
+  if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return;
+  int taken = channel->transport->poll(channel->endpoint, 0, &events);
+  pthread_mutex_unlock(&channel->poll_lock);
+  if (taken < 0) rdt_channel_break(channel);
+}
+
+/* ---- channels of groups that other threads poll ------------------------------------------------- */
+
+void rdt_channel_begin_polling(rdt_channel *channel) {
+  atomic_fetch_add(&channel->pollers, 1);
+  if (atomic_load(&channel->warm)) return;
+  pthread_mutex_lock(&channel->poll_lock);
+  atomic_store(&channel->warm, true);
+  channel->transport->disarm(channel->endpoint);
+  pthread_mutex_unlock(&channel->poll_lock);
+  rdt_device_wake(channel->device); /* it must look by itself now */
+}
+
+int rdt_channel_poll(rdt_channel *channel) {
+  rdt_events events = rdt_channel_events(channel);
+  if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return 0;
+  int taken = channel->transport->poll(channel->endpoint, RDT_POLL_BUDGET, &events);
+  unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
+  atomic_store_explicit(&channel->polls, polls + 1, memory_order_relaxed);
+  pthread_mutex_unlock(&channel->poll_lock);
+  if (taken < 0)
+    rdt_channel_break(channel);
+  else
+    rdt_channel_flush(channel);
+  return taken;
+}
+
+void rdt_channel_end_polling(rdt_channel *channel) { atomic_fetch_sub(&channel->pollers, 1); }
+
+bool rdt_channel_end_polling_to_sleep(rdt_channel *channel) {
+  bool quiet = true;
+  pthread_mutex_lock(&channel->poll_lock);
+  if (atomic_fetch_sub(&channel->pollers, 1) == 1 && !atomic_load(&channel->down)) {
+    atomic_store(&channel->warm, false);
+    quiet = channel->transport->arm(channel->endpoint, true, true);
+  }
+  pthread_mutex_unlock(&channel->poll_lock);
+  return quiet;
+}

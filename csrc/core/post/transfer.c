@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A completion that a thread can wait for: of operations posted on a channel, or of one of a group.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/config.h"
+#include "base/status.h"
+#include "core/objects.h"
+
+#define ROOM_US 1000      /* between looks at whether queues have room */
+#define POLLS_PER_LOOK 32 /* at the endpoint, before the transfer itself is looked at */
+
+struct rdt_transfer {
+  atomic_int refs; /* the waiter's and the completion's */
+  pthread_mutex_t lock;
+  pthread_cond_t completed;
+  rdt_status status;    /* RDT_IN_PROGRESS until then */
+  rdt_channel *channel; /* NULL: of an operation of a group */
+  char text[256];       /* why that failed */
+};
+
+static rdt_transfer *transfer_new(rdt_channel *channel) {
+  rdt_transfer *transfer = calloc(1, sizeof(*transfer));
+  if (!transfer) return NULL;
+  rdt_cond_init(&transfer->completed);
+  pthread_mutex_init(&transfer->lock, NULL);
+  atomic_init(&transfer->refs, 2);
+  transfer->status = RDT_IN_PROGRESS;
+  transfer->channel = channel;
+  if (channel) rdt_channel_ref(channel);
+  return transfer;
+}
+
+void rdt_transfer_free(rdt_transfer *transfer) {
+  if (!transfer || atomic_fetch_sub(&transfer->refs, 1) != 1) return;
+  pthread_cond_destroy(&transfer->completed);
+  pthread_mutex_destroy(&transfer->lock);
+  rdt_channel_unref(transfer->channel);
+  free(transfer);
+}
+
+void rdt_transfer_complete(void *context, rdt_status status) {
+  rdt_transfer *transfer = context;
+  pthread_mutex_lock(&transfer->lock);
+  transfer->status = status;
+  if (!transfer->channel && status < 0)
+    snprintf(transfer->text, sizeof(transfer->text), "%s", rdt_last_error());
+  pthread_cond_broadcast(&transfer->completed);
+  pthread_mutex_unlock(&transfer->lock);
+  rdt_transfer_free(transfer);
+}
+
+static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
+                         rdt_transfer **transfer) {
+  rdt_status at_once;
+  if (rdt_channel_post_now(channel, ops, count, &at_once)) {
+    if (at_once == RDT_OK) *transfer = NULL;
+    return at_once;
+  }
+  rdt_transfer *waitable = transfer_new(channel);
+  if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status = rdt_channel_post(channel, ops, count, rdt_transfer_complete, waitable);
+  if (status != RDT_IN_PROGRESS) {
+    rdt_transfer_free(waitable); /* the completion's, which will not come */
+    rdt_transfer_free(waitable);
+    waitable = NULL;
+  }
+  if (status >= 0) *transfer = waitable;
+  return status;
+}
+
+rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t count,
+                              rdt_transfer **transfer) {
+  if (!channel || !transfer)
+    return rdt_fail(RDT_ERR_INVALID, "channel and transfer must not be NULL");
+  return submit(channel, ops, count, transfer);
+}
+
+/* `transfer` completes when the grant does, if it is under way. */
+static rdt_status post_grant(rdt_channel *channel, rdt_registration *registration,
+                             rdt_transfer **transfer) {
+  rdt_transfer *waitable = transfer_new(channel);
+  if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status =
+      rdt_channel_post_grant(channel, registration, rdt_transfer_complete, waitable);
+  if (status == RDT_IN_PROGRESS) {
+    *transfer = waitable;
+  } else {
+    rdt_transfer_free(waitable); /* the completion's, which will not come */
+    rdt_transfer_free(waitable);
+  }
+  return status;
+}
+
+rdt_status rdt_channel_grant(rdt_channel *channel, rdt_registration *registration) {
+  rdt_transfer *transfer = NULL;
+  rdt_deadline deadline = rdt_deadline_after(RDT_TIMEOUT_DEFAULT);
+  if (atomic_load(&channel->down)) return rdt_channel_fail_down(channel);
+  rdt_status status = post_grant(channel, registration, &transfer);
+  /* Its order among operations does not matter, so it does not queue with them. */
+  for (; status == RDT_NO_CREDIT && rdt_deadline_left(deadline) > 0; usleep(ROOM_US))
+    status = post_grant(channel, registration, &transfer);
+  if (status == RDT_NO_CREDIT)
+    return rdt_fail(RDT_ERR_DEADLINE, "%s took nothing within the deadline", channel->peer_name);
+  if (status != RDT_IN_PROGRESS) return status;
+  status = rdt_transfer_wait(transfer, RDT_TIMEOUT_DEFAULT);
+  rdt_transfer_free(transfer);
+  return status;
+}
+
+rdt_status rdt_group_submit(rdt_group *group, const rdt_collective *collective,
+                            rdt_transfer **transfer) {
+  if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
+  rdt_transfer *waitable = transfer_new(NULL);
+  if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status = rdt_group_start(group, collective, rdt_transfer_complete, waitable);
+  if (status == RDT_IN_PROGRESS) {
+    *transfer = waitable;
+  } else {
+    rdt_transfer_free(waitable); /* the completion's, which will not come */
+    rdt_transfer_free(waitable);
+  }
+  return status;
+}
+
+static rdt_status current(rdt_transfer *transfer) {
+  pthread_mutex_lock(&transfer->lock);
+  rdt_status status = transfer->status;
+  pthread_mutex_unlock(&transfer->lock);
+  return status;
+}
+
+static bool is_complete(rdt_transfer *transfer) { return current(transfer) != RDT_IN_PROGRESS; }
+
+/* May this thread take completions? Where handlers run on the progress thread, completions stay there. */
+static bool may_help(const rdt_transfer *transfer) {
+  const rdt_channel *channel = transfer->channel;
+  return channel && !channel->transport->synchronous && !channel->device->options.on_notify;
+}
+
+/* Looks for the completion itself, which saves two changes of threads. True if it is there. */
+static bool look(rdt_transfer *transfer) {
+  for (int i = 0; i < POLLS_PER_LOOK; i++) rdt_channel_help(transfer->channel);
+  return is_complete(transfer);
+}
+
+static bool look_for_a_while(rdt_transfer *transfer) {
+  int64_t end = rdt_now_us() + (int64_t)rdt_config_number(RDT_CONFIG_WAIT_SPIN_US);
+  while (rdt_now_us() < end)
+    if (look(transfer)) return true;
+  return false;
+}
+
+/* From here on the progress thread has to be woken by completions. */
+static void begin_sleep(rdt_channel *channel) {
+  if (!channel || channel->transport->synchronous) return;
+  if (atomic_fetch_add(&channel->sleepers, 1) == 0) rdt_device_wake(channel->device);
+}
+
+static void end_sleep(rdt_channel *channel) {
+  if (channel && !channel->transport->synchronous) atomic_fetch_sub(&channel->sleepers, 1);
+}
+
+static void sleep_until_complete(rdt_transfer *transfer, rdt_deadline deadline) {
+  begin_sleep(transfer->channel);
+  pthread_mutex_lock(&transfer->lock);
+  while (transfer->status == RDT_IN_PROGRESS && rdt_deadline_left(deadline) > 0)
+    rdt_cond_wait(&transfer->completed, &transfer->lock, deadline);
+  pthread_mutex_unlock(&transfer->lock);
+  end_sleep(transfer->channel);
+}
+
+rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
+  if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
+  bool helps = may_help(transfer);
+  /* Before the first look at the clock, which costs more than many transfers take. */
+  bool complete = is_complete(transfer) || (helps && look(transfer));
+  if (!complete && timeout_ms != 0) {
+    rdt_deadline deadline = rdt_deadline_after(timeout_ms);
+    if (!helps || !look_for_a_while(transfer)) sleep_until_complete(transfer, deadline);
+  }
+  rdt_status status = current(transfer);
+  if (status == RDT_IN_PROGRESS && timeout_ms != 0)
+    return rdt_fail(RDT_ERR_DEADLINE, "the transfer did not complete within the deadline");
+  if (status >= 0) return status;
+  return transfer->channel ? rdt_channel_fail_transfer(transfer->channel, status)
+                           : rdt_fail(status, "%s", transfer->text);
+}

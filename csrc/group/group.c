@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Groups from creation to close.
+ */
+#include "group/group.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/status.h"
+
+/* ---- references ------------------------------------------------------------------------------------ */
+
+void rdt_group_ref(rdt_group *group) {
+  atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
+}
+
+static void free_parts(rdt_part *part) {
+  while (part) {
+    rdt_part *next = part->next;
+    free(part);
+    part = next;
+  }
+}
+
+static void free_operations(rdt_operation *operation) {
+  while (operation) {
+    rdt_operation *next = operation->next;
+    free_parts(operation->inbox);
+    rdt_operation_free(operation);
+    operation = next;
+  }
+}
+
+static void group_free(rdt_group *group) {
+  for (uint32_t i = 0; group->links && i < group->size; i++) {
+    rdt_link_forget(&group->links[i]);
+    rdt_channel_unref(group->links[i].channel);
+  }
+  for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++) free_operations(group->table[i]);
+  free_operations(group->free_operations);
+  free_parts(group->free_parts[0]);
+  free_parts(group->free_parts[1]);
+  rdt_programs_clear(&group->programs);
+  pthread_cond_destroy(&group->changed);
+  pthread_mutex_destroy(&group->lock);
+  rdt_device *device = group->device;
+  free(group->links);
+  free(group->hosts);
+  free(group);
+  rdt_device_unref(device);
+}
+
+void rdt_group_unref(rdt_group *group) {
+  if (group && atomic_fetch_sub(&group->refs, 1) == 1) group_free(group);
+}
+
+/* ---- all operations of a group ------------------------------------------------------------------- */
+
+static void stir_all(rdt_group *group) {
+  for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
+    for (rdt_operation *each = group->table[i]; each; each = each->next) rdt_operation_stir(each);
+}
+
+void rdt_group_stir(rdt_group *group) {
+  pthread_mutex_lock(&group->lock);
+  if (group->started > 0) stir_all(group);
+  pthread_mutex_unlock(&group->lock);
+}
+
+void rdt_operation_mark_aborted(rdt_operation *operation, rdt_status status, const char *text,
+                                size_t length) {
+  if (operation->aborted != RDT_OK) return;
+  operation->aborted = status;
+  operation->since = rdt_now_ms();
+  snprintf(operation->abort_text, sizeof(operation->abort_text), "%.*s", (int)length, text);
+}
+
+void rdt_group_forget_regions(rdt_group *group, rdt_link *link) {
+  pthread_mutex_lock(&group->lock);
+  rdt_link_forget(link);
+  pthread_mutex_unlock(&group->lock);
+}
+
+/* ---- a device's groups --------------------------------------------------------------------------------- */
+
+rdt_groups *rdt_groups_new(rdt_device *device) {
+  rdt_groups *groups = calloc(1, sizeof(*groups));
+  if (!groups) return NULL;
+  groups->device = device;
+  pthread_mutex_init(&groups->lock, NULL);
+  rdt_cond_init(&groups->visited);
+  pthread_mutex_init(&groups->ready_lock, NULL);
+  pthread_mutex_init(&groups->slab_lock, NULL);
+  rdt_cond_init(&groups->ready);
+  for (size_t i = 0; i < 2; i++) groups->queues[i].tail = &groups->queues[i].head;
+  return groups;
+}
+
+static void close_all(rdt_group *group, rdt_status status, const char *text) {
+  pthread_mutex_lock(&group->lock);
+  group->closing = true;
+  rdt_group_abort_all(group, status, text, true);
+  pthread_mutex_unlock(&group->lock);
+}
+
+static void await_end(rdt_group *group) {
+  pthread_mutex_lock(&group->lock);
+  while (group->started > 0) pthread_cond_wait(&group->changed, &group->lock);
+  pthread_mutex_unlock(&group->lock);
+}
+
+static rdt_group *next_held(rdt_groups *groups, rdt_group *group) {
+  pthread_mutex_lock(&groups->lock);
+  rdt_group *next = group ? group->next : groups->list;
+  if (next) rdt_group_ref(next);
+  pthread_mutex_unlock(&groups->lock);
+  rdt_group_unref(group);
+  return next;
+}
+
+void rdt_groups_interrupt(rdt_device *device) {
+  rdt_groups *groups = device->groups;
+  pthread_mutex_lock(&groups->lock);
+  groups->stopping = true;
+  pthread_cond_broadcast(&groups->visited);
+  pthread_mutex_unlock(&groups->lock);
+}
+
+void rdt_groups_stop(rdt_device *device) {
+  rdt_groups *groups = device->groups;
+  rdt_groups_interrupt(device);
+  pthread_mutex_lock(&groups->lock);
+  while (groups->joining > 0) pthread_cond_wait(&groups->visited, &groups->lock);
+  pthread_mutex_unlock(&groups->lock);
+  for (rdt_group *each = next_held(groups, NULL); each; each = next_held(groups, each)) {
+    close_all(each, RDT_ERR_CLOSED, "the device is being closed");
+    await_end(each);
+  }
+  rdt_runners_stop(groups);
+  pthread_mutex_lock(&groups->lock);
+  while (groups->channels) rdt_groups_forget_channel(groups, groups->channels->channel);
+  rdt_visitors_expire(groups, INT64_MAX);
+  pthread_mutex_unlock(&groups->lock);
+}
+
+void rdt_groups_free(rdt_groups *groups) {
+  if (!groups) return;
+  for (size_t i = 0; i < sizeof(groups->blocks) / sizeof(groups->blocks[0]); i++)
+    while (groups->blocks[i]) {
+      rdt_block *block = groups->blocks[i];
+      groups->blocks[i] = block->next;
+      free(block); /* its region went with the device's */
+    }
+  pthread_cond_destroy(&groups->visited);
+  pthread_cond_destroy(&groups->ready);
+  pthread_mutex_destroy(&groups->lock);
+  pthread_mutex_destroy(&groups->ready_lock);
+  pthread_mutex_destroy(&groups->slab_lock);
+  free(groups);
+}
+
+/* ---- create, close --------------------------------------------------------------------------------------- */
+
+static rdt_status check_options(const rdt_device *device, const rdt_group_options *options,
+                                rdt_group **group) {
+  if (!device || !options || !group)
+    return rdt_fail(RDT_ERR_INVALID, "device, options and group must not be NULL");
+  if (options->struct_size != sizeof(*options))
+    return rdt_fail(RDT_ERR_INVALID,
+                    "rdt_group_options has %zu bytes: set struct_size, and use the header this "
+                    "library was built with",
+                    options->struct_size);
+  if (!options->name || !options->name[0] || strlen(options->name) >= RDT_GROUP_NAME_SIZE)
+    return rdt_fail(RDT_ERR_INVALID, "a group's name has 1 to %d bytes", RDT_GROUP_NAME_SIZE - 1);
+  if (options->size == 0 || options->size > RDT_GROUP_MAX_SIZE || options->rank >= options->size)
+    return rdt_fail(RDT_ERR_INVALID, "rank %u of %u makes no sense: there are at most %d members",
+                    options->rank, options->size, RDT_GROUP_MAX_SIZE);
+  if (options->rank > 0 && !options->root)
+    return rdt_fail(RDT_ERR_INVALID, "the address of rank 0's device is missing");
+  if (rdt_on_progress_thread())
+    return rdt_fail(RDT_ERR_INVALID, "rdt_group_create waits: it cannot be called from a handler");
+  return rdt_device_check(device);
+}
+
+static rdt_algorithm forced_algorithm(void) {
+  char text[32];
+  rdt_config_text(RDT_CONFIG_GROUP_ALGORITHM, text, sizeof(text));
+  for (int i = 1; i < RDT_ALGORITHM_COUNT; i++)
+    if (strcmp(text, rdt_algorithm_name((rdt_algorithm)i)) == 0) return (rdt_algorithm)i;
+  return RDT_ALGORITHM_AUTO;
+}
+
+static bool wants_checksums(void) {
+  char text[16];
+  rdt_config_text(RDT_CONFIG_CHECKSUM, text, sizeof(text));
+  return strcmp(text, "crc32c") == 0;
+}
+
+/* What fits into a notification to this device, too. */
+static uint64_t eager_limit(void) {
+  uint64_t wanted = rdt_config_number(RDT_CONFIG_GROUP_EAGER_BYTES);
+  uint64_t room = rdt_config_number(RDT_CONFIG_RING_BYTES) / 4 - sizeof(rdt_message);
+  return wanted < room ? wanted : room;
+}
+
+static rdt_group *group_new(rdt_device *device, const rdt_group_options *options) {
+  rdt_group *group = calloc(1, sizeof(*group));
+  if (!group) return NULL;
+  atomic_init(&group->refs, 1);
+  group->groups = device->groups;
+  group->device = device;
+  rdt_device_ref(device);
+  snprintf(group->name, sizeof(group->name), "%s", options->name);
+  group->rank = options->rank;
+  group->size = options->size;
+  group->forced = forced_algorithm();
+  group->chunk = rdt_config_number(RDT_CONFIG_GROUP_CHUNK_BYTES);
+  group->eager = eager_limit();
+  group->spin_us = (int64_t)rdt_config_number(RDT_CONFIG_GROUP_SPIN_US);
+  group->checks = wants_checksums();
+  pthread_mutex_init(&group->lock, NULL);
+  rdt_cond_init(&group->changed);
+  group->hosts = calloc(options->size, sizeof(*group->hosts));
+  group->links = calloc(options->size, sizeof(*group->links));
+  if (group->hosts && group->links) return group;
+  rdt_group_unref(group);
+  return NULL;
+}
+
+/* A group is listed from the beginning, so that its links learn what happens to their channels. */
+static rdt_status enlist(rdt_group *group) {
+  rdt_groups *groups = group->groups;
+  rdt_status status = RDT_OK;
+  pthread_mutex_lock(&groups->lock);
+  for (const rdt_group *each = groups->list; each; each = each->next)
+    if (strcmp(each->name, group->name) == 0)
+      status = rdt_fail(RDT_ERR_INVALID, "device %s is in a group named \"%s\" already",
+                        group->device->name, group->name);
+  if (groups->stopping)
+    status = rdt_fail(RDT_ERR_CLOSED, "device %s is closing", group->device->name);
+  if (status == RDT_OK) {
+    group->next = groups->list;
+    groups->list = group;
+    groups->joining++;
+  }
+  pthread_mutex_unlock(&groups->lock);
+  return status;
+}
+
+static void end_joining(rdt_groups *groups) {
+  pthread_mutex_lock(&groups->lock);
+  groups->joining--;
+  rdt_visitors_forget(groups);
+  pthread_cond_broadcast(&groups->visited);
+  pthread_mutex_unlock(&groups->lock);
+}
+
+static void delist(rdt_group *group) {
+  rdt_groups *groups = group->groups;
+  pthread_mutex_lock(&groups->lock);
+  rdt_group **link = &groups->list;
+  while (*link && *link != group) link = &(*link)->next;
+  if (*link) *link = group->next;
+  pthread_mutex_unlock(&groups->lock);
+}
+
+rdt_status rdt_group_create(rdt_device *device, const rdt_group_options *options,
+                            rdt_group **group_out) {
+  rdt_status status = check_options(device, options, group_out);
+  if (status != RDT_OK) return status;
+  rdt_group *group = group_new(device, options);
+  if (!group) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  status = enlist(group);
+  if (status != RDT_OK) {
+    rdt_group_unref(group);
+    return status;
+  }
+  status = rdt_group_meet(group, options->root, rdt_deadline_after(options->timeout_ms));
+  end_joining(group->groups);
+  if (status != RDT_OK) {
+    delist(group);
+    rdt_group_unref(group);
+    return status;
+  }
+  rdt_log(RDT_LOG_DEBUG,
+          "device %s: member %u of the %u of group %s; latency %.0f/%.0f ns, %.3f/%.3f ns a byte, "
+          "reductions %.3f ns a byte",
+          device->name, group->rank, group->size, group->name, group->costs.latency_ns[0],
+          group->costs.latency_ns[1], group->costs.byte_ns[0], group->costs.byte_ns[1],
+          group->costs.reduce_byte_ns);
+  *group_out = group;
+  return RDT_OK;
+}
+
+static void say_leave(rdt_group *group) {
+  for (uint32_t peer = 0; peer < group->size; peer++) {
+    if (peer == group->rank || atomic_load(&group->links[peer].down)) continue;
+    rdt_part *part = rdt_part_new(group, 0);
+    if (!part) return;
+    part->kind = RDT_GROUP_LEAVE;
+    part->head = (rdt_message){.group = group->id, .from = group->rank};
+    rdt_part_send(group, peer, part);
+  }
+}
+
+void rdt_group_close(rdt_group *group) {
+  if (!group || rdt_device_check(group->device) == RDT_ERR_FORKED) return;
+  close_all(group, RDT_ERR_CANCELLED, "the group is being closed");
+  await_end(group);
+  say_leave(group);
+  delist(group);
+  for (uint32_t i = 0; i < group->size; i++) rdt_group_forget_regions(group, &group->links[i]);
+  rdt_group_unref(group);
+}
+
+/* ---- the rest ---------------------------------------------------------------------------------------------- */
+
+rdt_status rdt_group_get_info(const rdt_group *group, rdt_group_info *info) {
+  if (!group || !info) return rdt_fail(RDT_ERR_INVALID, "group and info must not be NULL");
+  *info = (rdt_group_info){.name = group->name,
+                           .rank = group->rank,
+                           .size = group->size,
+                           .reduce_byte_ns = group->costs.reduce_byte_ns,
+                           .copies = atomic_load(&group->copies)};
+  for (int i = 0; i < 2; i++) {
+    info->latency_ns[i] = group->costs.latency_ns[i];
+    info->byte_ns[i] = group->costs.byte_ns[i];
+  }
+  for (int i = 0; i < RDT_ALGORITHM_COUNT; i++) {
+    info->operations[i] = atomic_load(&group->operations[i]);
+    info->bytes[i] = atomic_load(&group->bytes[i]);
+  }
+  for (uint32_t i = 0; i < group->size; i++)
+    if (group->hosts[i] >= info->hosts) info->hosts = group->hosts[i] + 1;
+  return RDT_OK;
+}
+
+rdt_status rdt_group_choose(const rdt_group *group, rdt_collective_kind kind, uint64_t bytes,
+                            rdt_algorithm *algorithm) {
+  if (!group || !algorithm)
+    return rdt_fail(RDT_ERR_INVALID, "group and algorithm must not be NULL");
+  if ((int)kind < RDT_ALL_REDUCE || kind > RDT_BARRIER)
+    return rdt_fail(RDT_ERR_INVALID, "%d is not a collective operation", (int)kind);
+  rdt_status usable = rdt_group_usable(group);
+  if (usable != RDT_OK) return usable;
+  *algorithm = group->forced;
+  if (kind == RDT_BARRIER)
+    *algorithm = RDT_ALGORITHM_AUTO;
+  else if (*algorithm == RDT_ALGORITHM_AUTO)
+    *algorithm = rdt_costs_choose(&group->costs, kind, bytes, group->size, group->hosts);
+  return RDT_OK;
+}

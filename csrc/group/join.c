@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How members meet. Each sends JOIN to rank 0, which measures costs when all have come, and sends the TABLE
+ * of all; then each connects to those of lower rank (LINK), says READY to rank 0 when it has all its links,
+ * and goes on when rank 0, which has heard that from all, says GO. So nobody uses a group that a member does
+ * not know yet.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/config.h"
+#include "base/status.h"
+#include "group/meeting.h"
+
+#define AGAIN_MS 500 /* between two JOINs: rank 0 forgets those of groups it does not know yet */
+#define FAR_CHUNK (512u * 1024) /* lets transfers go on while others are reduced */
+/* Its last digit counts the versions of operations' messages. */
+#define BYTE_ORDER_MARK 0x01020305u
+
+/* ---- JOIN ------------------------------------------------------------------------------------------ */
+
+typedef struct {
+  uint32_t rank, size, forced, order;
+  uint64_t generation, mark, eager, chunk;
+  rdt_measure_place place;
+  char address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
+} join_request;
+
+static uint64_t mark_of(const rdt_group *group) { return (uintptr_t)&group->device->generation; }
+
+static rdt_status send_join(const rdt_group *group, rdt_channel *channel, const rdt_block *block) {
+  rdt_wire wire;
+  uint32_t order = BYTE_ORDER_MARK;
+  rdt_meeting_begin(&wire, group, RDT_GROUP_JOIN);
+  rdt_wire_put_bytes(&wire, &order, sizeof(order)); /* as it lies in memory */
+  rdt_wire_put_u32(&wire, group->rank);
+  rdt_wire_put_u32(&wire, group->size);
+  rdt_wire_put_u32(&wire, group->forced);
+  rdt_wire_put_u64(&wire, group->device->generation);
+  rdt_wire_put_u64(&wire, mark_of(group));
+  rdt_wire_put_u64(&wire, group->eager);
+  rdt_wire_put_u64(&wire, group->chunk);
+  rdt_wire_put_u64(&wire, block->key);
+  rdt_wire_put_u64(&wire, block->offset);
+  rdt_wire_put_text(&wire, group->device->address);
+  rdt_wire_put_text(&wire, group->device->host_id);
+  return rdt_meeting_send(channel, RDT_GROUP_JOIN, &wire);
+}
+
+static bool get_join(rdt_wire *wire, join_request *request) {
+  rdt_wire_get_bytes(wire, &request->order, sizeof(request->order));
+  request->rank = rdt_wire_get_u32(wire);
+  request->size = rdt_wire_get_u32(wire);
+  request->forced = rdt_wire_get_u32(wire);
+  request->generation = rdt_wire_get_u64(wire);
+  request->mark = rdt_wire_get_u64(wire);
+  request->eager = rdt_wire_get_u64(wire);
+  request->chunk = rdt_wire_get_u64(wire);
+  request->place.key = rdt_wire_get_u64(wire);
+  request->place.offset = rdt_wire_get_u64(wire);
+  rdt_wire_get_text(wire, request->address, sizeof(request->address));
+  rdt_wire_get_text(wire, request->host_id, sizeof(request->host_id));
+  return rdt_wire_close(wire) == RDT_OK;
+}
+
+static rdt_status check_join(const rdt_group *group, const rdt_member *members,
+                             const join_request *request) {
+  if (request->order != BYTE_ORDER_MARK)
+    return rdt_fail(RDT_ERR_REFUSED,
+                    "group %s: member %u has another byte order, or another version of rdmatensor",
+                    group->name, request->rank);
+  if (request->size != group->size)
+    return rdt_fail(RDT_ERR_REFUSED, "group %s: rank 0 has %u members, rank %u at %s has %u",
+                    group->name, group->size, request->rank, request->address, request->size);
+  if (request->rank == 0 || request->rank >= group->size)
+    return rdt_fail(RDT_ERR_REFUSED, "group %s: the device at %s cannot have rank %u of %u",
+                    group->name, request->address, request->rank, group->size);
+  if (request->chunk != group->chunk || request->forced != group->forced)
+    return rdt_fail(RDT_ERR_REFUSED,
+                    "group %s: rank 0 and rank %u differ in %sGROUP_CHUNK_BYTES or "
+                    "%sGROUP_ALGORITHM",
+                    group->name, request->rank, RDT_ENV_PREFIX, RDT_ENV_PREFIX);
+  for (uint32_t i = 0; i < group->size; i++)
+    if (i != request->rank && members[i].generation == request->generation)
+      return rdt_fail(RDT_ERR_REFUSED, "group %s: the device at %s claims the ranks %u and %u",
+                      group->name, request->address, i, request->rank);
+  return RDT_OK;
+}
+
+/* ---- rank 0: everybody comes ------------------------------------------------------------------------- */
+
+static void seat(rdt_member *seat, rdt_channel *channel, const join_request *request) {
+  rdt_channel_unref(seat->channel);
+  rdt_channel_ref(channel);
+  seat->channel = channel;
+  seat->generation = request->generation;
+  seat->mark = request->mark;
+  memcpy(seat->address, request->address, sizeof(seat->address));
+  memcpy(seat->host_id, request->host_id, sizeof(seat->host_id));
+}
+
+/* True for one more member; false for one that asks again. */
+static rdt_status admit(rdt_group *group, rdt_member *members, rdt_visitor *visitor, rdt_wire *wire,
+                        rdt_measure_place *places, uint32_t *missing) {
+  join_request request = {0};
+  if (!get_join(wire, &request)) {
+    rdt_channel_break(visitor->channel);
+    return RDT_OK;
+  }
+  rdt_status status = check_join(group, members, &request);
+  if (status != RDT_OK) return status;
+  rdt_member *own = &members[request.rank];
+  bool taken = own->channel && !atomic_load(&own->channel->down);
+  if (taken && own->generation != request.generation)
+    return rdt_fail(RDT_ERR_REFUSED, "group %s: the devices at %s and %s both claim rank %u",
+                    group->name, own->address, request.address, request.rank);
+  if (!own->channel) --*missing;
+  seat(own, visitor->channel, &request);
+  places[request.rank] = request.place;
+  if (request.eager < group->eager) group->eager = request.eager;
+  return RDT_OK;
+}
+
+static void refuse(const rdt_group *group, rdt_channel *channel, rdt_status status,
+                   const char *text) {
+  rdt_wire wire;
+  rdt_meeting_begin(&wire, group, RDT_GROUP_REFUSE);
+  rdt_wire_put_u32(&wire, (uint32_t)status);
+  rdt_wire_put_text(&wire, text);
+  rdt_meeting_send(channel, RDT_GROUP_REFUSE, &wire);
+}
+
+/* Whoever has come learns why it was for nothing. */
+static rdt_status refuse_all(const rdt_group *group, const rdt_member *members, rdt_channel *last,
+                             rdt_status status) {
+  char text[384];
+  snprintf(text, sizeof(text), "%s", rdt_last_error());
+  for (uint32_t i = 1; i < group->size; i++)
+    if (members[i].channel) refuse(group, members[i].channel, status, text);
+  if (last) refuse(group, last, status, text);
+  return rdt_fail(status, "%s", text);
+}
+
+static rdt_status fail_missing(const rdt_group *group, const rdt_member *members) {
+  char ranks[128] = "";
+  size_t used = 0;
+  for (uint32_t i = 1; i < group->size && used < sizeof(ranks) - 16; i++)
+    if (!members[i].channel)
+      used += (size_t)snprintf(ranks + used, sizeof(ranks) - used, "%s%u", used ? ", " : "", i);
+  return rdt_fail(RDT_ERR_DEADLINE, "group %s: no member came within the deadline for rank %s",
+                  group->name, ranks);
+}
+
+static rdt_status gather(rdt_group *group, rdt_member *members, rdt_measure_place *places,
+                         rdt_deadline deadline) {
+  uint32_t missing = group->size - 1;
+  while (missing > 0) {
+    rdt_visitor *visitor;
+    rdt_wire wire;
+    rdt_status status =
+        rdt_meeting_await(group, RDT_MEETING_BIT(RDT_GROUP_JOIN), deadline, &visitor, &wire);
+    if (status == RDT_ERR_DEADLINE) fail_missing(group, members);
+    if (status != RDT_OK) return refuse_all(group, members, NULL, status);
+    status = admit(group, members, visitor, &wire, places, &missing);
+    if (status != RDT_OK) status = refuse_all(group, members, visitor->channel, status);
+    rdt_visitor_free(visitor);
+    if (status != RDT_OK) return status;
+  }
+  return RDT_OK;
+}
+
+static void number_hosts(rdt_group *group, rdt_member *members) {
+  uint32_t hosts = 0;
+  for (uint32_t i = 0; i < group->size; i++) {
+    uint32_t same = 0;
+    while (same < i && strcmp(members[same].host_id, members[i].host_id) != 0) same++;
+    members[i].host = same < i ? members[same].host : hosts++;
+    group->hosts[i] = members[i].host;
+  }
+}
+
+static rdt_status new_id(rdt_group *group) {
+  uint64_t id = 0;
+  while (id == 0)
+    if (getrandom(&id, sizeof(id), 0) != sizeof(id))
+      return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  pthread_mutex_lock(&group->groups->lock);
+  group->id = id;
+  pthread_mutex_unlock(&group->groups->lock);
+  return RDT_OK;
+}
+
+/* ---- READY, GO ------------------------------------------------------------------------------------------- */
+
+/* Can this member read the memory of all whose regions it maps? What is not theirs is not read. */
+static bool can_read(const rdt_group *group, const rdt_member *members) {
+  for (uint32_t i = 0; i < group->size; i++) {
+    const rdt_link *link = &group->links[i];
+    uint64_t found = 0;
+    if (!link->channel || !link->maps) continue;
+    if (link->process == 0 ||
+        rdt_process_read(link->process, members[i].mark, &found, sizeof(found)) != RDT_OK ||
+        found != members[i].generation)
+      return false;
+  }
+  return true;
+}
+
+static rdt_status send_rank(const rdt_group *group, rdt_channel *channel, rdt_message_kind kind) {
+  rdt_wire wire;
+  rdt_meeting_begin(&wire, group, kind);
+  rdt_wire_put_u32(&wire, group->rank);
+  rdt_wire_put_u32(&wire, group->reads);
+  return rdt_meeting_send(channel, kind, &wire);
+}
+
+static rdt_status await_rank(rdt_group *group, rdt_message_kind kind, rdt_deadline deadline,
+                             rdt_visitor **visitor, uint32_t *rank, bool *reads) {
+  rdt_wire wire;
+  rdt_status status = rdt_meeting_await(group, RDT_MEETING_BIT(kind), deadline, visitor, &wire);
+  if (status == RDT_ERR_DEADLINE)
+    return rdt_fail(status, "group %s: its members did not connect within the deadline",
+                    group->name);
+  if (status != RDT_OK) return status;
+  *rank = rdt_wire_get_u32(&wire);
+  *reads = rdt_wire_get_u32(&wire) != 0;
+  if (rdt_wire_close(&wire) == RDT_OK && *rank < group->size) return RDT_OK;
+  rdt_visitor_free(*visitor);
+  return rdt_fail(RDT_ERR_PROTOCOL, "group %s: a malformed message came", group->name);
+}
+
+static rdt_status await_all_ready(rdt_group *group, rdt_deadline deadline) {
+  for (uint32_t left = group->size - 1; left > 0; left--) {
+    rdt_visitor *visitor;
+    uint32_t rank;
+    bool reads;
+    rdt_status status = await_rank(group, RDT_GROUP_READY, deadline, &visitor, &rank, &reads);
+    if (status != RDT_OK) return status;
+    group->reads &= reads;
+    rdt_visitor_free(visitor);
+  }
+  return RDT_OK;
+}
+
+static rdt_status say_go(const rdt_group *group) {
+  rdt_status status = RDT_OK;
+  for (uint32_t i = 1; i < group->size && status == RDT_OK; i++)
+    status = send_rank(group, group->links[i].channel, RDT_GROUP_GO);
+  return status;
+}
+
+static void describe_self(const rdt_group *group, rdt_member *self) {
+  snprintf(self->address, sizeof(self->address), "%s", group->device->address);
+  snprintf(self->host_id, sizeof(self->host_id), "%s", group->device->host_id);
+  self->generation = group->device->generation;
+  self->mark = mark_of(group);
+}
+
+/* Where the receiver reads for itself, cutting up saves nothing. */
+static void choose_chunk(rdt_group *group) {
+  for (uint32_t i = 1; i < group->size; i++)
+    if (group->chunk == 0 && !group->links[i].maps) group->chunk = FAR_CHUNK;
+}
+
+static rdt_status meet_as_root(rdt_group *group, rdt_member *members, rdt_deadline deadline) {
+  rdt_measure_place *places = calloc(group->size, sizeof(*places));
+  if (!places) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  describe_self(group, &members[0]);
+  rdt_status status = gather(group, members, places, deadline);
+  if (status != RDT_OK) {
+    free(places);
+    return status;
+  }
+  number_hosts(group, members);
+  for (uint32_t i = 1; i < group->size; i++) rdt_meeting_link(group, i, members[i].channel);
+  choose_chunk(group);
+  status = rdt_group_measure(group, places, deadline);
+  free(places);
+  if (status == RDT_OK) status = new_id(group);
+  if (status == RDT_OK) status = rdt_table_send(group, members);
+  group->reads = can_read(group, members);
+  if (status == RDT_OK) status = await_all_ready(group, deadline);
+  if (status == RDT_OK) status = say_go(group);
+  return status == RDT_OK ? RDT_OK : refuse_all(group, members, NULL, status);
+}
+
+/* ---- the others -------------------------------------------------------------------------------------------- */
+
+static rdt_status read_refusal(const rdt_group *group, rdt_wire *wire) {
+  char text[512];
+  rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
+  rdt_wire_get_text(wire, text, sizeof(text));
+  if (rdt_wire_close(wire) != RDT_OK) return RDT_ERR_PROTOCOL;
+  return rdt_fail(rdt_status_refused(status), "group %s: rank 0 refused: %s", group->name, text);
+}
+
+/* The whole table, or why there will be none. */
+static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_block *block,
+                              rdt_member *members, rdt_deadline deadline) {
+  const unsigned kinds = RDT_MEETING_BIT(RDT_GROUP_TABLE) | RDT_MEETING_BIT(RDT_GROUP_REFUSE);
+  for (uint32_t known = 0; known < group->size;) {
+    rdt_visitor *visitor;
+    rdt_wire wire;
+    rdt_deadline again = rdt_now_ms() + AGAIN_MS;
+    rdt_status status =
+        known == 0 && atomic_load(&root->down) == false ? send_join(group, root, block) : RDT_OK;
+    if (status != RDT_OK) return status;
+    status = rdt_meeting_await(group, kinds, again < deadline ? again : deadline, &visitor, &wire);
+    if (atomic_load(&root->down)) return rdt_channel_fail_down(root);
+    if (status == RDT_ERR_DEADLINE && rdt_deadline_left(deadline) > 0) continue;
+    if (status == RDT_ERR_DEADLINE)
+      return rdt_fail(status,
+                      "group %s: rank 0 at %s waits for other members, or has not created it",
+                      group->name, root->peer_address);
+    if (status != RDT_OK) return status;
+    if (visitor->channel != root)
+      status = RDT_OK; /* a stranger's; not for us */
+    else if (visitor->kind == RDT_GROUP_REFUSE)
+      status = read_refusal(group, &wire);
+    else if (!rdt_table_get(group, &wire, members, &known))
+      status = rdt_fail(RDT_ERR_PROTOCOL, "group %s: rank 0 sent a malformed table", group->name);
+    rdt_visitor_free(visitor);
+    if (status != RDT_OK) return status;
+  }
+  return RDT_OK;
+}
+
+static rdt_status link_lower(rdt_group *group, const rdt_member *members, rdt_deadline deadline) {
+  for (uint32_t i = 1; i < group->rank; i++) {
+    rdt_channel *channel;
+    rdt_status status =
+        rdt_meeting_connect(group, members[i].address, members[i].generation, deadline, &channel);
+    if (status != RDT_OK) return status;
+    rdt_meeting_link(group, i, channel);
+    rdt_channel_unref(channel);
+    status = send_rank(group, group->links[i].channel, RDT_GROUP_LINK);
+    if (status != RDT_OK) return status;
+  }
+  return RDT_OK;
+}
+
+static rdt_status await_higher(rdt_group *group, const rdt_member *members, rdt_deadline deadline) {
+  for (uint32_t left = group->size - 1 - group->rank; left > 0;) {
+    rdt_visitor *visitor;
+    uint32_t rank;
+    bool unused;
+    rdt_status status = await_rank(group, RDT_GROUP_LINK, deadline, &visitor, &rank, &unused);
+    if (status != RDT_OK) return status;
+    if (rank > group->rank && !group->links[rank].channel &&
+        visitor->channel->peer_generation == members[rank].generation) {
+      rdt_meeting_link(group, rank, visitor->channel);
+      left--;
+    }
+    rdt_visitor_free(visitor);
+  }
+  return RDT_OK;
+}
+
+static rdt_status await_go(rdt_group *group, rdt_deadline deadline) {
+  const unsigned kinds = RDT_MEETING_BIT(RDT_GROUP_GO) | RDT_MEETING_BIT(RDT_GROUP_REFUSE);
+  rdt_visitor *visitor;
+  rdt_wire wire;
+  rdt_status status = rdt_meeting_await(group, kinds, deadline, &visitor, &wire);
+  if (status == RDT_ERR_DEADLINE)
+    return rdt_fail(status, "group %s: its members did not connect within the deadline",
+                    group->name);
+  if (status != RDT_OK) return status;
+  if (visitor->kind == RDT_GROUP_REFUSE) {
+    status = read_refusal(group, &wire);
+  } else {
+    rdt_wire_get_u32(&wire); /* rank 0 */
+    group->reads = rdt_wire_get_u32(&wire) != 0;
+    status = rdt_wire_close(&wire);
+  }
+  rdt_visitor_free(visitor);
+  return status;
+}
+
+static rdt_status meet_as_member(rdt_group *group, const char *root, rdt_member *members,
+                                 rdt_deadline deadline) {
+  rdt_channel *channel;
+  rdt_block *block;
+  rdt_status status = rdt_scratch_take(group->groups, RDT_MEASURE_BYTES, &block);
+  if (status != RDT_OK) return status;
+  status = rdt_meeting_connect(group, root, 0, deadline, &channel);
+  if (status == RDT_OK) {
+    status = await_table(group, channel, block, members, deadline);
+    if (status == RDT_OK) rdt_meeting_link(group, 0, channel);
+    rdt_channel_unref(channel);
+  }
+  if (status == RDT_OK) status = link_lower(group, members, deadline);
+  if (status == RDT_OK) status = await_higher(group, members, deadline);
+  if (status == RDT_OK) group->reads = can_read(group, members);
+  if (status == RDT_OK) status = send_rank(group, group->links[0].channel, RDT_GROUP_READY);
+  if (status == RDT_OK) status = await_go(group, deadline);
+  rdt_scratch_give(group->groups, block);
+  return status;
+}
+
+rdt_status rdt_group_meet(rdt_group *group, const char *root, rdt_deadline deadline) {
+  rdt_member *members = calloc(group->size, sizeof(*members));
+  if (!members) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status = group->rank == 0 ? meet_as_root(group, members, deadline)
+                                       : meet_as_member(group, root, members, deadline);
+  for (uint32_t i = 0; i < group->size; i++) rdt_channel_unref(members[i].channel);
+  free(members);
+  return status;
+}

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group/meeting.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/status.h"
+
+#define VISITORS 4096u /* kept by a device */
+
+/* ---- sending --------------------------------------------------------------------------------------- */
+
+/* Until a group has its number it is known by its name. */
+static bool by_name(rdt_message_kind kind) {
+  return kind == RDT_GROUP_JOIN || kind == RDT_GROUP_REFUSE || kind == RDT_GROUP_TABLE;
+}
+
+void rdt_meeting_begin(rdt_wire *wire, const rdt_group *group, rdt_message_kind kind) {
+  rdt_wire_begin(wire, (rdt_message_type)0, 0);
+  if (by_name(kind))
+    rdt_wire_put_text(wire, group->name);
+  else
+    rdt_wire_put_u64(wire, group->id);
+}
+
+static void free_sent(void *context, rdt_status status) {
+  (void)status;
+  free(context);
+}
+
+rdt_status rdt_meeting_send(rdt_channel *channel, rdt_message_kind kind, const rdt_wire *wire) {
+  size_t size;
+  uint8_t *bytes = malloc(RDT_WIRE_MESSAGE_SIZE);
+  if (!bytes) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status = rdt_wire_unload(wire, bytes, RDT_WIRE_MESSAGE_SIZE, &size);
+  if (status == RDT_OK) {
+    rdt_op op = {.kind = RDT_OP_NOTIFY, .local = bytes, .size = size, .immediate = kind};
+    status = rdt_channel_post(channel, &op, 1, free_sent, bytes);
+  }
+  if (status != RDT_IN_PROGRESS) free(bytes);
+  return status < 0 ? status : RDT_OK;
+}
+
+/* ---- visitors -------------------------------------------------------------------------------------- */
+
+void rdt_visitor_free(rdt_visitor *visitor) {
+  if (!visitor) return;
+  rdt_channel_unref(visitor->channel);
+  free(visitor);
+}
+
+static rdt_visitor *unlink_visitor(rdt_groups *groups, rdt_visitor **link) {
+  rdt_visitor *visitor = *link;
+  *link = visitor->next;
+  groups->visitor_count--;
+  return visitor;
+}
+
+void rdt_visitors_expire(rdt_groups *groups, int64_t now) {
+  int64_t span = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
+  for (rdt_visitor **link = &groups->visitors; *link;) {
+    if (now - (*link)->came > span)
+      rdt_visitor_free(unlink_visitor(groups, link));
+    else
+      link = &(*link)->next;
+  }
+}
+
+void rdt_visitors_forget(rdt_groups *groups) {
+  if (groups->joining > 0) return; /* what a peer said before it went may tell a member why */
+  for (rdt_visitor **link = &groups->visitors; *link;) {
+    if (atomic_load(&(*link)->channel->down))
+      rdt_visitor_free(unlink_visitor(groups, link));
+    else
+      link = &(*link)->next;
+  }
+}
+
+/* A group that is complete takes no more members, but the last may ask twice. */
+static bool is_complete(rdt_groups *groups, const rdt_channel *channel, const char *name) {
+  const rdt_group *group = groups->list;
+  while (group && strcmp(group->name, name) != 0) group = group->next;
+  if (!group || group->id == 0 || group->rank != 0) return false;
+  for (uint32_t i = 1; i < group->size; i++)
+    if (group->links[i].channel == channel) return false;
+  return true;
+}
+
+static void refuse_late(rdt_channel *channel, const char *name) {
+  rdt_wire wire;
+  rdt_wire_begin(&wire, (rdt_message_type)0, 0);
+  rdt_wire_put_text(&wire, name);
+  rdt_wire_put_u32(&wire, (uint32_t)RDT_ERR_REFUSED);
+  rdt_wire_put_text(&wire, "the group is complete: other devices have all its ranks");
+  rdt_meeting_send(channel, RDT_GROUP_REFUSE, &wire);
+}
+
+static void keep(rdt_channel *channel, rdt_message_kind kind, const void *data, size_t size) {
+  rdt_groups *groups = channel->device->groups;
+  rdt_visitor *visitor = malloc(sizeof(*visitor) + size);
+  if (!visitor) return; /* it comes again, or its sender's deadline passes */
+  rdt_channel_ref(channel);
+  *visitor = (rdt_visitor){.channel = channel, .kind = kind, .came = rdt_now_ms(), .size = size};
+  memcpy(visitor->data, data, size);
+  pthread_mutex_lock(&groups->lock);
+  rdt_visitors_expire(groups, visitor->came);
+  bool room = groups->visitor_count < VISITORS && !groups->stopping;
+  if (room) {
+    rdt_visitor **link = &groups->visitors; /* in the order in which they came */
+    while (*link) link = &(*link)->next;
+    *link = visitor;
+    groups->visitor_count++;
+    pthread_cond_broadcast(&groups->visited);
+  }
+  pthread_mutex_unlock(&groups->lock);
+  if (!room) rdt_visitor_free(visitor);
+}
+
+static void answer_ping(rdt_channel *channel) {
+  rdt_wire wire;
+  rdt_wire_begin(&wire, (rdt_message_type)0, 0);
+  rdt_wire_put_u64(&wire, 0);
+  rdt_meeting_send(channel, RDT_GROUP_PONG, &wire);
+}
+
+/* Is it a JOIN for a group that has all its members? */
+static bool comes_late(rdt_channel *channel, const void *data, size_t size, char *name) {
+  rdt_groups *groups = channel->device->groups;
+  rdt_wire wire;
+  rdt_wire_load(&wire, data, size);
+  rdt_wire_get_text(&wire, name, RDT_GROUP_NAME_SIZE);
+  if (wire.bad) return false;
+  pthread_mutex_lock(&groups->lock);
+  bool late = is_complete(groups, channel, name);
+  pthread_mutex_unlock(&groups->lock);
+  return late;
+}
+
+void rdt_group_visit(rdt_channel *channel, rdt_message_kind kind, const void *data, size_t size) {
+  char name[RDT_GROUP_NAME_SIZE];
+  if (size > RDT_WIRE_MESSAGE_SIZE - RDT_WIRE_HEADER_SIZE) {
+    rdt_fail(RDT_ERR_PROTOCOL, "%s sent a malformed message of a group", channel->peer_name);
+    rdt_channel_break(channel);
+  } else if (kind == RDT_GROUP_PING) {
+    answer_ping(channel);
+  } else if (kind == RDT_GROUP_PONG) {
+    atomic_fetch_add(&channel->device->groups->pongs, 1);
+  } else if (kind == RDT_GROUP_JOIN && comes_late(channel, data, size, name)) {
+    refuse_late(channel, name);
+  } else {
+    keep(channel, kind, data, size);
+  }
+}
+
+/* Loads the message behind what names its group; false if that is another one. */
+static bool is_for(const rdt_group *group, const rdt_visitor *visitor, rdt_wire *wire) {
+  char name[RDT_GROUP_NAME_SIZE];
+  rdt_wire_load(wire, visitor->data, visitor->size);
+  if (!by_name(visitor->kind)) return rdt_wire_get_u64(wire) == group->id && !wire->bad;
+  rdt_wire_get_text(wire, name, sizeof(name));
+  return !wire->bad && strcmp(name, group->name) == 0;
+}
+
+static rdt_visitor *find_visitor(rdt_group *group, unsigned kinds, rdt_wire *wire) {
+  rdt_groups *groups = group->groups;
+  for (rdt_visitor **link = &groups->visitors; *link; link = &(*link)->next)
+    if ((kinds & RDT_MEETING_BIT((*link)->kind)) && is_for(group, *link, wire))
+      return unlink_visitor(groups, link);
+  return NULL;
+}
+
+static rdt_status check_members(const rdt_group *group) {
+  for (uint32_t i = 0; i < group->size; i++)
+    if (atomic_load(&group->links[i].down))
+      return rdt_fail(RDT_ERR_CONNECTION_LOST, "group %s: member %u is gone", group->name, i);
+  return RDT_OK;
+}
+
+rdt_status rdt_meeting_await(rdt_group *group, unsigned kinds, rdt_deadline until,
+                             rdt_visitor **visitor, rdt_wire *wire) {
+  rdt_groups *groups = group->groups;
+  rdt_status status = RDT_OK;
+  pthread_mutex_lock(&groups->lock);
+  for (;;) {
+    *visitor = find_visitor(group, kinds, wire);
+    if (*visitor) break;
+    if (groups->stopping)
+      status = rdt_fail(RDT_ERR_CLOSED, "device %s is closing", group->device->name);
+    if (status == RDT_OK) status = check_members(group);
+    if (status != RDT_OK) break;
+    if (rdt_deadline_left(until) == 0) {
+      status = RDT_ERR_DEADLINE;
+      break;
+    }
+    rdt_cond_wait(&groups->visited, &groups->lock, until);
+  }
+  pthread_mutex_unlock(&groups->lock);
+  return status;
+}
+
+/* ---- channels -------------------------------------------------------------------------------------- */
+
+static rdt_channel *find_channel(rdt_groups *groups, const char *address, uint64_t generation) {
+  rdt_channel *found = NULL;
+  pthread_mutex_lock(&groups->lock);
+  for (rdt_channel_entry *each = groups->channels; each && !found; each = each->next) {
+    rdt_channel *channel = each->channel;
+    if (strcmp(channel->peer_address, address) == 0 && !atomic_load(&channel->down) &&
+        !atomic_load(&channel->broken) && !atomic_load(&channel->close_requested) &&
+        (generation == 0 || channel->peer_generation == generation))
+      found = channel;
+  }
+  if (found) rdt_channel_ref(found);
+  pthread_mutex_unlock(&groups->lock);
+  return found;
+}
+
+rdt_status rdt_meeting_connect(rdt_group *group, const char *address, uint64_t generation,
+                               rdt_deadline deadline, rdt_channel **channel) {
+  *channel = find_channel(group->groups, address, generation);
+  if (*channel) return RDT_OK;
+  rdt_status status = rdt_bootstrap_connect(group->device, address, RDT_PURPOSE_GROUPS,
+                                            rdt_deadline_left(deadline), channel);
+  if (status == RDT_OK && generation != 0 && (*channel)->peer_generation != generation) {
+    rdt_channel_unref(*channel);
+    status = rdt_fail(RDT_ERR_CONNECTION_LOST, "another device than the one that joined is at %s",
+                      address);
+  }
+  return status;
+}
+
+void rdt_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel) {
+  rdt_link *link = &group->links[rank];
+  pthread_mutex_lock(&group->groups->lock);
+  rdt_channel_ref(channel);
+  link->channel = channel;
+  link->maps = (channel->transport->capabilities & RDT_CAP_MAP) != 0;
+  link->process = rdt_process_of(channel);
+  if (atomic_load(&channel->down)) atomic_store(&link->down, true);
+  pthread_mutex_unlock(&group->groups->lock);
+}

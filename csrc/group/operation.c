@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Operations from their tag to their end: the table in which messages find them, also those that have not
+ * started here yet, and what they are set up with.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config.h"
+#include "base/status.h"
+#include "group/group.h"
+#include "group/reduce.h"
+
+#define EARLY_LIMIT 65536u /* operations that others have started and this member has not */
+#define EARLY_SWEEP 1024u  /* how many there are before some are dropped */
+#define AUTO_TAG 0x7264742d6175746full /* second half of the tags of numbered calls */
+#define SMALL_SCRATCH 65536u
+
+/* ---- table ----------------------------------------------------------------------------------------- */
+
+static size_t hash(const uint64_t tag[2]) {
+  uint64_t mixed = (tag[0] ^ (tag[1] << 1)) * 0x9e3779b97f4a7c15ull;
+  return (size_t)(mixed >> 40);
+}
+
+static bool same_tag(const uint64_t a[2], const uint64_t b[2]) {
+  return a[0] == b[0] && a[1] == b[1];
+}
+
+bool rdt_tag_finished(const rdt_group *group, const uint64_t tag[2]) {
+  return same_tag(group->finished[hash(tag) % RDT_GROUP_FINISHED], tag);
+}
+
+static rdt_operation *operation_new(rdt_group *group) {
+  rdt_operation *operation = group->free_operations;
+  if (operation) {
+    group->free_operations = operation->next;
+    return operation;
+  }
+  operation = calloc(1, sizeof(*operation));
+  if (!operation) return NULL;
+  operation->answered = calloc(group->size, 1);
+  if (!operation->answered) {
+    free(operation);
+    return NULL;
+  }
+  operation->group = group;
+  operation->inbox_tail = &operation->inbox;
+  rdt_cond_init(&operation->wakes);
+  return operation;
+}
+
+void rdt_operation_free(rdt_operation *operation) {
+  pthread_cond_destroy(&operation->wakes);
+  free(operation->answered);
+  free(operation->steps);
+  free(operation->lanes);
+  free(operation);
+}
+
+rdt_operation *rdt_operation_find(rdt_group *group, const uint64_t tag[2], bool enter) {
+  rdt_operation **bucket = &group->table[hash(tag) % RDT_GROUP_BUCKETS];
+  for (rdt_operation *each = *bucket; each; each = each->next)
+    if (same_tag(each->tag, tag)) return each;
+  if (!enter || group->early >= EARLY_LIMIT) return NULL;
+  rdt_operation *operation = operation_new(group);
+  if (!operation) return NULL;
+  memcpy(operation->tag, tag, sizeof(operation->tag));
+  operation->started = operation->ended = false;
+  operation->aborted = RDT_OK;
+  operation->since = rdt_now_ms();
+  memset(operation->answered, 0, group->size);
+  operation->next = *bucket;
+  *bucket = operation;
+  group->early++;
+  return operation;
+}
+
+void rdt_operation_stir(rdt_operation *operation) {
+  atomic_fetch_add_explicit(&operation->news, 1, memory_order_release);
+  if (!operation->started || operation->ended) return;
+  if (operation->driver != RDT_DRIVER_CALLER)
+    rdt_ready_put(operation);
+  else if (operation->sleeps)
+    pthread_cond_signal(&operation->wakes);
+}
+
+/* Their credit goes back: they were kept for an operation that does not take them. */
+void rdt_operation_drop_parts(rdt_group *group, rdt_part *parts) {
+  while (parts) {
+    rdt_part *next = parts->next;
+    if (parts->kind == RDT_GROUP_EAGER) rdt_credit_return(group, parts->head.from, parts->size);
+    rdt_part_free(group, parts);
+    parts = next;
+  }
+}
+
+static void take_out(rdt_group *group, rdt_operation *operation) {
+  rdt_operation **link = &group->table[hash(operation->tag) % RDT_GROUP_BUCKETS];
+  while (*link != operation) link = &(*link)->next;
+  *link = operation->next;
+}
+
+static bool sender_is_gone(const rdt_operation *operation) {
+  const rdt_part *part = operation->inbox;
+  while (part && atomic_load(&operation->group->links[part->head.from].down)) part = part->next;
+  return !part;
+}
+
+/* Takes it out; the parts that it had are the caller's. */
+static rdt_part *forget(rdt_operation **link) {
+  rdt_operation *operation = *link;
+  rdt_group *group = operation->group;
+  rdt_part *parts = operation->inbox;
+  for (const rdt_part *part = parts; part; part = part->next) group->links[part->head.from].early--;
+  operation->inbox = NULL;
+  operation->inbox_tail = &operation->inbox;
+  *link = operation->next;
+  operation->next = group->free_operations;
+  group->free_operations = operation;
+  group->early--;
+  return parts;
+}
+
+/* In the bucket, those before `until`, in front of `parts`. */
+static rdt_part *sweep(rdt_operation **link, int64_t until, rdt_part *parts) {
+  while (*link) {
+    rdt_operation *each = *link;
+    bool needless = each->aborted != RDT_OK || sender_is_gone(each);
+    if (each->started || each->since > until || !needless) {
+      link = &each->next;
+      continue;
+    }
+    rdt_part **end = each->inbox ? each->inbox_tail : NULL;
+    rdt_part *dropped = forget(link);
+    if (!dropped) continue;
+    *end = parts;
+    parts = dropped;
+  }
+  return parts;
+}
+
+bool rdt_operations_many(const rdt_group *group) { return group->early >= EARLY_SWEEP; }
+
+void rdt_operations_expire(rdt_group *group) {
+  rdt_part *parts = NULL;
+  int64_t now = rdt_now_ms(), kept = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
+  pthread_mutex_lock(&group->lock);
+  if (now - group->swept >= kept / 4) {
+    for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
+      parts = sweep(&group->table[i], now - kept, parts);
+    group->swept = now;
+  }
+  pthread_mutex_unlock(&group->lock);
+  rdt_operation_drop_parts(group, parts);
+}
+
+void rdt_operation_retire(rdt_operation *operation) {
+  rdt_group *group = operation->group;
+  pthread_mutex_lock(&group->lock);
+  rdt_part *parts = operation->inbox;
+  operation->inbox = NULL;
+  operation->inbox_tail = &operation->inbox;
+  take_out(group, operation);
+  memcpy(group->finished[hash(operation->tag) % RDT_GROUP_FINISHED], operation->tag,
+         sizeof(operation->tag));
+  rdt_program_release(operation->program);
+  operation->program = NULL;
+  rdt_ready_drop(operation);
+  operation->next = group->free_operations;
+  group->free_operations = operation;
+  pthread_mutex_unlock(&group->lock);
+  rdt_operation_drop_parts(group, parts);
+}
+
+void rdt_operation_over(rdt_group *group) {
+  pthread_mutex_lock(&group->lock);
+  group->started--;
+  if (group->closing) pthread_cond_broadcast(&group->changed);
+  pthread_mutex_unlock(&group->lock);
+}
+
+/* ---- checks ------------------------------------------------------------------------------------------ */
+
+static bool is_reduction(rdt_collective_kind kind) {
+  return kind == RDT_ALL_REDUCE || kind == RDT_REDUCE_SCATTER;
+}
+
+static bool overlap(const char *a, uint64_t a_bytes, const char *b, uint64_t b_bytes) {
+  return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+}
+
+static uint64_t input_count(const rdt_group *group, const rdt_collective *call) {
+  return call->kind == RDT_BROADCAST && call->root != group->rank ? 0 : call->count;
+}
+
+static uint64_t output_count(const rdt_group *group, const rdt_collective *call) {
+  switch (call->kind) {
+    case RDT_ALL_GATHER:
+      return call->count * group->size;
+    case RDT_REDUCE_SCATTER:
+      return call->count / group->size;
+    default:
+      return call->count;
+  }
+}
+
+/* Is the input where the output has it? */
+static bool in_place(const rdt_group *group, const rdt_collective *call, size_t element) {
+  const char *input = call->input, *output = call->output;
+  if (call->kind == RDT_ALL_GATHER) output += group->rank * call->count * element;
+  return input_count(group, call) == 0 || input == output;
+}
+
+static rdt_status check_buffers(const rdt_group *group, const rdt_collective *call) {
+  size_t element = rdt_dtype_size(call->dtype);
+  uint64_t limit = (uint64_t)INT64_MAX / element / group->size;
+  if (call->count > limit)
+    return rdt_fail(RDT_ERR_INVALID, "%llu elements exceed the address space",
+                    (unsigned long long)call->count);
+  uint64_t input = input_count(group, call) * element, output = output_count(group, call) * element;
+  if ((input && !call->input) || (output && !call->output))
+    return rdt_fail(RDT_ERR_INVALID, "input and output must not be NULL");
+  if (!in_place(group, call, element) && overlap(call->input, input, call->output, output))
+    return rdt_fail(RDT_ERR_INVALID, "input and output overlap, but are not the same");
+  return RDT_OK;
+}
+
+static rdt_status check_call(const rdt_group *group, const rdt_collective *call) {
+  if (call->struct_size != sizeof(*call))
+    return rdt_fail(RDT_ERR_INVALID,
+                    "rdt_collective has %zu bytes: set struct_size, and use the header this "
+                    "library was built with",
+                    call->struct_size);
+  if ((int)call->kind < RDT_ALL_REDUCE || call->kind > RDT_BARRIER)
+    return rdt_fail(RDT_ERR_INVALID, "%d is not a collective operation", (int)call->kind);
+  if ((int)call->algorithm < 0 || call->algorithm >= RDT_ALGORITHM_COUNT)
+    return rdt_fail(RDT_ERR_INVALID, "%d is not an algorithm", (int)call->algorithm);
+  if (call->kind == RDT_BARRIER) return RDT_OK;
+  if (rdt_dtype_size(call->dtype) == 0)
+    return rdt_fail(RDT_ERR_INVALID, "%d is not a type of elements", (int)call->dtype);
+  if (is_reduction(call->kind)) {
+    rdt_status status = rdt_reduce_check(call->dtype, call->reduction);
+    if (status != RDT_OK) return status;
+  }
+  if (call->kind == RDT_BROADCAST && call->root >= group->size)
+    return rdt_fail(RDT_ERR_INVALID, "the root %u is no member: there are %u", call->root,
+                    group->size);
+  if ((call->kind == RDT_REDUCE_SCATTER || call->kind == RDT_ALL_TO_ALL) &&
+      call->count % group->size)
+    return rdt_fail(RDT_ERR_INVALID, "%llu elements cannot be divided among %u members",
+                    (unsigned long long)call->count, group->size);
+  return check_buffers(group, call);
+}
+
+rdt_status rdt_operation_check(const rdt_group *group, const rdt_collective *call) {
+  if (!group || !call) return rdt_fail(RDT_ERR_INVALID, "group and collective must not be NULL");
+  rdt_status status = rdt_device_check(group->device);
+  return status == RDT_OK ? check_call(group, call) : status;
+}
+
+/* ---- setting up ---------------------------------------------------------------------------------------- */
+
+static rdt_algorithm algorithm_of(const rdt_group *group, const rdt_collective *call,
+                                  size_t element) {
+  rdt_algorithm algorithm = call->algorithm;
+  if (call->kind == RDT_BARRIER) return RDT_ALGORITHM_AUTO;
+  if (algorithm == RDT_ALGORITHM_AUTO) algorithm = group->forced;
+  if (algorithm != RDT_ALGORITHM_AUTO) return algorithm;
+  return rdt_costs_choose(&group->costs, call->kind, call->count * element, group->size,
+                          group->hosts);
+}
+
+static rdt_schedule_request request_of(const rdt_group *group, const rdt_collective *call,
+                                       rdt_algorithm algorithm, size_t element) {
+  rdt_schedule_request request = {
+      .rank = group->rank, .size = group->size, .hosts = group->hosts, .kind = RDT_BARRIER};
+  /* Without elements nothing would travel, and a member that has some would wait for ever. But no root
+   * of a broadcast waits for the others. */
+  if (call->kind == RDT_BARRIER || (call->count == 0 && call->kind != RDT_BROADCAST))
+    return request;
+  request.kind = call->kind;
+  request.algorithm = algorithm;
+  request.root = call->kind == RDT_BROADCAST ? call->root : 0;
+  request.count = call->count;
+  request.chunk = group->chunk ? (group->chunk + element - 1) / element : 0;
+  request.input_is_output = in_place(group, call, element);
+  return request;
+}
+
+static rdt_status grow(void **array, size_t *capacity, size_t wanted, size_t size) {
+  if (wanted <= *capacity) return RDT_OK;
+  void *grown = realloc(*array, wanted * size);
+  if (!grown) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  *array = grown;
+  *capacity = wanted;
+  return RDT_OK;
+}
+
+static rdt_status make_room(rdt_operation *operation) {
+  const rdt_program *program = operation->program;
+  rdt_status status = grow((void **)&operation->steps, &operation->step_capacity, program->count,
+                           sizeof(*operation->steps));
+  if (status == RDT_OK)
+    status = grow((void **)&operation->lanes, &operation->lane_capacity, program->lanes,
+                  sizeof(*operation->lanes));
+  uint64_t scratch = program->schedule->scratch * operation->element;
+  if (status != RDT_OK || scratch == 0) return status;
+  status = rdt_scratch_take(operation->group->groups, scratch, &operation->scratch_block);
+  if (status != RDT_OK) return status;
+  operation->scratch = operation->scratch_block->address;
+  return RDT_OK;
+}
+
+static void begin_steps(rdt_operation *operation) {
+  const rdt_program *program = operation->program;
+  for (uint32_t i = 0; i < program->count; i++) {
+    rdt_step_state *state = &operation->steps[i];
+    *state = (rdt_step_state){0};
+    state->parts_tail = &state->parts;
+  }
+  for (uint32_t lane = 0; lane < program->lanes; lane++) {
+    uint32_t begin = program->lane_begin[lane];
+    operation->lanes[lane] = (rdt_lane_state){begin, begin, 0};
+  }
+  operation->left = program->count;
+}
+
+/* What the driver has; the program is there already. */
+static void begin(rdt_operation *operation, const rdt_collective *call, rdt_algorithm algorithm) {
+  rdt_group *group = operation->group;
+  operation->shape = (rdt_shape){.kind = (uint8_t)call->kind, .algorithm = (uint8_t)algorithm};
+  if (call->kind != RDT_BARRIER) {
+    operation->shape.dtype = (uint8_t)call->dtype;
+    operation->shape.reduction = is_reduction(call->kind) ? (uint8_t)call->reduction : 0;
+    operation->shape.root = call->kind == RDT_BROADCAST ? call->root : 0;
+    operation->shape.count = call->count;
+  }
+  rdt_agreement_begin(operation, call->detail);
+  operation->input = call->input;
+  operation->output = call->output;
+  if (input_count(group, call) == 0) operation->input = operation->output;
+  operation->deadline = rdt_deadline_after(call->timeout_ms);
+  operation->grace = 0;
+  operation->seen = atomic_load(&operation->news) - 1; /* the first look is at everything */
+  operation->posted = 0;
+  operation->fresh = true;
+  operation->needs_runner = operation->over = false;
+  operation->reads_loans = operation->aborting = operation->closing = false;
+  operation->status = RDT_IN_PROGRESS;
+  operation->sent = operation->copied = 0;
+}
+
+/* Long messages would hold up the progress thread. */
+static rdt_driver driver_of(const rdt_operation *operation, rdt_done_fn done) {
+  const rdt_program *program = operation->program;
+  uint64_t element = operation->element;
+  if (!done) return RDT_DRIVER_CALLER;
+  return program->longest * element <= operation->group->eager &&
+                 (program->total + program->request.count) * element <= SMALL_SCRATCH
+             ? RDT_DRIVER_PROGRESS
+             : RDT_DRIVER_RUNNER;
+}
+
+static void number(rdt_group *group, const rdt_collective *call, uint64_t tag[2]) {
+  memcpy(tag, call->tag, 2 * sizeof(*tag));
+  if (tag[0] || tag[1]) return;
+  tag[0] = atomic_fetch_add(&group->calls, 1);
+  tag[1] = AUTO_TAG;
+}
+
+/* Enters the operation, for which messages may have come already. */
+static rdt_status enter(rdt_group *group, const uint64_t tag[2], rdt_operation **operation_out) {
+  if (group->closing) return rdt_fail(RDT_ERR_CANCELLED, "group %s is being closed", group->name);
+  if (group->aborted != RDT_OK) return rdt_fail(group->aborted, "%s", group->abort_text);
+  rdt_operation *operation = rdt_operation_find(group, tag, true);
+  if (!operation) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left for an operation");
+  if (operation->started)
+    return rdt_fail(RDT_ERR_INVALID, "an operation with the tag %#llx, %#llx is under way",
+                    (unsigned long long)tag[0], (unsigned long long)tag[1]);
+  *operation_out = operation;
+  return RDT_OK;
+}
+
+static rdt_status set_up(rdt_group *group, const rdt_collective *call, rdt_operation *operation) {
+  size_t element = call->kind == RDT_BARRIER ? 1 : rdt_dtype_size(call->dtype);
+  rdt_algorithm algorithm = algorithm_of(group, call, element);
+  rdt_schedule_request request = request_of(group, call, algorithm, element);
+  operation->element = element;
+  operation->scratch_block = NULL;
+  operation->scratch = NULL;
+  rdt_status status = rdt_program_get(&group->programs, &request, &operation->program);
+  if (status != RDT_OK) return status;
+  begin(operation, call, algorithm);
+  return RDT_OK;
+}
+
+/* From here on messages are the driver's. */
+static void commit(rdt_operation *operation, rdt_done_fn done, void *context) {
+  rdt_group *group = operation->group;
+  begin_steps(operation);
+  operation->done = done;
+  operation->context = context;
+  operation->driver = driver_of(operation, done);
+  for (rdt_part *part = operation->inbox; part; part = part->next)
+    group->links[part->head.from].early--;
+  operation->ready = RDT_READY_DRIVEN;
+  operation->started = true;
+  group->early--;
+  group->started++;
+}
+
+/* What could not be started fails at the others, who would wait for it. */
+static rdt_status give_up(rdt_group *group, const uint64_t tag[2], rdt_status status) {
+  char text[128];
+  snprintf(text, sizeof(text), "%s", rdt_last_error());
+  rdt_operation_abort(group, tag, status, text);
+  return rdt_fail(status, "%s", text);
+}
+
+rdt_status rdt_operation_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
+                               void *context, rdt_operation **operation_out) {
+  uint64_t tag[2];
+  rdt_operation *operation = NULL;
+  number(group, call, tag);
+  pthread_mutex_lock(&group->lock);
+  rdt_status status = enter(group, tag, &operation);
+  if (status == RDT_OK) status = set_up(group, call, operation);
+  if (status == RDT_OK) status = make_room(operation);
+  if (status == RDT_OK) {
+    commit(operation, done, context);
+    *operation_out = operation;
+  } else if (operation) {
+    rdt_program_release(operation->program);
+    operation->program = NULL;
+  }
+  pthread_mutex_unlock(&group->lock);
+  return status != RDT_OK && operation ? give_up(group, tag, status) : status;
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The planner's parts: classify.c says how each edge can travel, place.c lays a link's memory out,
+ * budget.c decides which edges stay when a task may not hold them all, plan.c is the public face.
+ * order.c and lifetimes.c say beforehand what the graph proves about the order of tensors.
+ */
+#ifndef RDT_PLAN_PLAN_H
+#define RDT_PLAN_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdmatensor.h"
+
+/* Cache lines and DMA like it; TensorFlow's tensors (Eigen) need it. */
+#define PLAN_ALIGNMENT 64u
+/* The sender of a group keeps one bit per member. */
+#define PLAN_GROUP_MEMBERS 64u
+/* No task holds more than this, whatever its budget: sums stay far from overflow. */
+#define PLAN_MOST_BYTES ((uint64_t)INT64_MAX)
+
+/* UINT64_MAX where the result would exceed it. */
+static inline uint64_t plan_add(uint64_t a, uint64_t b) {
+  uint64_t sum;
+  return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+static inline uint64_t plan_multiply(uint64_t a, uint64_t b) {
+  uint64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+/* An edge while it is planned. */
+typedef struct plan_entry {
+  const rdt_plan_edge *edge; /* the caller's */
+  rdt_plan_place place;
+  uint64_t stride; /* bytes rounded up to the alignment; 0: it needs no place */
+  uint64_t life;   /* stretches of the step in which it is alive, as bits: see place.c */
+  uint32_t rank;   /* by what it costs its receiver: only entries below the cut keep their places */
+} plan_entry;
+
+/* The edges of one (source, destination), and their layout. Arrays are slices of the plan's. */
+typedef struct plan_link {
+  rdt_plan_link summary;
+  plan_entry *entries; /* ordered by name */
+  size_t entry_count;
+  plan_entry **fusable; /* small enough for groups: by readiness, then name */
+  size_t fusable_count;
+  plan_entry **sized; /* all that need a place: by size, largest first, then name */
+  size_t sized_count;
+  /* Room for sized_count of each. */
+  rdt_plan_ring *rings;
+  uint64_t *lives; /* of a ring: those of all its members */
+  uint32_t *open;  /* numbers of rings that others may still join */
+} plan_link;
+
+/* Class, reason, bytes and stride of an edge that was checked; no ring, no group. */
+void plan_classify(plan_entry *entry, const rdt_plan_options *options);
+
+/* Prepares a link for plan_place: orders what it will need, and finds lifetimes. RDT_ERR_NO_MEMORY. */
+rdt_status plan_prepare_link(plan_link *link, const rdt_plan_options *options);
+/* Lays the link out anew with the entries whose rank is below `cut`; the others get no place. Sets
+ * summary.bytes, at most UINT64_MAX, and the numbers of rings and groups. */
+void plan_place(plan_link *link, const rdt_plan_options *options, uint32_t cut);
+
+/* Lays out all links, which are ordered by destination, so that no task exceeds its budget; entries
+ * without room become dynamic. RDT_ERR_NO_MEMORY. */
+rdt_status plan_within_budgets(plan_link *const *links, size_t link_count,
+                               const rdt_plan_options *options);
+
+#endif

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collective/collective_executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/spans.h"
+#include "collective/collective_failure.h"
+#include "collective/collective_operation.h"
+#include "collective/collective_stats.h"
+#include "farmhash.h"
+#include "tensorflow/core/common_runtime/collective_util.h"
+#include "tensorflow/core/common_runtime/device.h"
+#include "tensorflow/core/common_runtime/process_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "xla/tsl/platform/env.h"
+
+namespace rdmatensor {
+namespace {
+
+using tensorflow::CollectiveParams;
+
+// This thread runs a closure of the work queue, which has as many threads as it needs: it may block.
+thread_local bool may_block = false;
+
+// While TensorFlow's resolver has not answered.
+constexpr int64_t kLookForAbortUs = 50'000;
+
+bool IsCancelled(tensorflow::CancellationManager* cancellation) {
+  return cancellation != nullptr && (cancellation->IsCancelled() || cancellation->IsCancelling());
+}
+
+// Of an operation that may take so many seconds; 0: as long as it takes.
+Deadline DeadlineAfter(float seconds) {
+  if (!(seconds > 0)) return Deadline::max();
+  const std::chrono::duration<double> wanted(seconds);
+  constexpr std::chrono::hours kLong(24 * 365);
+  if (wanted > kLong) return Deadline::max();
+  return Deadline::clock::now() + std::chrono::duration_cast<Deadline::duration>(wanted);
+}
+
+// Of a member that has a rank among them; -1 if `device` is none.
+int RankOf(const tensorflow::CollGroupParams& group, const std::string& device) {
+  for (size_t i = 0; i < group.members.size(); ++i) {
+    if (group.members[i].device.name() == device) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+// The group's size in the operation's type, which the sum is divided by.
+tensorflow::Tensor SizeAs(tensorflow::DataType dtype, int size) {
+  switch (dtype) {
+    case tensorflow::DT_FLOAT:
+      return tensorflow::Tensor(static_cast<float>(size));
+    case tensorflow::DT_DOUBLE:
+      return tensorflow::Tensor(static_cast<double>(size));
+    case tensorflow::DT_HALF:
+      return tensorflow::Tensor(static_cast<Eigen::half>(size));
+    case tensorflow::DT_BFLOAT16:
+      return tensorflow::Tensor(static_cast<tensorflow::bfloat16>(size));
+    case tensorflow::DT_INT32:
+      return tensorflow::Tensor(static_cast<int32_t>(size));
+    case tensorflow::DT_INT64:
+      return tensorflow::Tensor(static_cast<int64_t>(size));
+    default:
+      return tensorflow::Tensor();
+  }
+}
+
+}  // namespace
+
+// Lives from ExecuteAsync to the call of `done`.
+struct CollectiveExecutor::Operation {
+  tensorflow::OpKernelContext* context;
+  const CollectiveParams* params;
+  std::string exec_key;
+  tensorflow::StatusCallback done;
+  std::shared_ptr<CollectiveGroup> group;
+  Deadline deadline;
+};
+
+CollectiveExecutor::CollectiveExecutor(tensorflow::CollectiveExecutorMgrInterface* manager,
+                                       tensorflow::CollectiveRemoteAccess* remote_access,
+                                       int64_t step_id, const tensorflow::DeviceMgr* devices,
+                                       std::shared_ptr<tensorflow::UnboundedWorkQueue> work_queue,
+                                       CollectiveGroups* groups)
+    : BaseCollectiveExecutor(manager, remote_access, step_id, devices, std::move(work_queue)),
+      groups_(groups) {}
+
+void CollectiveExecutor::RunClosure(std::function<void()> closure) {
+  BaseCollectiveExecutor::RunClosure([closure = std::move(closure)] {
+    may_block = true;
+    closure();
+    may_block = false;
+  });
+}
+
+bool CollectiveExecutor::KnowsParams(const tensorflow::DeviceAttributes& device,
+                                     CollectiveParams* params) {
+  // Only TensorFlow's group leader knows who broadcasts.
+  if (params->instance.type == tensorflow::BROADCAST_COLLECTIVE || WhyStock(*params)) return false;
+  const std::shared_ptr<CollectiveGroup> group = groups_->FindFormed(params->group.group_key);
+  if (group == nullptr) return false;
+  const tensorflow::CollGroupParams& known = group->params();
+  const int rank = RankOf(known, device.name());
+  if (rank < 0 || known.group_size != params->group.group_size ||
+      known.device_type != params->group.device_type) {
+    return false;  // TensorFlow has the words for it
+  }
+  const int user_specified_rank = params->group.user_specified_rank;
+  params->group = known;
+  params->group.user_specified_rank = user_specified_rank;
+  params->default_rank = rank;
+  return true;
+}
+
+void CollectiveExecutor::CompleteParamsAsync(const tensorflow::DeviceAttributes& device,
+                                             CollectiveParams* params,
+                                             tensorflow::CancellationManager* cancellation,
+                                             tensorflow::StatusCallback done) {
+  if (KnowsParams(device, params)) {
+    done(AbortStatus());
+    return;
+  }
+  // Others may wait behind `done` for their answers: see CompleteGroupLocal.
+  may_block = false;
+  // On CPUs TensorFlow has no algorithm to scatter, and therefore refuses to resolve it.
+  if (params->instance.type == tensorflow::REDUCE_SCATTER_COLLECTIVE && !WhyStock(*params)) {
+    params->instance.type = tensorflow::REDUCTION_COLLECTIVE;
+    done = [params, done = std::move(done)](const absl::Status& status) {
+      params->instance.type = tensorflow::REDUCE_SCATTER_COLLECTIVE;
+      done(status);
+    };
+  }
+  done = [this, device, params, done = std::move(done)](const absl::Status& status) {
+    if (!status.ok()) Abandon(device, *params);
+    done(status);
+  };
+  if (std::shared_ptr<CollectiveGroup> group = groups_->FindFormed(params->group.group_key)) {
+    auto answered = std::make_shared<std::atomic<bool>>(false);
+    done = [answered, done = std::move(done)](const absl::Status& status) {
+      answered->store(true);
+      done(status);
+    };
+    WatchGroup(std::move(group), std::move(answered));
+  }
+  BaseCollectiveExecutor::CompleteParamsAsync(device, params, cancellation, std::move(done));
+}
+
+void CollectiveExecutor::WatchGroup(std::shared_ptr<CollectiveGroup> group,
+                                    std::shared_ptr<std::atomic<bool>> answered) {
+  if (answered->load()) return;
+  if (const absl::Status why = group->WhyAborted(); !why.ok()) {
+    StartAbort(why);
+    return;
+  }
+  Ref();
+  tensorflow::SchedNonBlockingClosureAfter(kLookForAbortUs, [this, group, answered] {
+    WatchGroup(group, answered);
+    Unref();
+  });
+}
+
+void CollectiveExecutor::Abandon(const tensorflow::DeviceAttributes& device,
+                                 const CollectiveParams& params) {
+  const int rank = RankOf(params.group, device.name());
+  const bool known = static_cast<int>(params.group.members.size()) == params.group.group_size;
+  if (rank < 0 || !known || WhyStock(params.group)) return;
+  // An aborted one joins it only to tell the others.
+  std::shared_ptr<CollectiveGroup> group = groups_->Find(params.group, rank);
+  if (!AbortStatus().ok()) return;
+  // As TensorFlow's kernels name an operation that is in no loop.
+  const Tag tag = TagOf(
+      *group, absl::StrCat(params.group.group_key, ":", params.instance.instance_key, ":0:0"));
+  tsl::Env::Default()->SchedClosure([group = std::move(group), tag] {
+    (void)group->Await(Deadline::max(), [] { return absl::OkStatus(); });
+    if (group->handle() != nullptr) (void)rdt_group_cancel(group->handle(), tag.data());
+  });
+}
+
+void CollectiveExecutor::ExecuteAsync(tensorflow::OpKernelContext* context,
+                                      const CollectiveParams* params, const std::string& exec_key,
+                                      tensorflow::StatusCallback done) {
+  const bool blocks = std::exchange(may_block, false);
+  if (const char* reason = WhyStock(*params)) {
+    CountStockCollective(reason);
+    BaseCollectiveExecutor::ExecuteAsync(context, params, exec_key, std::move(done));
+    return;
+  }
+  const float timeout_s = params->instance.impl_details.timeout_seconds;
+  auto operation = std::make_unique<Operation>(
+      Operation{context, params, exec_key, std::move(done),
+                groups_->Find(params->group, params->default_rank), DeadlineAfter(timeout_s)});
+  if (blocks) {
+    Run(std::move(operation));
+    return;
+  }
+  BaseCollectiveExecutor::RunClosure(
+      [this, raw = operation.release()] { Run(std::unique_ptr<Operation>(raw)); });
+}
+
+void CollectiveExecutor::Run(std::unique_ptr<Operation> operation) {
+  absl::Status status = operation->group->Await(operation->deadline, [&] {
+    return IsCancelled(operation->context->cancellation_manager())
+               ? absl::CancelledError("rdmatensor: the step was cancelled")
+               : AbortStatus();
+  });
+  if (status.ok() && operation->group->handle() == nullptr) {
+    CountStockCollective("group");
+    if (operation->params->instance.type == tensorflow::REDUCE_SCATTER_COLLECTIVE) {
+      status = absl::UnimplementedError(
+          "reduce-scatter on CPUs needs grpc+rdma on all members of the group");
+    } else {
+      BaseCollectiveExecutor::ExecuteAsync(operation->context, operation->params,
+                                           operation->exec_key, std::move(operation->done));
+      return;
+    }
+  } else if (status.ok()) {
+    status = RunOnGroup(*operation);
+  }
+  Finish(*operation, std::move(status));
+}
+
+CollectiveExecutor::Tag CollectiveExecutor::TagOf(CollectiveGroup& group,
+                                                  const std::string& exec_key) const {
+  const std::string name = absl::StrCat(step_id_, ":", exec_key);
+  // The same in all processes, unlike absl's hashes.
+  const auto hash = util::Fingerprint128(name.data(), name.size());
+  const uint64_t count = group.CountOf(util::Uint128Low64(hash));
+  return {util::Uint128Low64(hash) + count, util::Uint128High64(hash) | 1};
+}
+
+absl::Status CollectiveExecutor::RunOnGroup(const Operation& operation) {
+  rdt_collective collective{};
+  absl::Status status = Describe(operation.context, *operation.params, &collective);
+  if (!status.ok()) return status;
+  const Tag tag = TagOf(*operation.group, operation.exec_key);
+  std::copy(tag.begin(), tag.end(), collective.tag);
+  const std::string detail = DetailOf(*operation.params);
+  collective.detail = detail.c_str();
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(operation.deadline -
+                                                                          Deadline::clock::now());
+  collective.timeout_ms = static_cast<int>(std::clamp<int64_t>(left.count(), 0, INT_MAX));
+  {
+    tsl::profiler::TraceMe span(
+        [&] {
+          return tsl::profiler::TraceMeEncode(
+              "rdmatensor::collective",
+              {{"kind", NameOf(collective.kind)},
+               {"bytes", collective.count * rdt_dtype_size(collective.dtype)},
+               {"members", operation.params->group.group_size}});
+        },
+        kSpanLevel);
+    status = RunCancellable(operation, collective);
+  }
+  tensorflow::OpKernel* const final_op = operation.params->final_op;
+  if (!status.ok() || final_op == nullptr) return status;
+  tensorflow::Tensor* const output = operation.context->mutable_output(0);
+  tensorflow::Tensor divisor = SizeAs(output->dtype(), operation.params->group.group_size);
+  return tensorflow::collective_util::ComputeBinOp(
+      operation.context, CtxParams(operation.context),
+      static_cast<tensorflow::Device*>(operation.context->device()), final_op, output, &divisor);
+}
+
+absl::Status CollectiveExecutor::RunCancellable(const Operation& operation,
+                                                const rdt_collective& collective) {
+  rdt_group* const group = operation.group->handle();
+  const Tag tag{collective.tag[0], collective.tag[1]};
+  std::list<CollectiveGroup*>::iterator running;
+  {
+    tensorflow::mutex_lock lock(status_mu_);
+    running = running_.insert(running_.end(), operation.group.get());
+  }
+  tensorflow::CancellationManager* const cancellation = operation.context->cancellation_manager();
+  tensorflow::CancellationToken token = tensorflow::CancellationManager::kInvalidToken;
+  bool cancelled = false;
+  if (cancellation != nullptr) {
+    token = cancellation->get_cancellation_token();
+    cancelled = !cancellation->RegisterCallback(
+        token, [group, tag] { (void)rdt_group_cancel(group, tag.data()); });
+  }
+  absl::Status status = AbortStatus();
+  if (cancelled) status = absl::CancelledError("rdmatensor: the step was cancelled");
+  if (status.ok()) {
+    const rdt_status ran = rdt_group_run(group, &collective);
+    status = CollectiveStatus(ran, ran == RDT_OK ? "" : rdt_last_error(), *operation.params,
+                              operation.context->device()->name());
+  } else {
+    (void)rdt_group_cancel(group, tag.data());  // the other members wait for this one
+  }
+  // After this nobody cancels any more: the tag may be used again.
+  if (cancellation != nullptr && !cancelled) cancellation->DeregisterCallback(token);
+  tensorflow::mutex_lock lock(status_mu_);
+  running_.erase(running);
+  return status;
+}
+
+absl::Status CollectiveExecutor::AbortStatus() {
+  tensorflow::mutex_lock lock(status_mu_);
+  return status_;
+}
+
+void CollectiveExecutor::StartAbort(const absl::Status& status) {
+  BaseCollectiveExecutor::StartAbort(status);
+  groups_->Abort(status);
+  // Those whose members were restarted are among the latter only. They cannot leave the list while they are
+  // being ended.
+  tensorflow::mutex_lock lock(status_mu_);
+  for (CollectiveGroup* group : running_) group->Abort(status);
+}
+
+// As TensorFlow's executor: a failure that is not the step's own end ends all that follows.
+void CollectiveExecutor::Finish(const Operation& operation, absl::Status status) {
+  if (status.ok()) {
+    const rdt_collective_kind kind = KindOf(*operation.params);
+    CountCollective(kind, operation.context->mutable_output(0)->TotalBytes());
+  } else {
+    CountFailedCollective();
+    if (!IsCancelled(operation.context->cancellation_manager())) StartAbort(status);
+    if (absl::Status aborted = AbortStatus(); !aborted.ok()) status = aborted;
+  }
+  operation.done(status);
+}
+
+}  // namespace rdmatensor

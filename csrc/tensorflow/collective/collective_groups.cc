@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collective/collective_groups.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/blocking_counter.h"
+#include "collective/ballots.h"
+#include "collective/collective_failure.h"
+#include "collective/collective_stats.h"
+#include "farmhash.h"
+#include "peer/endpoint.h"
+#include "stats/path_stats.h"
+#include "wire/message.h"
+#include "wire/task_call.h"
+#include "xla/tsl/platform/env.h"
+
+namespace rdmatensor {
+namespace {
+
+// Of operations whose count is remembered, in each of two generations.
+constexpr size_t kMostCounts = 65536;
+// While a group is being formed.
+constexpr std::chrono::milliseconds kLookForStop(50);
+
+// A member's answer about its device; empty if it has one.
+std::string WhyNoDevice(const std::string& task, const absl::StatusOr<std::string>& answered) {
+  if (!answered.ok()) return absl::StrCat(task, ": ", answered.status().message());
+  AddressAnswer answer;
+  if (!Parse(*answered, &answer)) return absl::StrCat(task, " gave a malformed answer");
+  if (answer.version != kProtocolVersion) {
+    return absl::StrCat(task, " speaks version ", answer.version, " of the tensor protocol");
+  }
+  return answer.address.empty() ? absl::StrCat("the server of ", task, " has no device") : "";
+}
+
+}  // namespace
+
+CollectiveGroup::CollectiveGroup(Endpoint* endpoint, tensorflow::WorkerCacheInterface* workers,
+                                 const tensorflow::CollGroupParams& params, uint32_t rank)
+    : endpoint_(endpoint), workers_(workers), params_(params), rank_(rank) {
+  AddToStats(this);
+}
+
+CollectiveGroup::~CollectiveGroup() {
+  RemoveFromStats(this);
+  rdt_group_close(handle_);
+}
+
+bool CollectiveGroup::IsOf(const tensorflow::CollGroupParams& params) const {
+  return std::equal(params.members.begin(), params.members.end(), params_.members.begin(),
+                    params_.members.end(), [](const auto& a, const auto& b) {
+                      return a.device.incarnation() == b.device.incarnation() && a.task == b.task;
+                    });
+}
+
+std::string CollectiveGroup::Question(const char* phase) const {
+  std::string members;
+  for (const tensorflow::CollGroupMember& member : params_.members) {
+    absl::StrAppend(&members, member.device.name(), "#", member.device.incarnation(), ";");
+  }
+  const auto hash = util::Fingerprint128(members.data(), members.size());
+  return absl::StrFormat("%s:%d:%016x%016x", phase, params_.group_key, util::Uint128High64(hash),
+                         util::Uint128Low64(hash));
+}
+
+// One of TensorFlow's own servers never votes: the first member finds that out.
+std::string CollectiveGroup::MissingPlugin() const {
+  std::mutex mutex;
+  std::string why;
+  absl::BlockingCounter left(static_cast<int>(params_.members.size()) - 1);
+  for (size_t i = 1; i < params_.members.size(); ++i) {
+    const std::string& task = params_.members[i].task;
+    AskTask(workers_, task, endpoint_->task(), kAddressKey, "",
+            endpoint_->settings().connect_timeout_ms,
+            [&, task](const absl::StatusOr<std::string>& answer) {
+              const std::string problem = WhyNoDevice(task, answer);
+              {
+                std::lock_guard<std::mutex> lock(mutex);
+                if (why.empty()) why = problem;
+              }
+              left.DecrementCount();
+            });
+  }
+  left.Wait();
+  return why;
+}
+
+CollectiveGroup::Answer CollectiveGroup::Ask(const char* phase, const std::string& why_not,
+                                             const std::string& text) const {
+  Vote vote;
+  vote.question = Question(phase);
+  vote.member = rank_;
+  vote.members = static_cast<uint32_t>(params_.members.size());
+  vote.yes = why_not.empty();
+  vote.text = vote.yes ? text : absl::StrCat(endpoint_->task(), ": ", why_not);
+  // Later than the ballot itself ends. To the first member this is a call within the process.
+  const int timeout_ms = 2 * Ballots::TimeoutMs(endpoint_->settings());
+  const std::string& first = params_.members[0].task;
+  const absl::StatusOr<std::string> answer =
+      AskTask(workers_, first, endpoint_->task(), kVoteKey, Encode(vote), timeout_ms);
+  if (!answer.ok()) return {false, absl::StrCat(first, ": ", answer.status().message())};
+  Verdict verdict;
+  if (!Parse(*answer, &verdict)) return {false, absl::StrCat(first, " gave a malformed answer")};
+  return {verdict.yes != 0, verdict.text};
+}
+
+CollectiveGroup::Outcome CollectiveGroup::TryForm() {
+  // Everybody must be able to, and learn where the first member's device is, before anybody tries.
+  std::string name_and_address;
+  if (rank_ == 0) {
+    std::random_device random;
+    name_and_address = absl::StrFormat("tensorflow-%d-%08x%08x %s", params_.group_key, random(),
+                                       random(), endpoint_->address());
+  }
+  rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: member ", rank_, " of group ",
+                                           params_.group_key, " is there")
+                                  .c_str());
+  const Answer able = Ask("able", rank_ == 0 ? MissingPlugin() : "", name_and_address);
+  if (!able.yes) return {nullptr, able.text};
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(able.text, absl::MaxSplits(' ', 1));
+  rdt_group_options options{};
+  options.struct_size = sizeof options;
+  options.name = parts.first.c_str();
+  options.rank = rank_;
+  options.size = static_cast<uint32_t>(params_.members.size());
+  options.root = parts.second.c_str();
+  options.timeout_ms = endpoint_->settings().connect_timeout_ms;
+  Outcome outcome;
+  const rdt_status created = rdt_group_create(endpoint_->device(), &options, &outcome.handle);
+  if (created != RDT_OK) {
+    outcome.handle = nullptr;
+    outcome.why_not = absl::StrCat(rdt_status_name(created), ": ", rdt_last_error());
+  }
+  // Nobody may use it unless everybody has it.
+  const Answer done = Ask("formed", outcome.why_not, "");
+  if (!done.yes) {
+    rdt_group_close(outcome.handle);
+    return {nullptr, done.text};
+  }
+  return outcome;
+}
+
+void CollectiveGroup::Form() { Decide(TryForm()); }
+
+void CollectiveGroup::Decide(Outcome outcome) {
+  std::string members;
+  for (const tensorflow::CollGroupMember& member : params_.members) {
+    absl::StrAppend(&members, members.empty() ? "" : ", ", member.task);
+  }
+  const std::string what =
+      absl::StrCat("collectives of group ", params_.group_key, " (", members, ")");
+  const bool forbidden = outcome.handle == nullptr && endpoint_->settings().policy == Policy::kRdma;
+  if (outcome.handle != nullptr) {
+    rdt_log_line(RDT_LOG_INFO, absl::StrCat("tensorflow: ", what, " go by rdmatensor").c_str());
+  } else if (!forbidden) {
+    rdt_log_line(RDT_LOG_WARN,
+                 absl::StrCat("tensorflow: ", what, " go by grpc: ", outcome.why_not).c_str());
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  handle_ = outcome.handle;
+  why_not_ = outcome.why_not;
+  if (!aborted_.ok()) EndForAll();
+  if (forbidden) {
+    status_ = absl::FailedPreconditionError(absl::StrCat(
+        "rdmatensor: ", what, " cannot run and RDMATENSOR_POLICY is rdma: ", why_not_));
+  }
+  formed_.store(true, std::memory_order_release);
+  changed_.notify_all();
+}
+
+absl::Status CollectiveGroup::Await(Deadline deadline, const std::function<absl::Status()>& stop) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!formed()) {
+    if (absl::Status status = stop(); !status.ok()) return status;
+    if (Deadline::clock::now() >= deadline) {
+      return absl::DeadlineExceededError("Collective has timed out waiting for other workers.");
+    }
+    changed_.wait_for(lock, kLookForStop);
+  }
+  return status_;
+}
+
+void CollectiveGroup::EndForAll() {
+  if (handle_ == nullptr) return;
+  (void)rdt_group_abort(handle_, RDT_ERR_CANCELLED, WordsOf(aborted_).c_str());
+}
+
+void CollectiveGroup::Abort(const absl::Status& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!aborted_.ok()) return;
+  aborted_ = why;
+  EndForAll();
+}
+
+absl::Status CollectiveGroup::WhyAborted() const {
+  rdt_algorithm unused;
+  const rdt_status usable = rdt_group_choose(handle_, RDT_BARRIER, 0, &unused);
+  return usable == RDT_OK ? absl::OkStatus() : GroupStatus(usable, rdt_last_error());
+}
+
+std::string CollectiveGroup::AsJson() const {
+  std::string members;
+  for (const tensorflow::CollGroupMember& member : params_.members) {
+    absl::StrAppend(&members, members.empty() ? "" : ",", Quoted(member.task));
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  rdt_group_info info{};
+  if (handle_ != nullptr) (void)rdt_group_get_info(handle_, &info);
+  std::string algorithms;
+  for (int i = 0; i < RDT_ALGORITHM_COUNT; ++i) {
+    const uint64_t operations = info.operations[i] - counted_.operations[i];
+    if (operations == 0) continue;
+    const char* name = i == 0 ? "only" : rdt_algorithm_name(static_cast<rdt_algorithm>(i));
+    absl::StrAppend(&algorithms, algorithms.empty() ? "" : ",", Quoted(name),
+                    ":{\"operations\":", operations,
+                    ",\"sent_bytes\":", info.bytes[i] - counted_.bytes[i], "}");
+  }
+  return absl::StrCat("{\"group_key\":", params_.group_key, ",\"rank\":", rank_, ",\"members\":[",
+                      members, "],\"transport\":",
+                      Quoted(!formed()            ? ""
+                             : handle_ != nullptr ? "rdmatensor"
+                                                  : "grpc"),
+                      ",\"why\":", Quoted(why_not_), ",\"hosts\":", info.hosts, ",\"latency_ns\":[",
+                      info.latency_ns[0], ",", info.latency_ns[1], "],\"byte_ns\":[",
+                      info.byte_ns[0], ",", info.byte_ns[1],
+                      "],\"reduce_byte_ns\":", info.reduce_byte_ns, ",\"algorithms\":{", algorithms,
+                      "},\"copied_bytes\":", info.copies - counted_.copies, "}");
+}
+
+void CollectiveGroup::ResetCounts() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (handle_ != nullptr) (void)rdt_group_get_info(handle_, &counted_);
+}
+
+uint64_t CollectiveGroup::CountOf(uint64_t key) {
+  std::lock_guard<std::mutex> lock(count_mutex_);
+  if (auto found = counts_.find(key); found != counts_.end()) return ++found->second;
+  uint64_t count = 0;
+  if (auto found = older_counts_.find(key); found != older_counts_.end()) count = found->second + 1;
+  // Strategies never use a key again, so keys must be forgotten; graphs with constant keys use them
+  // again soon.
+  if (counts_.size() >= kMostCounts) {
+    older_counts_ = std::move(counts_);
+    counts_.clear();
+  }
+  counts_[key] = count;
+  return count;
+}
+
+std::shared_ptr<CollectiveGroup> CollectiveGroups::Find(const tensorflow::CollGroupParams& params,
+                                                        int rank) {
+  std::shared_ptr<CollectiveGroup> group, replaced;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::shared_ptr<CollectiveGroup>& known = groups_[params.group_key];
+    if (known != nullptr && known->IsOf(params)) return known;
+    replaced = std::move(known);
+    known =
+        std::make_shared<CollectiveGroup>(endpoint_, workers_, params, static_cast<uint32_t>(rank));
+    group = known;
+    if (!aborted_.ok()) group->Abort(aborted_);
+  }
+  // The old one may end here, which takes a while, as forming the new one does.
+  tsl::Env::Default()->SchedClosure([group, replaced = std::move(replaced)]() { group->Form(); });
+  return group;
+}
+
+void CollectiveGroups::Abort(const absl::Status& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!aborted_.ok()) return;
+  aborted_ = why;
+  for (const auto& [key, group] : groups_) group->Abort(why);
+}
+
+std::shared_ptr<CollectiveGroup> CollectiveGroups::FindFormed(int32_t group_key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = groups_.find(group_key);
+  if (found == groups_.end() || !found->second->formed() || found->second->handle() == nullptr) {
+    return nullptr;
+  }
+  return found->second;
+}
+
+}  // namespace rdmatensor

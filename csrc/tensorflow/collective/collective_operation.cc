@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collective/collective_operation.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace rdmatensor {
+namespace {
+
+using tensorflow::CollectiveParams;
+using tensorflow::Tensor;
+
+// 0: none of the core's.
+int KindOf(tensorflow::CollectiveType type) {
+  switch (type) {
+    case tensorflow::REDUCTION_COLLECTIVE:
+      return RDT_ALL_REDUCE;
+    case tensorflow::REDUCE_SCATTER_COLLECTIVE:
+      return RDT_REDUCE_SCATTER;
+    case tensorflow::GATHER_COLLECTIVE:
+      return RDT_ALL_GATHER;
+    case tensorflow::BROADCAST_COLLECTIVE:
+      return RDT_BROADCAST;
+    case tensorflow::ALL_TO_ALL_COLLECTIVE:
+      return RDT_ALL_TO_ALL;
+    default:
+      return 0;
+  }
+}
+
+int DtypeOf(tensorflow::DataType dtype, bool reduces) {
+  switch (dtype) {
+    case tensorflow::DT_FLOAT:
+      return RDT_FLOAT32;
+    case tensorflow::DT_DOUBLE:
+      return RDT_FLOAT64;
+    case tensorflow::DT_HALF:
+      return RDT_FLOAT16;
+    case tensorflow::DT_BFLOAT16:
+      return RDT_BFLOAT16;
+    case tensorflow::DT_INT8:
+      return RDT_INT8;
+    case tensorflow::DT_INT16:
+      return RDT_INT16;
+    case tensorflow::DT_INT32:
+      return RDT_INT32;
+    case tensorflow::DT_INT64:
+      return RDT_INT64;
+    case tensorflow::DT_UINT8:
+      return RDT_UINT8;
+    case tensorflow::DT_UINT16:
+      return RDT_UINT16;
+    case tensorflow::DT_UINT32:
+      return RDT_UINT32;
+    case tensorflow::DT_UINT64:
+      return RDT_UINT64;
+    case tensorflow::DT_BOOL:  // one byte, to be copied only
+      return reduces ? 0 : RDT_UINT8;
+    default:
+      return 0;
+  }
+}
+
+int ReductionOf(const tensorflow::OpKernel* merge_op) {
+  if (merge_op == nullptr) return 0;
+  const absl::string_view name = merge_op->type_string_view();
+  if (name == "Add") return RDT_SUM;
+  if (name == "Mul") return RDT_PRODUCT;
+  if (name == "Minimum") return RDT_MIN;
+  return name == "Maximum" ? RDT_MAX : 0;
+}
+
+bool Reduces(tensorflow::CollectiveType type) {
+  return type == tensorflow::REDUCTION_COLLECTIVE || type == tensorflow::REDUCE_SCATTER_COLLECTIVE;
+}
+
+// Tensors of no dimension count as one row.
+int64_t Rows(const Tensor& tensor) { return tensor.dims() == 0 ? 1 : tensor.dim_size(0); }
+
+absl::Status CheckSizes(const CollectiveParams& params, const Tensor* input, const Tensor& output) {
+  const int64_t size = params.group.group_size;
+  const tensorflow::CollectiveType type = params.instance.type;
+  bool suits = output.dtype() == params.instance.data_type;
+  if (input != nullptr) {
+    const int64_t elements = input->NumElements();
+    suits &= input->dtype() == output.dtype();
+    if (type == tensorflow::GATHER_COLLECTIVE) {
+      suits &= output.NumElements() == elements * size;
+    } else if (type == tensorflow::REDUCE_SCATTER_COLLECTIVE) {
+      suits &= Rows(*input) % size == 0 && output.NumElements() * size == elements;
+    } else {
+      suits &= output.NumElements() == elements;
+      if (type == tensorflow::ALL_TO_ALL_COLLECTIVE) suits &= Rows(*input) == size;
+    }
+  }
+  if (suits) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      params.name, ": an input of shape ", input ? input->shape().DebugString() : "(none)",
+      " does not suit a group of ", size,
+      " members: to be scattered, its first dimension must be a multiple of that"));
+}
+
+}  // namespace
+
+const char* WhyStock(const CollectiveParams& params) {
+  const tensorflow::CollectiveType type = params.instance.type;
+  if (KindOf(type) == 0) return "kind";
+  if (DtypeOf(params.instance.data_type, Reduces(type)) == 0) return "type";
+  if (Reduces(type)) {
+    if (ReductionOf(params.merge_op) == 0) return "reduction";
+    const tensorflow::OpKernel* const final_op = params.final_op;
+    if (final_op != nullptr && final_op->type_string_view() != "Div") return "final operation";
+  }
+  return WhyStock(params.group);
+}
+
+const char* WhyStock(const tensorflow::CollGroupParams& group) {
+  if (group.device_type != tensorflow::DEVICE_CPU) return "device memory";
+  // A task with several devices is several members, which meet inside the task.
+  if (group.num_tasks != 0 && group.num_tasks != group.group_size) return "devices of one task";
+  return group.group_size < 2 ? "one member" : nullptr;
+}
+
+rdt_collective_kind KindOf(const CollectiveParams& params) {
+  return static_cast<rdt_collective_kind>(KindOf(params.instance.type));
+}
+
+absl::Status Describe(tensorflow::OpKernelContext* context, const CollectiveParams& params,
+                      rdt_collective* collective) {
+  const tensorflow::CollectiveType type = params.instance.type;
+  const bool has_input = type != tensorflow::BROADCAST_COLLECTIVE || params.is_source;
+  const Tensor* const input = has_input ? &context->input(0) : nullptr;
+  Tensor* const output = context->mutable_output(0);
+  if (absl::Status suits = CheckSizes(params, input, *output); !suits.ok()) return suits;
+  collective->struct_size = sizeof *collective;
+  collective->kind = KindOf(params);
+  collective->dtype = static_cast<rdt_dtype>(DtypeOf(output->dtype(), Reduces(type)));
+  collective->reduction = static_cast<rdt_reduction>(ReductionOf(params.merge_op));
+  collective->algorithm = RDT_ALGORITHM_AUTO;
+  collective->root = static_cast<uint32_t>(std::max(params.source_rank, 0));
+  // What is not the root's has no input: its output stands in.
+  const Tensor& counted = input != nullptr ? *input : *output;
+  collective->input = counted.data();
+  collective->output = output->data();
+  collective->count = static_cast<uint64_t>(counted.NumElements());
+  return absl::OkStatus();
+}
+
+}  // namespace rdmatensor

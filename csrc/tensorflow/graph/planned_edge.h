@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the graph passes wrote on a _Send or _Recv about the tensor that it moves, and the names under
+// which tensors are waited for.
+#ifndef RDMATENSOR_TENSORFLOW_GRAPH_PLANNED_EDGE_H_
+#define RDMATENSOR_TENSORFLOW_GRAPH_PLANNED_EDGE_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/hash/hash.h"
+#include "absl/strings/string_view.h"
+#include "rdmatensor.h"
+#include "tensorflow/core/framework/control_flow.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/partial_tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace rdmatensor {
+
+// A rendezvous key, or its part before ";frame:iteration", as a number of 128 bits: planned tensors are
+// delivered without ever spelling their keys. Means something in this process only.
+struct KeyId {
+  uint64_t low = 0, high = 0;
+
+  // Of a whole key.
+  static KeyId Of(absl::string_view key);
+  // Of a prefix; the key's first execution outside of loops has the same.
+  static KeyId OfPrefix(absl::string_view prefix);
+  // Of the key with this prefix.
+  KeyId At(const tensorflow::FrameAndIter& frame_iter) const;
+
+  bool operator==(const KeyId& other) const { return low == other.low && high == other.high; }
+  template <typename H>
+  friend H AbslHashValue(H state, const KeyId& id) {
+    return H::combine(std::move(state), id.low, id.high);
+  }
+};
+
+// "prefix;frame:iteration", as TensorFlow spells it.
+std::string SpellKey(absl::string_view prefix, const tensorflow::FrameAndIter& frame_iter);
+
+struct EdgeDefinition {
+  int64_t graph = 0;                // the same number at both ends, and of no other graph
+  std::string name;                 // unique in the graph for one destination
+  std::string source, destination;  // tasks
+  uint64_t source_incarnation = 0;
+  std::string key_prefix;
+  KeyId key;  // of the prefix
+  tensorflow::DataType dtype = tensorflow::DT_INVALID;
+  tensorflow::PartialTensorShape shape;
+  rdt_plan_order order{-1, 0, INT32_MAX};
+  bool in_loop = false;
+  bool may_change = false;  // after Send: see ref_variables.h
+  int count = 0;            // edges of the graph that enter (receive) or leave (send) the task
+
+  // False if the node carries no plan.
+  bool Read(tensorflow::OpKernelConstruction* context);
+};
+
+// The planner's view of `edge`; points into it and into *dims.
+rdt_plan_edge Describe(const EdgeDefinition& edge, std::vector<int64_t>* dims);
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_GRAPH_PLANNED_EDGE_H_

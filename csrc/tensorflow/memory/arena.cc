@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/arena.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "memory/memory_limit.h"
+#include "rdmatensor.h"
+#include "xla/tsl/framework/bfc_allocator.h"
+
+namespace rdmatensor {
+namespace {
+
+constexpr uint64_t kPageSize = 4096;
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+// Each region is as large as all before it, from the first size up to the largest one. The largest is
+// a part of the limit so that their number stays small on every machine, and what is registered in
+// excess of what is used stays a part of it too.
+constexpr uint64_t kFirstRegion = 64 * kMiB;
+constexpr uint64_t kLargestRegion = 1024 * kMiB;
+constexpr uint64_t kLargestPart = 8;
+// What the heap guarantees: it hands out multiples of this from page-aligned regions.
+constexpr size_t kHeapAlignment = 256;
+// For less, TensorFlow's heap may search for ever for a size that it can still get, when it cannot grow.
+constexpr size_t kSmallestRequest = 4096;
+
+// More than this behind a tensor is left to others: the heap's own bound suits ranges far larger than
+// our regions.
+constexpr uint64_t kMostUnused = kMiB;
+
+// The request that the heap may have to grow for: it asks for sizes of its own choice.
+thread_local uint64_t wanted_bytes = 0;
+
+uint64_t DefaultLimit() { return UsableMemory() / 4 * 3; }
+
+uint64_t RoundToPages(uint64_t bytes) { return (bytes + kPageSize - 1) / kPageSize * kPageSize; }
+
+}  // namespace
+
+class Arena::Regions : public tsl::SubAllocator {
+ public:
+  explicit Regions(Arena* arena) : tsl::SubAllocator({}, {}), arena_(arena) {}
+  // Called under the heap's lock, on the thread whose request needs it.
+  void* Alloc(size_t /*alignment*/, size_t /*bytes*/, size_t* received) override {
+    uint64_t size = 0;
+    char* base = arena_->Grow(&size);
+    if (base != nullptr) *received = size;
+    return base;
+  }
+  // Only the heap's destructor gives memory back, and the arena is never destroyed.
+  void Free(void* /*address*/, size_t /*bytes*/) override {}
+  // Neighbours are registered apart: no tensor may lie in two.
+  bool SupportsCoalescing() const override { return false; }
+  tsl::AllocatorMemoryType GetMemoryType() const override {
+    return tsl::AllocatorMemoryType::kHostPageable;
+  }
+
+ private:
+  Arena* const arena_;
+};
+
+class Arena::HeapAllocator : public tsl::Allocator {
+ public:
+  HeapAllocator(Arena* arena, bool waits) : arena_(arena), waits_(waits) {}
+  std::string Name() override { return "rdmatensor_arena"; }
+  void* AllocateRaw(size_t alignment, size_t bytes) override {
+    return waits_ ? arena_->Allocate(alignment, bytes)
+                  : arena_->AllocateUnannounced(alignment, bytes);
+  }
+  void DeallocateRaw(void* address) override { arena_->Free(address); }
+
+ private:
+  Arena* const arena_;
+  const bool waits_;
+};
+
+Arena::Arena()
+    : waiting_(std::make_unique<HeapAllocator>(this, true)),
+      hasty_(std::make_unique<HeapAllocator>(this, false)) {}
+
+Arena* Arena::Get() {
+  static Arena* arena = new Arena;
+  return arena;
+}
+
+absl::Status Arena::Activate(uint64_t limit, uint64_t threshold) {
+  if (IsInherited()) {
+    return absl::FailedPreconditionError(
+        "no arena: it is the parent's, which had a server when it forked this process: large "
+        "tensors go by grpc (start processes with \"spawn\", or fork them before the server)");
+  }
+  std::lock_guard<std::mutex> lock(activation_mutex_);
+  if (active()) return absl::OkStatus();
+  if (!used_.load(std::memory_order_relaxed)) home_ = Home();
+  used_.store(true, std::memory_order_release);
+  limit_ = (limit == 0 ? DefaultLimit() : limit) / kPageSize * kPageSize;
+  if (limit_ == 0)
+    return absl::ResourceExhaustedError("no arena: RDMATENSOR_ARENA_LIMIT is below a page");
+  may_grow_.store(true, std::memory_order_relaxed);
+  tsl::BFCAllocator::Options options;
+  options.allow_growth = true;
+  options.fragmentation_fraction = static_cast<double>(kMostUnused) / static_cast<double>(limit_);
+  heap_ = std::make_unique<tsl::BFCAllocator>(std::make_unique<Regions>(this), limit_,
+                                              "rdmatensor_arena", options);
+  threshold_ = threshold;
+  // Makes the first region now, so that what is wrong with it is known when the server starts.
+  tsl::AllocationAttributes attributes;
+  attributes.retry_on_failure = false;
+  wanted_bytes = kSmallestRequest;
+  void* probe = heap_->AllocateRaw(kHeapAlignment, kSmallestRequest, attributes);
+  if (probe == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no arena of ", limit_, " bytes: ", rdt_last_error()));
+  }
+  heap_->DeallocateRaw(probe);
+  active_.store(true, std::memory_order_release);
+  return absl::OkStatus();
+}
+
+uint64_t Arena::NextSize(uint64_t wanted) const {
+  const uint64_t reserved = reserved_.load(std::memory_order_relaxed);
+  const uint64_t largest = std::max(kLargestRegion, RoundToPages(limit_ / kLargestPart));
+  const uint64_t regular = std::min(std::max(kFirstRegion, reserved), largest);
+  return std::min(std::max(regular, RoundToPages(wanted)), limit_ - reserved);
+}
+
+char* Arena::Grow(uint64_t* size) {
+  const std::vector<Region>* known = regions_.load(std::memory_order_relaxed);
+  const int index = region_count_.load(std::memory_order_relaxed);
+  *size = NextSize(wanted_bytes);
+  if (!may_grow_.load(std::memory_order_relaxed) || index == kMaxRegions || *size < wanted_bytes) {
+    return nullptr;
+  }
+  void* base = nullptr;
+  if (rdt_memory_alloc(*size, &base) != RDT_OK) {
+    may_grow_.store(false, std::memory_order_relaxed);
+    if (index != 0) {
+      WarnOnce(absl::StrCat(
+          "tensorflow: the arena cannot grow beyond ", reserved_.load(),
+          " bytes: tensors use ordinary memory and are copied when sent: ", rdt_last_error()));
+    }
+    return nullptr;
+  }
+  auto* regions = known == nullptr ? new std::vector<Region> : new std::vector<Region>(*known);
+  const Region added{static_cast<char*>(base), *size, index};
+  regions->insert(
+      std::upper_bound(regions->begin(), regions->end(), added,
+                       [](const Region& a, const Region& b) { return a.base < b.base; }),
+      added);
+  regions_.store(regions, std::memory_order_release);
+  reserved_.fetch_add(*size, std::memory_order_relaxed);
+  region_count_.store(index + 1, std::memory_order_release);
+  return added.base;
+}
+
+const Arena::Region* Arena::Find(const void* address) const {
+  const std::vector<Region>* regions = regions_.load(std::memory_order_acquire);
+  if (regions == nullptr) return nullptr;
+  auto after = std::upper_bound(
+      regions->begin(), regions->end(), address,
+      [](const void* wanted, const Region& region) { return wanted < region.base; });
+  if (after == regions->begin()) return nullptr;
+  const Region& found = *(after - 1);
+  return address < found.base + found.size ? &found : nullptr;
+}
+
+bool Arena::IsAnnounced(const void* address) const {
+  const int announced = announced_.load(std::memory_order_acquire);
+  if (announced == region_count_.load(std::memory_order_acquire)) return true;
+  const Region* region = Find(address);
+  return region != nullptr && region->index < announced;
+}
+
+void Arena::AwaitAnnouncement() {
+  if (IsInherited()) return;
+  std::lock_guard<std::mutex> lock(announcement_mutex_);
+  const int count = region_count_.load(std::memory_order_acquire);
+  for (int index = announced_.load(std::memory_order_relaxed); index < count; ++index) {
+    for (const Region& region : *regions_.load(std::memory_order_acquire)) {
+      if (region.index != index) continue;
+      for (Listener* listener : listeners_) {
+        if (!listener->OnRegion(region)) may_grow_.store(false, std::memory_order_relaxed);
+      }
+    }
+    announced_.store(index + 1, std::memory_order_release);
+  }
+}
+
+void Arena::Subscribe(Listener* listener) {
+  if (IsInherited()) return;
+  AwaitAnnouncement();
+  std::lock_guard<std::mutex> lock(announcement_mutex_);
+  listeners_.push_back(listener);
+  const int announced = announced_.load(std::memory_order_relaxed);
+  const std::vector<Region>* regions = regions_.load(std::memory_order_acquire);
+  if (regions == nullptr) return;
+  for (const Region& region : *regions) {
+    if (region.index >= announced) continue;  // its turn comes
+    if (!listener->OnRegion(region)) may_grow_.store(false, std::memory_order_relaxed);
+  }
+}
+
+void Arena::Unsubscribe(Listener* listener) {
+  if (IsInherited()) return;
+  std::lock_guard<std::mutex> lock(announcement_mutex_);
+  listeners_.erase(std::remove(listeners_.begin(), listeners_.end(), listener), listeners_.end());
+}
+
+void* Arena::Allocate(size_t alignment, size_t bytes) {
+  void* address = AllocateUnannounced(alignment, bytes);
+  if (address != nullptr && !IsAnnounced(address)) AwaitAnnouncement();
+  return address;
+}
+
+void* Arena::AllocateUnannounced(size_t alignment, size_t bytes) {
+  if (!active() || alignment > kHeapAlignment) return nullptr;
+  tsl::AllocationAttributes attributes;
+  attributes.retry_on_failure =
+      false;  // waiting for memory would stall a step that has another way
+  wanted_bytes = std::max(bytes, kSmallestRequest);
+  void* address = heap_->AllocateRaw(alignment, wanted_bytes, attributes);
+  if (address == nullptr) {
+    exhausted_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    exhausted_allocations_.fetch_add(1, std::memory_order_relaxed);
+    if (may_grow_.load(std::memory_order_relaxed)) {
+      WarnOnce(absl::StrCat("tensorflow: the arena of ", limit_,
+                            " bytes is full: tensors use ordinary memory and are copied when sent "
+                            "(raise RDMATENSOR_ARENA_LIMIT)"));
+    }
+  }
+  return address;
+}
+
+void Arena::WarnOnce(const std::string& text) {
+  if (!warned_.exchange(true, std::memory_order_relaxed)) {
+    rdt_log_line(RDT_LOG_WARN, text.c_str());
+  }
+}
+
+void Arena::Free(void* address) {
+  if (!IsInherited()) heap_->DeallocateRaw(address);
+}
+
+Arena::Usage Arena::GetUsage() {
+  Usage usage{};
+  usage.active = active();
+  usage.exhausted_allocations = exhausted_allocations_.load(std::memory_order_relaxed);
+  usage.exhausted_bytes = exhausted_bytes_.load(std::memory_order_relaxed);
+  if (!usage.active) return usage;
+  usage.limit_bytes = limit_;
+  usage.reserved_bytes = reserved_.load(std::memory_order_relaxed);
+  usage.regions = region_count_.load(std::memory_order_relaxed);
+  if (auto stats = heap_->GetStats()) {
+    usage.used_bytes = static_cast<uint64_t>(stats->bytes_in_use);
+    usage.peak_bytes = static_cast<uint64_t>(stats->peak_bytes_in_use);
+  }
+  return usage;
+}
+
+void Arena::ResetUsage() {
+  exhausted_allocations_.store(0, std::memory_order_relaxed);
+  exhausted_bytes_.store(0, std::memory_order_relaxed);
+  [[maybe_unused]] const bool cleared = active() && heap_->ClearStats();
+}
+
+}  // namespace rdmatensor

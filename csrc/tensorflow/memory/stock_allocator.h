@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RDMATENSOR_TENSORFLOW_MEMORY_STOCK_ALLOCATOR_H_
+#define RDMATENSOR_TENSORFLOW_MEMORY_STOCK_ALLOCATOR_H_
+
+#include "xla/tsl/framework/allocator.h"
+
+namespace rdmatensor {
+
+// The CPU allocator that TensorFlow would have without this plugin; lives until the process ends. Thread-safe.
+tsl::Allocator* StockAllocator();
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_MEMORY_STOCK_ALLOCATOR_H_

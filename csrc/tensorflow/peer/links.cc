@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "peer/links.h"
+
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "peer/endpoint.h"
+#include "server/rendezvous.h"
+#include "stats/path_stats.h"
+#include "wire/message.h"
+#include "xla/tsl/platform/env.h"
+#include "xla/tsl/platform/status.h"
+
+namespace rdmatensor {
+namespace {
+
+constexpr std::chrono::seconds kSweepPeriod{10};
+// Those that are over are forgotten long before.
+constexpr size_t kMaxSessions = 1024;
+
+absl::Status LostStatus(absl::string_view task) {
+  return absl::UnavailableError(
+      absl::StrCat("rdmatensor: the channel to ", task, " was lost during this step"));
+}
+
+absl::Status TellFailure(Channel* channel, int64_t step_id, const absl::Status& status) {
+  StepMessage message;
+  message.step_id = step_id;
+  message.code = static_cast<int32_t>(status.code());
+  message.derived = tsl::StatusGroup::IsDerived(status);
+  // A status may quote whole graphs; the beginning says what happened.
+  constexpr size_t kLongestText = 2048;
+  const size_t room = channel->max_notify() > EncodedSize(message)
+                          ? static_cast<size_t>(channel->max_notify()) - EncodedSize(message)
+                          : 0;
+  message.text = status.message().substr(0, std::min(kLongestText, room));
+  return channel->NotifyMessage(PackImmediate(MessageKind::kAbort), message);
+}
+
+// A channel that is down needs no word.
+void TellContested(Channel* channel, const std::string& session, const std::string& task) {
+  ReadyMessage message;
+  message.session = session;
+  message.task = task;
+  (void)channel->NotifyMessage(PackImmediate(MessageKind::kContested), message);
+}
+
+}  // namespace
+
+// One request of the receiver's by RPC. It ends once.
+class DestinationLink::Pull {
+ public:
+  explicit Pull(tensorflow::Rendezvous::DoneCallback done) : done_(std::move(done)) {}
+  void End(const absl::Status& status, const tensorflow::Rendezvous::Args& send_args,
+           const tensorflow::Rendezvous::Args& receive_args, const tensorflow::Tensor& tensor,
+           bool is_dead) {
+    if (!ended_.exchange(true)) done_(status, send_args, receive_args, tensor, is_dead);
+  }
+
+ private:
+  const tensorflow::Rendezvous::DoneCallback done_;
+  std::atomic<bool> ended_{false};
+};
+
+PendingSend::PendingSend() = default;
+PendingSend::PendingSend(PendingSend&&) noexcept = default;
+PendingSend& PendingSend::operator=(PendingSend&&) noexcept = default;
+PendingSend::~PendingSend() = default;
+
+bool DestinationLink::Take(Counts* counts, absl::string_view key) {
+  auto found = counts->find(key);
+  if (found == counts->end()) return false;
+  if (--found->second == 0) counts->erase(found);
+  return true;
+}
+
+DestinationLink::Channels DestinationLink::ReadyChannels() {
+  Channels channels;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& entry : lanes_) {
+    const std::shared_ptr<Channel>& channel = entry.second.channel;
+    if (channel != nullptr &&
+        std::find(channels.begin(), channels.end(), channel) == channels.end()) {
+      channels.push_back(channel);
+    }
+  }
+  return channels;
+}
+
+bool DestinationLink::TakePull(Step* step, absl::string_view key) {
+  auto found = step->pulled.find(key);
+  if (found == step->pulled.end()) return false;
+  found->second.erase(found->second.begin());
+  if (found->second.empty()) step->pulled.erase(found);
+  return true;
+}
+
+void DestinationLink::ForgetPull(int64_t step_id, const std::string& key, const Pull* pull) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto step = steps_.find(step_id);
+  if (step == steps_.end()) return;
+  auto found = step->second.pulled.find(key);
+  if (found == step->second.pulled.end()) return;
+  auto& pulls = found->second;
+  pulls.erase(std::remove_if(pulls.begin(), pulls.end(),
+                             [pull](const auto& each) { return each.get() == pull; }),
+              pulls.end());
+  if (pulls.empty()) step->second.pulled.erase(found);
+}
+
+bool DestinationLink::MayPush(tensorflow::WorkerSession* session, const std::string& name,
+                              int64_t step_id, const Channel* channel) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto lane = lanes_.find(name);
+  if (lane == lanes_.end() || lane->second.channel.get() != channel ||
+      !lane->second.IsVerified(session)) {
+    return false;
+  }
+  if (!steps_.empty()) {
+    auto step = steps_.find(step_id);
+    if (step != steps_.end() && (!step->second.pulled.empty() || !step->second.held.empty())) {
+      return false;
+    }
+  }
+  lane->second.Record(step_id, "", false);
+  return true;
+}
+
+void DestinationLink::ExpectPull(int64_t step_id, absl::string_view key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++StepLocked(step_id).referred[key];
+}
+
+DestinationLink::DestinationLink(Endpoint* endpoint, std::string task, std::chrono::seconds ttl)
+    : endpoint_(endpoint), task_(std::move(task)), ttl_(ttl) {}
+
+absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view key,
+                                             PendingSend* pending,
+                                             tensorflow::Rendezvous::DoneCallback* done) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (lost_.Contains(step_id) ||
+      (!lost_copies_.empty() && lost_copies_.Contains(Lane::Copy(step_id, key)))) {
+    return LostStatus(task_);
+  }
+  Step& step = StepLocked(step_id);
+  if (Take(&step.referred, key)) return false;
+  auto found = step.pending.find(key);
+  if (found == step.pending.end()) {
+    auto pull = std::make_shared<Pull>(std::move(*done));
+    step.pulled[key].push_back(pull);
+    *done = [self = shared_from_this(), pull, step_id, name = std::string(key)](
+                const absl::Status& status, const tensorflow::Rendezvous::Args& send_args,
+                const tensorflow::Rendezvous::Args& receive_args, const tensorflow::Tensor& tensor,
+                bool is_dead) {
+      self->ForgetPull(step_id, name, pull.get());
+      pull->End(status, send_args, receive_args, tensor, is_dead);
+    };
+    return false;
+  }
+  *pending = std::move(found->second.front());
+  found->second.erase(found->second.begin());
+  if (found->second.empty()) step.pending.erase(found);
+  return true;
+}
+
+bool DestinationLink::AdmitLocked(const std::string& session,
+                                  const std::shared_ptr<Channel>& channel,
+                                  std::vector<std::shared_ptr<Channel>>* refused,
+                                  std::shared_ptr<Channel>* replaced,
+                                  std::vector<std::shared_ptr<Pull>>* failed) {
+  Lane& lane = lanes_[session];
+  if (lane.channel == channel) return true;
+  const bool owns = lane.owner == channel->peer_name();
+  if (!lane.owner.empty() && !owns) {
+    refused->push_back(channel);
+    return false;
+  }
+  const auto is_other = [&channel](const std::shared_ptr<Channel>& each) {
+    return each != nullptr && each->IsUp() && each->peer_name() != channel->peer_name();
+  };
+  for (const std::weak_ptr<Channel>& each : lane.rivals) {
+    std::shared_ptr<Channel> rival = each.lock();
+    if (!owns && is_other(rival)) refused->push_back(std::move(rival));
+  }
+  if (lane.channel != nullptr) {
+    LoseStepsLocked(session, &lane, failed);
+    *replaced = std::exchange(lane.channel, nullptr);
+    // Otherwise the process noticed first that the old channel is lost, or it was restarted.
+    if (is_other(*replaced)) refused->push_back(std::exchange(*replaced, nullptr));
+  }
+  lane.rivals.clear();
+  if (owns || refused->empty()) {
+    lane.channel = channel;
+    return true;
+  }
+  refused->push_back(channel);
+  lane.rivals.assign(refused->begin(), refused->end());
+  return false;
+}
+
+void DestinationLink::SetOwner(const std::string& session,
+                               const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
+                               const std::string& device_name) {
+  std::vector<std::shared_ptr<Pull>> failed;
+  std::vector<PendingSend> pending;
+  std::shared_ptr<Channel> channel;
+  bool is_former = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (lanes_.size() >= kMaxSessions && !lanes_.contains(session)) return;
+    Lane& lane = lanes_[session];
+    lane.SetCluster(workers);
+    lane.owner = device_name;
+    if ((channel = lane.channel) == nullptr) return;
+    is_former = !device_name.empty() && channel->peer_name() != device_name;
+    if (is_former) {
+      LoseStepsLocked(session, &lane, &failed);
+      lane.channel.reset();
+    } else {
+      TakeAllPendingLocked(session, &lane, &pending);
+    }
+  }
+  Fail(std::move(failed), LostStatus(task_));
+  if (is_former) TellContested(channel.get(), session, task_);
+  PushSoon(std::move(pending), std::move(channel));
+}
+
+void DestinationLink::TakeAllPendingLocked(const std::string& session, Lane* lane,
+                                           std::vector<PendingSend>* pending) {
+  for (auto& [step_id, step] : steps_) {
+    if (step.session != session) continue;
+    std::vector<std::string> keys;
+    for (const auto& entry : step.pending) {
+      if (!step.held.contains(entry.first)) keys.push_back(entry.first);
+    }
+    for (const std::string& key : keys) TakePendingLocked(step_id, &step, key, lane, pending);
+  }
+}
+
+bool DestinationLink::Attach(std::shared_ptr<Channel> channel, const std::string& session,
+                             const Asked& asked) {
+  std::vector<PendingSend> pending;
+  std::vector<std::shared_ptr<Pull>> failed;
+  std::vector<std::shared_ptr<Channel>> refused;
+  std::deque<Lane::Failure> announcements;
+  std::vector<Lane::Copy> lost_copies;
+  std::shared_ptr<Channel> replaced;
+  bool admitted = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (lanes_.size() >= kMaxSessions && !lanes_.contains(session)) return false;
+    admitted = AdmitLocked(session, channel, &refused, &replaced, &failed);
+    if (admitted) {
+      Lane& lane = lanes_[session];
+      announcements = lane.announcements;
+      lost_copies.swap(lane.untold_copies);
+      for (const auto& [step_id, key] : asked) {
+        Step& step = StepLocked(step_id);
+        step.session = session;
+        ++step.held[key];
+      }
+      TakeAllPendingLocked(session, &lane, &pending);
+    }
+  }
+  Fail(std::move(failed), LostStatus(task_));
+  if (replaced != nullptr) replaced->Refuse();
+  for (const std::shared_ptr<Channel>& each : refused) TellContested(each.get(), session, task_);
+  if (!admitted) {
+    RecordPeer(Direction::kSend, task_, kRpcTransport,
+               absl::StrCat(channel->peer_name(), " is not the only process of this name"), true);
+    endpoint_->peers().FindOwner(session, shared_from_this(), nullptr);
+    return true;
+  }
+  RecordPeer(Direction::kSend, task_, channel->transport(),
+             channel->opened_here() ? "the receiver takes tensors from this channel"
+                                    : "the receiver opened this channel",
+             false);
+  attached_.notify_all();
+  for (const Lane::Failure& failure : announcements) {
+    (void)TellFailure(channel.get(), failure.step_id, failure.status);
+  }
+  for (const auto& [step_id, key] : lost_copies) {
+    StepMessage message;
+    message.step_id = step_id;
+    message.text = key;
+    (void)channel->NotifyMessage(PackImmediate(MessageKind::kLost), message);
+  }
+  PushSoon(std::move(pending), std::move(channel));
+  return true;
+}
+
+bool DestinationLink::AwaitChannel(const std::string& session, int timeout_ms) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return attached_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] {
+    auto lane = lanes_.find(session);
+    return lane != lanes_.end() && lane->second.channel != nullptr;
+  });
+}
+
+void DestinationLink::OnAnswered(Channel* channel, int64_t step_id, absl::string_view key) {
+  std::vector<PendingSend> pending;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    UnholdLocked(channel, step_id, key, &pending);
+  }
+  PushSoon(std::move(pending), channel->shared_from_this());
+}
+
+void DestinationLink::TakePendingLocked(int64_t step_id, Step* step, const std::string& key,
+                                        Lane* lane, std::vector<PendingSend>* pending) {
+  auto found = step->pending.find(key);
+  if (found == step->pending.end()) return;
+  lane->Record(step_id, key, found->second.front().is_copy);
+  ++step->held[key];
+  for (PendingSend& send : found->second) pending->push_back(std::move(send));
+  step->pending.erase(found);
+}
+
+void DestinationLink::UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
+                                   std::vector<PendingSend>* pending) {
+  auto step = steps_.find(step_id);
+  if (step == steps_.end()) return;
+  auto lane = lanes_.find(step->second.session);
+  if (lane == lanes_.end() || lane->second.channel.get() != channel) return;
+  if (!Take(&step->second.held, key) || step->second.held.contains(key)) return;
+  TakePendingLocked(step_id, &step->second, std::string(key), &lane->second, pending);
+}
+
+void DestinationLink::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<Channel> channel) {
+  if (pending.empty()) return;
+  tsl::Env::Default()->SchedClosure([self = shared_from_this(), channel = std::move(channel),
+                                     pending = std::move(pending)]() mutable {
+    while (!pending.empty()) {
+      self->PushPending(pending, channel);
+      // What was produced meanwhile waits, so that each key's tensors stay in order.
+      std::set<std::pair<int64_t, std::string>> pushed;
+      for (const PendingSend& send : pending) {
+        pushed.emplace(send.rendezvous->step_id(), send.key.FullKey());
+      }
+      pending.clear();
+      std::lock_guard<std::mutex> lock(self->mutex_);
+      for (const auto& [step_id, key] : pushed) {
+        self->UnholdLocked(channel.get(), step_id, key, &pending);
+      }
+    }
+  });
+}
+
+void DestinationLink::PushPending(const std::vector<PendingSend>& pending,
+                                  const std::shared_ptr<Channel>& channel) {
+  for (const PendingSend& send : pending) {
+    if (send.refer_reason != nullptr) {
+      CountSent(Path::kRpc, send.bytes, TrafficOf(Direction::kSend, task_, kRpcTransport));
+      send.rendezvous->Refer(channel, send.key, send.refer_reason);
+    } else {
+      tensorflow::Rendezvous::Args args;
+      args.alloc_attrs = send.attributes;
+      send.rendezvous->PushWhenAsked(channel, send.key, args, send.tensor, send.is_dead);
+    }
+  }
+}
+
+void DestinationLink::TakePulls(Step* step, absl::string_view key,
+                                std::vector<std::shared_ptr<Pull>>* pulls) {
+  auto found = step->pulled.find(key);
+  if (found == step->pulled.end()) return;
+  for (std::shared_ptr<Pull>& pull : found->second) pulls->push_back(std::move(pull));
+  step->pulled.erase(found);
+}
+
+void DestinationLink::LoseStepsLocked(const std::string& session, Lane* lane,
+                                      std::vector<std::shared_ptr<Pull>>* failed) {
+  for (int64_t step_id : lane->recent.keys()) {
+    lost_.Add(step_id);
+    lane->Announce(step_id, LostStatus(task_));
+    auto step = steps_.find(step_id);
+    while (step != steps_.end() && !step->second.pulled.empty()) {
+      TakePulls(&step->second, step->second.pulled.begin()->first, failed);
+    }
+  }
+  for (const Lane::Copy& copy : lane->recent_copies.keys()) {
+    auto step = steps_.find(copy.first);
+    if (step != steps_.end()) TakePulls(&step->second, copy.second, failed);
+    lost_copies_.Add(copy);
+  }
+  const std::deque<Lane::Copy>& copies = lane->recent_copies.keys();
+  lane->untold_copies.assign(copies.begin(), copies.end());
+  for (auto& entry : steps_) {
+    if (entry.second.session == session) entry.second.held.clear();
+  }
+  lane->recent.Clear();
+  lane->recent_copies.Clear();
+  lane->last_step = -1;
+}
+
+void DestinationLink::Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status) {
+  if (pulls.empty()) return;
+  // The callers may be any of TensorFlow's.
+  tsl::Env::Default()->SchedClosure([pulls = std::move(pulls), status] {
+    const tensorflow::Rendezvous::Args none;
+    for (const std::shared_ptr<Pull>& pull : pulls) {
+      pull->End(status, none, none, tensorflow::Tensor(), false);
+    }
+  });
+}
+
+void DestinationLink::OnDown(Channel* channel) {
+  std::vector<std::shared_ptr<Pull>> failed;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    bool lost = false;
+    for (auto& [session, lane] : lanes_) {
+      if (lane.channel.get() != channel) continue;
+      lane.channel.reset();
+      LoseStepsLocked(session, &lane, &failed);
+      lost = true;
+    }
+    if (lost) RecordAbsence(Direction::kSend, task_, Absence::kLost, "the channel ended");
+  }
+  Fail(std::move(failed), LostStatus(task_));
+}
+
+void DestinationLink::DropStep(int64_t step_id) {
+  Step dropped;  // freed after the lock
+  for (const std::shared_ptr<Channel>& channel : ReadyChannels()) {
+    channel->plan().DropStep(step_id);
+    channel->requests().DropStep(step_id);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = steps_.find(step_id);
+  if (found == steps_.end()) return;
+  std::swap(dropped, found->second);
+  steps_.erase(found);
+}
+
+void DestinationLink::SendAbort(const std::string& session, int64_t step_id,
+                                const absl::Status& status) {
+  std::shared_ptr<Channel> channel;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Lane& lane = lanes_[session];
+    channel = lane.channel;
+    if (channel == nullptr) lane.Announce(step_id, status);
+  }
+  if (channel != nullptr) (void)TellFailure(channel.get(), step_id, status);
+}
+
+std::vector<std::string> DestinationLink::Sessions() {
+  std::vector<std::string> sessions;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& entry : lanes_) sessions.push_back(entry.first);
+  return sessions;
+}
+
+void DestinationLink::ForgetSession(const std::string& session) {
+  decltype(lanes_)::node_type forgotten;  // freed after the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  forgotten = lanes_.extract(session);
+}
+
+DestinationLink::Step& DestinationLink::StepLocked(int64_t step_id) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_sweep_ > kSweepPeriod) {
+    last_sweep_ = now;
+    for (auto entry = steps_.begin(); entry != steps_.end();) {
+      const auto current = entry++;
+      // Pending tensors end with their step, as in TensorFlow; requests with their answer.
+      if (current->second.IsEmpty() && now - current->second.created > ttl_) {
+        steps_.erase(current);
+      }
+    }
+  }
+  return steps_[step_id];
+}
+
+}  // namespace rdmatensor

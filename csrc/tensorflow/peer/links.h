@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sender's view of one name under which tensors are received from it: in each session the channel of
+// the process that has the name there, if it opened one, and the tensors that were produced before it was
+// known how they will be fetched.
+#ifndef RDMATENSOR_TENSORFLOW_PEER_LINKS_H_
+#define RDMATENSOR_TENSORFLOW_PEER_LINKS_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/newest.h"
+#include "peer/lane.h"
+#include "tensorflow/core/framework/rendezvous.h"
+#include "tsl/platform/refcount.h"
+#include "wire/channel.h"
+
+namespace rdmatensor {
+
+class Endpoint;
+class RdmaRendezvous;
+
+// A tensor whose receiver has not shown yet whether it fetches (RPC) or takes pushes (channel).
+struct PendingSend {
+  PendingSend();
+  PendingSend(PendingSend&&) noexcept;
+  PendingSend& operator=(PendingSend&&) noexcept;
+  ~PendingSend();
+
+  tensorflow::Rendezvous::ParsedKey key;
+  tensorflow::AllocatorAttributes attributes;
+  tensorflow::Tensor tensor;
+  bool is_dead = false;
+  bool is_copy = false;
+  uint64_t bytes = 0;
+  // Set when the tensor cannot be pushed and lies in the local rendezvous already: why.
+  const char* refer_reason = nullptr;
+  // As in stock TensorFlow, an unclaimed tensor keeps its rendezvous.
+  tsl::core::RefCountPtr<RdmaRendezvous> rendezvous;
+};
+
+// Thread-safe. Made by std::make_shared.
+class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
+ public:
+  DestinationLink(Endpoint* endpoint, std::string task, std::chrono::seconds ttl);
+
+  const std::string& task() const { return task_; }
+  // Those that tensors are pushed down, each once.
+  using Channels = absl::InlinedVector<std::shared_ptr<Channel>, 2>;
+  Channels ReadyChannels();
+
+  enum class Route {
+    kPush,     // through `channel`
+    kPulled,   // the receiver asked by RPC: the local rendezvous takes it
+    kPending,  // kept
+  };
+  // Decides about one tensor of a step of `session`, whose name is `name`. `is_copy`: of an eager operation.
+  // All those of a client share one step, which never ends, so that each is lost by itself. `make_pending`
+  // is called, under the lock, only for kPending: there is no channel, or the receiver has asked for this
+  // key by RPC and has no answer yet, or the session's cluster has changed since the last tensor. In the
+  // last case *must_verify is set, once: the caller calls PeerTable::FindOwner.
+  template <typename MakePending>
+  Route Offer(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
+              absl::string_view key, bool is_copy, const MakePending& make_pending,
+              std::shared_ptr<Channel>* channel, bool* must_verify) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    bool held = false;
+    if (!steps_.empty()) {
+      auto step = steps_.find(step_id);
+      if (step != steps_.end() && TakePull(&step->second, key)) return Route::kPulled;
+      held = step != steps_.end() && step->second.held.contains(key);
+    }
+    Lane& lane = lanes_[name];
+    const bool verified = lane.IsVerified(session);
+    if (lane.channel != nullptr && verified && !held) {
+      lane.Record(step_id, key, is_copy);
+      *channel = lane.channel;
+      return Route::kPush;
+    }
+    if (!verified) *must_verify = !std::exchange(lane.verifying, true);
+    Step& step = StepLocked(step_id);
+    step.session = name;
+    step.pending[key].push_back(make_pending());
+    return Route::kPending;
+  }
+
+  // True if a tensor of this step may go down `channel` without asking Offer: it is what Offer would
+  // have answered, for any key.
+  bool MayPush(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
+               const Channel* channel);
+
+  // The receiver asked for `key` by RPC. True if it was pending: the caller puts it into the local
+  // rendezvous. Otherwise it is remembered for Offer, and *done, which is called at least once, may end
+  // it: a channel may be lost whose loss the receiver noticed first, and with it the tensor. An error if
+  // the tensor may have been pushed down a channel that was lost.
+  absl::StatusOr<bool> OnPull(int64_t step_id, absl::string_view key, PendingSend* pending,
+                              tensorflow::Rendezvous::DoneCallback* done);
+
+  // The receiver is told to ask for `key` by RPC; its request is then no news for Offer.
+  void ExpectPull(int64_t step_id, absl::string_view key);
+
+  // A receiver that used RPC before has requests under way: these keys of these steps.
+  using Asked = std::vector<std::pair<int64_t, std::string>>;
+  // Progress thread: the process behind `channel` has this name in `session`. What is pending there is
+  // pushed in the background, except for `asked`, which it still expects by RPC.
+  //
+  // A tensor's key names its receiver, and nothing else tells who that is. While two processes have one
+  // name, as when two clusters number their tasks alike, both are told to fetch, and nothing is pushed to
+  // either. False: the name is used in more sessions than any process takes part in.
+  bool Attach(std::shared_ptr<Channel> channel, const std::string& session, const Asked& asked);
+  // The cluster that `session` reaches by `workers` says whose name it is there: the process with this
+  // device. Empty: it gave no answer, and all stays as it is. nullptr: the cluster that the session has at its
+  // next tensor.
+  void SetOwner(const std::string& session,
+                const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
+                const std::string& device_name);
+  // Waits until a channel is attached for `session`. False: there is none after so many milliseconds.
+  bool AwaitChannel(const std::string& session, int timeout_ms);
+  // Progress thread: one of them has ended.
+  void OnAnswered(Channel* channel, int64_t step_id, absl::string_view key);
+  void OnDown(Channel* channel);
+
+  // The step is over here: its tensors are dropped.
+  void DropStep(int64_t step_id);
+  // The step failed here: tells the receiver.
+  void SendAbort(const std::string& session, int64_t step_id, const absl::Status& status);
+
+  std::vector<std::string> Sessions();
+  void ForgetSession(const std::string& session);
+
+ private:
+  using Counts = absl::flat_hash_map<std::string, int>;
+  class Pull;
+  struct Step {
+    bool IsEmpty() const { return pending.empty() && pulled.empty() && held.empty(); }
+
+    std::chrono::steady_clock::time_point created = std::chrono::steady_clock::now();
+    std::string session;  // once anything is pending or held
+    // By key; nearly always one each, TensorFlow allows more.
+    absl::flat_hash_map<std::string, std::vector<PendingSend>> pending;
+    absl::flat_hash_map<std::string, std::vector<std::shared_ptr<Pull>>> pulled;
+    Counts referred;
+    // Whose tensors are not pushed: the receiver has an RPC request under way, or earlier tensors of the
+    // key are being pushed.
+    Counts held;
+  };
+  // Takes one of `key`; false if there is none.
+  static bool Take(Counts* counts, absl::string_view key);
+  static bool TakePull(Step* step, absl::string_view key);
+  void ForgetPull(int64_t step_id, const std::string& key, const Pull* pull);
+  Step& StepLocked(int64_t step_id);
+  // Gives the lane to `channel`. False if another process has the name: unless it is known whose the name
+  // is, nobody has the lane then. `refused` are those that must fetch; `replaced` is what the same process
+  // used before.
+  bool AdmitLocked(const std::string& session, const std::shared_ptr<Channel>& channel,
+                   std::vector<std::shared_ptr<Channel>>* refused,
+                   std::shared_ptr<Channel>* replaced, std::vector<std::shared_ptr<Pull>>* failed);
+  // What the lane's channel carried may be lost with it: so are its steps, and the requests that wait in
+  // them.
+  void LoseStepsLocked(const std::string& session, Lane* lane,
+                       std::vector<std::shared_ptr<Pull>>* failed);
+  static void Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status);
+  static void TakePulls(Step* step, absl::string_view key,
+                        std::vector<std::shared_ptr<Pull>>* pulls);
+  // Takes out what waits for the lane's channel and is not held.
+  void TakeAllPendingLocked(const std::string& session, Lane* lane,
+                            std::vector<PendingSend>* pending);
+  // Takes out what waits under `key` to be pushed; the key is held until it was.
+  static void TakePendingLocked(int64_t step_id, Step* step, const std::string& key, Lane* lane,
+                                std::vector<PendingSend>* pending);
+  // Takes one hold from `key`; after the last, takes out what waits, unless the step's tensors go down
+  // another channel by now.
+  void UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
+                    std::vector<PendingSend>* pending);
+  // Pushes on another thread: it may copy large tensors, which the progress thread has no time for.
+  void PushSoon(std::vector<PendingSend> pending, std::shared_ptr<Channel> channel);
+  void PushPending(const std::vector<PendingSend>& pending,
+                   const std::shared_ptr<Channel>& channel);
+
+  Endpoint* const endpoint_;
+  const std::string task_;
+  const std::chrono::seconds ttl_;
+  std::mutex mutex_;
+  std::condition_variable attached_;
+  absl::flat_hash_map<std::string, Lane> lanes_;  // by session
+  absl::flat_hash_map<int64_t, Step> steps_;
+  std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
+  // What was pushed down channels that were lost.
+  Newest<int64_t> lost_{Lane::kRemembered};
+  Newest<Lane::Copy> lost_copies_{Lane::kRemembered};
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_PEER_LINKS_H_

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "peer/opened_channels.h"
+
+#include "absl/strings/str_cat.h"
+#include "peer/endpoint.h"
+
+namespace rdmatensor {
+
+absl::StatusOr<std::shared_ptr<Channel>> OpenedChannels::To(const AddressAnswer& answer) {
+  std::shared_ptr<Process> process;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    absl::erase_if(processes_, [](const auto& entry) {
+      // Nobody connects, and what was opened is gone.
+      return entry.second.use_count() == 1 && entry.second->channel.expired();
+    });
+    std::shared_ptr<Process>& known = processes_[answer.device_name];
+    if (known == nullptr) known = std::make_shared<Process>();
+    process = known;
+  }
+  std::lock_guard<std::mutex> lock(process->connecting);
+  std::shared_ptr<Channel> channel = process->channel.lock();
+  const bool opens = channel == nullptr || channel->refused || !channel->IsUp();
+  if (opens) {
+    channel.reset();
+    if (absl::Status opened = Open(answer, &channel); !opened.ok()) return opened;
+    process->channel = channel;
+  }
+  if (role_ == Channel::Role::kSender) return channel;
+  // Before the first tensor is pushed, RPC is still open as the other way.
+  if (absl::Status opened = channel->OpenAhead(answer.region_keys); !opened.ok()) {
+    if (opens) channel->Close();
+    return opened;
+  }
+  return channel;
+}
+
+absl::Status OpenedChannels::Open(const AddressAnswer& answer,
+                                  std::shared_ptr<Channel>* channel) const {
+  rdt_channel* handle = nullptr;
+  if (rdt_device_connect(endpoint_->device(), answer.address.c_str(),
+                         endpoint_->settings().connect_timeout_ms, &handle) != RDT_OK) {
+    return absl::UnavailableError(rdt_last_error());
+  }
+  *channel = Channel::Adopt(handle, endpoint_, role_, true);
+  if ((*channel)->peer_name() == answer.device_name) return absl::OkStatus();
+  (*channel)->Close();
+  return absl::UnavailableError(
+      absl::StrCat(answer.address, " is ", (*channel)->peer_name(), " as seen from here, not ",
+                   answer.device_name,
+                   ": it told an address that leads elsewhere from here; set "
+                   "RDMATENSOR_BIND_ADDRESS there to one that this host reaches"));
+}
+
+}  // namespace rdmatensor

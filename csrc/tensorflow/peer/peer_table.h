@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whom a server exchanges tensors with, by the names that sessions give the tasks.
+#ifndef RDMATENSOR_TENSORFLOW_PEER_PEER_TABLE_H_
+#define RDMATENSOR_TENSORFLOW_PEER_PEER_TABLE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/string_view.h"
+#include "peer/links.h"
+#include "peer/peers.h"
+#include "tensorflow/core/distributed_runtime/worker_env.h"
+#include "tensorflow/core/distributed_runtime/worker_session.h"
+
+namespace rdmatensor {
+
+// Thread-safe. Forgets, from time to time, what belongs to sessions that are over.
+class PeerTable {
+ public:
+  explicit PeerTable(Endpoint* endpoint) : endpoint_(endpoint) {}
+
+  // Where sessions are looked up; before the first one begins. It lives as long as the process.
+  void Serve(const tensorflow::WorkerEnv* env) { env_.store(env, std::memory_order_release); }
+
+  // What is received under these names, made on first use.
+  std::shared_ptr<SourcePeer> Source(const PeerNames& names);
+  // What is sent to tasks of this name, made on first use.
+  std::shared_ptr<DestinationLink> Destination(absl::string_view task);
+  std::vector<std::shared_ptr<DestinationLink>> Destinations();
+  // The channels over which tensors come from a task that some session calls so, each once.
+  std::vector<std::shared_ptr<Channel>> ChannelsFrom(absl::string_view task);
+  // All channels, in both directions, each once.
+  std::vector<std::shared_ptr<Channel>> Channels();
+
+  // A receiver has announced another name: sessions may be over by now.
+  void OnAnnounced() { CountNew(); }
+  // Asks TensorFlow's cluster whose name `link` stands for in `session`, by `workers`, or by what the session
+  // has if that is nullptr. The link gets the answer later.
+  void FindOwner(const std::string& session, std::shared_ptr<DestinationLink> link,
+                 std::shared_ptr<tensorflow::WorkerCacheInterface> workers);
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    template <typename Named>
+    size_t operator()(const Named& named) const {
+      const PeerNames names = NamesOf(named);
+      return absl::HashOf(names.session, names.receiver, names.sender);
+    }
+  };
+  struct Equal {
+    using is_transparent = void;
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      const PeerNames x = NamesOf(a), y = NamesOf(b);
+      return x.session == y.session && x.receiver == y.receiver && x.sender == y.sender;
+    }
+  };
+  static PeerNames NamesOf(const PeerNames& names) { return names; }
+  static PeerNames NamesOf(const std::shared_ptr<SourcePeer>& peer) {
+    return {peer->session(), peer->receiver(), peer->task()};
+  }
+  std::vector<std::shared_ptr<SourcePeer>> Sources();
+  // nullptr if it is over.
+  std::shared_ptr<tensorflow::WorkerSession> Find(const std::string& session) const;
+  void CountNew();
+  void Sweep();
+
+  Endpoint* const endpoint_;
+  std::atomic<const tensorflow::WorkerEnv*> env_{nullptr};
+  std::shared_mutex mutex_;
+  absl::flat_hash_set<std::shared_ptr<SourcePeer>, Hash, Equal> sources_;
+  absl::flat_hash_map<std::string, std::shared_ptr<DestinationLink>> destinations_;
+  std::atomic<int> new_{0};  // since the last sweep
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_PEER_PEER_TABLE_H_

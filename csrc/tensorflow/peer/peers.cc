@@ -1,0 +1,557 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "peer/peers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "peer/endpoint.h"
+#include "plan/plan_book.h"
+#include "server/rendezvous.h"
+#include "stats/path_stats.h"
+#include "tensorflow/core/distributed_runtime/call_options.h"
+#include "tensorflow/core/distributed_runtime/request_id.h"
+#include "tensorflow/core/distributed_runtime/worker_interface.h"
+#include "tensorflow/core/protobuf/worker.pb.h"
+#include "xla/tsl/platform/env.h"
+
+namespace rdmatensor {
+namespace {
+
+// A channel that was found again is as good as any other after so many times what was waited for it.
+constexpr int kLasting = 8;
+
+absl::Status Tell(Channel* channel, MessageKind kind,
+                  const std::pair<int64_t, std::string>& asked) {
+  StepMessage message;
+  message.step_id = asked.first;
+  message.text = asked.second;
+  return channel->NotifyMessage(PackImmediate(kind), message);
+}
+
+absl::Status LostStatus(const std::string& task) {
+  return absl::UnavailableError(
+      absl::StrCat("rdmatensor: the connection to ", task, " was lost with this tensor"));
+}
+
+// With a channel that is lost, what it announced is void.
+void TellAnswered(Channel* channel, const std::pair<int64_t, std::string>& asked) {
+  (void)Tell(channel, MessageKind::kAnswered, asked);
+}
+
+}  // namespace
+
+// One RecvBuf call that asks a peer where its device is.
+struct SourcePeer::AddressCall {
+  tensorflow::CallOptions options;
+  tensorflow::RecvBufRequest request;
+  tensorflow::RecvBufResponse response;
+  std::shared_ptr<tensorflow::WorkerCacheInterface> workers;
+  tensorflow::WorkerInterface* worker = nullptr;
+  uint64_t incarnation = 0;
+};
+
+SourcePeer::SourcePeer(Endpoint* endpoint, const PeerNames& names)
+    : endpoint_(endpoint),
+      session_(names.session),
+      receiver_(names.receiver),
+      task_(names.sender),
+      waits_(WaitsOf(task_, receiver_, "")),
+      backoff_(Backoff::Milliseconds(endpoint->settings().failback_ms)) {}
+
+SourcePeer::Route SourcePeer::RouteFor(uint64_t incarnation, int64_t step_id,
+                                       const Waiter& waiter) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (IsBehindChannelLocked(incarnation)) return Route::kWait;
+  const bool retried = retried_.contains(incarnation);
+  if (retried || rpc_incarnations_.contains(incarnation)) {
+    ++asked_[{step_id, waiter.FullKey()}];
+    return retried && !asking_ && backoff_.Due() ? Route::kAskAndRetry : Route::kAsk;
+  }
+  return asking_ ? Route::kWait : Route::kConnect;
+}
+
+void SourcePeer::OnAnswered(int64_t step_id, const std::string& key) {
+  const AskedKey asked(step_id, key);
+  std::shared_ptr<Channel> channel;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto found = asked_.find(asked); found != asked_.end() && --found->second == 0) {
+      asked_.erase(found);
+    }
+    auto found = announced_.find(asked);
+    if (found == announced_.end()) return;
+    if (--found->second == 0) announced_.erase(found);
+    if (ready_sent_) {
+      channel = channel_;
+    } else {
+      answered_early_.push_back(asked);
+    }
+  }
+  if (channel != nullptr) TellAnswered(channel.get(), asked);
+}
+
+std::shared_ptr<Channel> SourcePeer::ReadyChannel() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return channel_;
+}
+
+absl::Status SourcePeer::StatusOf(int64_t step_id, const KeyId& key) const {
+  absl::Status status = failures_.OfStep(step_id);
+  return status.ok() && failures_.LacksTensor(step_id, key) ? LostStatus(task_) : status;
+}
+
+void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
+                                  uint64_t incarnation) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (asking_) return;
+    asking_ = true;
+    if (mode_ == Mode::kIdle) mode_ = Mode::kConnecting;
+    if (mode_ == Mode::kConnecting) {
+      RecordAbsence(Direction::kReceive, task_, Absence::kConnecting, "it was asked where it is");
+    }
+  }
+  tsl::Env::Default()->SchedClosure(
+      [self = shared_from_this(), workers = std::move(workers), incarnation]() mutable {
+        self->AskAddress(std::move(workers), incarnation);
+      });
+}
+
+void SourcePeer::AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
+                            uint64_t incarnation) {
+  auto call = std::make_unique<AddressCall>();
+  call->workers = std::move(workers);
+  call->incarnation = incarnation;
+  call->worker = call->workers != nullptr ? call->workers->GetOrCreateWorker(task_) : nullptr;
+  if (call->worker == nullptr) {
+    BecomeUnavailable(absl::UnavailableError(
+        absl::StrCat("rdmatensor: ", task_,
+                     " is not in this task's cluster: name the same tasks in all of them")));
+    return;
+  }
+  call->options.SetTimeout(endpoint_->settings().connect_timeout_ms);
+  call->request.set_request_id(tensorflow::GetUniqueRequestId());
+  call->request.set_buf_rendezvous_key(kAddressKey);
+  // No such device: a server without the plugin answers with an error at once.
+  call->request.set_src_device(kAddressKey);
+  call->request.set_dst_device(receiver_);
+  call->request.mutable_transport_options()->set_type_url(kAddressKey);
+  AddressCall* raw = call.release();
+  raw->worker->RecvBufAsync(
+      &raw->options, &raw->request, &raw->response,
+      [self = shared_from_this(), raw](const absl::Status& status) {
+        // What follows blocks, and this thread belongs to TensorFlow's RPC.
+        tsl::Env::Default()->SchedClosure([self, raw, status] { self->OnAddress(raw, status); });
+      });
+}
+
+void SourcePeer::OnAddress(AddressCall* raw, const absl::Status& status) {
+  std::unique_ptr<AddressCall> call(raw);
+  call->workers->ReleaseWorker(task_, call->worker);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (IsBehindChannelLocked(call->incarnation)) {
+      asking_ = false;  // the peer opened a channel itself meanwhile
+      return;
+    }
+  }
+  if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
+    BecomeUnavailable(absl::UnavailableError(
+        absl::StrCat("rdmatensor: ", task_, " does not answer: ", status.message())));
+    return;
+  }
+  AddressAnswer answer;
+  if (absl::IsDeadlineExceeded(status)) {
+    BecomeUnreachable(
+        Heals::kPerhaps,
+        absl::StrCat("it did not answer within ", endpoint_->settings().connect_timeout_ms, " ms"),
+        {call->incarnation});
+  } else if (!status.ok() || call->response.transport_options().type_url() != kAddressKey) {
+    BecomeUnreachable(
+        Heals::kNever,
+        "its server has no grpc+rdma (stock protocol, or the plugin is not loaded there)",
+        {call->incarnation});
+  } else if (!Parse(call->response.transport_options().value(), &answer)) {
+    BecomeUnreachable(Heals::kNever, "its answer is malformed", {call->incarnation});
+  } else if (answer.version != kProtocolVersion) {
+    BecomeUnreachable(
+        Heals::kNever,
+        absl::StrCat("it speaks version ", answer.version, " of the tensor protocol, ",
+                     "this process version ", kProtocolVersion),
+        {call->incarnation});
+  } else if (answer.address.empty()) {
+    BecomeUnreachable(Heals::kNever, "its server could not open a device", {call->incarnation});
+  } else {
+    Connect(answer, call->incarnation);
+  }
+}
+
+bool SourcePeer::IsBehindChannelLocked(uint64_t incarnation) const {
+  return mode_ == Mode::kReady &&
+         std::find(incarnations_.begin(), incarnations_.end(), incarnation) != incarnations_.end();
+}
+
+bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation) {
+  std::shared_ptr<Channel> outlived;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    bool known_rpc = false, behind_channel = true, wanted = false;
+    for (uint64_t each : answer.incarnations) {
+      known_rpc |= rpc_incarnations_.contains(each);
+      behind_channel &= IsBehindChannelLocked(each);
+      wanted |= each == incarnation;
+    }
+    // The process that was asked for is gone.
+    if (!wanted) {
+      rpc_incarnations_.insert(incarnation);
+      retried_.erase(incarnation);
+    }
+    if (known_rpc) rpc_incarnations_.insert(answer.incarnations.begin(), answer.incarnations.end());
+    if (known_rpc || behind_channel) {
+      asking_ = false;
+      if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
+      epoch_.fetch_add(1, std::memory_order_acq_rel);
+      return true;
+    }
+    // The task was restarted, and its old channel has not gone down yet.
+    outlived = std::move(channel_);
+    channel_.reset();
+    incarnations_.clear();
+    mode_ = Mode::kConnecting;
+  }
+  // Other sessions may still use the process that this one's task was.
+  if (outlived != nullptr && outlived->RemoveSource(this)) outlived->Refuse();
+  return false;
+}
+
+void SourcePeer::Connect(const AddressAnswer& answer, uint64_t incarnation) {
+  if (KeepsPresentState(answer, incarnation)) {
+    SettleAll();
+    return;
+  }
+  absl::StatusOr<std::shared_ptr<Channel>> channel = endpoint_->to_senders().To(answer);
+  if (channel.ok()) {
+    BecomeReady(*std::move(channel), answer);
+  } else {
+    BecomeUnreachable(Heals::kPerhaps, std::string(channel.status().message()),
+                      answer.incarnations);
+  }
+}
+
+void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer) {
+  // First: once others find the channel they make offers on it, and the peer answers.
+  channel->AddSource(shared_from_this());
+  std::vector<AskedKey> asked;
+  size_t asked_bytes = 0;
+  bool returned = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, count] : asked_) {
+      asked.insert(asked.end(), static_cast<size_t>(count), key);
+      asked_bytes += static_cast<size_t>(count) * AskedBytes(key.second);
+    }
+    if (asked_bytes <= kMaxAskedBytes) {
+      for (uint64_t each : answer.incarnations) returned |= retried_.erase(each) != 0;
+      mode_ = Mode::kReady;
+      asking_ = false;
+      given_up_ = false;
+      returned_ = returned;
+      ready_since_ = Backoff::Clock::now();
+      channel_ = channel;
+      incarnations_ = answer.incarnations;
+      announced_ = asked_;
+      answered_early_.clear();
+      ready_sent_ = false;
+      epoch_.fetch_add(1, std::memory_order_acq_rel);
+    }
+  }
+  if (asked_bytes > kMaxAskedBytes) {
+    channel->RemoveSource(this);
+    BecomeUnreachable(Heals::kPerhaps, "too many requests by RPC are under way",
+                      answer.incarnations);
+    return;
+  }
+  if (returned) CountFailback(task_);
+  RecordPeer(Direction::kReceive, task_, channel->transport(),
+             absl::StrCat(returned ? "it can be reached again: " : "",
+                          channel->can_map()
+                              ? "its device answered on this transport, its memory can be mapped"
+                              : "its device answered on this transport, its memory is read"),
+             false);
+  // Before the peer pushes anything.
+  PlanBook::Get()->OfferAll(endpoint_, task_, channel);
+  const absl::Status sent = SendReady(channel.get(), asked);
+  if (!sent.ok()) channel->Close();
+  // The channel may have gone down before it knew whose it is.
+  if (!sent.ok() || !channel->IsUp())
+    OnDown(channel.get(), sent.ok() ? "the connection ended as it began" : sent.message());
+  SettleAll();
+}
+
+void SourcePeer::Request(int64_t step_id, const std::string& key) {
+  std::shared_ptr<Channel> channel;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ready_sent_) channel = channel_;
+  }
+  if (channel == nullptr) return;
+  CountRequest();
+  // If the channel is down what waits fails with it.
+  (void)Tell(channel.get(), MessageKind::kAsk, {step_id, key});
+}
+
+absl::Status SourcePeer::SendReady(Channel* channel, const std::vector<AskedKey>& asked) {
+  {
+    std::lock_guard<std::mutex> lock(channel->announcing);
+    for (const AskedKey& each : asked) {
+      if (absl::Status sent = Tell(channel, MessageKind::kAsked, each); !sent.ok()) return sent;
+    }
+    if (endpoint_->settings().ablation == Ablation::kRpc &&
+        !std::exchange(channel->announced, true)) {
+      const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillAsk));
+      if (!sent.ok()) return sent;
+    }
+    ReadyMessage ready;
+    ready.session = session_;
+    ready.task = receiver_;
+    const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReady), ready);
+    if (!sent.ok()) return sent;
+  }
+  std::vector<AskedKey> answered;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return absl::OkStatus();
+    ready_sent_ = true;
+    answered.swap(answered_early_);
+  }
+  for (const AskedKey& each : answered) TellAnswered(channel, each);
+  return absl::OkStatus();
+}
+
+void SourcePeer::BecomeUnavailable(const absl::Status& status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    asking_ = false;
+    if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
+    if (!retried_.empty()) DelayRetryLocked();
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+    if (channel_ == nullptr) {
+      RecordAbsence(Direction::kReceive, task_, Absence::kLost, status.message());
+    }
+  }
+  FailAll(status);
+}
+
+void SourcePeer::DelayRetryLocked() {
+  backoff_.Failed();
+  if (backoff_.enabled()) RecordRetry(task_, backoff_.next());
+}
+
+std::string SourcePeer::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) {
+  if (!backoff_.enabled()) {
+    rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
+    return "";
+  }
+  DelayRetryLocked();
+  retried_.insert(incarnations.begin(), incarnations.end());
+  return absl::StrCat("; tried again in ", backoff_.delay().count(), " ms");
+}
+
+void SourcePeer::BecomeUnreachable(Heals heals, const std::string& why,
+                                   std::vector<uint64_t> incarnations) {
+  if (endpoint_->settings().policy == Policy::kRdma) {
+    const std::string text =
+        absl::StrCat("rdmatensor: no channel to ", task_, " and RDMATENSOR_POLICY is rdma: ", why);
+    BecomeUnavailable(heals == Heals::kNever ? absl::FailedPreconditionError(text)
+                                             : absl::UnavailableError(text));
+    RecordPeer(Direction::kReceive, task_, "none", why, true);
+    return;
+  }
+  bool news = true;
+  std::string text = why;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    asking_ = false;
+    if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
+    for (uint64_t each : incarnations) news &= !retried_.contains(each);
+    if (heals == Heals::kPerhaps) {
+      text += LeaveToRpcLocked(incarnations);
+    } else {
+      for (uint64_t each : incarnations) retried_.erase(each);
+      rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
+      RecordRetry(task_, {});
+    }
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  RecordPeer(Direction::kReceive, task_, kRpcTransport, text, true, news);
+  SettleAll();
+}
+
+void SourcePeer::GiveUp(Channel* channel, const std::string& why) {
+  const bool by_rpc = endpoint_->settings().policy != Policy::kRdma;
+  std::string text = why;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel || std::exchange(given_up_, true)) return;
+    if (by_rpc) text += LeaveToRpcLocked(incarnations_);
+  }
+  RecordPeer(Direction::kReceive, task_, by_rpc ? kRpcTransport : "none", text, true);
+}
+
+void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
+  const int64_t step_id = mailbox->step_id();
+  if (absl::Status failed = failures_.OfStep(step_id); !failed.ok()) {
+    for (Waiter& waiter :
+         mailbox->Extract([this](const Waiter& w) { return w.source.get() == this; })) {
+      waiter.Fail(failed);
+    }
+    return;
+  }
+  if (failures_.Any()) {
+    for (Waiter& waiter : mailbox->Extract([&](const Waiter& w) {
+           return w.source.get() == this && failures_.LacksTensor(step_id, w.Id());
+         })) {
+      waiter.Fail(LostStatus(task_));
+    }
+  }
+  std::vector<std::pair<std::shared_ptr<tensorflow::WorkerCacheInterface>, uint64_t>> reconnect;
+  std::vector<std::string> requested;
+  auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
+    if (waiter.source.get() != this) return false;
+    if (endpoint_->settings().ablation == Ablation::kRpc) requested.push_back(waiter.FullKey());
+    const Route route = RouteFor(waiter.source_incarnation, step_id, waiter);
+    if (route == Route::kConnect) {
+      reconnect.emplace_back(waiter.rendezvous->workers(), waiter.source_incarnation);
+    }
+    return route == Route::kAsk || route == Route::kAskAndRetry;
+  });
+  for (auto& [workers, incarnation] : reconnect) EnsureConnecting(workers, incarnation);
+  for (const std::string& key : requested) Request(step_id, key);
+  for (Waiter& waiter : by_rpc) {
+    waiter.rendezvous->Ask(std::move(waiter));
+  }
+}
+
+void SourcePeer::SettleAll() {
+  for (const std::shared_ptr<Mailbox>& mailbox : endpoint_->mailboxes().All()) Settle(mailbox);
+}
+
+void SourcePeer::FailAll(const absl::Status& status) {
+  const auto is_lost = [this](const Waiter& waiter) {
+    if (waiter.source.get() != this) return false;
+    // The peer may have opened a channel itself meanwhile.
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !IsBehindChannelLocked(waiter.source_incarnation);
+  };
+  for (const std::shared_ptr<Mailbox>& mailbox : endpoint_->mailboxes().All()) {
+    for (Waiter& waiter : mailbox->Extract(is_lost)) waiter.Fail(status);
+  }
+}
+
+void SourcePeer::OnStepAbort(int64_t step_id, const absl::Status& status) {
+  failures_.AddStep(step_id, status);
+  epoch_.fetch_add(1, std::memory_order_acq_rel);
+  if (std::shared_ptr<Mailbox> mailbox = endpoint_->mailboxes().Find(step_id)) Settle(mailbox);
+}
+
+void SourcePeer::OnLost(int64_t step_id, const KeyId& key) {
+  const std::shared_ptr<Mailbox> mailbox = endpoint_->mailboxes().Find(step_id);
+  if (mailbox != nullptr && mailbox->HasArrived(key)) return;
+  failures_.AddTensor(step_id, key);
+  epoch_.fetch_add(1, std::memory_order_acq_rel);
+  if (mailbox != nullptr) Settle(mailbox);
+}
+
+void SourcePeer::OnDown(Channel* channel, absl::string_view why) {
+  const absl::Status status =
+      absl::UnavailableError(absl::StrCat("rdmatensor: ", task_, ": ", why));
+  std::shared_ptr<Channel> lost;
+  std::string by_rpc;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return;
+    lost = std::move(channel_);
+    channel_.reset();
+    mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
+    announced_.clear();
+    answered_early_.clear();
+    if (std::exchange(given_up_, false)) {
+      // Said there.
+    } else if (returned_ && backoff_.enabled() &&
+               Backoff::Clock::now() - ready_since_ < kLasting * backoff_.delay()) {
+      // Each loss costs a step.
+      by_rpc = absl::StrCat("it was lost soon after it was found again (", why, ")",
+                            LeaveToRpcLocked(incarnations_));
+    } else {
+      backoff_.Reset();
+      RecordAbsence(Direction::kReceive, task_, Absence::kLost, status.message());
+    }
+    incarnations_.clear();
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  if (!by_rpc.empty()) RecordPeer(Direction::kReceive, task_, kRpcTransport, by_rpc, true);
+  FailAll(status);
+}
+
+void SourcePeer::OnOpened(const std::shared_ptr<Channel>& channel, const AddressAnswer& answer) {
+  std::shared_ptr<Channel> outlived;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const bool is_known =
+        std::all_of(answer.incarnations.begin(), answer.incarnations.end(),
+                    [this](uint64_t each) { return IsBehindChannelLocked(each); });
+    if (is_known && channel_->IsUp()) return;
+    outlived = std::exchange(channel_, nullptr);
+    mode_ = Mode::kConnecting;
+    for (uint64_t each : answer.incarnations) rpc_incarnations_.erase(each);
+  }
+  if (outlived != nullptr && outlived->RemoveSource(this)) outlived->Refuse();
+  const absl::Status opened = channel->OpenAhead(answer.region_keys);
+  if (opened.ok()) {
+    BecomeReady(channel, answer);
+  } else {
+    BecomeUnreachable(Heals::kPerhaps, std::string(opened.message()), answer.incarnations);
+  }
+}
+
+void SourcePeer::OnContested(Channel* channel) {
+  const bool by_rpc = endpoint_->settings().policy != Policy::kRdma;
+  std::string why = absl::StrCat("another process is ", receiver_, " there");
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return;
+    channel_.reset();  // the core holds another reference
+    mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
+    announced_.clear();
+    answered_early_.clear();
+    if (by_rpc) absl::StrAppend(&why, LeaveToRpcLocked(incarnations_));
+    incarnations_.clear();
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  channel->RemoveSource(this);
+  RecordPeer(Direction::kReceive, task_, by_rpc ? kRpcTransport : "none", why, true);
+  // This is the progress thread, which has no time for requests.
+  tsl::Env::Default()->SchedClosure([self = shared_from_this(), by_rpc, why] {
+    if (by_rpc) {
+      self->SettleAll();
+    } else {
+      self->FailAll(absl::UnavailableError(absl::StrCat("rdmatensor: no channel to ", self->task_,
+                                                        " and RDMATENSOR_POLICY is rdma: ", why)));
+    }
+  });
+}
+
+void SourcePeer::Leave() {
+  std::shared_ptr<Channel> left;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    left = std::move(channel_);
+    channel_.reset();
+    mode_ = Mode::kIdle;
+    incarnations_.clear();
+  }
+  if (left != nullptr) left->RemoveSource(this);
+}
+
+}  // namespace rdmatensor

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The receiver's view of one task that sends to it, as one session names it: no channel, connecting, or
+// ready; and which of its incarnations are left to TensorFlow's RPC, for good or until the way to them
+// heals.
+#ifndef RDMATENSOR_TENSORFLOW_PEER_PEERS_H_
+#define RDMATENSOR_TENSORFLOW_PEER_PEERS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "base/backoff.h"
+#include "step/mailbox.h"
+#include "step/step_failures.h"
+#include "tensorflow/core/distributed_runtime/worker_cache.h"
+#include "wire/channel.h"
+#include "wire/message.h"
+
+namespace rdmatensor {
+
+class Endpoint;
+
+// The two ends of what is received: a task has a name in a session only. Points into longer-lived names.
+struct PeerNames {
+  absl::string_view session;           // empty: the sessions that use the servers' own cluster
+  absl::string_view receiver, sender;  // tasks: "/job:worker/replica:0/task:1"
+};
+
+// Thread-safe. Made by std::make_shared.
+//
+// Every change of state raises `epoch`. A receive reads the epoch before it puts its waiter into the
+// mailbox and compares it after: either the change saw the waiter, or the receive sees the change and
+// calls Settle. So no waiter is left behind.
+class SourcePeer : public std::enable_shared_from_this<SourcePeer> {
+ public:
+  enum class Mode { kIdle, kConnecting, kReady };
+
+  SourcePeer(Endpoint* endpoint, const PeerNames& names);
+
+  const std::string& session() const { return session_; }
+  // What the session calls this process,
+  const std::string& receiver() const { return receiver_; }
+  // and that one.
+  const std::string& task() const { return task_; }
+  // For tensors from it that no plan names.
+  EdgeWaits* waits() const { return waits_; }
+  uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+
+  // The channel to it, or nullptr.
+  std::shared_ptr<Channel> ReadyChannel();
+
+  // How a receive of a tensor from the device with `incarnation` goes on: wait in the mailbox, also
+  // ask the peer where it is (EnsureConnecting), or take TensorFlow's RPC (kAsk), and then perhaps also
+  // see whether the peer can be reached otherwise by now (kAskAndRetry: EnsureConnecting as well).
+  //
+  // A process that is sent pushes must never be asked by RPC as well, except for what it referred:
+  // the push and the request could pass each other. So RPC is for processes to which no channel is
+  // ready, and for incarnations that are known to be gone, which the RPC answers with the error that
+  // TensorFlow users know. Each request is noted until its caller says OnAnswered: what is under way
+  // when a channel becomes ready is announced on it, and not pushed.
+  enum class Route { kWait, kConnect, kAsk, kAskAndRetry };
+  Route RouteFor(uint64_t incarnation, int64_t step_id, const Waiter& waiter);
+  // A request that RouteFor decided for has ended.
+  void OnAnswered(int64_t step_id, const std::string& key);
+  // Fails if the peer said that nothing more will come for this step, or of this key.
+  absl::Status StatusOf(int64_t step_id, const KeyId& key) const;
+
+  // Asks the peer for its address, and connects if it is not the process that the channel leads to,
+  // unless that is being done. Returns at once; never fails.
+  void EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
+                        uint64_t incarnation);
+  // Brings the waiters of `mailbox` in line with the present state.
+  void Settle(const std::shared_ptr<Mailbox>& mailbox);
+  // ABLATION=rpc: asks the peer for what waits in the mailbox, unless there is no channel yet; then
+  // Settle does. Twice does no harm.
+  void Request(int64_t step_id, const std::string& key);
+
+  // Events from the channel, on the progress thread.
+  void OnStepAbort(int64_t step_id, const absl::Status& status);
+  // What the peer pushed under this key went down a channel that was lost. It may have arrived.
+  void OnLost(int64_t step_id, const KeyId& key);
+  void OnDown(Channel* channel, absl::string_view why);
+  // The peer opened `channel` itself, to send what it sends under these names. Blocks.
+  void OnOpened(const std::shared_ptr<Channel>& channel, const AddressAnswer& answer);
+  // Progress thread: another process has this one's name there, nothing will be pushed.
+  void OnContested(Channel* channel);
+  // Its session is over: nobody receives from it any more.
+  void Leave();
+  // The memory behind `channel` is out of reach for this process: once the caller has closed it, the
+  // peer is left to RPC for a while, unless the policy forbids that. From any thread.
+  void GiveUp(Channel* channel, const std::string& why);
+
+ private:
+  struct AddressCall;
+  void AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers, uint64_t incarnation);
+  void OnAddress(AddressCall* call, const absl::Status& status);
+  void Connect(const AddressAnswer& answer, uint64_t incarnation);
+  // Ends of connecting.
+  void BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer);
+  // A request of a step by key.
+  using AskedKey = std::pair<int64_t, std::string>;
+  bool IsBehindChannelLocked(uint64_t incarnation) const;
+  bool KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation);
+  void BecomeUnavailable(const absl::Status& status);
+  // Whether the same process may be reached later.
+  enum class Heals { kNever, kPerhaps };
+  void BecomeUnreachable(Heals heals, const std::string& why, std::vector<uint64_t> incarnations);
+  // The way to them failed: their tensors go by RPC until the next attempt succeeds, for good if there
+  // will be none. The end of the line that says so.
+  std::string LeaveToRpcLocked(const std::vector<uint64_t>& incarnations);
+  void DelayRetryLocked();
+  // Announces the requests under way, then that this process is ready.
+  absl::Status SendReady(Channel* channel, const std::vector<AskedKey>& asked);
+  void SettleAll();
+  void FailAll(const absl::Status& status);
+
+  Endpoint* const endpoint_;
+  const std::string session_, receiver_, task_;
+  EdgeWaits* const waits_;
+  std::atomic<uint64_t> epoch_{0};
+  StepFailures failures_;
+
+  std::mutex mutex_;
+  Mode mode_ = Mode::kIdle;
+  std::shared_ptr<Channel> channel_;  // kReady
+  bool asking_ = false;
+  bool given_up_ = false;                           // GiveUp has said why the channel goes down
+  std::vector<uint64_t> incarnations_;              // kReady: devices behind the channel
+  absl::flat_hash_set<uint64_t> rpc_incarnations_;  // devices left to RPC for good, or gone
+  absl::flat_hash_set<uint64_t> retried_;           // devices left to RPC until the way heals
+  Backoff backoff_;                                 // of retried_
+  bool returned_ = false;                           // kReady: after RPC
+  Backoff::Clock::time_point ready_since_;
+  absl::flat_hash_map<AskedKey, int> asked_;  // requests by RPC under way
+  // kReady: those of them that were announced on the channel, and whether kReady was sent on it.
+  absl::flat_hash_map<AskedKey, int> announced_;
+  bool ready_sent_ = false;
+  std::vector<AskedKey> answered_early_;  // since they were announced, but before kReady
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_PEER_PEERS_H_

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Edges whose size the graph does not tell. Their tensors take the dynamic path at first; one that comes
+// with the same shape again and again is given a place of that size, and loses it when a tensor comes
+// that does not fit.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "peer/endpoint.h"
+#include "plan/plan_book.h"
+#include "stats/path_stats.h"
+#include "wire/channel.h"
+#include "xla/tsl/platform/env.h"
+
+namespace rdmatensor {
+namespace {
+
+uint64_t BytesOf(const EdgeDefinition& edge, const tensorflow::TensorShape& shape) {
+  return static_cast<uint64_t>(shape.num_elements()) *
+         static_cast<uint64_t>(tensorflow::DataTypeSize(edge.dtype));
+}
+
+// A link of this one edge.
+std::shared_ptr<const PlacedLink> LinkOf(std::shared_ptr<const EdgeDefinition> definition,
+                                         uint64_t bytes, const Settings& settings) {
+  constexpr uint64_t kAlignment = EIGEN_MAX_ALIGN_BYTES;
+  auto link = std::make_shared<PlacedLink>();
+  const uint64_t slots = definition->in_loop ? settings.plan_loop_slots : settings.plan_slots;
+  const uint64_t stride = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  PlacedEdge edge;
+  std::vector<int64_t> dims;
+  const rdt_plan_edge described = Describe(*definition, &dims);
+  edge.hash = rdt_plan_edge_hash(&described);
+  edge.place.plan_class = RDT_PLAN_BOUNDED;
+  edge.place.reason =
+      definition->shape.unknown_rank() ? RDT_PLAN_BECAUSE_RANK : RDT_PLAN_BECAUSE_DIMENSION;
+  edge.place.bytes = bytes;
+  edge.place.ring = 0;
+  edge.place.group = -1;
+  link->graph = definition->graph;
+  link->source = definition->source;
+  link->destination = definition->destination;
+  link->rings.push_back({0, stride, static_cast<uint32_t>(slots)});
+  link->bytes = stride * slots;
+  edge.definition = std::move(definition);
+  link->edges.push_back(std::move(edge));
+  return link;
+}
+
+void LogEdge(const PlacedEdge& edge, const char* what) {
+  rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("plan: ", edge.definition->name, " from ",
+                                           edge.definition->source, " ", what)
+                                  .c_str());
+}
+
+}  // namespace
+
+void PlanBook::WatchEdge(const std::shared_ptr<InPlan>& plan,
+                         std::shared_ptr<const EdgeDefinition> definition) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Watch& watch = watched_[definition->key];
+  watch = Watch();
+  watch.plan = plan;
+  watch.definition = std::move(definition);
+  any_watched_.store(true, std::memory_order_release);
+}
+
+void PlanBook::Observe(Endpoint* endpoint, absl::string_view key,
+                       const tensorflow::TensorShape& shape,
+                       const std::shared_ptr<Channel>& channel) {
+  if (!any_watched_.load(std::memory_order_acquire) || endpoint->settings().promote_after == 0) {
+    return;
+  }
+  const KeyId id = KeyId::OfPrefix(key.substr(0, key.rfind(';')));
+  std::shared_ptr<Slots> demoted;
+  std::shared_ptr<InPlan> plan;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = watched_.find(id);
+    if (found == watched_.end()) return;
+    Watch& watch = found->second;
+    plan = watch.plan.lock();
+    if (plan == nullptr) {
+      watched_.erase(found);
+      return;
+    }
+    if (watch.promoting) return;
+    demoted = watch.slots.lock();
+    // It fits: its place was busy, or is not known to the sender yet.
+    if (demoted != nullptr && BytesOf(*watch.definition, shape) <= watch.capacity) return;
+    watch.slots.reset();
+    watch.times = watch.shape == shape ? watch.times + 1 : 1;
+    watch.shape = shape;
+    watch.promoting =
+        watch.times >= endpoint->settings().promote_after && BytesOf(*watch.definition, shape) != 0;
+    if (watch.promoting) {
+      tsl::Env::Default()->SchedClosure(
+          [this, endpoint, id, channel] { Promote(endpoint, id, channel); });
+    }
+  }
+  if (demoted == nullptr) return;
+  CountPlan(PlanEvent::kDemoted);
+  LogEdge(demoted->link().edges.front(), "loses its place: a tensor did not fit");
+  plan->RemoveLink(&demoted->link());
+  demoted->Withdraw();
+}
+
+void PlanBook::Promote(Endpoint* endpoint, KeyId key, const std::shared_ptr<Channel>& channel) {
+  std::shared_ptr<InPlan> plan;
+  std::shared_ptr<const PlacedLink> link;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = watched_.find(key);
+    if (found == watched_.end() || (plan = found->second.plan.lock()) == nullptr) return;
+    Watch& watch = found->second;
+    watch.capacity = BytesOf(*watch.definition, watch.shape);
+    link = LinkOf(watch.definition, watch.capacity, endpoint->settings());
+  }
+  std::shared_ptr<Slots> slots;
+  if (link->bytes <= BudgetOf(*endpoint)) slots = MakeOffer(plan, link, channel);
+  if (slots != nullptr) {
+    CountPlan(PlanEvent::kPromoted);
+    LogEdge(link->edges.front(), "gets a place, because of the sizes seen");
+    plan->AddLink(link);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = watched_.find(key);
+  if (found == watched_.end()) return;
+  found->second.promoting = false;
+  found->second.slots = slots;
+  // Without a place it is tried again when as many have come as before.
+  found->second.times = 0;
+}
+
+}  // namespace rdmatensor

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The planned tensors of one channel: the offers made over it, and what became of them.
+#ifndef RDMATENSOR_TENSORFLOW_PLAN_PLAN_TRAFFIC_H_
+#define RDMATENSOR_TENSORFLOW_PLAN_PLAN_TRAFFIC_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "plan/offer_account.h"
+#include "plan/routes.h"
+#include "plan/slots.h"
+#include "wire/message.h"
+#include "wire/plan_message.h"
+
+namespace rdmatensor {
+
+// Thread-safe. Belongs to a channel.
+class PlanTraffic {
+ public:
+  PlanTraffic(Endpoint* endpoint, Channel* channel) : endpoint_(endpoint), channel_(channel) {}
+
+  // Receiver: gives the link's edges places and offers them. Blocks while memory is registered.
+  absl::StatusOr<std::shared_ptr<Slots>> MakeOffer(std::shared_ptr<const PlacedLink> link);
+
+  // A message from the peer about offer `number`. False: it broke the protocol. Progress thread.
+  bool Handle(MessageKind kind, uint64_t number, const char* data, size_t size);
+
+  // Sender: it is known now whom the channel serves.
+  void BindAll();
+  // Sender: the step is over here.
+  void DropStep(int64_t step_id);
+  // The channel is down: ends everything, on both sides.
+  void OnDown();
+
+ private:
+  std::shared_ptr<Slots> FindSlots(uint64_t number);
+  bool TakePiece(uint64_t number, const char* data, size_t size);
+  // Opens what waits in `to_open_`, on a thread that may block.
+  void OpenAll();
+  struct Incoming {
+    uint32_t number;
+    std::string encoded;                // empty without a claim
+    std::shared_ptr<const void> claim;  // to its length; nullptr: the peer has offered too much
+  };
+  void Open(Incoming incoming);
+  std::vector<std::shared_ptr<Routes>> AllRoutes();
+
+  Endpoint* const endpoint_;
+  Channel* const channel_;
+  std::mutex mutex_;
+  bool down_ = false;
+  uint32_t next_number_ = 0;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots_;    // offered to the peer
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Routes>> routes_;  // offered by it
+  absl::flat_hash_map<uint64_t, std::string> pieces_;              // of offers that are not whole
+  uint64_t piece_bytes_ = 0;
+  absl::flat_hash_map<uint64_t, bool> opening_;  // true: withdrawn meanwhile
+  std::deque<Incoming> to_open_;
+  const std::shared_ptr<OfferAccount> account_ = std::make_shared<OfferAccount>();
+  bool opener_runs_ = false;
+  uint64_t offered_ = 0;  // above the number of every offer of the peer
+  std::atomic<bool> any_routes_{false};
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_PLAN_PLAN_TRAFFIC_H_

@@ -1,0 +1,518 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/routes.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/spans.h"
+#include "memory/arena.h"
+#include "memory/placement.h"
+#include "peer/endpoint.h"
+#include "plan/plan_book.h"
+#include "stats/checksum.h"
+#include "stats/path_stats.h"
+#include "wire/channel.h"
+#include "wire/message.h"
+
+namespace rdmatensor {
+namespace {
+
+// The core copies less than this by itself; more it would have to register for one operation.
+constexpr uint64_t kCopiedByCore = 16 * 1024;
+// Of places whose receiver is slow to answer: what is not opened then takes the dynamic path for good.
+constexpr int kOpenTries = 5;
+
+Path PathOf(const Offer::Edge& edge) { return edge.has_shape ? Path::kBounded : Path::kStatic; }
+
+}  // namespace
+
+// What a write keeps until the transport has done it.
+struct Routes::Posted {
+  std::shared_ptr<Routes> routes;
+  tensorflow::Tensor source;
+  std::string message;
+};
+
+Routes::Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
+               std::shared_ptr<const void> claim)
+    : endpoint_(endpoint),
+      channel_(std::move(channel)),
+      number_(number),
+      offer_(std::move(offer)),
+      claim_(std::move(claim)),
+      rings_(offer_.rings.size()),
+      bound_(offer_.edges.size()) {
+  size_t slots = 0;
+  for (size_t i = 0; i < rings_.size(); ++i) {
+    rings_[i].first = slots;
+    slots += offer_.rings[i].slots;
+  }
+  used_.resize(slots, 0);
+  int32_t groups = 0;
+  for (const Offer::Edge& edge : offer_.edges) groups = std::max(groups, edge.group + 1);
+  groups_ = std::vector<Group>(static_cast<size_t>(groups));
+  for (uint32_t i = 0; i < offer_.edges.size(); ++i) {
+    const Offer::Edge& edge = offer_.edges[i];
+    index_of_.emplace(edge.name, i);
+    if (edge.group < 0) continue;
+    Group& group = groups_[static_cast<size_t>(edge.group)];
+    group.members.push_back(i);
+    group.bytes = std::max(group.bytes, edge.offset + edge.bytes);
+  }
+}
+
+Routes::~Routes() {
+  rdt_remote_region_unref(places_);
+  rdt_region_close(credits_);
+  rdt_region_close(staging_);
+}
+
+absl::Status Routes::Open(OfferAccount* account) {
+  rdt_region_info places{}, credits{}, staging{};
+  rdt_device* const device = endpoint_->device();
+  uint64_t staged = 0;
+  for (const Group& group : groups_) {
+    if (group.members.empty() || group.members.size() > kMaxGroupMembers) {
+      return absl::InvalidArgumentError("the offer has an impossible group");
+    }
+    const int32_t number = offer_.edges[group.members.front()].ring;
+    for (uint32_t member : group.members) {
+      if (offer_.edges[member].ring != number) {
+        return absl::InvalidArgumentError("the offer has a group in several rings");
+      }
+    }
+    const Offer::Ring& ring = offer_.rings[static_cast<size_t>(number)];
+    staged = std::max(staged, ring.offset + ring.stride * ring.slots);
+  }
+  if (channel_->can_map()) staged = 0;
+  rdt_status opened = RDT_ERR_DEADLINE;
+  for (int i = 0; i < kOpenTries && opened == RDT_ERR_DEADLINE && channel_->IsUp(); ++i) {
+    opened = rdt_remote_region_open(channel_->handle(), offer_.region_key,
+                                    endpoint_->settings().connect_timeout_ms, &places_);
+  }
+  if (opened != RDT_OK || rdt_remote_region_get_info(places_, &places) != RDT_OK) {
+    return absl::UnavailableError(rdt_last_error());
+  }
+  // Before memory is taken for it.
+  if (places.size < offer_.region_size || (places.access & RDT_ACCESS_WRITE) == 0) {
+    return absl::InvalidArgumentError("the offered region is not what the offer says");
+  }
+  if (staged != 0) {
+    // As much as this task would hold for its own places.
+    const uint64_t budget = BudgetOf(*endpoint_);
+    staging_claim_ = account->Claim({0, 0, staged}, {0, 0, budget});
+    if (staging_claim_ == nullptr) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("its offers together need more memory to write from than ", budget,
+                       " bytes, RDMATENSOR_PLAN_LIMIT (0: RDMATENSOR_ARENA_LIMIT)"));
+    }
+  }
+  if (rdt_region_alloc_for(channel_->handle(), std::max<size_t>(1, used_.size()) * sizeof(uint64_t),
+                           RDT_ACCESS_WRITE, &credits_) != RDT_OK ||
+      rdt_region_get_info(credits_, &credits) != RDT_OK ||
+      (staged != 0 &&
+       (rdt_region_alloc(device, staged, RDT_ACCESS_NONE, nullptr, &staging_) != RDT_OK ||
+        rdt_region_get_info(staging_, &staging) != RDT_OK))) {
+    return absl::UnavailableError(rdt_last_error());
+  }
+  void* mapped = nullptr;
+  if (channel_->can_map() &&
+      rdt_remote_region_map(places_, 0, offer_.region_size, &mapped) != RDT_OK) {
+    return absl::UnavailableError(rdt_last_error());
+  }
+  mapped_places_ = static_cast<char*>(mapped);
+  returned_ = static_cast<std::atomic<uint64_t>*>(credits.address);
+  staging_base_ = static_cast<char*>(staging.address);
+  AcceptMessage message;
+  message.credits_key = credits.key;
+  return channel_->NotifyMessage(PackImmediate(MessageKind::kAccept, number_), message);
+}
+
+void Routes::Bind(const std::shared_ptr<OutEdge>& edge) {
+  auto found = index_of_.find(edge->definition->name);
+  if (found == index_of_.end()) return;
+  const uint32_t index = found->second;
+  if (offer_.edges[index].hash != edge->hash) {
+    WarnMismatch(edge->definition->name);
+    return;
+  }
+  std::shared_ptr<Routes> replaced;  // freed after the locks
+  std::lock_guard<std::mutex> lock(bound_mutex_);
+  if (closed_.load() || bound_[index].lock() == edge) return;
+  bound_[index] = edge;
+  {
+    std::lock_guard<std::mutex> edge_lock(edge->mutex);
+    replaced = std::exchange(edge->routes, shared_from_this());
+    edge->link = endpoint_->peers().Destination(edge->definition->destination);
+    edge->index = index;
+  }
+  const int32_t number = offer_.edges[index].group;
+  if (number < 0) return;
+  // Only now will the edge come this way in every step that begins.
+  Group& group = groups_[static_cast<size_t>(number)];
+  std::lock_guard<std::mutex> group_lock(group.mutex);
+  group.bound |= BitOf(group, index);
+  group.bound_at = Moment();
+}
+
+uint64_t Routes::BitOf(const Group& group, uint32_t index) {
+  uint64_t bit = 1;
+  for (uint32_t member : group.members) {
+    if (member == index) break;
+    bit <<= 1;
+  }
+  return bit;
+}
+
+uint64_t Routes::AllOf(const Group& group) { return ~uint64_t{0} >> (64 - group.members.size()); }
+
+void Routes::WarnMismatch(const std::string& edge) {
+  CountPlan(PlanEvent::kMismatch);
+  if (warned_.exchange(true)) return;
+  rdt_log_line(RDT_LOG_WARN,
+               absl::StrCat("tensorflow: ", channel_->peer_name(), " expects tensor ", edge,
+                            " with another type or shape than it has here; such tensors take the "
+                            "dynamic path (do both tasks run the same version of the program?)")
+                   .c_str());
+}
+
+void Routes::Close() {
+  std::vector<std::weak_ptr<OutEdge>> bound;
+  {
+    std::lock_guard<std::mutex> lock(bound_mutex_);
+    closed_.store(true);
+    bound.swap(bound_);
+  }
+  for (const std::weak_ptr<OutEdge>& each : bound) {
+    const std::shared_ptr<OutEdge> edge = each.lock();
+    if (edge == nullptr) continue;
+    std::shared_ptr<Routes> dropped;
+    std::lock_guard<std::mutex> lock(edge->mutex);
+    if (edge->routes.get() == this) dropped = std::move(edge->routes);
+  }
+  if (users_.load() == 0) Finish();
+}
+
+bool Routes::Enter() {
+  if (home_.IsLeft()) return false;  // the places are the parent's
+  users_.fetch_add(1);
+  if (!closed_.load()) return true;
+  Leave();
+  return false;
+}
+
+void Routes::Leave() {
+  if (users_.fetch_sub(1) == 1 && closed_.load()) Finish();
+}
+
+void Routes::Finish() {
+  if (finished_.exchange(true)) return;
+  FinishGroups();
+  (void)channel_->Notify(PackImmediate(MessageKind::kWithdrawn, number_));
+}
+
+int Routes::Acquire(int32_t number) {
+  Ring& ring = rings_[static_cast<size_t>(number)];
+  const uint32_t slots = offer_.rings[static_cast<size_t>(number)].slots;
+  std::lock_guard<std::mutex> lock(ring.mutex);
+  for (uint32_t tried = 0; tried < slots; ++tried) {
+    const uint32_t slot = ring.next;
+    ring.next = slot + 1 == slots ? 0 : slot + 1;
+    // The receiver's last touch of the slot happened before it counted it as returned.
+    if (returned_[ring.first + slot].load(std::memory_order_acquire) != used_[ring.first + slot]) {
+      continue;
+    }
+    ++used_[ring.first + slot];
+    return static_cast<int>(slot);
+  }
+  return -1;
+}
+
+void Routes::Release(int32_t number, int slot) {
+  Ring& ring = rings_[static_cast<size_t>(number)];
+  std::lock_guard<std::mutex> lock(ring.mutex);
+  --used_[ring.first + static_cast<size_t>(slot)];
+}
+
+uint64_t Routes::SlotOffset(int32_t number, int slot) const {
+  const Offer::Ring& ring = offer_.rings[static_cast<size_t>(number)];
+  return ring.offset + static_cast<uint64_t>(slot) * ring.stride;
+}
+
+bool Routes::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
+  bool fits = sent.may_go;
+  // What the graph promises of a shape binds no client that feeds something else.
+  if (fits && !sent.is_dead && !edge.definition->shape.IsCompatibleWith(sent.tensor->shape())) {
+    CountPlan(PlanEvent::kUnfit);
+    fits = false;
+  }
+  const bool grouped = offer_.edges[index].group >= 0;
+  if ((!fits && !grouped) || !Enter()) return false;
+  SendSpan span(edge.definition->name, edge.definition->destination,
+                sent.is_dead ? 0 : sent.tensor->TotalBytes());
+  const bool done = grouped ? SendGrouped(edge, index, sent, fits) : SendSingle(edge, index, sent);
+  span.End(done ? PathName(PathOf(offer_.edges[index])) : "none");
+  Leave();
+  return done;
+}
+
+bool Routes::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, PlannedMessage* message) {
+  if (!channel_->can_map() || tensor.TotalBytes() <= endpoint_->settings().plan_copy_bytes ||
+      edge.definition->may_change || endpoint_->settings().ablation != Ablation::kNone) {
+    return false;
+  }
+  const bool in_arena = reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
+                        endpoint_->exports().Locate(channel_->handle(), tensor.data(),
+                                                    &message->region_key, &message->offset);
+  PlacementOnSend(tensor, in_arena);
+  if (!in_arena || !channel_->lender().Lend(tensor, &message->lend_id)) return false;
+  message->flags |= PlannedMessage::kLent;
+  message->bytes = tensor.TotalBytes();
+  return true;
+}
+
+bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent) {
+  const Offer::Edge& offered = offer_.edges[index];
+  const Path path = PathOf(offered);
+  PlannedMessage message;
+  message.step_id = sent.step_id;
+  message.index = index;
+  message.frame_id = sent.at.frame_id;
+  message.iter_id = sent.at.iter_id;
+  if (sent.at.frame_id != 0 || sent.at.iter_id != 0) message.flags |= PlannedMessage::kInLoop;
+  const tensorflow::Tensor& tensor = *sent.tensor;
+  const uint64_t bytes = sent.is_dead ? 0 : tensor.TotalBytes();
+  if (sent.is_dead) {
+    message.flags |= PlannedMessage::kDead;
+  } else if (offered.has_shape) {
+    message.flags |= PlannedMessage::kShaped;
+    for (int i = 0; i < tensor.dims(); ++i) message.dims.push_back(tensor.dim_size(i));
+  }
+  if (bytes == 0) {
+    CountSent(path, 0, channel_->traffic());
+    (void)Announce(message);
+    return true;
+  }
+  if (Lend(edge, tensor, &message)) {
+    AddChecksum(tensor.data(), bytes, &message);
+    CountSent(path, bytes, channel_->traffic());
+    if (!Announce(message)) channel_->lender().Release(message.lend_id);
+    return true;
+  }
+  if (bytes > offered.bytes) {
+    CountPlan(PlanEvent::kUnfit);
+    return false;
+  }
+  const int slot = Acquire(offered.ring);
+  if (slot < 0) {
+    CountPlan(PlanEvent::kBusy);
+    return false;
+  }
+  tensorflow::Tensor source = tensor;
+  if (!MakeSendable(edge.definition->may_change, &source)) {
+    Release(offered.ring, slot);
+    return false;
+  }
+  message.flags |= PlannedMessage::kInSlot;
+  message.slot = static_cast<uint8_t>(slot);
+  CountSent(path, bytes, channel_->traffic());
+  const void* data = source.data();
+  AddChecksum(data, bytes, &message);
+  WriteAndNotify(std::move(source), data, bytes, SlotOffset(offered.ring, slot) + offered.offset,
+                 message);
+  return true;
+}
+
+void Routes::AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const {
+  if (!endpoint_->settings().checksum) return;
+  message->flags |= PlannedMessage::kChecked;
+  message->checksums.push_back(ChecksumToSend(data, bytes));
+}
+
+bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
+  uint64_t region_key = 0, offset = 0;
+  const uint64_t bytes = source->TotalBytes();
+  // What is copied to its place at once may change afterwards, but not between checksum and copy.
+  if (channel_->can_map() && !(may_change && endpoint_->settings().checksum)) return true;
+  if (!channel_->can_map() && bytes <= kCopiedByCore && !may_change) return true;
+  const ArenaExports& exports = endpoint_->exports();
+  const bool in_arena = exports.Locate(channel_->handle(), source->data(), &region_key, &offset);
+  PlacementOnSend(*source, in_arena);
+  const bool as_it_lies = endpoint_->settings().ablation == Ablation::kNone;
+  if (in_arena && !may_change && as_it_lies) return true;
+  tensorflow::Tensor copy(Arena::Get()->allocator(), source->dtype(), source->shape());
+  if (!copy.IsInitialized() ||
+      !exports.Locate(channel_->handle(), copy.data(), &region_key, &offset)) {
+    return false;
+  }
+  CopyTraced(copy.data(), source->data(), bytes, "bounce");
+  CountPlan(PlanEvent::kCopied);
+  *source = std::move(copy);
+  return true;
+}
+
+void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes,
+                            uint64_t offset, const PlannedMessage& message) {
+  if (mapped_places_ != nullptr) {
+    CopyTraced(mapped_places_ + offset, data, bytes, "place");
+    (void)Announce(message);
+    return;
+  }
+  rdt_op ops[2]{};
+  ops[0].kind = RDT_OP_WRITE;
+  ops[0].local = const_cast<void*>(data);
+  ops[0].size = bytes;
+  ops[0].remote = places_;
+  ops[0].remote_offset = offset;
+  auto posted = std::make_unique<Posted>();
+  posted->message.resize(EncodedSize(message));
+  Encode(message, &posted->message[0]);
+  ops[1].kind = RDT_OP_NOTIFY;
+  ops[1].local = &posted->message[0];
+  ops[1].size = posted->message.size();
+  ops[1].immediate = PackImmediate(MessageKind::kPlanned, number_);
+  posted->routes = shared_from_this();
+  posted->source = std::move(source);
+  users_.fetch_add(1);
+  const auto done = [](void* context, rdt_status ended) {
+    const std::unique_ptr<Posted> kept(static_cast<Posted*>(context));
+    if (ended < RDT_OK) kept->routes->channel_->Close();  // see Announce
+    kept->routes->Leave();
+  };
+  Posted* const raw = posted.release();
+  const rdt_status status = rdt_channel_post(channel_->handle(), ops, 2, done, raw);
+  if (status != RDT_IN_PROGRESS) done(raw, status);
+}
+
+// Sending never fails, as in stock TensorFlow: what cannot be announced fails the receiver's step, by
+// the end of the channel.
+bool Routes::Announce(const PlannedMessage& message) {
+  const uint64_t immediate = PackImmediate(MessageKind::kPlanned, number_);
+  if (channel_->NotifyMessage(immediate, message).ok()) return true;
+  channel_->Close();
+  return false;
+}
+
+bool Routes::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent, bool fits) {
+  const Offer::Edge& offered = offer_.edges[index];
+  Group& group = groups_[static_cast<size_t>(offered.group)];
+  const uint64_t all = AllOf(group);
+  const uint64_t bit = BitOf(group, index);
+  std::unique_lock<std::mutex> lock(group.mutex);
+  // In a step that began earlier some members may have gone another way already.
+  if (group.bound != all || sent.began <= group.bound_at || sent.at.frame_id != 0 ||
+      sent.at.iter_id != 0) {
+    return false;
+  }
+  auto step = group.steps.begin();
+  while (step != group.steps.end() && (step->step_id != sent.step_id || step->arrived & bit)) {
+    ++step;
+  }
+  if (step == group.steps.end()) {
+    step = group.steps.emplace(group.steps.end());
+    step->step_id = sent.step_id;
+    step->slot = Acquire(offered.ring);
+    if (endpoint_->settings().checksum) step->checksums.resize(group.members.size());
+    open_steps_.fetch_add(1);
+  }
+  step->arrived |= bit;
+  if (step->slot < 0) {
+    CountPlan(PlanEvent::kBusy);
+    if (step->arrived == all) {
+      group.steps.erase(step);
+      open_steps_.fetch_sub(1);
+    }
+    return false;
+  }
+  fits = fits && (sent.is_dead || sent.tensor->TotalBytes() == offered.bytes);
+  if (!fits) {
+    step->absent |= bit;
+  } else if (sent.is_dead) {
+    step->dead |= bit;
+  } else {
+    ++step->writing;
+    lock.unlock();
+    const uint64_t at = SlotOffset(offered.ring, step->slot) + offered.offset;
+    char* const target = mapped_places_ != nullptr ? mapped_places_ : staging_base_;
+    CopyTraced(target + at, sent.tensor->data(), offered.bytes, "group");
+    // As in PushTensor.
+    const void* const original = edge.definition->may_change ? target + at : sent.tensor->data();
+    const uint32_t checksum = step->checksums.empty() ? 0 : ChecksumToSend(original, offered.bytes);
+    lock.lock();
+    --step->writing;
+    if (!step->checksums.empty())
+      step->checksums[static_cast<size_t>(__builtin_ctzll(bit))] = checksum;
+  }
+  if (fits) CountSent(Path::kStatic, sent.is_dead ? 0 : offered.bytes, channel_->traffic());
+  if (step->writing == 0 && (step->dropped || step->arrived == all)) {
+    FinishGroup(&group, step, offered);
+  }
+  return fits;
+}
+
+// Under the group's lock, so that the steps of one key are announced in order.
+void Routes::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
+                         const Offer::Edge& offered) {
+  const uint64_t offset = SlotOffset(offered.ring, step->slot);
+  PlannedMessage message;
+  message.step_id = step->step_id;
+  message.index = static_cast<uint32_t>(offered.group);
+  message.flags = PlannedMessage::kGroup | PlannedMessage::kInSlot;
+  message.slot = static_cast<uint8_t>(step->slot);
+  message.dead = step->dead;
+  message.absent = step->absent;
+  message.checksums = step->checksums;
+  if (!message.checksums.empty()) message.flags |= PlannedMessage::kChecked;
+  if (step->dropped) {
+    Release(offered.ring, step->slot);
+  } else if (staging_base_ != nullptr) {
+    WriteAndNotify({}, staging_base_ + offset, group->bytes, offset, message);
+  } else {
+    (void)Announce(message);
+  }
+  if (!step->dropped) {
+    CountPlan(PlanEvent::kGroup);
+    CountPlan(PlanEvent::kFused, group->members.size());
+  }
+  group->steps.erase(step);
+  open_steps_.fetch_sub(1);
+}
+
+void Routes::FinishGroups() {
+  if (open_steps_.load() == 0) return;
+  for (Group& group : groups_) {
+    std::lock_guard<std::mutex> lock(group.mutex);
+    for (auto each = group.steps.begin(); each != group.steps.end();) {
+      const auto step = each++;
+      step->absent |= AllOf(group) & ~step->arrived;
+      if (step->slot >= 0) {
+        FinishGroup(&group, step, offer_.edges[group.members.front()]);
+      } else {
+        group.steps.erase(step);
+        open_steps_.fetch_sub(1);
+      }
+    }
+  }
+}
+
+void Routes::DropStep(int64_t step_id) {
+  if (open_steps_.load() == 0) return;
+  for (Group& group : groups_) {
+    std::lock_guard<std::mutex> lock(group.mutex);
+    for (auto each = group.steps.begin(); each != group.steps.end();) {
+      const auto step = each++;
+      if (step->step_id != step_id) continue;
+      if (step->slot >= 0 && step->writing > 0) {
+        step->dropped = true;
+        continue;
+      }
+      if (step->slot >= 0) Release(offer_.edges[group.members.front()].ring, step->slot);
+      group.steps.erase(step);
+      open_steps_.fetch_sub(1);
+    }
+  }
+}
+
+}  // namespace rdmatensor

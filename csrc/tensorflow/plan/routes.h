@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sender's half of planned tensors: a receiver's offer of places, in use.
+#ifndef RDMATENSOR_TENSORFLOW_PLAN_ROUTES_H_
+#define RDMATENSOR_TENSORFLOW_PLAN_ROUTES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "base/forks.h"
+#include "graph/planned_edge.h"
+#include "plan/offer_account.h"
+#include "rdmatensor.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "wire/plan_message.h"
+
+namespace rdmatensor {
+
+class Channel;
+class DestinationLink;
+class Endpoint;
+class Routes;
+
+// Moments of this process in their order: a later call returns more.
+inline uint64_t Moment() {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1) + 1;
+}
+
+// A planned edge that leaves this process. Shared by the kernels that send it.
+struct OutEdge {
+  std::shared_ptr<const EdgeDefinition> definition;
+  uint64_t hash = 0;
+
+  std::mutex mutex;
+  std::shared_ptr<Routes> routes;         // nullptr: its tensors take the dynamic path
+  std::shared_ptr<DestinationLink> link;  // with routes
+  uint32_t index = 0;                     // of the edge in the offer
+};
+
+// Thread-safe. Ends when the receiver withdraws the offer or the channel goes down.
+class Routes : public std::enable_shared_from_this<Routes> {
+ public:
+  // `claim` is held as long as the offer is.
+  Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
+         std::shared_ptr<const void> claim);
+  ~Routes();
+  Routes(const Routes&) = delete;
+  Routes& operator=(const Routes&) = delete;
+
+  const Offer& offer() const { return offer_; }
+  Channel* channel() const { return channel_.get(); }
+  // Makes the places reachable and accepts the offer. Memory to write from counts in `account`. Blocks.
+  absl::Status Open(OfferAccount* account);
+  // Sends the edge through these routes from now on, if they were offered for it. A group is used once
+  // all its members are bound: it waits for each of them in every step. If the ends understand the
+  // edge differently it takes the dynamic path, and the first such edge is warned of.
+  void Bind(const std::shared_ptr<OutEdge>& edge);
+  // Ends their use; the receiver is told once nothing is being written. Idempotent.
+  void Close();
+
+  struct Tensor {
+    int64_t step_id;
+    tensorflow::FrameAndIter at;
+    const tensorflow::Tensor* tensor;
+    bool is_dead;
+    uint64_t began;  // the Moment at which its step began here
+    bool may_go;     // otherwise it takes another way, which its group must know
+  };
+  // False if the tensor must take another way: no place is free, or it does not fit.
+  bool Send(const OutEdge& edge, uint32_t index, const Tensor& sent);
+  // The step is over: gives back what its incomplete groups hold.
+  void DropStep(int64_t step_id);
+
+ private:
+  struct Ring {
+    std::mutex mutex;
+    size_t first = 0;  // number of its first slot among all
+    uint32_t next = 0;
+  };
+  // A group in one step.
+  struct GroupStep {
+    int64_t step_id = 0;
+    int slot = -1;                               // none was free: its members go alone
+    uint64_t arrived = 0, dead = 0;              // bits of members
+    uint64_t absent = 0;                         // arrived, and gone another way
+    absl::InlinedVector<uint32_t, 1> checksums;  // of all members, with CHECKSUM
+    int writing = 0;
+    bool dropped = false;
+  };
+  struct Group {
+    std::mutex mutex;
+    std::vector<uint32_t> members;  // indices of edges
+    uint64_t bound = 0;             // bits of members
+    uint64_t bound_at = 0;          // Moment; only in steps that began later do all members come
+    uint64_t bytes = 0;             // of a slot that hold tensors
+    std::list<GroupStep> steps;
+  };
+  struct Posted;
+
+  void WarnMismatch(const std::string& edge);
+  bool Enter();
+  void Leave();
+  void Finish();
+  // A slot that the receiver has given back, as its number in the ring; -1 if there is none.
+  int Acquire(int32_t ring);
+  static uint64_t BitOf(const Group& group, uint32_t index);
+  static uint64_t AllOf(const Group& group);
+  // Gives one back that was never announced.
+  void Release(int32_t ring, int slot);
+  uint64_t SlotOffset(int32_t ring, int slot) const;
+  bool SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent);
+  bool SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent, bool fits);
+  bool Announce(const PlannedMessage& message);
+  // Lends the tensor where it lies; false if the receiver cannot use it there.
+  bool Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, PlannedMessage* message);
+  void AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const;
+  // Writes `bytes` of `source` into the places and then announces them.
+  void WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes, uint64_t offset,
+                      const PlannedMessage& message);
+  // Where the transport can send from without registering memory first, and nobody writes meanwhile.
+  bool MakeSendable(bool may_change, tensorflow::Tensor* source) const;
+  // Announces what arrived of groups whose other members go another way from now on.
+  void FinishGroups();
+  // Announces a group, or drops it.
+  void FinishGroup(Group* group, std::list<GroupStep>::iterator step, const Offer::Edge& offered);
+
+  Endpoint* const endpoint_;
+  const std::shared_ptr<Channel> channel_;
+  const uint32_t number_;
+  const Home home_;
+  const Offer offer_;
+  const std::shared_ptr<const void> claim_;
+  std::shared_ptr<const void> staging_claim_;
+  absl::flat_hash_map<absl::string_view, uint32_t> index_of_;  // by name
+  std::vector<Ring> rings_;
+  std::vector<Group> groups_;
+  std::vector<uint64_t> used_;  // by slot: how often; under its ring's mutex
+  std::atomic<uint64_t>* returned_ = nullptr;
+  rdt_region* credits_ = nullptr;
+  rdt_region* staging_ = nullptr;  // for groups, where the places are not mapped
+  char* staging_base_ = nullptr;
+  rdt_remote_region* places_ = nullptr;
+  char* mapped_places_ = nullptr;  // where the transport can map them
+
+  std::atomic<int> users_{0};
+  std::atomic<bool> warned_{false};
+  std::atomic<bool> closed_{false}, finished_{false};
+  std::atomic<int> open_steps_{0};
+  std::mutex bound_mutex_;
+  std::vector<std::weak_ptr<OutEdge>> bound_;  // by edge of the offer
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_PLAN_ROUTES_H_

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The receiver's half of planned tensors: the memory in which they arrive.
+#ifndef RDMATENSOR_TENSORFLOW_PLAN_SLOTS_H_
+#define RDMATENSOR_TENSORFLOW_PLAN_SLOTS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/forks.h"
+#include "graph/planned_edge.h"
+#include "rdmatensor.h"
+#include "step/mailbox.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "wire/plan_message.h"
+
+namespace rdmatensor {
+
+class Channel;
+class Endpoint;
+
+// An edge and its place.
+struct PlacedEdge {
+  std::shared_ptr<const EdgeDefinition> definition;
+  uint64_t hash = 0;
+  rdt_plan_place place{};
+  // With a shape known in full; otherwise its tensors bring theirs.
+  bool has_static_shape = false;
+  tensorflow::TensorShape shape;
+};
+
+// The edges of one graph from one task into this one, placed. Immutable.
+struct PlacedLink {
+  int64_t graph = 0;
+  std::string source, destination;
+  std::vector<PlacedEdge> edges;   // static and bounded ones, which are offered
+  std::vector<PlacedEdge> others;  // dynamic ones and those left to RPC
+  std::vector<Offer::Ring> rings;
+  std::vector<std::vector<uint32_t>> groups;  // indices of edges; the order of the bits in masks
+  uint64_t bytes = 0;
+  uint64_t hash = 0;
+};
+
+// The places of a link for one channel. Thread-safe. Lives until it was withdrawn, or its channel is
+// down, and the last tensor in it is gone.
+class Slots : public std::enable_shared_from_this<Slots> {
+ public:
+  // Allocates and registers the memory, which may take long. RESOURCE_EXHAUSTED when the machine's
+  // limits forbid it.
+  static absl::StatusOr<std::shared_ptr<Slots>> Create(Endpoint* endpoint,
+                                                       std::shared_ptr<Channel> channel,
+                                                       std::shared_ptr<const PlacedLink> link,
+                                                       uint32_t number);
+  ~Slots();
+  Slots(const Slots&) = delete;
+  Slots& operator=(const Slots&) = delete;
+
+  const PlacedLink& link() const { return *link_; }
+  bool accepted() const { return accepted_.load(std::memory_order_acquire); }
+  // Sends the offer over its channel. Once.
+  void SendOffer(Channel* channel);
+  // The sender accepted: credits go there from now on.
+  void OnAccept(uint64_t credits_key);
+  // Delivers what a message brought. False: the peer broke the protocol. Progress thread.
+  bool Take(const PlannedMessage& message);
+  // Asks the sender to write no more. Idempotent.
+  void Withdraw();
+  // Nothing more will come. Tensors stay as they are; the channel and the sender's memory are let go.
+  // Progress thread.
+  void End();
+
+ private:
+  class Hold;
+  class Buffer;
+  Slots(Endpoint* endpoint, std::shared_ptr<Channel> channel,
+        std::shared_ptr<const PlacedLink> link, uint32_t number);
+  // The memory of a slot, held until all tensors in it are gone; nullptr if it is held already.
+  std::shared_ptr<Hold> Occupy(int32_t ring, uint32_t slot);
+  void Return(size_t slot);
+  void WriteCreditLocked(size_t slot);
+  void OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key);
+  bool TakeGroup(const PlannedMessage& message);
+  bool TakeSingle(const PlannedMessage& message);
+  // Of memory that is not open here yet.
+  bool TakeUnmapped(const PlacedEdge& edge, const PlannedMessage& message,
+                    const tensorflow::TensorShape& shape);
+  void Deliver(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival);
+  // A tensor with bytes, which came with `checksum`.
+  void DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, Way way,
+                    const Checksum& checksum, tensorflow::Tensor tensor);
+  void DeliverDead(const PlacedEdge& edge, const PlannedMessage& message);
+
+  Endpoint* const endpoint_;
+  // Until End: under `mutex_`, except on the progress thread.
+  std::shared_ptr<Channel> channel_;
+  const std::shared_ptr<const PlacedLink> link_;
+  const uint32_t number_;
+  const Home home_;
+  rdt_region* region_ = nullptr;
+  uint64_t region_key_ = 0;
+  char* base_ = nullptr;
+  std::vector<size_t> first_slot_;  // by ring: the number of its first slot among all
+
+  std::mutex mutex_;
+  std::vector<bool> occupied_;
+  std::vector<uint64_t> returned_;  // how often, as the credits say it; never moves
+  rdt_remote_region* credits_ = nullptr;
+  std::atomic<uint64_t>* mapped_credits_ = nullptr;
+  bool withdrawn_ = false;
+  std::atomic<bool> accepted_{false};
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_PLAN_SLOTS_H_

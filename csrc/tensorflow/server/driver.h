@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The way of a client's tensors into the cluster that it drives by eager operations. TensorFlow lets tasks
+// fetch what a client sends, or packs it into RPC, because they need not reach the client. Ours opens the
+// channels itself.
+#ifndef RDMATENSOR_TENSORFLOW_SERVER_DRIVER_H_
+#define RDMATENSOR_TENSORFLOW_SERVER_DRIVER_H_
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "peer/endpoint.h"
+#include "tensorflow/core/distributed_runtime/worker_cache.h"
+#include "tensorflow/core/protobuf/tensorflow_server.pb.h"
+#include "wire/message.h"
+
+namespace rdmatensor {
+
+// The names of all tasks of the cluster but `self`.
+std::vector<std::string> OtherTasks(const tensorflow::ServerDef& server_def,
+                                    const std::string& self);
+
+// Opens a channel to each of `tasks`, for what `endpoint`'s server, `self`, sends them in `session`. Blocks
+// for three times CONNECT_TIMEOUT_MS at most, and for `patience` if a task does not run yet. An error says why
+// it failed for one of them: it has no plugin, or no transport reaches it.
+absl::Status OpenChannels(Endpoint* endpoint, const std::string& session,
+                          const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
+                          const std::vector<std::string>& tasks, const AddressAnswer& self,
+                          std::chrono::milliseconds patience);
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_SERVER_DRIVER_H_

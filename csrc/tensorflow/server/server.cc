@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The server behind protocol="grpc+rdma": TensorFlow's gRPC server with our rendezvous, collectives and
+// worker. Everything else, and with it every control message, stays as it is.
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/settings.h"
+#include "collective/collective_manager.h"
+#include "peer/endpoint.h"
+#include "peer/listen_address.h"
+#include "server/driver.h"
+#include "server/rendezvous.h"
+#include "server/worker.h"
+#include "stats/path_stats.h"
+#include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
+#include "tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.h"
+#include "tensorflow/core/distributed_runtime/server_lib.h"
+#include "tensorflow/core/protobuf/tensorflow_server.pb.h"
+
+namespace rdmatensor {
+namespace {
+
+constexpr char kProtocol[] = "grpc+rdma";
+// How long a client waits for the tasks that it will drive.
+constexpr std::chrono::minutes kStartOfTasks{1};
+
+// Servers by which this process drives clusters, by task. An eager context that ends leaks its server,
+// which answers for ever. Its peers must not take it for its successor, which may have the same name: they
+// would send what that expects to this one.
+struct Drivers {
+  std::mutex mutex;
+  std::map<std::string, Endpoint*> by_task;
+  static Drivers& Get() {
+    static Drivers* drivers = new Drivers;
+    return *drivers;
+  }
+};
+
+void RecordDriver(Endpoint* endpoint) {
+  Drivers& drivers = Drivers::Get();
+  std::lock_guard<std::mutex> lock(drivers.mutex);
+  drivers.by_task[endpoint->task()] = endpoint;
+}
+
+// Another server takes the place of the task's.
+void RetireDriver(const std::string& task) {
+  Drivers& drivers = Drivers::Get();
+  std::lock_guard<std::mutex> lock(drivers.mutex);
+  auto found = drivers.by_task.find(task);
+  if (found == drivers.by_task.end()) return;
+  found->second->Retire();
+  drivers.by_task.erase(found);
+}
+
+class RdmaServer : public tensorflow::GrpcServer {
+ public:
+  RdmaServer(const tensorflow::ServerDef& server_def, Endpoint* endpoint)
+      : GrpcServer(server_def, tensorflow::Env::Default()), endpoint_(endpoint) {}
+
+  ~RdmaServer() override {
+    // TensorFlow destroys only servers that never ran; running ones live as long as the process.
+    if (!started_ && endpoint_ != nullptr) endpoint_->Close();
+  }
+
+  absl::Status Start() override {
+    started_ = true;
+    // From here on it lives as long as the process.
+    if (endpoint_ != nullptr) endpoint_->WatchReceivers([this] { ReachAgain(); });
+    return GrpcServer::Start();
+  }
+
+  absl::Status AddMasterEagerContextToEagerService(const uint64_t context_id,
+                                                   tensorflow::EagerContext* context) override {
+    if (endpoint_ != nullptr) {
+      Drive(absl::StrCat("eager_", context_id));
+      RecordDriver(endpoint_);
+    }
+    return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
+  }
+
+  // Called by the end of an eager context.
+  absl::Status StopCoordinationService() override {
+    if (endpoint_ != nullptr) {
+      {
+        std::lock_guard<std::mutex> lock(driven_mutex_);
+        driven_.clear();
+      }
+      endpoint_->Retire();
+    }
+    return GrpcServer::StopCoordinationService();
+  }
+
+  // TensorFlow's own replaces the manager of collectives by a stock one.
+  absl::Status UpdateServerDef(const tensorflow::ServerDef& server_def) override {
+    absl::Status status = GrpcServer::UpdateServerDef(server_def);
+    if (!status.ok() || endpoint_ == nullptr) return status;
+    worker_env()->collective_executor_mgr = NewCollectiveManager(
+        server_def.default_session_config(), worker_env(), master_env()->worker_cache, endpoint_);
+    master_env()->collective_executor_mgr = worker_env()->collective_executor_mgr.get();
+    Reach(server_def);
+    return status;
+  }
+
+  absl::Status InitRdma(tensorflow::DeviceMgr* devices) {
+    tensorflow::GrpcServerOptions options;
+    options.local_device_mgr = devices;
+    if (endpoint_ != nullptr) {
+      options.rendezvous_mgr_func =
+          [this](const tensorflow::WorkerEnv* env) -> tensorflow::RendezvousMgrInterface* {
+        return new RdmaRendezvousMgr(env, endpoint_);
+      };
+      options.collective_mgr_func = [this](const tensorflow::ConfigProto& config,
+                                           const tensorflow::WorkerEnv* env,
+                                           tensorflow::WorkerCacheInterface* workers) {
+        return NewCollectiveManager(config, env, workers, endpoint_).release();
+      };
+    }
+    options.worker_func = [this](tensorflow::WorkerEnv* env,
+                                 const tensorflow::ConfigProto& config) {
+      return NewRdmaWorker(env, config, endpoint_);
+    };
+    return GrpcServer::Init(options);
+  }
+
+ private:
+  // This process is about to drive its cluster by eager operations. TensorFlow would pack what it sends into
+  // EagerService's RPC, unless its own switch, read after this, says otherwise.
+  void Drive(const std::string& session) {
+    static constexpr char kSwitch[] = "TF_EAGER_REMOTE_USE_SEND_TENSOR_RPC";
+    static const bool is_users = ::getenv(kSwitch) != nullptr;
+    {
+      std::lock_guard<std::mutex> lock(driven_mutex_);
+      driven_ = session;
+      driven_cluster_ = server_def();
+    }
+    // TensorFlow waits for tasks, too, but after this call.
+    const absl::Status status = ReachTasks(kStartOfTasks);
+    if (!is_users) ::setenv(kSwitch, status.ok() ? "0" : "1", 1);
+    if (!status.ok()) {
+      rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: what this client sends to tasks goes by "
+                                              "grpc: no channel to ",
+                                              status.message())
+                                     .c_str());
+    }
+  }
+
+  // The cluster that it drives, if it does, has changed.
+  void Reach(const tensorflow::ServerDef& server_def) {
+    {
+      std::lock_guard<std::mutex> lock(driven_mutex_);
+      if (driven_.empty()) return;
+      driven_cluster_ = server_def;
+    }
+    if (absl::Status reached = ReachTasks({}); !reached.ok()) {
+      rdt_log_line(RDT_LOG_WARN,
+                   absl::StrCat("tensorflow: no channel to ", reached.message()).c_str());
+    }
+  }
+
+  // A channel was lost. Tasks that are gone come back with another cluster.
+  void ReachAgain() {
+    if (reaching_.exchange(true)) return;
+    tensorflow::Env::Default()->SchedClosure([this] {
+      reaching_.store(false);
+      (void)ReachTasks({});
+    });
+  }
+
+  // Opens channels to the tasks of the cluster that it drives, where there are none.
+  absl::Status ReachTasks(std::chrono::milliseconds patience) {
+    std::string session;
+    tensorflow::ServerDef cluster;
+    {
+      std::lock_guard<std::mutex> lock(driven_mutex_);
+      if (driven_.empty()) return absl::OkStatus();
+      session = driven_;
+      cluster = driven_cluster_;
+    }
+    tensorflow::WorkerCacheInterface* workers = nullptr;
+    const absl::Status made =
+        WorkerCacheFactory(tensorflow::WorkerCacheFactoryOptions(cluster), &workers);
+    if (!made.ok()) return made;
+    return OpenChannels(
+        endpoint_, session, std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
+        OtherTasks(cluster, endpoint_->task()), AnswerOf(endpoint_, *worker_env()), patience);
+  }
+
+  std::mutex driven_mutex_;
+  std::atomic<bool> reaching_{false};
+  std::string driven_;  // the session by which it drives its cluster; empty: it does not
+  tensorflow::ServerDef driven_cluster_;
+  Endpoint* const endpoint_;  // nullptr: everything goes by RPC
+  bool started_ = false;
+};
+
+// What a peer calls this task in rendezvous keys.
+std::string TaskName(const tensorflow::ServerDef& server_def) {
+  return absl::StrCat("/job:", server_def.job_name(), "/replica:", server_def.replica(),
+                      "/task:", server_def.task_index());
+}
+
+// The host of this task's own entry in the cluster.
+std::string TaskHost(const tensorflow::ServerDef& server_def) {
+  for (const tensorflow::JobDef& job : server_def.cluster().job()) {
+    if (job.name() != server_def.job_name()) continue;
+    auto task = job.tasks().find(server_def.task_index());
+    if (task != job.tasks().end()) return HostOf(task->second);
+  }
+  return "localhost";
+}
+
+class RdmaServerFactory : public tensorflow::ServerFactory {
+ public:
+  // Exactly this protocol: TensorFlow refuses to choose between two factories.
+  bool AcceptsOptions(const tensorflow::ServerDef& server_def) override {
+    return server_def.protocol() == kProtocol;
+  }
+
+  absl::Status NewServer(const tensorflow::ServerDef& server_def, const Options& options,
+                         std::unique_ptr<tensorflow::ServerInterface>* out_server) override {
+    const Settings settings = Settings::Read();
+    Endpoint* endpoint = nullptr;
+    RetireDriver(TaskName(server_def));
+    if (settings.policy != Policy::kGrpc) {
+      absl::StatusOr<Endpoint*> opened =
+          Endpoint::Open(TaskName(server_def), TaskHost(server_def), settings);
+      if (opened.ok()) {
+        endpoint = *opened;
+      } else if (settings.policy == Policy::kRdma) {
+        return opened.status();
+      } else {
+        rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: all tensors of ", TaskName(server_def),
+                                                " go by grpc: ", opened.status().message())
+                                       .c_str());
+      }
+    }
+    auto server = std::make_unique<RdmaServer>(server_def, endpoint);
+    if (absl::Status status = server->InitRdma(options.local_device_mgr); !status.ok())
+      return status;
+    RecordServer(TaskName(server_def));
+    *out_server = std::move(server);
+    return absl::OkStatus();
+  }
+};
+
+const bool registered = [] {
+  tensorflow::ServerFactory::Register("RDMATENSOR_SERVER", new RdmaServerFactory);
+  return true;
+}();
+
+}  // namespace
+}  // namespace rdmatensor

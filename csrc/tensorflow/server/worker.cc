@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/worker.h"
+
+#include "collective/ballots.h"
+#include "collective/collective_stats.h"
+#include "plan/plan_book.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/distributed_runtime/worker_env.h"
+#include "tensorflow/core/framework/device_attributes.pb.h"
+#include "wire/message.h"
+
+namespace rdmatensor {
+namespace {
+
+class RdmaWorker : public tensorflow::GrpcWorker {
+ public:
+  RdmaWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config, Endpoint* endpoint)
+      : GrpcWorker(env, config),
+        endpoint_(endpoint),
+        ballots_(endpoint != nullptr ? Ballots::TimeoutMs(endpoint->settings()) : 0) {}
+
+  void RecvBufAsync(tensorflow::CallOptions* options, const tensorflow::RecvBufRequest* request,
+                    tensorflow::RecvBufResponse* response,
+                    tensorflow::StatusCallback done) override {
+    if (endpoint_ != nullptr && request->buf_rendezvous_key() == kPlanKey &&
+        request->transport_options().type_url() == kPlanKey) {
+      response->mutable_transport_options()->set_type_url(kPlanKey);
+      response->mutable_transport_options()->set_value(PlanBook::Get()->AsJson(endpoint_));
+      done(absl::OkStatus());
+      return;
+    }
+    if (endpoint_ != nullptr && request->buf_rendezvous_key() == kVoteKey &&
+        request->transport_options().type_url() == kVoteKey) {
+      Count(request->transport_options().value(), response, std::move(done));
+      return;
+    }
+    if (request->buf_rendezvous_key() != kAddressKey ||
+        request->transport_options().type_url() != kAddressKey) {
+      if (request->num_bytes() > 0) CountStockBuffer(static_cast<uint64_t>(request->num_bytes()));
+      GrpcWorker::RecvBufAsync(options, request, response, std::move(done));
+      return;
+    }
+    response->mutable_transport_options()->set_type_url(kAddressKey);
+    response->mutable_transport_options()->set_value(Encode(AnswerOf(endpoint_, *env_)));
+    done(absl::OkStatus());
+  }
+
+ private:
+  void Count(absl::string_view encoded, tensorflow::RecvBufResponse* response,
+             tensorflow::StatusCallback done) {
+    Vote vote;
+    if (!Parse(encoded, &vote)) {
+      done(absl::InvalidArgumentError("rdmatensor: a malformed vote"));
+      return;
+    }
+    ballots_.Cast(vote, [response, done = std::move(done)](const Verdict& verdict) {
+      response->mutable_transport_options()->set_type_url(kVoteKey);
+      response->mutable_transport_options()->set_value(Encode(verdict));
+      done(absl::OkStatus());
+    });
+  }
+
+  Endpoint* const endpoint_;
+  Ballots ballots_;  // of the collective groups whose first member this task is
+};
+
+}  // namespace
+
+AddressAnswer AnswerOf(const Endpoint* endpoint, const tensorflow::WorkerEnv& env) {
+  AddressAnswer answer;
+  if (endpoint != nullptr) {
+    answer.address = endpoint->address();
+    answer.region_keys = endpoint->exports().Keys();
+    answer.device_name = rdt_device_name(endpoint->device());
+  }
+  for (const tensorflow::Device* device : env.device_mgr->ListDevices()) {
+    answer.incarnations.push_back(device->attributes().incarnation());
+  }
+  return answer;
+}
+
+std::unique_ptr<tensorflow::GrpcWorker> NewRdmaWorker(tensorflow::WorkerEnv* env,
+                                                      const tensorflow::ConfigProto& config,
+                                                      Endpoint* endpoint) {
+  return std::make_unique<RdmaWorker>(env, config, endpoint);
+}
+
+}  // namespace rdmatensor

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Counts, per process, by which path tensors left and arrived, and why some went by RPC.
+// rdmatensor.tensorflow.stats() reads it through the two C functions at the end.
+#ifndef RDMATENSOR_TENSORFLOW_STATS_PATH_STATS_H_
+#define RDMATENSOR_TENSORFLOW_STATS_PATH_STATS_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace rdmatensor {
+
+enum class Path { kStatic, kBounded, kInline, kDynamic, kBounce, kRpc };
+inline constexpr int kPathCount = 6;
+const char* PathName(Path path);
+
+enum class Direction { kReceive, kSend };
+// Counters of the tensors that go between this process and a peer by one transport, which count for the
+// transport as a whole too. All tensors count by their path besides.
+struct Traffic;
+inline constexpr char kRpcTransport[] = "grpc";
+// Those of `transport` from (kReceive) or to (kSend) `task`; valid for ever.
+Traffic* TrafficOf(Direction direction, absl::string_view task, absl::string_view transport);
+
+// All functions may be called from any thread.
+void CountSent(Path path, uint64_t bytes, Traffic* traffic = nullptr);
+void CountReceived(Path path, uint64_t bytes, Traffic* traffic = nullptr);
+// How the bytes of a dynamic or bounced tensor were got.
+enum class FetchKind { kInPlace, kRead };
+inline constexpr int kFetchKindCount = 2;
+void CountFetch(FetchKind kind, uint64_t bytes);
+// ABLATION=rpc: a tensor was asked for.
+void CountRequest();
+// One tensor that was offered to a peer by RPC instead of a push, for `reason`.
+void CountRpcReason(absl::string_view reason);
+
+// What happens to planned tensors.
+enum class PlanEvent {
+  kBusy,        // no place was free: the tensor went the dynamic way
+  kUnfit,       // it was larger than its place, or of another shape
+  kCopied,      // it did not lie in registered memory, and was copied there first
+  kFused,       // it travelled in a group
+  kGroup,       // groups sent
+  kMismatch,    // edges that the ends understand differently
+  kOverBudget,  // edges that got no place because of the limit
+  kPromoted,    // edges that got a place because of what was seen
+  kDemoted      // and lost it again
+};
+inline constexpr int kPlanEventCount = 9;
+void CountPlan(PlanEvent event, uint64_t by = 1);
+// Bytes of places that this process holds for its peers; `by` may be negative.
+void CountPlaceBytes(int64_t by);
+uint64_t PlaceBytes();
+
+// One server of this process, whatever its policy.
+void RecordServer(absl::string_view task);
+
+// The transport now used from (kReceive) or to (kSend) `task`, and why that one. Logged at INFO, or
+// at WARN when `degraded`: something that the user asked for is not in force.
+// Unless that is not `news`.
+void RecordPeer(Direction direction, absl::string_view task, absl::string_view transport,
+                absl::string_view why, bool degraded, bool news = true);
+// What is received from `task` by RPC at present is tried otherwise with the first tensor after `when`;
+// at the epoch: never.
+void RecordRetry(absl::string_view task, std::chrono::steady_clock::time_point when);
+// What came from `task` by RPC goes otherwise again.
+void CountFailback(absl::string_view task);
+// None is used at present: one is being looked for, or the peer is gone. Not logged.
+enum class Absence { kConnecting, kLost };
+void RecordAbsence(Direction direction, absl::string_view task, Absence absence,
+                   absl::string_view why);
+
+// `text` as a JSON string.
+std::string Quoted(absl::string_view text);
+std::string StatsAsJson();
+void ResetStats();
+
+}  // namespace rdmatensor
+
+extern "C" {
+// Writes the statistics as JSON with a terminating zero if `size` allows; returns the size needed.
+__attribute__((visibility("default"))) size_t rdt_tf_stats_json(char* out, size_t size);
+// Sets counters to zero; peers and the arena's present use stay.
+__attribute__((visibility("default"))) void rdt_tf_stats_reset(void);
+// The plan in force at `task` ("/job:worker/replica:0/task:0"; NULL: the only server of the process) as
+// JSON, likewise; 0 if there is no such server.
+__attribute__((visibility("default"))) size_t rdt_tf_plan_json(const char* task, char* out,
+                                                               size_t size);
+}
+
+#endif  // RDMATENSOR_TENSORFLOW_STATS_PATH_STATS_H_

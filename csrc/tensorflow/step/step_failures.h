@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RDMATENSOR_TENSORFLOW_STEP_STEP_FAILURES_H_
+#define RDMATENSOR_TENSORFLOW_STEP_STEP_FAILURES_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "base/newest.h"
+#include "graph/planned_edge.h"
+
+namespace rdmatensor {
+
+// What a peer said will not come any more: the rest of a step, or single tensors of it. Thread-safe, and
+// cheap to ask while nothing failed.
+class StepFailures {
+ public:
+  // The first cause stays.
+  void AddStep(int64_t step_id, const absl::Status& status) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    steps_.Add(step_id, status);
+    any_.store(true, std::memory_order_release);
+  }
+
+  void AddTensor(int64_t step_id, const KeyId& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    tensors_.Add({step_id, key});
+    any_.store(true, std::memory_order_release);
+  }
+
+  bool Any() const { return any_.load(std::memory_order_acquire); }
+
+  // OK if it has not failed.
+  absl::Status OfStep(int64_t step_id) const {
+    if (!Any()) return absl::OkStatus();
+    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::Status* failed = steps_.Find(step_id);
+    return failed == nullptr ? absl::OkStatus() : *failed;
+  }
+
+  bool LacksTensor(int64_t step_id, const KeyId& key) const {
+    if (!Any()) return false;
+    std::lock_guard<std::mutex> lock(mutex_);
+    return tensors_.Contains({step_id, key});
+  }
+
+ private:
+  static constexpr size_t kRemembered = 1024;
+
+  std::atomic<bool> any_{false};
+  mutable std::mutex mutex_;
+  Newest<int64_t, absl::Status> steps_{kRemembered};
+  Newest<std::pair<int64_t, KeyId>> tensors_{kRemembered};
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_STEP_STEP_FAILURES_H_

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Questions of ours to another task's server. They travel as RecvBuf calls with a key of ours, because
+// TensorFlow's is the one connection that exists before ours; worker.cc answers them.
+#ifndef RDMATENSOR_TENSORFLOW_WIRE_TASK_CALL_H_
+#define RDMATENSOR_TENSORFLOW_WIRE_TASK_CALL_H_
+
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "tensorflow/core/distributed_runtime/worker_cache.h"
+
+namespace rdmatensor {
+
+// Asks `task`, as `from`, the question `value` of the kind `key`; `done` gets the answer, on a thread
+// of TensorFlow's RPC. Without the plugin a server answers with an error at once. `workers` must live
+// until then.
+void AskTask(tensorflow::WorkerCacheInterface* workers, const std::string& task,
+             const std::string& from, const std::string& key, const std::string& value,
+             int timeout_ms, std::function<void(const absl::StatusOr<std::string>&)> done);
+
+// The same, waiting for the answer.
+absl::StatusOr<std::string> AskTask(tensorflow::WorkerCacheInterface* workers,
+                                    const std::string& task, const std::string& from,
+                                    const std::string& key, const std::string& value,
+                                    int timeout_ms);
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_WIRE_TASK_CALL_H_

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a graph to its plan, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rdmatensor.plan import Options
+
+from ..model.errors import AnalysisError
+from ..model.plan import TransferPlan
+from ..read import sources
+from ..read.devices import parse
+from . import edges, placing, planner, rewriting
+from .placement import PlacedOn
+
+DEFAULT_DEVICE = "/job:worker/replica:0/task:0/device:CPU:0"
+
+
+def analyze(
+    source: Any,
+    *,
+    strategy: PlacedOn | None = None,
+    cluster: Mapping[str, Sequence[str]] | None = None,
+    batch_size: int | None = None,
+    fetches: Sequence[Any] | None = None,
+    feeds: Sequence[Any] | None = None,
+    args: Sequence[Any] | None = None,
+    signature: str = "serving_default",
+    default_device: str = DEFAULT_DEVICE,
+    optimize: bool = False,
+    options: Options | None = None,
+    budgets: Mapping[str, int] | None = None,
+) -> TransferPlan:
+    """Plans what travels in one step of `source`.
+
+    `source` is one of
+
+    * a tf.Graph or GraphDef with device strings, a path of one, or the path of a SavedModel (its
+      `signature`). `fetches` and `feeds` are the session's: tensors, operations or their names. Without
+      fetches everything in the graph runs.
+    * a ConcreteFunction, or a tf.function with `args`, as for get_concrete_function. Variables are on the
+      devices that they have, or where `strategy` puts them.
+    * a Keras model with `strategy`: one training step of all workers.
+
+    `batch_size` is the batch of a Keras model; for the others it bounds first dimensions that are
+    unknown. `default_device` is where nodes run that name no task: the session's target. `cluster` maps jobs
+    to addresses; every device has to be in it. `optimize` runs TensorFlow's graph optimiser, as sessions
+    do. `budgets` is the memory for places that tasks have, in bytes ("/job:ps/replica:0/task:0").
+
+    Nothing is run and nothing is connected. AnalysisError for what cannot be analysed.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise AnalysisError(f"batch_size is {batch_size}: give at least 1")
+    if strategy is None and cluster is not None and {"ps", "worker"} <= set(cluster):
+        strategy = PlacedOn.cluster(cluster)
+    request = sources.Request(default_device, strategy, batch_size, fetches, feeds, args, signature)
+    chosen = options or planner.settings()
+    if batch_size is not None:
+        chosen = replace(chosen, batch=batch_size)
+    found = transfers(source, request, optimize)
+    return planner.plan(_in_cluster(found, cluster), chosen, budgets)
+
+
+def transfers(source: Any, request: sources.Request, optimize: bool = False) -> edges.Transfers:
+    """What travels, before it is planned."""
+    program = sources.load(source, request)
+    rewriting.inline(program)
+    placing.place(program)
+    if optimize:
+        rewriting.optimize(program)
+        placing.place(program)
+    rewriting.cut(program)
+    placing.place(program)
+    return edges.find(program)
+
+
+def _in_cluster(
+    found: edges.Transfers, cluster: Mapping[str, Sequence[str]] | None
+) -> edges.Transfers:
+    """Checks that every task is in the cluster, and adds those that have nothing to do."""
+    if cluster is None:
+        return found
+    known = {
+        f"/job:{job}/replica:0/task:{task}"
+        for job, addresses in cluster.items()
+        for task in range(len(addresses))
+    }
+    for name in found.tasks:
+        if name not in known:
+            job = parse(name).job or ""
+            has = len(cluster[job]) if job in cluster else 0
+            raise AnalysisError(
+                f"the graph uses {name}, and the cluster has {has} tasks of job {job!r}: "
+                "correct the cluster or the device strings"
+            )
+    return edges.with_tasks(found, known)

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors that travel between the tasks of a placed graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..read.devices import Device, parse
+from ..read.graphs import Program, Signatures, reference
+from ..read.ops import ENTER, EXIT, MERGE, NEXT_ITERATION, blocks, free
+from ..read.shapes import Shape, Shapes
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as the planner sees it. `task` is an index."""
+
+    task: int
+    loop: bool
+    blocks: bool
+    free: bool
+    merges: bool
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One tensor that travels: TensorFlow sends an output once to each device that takes it."""
+
+    name: str
+    source: int
+    destination: int
+    dtype: str
+    dtype_number: int
+    element_size: int
+    """Bytes; 0: elements are no plain bytes."""
+    shape: Shape
+    in_loop: bool
+    device_memory: bool
+    producer: int
+    consumers: tuple[int, ...]
+    origin: str
+    """Where an unknown shape begins, such as "placeholder x"; "" when all is known."""
+    variable: str
+    """The variable that it is a copy of; "" when it is none."""
+    added: bool
+    """TensorFlow adds it when it cuts the graph up, too late for a plan."""
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What travels in one step, and the graph that tells in which order. Indices point into `nodes`
+    and `tasks`."""
+
+    tasks: tuple[str, ...]
+    node_names: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    arcs: tuple[tuple[int, int], ...]
+    items: tuple[Transfer, ...]
+    control_edges: int
+
+
+# The loops around a node, outermost first.
+Frames = tuple[str, ...]
+
+
+def loop_frames(graph: Any) -> dict[str, Frames]:
+    """Of each node inside a loop. An Enter belongs to the loop it enters, an Exit to the one it leaves."""
+    users: dict[str, list[str]] = {}
+    nodes = {}
+    for node in graph.node:
+        nodes[node.name] = node
+        for text in node.input:
+            users.setdefault(reference(text)[0], []).append(node.name)
+    frames: dict[str, Frames] = {}
+    stack: list[tuple[str, Frames]] = [
+        (name, ()) for name, node in nodes.items() if node.op in ENTER
+    ]
+    while stack:
+        name, outside = stack.pop()
+        node = nodes[name]
+        inside = _inside(node, outside)
+        if len(inside) <= len(frames.get(name, ())) or len(inside) > len(nodes):
+            continue
+        frames[name] = inside
+        after = _after(node, inside)
+        stack += [(user, after) for user in users.get(name, ()) if after]
+    return frames
+
+
+def _inside(node: Any, outside: Frames) -> Frames:
+    """The frames of a node whose inputs come from `outside`."""
+    if node.op in ENTER:
+        return (*outside, node.attr["frame_name"].s.decode(errors="replace"))
+    return outside
+
+
+def _after(node: Any, inside: Frames) -> Frames:
+    """The frames in which a node's outputs are."""
+    return inside[:-1] if node.op in EXIT else inside
+
+
+_VARIABLES = frozenset(["VarHandleOp", "VariableV2", "Variable"])
+# Hand on the variable, or its value, that is their first input.
+_READS = frozenset(
+    ["ReadVariableOp", "ResourceGather", "Identity", "RefIdentity", "Snapshot", *ENTER]
+) | {"Switch", "RefSwitch"}
+
+
+def _variables(graph: Any) -> dict[str, str]:
+    """For each node that makes, hands on or reads a variable: the variable's name."""
+    nodes = {node.name: node for node in graph.node}
+    found: dict[str, str] = {}
+    for node in graph.node:
+        path = [node.name]
+        while (last := nodes[path[-1]]).op in _READS and last.name not in found and last.input:
+            path.append(reference(last.input[0])[0])
+        end = nodes[path[-1]]
+        name = found.get(end.name, "")
+        if end.op in _VARIABLES:
+            name = end.attr["shared_name"].s.decode(errors="replace") or end.name
+        found.update(dict.fromkeys(path, name))
+    return {name: variable for name, variable in found.items() if variable}
+
+
+def find(program: Program) -> Transfers:
+    """Reads them from the program's graph, whose nodes all name whole devices."""
+    return _Reader(program).read()
+
+
+class _Reader:
+    """What is asked again and again while a graph is read. Nodes and tasks are numbers."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._nodes = list(program.graph.node)
+        self._devices = [parse(node.device) for node in self._nodes]
+        self._tasks = tuple(sorted({device.task_name for device in self._devices}))
+        self._numbers = {name: number for number, name in enumerate(self._tasks)}
+        self._frames = loop_frames(program.graph)
+        self._conditions = {
+            self._frames[node.name]: number
+            for number, node in enumerate(self._nodes)
+            if node.op == "LoopCond" and node.name in self._frames
+        }
+        self._variables = _variables(program.graph)
+
+    def read(self) -> Transfers:
+        arcs: list[tuple[int, int]] = []
+        # By node, output and device: dicts, because the order of consumers has to be the same always.
+        uses: dict[tuple[int, int, Device], dict[int, None]] = {}
+        asked: dict[tuple[int, int, Device], dict[int, None]] = {}
+        controls = set()
+        for source, output, number in self._inputs():
+            if self._nodes[source].op not in NEXT_ITERATION:
+                arcs.append((source, number))
+            device = self._devices[number]
+            for condition in self._asks(source, number):
+                asked.setdefault((condition, 0, device), {})[number] = None
+            if self._devices[source].task_name == device.task_name:
+                continue
+            if output < 0:
+                controls.add((source, device))
+            else:
+                uses.setdefault((source, output, device), {})[number] = None
+        items = []
+        if uses:
+            shapes = Shapes(self._program.graph)
+            items = [
+                self._transfer(shapes, *key, tuple(takers), key not in uses)
+                for key, takers in (asked | uses).items()
+            ]
+        items.sort(key=lambda item: (item.source, item.destination, item.name))
+        names = tuple(node.name for node in self._nodes)
+        nodes = tuple(self._describe())
+        return Transfers(self._tasks, names, nodes, tuple(arcs), tuple(items), len(controls))
+
+    def _inputs(self) -> Iterator[tuple[int, int, int]]:
+        """Producer, output and consumer of every input; output -1 is a control input."""
+        index = {node.name: number for number, node in enumerate(self._nodes)}
+        for number, node in enumerate(self._nodes):
+            for text in node.input:
+                name, output = reference(text)
+                yield index[name], output, number
+
+    def _asks(self, source: int, number: int) -> Iterator[int]:
+        """Conditions of loops that the device of node `number` has to know, because a tensor of `source`
+        comes there inside of them: TensorFlow builds a loop of its own around such an input."""
+        producer, device = self._nodes[source], self._devices[number]
+        inside = self._frames.get(producer.name, ())
+        if not inside or self._devices[source] == device:
+            return
+        after = _after(producer, inside)
+        for depth in range(1, len(after) + 1):
+            condition = self._conditions.get(after[:depth])
+            if condition is not None and self._devices[condition].task_name != device.task_name:
+                yield condition
+
+    def _describe(self) -> Iterator[Node]:
+        signatures = Signatures(self._program.graph)
+        for node, device in zip(self._nodes, self._devices, strict=True):
+            op = self._program.op(node)
+            yield Node(
+                task=self._numbers[device.task_name],
+                loop=node.name in self._frames,
+                blocks=blocks(op, signatures.stateful(node)),
+                free=free(op),
+                merges=op in MERGE,
+            )
+
+    def _transfer(
+        self,
+        shapes: Shapes,
+        producer: int,
+        output: int,
+        device: Device,
+        consumers: tuple[int, ...],
+        added: bool,
+    ) -> Transfer:
+        node, source = self._nodes[producer], self._devices[producer]
+        shape = shapes.of(node.name, output)
+        dtype, element_size = shapes.dtype(node.name, output)
+        elsewhere = "" if device.local_name == "device:CPU:0" else "@" + device.local_name
+        return Transfer(
+            name=self._program.fed.get(node.name, f"{node.name}:{output}") + elsewhere,
+            source=self._numbers[source.task_name],
+            destination=self._numbers[device.task_name],
+            dtype=dtype,
+            dtype_number=shapes.number(node.name, output),
+            element_size=element_size,
+            shape=shape,
+            in_loop=bool(_after(node, self._frames.get(node.name, ()))),
+            device_memory=not source.kind == device.kind == "CPU",
+            producer=producer,
+            consumers=consumers,
+            origin="" if shape is not None and None not in shape else shapes.origin(node.name),
+            variable=self._variables.get(node.name, ""),
+            added=added,
+        )
+
+
+def with_tasks(transfers: Transfers, more: Iterable[str]) -> Transfers:
+    """The same, with tasks that have nothing to do."""
+    tasks = tuple(sorted({*transfers.tasks, *more}))
+    moved = [tasks.index(name) for name in transfers.tasks]
+    nodes = tuple(replace(node, task=moved[node.task]) for node in transfers.nodes)
+    items = tuple(
+        replace(item, source=moved[item.source], destination=moved[item.destination])
+        for item in transfers.items
+    )
+    return replace(transfers, tasks=tasks, nodes=nodes, items=items)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers in, a plan out, by the planner that servers use (rdmatensor.plan)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rdmatensor import config
+from rdmatensor import plan as core
+from rdmatensor.plan import Options
+
+from ..model.errors import AnalysisError
+from ..model.plan import ADDED, Edge, Link, TransferPlan
+from ..read.devices import Device, whole
+from .edges import Node, Transfer, Transfers
+
+
+def settings() -> Options:
+    """The options that a server of this process would use."""
+    return Options(
+        slots=config.get_int("PLAN_SLOTS"),
+        loop_slots=config.get_int("PLAN_LOOP_SLOTS"),
+        batch=config.get_int("BATCH_SIZE"),
+        fuse_bytes=config.get_int("FUSE_BYTES"),
+    )
+
+
+def plan(
+    transfers: Transfers, options: Options, budgets: Mapping[str, int] | None = None
+) -> TransferPlan:
+    """Plans them. `budgets` are bytes by task; tasks that it leaves out may hold any amount."""
+    items = [item for item in transfers.items if not item.added]
+    rows = _rows(transfers, items)
+    limits = _budgets(transfers.tasks, budgets)
+    made = core.make(rows, len(transfers.tasks), replace(options, budgets=limits))
+    index = {(link.source, link.destination): n for n, link in enumerate(made.links)}
+    edges = [_added(transfers, item) for item in transfers.items if item.added]
+    for item, row, place in zip(items, rows, made.places, strict=True):
+        ring = None
+        if place.ring is not None:
+            ring = made.rings[index[item.source, item.destination]][place.ring]
+        edges.append(_edge(transfers, item, row.order, place, ring))
+    return TransferPlan(
+        tasks=transfers.tasks,
+        options=replace(options, budgets=None),
+        links=tuple(_link(transfers.tasks, link) for link in made.links),
+        edges=tuple(sorted(edges, key=lambda edge: edge.key)),
+        control_edges=transfers.control_edges,
+    )
+
+
+def _flags(node: Node) -> int:
+    return (
+        core.NodeFlag.LOOP * node.loop
+        | core.NodeFlag.BLOCKS * node.blocks
+        | core.NodeFlag.FREE * node.free
+        | core.NodeFlag.ANY * node.merges
+    )
+
+
+def _rows(transfers: Transfers, items: list[Transfer]) -> list[core.Edge]:
+    orders = core.find_order(
+        [core.Node(node.task, _flags(node)) for node in transfers.nodes],
+        [core.Arc(*arc) for arc in transfers.arcs],
+        [core.Use(item.producer, item.consumers) for item in items],
+    )
+    return [
+        core.Edge(
+            name=item.name,
+            source=item.source,
+            destination=item.destination,
+            dtype=item.dtype_number,
+            element_size=item.element_size,
+            shape=item.shape,
+            flags=core.EdgeFlag.LOOP * item.in_loop
+            | core.EdgeFlag.DEVICE_MEMORY * item.device_memory,
+            order=order,
+        )
+        for item, order in zip(items, orders, strict=True)
+    ]
+
+
+_UNLIMITED = 2**64 - 1
+
+
+def _budgets(tasks: tuple[str, ...], budgets: Mapping[str, int] | None) -> list[int] | None:
+    if budgets is None:
+        return None
+    named = {whole(name, Device()).task_name: limit for name, limit in budgets.items()}
+    for name, limit in named.items():
+        if name not in tasks:
+            raise AnalysisError(f"budget of {name}: the graph has only {', '.join(tasks)}")
+        if limit < 0:
+            raise AnalysisError(f"budget of {name} is {limit}: give bytes, at least 0")
+    return [named.get(task, _UNLIMITED) for task in tasks]
+
+
+def _reason(item: Transfer, reason: core.Reason) -> str:
+    """The planner's reason, with the place in the graph where it begins."""
+    unknown = {core.Reason.RANK, core.Reason.DIMENSION, core.Reason.BATCH}
+    if reason not in unknown:
+        return str(reason)
+    if item.shape is None:
+        return f"rank unknown: {item.origin}"
+    dims = [str(number) for number, size in enumerate(item.shape) if size is None]
+    return f"dim{'s' * (len(dims) > 1)} {', '.join(dims)} unknown: {item.origin}"
+
+
+def _edge(
+    transfers: Transfers,
+    item: Transfer,
+    order: core.Order,
+    place: core.Place,
+    ring: core.Ring | None,
+) -> Edge:
+    return Edge(
+        name=item.name,
+        source=transfers.tasks[item.source],
+        destination=transfers.tasks[item.destination],
+        dtype=item.dtype,
+        shape=item.shape,
+        in_loop=item.in_loop,
+        plan_class=str(place.plan_class),
+        reason=_reason(item, place.reason),
+        bytes=place.bytes,
+        slots=ring.slots if ring else 0,
+        ring=place.ring,
+        group=place.group,
+        offset=ring.offset + place.offset if ring else None,
+        stride=ring.stride if ring else None,
+        first=order.first,
+        last=order.last,
+        consumers=tuple(sorted(transfers.node_names[node] for node in item.consumers)),
+        variable=item.variable,
+    )
+
+
+def _added(transfers: Transfers, item: Transfer) -> Edge:
+    """What no server plans."""
+    place = core.Place(core.PlanClass.DYNAMIC, core.Reason.NONE, item.element_size, None, None, 0)
+    edge = _edge(transfers, item, core.Order(), place, None)
+    return replace(edge, reason=ADDED)
+
+
+def _link(tasks: tuple[str, ...], link: core.Link) -> Link:
+    return Link(
+        source=tasks[link.source],
+        destination=tasks[link.destination],
+        bytes=link.bytes,
+        rings=link.ring_count,
+        groups=link.group_count,
+        hash=f"{link.hash:016x}",
+    )

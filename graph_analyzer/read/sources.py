@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that can be analysed, as a GraphDef and what of it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..model.errors import AnalysisError
+from ..place.placement import PlacedOn, training_step
+from .devices import parse
+from .graphs import RESOURCE, Program, Signatures, check
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `analyze` was asked for, besides the source."""
+
+    default: str
+    strategy: PlacedOn | None = None
+    batch_size: int | None = None
+    fetches: Sequence[Any] | None = None
+    feeds: Sequence[Any] | None = None
+    args: Sequence[Any] | None = None
+    signature: str = "serving_default"
+
+
+def load(source: Any, request: Request) -> Program:
+    """The program of any analysable source. AnalysisError for everything else."""
+    import tensorflow as tf
+
+    if isinstance(source, (str, Path)):
+        return _from_path(Path(source), request)
+    if isinstance(source, tf.compat.v1.GraphDef):
+        copy = tf.compat.v1.GraphDef()
+        copy.CopyFrom(source)
+        return _of_session(copy, request)
+    if _is_function(source):
+        return _of_function(_concrete(source, request), request)
+    if isinstance(source, tf.Graph):
+        return _of_session(source.as_graph_def(), request)
+    if hasattr(source, "trainable_variables") and callable(source):
+        return _of_model(source, request)
+    raise AnalysisError(
+        f"a {type(source).__name__} cannot be analysed: give a tf.Graph, a GraphDef, a function of "
+        "tf.function, a Keras model, or the path of a SavedModel or GraphDef"
+    )
+
+
+def _is_function(source: Any) -> bool:
+    return hasattr(source, "get_concrete_function") or (
+        hasattr(source, "captured_inputs") and hasattr(source, "graph")
+    )
+
+
+def _names(items: Sequence[Any] | None) -> list[str]:
+    return [item if isinstance(item, str) else str(item.name) for item in items or ()]
+
+
+def _of_session(graph: Any, request: Request) -> Program:
+    check(graph)
+    program = Program(graph, request.default)
+    nodes = {node.name for node in graph.node}
+    for name in dict.fromkeys(_names(request.fetches)):
+        if name in nodes:
+            program.targets.append(name)
+        else:
+            program.fetches.append(name)
+    program.feeds = [
+        f"{name}:0" if name in nodes else name for name in dict.fromkeys(_names(request.feeds))
+    ]
+    return program
+
+
+def _concrete(source: Any, request: Request) -> Any:
+    if not hasattr(source, "get_concrete_function"):
+        return source
+    if request.args is None and getattr(source, "input_signature", None) is None:
+        raise AnalysisError(
+            "a tf.function has one graph per signature: give analyze(..., args=[tf.TensorSpec(...)]), "
+            "or a ConcreteFunction"
+        )
+    return source.get_concrete_function(*(request.args or ()))
+
+
+def _of_function(function: Any, request: Request) -> Program:
+    graph = function.graph
+    names = {id(variable.handle): variable.name for variable in function.variables}
+    program = _of_func_graph(graph, names, request)
+    for number, tensor in enumerate(graph.outputs):
+        _add_result(program, number, tensor)
+    captured = {tensor.name for _, tensor in graph.captures}
+    program.args = {tensor.op.name for tensor in graph.inputs if tensor.name not in captured}
+    for node in program.graph.node:
+        if node.name in program.args:
+            node.device = request.default  # where the caller has them
+    return program
+
+
+def _colocated(operation: Any) -> bool:
+    return "_class" in operation.node_def.attr
+
+
+def _add_result(program: Program, number: int, tensor: Any) -> None:
+    """Adds the end of a function's output. TensorFlow leaves it where it was made: it looks through
+    identities that name no device, as those are that tf.function returns."""
+    source = tensor.op
+    while source.type == "Identity" and not source.device and not _colocated(source):
+        source = source.inputs[0].op
+    end = program.graph.node.add(name=f"rdmatensor_result_{number}", op="Identity")
+    end.input.append(tensor.name)
+    end.attr["T"].type = tensor.dtype.as_datatype_enum
+    end.device = source.device
+    program.ops[end.name] = "_Retval"
+    program.targets.append(end.name)
+
+
+def _of_model(model: Any, request: Request) -> Program:
+    if request.strategy is None:
+        raise AnalysisError(
+            "a Keras model says nothing about tasks: give analyze(model, "
+            "strategy=PlacedOn(ps=2, workers=2)) or a cluster"
+        )
+    graph = training_step(model, request.strategy, request.batch_size)
+    names = {id(variable.value.handle): variable.path for variable in model.variables}
+    return _of_func_graph(graph, names, request)
+
+
+def _of_func_graph(graph: Any, names: dict[int, str], request: Request) -> Program:
+    """The program of a FuncGraph: all that changes state. What it captures of variables becomes variables
+    again; `names` are those of their handles, by id."""
+    program = Program(graph.as_graph_def(), request.default)
+    signatures = Signatures(program.graph)
+    program.targets = [
+        node.name
+        for node in program.graph.node
+        if signatures.stateful(node) and not signatures.of(node).name.startswith("Placeholder")
+    ]
+    handles = {
+        inner.op.name: outer
+        for outer, inner in graph.captures
+        if inner.dtype.as_datatype_enum == RESOURCE
+    }
+    nodes = {node.name: node for node in program.graph.node}
+    infos = {name: _handle_data(outer) for name, outer in handles.items()}
+    if request.strategy is not None:
+        chosen = request.strategy.devices([_bytes(info) for info in infos.values()])
+    else:
+        # A variable of this process belongs to the task that runs the graph.
+        devices = [outer.device or "" for outer in handles.values()]
+        chosen = ["" if parse(device).job == "localhost" else device for device in devices]
+    for (name, info), device in zip(infos.items(), chosen, strict=True):
+        variable = names.get(id(handles[name]), name).removesuffix(":0")
+        _make_variable(nodes[name], info, device, variable)
+    return program
+
+
+def _handle_data(handle: Any) -> Any:
+    """The type and shape of what a resource handle stands for; None for what is no variable."""
+    data = getattr(handle, "_handle_data", None)
+    return data.shape_and_type[0] if data is not None and data.is_set else None
+
+
+def _bytes(info: Any) -> int:
+    if info is None or info.shape.unknown_rank:
+        return 0
+    import tensorflow as tf
+
+    count = 1
+    for dim in info.shape.dim:
+        count *= max(dim.size, 1)
+    return count * int(tf.dtypes.as_dtype(info.dtype).size)
+
+
+def _make_variable(node: Any, info: Any, device: str, name: str) -> None:
+    """Turns the placeholder of a captured handle into the op that makes one, which knows its shape."""
+    node.device = device
+    if info is None:
+        return
+    node.op = "VarHandleOp"
+    node.attr.clear()
+    node.attr["dtype"].type = info.dtype
+    node.attr["shape"].shape.CopyFrom(info.shape)
+    node.attr["shared_name"].s = name.encode()
+
+
+def _from_path(path: Path, request: Request) -> Program:
+    import tensorflow as tf
+    from google.protobuf import message, text_format
+
+    if not path.exists():
+        raise AnalysisError(f"{path}: no such file or folder")
+    if path.is_dir():
+        return _of_saved_model(path, request)
+    graph = tf.compat.v1.GraphDef()
+    try:
+        if path.suffix in (".pbtxt", ".txt"):
+            text_format.Parse(path.read_text(), graph)
+        else:
+            graph.ParseFromString(path.read_bytes())
+    except (message.DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
+        raise AnalysisError(
+            f"{path}: no GraphDef ({error}); write one with tf.io.write_graph, or give the folder of a "
+            "SavedModel"
+        ) from error
+    if not graph.node:
+        raise AnalysisError(f"{path}: a GraphDef without nodes")
+    return _of_session(graph, request)
+
+
+def _of_saved_model(path: Path, request: Request) -> Program:
+    from tensorflow.python.saved_model import loader_impl
+
+    try:
+        saved = loader_impl.parse_saved_model(str(path))
+    except OSError as error:
+        raise AnalysisError(f"{path}: no SavedModel: {error}") from error
+    meta = saved.meta_graphs[0]
+    if request.fetches is not None:
+        return _of_session(meta.graph_def, request)
+    if request.signature not in meta.signature_def:
+        raise AnalysisError(
+            f"{path}: no signature {request.signature!r}; it has {sorted(meta.signature_def)}"
+        )
+    signature = meta.signature_def[request.signature]
+    program = _of_session(meta.graph_def, request)
+    program.fetches = sorted({info.name for info in signature.outputs.values()})
+    program.feeds = sorted({info.name for info in signature.inputs.values()})
+    return program

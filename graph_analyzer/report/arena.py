@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where tensors lie at each receiver, over the rounds of a step, as rectangles.
+
+Across: rounds of transfers, from the one in which a tensor arrives to the one after which all its consumers
+have run. Down: bytes of the receiver's memory, link by link. A tensor's first place is drawn as its own
+rectangle, the other places of its ring, which later steps use, as one pale rectangle per ring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model.plan import Edge, TransferPlan
+from ..model.units import short, size
+
+WIDTH, HEIGHT = 900.0, 260.0
+# A page with more of them is slow, and they are too small to be seen.
+MOST_BOXES = 2000
+_THINNEST = 0.75
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle. `kind` is a class, "spare" for further places; `open` if its end is not known."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    kind: str
+    open: bool
+    title: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A label: of a round at `x`, or of a link at `y`."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Arena:
+    """One receiver's memory. `left_out` tensors are too small to be drawn."""
+
+    task: str
+    bytes: int
+    boxes: tuple[Box, ...]
+    rounds: tuple[Tick, ...]
+    links: tuple[Tick, ...]
+    left_out: int
+
+
+def arenas(plan: TransferPlan) -> list[Arena]:
+    """One for each task that receives into places, in the order of tasks."""
+    placed = [edge for edge in plan.edges if edge.offset is not None]
+    last_round = 1 + max((edge.first for edge in placed), default=0)
+    found = []
+    for task in plan.tasks:
+        total = sum(link.bytes for link in plan.links if link.destination == task)
+        here = [edge for edge in placed if edge.destination == task]
+        if total and here:
+            found.append(_arena(plan, task, total, here, last_round))
+    return found
+
+
+def _arena(plan: TransferPlan, task: str, total: int, edges: list[Edge], last_round: int) -> Arena:
+    base, start, labels = {}, 0, []
+    for link in plan.links:
+        if link.destination == task:
+            base[link.source] = start
+            labels.append(Tick(_y(start, total), f"from {short(link.source)}, {size(link.bytes)}"))
+            start += link.bytes
+    drawn = sorted(edges, key=lambda edge: (-edge.bytes, edge.key))[:MOST_BOXES]
+    starts: dict[tuple[str, int | None], int] = {}
+    for edge in edges:
+        key, offset = (edge.source, edge.ring), edge.offset or 0
+        starts[key] = min(offset, starts.get(key, offset))
+    boxes: dict[tuple[str, int | None], Box] = {}
+    for edge in drawn:
+        key = edge.source, edge.ring
+        if key not in boxes and edge.slots > 1:
+            boxes[key] = _spare(edge, starts[key], base[edge.source], total)
+    tensors = [_box(edge, base[edge.source], total, last_round) for edge in drawn]
+    rounds = tuple(
+        Tick(WIDTH * number / last_round, str(number))
+        for number in range(0, last_round, -(-last_round // 20))
+    )
+    return Arena(
+        task, total, (*boxes.values(), *tensors), rounds, tuple(labels), len(edges) - len(drawn)
+    )
+
+
+def _y(offset: int, total: int) -> float:
+    return HEIGHT * offset / total
+
+
+def _box(edge: Edge, base: int, total: int, last_round: int) -> Box:
+    end = last_round if edge.last is None else min(edge.last + 1, last_round)
+    left, right = (WIDTH * number / last_round for number in (edge.first, end))
+    group = f", group {edge.group}" if edge.group is not None else ""
+    return Box(
+        x=left,
+        y=_y(base + (edge.offset or 0), total),
+        width=max(right - left, 1.0),
+        height=max(_y(edge.bytes, total), _THINNEST),
+        kind=edge.plan_class,
+        open=edge.last is None,
+        title=f"{edge.variable or edge.name}: {size(edge.bytes)} from {short(edge.source)}, "
+        f"ring {edge.ring}{group}, offset {edge.offset:,}",
+    )
+
+
+def _spare(edge: Edge, start: int, base: int, total: int) -> Box:
+    """The places of the edge's ring, which begins at `start`, behind the first."""
+    stride = edge.stride or 0
+    return Box(
+        x=0.0,
+        y=_y(base + start + stride, total),
+        width=WIDTH,
+        height=_y(stride * (edge.slots - 1), total),
+        kind="spare",
+        open=False,
+        title=f"ring {edge.ring} from {short(edge.source)}: {edge.slots} places of {size(stride)}",
+    )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as one HTML page that needs no network and nothing beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..model.errors import AnalysisError
+from ..model.plan import CLASSES, TransferPlan
+from ..model.units import duration, short, size
+from . import arena
+from .advice import advise, hot_spots
+from .cost import Network, predict
+from .text import classes_text, cost_text, headline, shape_text
+
+_TEMPLATE = Path(__file__).with_name("page.html.j2")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Of the link matrix. `weight` is 0..1, of the link that carries most."""
+
+    text: str
+    title: str
+    weight: float
+
+
+def page(plan: TransferPlan, network: Network | None = None, title: str = "Transfer plan") -> str:
+    """The page's text. AnalysisError without jinja2."""
+    try:
+        import jinja2
+    except ImportError:
+        raise AnalysisError(
+            "the HTML page needs jinja2: pip install 'rdmatensor[analyzer]'"
+        ) from None
+    network = network or Network()
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    totals = plan.bytes_by_class()
+    return environment.from_string(_TEMPLATE.read_text()).render(
+        title=title,
+        headline=headline(plan),
+        classes=classes_text(plan),
+        cost=cost_text(plan, network),
+        cards=_cards(plan, network),
+        parts=[(name, totals[name] / (plan.step_bytes or 1)) for name in CLASSES if totals[name]],
+        tasks=[short(task) for task in plan.tasks],
+        matrix=_matrix(plan),
+        spots=hot_spots(plan),
+        memory={t: sum(k.bytes for k in plan.links if k.destination == t) for t in plan.tasks},
+        advice=advise(plan),
+        arenas=arena.arenas(plan),
+        width=arena.WIDTH,
+        height=arena.HEIGHT,
+        options=plan.options,
+        control_edges=plan.control_edges,
+        class_names=CLASSES,
+        rows=_rows(plan),
+        short=short,
+        size=size,
+    )
+
+
+def _cards(plan: TransferPlan, network: Network) -> list[tuple[str, str]]:
+    return [
+        ("bytes per step", size(plan.step_bytes)),
+        ("static", f"{plan.static_share:.1%}"),
+        ("tensors", f"{len(plan.edges):,}"),
+        ("places at the receivers", size(plan.arena_bytes)),
+        ("communication, at least", duration(predict(plan, network).seconds)),
+    ]
+
+
+def _matrix(plan: TransferPlan) -> list[tuple[str, list[Cell]]]:
+    totals = plan.bytes_by_link()
+    tensors: dict[tuple[str, str], int] = {}
+    for edge in plan.edges:
+        pair = edge.source, edge.destination
+        tensors[pair] = tensors.get(pair, 0) + 1
+    most = max(totals.values(), default=0) or 1
+
+    def cell(source: str, destination: str) -> Cell:
+        pair = source, destination
+        if pair not in tensors:
+            return Cell("", "nothing", 0.0)
+        title = f"{short(source)} to {short(destination)}: {tensors[pair]:,} tensors"
+        return Cell(size(totals[pair]), title, totals[pair] / most)
+
+    return [
+        (short(source), [cell(source, destination) for destination in plan.tasks])
+        for source in plan.tasks
+    ]
+
+
+def _rows(plan: TransferPlan) -> str:
+    """The edges as JSON that may stand inside a script element. Columns as the page's script names."""
+    rows = [
+        [
+            edge.variable or edge.name,
+            edge.name,
+            short(edge.source),
+            short(edge.destination),
+            edge.dtype,
+            shape_text(edge.shape),
+            edge.bytes,
+            edge.plan_class + (" (loop)" if edge.in_loop else ""),
+            edge.reason,
+            edge.first,
+            edge.ring,
+            edge.group,
+            edge.offset,
+        ]
+        for edge in plan.edges
+    ]
+    text = json.dumps(rows, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several operations posted as one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._ffi import ffi, lib
+from ..errors import UsageError
+from . import buffers
+from .region import RemoteRegion, _bad_number
+
+if TYPE_CHECKING:
+    from .remote import RemoteDevice
+
+
+class Batch:
+    """Operations that RemoteDevice.post executes in the order they were added.
+
+    Made by RemoteDevice.batch(). It may be posted any number of times: buffers are looked up once,
+    their content is taken anew at each post. It keeps its buffers alive. Not to be changed and
+    posted by different threads at the same time.
+    """
+
+    def __init__(self, remote: RemoteDevice) -> None:
+        self._remote = remote
+        self._rows: list[tuple[int, Any, Any, int, int]] = []
+        self._ops: Any = None
+
+    def write(
+        self, region: RemoteRegion, data: Any, offset: int = 0, notify: int | None = None
+    ) -> Batch:
+        """As RemoteRegion.write."""
+        kind = lib.RDT_OP_WRITE if notify is None else lib.RDT_OP_WRITE_NOTIFY
+        return self._add(kind, buffers.source(data), self._checked(region), offset, notify or 0)
+
+    def read_into(self, region: RemoteRegion, array: Any, offset: int = 0) -> Batch:
+        """As RemoteRegion.read_into."""
+        return self._add(lib.RDT_OP_READ, buffers.target(array), self._checked(region), offset, 0)
+
+    def notify(self, payload: Any = b"", immediate: int = 0) -> Batch:
+        """As RemoteDevice.notify."""
+        return self._add(lib.RDT_OP_NOTIFY, buffers.source(payload), ffi.NULL, 0, immediate)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _checked(self, region: RemoteRegion) -> Any:
+        if region._remote is not self._remote:
+            raise UsageError(f"{region!r} cannot be used in a batch for {self._remote!r}")
+        return region._need_handle()
+
+    def _add(self, kind: int, local: Any, handle: Any, offset: int, immediate: int) -> Batch:
+        self._rows.append((kind, local, handle, offset, immediate))
+        self._ops = None
+        return self
+
+    def _prepare(self) -> Any:
+        """The operations as C wants them; made at the first post."""
+        if self._ops is None:
+            ops = ffi.new("rdt_op[]", len(self._rows))
+            try:
+                for op, row in zip(ops, self._rows, strict=True):
+                    op.kind, op.local, op.remote, op.remote_offset, op.immediate = row
+                    op.size = len(row[1])
+            except (OverflowError, TypeError) as error:
+                raise _bad_number(error) from None
+            self._ops = ops
+        return self._ops

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CRC32C, by the processor's instruction where it has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._ffi import lib
+from ..errors import UsageError
+from . import buffers
+
+
+def crc32c(buffer: Any, value: int = 0) -> int:
+    """The CRC32C (RFC 3720) of `buffer`'s bytes, behind those whose checksum is `value`; 0: there are none.
+
+    `buffer` is bytes, a numpy array or whatever else has C-contiguous bytes; it is not copied, and the
+    interpreter lock is released meanwhile. UsageError for another buffer, or a `value` that is no 32 bits.
+    """
+    if not 0 <= value < 1 << 32:
+        raise UsageError(f"value is {value}: give a checksum, from 0 to 2**32 - 1")
+    data = buffers.source(buffer)
+    return int(lib.rdt_crc32c(value, data, len(data)))

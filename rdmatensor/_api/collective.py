@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of collective operations as C wants them, and what their failures are in Python."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from .._ffi import ffi, lib
+from ..errors import RdmaError, UsageError, _text, error_from
+from . import buffers
+from .buffers import Array
+from .wait import milliseconds
+
+BYTES = ffi.typeof("char[]")
+# The upper half of tags: of those that users give, and of started operations without one.
+TAG_GIVEN = 1 << 63 | 1
+TAG_STARTED = 1 << 63 | 2
+
+KINDS: dict[str, int] = {
+    "all_reduce": lib.RDT_ALL_REDUCE,
+    "reduce_scatter": lib.RDT_REDUCE_SCATTER,
+    "all_gather": lib.RDT_ALL_GATHER,
+    "broadcast": lib.RDT_BROADCAST,
+    "all_to_all": lib.RDT_ALL_TO_ALL,
+    "barrier": lib.RDT_BARRIER,
+}
+_OPS: dict[str, int] = {
+    "sum": lib.RDT_SUM,
+    "product": lib.RDT_PRODUCT,
+    "min": lib.RDT_MIN,
+    "max": lib.RDT_MAX,
+}
+ALGORITHMS: dict[str, int] = {
+    _text(lib.rdt_algorithm_name(number)): number for number in range(lib.RDT_ALGORITHM_COUNT)
+}
+# By name: ml_dtypes, which has bfloat16, need not be installed.
+_DTYPES: dict[str, int] = {
+    "float16": lib.RDT_FLOAT16,
+    "bfloat16": lib.RDT_BFLOAT16,
+    "float32": lib.RDT_FLOAT32,
+    "float64": lib.RDT_FLOAT64,
+    "int8": lib.RDT_INT8,
+    "int16": lib.RDT_INT16,
+    "int32": lib.RDT_INT32,
+    "int64": lib.RDT_INT64,
+    "uint8": lib.RDT_UINT8,
+    "uint16": lib.RDT_UINT16,
+    "uint32": lib.RDT_UINT32,
+    "uint64": lib.RDT_UINT64,
+}
+
+
+def number(what: str, name: str, table: dict[str, int]) -> int:
+    try:
+        return table[name]
+    except (KeyError, TypeError):
+        raise UsageError(f"{what} is {name!r}: give one of {', '.join(table)}") from None
+
+
+# What _DTYPES comes to, as it is met: a dtype's name takes microseconds.
+_codes: dict[np.dtype[Any], int] = {}
+
+
+def dtype_code(array: Array) -> int:
+    """The number of its dtype, if it is an array that can take part."""
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{type(array).__name__} is not a numpy array: pass numpy.asarray(it)")
+    dtype = array.dtype
+    code = _codes.get(dtype)
+    if code is None:
+        if dtype.name not in _DTYPES or not dtype.isnative:
+            raise UsageError(
+                f"arrays of dtype {dtype} cannot be combined: use one of {', '.join(_DTYPES)} in "
+                "native byte order, or a view as one"
+            )
+        code = _codes[dtype] = _DTYPES[dtype.name]
+    return code
+
+
+def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any:
+    """The arguments of an operation, but for arrays, their size and the tag."""
+    call = ffi.new("rdt_collective *")
+    call.struct_size = ffi.sizeof("rdt_collective")
+    call.kind = number("kind", kind, KINDS)
+    call.dtype = dtype_code(array)
+    call.reduction = number("op", op, _OPS)
+    call.algorithm = number("algorithm", algorithm, ALGORITHMS)
+    call.timeout_ms = lib.RDT_TIMEOUT_DEFAULT
+    call.stop = lib.rdt_python_interrupted
+    try:
+        call.root = root
+    except (OverflowError, TypeError):
+        raise UsageError(f"root is {root!r}: give the rank of a member") from None
+    return call
+
+
+def unusable(array: Array, out: Array, error: Exception) -> UsageError:
+    """Why one of the two has no bytes that can be used."""
+    if array.flags.c_contiguous and not out.flags.writeable:
+        return UsageError("the array that the result goes into is read-only")
+    return buffers.unusable(out if array.flags.c_contiguous else array, error)
+
+
+def checked_tag(tag: int) -> tuple[int, int]:
+    if not isinstance(tag, int) or not 0 <= tag < 1 << 63:
+        raise UsageError(f"tag is {tag!r}: give a number from 0 to 2**63 - 1")
+    return tag, TAG_GIVEN
+
+
+def c_text(what: str, text: str) -> Any:
+    """The text for C, valid as long as what this returns."""
+    try:
+        return ffi.new("char[]", text.encode())
+    except AttributeError:
+        raise UsageError(f"{what} is {text!r}: give a str") from None
+
+
+def join_options(
+    rank: int, size: int, root: str | None, name: str, timeout: float | None
+) -> tuple[Any, Any]:
+    """The options, and what they point to."""
+    options = ffi.new("rdt_group_options *")
+    options.struct_size = ffi.sizeof("rdt_group_options")
+    texts = [
+        ffi.NULL if text is None else ffi.new("char[]", text.encode()) for text in (name, root)
+    ]
+    options.name, options.root = texts
+    options.timeout_ms = milliseconds(timeout)
+    try:
+        options.rank, options.size = rank, size
+    except (OverflowError, TypeError):
+        raise UsageError(f"rank is {rank!r} and size {size!r}: give 0 <= rank < size") from None
+    return options, texts
+
+
+# By thread: what a signal's handler raised, usually KeyboardInterrupt, while C waited.
+_interrupts: dict[int, BaseException] = {}
+
+
+def _interrupted(_context: Any) -> int:
+    """C asks now and then whether to go on. Signals are handled before Python comes this far."""
+    return 0
+
+
+def _keep_interrupt(_kind: Any, error: BaseException, _traceback: Any) -> None:
+    _interrupts[threading.get_ident()] = error
+
+
+ffi.def_extern("rdt_python_interrupted", error=1, onerror=_keep_interrupt)(_interrupted)
+
+
+def operation_error(status: int) -> RdmaError:
+    """As error_from. PROTOCOL, among devices a failed connection, is of members that disagree."""
+    error = error_from(status)
+    return UsageError(str(error), error.status) if error.status == "PROTOCOL" else error
+
+
+def failure(status: int) -> BaseException:
+    """The exception for a status that a call of this thread just returned."""
+    interrupt = _interrupts.pop(threading.get_ident(), None)
+    return interrupt or operation_error(status)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that peers may touch (Region), and a peer's memory (RemoteRegion)."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._ffi import ffi, lib
+from ..errors import UsageError, check
+from . import buffers
+from .buffers import Array, from_buffer
+from .transfer import COMPLETED, Transfer
+
+if TYPE_CHECKING:
+    from ..device import Device
+    from .remote import RemoteDevice
+
+
+class Access(IntFlag):
+    """What peers may do with a region."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+
+
+READ_WRITE = Access.READ | Access.WRITE
+
+
+class Region:
+    """Local memory that peers can find and then read or write without this process taking part.
+
+    Made by Device.allocate and Device.register; it lives until close(), or until the device is
+    closed, whether or not the object is kept. Closing it withdraws it from peers; arrays and
+    memoryviews taken before stay valid, the memory is freed when the last of them is dropped. A
+    peer that uses the memory in place keeps its own mapping.
+    """
+
+    def __init__(self, device: Device, handle: Any, array: Array, name: str | None) -> None:
+        info = ffi.new("rdt_region_info *")
+        check(lib.rdt_region_get_info(handle, info))
+        self._device = device
+        self._handle = handle
+        self._array: Array | None = array
+        self.name = name
+        self.key = int(info.key)
+        self.nbytes = int(info.size)
+        self.access = Access(info.access)
+
+    @property
+    def array(self) -> Array:
+        """The memory as a numpy array, without a copy. UsageError once the region is closed."""
+        if self._array is None:
+            raise UsageError(f"{self!r} is closed")
+        return self._array
+
+    @property
+    def closed(self) -> bool:
+        return self._array is None
+
+    def close(self) -> None:
+        """Withdraws the region from peers. Idempotent."""
+        self._device._close_region(self)
+
+    def __enter__(self) -> Region:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if dtype is not None and np.dtype(dtype) != self.array.dtype:
+            return self.array.astype(dtype)
+        return self.array.copy() if copy else self.array
+
+    def __buffer__(self, flags: int) -> memoryview:  # used by Python 3.12 and newer
+        return self.array.data
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<Region{name} of {self.nbytes} bytes, key {self.key:#x}>"
+
+
+class RemoteRegion:
+    """A region of a peer. Made by RemoteDevice.region and RemoteDevice.allocate.
+
+    Offsets and sizes are in bytes. Usable from any thread. Every posting method returns a Transfer,
+    or raises when nothing was posted: UsageError (buffer, closed), RegionError (range, access),
+    ConnectionLost. Operations of one connection are executed in the order posted.
+    """
+
+    def __init__(self, remote: RemoteDevice, handle: Any) -> None:
+        info = ffi.new("rdt_region_info *")
+        check(lib.rdt_remote_region_get_info(handle, info))
+        self._handle = handle
+        self._remote = remote
+        self._channel = remote._channel
+        self.key = int(info.key)
+        self.nbytes = int(info.size)
+        self.access = Access(info.access)
+
+    def write(self, data: Any, offset: int = 0, notify: int | None = None) -> Transfer:
+        """Writes the bytes of `data` at `offset` of the region.
+
+        With `notify`, a number of up to 64 bits, the peer then gets a notification that carries it,
+        after the data is visible there.
+        """
+        handle = self._need_handle()
+        try:
+            local = from_buffer(data)
+        except (TypeError, ValueError, BufferError):
+            local = buffers.source(data)
+        kind, immediate = (_WRITE, 0) if notify is None else (_WRITE_NOTIFY, notify)
+        try:
+            posted = _post(self._channel, kind, local, len(local), handle, offset, immediate)
+        except (OverflowError, TypeError) as error:
+            raise _bad_number(error) from None
+        return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
+
+    def read_into(self, array: Any, offset: int = 0) -> Transfer:
+        """Reads as many bytes as `array` has, from `offset` of the region, into `array`."""
+        handle = self._need_handle()
+        local = buffers.target(array)
+        try:
+            posted = _post(self._channel, _READ, local, len(local), handle, offset, 0)
+        except (OverflowError, TypeError) as error:
+            raise _bad_number(error) from None
+        return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
+
+    def read(
+        self, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
+    ) -> Array:
+        """Reads `nbytes` (default: up to the end) and returns them as a new uint8 array. Blocks."""
+        array = np.empty(self._rest(offset) if nbytes is None else nbytes, dtype=np.uint8)
+        self.read_into(array, offset).wait(timeout)
+        return array
+
+    def map(
+        self, offset: int = 0, nbytes: int | None = None, dtype: npt.DTypeLike = np.uint8
+    ) -> Array:
+        """The peer's bytes in place, as an array of one dimension; no copy, no operation.
+
+        Read-only unless the region permits WRITE. The array stays valid as long as it lives, even
+        after close() or the death of the peer; until it is dropped, the peer does not get the
+        memory back. Unsupported unless the transport has Capability.MAP.
+        """
+        size = self._rest(offset) if nbytes is None else nbytes
+        handle = self._need_handle()
+        out = ffi.new("void **")
+        try:
+            check(lib.rdt_remote_region_map(handle, offset, size, out))
+        except (OverflowError, TypeError) as error:
+            raise _bad_number(error) from None
+        # The destructor does nothing but hold the handle, which keeps the mapping.
+        pointer = ffi.gc(ffi.cast("char *", out[0]), lambda _, held=handle: None)
+        return buffers.view(pointer, size, bool(self.access & Access.WRITE)).view(dtype)
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def close(self) -> None:
+        """Gives the region up; arrays from map() stay valid. Idempotent."""
+        self._handle = None
+
+    def __enter__(self) -> RemoteRegion:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __repr__(self) -> str:
+        return f"<RemoteRegion of {self.nbytes} bytes, key {self.key:#x}, of {self._remote!r}>"
+
+    def _rest(self, offset: int) -> int:
+        return max(self.nbytes - offset, 0)
+
+    def _need_handle(self) -> Any:
+        handle = self._handle
+        if handle is None:
+            raise UsageError(f"{self!r} is closed")
+        return handle
+
+
+def _bad_number(error: Exception) -> UsageError:
+    return UsageError(f"offset, size and immediate are integers from 0 to 2**64 - 1: {error}")
+
+
+_post = lib.rdt_python_post
+_WRITE: int = lib.RDT_OP_WRITE
+_READ: int = lib.RDT_OP_READ
+_WRITE_NOTIFY: int = lib.RDT_OP_WRITE_NOTIFY

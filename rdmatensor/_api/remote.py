@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device of another process, over one connection."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._ffi import ffi, lib
+from ..errors import UsageError, _text, check
+from . import buffers
+from .batch import Batch
+from .region import READ_WRITE, Access, RemoteRegion, _bad_number
+from .transfer import COMPLETED, Transfer, drop_complete
+from .wait import milliseconds
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+
+class Capability(IntFlag):
+    """What the transport of a connection can do."""
+
+    MAP = 1
+    UNREGISTERED_SOURCE = 2
+
+
+class RemoteDevice:
+    """A peer: its regions, notifications to it. Usable from any thread.
+
+    Made by Device.connect; for a peer that connected to us it is Notification.source. It lives
+    until close(), or until its Device is closed.
+    """
+
+    def __init__(self, device: Device, channel: Any) -> None:
+        self._device = device
+        self._channel = channel
+        self._regions: weakref.WeakSet[RemoteRegion] = weakref.WeakSet()
+        # Transfers whose buffers C still uses, oldest first, whoever else holds them.
+        self._pending: deque[Transfer] = deque()
+        info = self._info()
+        self.name = _text(info.peer_name)
+        self.address = _text(info.peer_address)
+        self.transport = _text(info.transport)
+        self.capabilities = Capability(info.capabilities)
+        self.generation = int(info.generation)
+        self.max_notify = int(info.max_notify)
+
+    def region(self, which: str | int, timeout: float | None = None) -> RemoteRegion:
+        """Opens the peer's region of this name (str) or key (int). Blocks, `timeout` in seconds.
+
+        RegionError if there is none, ConnectionLost, DeadlineExceeded.
+        """
+        out = ffi.new("rdt_remote_region **")
+        channel, limit = self._need_channel(), milliseconds(timeout)
+        if isinstance(which, str):
+            check(lib.rdt_remote_region_find(channel, which.encode(), limit, out))
+        else:
+            try:
+                check(lib.rdt_remote_region_open(channel, which, limit, out))
+            except (OverflowError, TypeError) as error:
+                raise _bad_number(error) from None
+        return self._opened(out)
+
+    def allocate(
+        self,
+        shape: buffers.Shape,
+        dtype: npt.DTypeLike = np.uint8,
+        access: Access = READ_WRITE,
+        timeout: float | None = None,
+    ) -> RemoteRegion:
+        """Allocates memory on the peer: `shape` elements of `dtype`, zero-filled. Blocks.
+
+        It lives until the connection ends. `access` is what peers of the peer may do with it.
+        DeviceError (status LIMIT) past the peer's setting REMOTE_ALLOC_LIMIT.
+        """
+        _, _, nbytes = buffers.extent(shape, dtype)
+        out = ffi.new("rdt_remote_region **")
+        channel, limit = self._need_channel(), milliseconds(timeout)
+        check(lib.rdt_remote_region_alloc(channel, nbytes, int(access), limit, out))
+        return self._opened(out)
+
+    def notify(self, payload: Any = b"", immediate: int = 0) -> Transfer:
+        """Sends `payload`, up to `max_notify` bytes, and a number of up to 64 bits.
+
+        The peer gets it after everything posted on this connection before.
+        """
+        channel, local = self._need_channel(), buffers.source(payload)
+        try:
+            posted = _post(channel, _NOTIFY, local, len(local), ffi.NULL, 0, immediate)
+        except (OverflowError, TypeError) as error:
+            raise _bad_number(error) from None
+        return COMPLETED if posted == 0 else self._begun(posted, local)
+
+    def batch(self) -> Batch:
+        """A new, empty Batch for this peer."""
+        return Batch(self)
+
+    def post(self, batch: Batch) -> Transfer:
+        """Posts the operations of `batch`; all are checked before the first byte moves."""
+        if batch._remote is not self:
+            raise UsageError(f"the batch was made for {batch._remote!r}, not for {self!r}")
+        out = ffi.new("rdt_transfer **")
+        ops = batch._prepare()
+        status = lib.rdt_channel_submit(self._need_channel(), ops, len(batch), out)
+        check(status)
+        # Not the batch itself: its rows may be added to while these are under way.
+        return self._track(out[0], (ops, list(batch._rows))) if out[0] else COMPLETED
+
+    @property
+    def up(self) -> bool:
+        """Whether the connection accepts traffic."""
+        return self._channel is not None and bool(self._info().up)
+
+    @property
+    def closed(self) -> bool:
+        return self._channel is None
+
+    @property
+    def peer(self) -> str:
+        """The peer's name and address, for messages."""
+        return f"{self.name} ({self.address})"
+
+    def close(self) -> None:
+        """Ends traffic in both directions; pending transfers fail with Cancelled. Idempotent."""
+        channel, self._channel = self._channel, None
+        if channel is None:
+            return
+        for region in list(self._regions):
+            region.close()
+        lib.rdt_channel_close(channel)
+        self._device._drop(self, channel)
+
+    def __enter__(self) -> RemoteDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<RemoteDevice {self.peer} over {self.transport}>"
+
+    def _info(self) -> Any:
+        info = ffi.new("rdt_channel_info *")
+        check(lib.rdt_channel_get_info(self._need_channel(), info))
+        return info
+
+    def _need_channel(self) -> Any:
+        channel = self._channel
+        if channel is None:
+            raise UsageError(f"{self!r} is closed")
+        return channel
+
+    def _opened(self, out: Any) -> RemoteRegion:
+        region = RemoteRegion(self, ffi.gc(out[0], lib.rdt_remote_region_unref))
+        self._regions.add(region)
+        return region
+
+    def _begun(self, posted: int, keep: Any) -> Transfer:
+        """The transfer that rdt_python_post returned, or what it failed with."""
+        check(min(posted, 0))
+        return self._track(ffi.cast("rdt_transfer *", posted), keep)
+
+    def _track(self, handle: Any, keep: Any) -> Transfer:
+        transfer = Transfer(ffi.gc(handle, lib.rdt_transfer_free), keep)
+        self._pending.append(transfer)
+        drop_complete(self._pending)
+        return transfer
+
+    def _ended(self) -> bool:
+        """Whether there is no traffic any more, and C uses none of our buffers. The caller holds no lock."""
+        if self.up:
+            return False
+        drop_complete(self._pending)
+        return not self._pending
+
+    def _forget(self) -> None:
+        """After fork: giving up handles of the parent process here would reach its peers."""
+        for region in list(self._regions):
+            if region._handle is not None:
+                ffi.gc(region._handle, None)
+        for transfer in self._pending:
+            ffi.gc(transfer._handle, None)
+        if self._channel is not None:
+            ffi.gc(self._channel, None)
+
+
+_post = lib.rdt_python_post
+_NOTIFY: int = lib.RDT_OP_NOTIFY

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Completion of posted operations."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from .._ffi import lib
+from ..errors import DeadlineExceeded, RdmaError, error_from
+from .wait import DEADLINE, IN_PROGRESS, in_thread, wait_in_slices
+
+_poll = lib.rdt_transfer_wait
+
+
+class Transfer:
+    """Posted operations, complete or not. Not created by users: posting returns it.
+
+    It keeps the local buffers alive until completion; so does the connection, should the Transfer
+    be dropped before. Wait with `wait()`, or `await` it. Usable from any thread.
+    """
+
+    __slots__ = ("_error", "_handle", "_keep", "_status")
+    _failure = staticmethod(error_from)
+
+    def __init__(self, handle: Any, keep: Any) -> None:
+        self._handle = handle
+        self._keep = keep
+        self._status = IN_PROGRESS if handle is not None else 0
+        self._error: RdmaError | None = None
+
+    def __repr__(self) -> str:
+        if not self.done:
+            return "<Transfer in progress>"
+        return "<Transfer complete>" if self._error is None else f"<Transfer failed: {self._error}>"
+
+    @property
+    def done(self) -> bool:
+        """Whether the operations are complete, successfully or not. Does not block."""
+        return self._status != IN_PROGRESS or self._settle(_poll(self._handle, 0))
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Blocks until completion, `timeout` seconds at most (None: the setting DEADLINE_MS).
+
+        Raises what the operations failed with, or DeadlineExceeded if they are not complete yet:
+        they go on, and may be waited for again.
+        """
+        self._wait(timeout, None)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._wait_async().__await__()
+
+    async def _wait_async(self) -> None:
+        if self.done:
+            self._wait(None, None)
+        else:
+            await in_thread(lambda stopped: self._wait(None, stopped))
+
+    def _wait(self, timeout: float | None, stopped: Callable[[], bool] | None) -> None:
+        if self._status == IN_PROGRESS:
+            status = wait_in_slices(self._wait_once, timeout, stopped)
+            if not self._settle(status):
+                raise DeadlineExceeded("the transfer is not complete yet", "DEADLINE")
+        if self._error is not None:
+            raise self._error
+
+    def _wait_once(self, milliseconds: int) -> int:
+        status: int = lib.rdt_transfer_wait(self._handle, milliseconds)
+        # A transfer may itself have failed with DEADLINE: then it is complete, and no more waiting
+        # is due. Only polling tells the two apart.
+        return 0 if status == DEADLINE and self.done else status
+
+    def _settle(self, status: int) -> bool:
+        """Records a status just returned by C for this transfer; whether it is complete."""
+        if self._status != IN_PROGRESS:
+            return True
+        if status == IN_PROGRESS or (status == DEADLINE and _poll(self._handle, 0) == IN_PROGRESS):
+            return False
+        if status < 0:
+            self._error = self._failure(status)
+        self._status = status
+        self._keep = None
+        return True
+
+
+def drop_complete(pending: deque[Any]) -> None:
+    """Drops the transfers in front that are complete. The caller holds no lock: their buffers may have
+    finalizers, which may do anything. Threads may do this, and append, at the same time."""
+    while pending:
+        try:
+            first = pending[0]
+            if not first.done:
+                return
+            pending.remove(first)
+        except (IndexError, ValueError):
+            pass  # another thread was faster
+
+
+# What posting returns when nothing is left to wait for: the usual case on shared memory.
+COMPLETED = Transfer(None, None)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This process's counters as metrics of Prometheus. docs/metrics.md lists them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from .. import tensorflow
+from .._api import public
+from ..device import DeviceStats, _open_devices
+from ..errors import RdmaError
+
+# Label values, and the number.
+_Row = tuple[Sequence[str], float]
+_MICROSECOND = 1e-6
+
+
+def families() -> Iterator[Metric]:
+    """What `rdmatensor.metrics` serves. Without the plugin: what Python's own devices count."""
+    loaded = tensorflow.loaded()
+    stats: Mapping[str, Any] = tensorflow.stats() if loaded else {"servers": [], "devices": []}
+    yield _gauge("info", "Version of rdmatensor.", ["version"], [([public.__version__], 1)])
+    yield _gauge(
+        "plugin_loaded", "1 if TensorFlow's plugin is in this process.", [], [([], loaded)]
+    )
+    servers = [([task], 1.0) for task in sorted(set(stats["servers"]))]
+    yield _gauge("server_info", "Servers with grpc+rdma of this process.", ["task"], servers)
+    yield from _devices(stats["devices"])
+    if not loaded:
+        return
+    yield from _paths(stats)
+    yield from _plan(stats["plan"])
+    yield from _arena(stats["arena"])
+    yield from _peers(stats["peers"])
+    yield from _edges(stats["slow_edges"])
+    yield from _fallbacks(stats)
+    yield from _collectives(stats["collectives"])
+
+
+def _counter(name: str, text: str, labels: Sequence[str], rows: Iterable[_Row]) -> Metric:
+    family = CounterMetricFamily(f"rdmatensor_{name}", text, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[_Row]) -> Metric:
+    family = GaugeMetricFamily(f"rdmatensor_{name}", text, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family
+
+
+def _of_keys(rows: Mapping[str, Mapping[str, float]], name: str) -> list[_Row]:
+    """A number of each entry, labelled with its key."""
+    return [([key], entry[name]) for key, entry in rows.items()]
+
+
+_BOTH_WAYS = {
+    "sent_tensors": "Tensors sent",
+    "sent_bytes": "Bytes of tensors sent",
+    "received_tensors": "Tensors received",
+    "received_bytes": "Bytes of tensors received",
+}
+
+
+def _paths(stats: Mapping[str, Any]) -> Iterator[Metric]:
+    for name, text in _BOTH_WAYS.items():
+        yield _counter(name, f"{text}, by path.", ["path"], _of_keys(stats["paths"], name))
+        yield _counter(f"transport_{name}", f"{text}, by transport; not those by gRPC.",
+                       ["transport"], _of_keys(stats["transports"], name))  # fmt: skip
+    for name in ("tensors", "bytes"):
+        yield _counter(f"fetched_{name}", f"{name.title()} used in the sender's memory, or read from it.",
+                       ["way"], _of_keys(stats["fetched"], name))  # fmt: skip
+    checks = [([result], number) for result, number in stats["checksums"].items()]
+    yield _counter("checksums", "Tensors by what became of their checksum.", ["result"], checks)
+
+
+def _plan(plan: Mapping[str, float]) -> Iterator[Metric]:
+    yield _gauge("plan_place_bytes", "Memory held for planned tensors of peers.", [],
+                 [([], plan["place_bytes"])])  # fmt: skip
+    events = [([event], number) for event, number in plan.items() if event != "place_bytes"]
+    yield _counter("plan_events", "What happened to planned tensors and edges.", ["event"], events)
+
+
+def _arena(arena: Mapping[str, float]) -> Iterator[Metric]:
+    texts = {
+        "limit_bytes": "Bytes that the arena may grow to.",
+        "reserved_bytes": "Bytes of the arena that devices have registered.",
+        "used_bytes": "Bytes of the arena in use.",
+        "peak_bytes": "The most bytes of the arena that were in use.",
+        "regions": "Pieces that the arena consists of.",
+    }
+    for name, text in texts.items():
+        yield _gauge(f"arena_{name}", text, [], [([], arena[name])])
+    for name in ("allocations", "bytes"):
+        yield _counter(f"arena_exhausted_{name}", f"{name.title()} that did not fit into the arena.",
+                       [], [([], arena[f"exhausted_{name}"])])  # fmt: skip
+
+
+def _peers(peers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    labels = ["peer", "direction"]
+    states = [
+        ([*(str(peer[name]) for name in ("task", "direction", "state", "transport", "why"))], 1.0)
+        for peer in peers
+    ]
+    yield _gauge("peer_info", "How tensors from or to a task travel at present, and why so.",
+                 [*labels, "state", "transport", "why"], states)  # fmt: skip
+    texts = {
+        "tensors": "Tensors from or to a task.",
+        "bytes": "Bytes of tensors from or to a task.",
+        "rpc_bytes": "Those of them that went by gRPC.",
+    }
+    for name, text in texts.items():
+        rows = [([peer["task"], peer["direction"]], peer[name]) for peer in peers]
+        yield _counter(f"peer_{name}", text, labels, rows)
+    sources = [peer for peer in peers if peer["direction"] == "receive"]
+    yield _counter("peer_failbacks", "Times that a task was reached by a transport again.", ["peer"],
+                   [([peer["task"]], peer["failbacks"]) for peer in sources])  # fmt: skip
+    yield _counter("peer_waits", "Tensors of a task that were asked for before they were there.",
+                   ["peer"], [([peer["task"]], peer["waits"]) for peer in sources])  # fmt: skip
+    yield _counter("peer_wait_seconds", "Time that they were waited for, added up.", ["peer"],
+                   [([peer["task"]], peer["wait_us"] * _MICROSECOND) for peer in sources])  # fmt: skip
+
+
+def _edges(edges: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    labels = ["edge", "peer", "task"]
+
+    def rows(name: str, scale: float = 1) -> list[_Row]:
+        return [
+            ([edge["edge"], edge["source"], edge["destination"]], edge[name] * scale)
+            for edge in edges
+        ]
+
+    yield _counter("edge_waits", "Waits for an edge's tensors; of the 20 that were waited for longest.",
+                   labels, rows("waits"))  # fmt: skip
+    yield _counter("edge_wait_seconds", "Time that these took, added up.", labels,
+                   rows("wait_us", _MICROSECOND))  # fmt: skip
+    yield _gauge("edge_longest_wait_seconds", "The longest of them.", labels,
+                 rows("longest_us", _MICROSECOND))  # fmt: skip
+
+
+def _fallbacks(stats: Mapping[str, Any]) -> Iterator[Metric]:
+    reasons = [([reason], number) for reason, number in stats["rpc_reasons"].items()]
+    yield _counter("rpc_sent_tensors", "Tensors sent by gRPC, by reason.", ["reason"], reasons)
+
+
+def _collectives(collectives: Mapping[str, Any]) -> Iterator[Metric]:
+    for name in ("operations", "bytes"):
+        yield _counter(f"collective_{name}", f"{name.title()} of collective operations on groups of devices.",
+                       ["kind"], _of_keys(collectives["operations"], name))  # fmt: skip
+    yield _counter("collectives_failed", "Collective operations that failed.", [],
+                   [([], collectives["failed"])])  # fmt: skip
+    reasons = [([reason], number) for reason, number in collectives["by_tensorflow"].items()]
+    yield _counter("collectives_by_tensorflow", "Those left to TensorFlow's algorithms, by reason.",
+                   ["reason"], reasons)  # fmt: skip
+
+
+_DEVICE_COUNTERS = {
+    "writes": "One-sided writes posted.",
+    "write_bytes": "Their bytes.",
+    "reads": "One-sided reads posted.",
+    "read_bytes": "Their bytes.",
+    "notifies_sent": "Notifications sent.",
+    "notifies_received": "Notifications received.",
+    "notify_bytes_sent": "Bytes of notifications sent.",
+    "notify_bytes_received": "Bytes of notifications received.",
+    "queued": "Batches of operations that had to wait for a credit.",
+    "doorbells": "Sleeping peers woken (shm), batches handed to the device (verbs).",
+    "wakeups": "Times that the device's thread woke up.",
+    "channels_opened": "Connections opened.",
+    "channels_lost": "Connections lost.",
+}
+_DEVICE_GAUGES = {
+    "regions": "Regions registered.",
+    "region_bytes": "Their bytes.",
+    "pending": "Requests to all peers that are not complete.",
+}
+
+
+def _devices(of_servers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    """Of TensorFlow's servers and of Python."""
+    devices = [([each["task"], each["address"]], each) for each in of_servers]
+    for device in list(_open_devices):
+        # It may be closed meanwhile.
+        with contextlib.suppress(RdmaError):
+            counts: DeviceStats = device.stats()
+            devices.append(([device.name, device.address], counts._asdict()))
+    labels = ["device", "address"]
+    for name, text in _DEVICE_COUNTERS.items():
+        yield _counter(f"device_{name}", text, labels, [(who, each[name]) for who, each in devices])
+    for name, text in _DEVICE_GAUGES.items():
+        yield _gauge(f"device_{name}", text, labels, [(who, each[name]) for who, each in devices])

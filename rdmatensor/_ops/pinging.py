@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast, and how right, the way between two devices is: behind `rdmatensor ping` and the self-test of
+`rdmatensor doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._api.buffers import Array
+from .._api.remote import RemoteDevice
+from .._api.transfer import Transfer
+from ..device import Device
+from ..errors import ConnectionFailure, DeadlineExceeded, RdmaError
+
+PORT = 7479
+_WORD = 8
+_IN_FLIGHT = 16  # transfers, or
+_BYTES_IN_FLIGHT = 8 << 20  # but two at least
+_WAIT_S = 60.0  # for one transfer: on a slow link the largest take long, and that is no fault
+_TEDIOUS_S = 2.0
+
+
+class Effort(NamedTuple):
+    """How long to measure: seconds for each figure, and the sizes whose bandwidth is of interest."""
+
+    seconds: float
+    sizes: tuple[int, ...]
+
+    @property
+    def figures(self) -> int:
+        """How many times `measure` calls its `step`."""
+        return 2 + 2 * len(self.sizes)
+
+
+BRIEF = Effort(0.02, (1 << 20,))
+FULL = Effort(0.25, (4 << 10, 64 << 10, 1 << 20, 16 << 20))
+
+
+class Latency(NamedTuple):
+    """In seconds."""
+
+    p50: float
+    p99: float
+    samples: int
+
+
+class Speed(NamedTuple):
+    """Bytes in a second, written and read `size` at a time."""
+
+    size: int
+    write: float
+    read: float
+
+
+class Result(NamedTuple):
+    """What `measure` found: `write` of 8 bytes until they are there, `round_trip` of a notification that the
+    peer's Python answers."""
+
+    transport: str
+    write: Latency
+    round_trip: Latency
+    speeds: list[Speed]
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {
+            "transport": self.transport,
+            "write": self.write._asdict(),
+            "round_trip": self.round_trip._asdict(),
+            "speeds": [speed._asdict() for speed in self.speeds],
+        }
+
+
+class Corrupted(RdmaError):
+    """Bytes came back otherwise than they were sent."""
+
+
+def _ignore(_: RemoteDevice) -> None:
+    pass
+
+
+def echo(
+    device: Device,
+    stop: threading.Event,
+    seen: Callable[[RemoteDevice], None] = _ignore,
+    gone: Callable[[RemoteDevice], None] = _ignore,
+) -> None:
+    """Answers every notification with its own content, until `stop` is set.
+
+    `seen` gets each peer when it first notifies, `gone` when its connection has ended.
+    """
+    known: list[RemoteDevice] = []
+    while not stop.is_set():
+        try:
+            notification = device.next_notification(timeout=0.2)
+        except DeadlineExceeded:
+            for peer in [peer for peer in known if not peer.up]:
+                known.remove(peer)
+                gone(peer)
+            continue
+        peer = notification.source
+        if peer not in known:
+            known.append(peer)
+            seen(peer)
+        with contextlib.suppress(ConnectionFailure):  # it has gone; others have not
+            peer.notify(notification.payload, notification.immediate)
+
+
+def measure(
+    device: Device, remote: RemoteDevice, effort: Effort, step: Callable[[], object] = lambda: None
+) -> Result:
+    """Measures the way to `remote`, whose process runs `echo`; `step` is called after each figure.
+
+    Sizes of which one transfer would take seconds, judged by those before, are left out. Nobody else may
+    take the device's notifications meanwhile. Memory of the largest size is allocated at the peer, twice as
+    much here. Corrupted if what is read back differs from what was written, otherwise what transfers raise.
+    """
+    largest = max(effort.sizes)
+    speeds: list[Speed] = []
+    with (
+        device.allocate(largest) as source,
+        device.allocate(largest) as target,
+        remote.allocate(largest) as there,
+    ):
+        source.array[:] = np.random.default_rng().integers(1, 256, largest, dtype=np.uint8)
+        word = source.array[:_WORD]
+        write = _repeat(lambda: there.write(word).wait(_WAIT_S), effort.seconds)
+        step()
+        round_trip = _repeat(lambda: _round_trip(device, remote), effort.seconds)
+        step()
+        for size in effort.sizes:
+            if speeds and size > _TEDIOUS_S * min(speeds[-1].write, speeds[-1].read):
+                break
+            data, back = source.array[:size], target.array[:size]
+            back[:] = 0
+            written = _stream(there.write, data, effort.seconds)
+            step()
+            was_read = _stream(there.read_into, back, effort.seconds)
+            step()
+            _compare(data, back, remote)
+            speeds.append(Speed(size, written, was_read))
+    return Result(remote.transport, write, round_trip, speeds)
+
+
+def _repeat(operation: Callable[[], None], seconds: float) -> Latency:
+    """Times of one operation after the other; those of the first few, which warm up, do not count."""
+    for _ in range(10):
+        operation()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
+        start = time.perf_counter()
+        operation()
+        times.append(time.perf_counter() - start)
+    times.sort()
+    return Latency(times[len(times) // 2], times[len(times) * 99 // 100], len(times))
+
+
+def _round_trip(device: Device, remote: RemoteDevice) -> None:
+    remote.notify(b"ping")
+    device.next_notification(_WAIT_S)
+
+
+def _stream(post: Callable[[Array], Transfer], data: Array, seconds: float) -> float:
+    """Bytes in a second, several transfers at a time."""
+    post(data).wait(_WAIT_S)
+    most = max(2, min(_IN_FLIGHT, _BYTES_IN_FLIGHT // data.nbytes))
+    pending: deque[Transfer] = deque()
+    count = 0
+    start = time.perf_counter()
+    while not count or time.perf_counter() < start + seconds:
+        if len(pending) == most:
+            pending.popleft().wait(_WAIT_S)
+        pending.append(post(data))
+        count += 1
+    while pending:
+        pending.popleft().wait(_WAIT_S)
+    return count * data.nbytes / (time.perf_counter() - start)
+
+
+def _compare(sent: Array, back: Array, remote: RemoteDevice) -> None:
+    differ = np.flatnonzero(sent != back)
+    if differ.size:
+        raise Corrupted(
+            f"{differ.size} of {sent.size} bytes came back changed from {remote.peer} over "
+            f"{remote.transport}, the first at {differ[0]}: RDMA has no part in it if shm does it too; "
+            "have the card, its cable and memory checked",
+            "PROTOCOL",
+        )

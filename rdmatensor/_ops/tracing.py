@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin does, step by step, as a trace that chrome://tracing and ui.perfetto.dev open.
+
+TensorFlow's profiler records it together with everything else; here our spans are taken out, and laid out
+with a row for each edge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import Unsupported, UsageError
+
+PREFIX = "rdmatensor::"
+
+
+class Span(NamedTuple):
+    """One of the plugin's doings."""
+
+    what: str
+    """"send", "wait", "copy", "read", "collective"."""
+    start_us: float
+    """Since 1970."""
+    duration_us: float
+    thread: str
+    details: dict[str, Any]
+    """"edge", "peer", "bytes", "path" and the like: docs/metrics.md."""
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Writes what this process's plugin does within the block to `path`, in Chrome's trace format (JSON).
+
+        with rdmatensor.tensorflow.trace("worker0.json"):
+            train_step()
+
+    Rows are edges: what this process sent, and what it waited for. Times are those of the machine's clock, in
+    microseconds, so that traces of several tasks can be laid over each other. Uses TensorFlow's profiler
+    meanwhile, of which a process has one. The file is also written when the block fails.
+
+    Raises Unsupported if the plugin is not in this process, UsageError if a profile is taken already.
+    """
+    from .. import tensorflow
+
+    if not tensorflow.loaded():
+        raise Unsupported(f"nothing can be traced: {tensorflow.why_not()}", "UNSUPPORTED")
+    import tensorflow as tf
+
+    profiler = tf.profiler.experimental
+    with tempfile.TemporaryDirectory(prefix="rdmatensor-trace-") as folder:
+        try:
+            profiler.start(
+                folder,
+                profiler.ProfilerOptions(
+                    host_tracer_level=2, python_tracer_level=0, device_tracer_level=0
+                ),
+            )
+        except tf.errors.AlreadyExistsError:
+            raise UsageError(
+                "TensorFlow's profiler is in use already: end that profile first", "INVALID"
+            ) from None
+        try:
+            yield
+        finally:
+            profiler.stop()
+            document = chrome(spans(folder), ", ".join(tensorflow.stats()["servers"]))
+            Path(path).write_text(json.dumps(document))
+
+
+def spans(folder: str | os.PathLike[str]) -> list[Span]:
+    """Our spans in what TensorFlow's profiler wrote below `folder`, in their order.
+
+    Imports TensorFlow.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    found = []
+    for file in Path(folder).rglob("*.xplane.pb"):
+        space = xplane_pb2.XSpace.FromString(file.read_bytes())
+        for plane in space.planes:
+            found += [span for line in plane.lines for span in _of_line(plane, line)]
+    return sorted(found, key=lambda span: span.start_us)
+
+
+def _of_line(plane: Any, line: Any) -> Iterator[Span]:
+    """A line is a thread."""
+    for event in line.events:
+        name = plane.event_metadata[event.metadata_id].name
+        if name.startswith(PREFIX):
+            details = {
+                plane.stat_metadata[stat.metadata_id].name: _value(plane, stat)
+                for stat in event.stats
+            }
+            start = line.timestamp_ns / 1e3 + event.offset_ps / 1e6
+            what = name.removeprefix(PREFIX)
+            yield Span(what, start, event.duration_ps / 1e6, line.name, details)
+
+
+def _value(plane: Any, stat: Any) -> Any:
+    kind = stat.WhichOneof("value")
+    value = getattr(stat, kind) if kind else ""
+    return plane.stat_metadata[value].name if kind == "ref_value" else value
+
+
+def chrome(found: list[Span], process: str) -> dict[str, Any]:
+    """As Chrome's trace format has it: "complete" events on named rows.
+
+    Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+    """
+    pid = os.getpid()
+    rows: dict[str, int] = {}
+    events: list[Mapping[str, Any]] = []
+    for span in found:
+        row = rows.setdefault(_row(span), len(rows) + 1)
+        events.append(
+            {
+                "ph": "X",
+                "name": span.what,
+                "cat": "rdmatensor",
+                "pid": pid,
+                "tid": row,
+                "ts": span.start_us,
+                "dur": span.duration_us,
+                "args": span.details,
+            }
+        )
+    names = [(pid, 0, "process_name", process or f"process {pid}")]
+    names += [(pid, row, "thread_name", name) for name, row in rows.items()]
+    for number, row, kind, name in names:
+        about = {"ph": "M", "name": kind, "pid": number, "tid": row, "args": {"name": name}}
+        events.append(about)
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _row(span: Span) -> str:
+    edge, peer = span.details.get("edge"), span.details.get("peer")
+    if edge is None:
+        return f"{span.what} on {span.thread}"
+    return f"{span.what} {edge} {'to' if span.what == 'send' else 'from'} {peer}"

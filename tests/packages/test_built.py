@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wheel that is built here: the same bytes each time, complete, with types that say what there is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+# A program of somebody who uses rdmatensor with types. What is marked is wrong, for that reason.
+CONSUMER = """\
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+import graph_analyzer
+import rdmatensor
+import rdmatensor.tensorflow as plugin
+
+
+async def both(device: rdmatensor.Device, address: str) -> npt.NDArray[np.float32]:
+    region: rdmatensor.Region = device.allocate((4, 4), "float32", name="weights")
+    remote: rdmatensor.RemoteDevice = device.connect(address, timeout=1.0)
+    theirs = remote.region("weights")
+    done: rdmatensor.Transfer = theirs.write(region.array, offset=16, notify=7)
+    await done
+    done.wait(timeout=0.5)
+    notification = device.next_notification(timeout=1)
+    print(notification.source.name.upper(), notification.payload.decode())
+    with rdmatensor.Group(device, rank=0, size=1) as group:
+        group.all_reduce(region.array, op="sum")
+        group.all_reduce(region.array, op="average")  # wrong: arg-type
+    theirs.write(region.array, offset="16")  # wrong: arg-type
+    done.wait("soon")  # wrong: arg-type
+    device.conect(address)  # wrong: attr-defined
+    return np.zeros(4, np.float32)
+
+
+def look() -> int:
+    if not plugin.loaded():
+        print(plugin.why_not().upper())
+    stats = plugin.stats()
+    print(stats["paths"]["statik"])  # wrong: typeddict-item
+    plugin.use(policy="rdma", transport=["verbs"], require=True)
+    plugin.use(policy="always")  # wrong: arg-type
+    sent: str = stats["paths"]["static"]["sent_bytes"]  # wrong: assignment
+    print(sent, rdmatensor.config.get_int("DEADLINE_MS") + 1)
+    return stats["paths"]["static"]["sent_bytes"]
+
+
+def analyse(model: object) -> float:
+    plan = graph_analyzer.analyze(model, strategy=graph_analyzer.PlacedOn(ps=2, workers=2))
+    plan.to_html("plan.html")
+    plan.to_htm("plan.html")  # wrong: attr-defined
+    return plan.static_share
+
+
+def fail() -> None:
+    try:
+        rdmatensor.empty((2, 2), "float32")
+    except rdmatensor.DeviceError as error:
+        wrong: int = error.hint  # wrong: attr-defined
+        print(wrong)
+"""
+
+BUILD = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
+SOURCES = ["CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "setup.py"]
+FOLDERS = ["csrc", "graph_analyzer", "rdmatensor"]
+SECONDS = 400
+
+
+def build(root: Path, place: Path) -> Path:
+    """The wheel of a copy of the sources, without TensorFlow's plugin, which takes minutes."""
+    sources = place / "sources"
+    sources.mkdir(parents=True)
+    for name in SOURCES:
+        shutil.copy(root / name, sources)
+    for name in FOLDERS:
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(root / name, sources / name, ignore=ignored, copy_function=shutil.copy)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, place],
+        cwd=sources,
+        env=os.environ | {"SOURCE_DATE_EPOCH": "1700000000", "RDMATENSOR_BUILD_TENSORFLOW": "OFF"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (wheel,) = place.glob("*.whl")
+    return wheel
+
+
+def contents(wheel: Path) -> dict[str, tuple[object, ...]]:
+    """Of each file what it is, to tell which of them differs."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            each.filename: (
+                hashlib.sha256(archive.read(each)).hexdigest(),
+                each.date_time,
+                each.external_attr,
+            )
+            for each in archive.infolist()
+        }
+
+
+@pytest.fixture(scope="module")
+def wheels(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two builds, in folders with names of different length, as two machines' would be."""
+    pytest.importorskip("setuptools", minversion="77")
+    if not (shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")):
+        pytest.skip("no cmake")
+    folder = tmp_path_factory.mktemp("wheels")
+    return build(root, folder / "a"), build(root, folder / "another-folder")
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_two_builds_are_equal(wheels: tuple[Path, Path]) -> None:
+    """Anybody can check what was published."""
+    first, second = wheels
+    assert contents(first) == contents(second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_strict_consumer(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+    """The program is a user's, and the package is where pip puts it."""
+    pytest.importorskip("mypy", reason="no mypy")
+    venv.create(tmp_path / "venv")
+    (site,) = tmp_path.glob("venv/lib/python*/site-packages")
+    zipfile.ZipFile(wheels[0]).extractall(site)
+    (site / "numpy.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    program = tmp_path / "consumer.py"
+    program.write_text(CONSUMER)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"),
+            *("--python-executable", tmp_path / "venv/bin/python"),
+            *("--cache-dir", tmp_path / "cache", program.name),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    found = re.findall(r"^consumer\.py:(\d+): error: .*\[([\w-]+)\]$", done.stdout, re.MULTILINE)
+    wanted = [
+        (str(number), line.split("# wrong: ")[1])
+        for number, line in enumerate(CONSUMER.splitlines(), 1)
+        if "# wrong: " in line
+    ]
+    assert found == wanted, done.stdout
