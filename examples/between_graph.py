@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow 1's way: each worker builds the graph itself, with variables on parameter servers.
+"""Between-graph replication of TensorFlow 1: each worker builds the graph; parameter servers hold variables.
 
     rdmatensor launch -n 2 --ps 1 --no-chief examples/between_graph.py
 
-After TensorFlow's guide "Distributed TensorFlow". The server's protocol is the only line about grpc+rdma.
+Follows TensorFlow's guide "Distributed TensorFlow". Only the protocol of the server mentions grpc+rdma.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ v1 = tf.compat.v1
 
 
 def pictures(count: int) -> tuple[Any, Any]:
-    """Noisy copies of ten patterns, and which one each is of."""
+    """Returns noisy copies of ten patterns, and the number of each copy's pattern."""
     random = np.random.default_rng(seed=1)
     patterns = random.normal(size=(CLASSES, PIXELS))
     labels = random.integers(CLASSES, size=count)
@@ -31,7 +31,7 @@ def pictures(count: int) -> tuple[Any, Any]:
 
 
 def train(server: Any, cluster: Any, index: int) -> None:
-    """The life of a worker."""
+    """Trains, in a worker."""
     x, labels = v1.placeholder(tf.float32, [None, PIXELS]), v1.placeholder(tf.int64, [None])
     with v1.device(v1.train.replica_device_setter(cluster=cluster)):
         step = v1.train.get_or_create_global_step()
@@ -47,7 +47,7 @@ def train(server: Any, cluster: Any, index: int) -> None:
     all_x, all_labels = pictures(2000)
     random = np.random.default_rng(seed=index)
     losses = []
-    # Workers talk to parameter servers only, and need not wait for each other.
+    # Workers connect only to parameter servers, so they do not wait for each other.
     talks_to = v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{index}"])
     with v1.Session(server.target, config=talks_to) as session:
         if index == 0:
@@ -63,7 +63,7 @@ def train(server: Any, cluster: Any, index: int) -> None:
 
 
 def main() -> None:
-    """Every task runs this."""
+    """Runs in every task."""
     v1.disable_eager_execution()
     config = json.loads(os.environ["TF_CONFIG"])
     job, index = config["task"]["type"], config["task"]["index"]

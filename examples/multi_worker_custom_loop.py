@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training loop of one's own on several workers, with checkpoints.
+"""A custom training loop on several workers, with checkpoints.
 
     rdmatensor launch -n 2 examples/multi_worker_custom_loop.py [FOLDER]
 
-After TensorFlow's tutorial "Custom training loop with Keras and MultiWorkerMirroredStrategy", with Keras 3 or
-2. FOLDER, which all workers can reach, gets checkpoints; a run that finds one goes on from there.
+Follows TensorFlow's tutorial "Custom training loop with Keras and MultiWorkerMirroredStrategy"; works with
+Keras 3 and 2. All workers must reach FOLDER, which holds the checkpoints. A run that finds one continues
+from it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-BATCH = 32  # of each worker
+BATCH = 32  # per worker
 EPOCHS, STEPS = 3, 20
 PIXELS, CLASSES = 64, 10
 
 
 def pictures(count: int) -> tuple[Any, Any]:
-    """Noisy copies of ten patterns, and which one each is of."""
+    """Returns noisy copies of ten patterns, and the number of each copy's pattern."""
     random = np.random.default_rng(seed=1)
     patterns = random.normal(size=(CLASSES, PIXELS))
     labels = random.integers(CLASSES, size=count)
@@ -32,7 +33,7 @@ def pictures(count: int) -> tuple[Any, Any]:
 
 
 def share(context: Any) -> Any:
-    """The data of one worker."""
+    """Returns the data of one worker."""
     data = tf.data.Dataset.from_tensor_slices(pictures(2000))
     data = data.shard(context.num_input_pipelines, context.input_pipeline_id)
     batch = context.get_per_replica_batch_size(BATCH * context.num_replicas_in_sync)
@@ -40,7 +41,7 @@ def share(context: Any) -> Any:
 
 
 def new_model() -> Any:
-    """A small network."""
+    """Returns a small network."""
     layers = tf.keras.layers
     return tf.keras.Sequential(
         [layers.Input((PIXELS,)), layers.Dense(128, activation="relu"), layers.Dense(CLASSES)]
@@ -48,7 +49,7 @@ def new_model() -> Any:
 
 
 def main() -> None:
-    """Train, with a checkpoint after each epoch."""
+    """Trains, with a checkpoint after each epoch."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
     tf.keras.utils.set_random_seed(3)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -62,7 +63,7 @@ def main() -> None:
 
     @tf.function
     def train_epoch(iterator: Any) -> Any:
-        """The mean loss of an epoch."""
+        """Returns the mean loss of an epoch."""
 
         def step(batch: Any) -> Any:
             x, labels = batch
@@ -80,7 +81,7 @@ def main() -> None:
             total += strategy.reduce(tf.distribute.ReduceOp.SUM, loss, axis=None)
         return total / STEPS
 
-    # All workers write a checkpoint, because reading variables takes all of them; one is kept.
+    # Reading variables needs all workers, so all of them write a checkpoint. Only one is kept.
     place = strategy.cluster_resolver
     first = place.task_type in (None, "chief") or (place.task_type, place.task_id) == ("worker", 0)
     own = folder / ("checkpoints" if first else f"not-wanted-{place.task_id}")

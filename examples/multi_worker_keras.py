@@ -3,8 +3,8 @@
 
     rdmatensor launch -n 2 examples/multi_worker_keras.py [FOLDER]
 
-After TensorFlow's tutorial "Multi-worker training with Keras". Nothing in it is about rdmatensor: "rpc_layer"
-in TF_CONFIG says it all. FOLDER, which all workers can reach, gets backups and the trained model.
+Follows TensorFlow's tutorial "Multi-worker training with Keras". Nothing in it mentions rdmatensor:
+"rpc_layer" in TF_CONFIG is enough. All workers must reach FOLDER, which holds backups and the trained model.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Keras 3 has no fit for several workers, over any protocol; Keras 2 has:
+# Keras 3 has no fit for several workers, over any protocol. Keras 2 has one:
 # pip install --no-deps 'tf_keras==2.21.*'
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import numpy as np
 import tensorflow as tf
 
-BATCH = 32  # of each worker
+BATCH = 32  # per worker
 EPOCHS, STEPS = 3, 20
 PIXELS, CLASSES = 64, 10
 
 
 def pictures(count: int) -> tuple[Any, Any]:
-    """Noisy copies of ten patterns, and which one each is of."""
+    """Returns noisy copies of ten patterns, and the number of each copy's pattern."""
     random = np.random.default_rng(seed=1)
     patterns = random.normal(size=(CLASSES, PIXELS))
     labels = random.integers(CLASSES, size=count)
@@ -36,7 +36,7 @@ def pictures(count: int) -> tuple[Any, Any]:
 
 
 def dataset(batch: int) -> Any:
-    """Of all workers; the strategy gives each its share."""
+    """Returns the data of all workers. The strategy gives each worker its share."""
     data = tf.data.Dataset.from_tensor_slices(pictures(2000))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -44,7 +44,7 @@ def dataset(batch: int) -> Any:
 
 
 def compiled_model() -> Any:
-    """A small network."""
+    """Returns a small network."""
     layers = tf.keras.layers
     model = tf.keras.Sequential(
         [
@@ -59,7 +59,7 @@ def compiled_model() -> Any:
 
 
 def main() -> None:
-    """Train, save, load."""
+    """Trains, saves and loads."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
     tf.keras.utils.set_random_seed(3)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -78,7 +78,7 @@ def main() -> None:
     ):
         print(f"epoch {epoch}: loss {loss!r}, accuracy {accuracy:.3f}")
 
-    # All workers take part in saving, but only one result is wanted.
+    # Saving needs all workers. Only one result is kept.
     first = place.task_type in (None, "chief") or (place.task_type, place.task_id) == ("worker", 0)
     path = folder / ("model" if first else f"not-wanted-{place.task_id}")
     model.save(path)

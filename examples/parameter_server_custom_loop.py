@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that a coordinator hands to workers: a table of embeddings on parameter servers, looked up sparsely.
+"""A coordinator schedules steps on workers, which look up embeddings on parameter servers.
 
     rdmatensor launch -n 2 --ps 2 examples/parameter_server_custom_loop.py
 
-After the second half of TensorFlow's tutorial "Parameter server training with ParameterServerStrategy". A
-worker that dies may come back: the coordinator gives its steps to others meanwhile.
+Follows the second half of TensorFlow's tutorial "Parameter server training with ParameterServerStrategy".
+When a worker dies, the coordinator gives its steps to others until it is back.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ WORDS, WIDTH, LENGTH = 2000, 32, 8
 
 
 def serve(resolver: Any) -> None:
-    """The life of a worker or parameter server."""
+    """Runs in a worker or parameter server."""
     config = tf.compat.v1.ConfigProto()
-    # A worker may hold a thread of a parameter server while it waits: few processors are not enough.
+    # A waiting worker may occupy a thread of a parameter server, so few processors need more threads.
     config.inter_op_parallelism_threads = max(4, os.cpu_count() or 1)
     server = tf.distribute.Server(
         resolver.cluster_spec(),
@@ -36,7 +36,7 @@ def serve(resolver: Any) -> None:
 
 
 def sentences() -> Any:
-    """Rows of words; a sentence is good if most of its words are."""
+    """Returns rows of words. A sentence is good if most of its words are."""
     random = np.random.default_rng(seed=1)
     words = random.integers(WORDS, size=(4000, LENGTH))
     good = (words % 2).mean(axis=1) > 0.5
@@ -45,7 +45,7 @@ def sentences() -> Any:
 
 
 def train(resolver: Any) -> None:
-    """What the chief does."""
+    """Runs in the chief."""
     partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -59,7 +59,7 @@ def train(resolver: Any) -> None:
     def step(iterator: Any) -> Any:
         words, good = next(iterator)
         with tf.GradientTape() as tape:
-            # Only the rows that are looked up travel, and only their gradients back.
+            # Only the rows that are looked up are sent, and only their gradients return.
             means = tf.reduce_mean(tf.nn.embedding_lookup(table, words), axis=1)
             scores = tf.squeeze(means @ tf.convert_to_tensor(weights), axis=1)
             loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(good, scores))
@@ -80,7 +80,7 @@ def train(resolver: Any) -> None:
 
 
 def main() -> None:
-    """Every task runs this."""
+    """Runs in every task."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type in ("worker", "ps"):
         serve(resolver)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""model.fit with parameter servers: workers compute, each at its own pace; the variables lie elsewhere.
+"""model.fit with parameter servers: workers compute at their own pace, and parameter servers hold variables.
 
     rdmatensor launch -n 2 --ps 2 examples/parameter_server_keras.py
 
-After TensorFlow's tutorial "Parameter server training with ParameterServerStrategy". The protocol of the
-servers is the only line about grpc+rdma: it is "rpc_layer" in TF_CONFIG.
+Follows TensorFlow's tutorial "Parameter server training with ParameterServerStrategy". Only the protocol of
+the servers mentions grpc+rdma: it is "rpc_layer" in TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# Keras 3 has no fit for parameter servers, over any protocol; Keras 2 has:
+# Keras 3 has no fit for parameter servers, over any protocol. Keras 2 has one:
 # pip install --no-deps 'tf_keras==2.21.*'
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
@@ -25,9 +25,9 @@ PIXELS, CLASSES = 64, 10
 
 
 def serve(resolver: Any) -> None:
-    """The life of a worker or parameter server."""
+    """Runs in a worker or parameter server."""
     config = tf.compat.v1.ConfigProto()
-    # A worker may hold a thread of a parameter server while it waits: few processors are not enough.
+    # A waiting worker may occupy a thread of a parameter server, so few processors need more threads.
     config.inter_op_parallelism_threads = max(4, os.cpu_count() or 1)
     server = tf.distribute.Server(
         resolver.cluster_spec(),
@@ -40,7 +40,7 @@ def serve(resolver: Any) -> None:
 
 
 def pictures(context: Any = None) -> Any:
-    """Noisy copies of ten patterns, and which one each is of."""
+    """Returns noisy copies of ten patterns, and the number of each copy's pattern."""
     random = np.random.default_rng(seed=1)
     patterns = random.normal(size=(CLASSES, PIXELS))
     labels = random.integers(CLASSES, size=2000)
@@ -49,10 +49,10 @@ def pictures(context: Any = None) -> Any:
 
 
 def train(resolver: Any) -> None:
-    """What the chief does."""
+    """Runs in the chief."""
     strategy = tf.distribute.ParameterServerStrategy(
         resolver,
-        # Large variables are spread over all parameter servers.
+        # Splits large variables over all parameter servers.
         variable_partitioner=tf.distribute.experimental.partitioners.MinSizePartitioner(
             min_shard_bytes=4 << 10, max_shards=2
         ),
@@ -76,7 +76,7 @@ def train(resolver: Any) -> None:
 
 
 def main() -> None:
-    """Every task runs this."""
+    """Runs in every task."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type in ("worker", "ps"):
         serve(resolver)

@@ -3,8 +3,8 @@
 
     python examples/ray_train.py [WORKERS]
 
-Ray gives each worker a TF_CONFIG that names no protocol; use(default_protocol=True) says grpc+rdma. Ray's
-machines need rdmatensor, TensorFlow, and, between hosts, RDMATENSOR_SECRET_FILE in Ray's environment.
+Ray gives each worker a TF_CONFIG that names no protocol; use(default_protocol=True) adds grpc+rdma. Ray's
+machines need rdmatensor and TensorFlow. Several hosts need RDMATENSOR_SECRET_FILE in Ray's environment.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ STEPS, SIZE = 20, 1000
 
 
 def train(config: dict[str, Any]) -> None:
-    """Runs in each worker: fits a line to numbers, and tells by what the gradients went."""
+    """Runs in each worker: fits a line to numbers, and prints which transport the gradients used."""
     import tensorflow as tf
 
     import rdmatensor.tensorflow
 
-    # Before the strategy, which starts a server.
+    # This must come before the strategy, which starts a server.
     rdmatensor.tensorflow.use(default_protocol=True)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         weights = tf.Variable(tf.zeros([SIZE]))
 
     @tf.function
-    def step():  # Ray copies what the code uses, not what annotations name
+    def step():  # no annotations: Ray copies only what the code uses
         def replica():
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(weights - tf.range(SIZE, dtype=tf.float32)))

@@ -66,9 +66,10 @@ _PAGE = """\
 
 Generated from the table in `csrc/base/config.h` by `make docs`; do not edit.
 
-Each setting is the environment variable `RDMATENSOR_<NAME>`, and `rdmatensor.config.set("<NAME>", value)`
-in Python. Sizes take the suffixes K, M, G and T (powers of 1024). A value outside its range is refused when
-the first device is opened; a variable that is no setting is reported with the nearest name.
+To change a setting, set the environment variable `RDMATENSOR_<NAME>`, or call
+`rdmatensor.config.set("<NAME>", value)` in Python. Sizes may end in K, M, G or T (powers of 1024). A value
+outside its range is an error when the first device opens. A variable that is not a setting is reported with
+the nearest name.
 
 | name | default | accepted | meaning |
 |---|---|---|---|

@@ -20,130 +20,132 @@
  * TEXT(name, default, doc). */
 #define RDT_CONFIG_TABLE(NUMBER, CHOICE, TEXT)                                                     \
   CHOICE(LOG_LEVEL, "info", "error|warn|info|debug",                                               \
-         "Least severe line that is logged, to standard error.")                                   \
+         "Least severe level that is logged. The log goes to standard error.")                     \
   CHOICE(LOG_FORMAT, "text", "text|json",                                                          \
-         "How lines are written to standard error: text for people, json for collectors of logs, " \
-         "one object per line.")                                                                   \
+         "Format of log lines: text for people, json for log collectors, one object per line.")    \
   NUMBER(METRICS_PORT, 0, 0, 65535,                                                                \
-         "TCP port on which rdmatensor.metrics.serve() answers Prometheus; 0: it does not.")       \
-  TEXT(METRICS_ADDRESS, "127.0.0.1", "Address of that port: who reaches it can read the metrics.") \
+         "TCP port on which rdmatensor.metrics.serve() answers Prometheus; 0 disables it.")        \
+  TEXT(METRICS_ADDRESS, "127.0.0.1",                                                               \
+       "Address for that port. Whoever reaches it can read the metrics.")                          \
   NUMBER(DEADLINE_MS, 10000, 1, 86400000,                                                          \
-         "Milliseconds after which a wait without a time-out of its own fails, and a peer that "   \
-         "takes "                                                                                  \
-         "no notifications counts as lost.")                                                       \
-  NUMBER(CONNECT_TIMEOUT_MS, 10000, 1, 86400000, "Milliseconds a connection may take to come up.") \
+         "Milliseconds after which a wait without its own time-out fails, and after which a peer " \
+         "that takes no notifications counts as lost.")                                            \
+  NUMBER(CONNECT_TIMEOUT_MS, 10000, 1, 86400000, "Milliseconds that connecting may take.")         \
   TEXT(BIND_ADDRESS, "",                                                                           \
-       "Address the bootstrap port listens on; empty means 127.0.0.1, and for TensorFlow servers " \
-       "the address of the task's entry in the cluster.")                                          \
+       "Address on which the bootstrap port listens. Empty means 127.0.0.1, and for TensorFlow "   \
+       "servers the address of the task's entry in the cluster.")                                  \
   TEXT(SECRET_FILE, "",                                                                            \
-       "File with the secret by which the devices of a cluster know each other; empty: there is "  \
-       "none, and only processes of this host can connect.")                                       \
+       "File with the secret that all devices of a cluster share. Empty means no secret: only "    \
+       "processes of this host can connect.")                                                      \
   NUMBER(INSECURE, 0, 0, 1,                                                                        \
-         "1 connects with other hosts without a secret: everybody who reaches the bootstrap port " \
-         "may then read and write this process's regions.")                                        \
+         "1 accepts other hosts without a secret: whoever reaches the bootstrap port may then "    \
+         "read and write this process's regions.")                                                 \
   NUMBER(CONNECTIONS, 1024, 1, 1048576, "Connections that peers may have to a device.")            \
   NUMBER(CONNECTIONS_PER_HOST, 512, 1, 1048576,                                                    \
-         "Of these, connections that peers of one host may have.")                                 \
+         "Connections that the peers of one host may have to a device.")                           \
   TEXT(TRANSPORTS, "shm,verbs", "Transports that may be used, separated by commas.")               \
   TEXT(FAULTS, "",                                                                                 \
-       "For tests: faults to inject, as seed=7,delay=0.01:5ms,break=#40; docs/faults.md has them " \
-       "all.")                                                                                     \
-  TEXT(DEVICE, "", "RDMA port to use, as mlx5_1:1 or mlx5_1; empty chooses the best active one.")  \
+       "For tests: faults to inject, such as seed=7,delay=0.01:5ms,break=#40; docs/faults.md "     \
+       "lists the kinds.")                                                                         \
+  TEXT(DEVICE, "",                                                                                 \
+       "RDMA port to use, such as mlx5_1:1 or mlx5_1. Empty chooses the best active port.")        \
   TEXT(GID_INDEX, "",                                                                              \
-       "Index of the GID to use, as 3 or, per device, mlx5_1:3,rxe0:1; empty chooses by rank.")    \
+       "Index of the GID to use, such as 3, or per device mlx5_1:3,rxe0:1. Empty chooses the "     \
+       "best GID.")                                                                                \
   NUMBER(QUEUE_PAIRS, 2, 1, 8,                                                                     \
-         "Verbs: queue pairs of a connection; the smaller number of both ends.")                   \
-  NUMBER(QUEUE_DEPTH, 256, 64, 8192, "Verbs: work requests that a queue pair may have under way.") \
+         "Verbs: queue pairs of a connection. Both ends use the smaller number.")                  \
+  NUMBER(QUEUE_DEPTH, 256, 64, 8192,                                                               \
+         "Verbs: work requests that may be outstanding on a queue pair.")                          \
   NUMBER(RECEIVES, 32768, 256, 4194304,                                                            \
-         "Verbs: receives that the connections of a device share, 128 for each.")                  \
+         "Verbs: receives that all connections of a device share; each connection needs 128.")     \
   CHOICE(WINDOWS, "auto", "auto|on|off",                                                           \
-         "Verbs: memory windows, by which memory for one peer is opened to its queue pairs only: " \
-         "auto where the device has them, on refuses other devices, off does without.")            \
+         "Verbs: memory windows, which open memory for one peer only to that peer's queue pairs. " \
+         "auto uses them if the device has them, on rejects devices without them, off disables "   \
+         "them.")                                                                                  \
   NUMBER(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 64 * RDT_MIB,                                        \
-         "Verbs: longer transfers are cut up and go over all queue pairs of the connection.")      \
-  NUMBER(TRAFFIC_CLASS, 0, 0, 255, "Verbs: traffic class of RoCE packets, DSCP times four.")       \
+         "Verbs: longer transfers are split over all queue pairs of the connection.")              \
+  NUMBER(TRAFFIC_CLASS, 0, 0, 255, "Verbs: traffic class of RoCE packets, the DSCP times four.")   \
   NUMBER(SERVICE_LEVEL, 0, 0, 15,                                                                  \
-         "Verbs: service level of packets: virtual lanes of InfiniBand, VLAN priority of RoCE.")   \
+         "Verbs: service level of packets, which selects the virtual lane of InfiniBand or the "   \
+         "VLAN priority of RoCE.")                                                                 \
   NUMBER(SPIN_US, 20, 0, 1000000,                                                                  \
-         "Microseconds the progress thread polls after the last event before it sleeps.")          \
+         "Microseconds that the progress thread polls after the last event before it sleeps.")     \
   NUMBER(WAIT_SPIN_US, 50, 0, 1000000,                                                             \
-         "Microseconds a thread that waits for a transfer polls for it before it sleeps.")         \
+         "Microseconds that a thread polls for its transfer before it sleeps.")                    \
   NUMBER(                                                                                          \
       RING_BYTES, 4 * RDT_MIB, 4096, 1024 * RDT_MIB,                                               \
-      "Bytes of a channel's notification ring, one per direction; rounded up to a power of two.")  \
-  NUMBER(NOTIFY_QUEUE_BYTES, 64 * RDT_MIB, 4096, RDT_TIB,                                          \
-         "Bytes of notifications a device queues for its reader before senders have to wait.")     \
+      "Bytes of a channel's notification ring in each direction, rounded up to a power of two.")   \
+  NUMBER(                                                                                          \
+      NOTIFY_QUEUE_BYTES, 64 * RDT_MIB, 4096, RDT_TIB,                                             \
+      "Bytes of notifications that a device queues for its reader before senders have to wait.")   \
   NUMBER(REMOTE_ALLOC_LIMIT, 1024 * RDT_MIB, 0, RDT_TIB,                                           \
-         "Bytes each peer may allocate on this device.")                                           \
+         "Bytes that each peer may allocate on this device.")                                      \
   NUMBER(REMOTE_ALLOC_TOTAL, 16 * 1024 * RDT_MIB, 0, 64 * RDT_TIB,                                 \
-         "Bytes all peers together may allocate on this device.")                                  \
+         "Bytes that all peers together may allocate on this device.")                             \
   NUMBER(REMOTE_REGIONS, 1024, 1, 1048576,                                                         \
-         "Regions each peer may allocate on this device, and that this device opens at each.")     \
+         "Regions that each peer may allocate on this device, and that this device opens at each " \
+         "peer.")                                                                                  \
   NUMBER(REMOTE_OPEN_LIMIT, RDT_TIB, 1, 64 * RDT_TIB,                                              \
          "Bytes of a peer's regions that this device opens at once.")                              \
-  CHOICE(GROUP_ALGORITHM, "auto", "auto|flat|halving|ring|direct|hierarchical",                    \
-         "Groups: algorithm of collective operations; auto takes the cheapest by measured costs.") \
+  CHOICE(                                                                                          \
+      GROUP_ALGORITHM, "auto", "auto|flat|halving|ring|direct|hierarchical",                       \
+      "Groups: algorithm of collective operations. auto chooses the cheapest by measured costs.")  \
   NUMBER(GROUP_EAGER_BYTES, 16 * RDT_KIB, 0, 256 * RDT_KIB,                                        \
-         "Groups: messages up to this many bytes travel inside the notification; the smallest "    \
-         "value of all members.")                                                                  \
+         "Groups: messages of up to this many bytes travel inside the notification. The smallest " \
+         "value of all members applies.")                                                          \
   NUMBER(GROUP_CHUNK_BYTES, 0, 0, 1024 * RDT_MIB,                                                  \
-         "Groups: bytes of the pieces that long messages are cut into; 0 leaves them whole "       \
+         "Groups: size of the pieces into which long messages are cut. 0 does not cut them "       \
          "between members that share memory, and cuts at 512 KB otherwise.")                       \
-  NUMBER(GROUP_SPIN_US, 1000, 0, 1000000,                                                          \
-         "Groups: microseconds a thread polls for messages of its operation before it sleeps.")    \
+  NUMBER(                                                                                          \
+      GROUP_SPIN_US, 1000, 0, 1000000,                                                             \
+      "Groups: microseconds that a thread polls for messages of its operation before it sleeps.")  \
   NUMBER(INLINE_BYTES, 16 * RDT_KIB, 0, RDT_MIB,                                                   \
-         "TensorFlow: tensors up to this many bytes travel inside the notification.")              \
+         "TensorFlow: tensors of up to this many bytes travel inside the notification.")           \
   NUMBER(                                                                                          \
       ALIAS_BYTES, 0, 0, 64 * RDT_TIB,                                                             \
-      "TensorFlow: tensors from this many bytes are used in place in the sender's memory where "   \
-      "the transport allows (shm); smaller ones are read into own memory.")                        \
+      "TensorFlow: tensors of at least this many bytes are used in place in the sender's memory "  \
+      "if the transport allows it (shm). Smaller ones are read into the receiver's memory.")       \
   NUMBER(ARENA_LIMIT, 0, 0, 64 * RDT_TIB,                                                          \
-         "TensorFlow: bytes of the arena tensors are allocated in; 0 means three quarters of the " \
-         "memory that the process may use.")                                                       \
-  CHOICE(                                                                                          \
-      PLAN, "on", "on|off",                                                                        \
-      "TensorFlow: on places tensors by the graph's plan before the first step, off leaves all "   \
-      "of them to the dynamic path.")                                                              \
-  NUMBER(PLAN_SLOTS, 2, 1, 64, "TensorFlow: places a planned tensor has at its receiver.")         \
+         "TensorFlow: bytes of the arena, in which tensors are allocated. 0 means three quarters " \
+         "of the memory that the process may use.")                                                \
+  CHOICE(PLAN, "on", "on|off",                                                                     \
+         "TensorFlow: on gives tensors places by the graph's plan before the first step, off "     \
+         "uses the dynamic path for all of them.")                                                 \
+  NUMBER(PLAN_SLOTS, 2, 1, 64, "TensorFlow: slots of a planned tensor at its receiver.")           \
   NUMBER(PLAN_LOOP_SLOTS, 4, 1, 64,                                                                \
-         "TensorFlow: places of a planned tensor that is sent inside a loop.")                     \
-  NUMBER(                                                                                          \
-      PLAN_LIMIT, 0, 0, 64 * RDT_TIB,                                                              \
-      "TensorFlow: bytes of places a task may hold; 0 means ARENA_LIMIT. Tensors beyond it take "  \
-      "the dynamic path.")                                                                         \
+         "TensorFlow: slots of a planned tensor that is sent inside a loop.")                      \
+  NUMBER(PLAN_LIMIT, 0, 0, 64 * RDT_TIB,                                                           \
+         "TensorFlow: bytes of places that a task may hold; 0 means ARENA_LIMIT. Tensors beyond "  \
+         "the limit take the dynamic path.")                                                       \
   NUMBER(PLAN_COPY_BYTES, 16 * RDT_KIB, 0, 64 * RDT_TIB,                                           \
-         "TensorFlow: planned tensors up to this many bytes are written into their places where "  \
-         "the transport could also lend them (shm); larger ones are lent.")                        \
+         "TensorFlow: planned tensors of up to this many bytes are written into their places "     \
+         "even if the transport could lend them (shm). Larger ones are lent.")                     \
   NUMBER(FUSE_BYTES, 4 * RDT_KIB, 0, RDT_MIB,                                                      \
-         "TensorFlow: planned tensors up to this many bytes that become ready together travel as " \
-         "one; 0 sends each alone.")                                                               \
+         "TensorFlow: planned tensors of up to this many bytes that become ready together travel " \
+         "as one message; 0 sends each alone.")                                                    \
   NUMBER(PROMOTE_AFTER, 3, 0, 1000000,                                                             \
-         "TensorFlow: times a tensor of unknown size must come with one shape before it gets a "   \
-         "place; 0 means never.")                                                                  \
+         "TensorFlow: times that a tensor of unknown size must have the same shape before it "     \
+         "gets a place; 0 means never.")                                                           \
   NUMBER(BATCH_SIZE, 0, 0, 1024 * RDT_MIB,                                                         \
          "TensorFlow: largest batch, which bounds an unknown first dimension; 0 means unknown.")   \
-  CHOICE(                                                                                          \
-      PLACEMENT, "arena", "arena|traced",                                                          \
-      "TensorFlow: arena allocates every larger tensor in registered memory, traced only those "   \
-      "from where tensors were seen to be sent.")                                                  \
-  CHOICE(                                                                                          \
-      ABLATION, "none", "none|copy|rpc",                                                           \
-      "TensorFlow, for measurements only: copy has each larger tensor copied where it is sent, "   \
-      "rpc has the receiver ask for each tensor, and larger ones copied at both ends; none is "    \
-      "as fast as it can be.")                                                                     \
+  CHOICE(PLACEMENT, "arena", "arena|traced",                                                       \
+         "TensorFlow: arena allocates every larger tensor in registered memory, traced only "      \
+         "tensors from operations whose results were sent before.")                                \
+  CHOICE(ABLATION, "none", "none|copy|rpc",                                                        \
+         "TensorFlow, for measurements only: copy copies each larger tensor at its sender; rpc "   \
+         "makes the receiver ask for each tensor and copies larger ones at both ends; none does "  \
+         "neither.")                                                                               \
   CHOICE(POLICY, "auto", "auto|rdma|grpc",                                                         \
-         "TensorFlow: auto uses gRPC for peers that cannot be reached otherwise, rdma fails "      \
-         "instead, grpc never connects.")                                                          \
+         "TensorFlow: auto uses gRPC for peers that no transport reaches, rdma fails instead, "    \
+         "grpc never connects.")                                                                   \
   NUMBER(FAILBACK_MS, 1000, 0, 86400000,                                                           \
-         "TensorFlow: milliseconds after which a peer that is served by gRPC is tried again "      \
-         "otherwise, twice as long after each failure, up to 64 times as long; 0 means never.")    \
+         "TensorFlow: milliseconds before a transport is tried again for a peer on gRPC. The "     \
+         "time doubles after each failure, up to 64 times the value; 0 means never.")              \
   NUMBER(STEP_TTL_S, 600, 1, 86400,                                                                \
-         "TensorFlow: seconds until a tensor is dropped that came for a step which this task "     \
-         "never starts.")                                                                          \
+         "TensorFlow: seconds until a tensor is dropped whose step this task never starts.")       \
   CHOICE(CHECKSUM, "off", "off|crc32c",                                                            \
-         "crc32c sends a checksum with each of TensorFlow's tensors that does not go by gRPC, "    \
-         "and with each message of a group, and compares it at the receiver, where both ends "     \
-         "say so.")                                                                                \
+         "crc32c adds a checksum to each tensor that does not use gRPC and to each message of a "  \
+         "group; the receiver compares it if both ends have this setting.")                        \
   NUMBER(DISABLE, 0, 0, 1, "TensorFlow: 1 leaves the plugin unloaded.")
 
 typedef enum rdt_config_id {
