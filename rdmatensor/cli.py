@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line `rdmatensor`: a list of commands, each imported when it is asked for.
 
-Of what commands need, some is not everywhere: TensorFlow, RDMA, even the compiled library. The list and
+Some commands need what not every machine has: TensorFlow, RDMA, even the compiled library. The list and
 `doctor` work without.
 """
 
@@ -17,7 +17,7 @@ except ImportError:
         "rdmatensor: the command line needs click and rich: pip install 'click>=8' 'rich>=13'"
     ) from None
 
-# Of each: where it is, and its line in the list.
+# For each command: where it is, and its line in the list.
 COMMANDS = {
     "bench": ("rdmatensor.bench.cli:bench", "Measure latency and bandwidth, here or between hosts."),
     "doctor": ("rdmatensor.commands.doctor:doctor", "Check this machine, with a remedy for each fault."),

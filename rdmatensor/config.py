@@ -15,7 +15,7 @@ _VALUE_SIZE = 4096
 
 
 class Setting(NamedTuple):
-    """One entry of the table. `value` is in force now; `range` tells what is accepted."""
+    """One setting. `value` is its value now; `range` describes the accepted values."""
 
     name: str
     value: str
@@ -25,14 +25,14 @@ class Setting(NamedTuple):
 
 
 def get(name: str) -> str:
-    """The value in force, as text. UsageError for an unknown name."""
+    """Returns the value in force, as text. Raises UsageError for an unknown name."""
     value = ffi.new("char[]", _VALUE_SIZE)
     check(lib.rdt_config_get(name.encode(), value, _VALUE_SIZE))
     return _text(value)
 
 
 def get_int(name: str) -> int:
-    """The value in force of a numeric setting. UsageError if it is unknown or not a number."""
+    """Returns the value of a numeric setting. Raises UsageError if it is unknown or not a number."""
     value = ffi.new("uint64_t *")
     check(lib.rdt_config_get_u64(name.encode(), value))
     return int(value[0])
@@ -47,7 +47,7 @@ def set(name: str, value: str | int) -> None:  # noqa: A001 - config.set reads w
 
 
 def table() -> list[Setting]:
-    """Every setting, with the value in force."""
+    """Returns all settings with their values."""
     entry = ffi.new("rdt_config_entry *")
     settings = []
     for index in range(lib.rdt_config_count()):
@@ -77,7 +77,7 @@ the nearest name.
 
 
 def page() -> str:
-    """docs/configuration.md: the table as Markdown."""
+    """Returns docs/configuration.md: the table as Markdown."""
     rows = [
         f"| `{row.name}` | `{row.default}` | {row.range.replace('|', ', ')} | {row.doc} |\n"
         for row in table()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local endpoint."""
+"""The local device: its regions, its connections and the notifications that peers send."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Notification(NamedTuple):
-    """What a peer sent: everything it wrote before is visible now."""
+    """A message from a peer. Everything that the peer wrote before it is visible now."""
 
     source: RemoteDevice
     immediate: int
@@ -38,8 +38,11 @@ class Notification(NamedTuple):
 
 
 class DeviceStats(NamedTuple):
-    """Counters of a device since it was opened; the last three are what is there now: regions, their bytes,
-    and requests to all peers that are not complete."""
+    """Counters of a device since it was opened.
+
+    The last three are gauges: the regions that exist now, their bytes, and the requests to all peers that are
+    not complete.
+    """
 
     writes: int
     write_bytes: int
@@ -60,7 +63,7 @@ class DeviceStats(NamedTuple):
 
 
 class Transport(NamedTuple):
-    """A transport as a device has it: what it uses, or why it is not usable."""
+    """One transport of a device. `text` says what it uses, or why this machine cannot use it."""
 
     usable: bool
     text: str
@@ -75,12 +78,12 @@ def _transports(device: Any) -> Iterator[tuple[str, Transport]]:
 
 
 class Device:
-    """One local endpoint: a bootstrap port, a progress thread, regions and connections.
+    """Opens a device: a port that peers connect to, a progress thread, regions and connections.
 
-    `name` is shown to peers and in messages (None: host:pid), `bind` is the address to listen on
-    (None: the setting BIND_ADDRESS), `port` 0 any free one. `transports` tells for each by name
-    what it uses, or why this machine does not have it. Usable from any thread; not in a child
-    of os.fork(), which has to open its own. Closing it closes its regions and connections.
+    `name` appears at peers and in messages; by default it is host:pid. `bind` is the address to listen on;
+    by default it is the setting BIND_ADDRESS. Port 0 takes any free port. `transports` maps the name of each
+    transport to what it uses, or to the reason why this machine cannot use it. Closing the device closes its
+    regions and connections. Any thread may use it. A child of os.fork() may not; it opens its own device.
     """
 
     def __init__(self, name: str | None = None, bind: str | None = None, port: int = 0) -> None:
@@ -98,17 +101,17 @@ class Device:
         out = ffi.new("rdt_device **")
         check(lib.rdt_device_open(options, out))
         self._handle = out[0]
-        # Nothing that may have finalizers is dropped while it is held: they may wait for other threads.
+        # Do not drop objects with finalizers while holding it: finalizers may wait for other threads.
         self._changed = threading.Condition()
         self._calls = 0
         self._closing = False
         self._forked = False
-        # Regions and connections live until they are closed, not until Python drops the object: a
-        # peer may be using them. Connections by the address of their C handle.
+        # Regions and connections live until they are closed, even if Python drops the object, because
+        # a peer may be using them. Connections are found by the address of their C handle.
         self._regions: set[Region] = set()
         self._remotes: dict[int, RemoteDevice] = {}
         self._groups: set[Group] = set()
-        # Memory of arrays that have a region of their own, by the address of the region's handle.
+        # The memory of arrays that have their own region, by the address of the region's handle.
         self._owned: dict[int, Any] = {}
         self._closing_remotes: list[RemoteDevice] = []
         self._returned: deque[Notification] = deque()
@@ -124,20 +127,20 @@ class Device:
         access: Access = READ_WRITE,
         name: str | None = None,
     ) -> Region:
-        """Allocates `shape` elements of `dtype`, zero-filled, and lets peers find them.
+        """Allocates `shape` elements of `dtype`, fills them with zeros and lets peers open them.
 
-        `name`, unique on the device and up to 63 bytes, is what peers open it by; without one they
-        need its key. DeviceError if there is no memory left.
+        Peers open the region by `name`, which is unique on the device and at most 63 bytes long. They open
+        a region without a name by its key. Raises DeviceError if there is no memory left.
         """
         return self.register(buffers.empty(shape, dtype), access, name)
 
     def register(
         self, array: Array, access: Access = READ_WRITE, name: str | None = None
     ) -> Region:
-        """Lets peers use the memory of an existing array; the region keeps it alive.
+        """Lets peers use the memory of an existing array. The region keeps the array alive.
 
-        For transports that share pages (shm) it must come from rdmatensor.empty; memory that no
-        transport of the device can share is Unsupported. RDMA pins it: DeviceError when the limit
+        A transport that shares pages (shm) needs an array from rdmatensor.empty. Raises Unsupported if no
+        transport of the device can share the memory. RDMA pins the memory; raises DeviceError if the limit
         of locked memory does not permit that.
         """
         local = buffers.target(array)
@@ -151,9 +154,9 @@ class Device:
         return region
 
     def connect(self, address: str, timeout: float | None = None) -> RemoteDevice:
-        """Connects to the device at "host:port". Blocks for `timeout` seconds at most.
+        """Connects to the device at "host:port". Blocks for at most `timeout` seconds.
 
-        ConnectionRefused (its text says why, per transport), DeadlineExceeded.
+        Raises ConnectionRefused, whose text gives the reason for each transport, or DeadlineExceeded.
         """
         out = ffi.new("rdt_channel **")
         with self._call() as device:
@@ -162,14 +165,14 @@ class Device:
             return self._adopt(ffi.gc(out[0], lib.rdt_channel_unref))
 
     def next_notification(self, timeout: float | None = None) -> Notification:
-        """The oldest notification of any peer; waits for one for `timeout` seconds at most.
+        """Returns the oldest notification of any peer. Waits for one for at most `timeout` seconds.
 
-        DeadlineExceeded if none came. When nobody takes notifications, senders wait; none is lost.
+        Raises DeadlineExceeded if none came. No notification is lost: if nobody takes them, senders wait.
         """
         return self._next(timeout, None)
 
     def notifications(self, timeout: float | None = None) -> Iterator[Notification]:
-        """Iterates over notifications; ends when none came for `timeout` seconds."""
+        """Iterates over notifications. Ends when none came for `timeout` seconds."""
         while True:
             try:
                 notification = self.next_notification(timeout)
@@ -178,7 +181,7 @@ class Device:
             yield notification
 
     async def anext_notification(self, timeout: float | None = None) -> Notification:
-        """As next_notification, for asyncio. Cancelling it loses no notification."""
+        """Does what next_notification does, for asyncio. Cancelling it loses no notification."""
         with suppress(DeadlineExceeded):
             return self._next(0, None)
         return await in_thread(
@@ -186,7 +189,7 @@ class Device:
         )
 
     def stats(self) -> DeviceStats:
-        """The counters of this device."""
+        """Returns the counters of this device."""
         stats = ffi.new("rdt_stats *")
         with self._call() as device:
             check(lib.rdt_device_stats(device, stats))
@@ -194,9 +197,9 @@ class Device:
 
     @property
     def registrable(self) -> int | None:
-        """Bytes that may still be registered before a limit of the system is reached; None: no limit.
+        """The bytes that can still be registered before a limit of the system is reached. None: no limit.
 
-        Verbs pin memory, which RLIMIT_MEMLOCK limits for the whole process.
+        Verbs pin memory, and RLIMIT_MEMLOCK limits pinned memory for the whole process.
         """
         with self._call() as device:
             limit = int(lib.rdt_device_registrable(device))
@@ -207,11 +210,11 @@ class Device:
         return self._handle is None
 
     def close(self) -> None:
-        """Closes connections and regions, then the device. Idempotent.
+        """Closes connections and regions, then the device. A second call does nothing.
 
-        Pending transfers fail with DeviceError (status CLOSED) or Cancelled. Waits for the calls
-        that other threads are making on this device; their waits for peers, groups and
-        notifications end at once.
+        Pending transfers fail with DeviceError (status CLOSED) or Cancelled. `close` waits for the calls
+        that other threads make on this device; calls that wait for peers, groups or notifications end at
+        once.
         """
         with self._changed:
             if not self._closing:
@@ -228,7 +231,7 @@ class Device:
         for remote in list(self._remotes.values()):
             remote.close()
         lib.rdt_device_close(handle)
-        # Only now may memory that was registered be freed, and buffers of transfers be dropped.
+        # C uses neither registered memory nor buffers of transfers any more: both may be freed.
         for region in regions:
             region._handle = region._array = None
         self._owned.clear()
@@ -250,7 +253,7 @@ class Device:
         return f"<Device {self.name} at {self.address}>"
 
     def _begin(self) -> Any:
-        """The C handle, which close() will not free before _end()."""
+        """Returns the C handle. close() does not free it before _end()."""
         with self._changed:
             if self._forked:
                 raise UsageError(
@@ -301,7 +304,7 @@ class Device:
             self._end()
 
     def _source(self, channel: Any) -> RemoteDevice:
-        """The object for a channel that C lends us."""
+        """Returns the object for a channel that C lends us."""
         known = self._remotes.get(int(ffi.cast("uintptr_t", channel)))
         if known is not None and not known.closed:
             return known
@@ -309,7 +312,7 @@ class Device:
         return self._adopt(ffi.gc(channel, lib.rdt_channel_unref))
 
     def _adopt(self, channel: Any) -> RemoteDevice:
-        """The one object for a channel whose handle is ours."""
+        """Returns the one object for a channel whose handle we own."""
         key = int(ffi.cast("uintptr_t", channel))
         remote = RemoteDevice(self, channel)
         with self._changed:
@@ -325,12 +328,12 @@ class Device:
         return known
 
     def _drop(self, remote: RemoteDevice, channel: Any) -> None:
-        """Called by RemoteDevice.close: the handle may soon name another channel."""
+        """Forgets a closed peer, because its handle may soon name another channel. Called by its close()."""
         with self._changed:
             key = int(ffi.cast("uintptr_t", channel))
             if self._remotes.get(key) is remote:
                 del self._remotes[key]
-            # C completes what was pending a little later; until then the buffers must live.
+            # C completes pending operations a little later. Their buffers must live until then.
             self._closing_remotes.append(remote)
             closing = list(self._closing_remotes)
         ended = {r for r in closing if r._ended()}
@@ -338,7 +341,7 @@ class Device:
             self._closing_remotes = [r for r in self._closing_remotes if r not in ended]
 
     def _close_region(self, region: Region) -> None:
-        """Called by Region.close. After close() has begun, regions are left to it."""
+        """Closes a region, unless close() has begun, which closes all of them. Called by Region.close."""
         array = None
         with self._changed:
             handle, region._handle = region._handle, None
@@ -349,7 +352,7 @@ class Device:
         del array  # its finalizers may wait for other threads
 
     def _registered(self, nbytes: int) -> Array:
-        """Bytes in a region of their own, which ends with the last view of them."""
+        """Returns bytes that have their own region, which is closed with the last view of them."""
         memory, out = buffers.shareable(nbytes), ffi.new("rdt_region **")
         access = int(READ_WRITE)
         with self._call() as device:
@@ -367,14 +370,14 @@ class Device:
         return buffers.view(ffi.gc(memory, end), nbytes)
 
     def _close_owned(self, region: Any, key: int) -> None:
-        """Once close() has begun, C may still use the memory: regions and memory are left to it."""
+        """Closes the region of an array, unless close() has begun: then C may still use the memory."""
         with self._changed:
             if self._handle is not None and key in self._owned:
                 lib.rdt_region_close(region)
                 del self._owned[key]
 
     def _forget(self) -> None:
-        """After fork: everything belongs to the parent process."""
+        """Gives everything up after fork: it belongs to the parent process."""
         self._changed = threading.Condition()
         self._closing = self._forked = True
         self._handle = None
@@ -391,7 +394,7 @@ _open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Peers see a closed connection at once, not a lost one after a while."""
+    """Closes all devices at exit, so that peers see a closed connection at once, not a lost one later."""
     for device in list(_open_devices):
         device.close()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions, grouped by the largest thing that broke, so that a caller knows what to rebuild."""
+"""Exceptions, grouped by what broke, so that a caller knows what to rebuild."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from ._ffi import ffi, lib
 
 
 class RdmaError(Exception):
-    """Base of every error of this package.
+    """The base of all errors of this package.
 
-    `status` is the C library's name of the error ("CONNECTION_LOST"), `code` its number. The text
-    tells the cause, the device, the peer and what to do.
+    `status` is the C library's name of the error, such as "CONNECTION_LOST", and `code` is its number. The
+    text names the cause, the device, the peer and the remedy.
     """
 
     def __init__(self, message: str, status: str = "INVALID") -> None:
@@ -31,31 +31,31 @@ class Unsupported(RdmaError):
 
 
 class Cancelled(RdmaError):
-    """The operation was cancelled, or pending when this side closed the channel."""
+    """The operation was cancelled, or this side closed the channel before it was complete."""
 
 
 class DeviceError(RdmaError):
-    """The local device failed: no memory, a system call, a limit, or it is closed."""
+    """The local device failed: it has no memory, a system call failed, a limit was hit, or it is closed."""
 
 
 class ConnectionFailure(RdmaError, ConnectionError):
-    """Base of what ends, or prevents, a connection."""
+    """The base of errors that end or prevent a connection."""
 
 
 class ConnectionLost(ConnectionFailure):
-    """The peer is gone. Connect again: other connections of the device go on."""
+    """The peer is gone. Connect again. Other connections of the device are not affected."""
 
 
 class ConnectionRefused(ConnectionFailure):
-    """No connection came about: unreachable, refused, another protocol, no common transport."""
+    """No connection was made: the peer is unreachable or refused, or nothing fits both sides."""
 
 
 class DataCorrupted(ConnectionFailure):
-    """Bytes changed on their way (RDMATENSOR_CHECKSUM). The connection goes on: do it again."""
+    """Bytes changed on their way (RDMATENSOR_CHECKSUM). The connection is intact: repeat the operation."""
 
 
 class DeadlineExceeded(RdmaError, TimeoutError):
-    """The time-out of the call passed. What it waited for may still happen."""
+    """The time-out of the call has passed. What it waited for may still happen."""
 
 
 class RegionError(RdmaError):
@@ -89,18 +89,18 @@ def _text(pointer: object) -> str:
 
 
 def status_name(status: int) -> str:
-    """The name of a status code, "UNKNOWN" outside the table."""
+    """Returns the name of a status code, or "UNKNOWN" if the table lacks it."""
     return _text(lib.rdt_status_name(status))
 
 
 def error_from(status: int) -> RdmaError:
-    """The exception for a status that the calling thread's last C call returned."""
+    """Returns the exception for a status that the calling thread's last C call returned."""
     name = status_name(status)
     message = _text(lib.rdt_last_error()) or _text(lib.rdt_status_text(status))
     return _CLASSES.get(name, RdmaError)(message, name)
 
 
 def check(status: int) -> None:
-    """Raises unless `status`, just returned by a C call of this thread, is a success."""
+    """Raises unless `status`, which a C call of this thread just returned, is a success."""
     if status < 0:
         raise error_from(status)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that the setting FAULTS injects into the transports of this process, for tests.
+"""Counts of the faults that the setting FAULTS injects into this process's transports, for tests.
 
 docs/faults.md tells which there are. Usable from any thread.
 """
@@ -11,7 +11,7 @@ from .errors import _text
 
 
 def counts() -> dict[str, int]:
-    """How many faults of each kind happened since the process began."""
+    """Returns how many faults of each kind have happened since the process began."""
     name, count = ffi.new("const char **"), ffi.new("uint64_t *")
     found: dict[str, int] = {}
     while lib.rdt_fault_count(len(found), name, count) == lib.RDT_OK:

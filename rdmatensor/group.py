@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective operations among devices: all-reduce and its relatives."""
+"""Collective operations among devices, such as all-reduce, all-gather and broadcast."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_t
 
 
 class GroupInfo(NamedTuple):
-    """What a group measured when it was joined, and what this member did since.
+    """What a group measured when it was joined, and what this member has done since.
 
-    Nanoseconds, inside a host and between hosts (0: no such pair of members): `latency_ns` of a message,
-    `byte_ns` of each of its bytes; `reduce_byte_ns` of a reduction, for each byte of one operand.
-    `operations` completed and `bytes` sent are by algorithm; "" counts kinds that have only one.
-    `copies` are bytes that were staged because an array lies in no region.
+    `latency_ns` is the time of a message and `byte_ns` the time of each of its bytes, in nanoseconds: first
+    inside a host, then between hosts (0 if no members are so placed). `reduce_byte_ns` is the time of a
+    reduction for each byte of one operand. `operations` counts completed operations and `bytes` the bytes
+    sent, by algorithm; "" stands for kinds that have one algorithm only. `copies` counts bytes that were
+    staged because an array lies in no region.
     """
 
     name: str
@@ -63,9 +64,9 @@ class GroupInfo(NamedTuple):
 
 
 class Operation(Transfer):
-    """What Group.start began. Wait with `wait()`, or `await` it; `result` is the array that it writes.
+    """An operation that Group.start began. Call `wait()` or `await` it; `result` is the array it writes.
 
-    The arrays must be left alone until then; the group keeps them alive. Usable from any thread.
+    Do not touch the arrays until it is complete. The group keeps them alive. Any thread may use it.
     """
 
     __slots__ = ("_group", "_tag", "result")
@@ -78,33 +79,33 @@ class Operation(Transfer):
         self.result = result
 
     def cancel(self) -> None:
-        """Fails it with Cancelled, here and at the other members, unless it is complete."""
+        """Ends the operation with Cancelled, here and at the other members, unless it is complete."""
         if not self.done:
             self._group._cancel(self._tag)
 
 
 class Group:
-    """Joins `size` devices, of which `device` gets the number `rank`; blocks until all are there.
+    """Joins `size` devices to a group, in which `device` has the number `rank`. Blocks until all have joined.
 
-    Members meet at rank 0: `root` is the address of its device, which it need not give itself. `name`, up
-    to 63 bytes, is the same for all and unique among their groups. DeadlineExceeded, which names the
-    missing ranks, after `timeout` seconds (None: the setting DEADLINE_MS); ConnectionRefused if two members
-    claim one rank, or differ in size or settings.
+    Members meet at rank 0: `root` is the address of its device; rank 0 itself may omit it. `name` is at most
+    63 bytes long, the same for all members, and unique among their groups. Raises DeadlineExceeded, which
+    names the missing ranks, after `timeout` seconds (None: the setting DEADLINE_MS), and ConnectionRefused if
+    two members claim one rank or differ in size or settings.
 
-    Every member calls the same methods with the same dtypes, counts and arguments, in the same order. With
-    a `tag`, a number from 0 to 2**63 - 1 that no other operation under way has, calls may come in any
-    order and from several threads. A `detail` is a text that all members must give alike, too, such as
-    str(array.shape): otherwise the operation fails, and the error tells two of them.
+    Every member calls the same methods with the same dtypes, counts and arguments, in the same order. Calls
+    with a `tag` may come in any order and from several threads; a tag is a number from 0 to 2**63 - 1 that no
+    other unfinished operation has. `detail` is a text that must be equal at all members, such as
+    str(array.shape). If it differs, the operation fails, and the error quotes two of the texts.
 
-    Arrays are C-contiguous numpy arrays of floats, bfloat16 (of ml_dtypes) or integers. What lies in a
-    region of the device with READ and WRITE access, such as arrays from empty(), moves without a copy. The
-    result goes into `out`: a new array (None), `array` itself, or one that does not overlap it.
+    Arrays are C-contiguous numpy arrays of floats, bfloat16 (from ml_dtypes) or integers. Arrays in a
+    region of the device with READ and WRITE access, such as those from empty(), move without a copy. The
+    result goes into `out`: a new array (None), `array` itself, or an array that does not overlap it.
 
-    An operation that fails does so at every member: UsageError (they disagree), DeadlineExceeded (not
-    complete after `timeout` seconds), Cancelled, ConnectionLost (a member is gone). Nobody touches
-    its arrays any more then; what they hold is undefined. The group goes on unless a member is gone.
+    A failed operation fails at every member: with UsageError if members disagree, DeadlineExceeded if it is
+    not complete after `timeout` seconds, Cancelled, or ConnectionLost if a member is gone. After the error
+    nobody touches its arrays; their contents are undefined. The group stays usable unless a member is gone.
 
-    Usable from any thread. Lives until close(), or until the device is closed.
+    Any thread may use the group. It lives until close(), or until the device is closed.
     """
 
     def __init__(
@@ -121,12 +122,12 @@ class Group:
         self.name = name
         self._device = device
         self._lock = threading.Lock()
-        # Filled-in calls to use again, by what they have in common. Each holds the handle; those that
-        # were made and are not in these lists are under way.
+        # Prepared calls for reuse, by what they have in common. Each holds the handle. Calls that were
+        # made and are not in these lists are running.
         self._slots: dict[_Key, list[_Slot]] = {}
         self._made = 0
         self._started = 0
-        # Operations whose arrays C still uses, oldest first, whoever else holds them.
+        # Operations whose arrays C still uses, oldest first.
         self._pending: deque[Operation] = deque()
         self._handle: Any = None
         out = ffi.new("rdt_group **")
@@ -146,7 +147,7 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """All members' arrays combined by `op`, element by element: the same bits everywhere."""
+        """Combines all members' arrays by `op`, element by element, with the same bits at each member."""
         if out is not array:
             out = self._result("all_reduce", array, out)
         self._run("all_reduce", array, out, op, algorithm, 0, timeout, tag, detail)
@@ -162,7 +163,7 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """Of what all_reduce gives, cut into `size` equal parts along the first axis, part `rank`."""
+        """Returns part `rank` of what all_reduce gives, cut into `size` equal parts along the first axis."""
         out = self._result("reduce_scatter", array, out)
         self._run("reduce_scatter", array, out, op, algorithm, 0, timeout, tag, detail)
         return out
@@ -176,7 +177,7 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """All members' arrays in the order of their ranks, joined along the first axis.
+        """Joins all members' arrays along the first axis, in the order of their ranks.
 
         `array` may be this member's part of `out`.
         """
@@ -193,7 +194,7 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """Makes the `array` of all members what it is at rank `root`, and returns it."""
+        """Copies rank `root`'s `array` into the `array` of all other members, and returns it."""
         self._run("broadcast", array, array, "sum", algorithm, root, timeout, tag, detail)
         return array
 
@@ -206,9 +207,9 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """Part `rank` of every member's array, in the order of their ranks.
+        """Joins part `rank` of every member's array, in the order of their ranks.
 
-        Parts are as in reduce_scatter; `out` must not be `array`.
+        Arrays are cut as in reduce_scatter. `out` must not be `array`.
         """
         out = self._result("all_to_all", array, out)
         self._run("all_to_all", array, out, "sum", algorithm, 0, timeout, tag, detail)
@@ -217,7 +218,7 @@ class Group:
     def barrier(
         self, timeout: float | None = None, tag: int | None = None, detail: str | None = None
     ) -> None:
-        """Returns when every member called it."""
+        """Returns when every member has called it."""
         self._run("barrier", _NOTHING, _NOTHING, "sum", "auto", 0, timeout, tag, detail)
 
     def start(
@@ -233,10 +234,10 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Operation:
-        """Begins the operation that the method of this name runs, and returns without waiting for it.
+        """Starts the operation that the method of this name runs, and returns at once.
 
-        Started operations run at the same time. Without tags, those of the members are matched in the order
-        in which they were started, whatever else is called meanwhile.
+        Started operations run at the same time. Without tags they are matched in the order in which each
+        member starts them; other calls in between do not matter.
         """
         if kind == "barrier":
             array = out = _NOTHING
@@ -268,17 +269,17 @@ class Group:
         return operation
 
     def cancel(self, tag: int | None = None) -> None:
-        """Fails the operation with this tag, here and at the other members, with Cancelled.
+        """Ends the operation with this tag with Cancelled, here and at the other members.
 
-        Also if it is called later. None: all that are under way here.
+        If the operation is called later, it ends then. None ends all operations that are running here.
         """
         self._cancel(ffi.NULL if tag is None else ffi.new("uint64_t[2]", checked_tag(tag)))
 
     def empty(self, shape: buffers.Shape, dtype: npt.DTypeLike = np.float32) -> Array:
-        """A zero-filled array that moves without a copy.
+        """Returns a zero-filled array that moves without a copy.
 
-        It has a region of its own, which is closed, and its memory freed, when the last view of it is
-        dropped. DeviceError if there is no memory left, or it may not be registered.
+        The array has its own region. When the last view of the array is dropped, the region is closed and the
+        memory is freed. Raises DeviceError if there is no memory left or it cannot be registered.
         """
         dims, kind, nbytes = buffers.extent(shape, dtype)
         if not nbytes:
@@ -286,7 +287,7 @@ class Group:
         return self._device._registered(nbytes).view(kind).reshape(dims)
 
     def choose(self, kind: Kind, nbytes: int) -> str:
-        """The algorithm that "auto" takes for operations of this kind with `nbytes` of input."""
+        """Returns the algorithm that "auto" takes for operations of this kind with `nbytes` of input."""
         out = ffi.new("rdt_algorithm *")
         if nbytes < 0:
             raise UsageError(f"nbytes is {nbytes}: give 0 or more")
@@ -298,7 +299,7 @@ class Group:
 
     @property
     def info(self) -> GroupInfo:
-        """Costs and counters. UsageError once the group is closed."""
+        """Costs and counters. Raises UsageError once the group is closed."""
         info = ffi.new("rdt_group_info *")
         with self._lock:
             check(lib.rdt_group_get_info(self._need_handle(), info))
@@ -322,13 +323,13 @@ class Group:
         return self._handle is None
 
     def close(self) -> None:
-        """Fails what is under way with Cancelled, here and at the other members. Idempotent."""
+        """Ends running operations with Cancelled, here and at the other members. May be called again."""
         with self._lock:
             handle, self._handle = self._handle, None
             slots, self._slots = self._slots, {}
         if handle is None:
             return
-        # Calls of other threads use the handle, perhaps only in a moment.
+        # Calls of other threads use the handle, or are about to.
         end = time.monotonic() + _LONGEST_END
         while self._made > sum(map(len, slots.values())) and time.monotonic() < end:
             lib.rdt_group_cancel(handle, ffi.NULL)
@@ -396,7 +397,7 @@ class Group:
             return self._slots.setdefault((kind, array.dtype, op, algorithm, root), []), slot
 
     def _result(self, kind: Kind, array: Array, out: Array | None) -> Array:
-        """`out`, if it suits, or a new array for the result."""
+        """Returns `out` if it fits, or a new array for the result."""
         code, size = dtype_code(array), array.size
         if kind == "all_gather":
             size *= self.size
@@ -434,17 +435,17 @@ class Group:
                 check(lib.rdt_group_cancel(self._handle, tag))
 
     def _forget(self) -> None:
-        """After fork: everything belongs to the parent process."""
+        """Gives everything up after fork: it belongs to the parent process."""
         self._lock = threading.Lock()
         self._handle, self._slots = None, {}
         for operation in self._pending:
             ffi.gc(operation._handle, None)
 
 
-# A call's handle and its arguments, and what calls have in common that use the same again.
+# A call's handle and arguments; and the key of calls that can reuse them.
 _Slot = tuple[Any, Any]
 _Key = tuple[str, "np.dtype[Any]", str, str, int]
 
 _group_run = lib.rdt_python_run
 _NOTHING = np.empty(0, np.uint8)
-_LONGEST_END = 5.0  # seconds that calls of other threads have after they were cancelled
+_LONGEST_END = 5.0  # seconds in which cancelled calls of other threads return

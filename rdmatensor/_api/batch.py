@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """Operations that RemoteDevice.post executes in the order they were added.
+    """A list of operations that RemoteDevice.post executes in the order in which they were added.
 
-    Made by RemoteDevice.batch(). It may be posted any number of times: buffers are looked up once,
-    their content is taken anew at each post. It keeps its buffers alive. Not to be changed and
-    posted by different threads at the same time.
+    RemoteDevice.batch() makes it. It can be posted any number of times: each post sends what its buffers
+    hold then. It keeps its buffers alive. Do not change and post it from different threads at once.
     """
 
     def __init__(self, remote: RemoteDevice) -> None:
@@ -30,16 +29,16 @@ class Batch:
     def write(
         self, region: RemoteRegion, data: Any, offset: int = 0, notify: int | None = None
     ) -> Batch:
-        """As RemoteRegion.write."""
+        """Adds what RemoteRegion.write posts."""
         kind = lib.RDT_OP_WRITE if notify is None else lib.RDT_OP_WRITE_NOTIFY
         return self._add(kind, buffers.source(data), self._checked(region), offset, notify or 0)
 
     def read_into(self, region: RemoteRegion, array: Any, offset: int = 0) -> Batch:
-        """As RemoteRegion.read_into."""
+        """Adds what RemoteRegion.read_into posts."""
         return self._add(lib.RDT_OP_READ, buffers.target(array), self._checked(region), offset, 0)
 
     def notify(self, payload: Any = b"", immediate: int = 0) -> Batch:
-        """As RemoteDevice.notify."""
+        """Adds what RemoteDevice.notify posts."""
         return self._add(lib.RDT_OP_NOTIFY, buffers.source(payload), ffi.NULL, 0, immediate)
 
     def __len__(self) -> int:
@@ -56,7 +55,7 @@ class Batch:
         return self
 
     def _prepare(self) -> Any:
-        """The operations as C wants them; made at the first post."""
+        """Returns the operations in C's form, which the first post makes."""
         if self._ops is None:
             ops = ffi.new("rdt_op[]", len(self._rows))
             try:

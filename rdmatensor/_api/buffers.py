@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local memory of one-sided operations: anything with C-contiguous bytes, never copied."""
+"""The local memory of one-sided operations: any object with C-contiguous bytes. It is never copied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from_buffer = ffi.from_buffer
 
 
 def source(data: Any) -> Any:
-    """The bytes of `data`, to be read: a cdata `char[]` that keeps `data` alive."""
+    """Returns the bytes of `data` for reading, as a cdata `char[]` that keeps `data` alive."""
     try:
         return from_buffer(data)
     except (TypeError, ValueError, BufferError) as error:
@@ -28,7 +28,7 @@ def source(data: Any) -> Any:
 
 
 def target(data: Any) -> Any:
-    """The bytes of `data`, to be written into."""
+    """Returns the bytes of `data` for writing."""
     try:
         return from_buffer("char[]", data, require_writable=True)
     except (TypeError, ValueError, BufferError) as error:
@@ -50,7 +50,7 @@ def unusable(data: Any, error: Exception) -> UsageError:
 
 
 def extent(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Checked shape, dtype and size in bytes of an array."""
+    """Checks and returns shape, dtype and size in bytes of an array."""
     kind = np.dtype(dtype)
     if kind.hasobject:
         raise UsageError(f"dtype {kind} holds Python objects, which have no bytes to send")
@@ -64,22 +64,22 @@ def extent(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtyp
 
 
 def view(pointer: Any, nbytes: int, writable: bool = True) -> Array:
-    """A uint8 array over C memory; it keeps `pointer`, hence what its destructor holds, alive."""
+    """Returns a uint8 array over C memory. It keeps `pointer` alive, and what its destructor holds."""
     memory = memoryview(ffi.buffer(pointer, nbytes))
     return np.frombuffer(memory if writable else memory.toreadonly(), dtype=np.uint8)
 
 
 def shareable(nbytes: int) -> Any:
-    """A cdata pointer to `nbytes` zero bytes that any transport can hand to peers; owns them."""
+    """Returns a cdata pointer that owns `nbytes` zero bytes, which any transport can share with peers."""
     out = ffi.new("void **")
     check(lib.rdt_memory_alloc(nbytes, out))
     return ffi.gc(ffi.cast("char *", out[0]), lib.rdt_memory_free, nbytes)
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = np.uint8) -> Array:
-    """A zero-filled array in memory that can be registered on any transport (Device.register).
+    """Returns a zero-filled array in memory that Device.register accepts for any transport.
 
-    The memory is freed when the last view of it is. DeviceError if there is no memory left,
+    The memory is freed with the last view of it. Raises DeviceError if there is no memory left, and
     UsageError for a shape without bytes.
     """
     dims, kind, nbytes = extent(shape, dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRC32C, by the processor's instruction where it has one."""
+"""CRC32C, computed with the processor's instruction where it has one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import buffers
 
 
 def crc32c(buffer: Any, value: int = 0) -> int:
-    """The CRC32C (RFC 3720) of `buffer`'s bytes, behind those whose checksum is `value`; 0: there are none.
+    """Returns the CRC32C (RFC 3720) of `buffer`'s bytes. `value` is the checksum of the bytes before them.
 
     `buffer` is bytes, a numpy array or whatever else has C-contiguous bytes; it is not copied, and the
     interpreter lock is released meanwhile. UsageError for another buffer, or a `value` that is no 32 bits.

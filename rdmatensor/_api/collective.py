@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of collective operations as C wants them, and what their failures are in Python."""
+"""Converts the arguments of collective operations for C, and their failures into exceptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .buffers import Array
 from .wait import milliseconds
 
 BYTES = ffi.typeof("char[]")
-# The upper half of tags: of those that users give, and of started operations without one.
+# The upper half of a tag: one value for tags that users give, one for started operations without a tag.
 TAG_GIVEN = 1 << 63 | 1
 TAG_STARTED = 1 << 63 | 2
 
@@ -36,7 +36,7 @@ _OPS: dict[str, int] = {
 ALGORITHMS: dict[str, int] = {
     _text(lib.rdt_algorithm_name(number)): number for number in range(lib.RDT_ALGORITHM_COUNT)
 }
-# By name: ml_dtypes, which has bfloat16, need not be installed.
+# Found by name, because ml_dtypes, which has bfloat16, need not be installed.
 _DTYPES: dict[str, int] = {
     "float16": lib.RDT_FLOAT16,
     "bfloat16": lib.RDT_BFLOAT16,
@@ -60,12 +60,12 @@ def number(what: str, name: str, table: dict[str, int]) -> int:
         raise UsageError(f"{what} is {name!r}: give one of {', '.join(table)}") from None
 
 
-# What _DTYPES comes to, as it is met: a dtype's name takes microseconds.
+# A cache: computing a dtype's name takes microseconds.
 _codes: dict[np.dtype[Any], int] = {}
 
 
 def dtype_code(array: Array) -> int:
-    """The number of its dtype, if it is an array that can take part."""
+    """Returns the C library's number for the array's dtype. UsageError if it cannot take part."""
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{type(array).__name__} is not a numpy array: pass numpy.asarray(it)")
     dtype = array.dtype
@@ -81,7 +81,7 @@ def dtype_code(array: Array) -> int:
 
 
 def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any:
-    """The arguments of an operation, but for arrays, their size and the tag."""
+    """Returns the arguments of an operation, without the arrays, their size and the tag."""
     call = ffi.new("rdt_collective *")
     call.struct_size = ffi.sizeof("rdt_collective")
     call.kind = number("kind", kind, KINDS)
@@ -98,7 +98,7 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
 
 
 def unusable(array: Array, out: Array, error: Exception) -> UsageError:
-    """Why one of the two has no bytes that can be used."""
+    """Returns the error that says why the bytes of one of the arrays cannot be used."""
     if array.flags.c_contiguous and not out.flags.writeable:
         return UsageError("the array that the result goes into is read-only")
     return buffers.unusable(out if array.flags.c_contiguous else array, error)
@@ -111,7 +111,7 @@ def checked_tag(tag: int) -> tuple[int, int]:
 
 
 def c_text(what: str, text: str) -> Any:
-    """The text for C, valid as long as what this returns."""
+    """Returns the text for C. It is valid as long as the returned object."""
     try:
         return ffi.new("char[]", text.encode())
     except AttributeError:
@@ -121,7 +121,7 @@ def c_text(what: str, text: str) -> Any:
 def join_options(
     rank: int, size: int, root: str | None, name: str, timeout: float | None
 ) -> tuple[Any, Any]:
-    """The options, and what they point to."""
+    """Returns the options, and the texts that they point to."""
     options = ffi.new("rdt_group_options *")
     options.struct_size = ffi.sizeof("rdt_group_options")
     texts = [
@@ -136,12 +136,12 @@ def join_options(
     return options, texts
 
 
-# By thread: what a signal's handler raised, usually KeyboardInterrupt, while C waited.
+# What a signal handler raised while C waited, usually KeyboardInterrupt; by thread.
 _interrupts: dict[int, BaseException] = {}
 
 
 def _interrupted(_context: Any) -> int:
-    """C asks now and then whether to go on. Signals are handled before Python comes this far."""
+    """Lets C go on waiting. C calls it now and then, and Python runs signal handlers before it."""
     return 0
 
 
@@ -153,12 +153,12 @@ ffi.def_extern("rdt_python_interrupted", error=1, onerror=_keep_interrupt)(_inte
 
 
 def operation_error(status: int) -> RdmaError:
-    """As error_from. PROTOCOL, among devices a failed connection, is of members that disagree."""
+    """Does what error_from does, but PROTOCOL means here that the members disagree."""
     error = error_from(status)
     return UsageError(str(error), error.status) if error.status == "PROTOCOL" else error
 
 
 def failure(status: int) -> BaseException:
-    """The exception for a status that a call of this thread just returned."""
+    """Returns the exception for a status that a call of this thread just returned."""
     interrupt = _interrupts.pop(threading.get_ident(), None)
     return interrupt or operation_error(status)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `rdmatensor` offers, imported when it is first used: see rdmatensor/__init__.py."""
+"""The public names of `rdmatensor`, which the package imports at their first use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that peers may touch (Region), and a peer's memory (RemoteRegion)."""
+"""Memory that peers may access (Region), and the memory of a peer (RemoteRegion)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ READ_WRITE = Access.READ | Access.WRITE
 
 
 class Region:
-    """Local memory that peers can find and then read or write without this process taking part.
+    """Local memory that peers can open, and then read or write while this process does something else.
 
-    Made by Device.allocate and Device.register; it lives until close(), or until the device is
-    closed, whether or not the object is kept. Closing it withdraws it from peers; arrays and
-    memoryviews taken before stay valid, the memory is freed when the last of them is dropped. A
-    peer that uses the memory in place keeps its own mapping.
+    Device.allocate and Device.register make regions. A region lives until close(), or until the device is
+    closed, even if the object is dropped. Closing it withdraws it from peers. Arrays and memoryviews of it
+    stay valid; the memory is freed when the last of them is dropped. A peer that uses the memory in place
+    keeps its own mapping.
     """
 
     def __init__(self, device: Device, handle: Any, array: Array, name: str | None) -> None:
@@ -53,7 +53,7 @@ class Region:
 
     @property
     def array(self) -> Array:
-        """The memory as a numpy array, without a copy. UsageError once the region is closed."""
+        """The memory as a numpy array, without a copy. Raises UsageError once the region is closed."""
         if self._array is None:
             raise UsageError(f"{self!r} is closed")
         return self._array
@@ -63,7 +63,7 @@ class Region:
         return self._array is None
 
     def close(self) -> None:
-        """Withdraws the region from peers. Idempotent."""
+        """Withdraws the region from peers. A second call does nothing."""
         self._device._close_region(self)
 
     def __enter__(self) -> Region:
@@ -89,11 +89,11 @@ class Region:
 
 
 class RemoteRegion:
-    """A region of a peer. Made by RemoteDevice.region and RemoteDevice.allocate.
+    """A region of a peer. RemoteDevice.region and RemoteDevice.allocate return it.
 
-    Offsets and sizes are in bytes. Usable from any thread. Every posting method returns a Transfer,
-    or raises when nothing was posted: UsageError (buffer, closed), RegionError (range, access),
-    ConnectionLost. Operations of one connection are executed in the order posted.
+    Offsets and sizes are in bytes. Methods that post an operation return a Transfer. If nothing was posted
+    they raise UsageError (bad buffer, closed region), RegionError (range, access) or ConnectionLost. The
+    operations of one connection are executed in the order in which they were posted. Any thread may use it.
     """
 
     def __init__(self, remote: RemoteDevice, handle: Any) -> None:
@@ -109,8 +109,8 @@ class RemoteRegion:
     def write(self, data: Any, offset: int = 0, notify: int | None = None) -> Transfer:
         """Writes the bytes of `data` at `offset` of the region.
 
-        With `notify`, a number of up to 64 bits, the peer then gets a notification that carries it,
-        after the data is visible there.
+        `notify` is a number of up to 64 bits. If it is given, the peer gets a notification with it once the
+        data is visible there.
         """
         handle = self._need_handle()
         try:
@@ -125,7 +125,7 @@ class RemoteRegion:
         return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
 
     def read_into(self, array: Any, offset: int = 0) -> Transfer:
-        """Reads as many bytes as `array` has, from `offset` of the region, into `array`."""
+        """Fills `array` with the bytes from `offset` of the region."""
         handle = self._need_handle()
         local = buffers.target(array)
         try:
@@ -137,7 +137,7 @@ class RemoteRegion:
     def read(
         self, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
     ) -> Array:
-        """Reads `nbytes` (default: up to the end) and returns them as a new uint8 array. Blocks."""
+        """Reads `nbytes`, by default up to the end, and returns them as a new uint8 array. Blocks."""
         array = np.empty(self._rest(offset) if nbytes is None else nbytes, dtype=np.uint8)
         self.read_into(array, offset).wait(timeout)
         return array
@@ -145,11 +145,11 @@ class RemoteRegion:
     def map(
         self, offset: int = 0, nbytes: int | None = None, dtype: npt.DTypeLike = np.uint8
     ) -> Array:
-        """The peer's bytes in place, as an array of one dimension; no copy, no operation.
+        """Returns the peer's bytes in place, as an array of one dimension. Nothing is copied or posted.
 
-        Read-only unless the region permits WRITE. The array stays valid as long as it lives, even
-        after close() or the death of the peer; until it is dropped, the peer does not get the
-        memory back. Unsupported unless the transport has Capability.MAP.
+        The array is read-only unless the region permits WRITE. It stays valid after close() and after the
+        death of the peer. The peer gets the memory back when the array is dropped. Raises Unsupported unless
+        the transport has Capability.MAP.
         """
         size = self._rest(offset) if nbytes is None else nbytes
         handle = self._need_handle()
@@ -158,7 +158,7 @@ class RemoteRegion:
             check(lib.rdt_remote_region_map(handle, offset, size, out))
         except (OverflowError, TypeError) as error:
             raise _bad_number(error) from None
-        # The destructor does nothing but hold the handle, which keeps the mapping.
+        # The destructor only holds the handle, which keeps the mapping.
         pointer = ffi.gc(ffi.cast("char *", out[0]), lambda _, held=handle: None)
         return buffers.view(pointer, size, bool(self.access & Access.WRITE)).view(dtype)
 
@@ -167,7 +167,7 @@ class RemoteRegion:
         return self._handle is None
 
     def close(self) -> None:
-        """Gives the region up; arrays from map() stay valid. Idempotent."""
+        """Gives the region up. Arrays from map() stay valid. A second call does nothing."""
         self._handle = None
 
     def __enter__(self) -> RemoteRegion:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device of another process, over one connection."""
+"""The device of another process, reached over one connection."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Capability(IntFlag):
 
 
 class RemoteDevice:
-    """A peer: its regions, notifications to it. Usable from any thread.
+    """A peer: opens its regions and sends it notifications. Any thread may use it.
 
-    Made by Device.connect; for a peer that connected to us it is Notification.source. It lives
-    until close(), or until its Device is closed.
+    Device.connect returns it; Notification.source is the peer that sent a notification. It lives until
+    close(), or until its Device is closed.
     """
 
     def __init__(self, device: Device, channel: Any) -> None:
         self._device = device
         self._channel = channel
         self._regions: weakref.WeakSet[RemoteRegion] = weakref.WeakSet()
-        # Transfers whose buffers C still uses, oldest first, whoever else holds them.
+        # Transfers whose buffers C still uses, oldest first.
         self._pending: deque[Transfer] = deque()
         info = self._info()
         self.name = _text(info.peer_name)
@@ -52,9 +52,9 @@ class RemoteDevice:
         self.max_notify = int(info.max_notify)
 
     def region(self, which: str | int, timeout: float | None = None) -> RemoteRegion:
-        """Opens the peer's region of this name (str) or key (int). Blocks, `timeout` in seconds.
+        """Opens the peer's region with this name (str) or key (int). Blocks for at most `timeout` seconds.
 
-        RegionError if there is none, ConnectionLost, DeadlineExceeded.
+        Raises RegionError if there is none, ConnectionLost or DeadlineExceeded.
         """
         out = ffi.new("rdt_remote_region **")
         channel, limit = self._need_channel(), milliseconds(timeout)
@@ -74,10 +74,10 @@ class RemoteDevice:
         access: Access = READ_WRITE,
         timeout: float | None = None,
     ) -> RemoteRegion:
-        """Allocates memory on the peer: `shape` elements of `dtype`, zero-filled. Blocks.
+        """Allocates memory on the peer: `shape` elements of `dtype`, filled with zeros. Blocks.
 
-        It lives until the connection ends. `access` is what peers of the peer may do with it.
-        DeviceError (status LIMIT) past the peer's setting REMOTE_ALLOC_LIMIT.
+        The memory lives until the connection ends. `access` is what the peer's peers may do with it.
+        Raises DeviceError (status LIMIT) if it exceeds the peer's setting REMOTE_ALLOC_LIMIT.
         """
         _, _, nbytes = buffers.extent(shape, dtype)
         out = ffi.new("rdt_remote_region **")
@@ -86,9 +86,9 @@ class RemoteDevice:
         return self._opened(out)
 
     def notify(self, payload: Any = b"", immediate: int = 0) -> Transfer:
-        """Sends `payload`, up to `max_notify` bytes, and a number of up to 64 bits.
+        """Sends a notification: a number of up to 64 bits and `payload`, at most `max_notify` bytes.
 
-        The peer gets it after everything posted on this connection before.
+        The peer gets it after everything that was posted on this connection before.
         """
         channel, local = self._need_channel(), buffers.source(payload)
         try:
@@ -98,23 +98,23 @@ class RemoteDevice:
         return COMPLETED if posted == 0 else self._begun(posted, local)
 
     def batch(self) -> Batch:
-        """A new, empty Batch for this peer."""
+        """Returns a new, empty Batch for this peer."""
         return Batch(self)
 
     def post(self, batch: Batch) -> Transfer:
-        """Posts the operations of `batch`; all are checked before the first byte moves."""
+        """Posts the operations of `batch`. All are checked before the first byte moves."""
         if batch._remote is not self:
             raise UsageError(f"the batch was made for {batch._remote!r}, not for {self!r}")
         out = ffi.new("rdt_transfer **")
         ops = batch._prepare()
         status = lib.rdt_channel_submit(self._need_channel(), ops, len(batch), out)
         check(status)
-        # Not the batch itself: its rows may be added to while these are under way.
+        # Not the batch itself: rows may be added to it while these are running.
         return self._track(out[0], (ops, list(batch._rows))) if out[0] else COMPLETED
 
     @property
     def up(self) -> bool:
-        """Whether the connection accepts traffic."""
+        """True if the connection accepts operations."""
         return self._channel is not None and bool(self._info().up)
 
     @property
@@ -127,7 +127,7 @@ class RemoteDevice:
         return f"{self.name} ({self.address})"
 
     def close(self) -> None:
-        """Ends traffic in both directions; pending transfers fail with Cancelled. Idempotent."""
+        """Closes the connection. Pending transfers fail with Cancelled. A second call does nothing."""
         channel, self._channel = self._channel, None
         if channel is None:
             return
@@ -162,7 +162,7 @@ class RemoteDevice:
         return region
 
     def _begun(self, posted: int, keep: Any) -> Transfer:
-        """The transfer that rdt_python_post returned, or what it failed with."""
+        """Returns the transfer that rdt_python_post began, or raises what it failed with."""
         check(min(posted, 0))
         return self._track(ffi.cast("rdt_transfer *", posted), keep)
 
@@ -173,14 +173,14 @@ class RemoteDevice:
         return transfer
 
     def _ended(self) -> bool:
-        """Whether there is no traffic any more, and C uses none of our buffers. The caller holds no lock."""
+        """True if the connection has ended and C uses none of our buffers. The caller holds no lock."""
         if self.up:
             return False
         drop_complete(self._pending)
         return not self._pending
 
     def _forget(self) -> None:
-        """After fork: giving up handles of the parent process here would reach its peers."""
+        """Forgets the handles after fork: closing them here would reach the parent's peers."""
         for region in list(self._regions):
             if region._handle is not None:
                 ffi.gc(region._handle, None)

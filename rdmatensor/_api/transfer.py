@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion of posted operations."""
+"""The completion of posted operations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _poll = lib.rdt_transfer_wait
 
 
 class Transfer:
-    """Posted operations, complete or not. Not created by users: posting returns it.
+    """Posted operations, complete or not. Methods that post operations return it.
 
-    It keeps the local buffers alive until completion; so does the connection, should the Transfer
-    be dropped before. Wait with `wait()`, or `await` it. Usable from any thread.
+    Call `wait()` or `await` it. It keeps the local buffers alive until the operations are complete; if it is
+    dropped before, the connection does. Any thread may use it.
     """
 
     __slots__ = ("_error", "_handle", "_keep", "_status")
@@ -37,14 +37,14 @@ class Transfer:
 
     @property
     def done(self) -> bool:
-        """Whether the operations are complete, successfully or not. Does not block."""
+        """True if the operations are complete, successfully or not. Does not block."""
         return self._status != IN_PROGRESS or self._settle(_poll(self._handle, 0))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Blocks until completion, `timeout` seconds at most (None: the setting DEADLINE_MS).
+        """Blocks until the operations are complete, for at most `timeout` seconds (None: DEADLINE_MS).
 
-        Raises what the operations failed with, or DeadlineExceeded if they are not complete yet:
-        they go on, and may be waited for again.
+        Raises the error that they failed with. Raises DeadlineExceeded if they are not complete: they go on,
+        and you can wait again.
         """
         self._wait(timeout, None)
 
@@ -67,12 +67,12 @@ class Transfer:
 
     def _wait_once(self, milliseconds: int) -> int:
         status: int = lib.rdt_transfer_wait(self._handle, milliseconds)
-        # A transfer may itself have failed with DEADLINE: then it is complete, and no more waiting
-        # is due. Only polling tells the two apart.
+        # A transfer that failed with DEADLINE is complete: do not wait again. Only polling tells that
+        # from a wait that timed out.
         return 0 if status == DEADLINE and self.done else status
 
     def _settle(self, status: int) -> bool:
-        """Records a status just returned by C for this transfer; whether it is complete."""
+        """Records a status that C returned for this transfer. Returns whether it is complete."""
         if self._status != IN_PROGRESS:
             return True
         if status == IN_PROGRESS or (status == DEADLINE and _poll(self._handle, 0) == IN_PROGRESS):
@@ -85,8 +85,10 @@ class Transfer:
 
 
 def drop_complete(pending: deque[Any]) -> None:
-    """Drops the transfers in front that are complete. The caller holds no lock: their buffers may have
-    finalizers, which may do anything. Threads may do this, and append, at the same time."""
+    """Drops the complete transfers in front. Other threads may do this, and append, at the same time.
+
+    The caller holds no lock, because the buffers may have finalizers, which may do anything.
+    """
     while pending:
         try:
             first = pending[0]
@@ -97,5 +99,5 @@ def drop_complete(pending: deque[Any]) -> None:
             pass  # another thread was faster
 
 
-# What posting returns when nothing is left to wait for: the usual case on shared memory.
+# What posting returns when the operations are complete already, as usual on shared memory.
 COMPLETED = Transfer(None, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time-outs, and waiting for C from threads and from asyncio."""
+"""Time-outs, and waiting for the C library from threads and from asyncio."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ T = TypeVar("T")
 DEADLINE: int = lib.RDT_ERR_DEADLINE
 IN_PROGRESS: int = lib.RDT_IN_PROGRESS
 _LONGEST_MS = 2**31 - 1
-# A wait returns to Python this often, so that Ctrl-C and close() need not wait for its deadline.
+# A wait returns to Python this often, so that Ctrl-C and close() act before its deadline.
 _SLICE_MS = 100
 _WAITERS = 32
 
 
 def milliseconds(timeout: float | None) -> int:
-    """Seconds as the C library takes them; None is the setting DEADLINE_MS."""
+    """Converts seconds for the C library. None is the setting DEADLINE_MS."""
     if timeout is None:
         return int(lib.RDT_TIMEOUT_DEFAULT)
     if not timeout >= 0:
@@ -39,9 +39,9 @@ def milliseconds(timeout: float | None) -> int:
 def wait_in_slices(
     wait: Callable[[int], int], timeout: float | None, stopped: Callable[[], bool] | None = None
 ) -> int:
-    """Calls `wait(milliseconds)` until it returns something else than DEADLINE or time is up.
+    """Calls `wait(milliseconds)` until it returns something other than DEADLINE, or time is up.
 
-    Returns its last status; IN_PROGRESS only if `timeout` is 0. Ends early when `stopped()`.
+    Returns the last status, which is IN_PROGRESS only if `timeout` is 0. Ends early if `stopped()` is true.
     """
     left = milliseconds(timeout)
     if left < 0:
@@ -59,7 +59,7 @@ def wait_in_slices(
 
 
 class _Waiters:
-    """The threads that wait on behalf of coroutines; made when first needed, per process."""
+    """The threads in which coroutines wait. Each process makes them when it first needs them."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -78,10 +78,10 @@ _waiters = _Waiters()
 async def in_thread(
     call: Callable[[Callable[[], bool]], T], abandoned: Callable[[T], None] | None = None
 ) -> T:
-    """Awaits `call(stopped)` in a waiter thread; no Python runs on the progress thread.
+    """Awaits `call(stopped)` in a waiter thread, so that no Python runs on the progress thread.
 
-    A cancelled coroutine makes `stopped()` true; should `call` have got a result all the same, it
-    is given to `abandoned`.
+    If the coroutine is cancelled, `stopped()` becomes true. A result that `call` returns after that goes to
+    `abandoned`.
     """
     stop = Event()
     future = _waiters.submit(lambda: call(stop.is_set))
@@ -91,7 +91,7 @@ async def in_thread(
         stop.set()
         if abandoned is not None:
             future.add_done_callback(lambda done: _hand_back(done, abandoned))
-        # The thread ends within a slice. Until then it could take what the next waiter is due.
+        # The thread ends within a slice. Until then it could take what is meant for the next waiter.
         with contextlib.suppress(Exception, asyncio.CancelledError):
             await asyncio.shield(asyncio.wrap_future(future))
         raise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line of the demo: runs it over each protocol, judges the outcome, prints a table."""
+"""The command line of the demo: it trains over each protocol, checks the outcome and prints a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES = ("rdmatensor", "tensorflow", "tensorflow-cpu", "scikit-learn")
 
 
 def faults(outcome: Outcome, options: Options) -> list[str]:
-    """What is wrong with a run, in words; empty if nothing is."""
+    """Describes what is wrong with a run. Empty if nothing is."""
     found = []
     if outcome.accuracy < MINIMUM_ACCURACY:
         found.append(
@@ -38,7 +38,7 @@ def faults(outcome: Outcome, options: Options) -> list[str]:
         return found
     found += [f"{outcome.protocol}: {fault}" for fault in outcome.paths.avoidable()]
     updates = (options.steps + WARM_UP_STEPS) * options.workers
-    # Every update moves the variables to a worker and as many gradients back.
+    # Every update moves the variables to a worker, and gradients of the same size back.
     needed = 2 * updates * model_bytes(options.hidden)
     if outcome.paths.pushed_bytes() < needed:
         found.append(
@@ -49,7 +49,7 @@ def faults(outcome: Outcome, options: Options) -> list[str]:
 
 
 def build_table(outcomes: list[Outcome], options: Options) -> Table:
-    """One column a protocol."""
+    """Returns a table with one column for each protocol."""
     workers = f"{options.workers} worker{'s' * (options.workers > 1)}"
     table = Table(
         title=f"Digits: {size(model_bytes(options.hidden))} of variables, 1 parameter server, {workers}",
@@ -84,7 +84,7 @@ def build_table(outcomes: list[Outcome], options: Options) -> Table:
 
 
 def _same_losses(outcomes: list[Outcome]) -> list[str]:
-    """One worker takes the same steps in the same order each time: the losses must be the same bits."""
+    """Checks that the losses are equal bit for bit, as they are if one worker takes the steps in order."""
     first = outcomes[0]
     same = ("the same bits" if other.losses == first.losses else "differ" for other in outcomes[1:])
     return ["", *same]
@@ -106,7 +106,7 @@ def _mean(values: list[float]) -> float:
 
 
 def run_with_progress(console: Console, options: Options, protocol: str, logs: Path) -> Outcome:
-    """One run, with a bar that moves."""
+    """Runs once and shows a progress bar."""
     logs.mkdir(parents=True, exist_ok=True)
     columns = (
         TextColumn("{task.fields[protocol]:>9}"),
@@ -128,7 +128,7 @@ def run_with_progress(console: Console, options: Options, protocol: str, logs: P
 def run_all(
     console: Console, options: Options, protocols: tuple[str, ...], logs: Path
 ) -> tuple[list[Outcome], list[str]]:
-    """The outcomes and what is wrong with them; a failing task ends it, with its log shown."""
+    """Returns the outcomes and what is wrong with them. Stops at a failing task and shows its log."""
     outcomes: list[Outcome] = []
     found: list[str] = []
     for protocol in dict.fromkeys(protocols):
@@ -146,7 +146,7 @@ def run_all(
 
 
 def as_json(options: Options, outcomes: list[Outcome], found: list[str]) -> dict[str, Any]:
-    """The whole outcome for --json."""
+    """Returns the whole outcome for --json."""
     return {
         "options": vars(options),
         "variable_bytes": model_bytes(options.hidden),
@@ -173,15 +173,18 @@ def as_json(options: Options, outcomes: list[Outcome], found: list[str]) -> dict
     multiple=True,
     type=click.Choice(PROTOCOLS),
     default=PROTOCOLS,
-    help="May be repeated; by default both, one after the other.",
+    help="The protocol to run; repeatable. Default: both, one after the other.",
 )
 @click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all."
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write all results to this file.",
 )
 @click.option(
     "--logs",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Keep the logs of the tasks here; by default they are kept only if something fails.",
+    help="Keep the tasks' logs in this folder. Default: keep them only if something fails.",
 )
 def main(
     steps: int,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training run in processes of its own, seen from the launcher."""
+"""Runs one training in processes of its own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rdmatensor.demo.launch import Child, Team
 from rdmatensor.demo.paths import STOCK, Paths
 from rdmatensor.demo.timing import Distribution
 
-# The slowest thing that happens in silence is importing TensorFlow in all tasks at once.
+# The longest silence is that of all tasks importing TensorFlow at once.
 SILENCE_S = 120.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """The same for every protocol."""
+    """What is the same for every protocol."""
 
     steps: int
     workers: int
@@ -29,7 +29,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run gave. `paths` is None where TensorFlow's own transport kept no count."""
+    """The outcome of one run. `paths` is None for TensorFlow's own transport, which counts nothing."""
 
     protocol: str
     step_seconds: list[float]
@@ -40,11 +40,11 @@ class Outcome:
 
     @property
     def step_time(self) -> Distribution:
-        """Of the steps after the warm-up."""
+        """The times of the steps after the warm-up."""
         return Distribution.of(self.step_seconds)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, with the losses of all steps."""
+        """Returns all fields, with the losses of all steps."""
         return {
             "protocol": self.protocol,
             "step_time": self.step_time.as_json(),
@@ -60,7 +60,7 @@ Report = Callable[[int, float], None]
 
 
 def environment(protocol: str) -> dict[str, str]:
-    """Variables for the tasks of a run: stock gRPC runs without the plugin in the process at all."""
+    """Returns the tasks' environment. With stock gRPC the plugin is not even loaded."""
     variables = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
     if protocol == STOCK:
         variables["RDMATENSOR_DISABLE"] = "1"
@@ -68,7 +68,7 @@ def environment(protocol: str) -> dict[str, str]:
 
 
 def run(options: Options, protocol: str, logs: Path, report: Report) -> Outcome:
-    """Start parameter server, workers and chief, train, take all down again.
+    """Starts a parameter server, workers and a chief, trains, and ends them all.
 
     `report(step, loss)` is called as the training goes on. TaskFailed if any task fails or falls silent.
     """
@@ -111,7 +111,7 @@ def _start_chief(
 
 
 def _follow(team: Team, chief: Child, report: Report) -> dict[str, Any]:
-    """Pass progress on until the results come."""
+    """Passes progress on until the results come."""
     while True:
         event = team.next_event(chief, SILENCE_S)
         kind = event.pop("event")

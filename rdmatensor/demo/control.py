@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The child's end of the line between a launcher and its tasks (see launch.py for the other end).
+"""The task's end of the line to its launcher; launch.py has the other end.
 
 Commands arrive as one JSON object a line on standard input; answers and events leave the same way on
 standard output. End of input means that the launcher is gone or wants the task gone: there is no way to
@@ -19,16 +19,16 @@ Message = Mapping[str, Any]
 
 
 class Line:
-    """Talks to the launcher. `emit` may be called from any thread; `commands` from one."""
+    """Talks to the launcher. Any thread may call `emit`; one thread calls `commands`."""
 
     def __init__(self) -> None:
-        # Whatever a library prints must not end up between our messages: it goes to the log instead.
+        # What a library prints goes to the log, so that it does not mix with our messages.
         self._out = os.dup(1)
         os.dup2(2, 1)
         self._lock = threading.Lock()
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Send one event; exits the process when the launcher is gone."""
+        """Sends one event. Exits the process if the launcher is gone."""
         data = (json.dumps({"event": kind, **fields}) + "\n").encode()
         with self._lock:
             try:
@@ -38,7 +38,7 @@ class Line:
                 leave(1)
 
     def commands(self) -> Iterator[dict[str, Any]]:
-        """The launcher's commands, until it closes the line."""
+        """Yields the launcher's commands until it closes the line."""
         pending = b""
         while chunk := os.read(0, 65536):
             *lines, pending = (pending + chunk).split(b"\n")
@@ -46,7 +46,7 @@ class Line:
                 yield json.loads(line)
 
     def serve(self, handlers: Mapping[str, Callable[..., Message]]) -> None:
-        """Answer each command {"do": NAME, ...} with the event NAME; returns when the line closes.
+        """Answers each command {"do": NAME, ...} with the event NAME. Returns when the line closes.
 
         An exception of a handler ends the process through the caller, which the launcher reports.
         """
@@ -55,7 +55,7 @@ class Line:
             self.emit(name, **handlers[name](**command))
 
     def leave_when_closed(self) -> threading.Thread:
-        """Watch the line from a thread of its own, for a task whose main thread is busy.
+        """Watches the line on a thread of its own, for a task whose main thread is busy.
 
         The thread ends the process; joining it waits for the launcher to close the line.
         """
@@ -71,6 +71,6 @@ class Line:
 
 
 def leave(status: int) -> None:
-    """Exit now, without running finalisers: TensorFlow's server threads would outlive them."""
+    """Exits at once, without finalisers, because TensorFlow's server threads would outlive them."""
     sys.stderr.flush()
     os._exit(status)

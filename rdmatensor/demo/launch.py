@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of processes on this machine that the launcher talks to, and always takes down again."""
+"""Starts processes on this machine, talks to them, and always ends them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["Child", "TaskFailed", "Team", "free_addresses", "terminate_like_inte
 Event = dict[str, Any]
 
 _POLL_S = 0.2
-# Tasks import from where the launcher does.
+# Tasks import the package that the launcher imports.
 _PATH_FLAGS = ["-P"] if getattr(sys.flags, "safe_path", False) else []
 
 
 class TaskFailed(RuntimeError):
-    """A task ended, or stayed silent, when it should not have; `log` is where its output went."""
+    """A task ended or stayed silent when it should not have. Its output is in `log`."""
 
     def __init__(self, task: str, reason: str, log: Path) -> None:
         super().__init__(f"{task} {reason}")
@@ -40,13 +40,13 @@ class TaskFailed(RuntimeError):
         self.log = log
 
     def tail(self, lines: int = 40) -> str:
-        """The last `lines` lines of the task's log."""
+        """Returns the last `lines` lines of the task's log."""
         text = self.log.read_text(errors="replace").splitlines()
         return "\n".join(text[-lines:])
 
 
 class Child:
-    """One process: commands go in as JSON lines, events come out as JSON lines, the rest to `log`."""
+    """One process: reads commands and writes events as JSON lines; its other output goes to `log`."""
 
     def __init__(self, name: str, process: Process, log: Path) -> None:
         self.name = name
@@ -65,33 +65,33 @@ class Child:
                     log_file.write(line)
 
     def send(self, command: str, **fields: Any) -> None:
-        """Send {"do": command, ...}; a task that is gone is found out by the next wait."""
+        """Sends {"do": command, ...}. If the task is gone, the next wait reports it."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write((json.dumps({"do": command, **fields}) + "\n").encode())
             self._process.stdin.flush()
 
     def poll_event(self, timeout: float) -> Event | None:
-        """The next event, or None after `timeout` seconds."""
+        """Returns the next event, or None after `timeout` seconds."""
         try:
             return self._events.get(timeout=timeout)
         except queue.Empty:
             return None
 
     def exit_status(self) -> int | None:
-        """The exit status (negative: the signal that ended it), None while it runs."""
+        """The exit status, which is negative if a signal ended the process. None while it runs."""
         return self._process.poll()
 
 
 def _hang_up(process: Process) -> None:
-    """Asks a task to leave."""
+    """Asks a task to end."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
 
 
 class Team:
-    """Processes that live and die together: a context manager that leaves none behind.
+    """Processes that live and die together. The context manager leaves none behind.
 
     Not thread-safe. Logs are `log_dir`/NAME.log.
     """
@@ -114,7 +114,7 @@ class Team:
             self.stop()
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
-        """Run this Python with `argv` and, on top of this process's environment, `env`."""
+        """Runs this Python with `argv`, and with `env` added to this process's environment."""
         log = self._log_dir / f"{name}.log"
         with log.open("wb") as log_file:
             process = self._crew.start([*_PATH_FLAGS, *argv], env or {}, log_file.fileno())
@@ -123,19 +123,19 @@ class Team:
         return child
 
     def wait(self, child: Child, kind: str, timeout: float) -> Event:
-        """The next event of `child`, which must be `kind`. TaskFailed as for `next_event`."""
+        """Returns the next event of `child`, which must be `kind`. Raises what `next_event` raises."""
         event = self.next_event(child, timeout)
         if event.get("event") != kind:
             raise TaskFailed(child.name, f"sent {event} instead of {kind!r}", child.log)
         return event
 
     def ask(self, child: Child, command: str, timeout: float = 60.0, **fields: Any) -> Event:
-        """Send a command and wait for its answer, the event of the same name."""
+        """Sends a command and returns its answer, the event of the same name."""
         child.send(command, **fields)
         return self.wait(child, command, timeout)
 
     def next_event(self, child: Child, timeout: float) -> Event:
-        """The next event of `child`; TaskFailed if none comes in `timeout` s or any task ends."""
+        """Returns the next event of `child`. TaskFailed after `timeout` seconds, or if any task ends."""
         deadline = time.monotonic() + timeout
         while True:
             event = child.poll_event(_POLL_S)
@@ -143,7 +143,7 @@ class Team:
                 return event
             for other in self._children:
                 status = other.exit_status()
-                # What a task said before it ended comes first.
+                # Events that a task sent before it ended come first.
                 if status is not None and (event := child.poll_event(_POLL_S)) is not None:
                     return event
                 if status is not None:
@@ -152,6 +152,6 @@ class Team:
                 raise TaskFailed(child.name, f"said nothing for {timeout:.0f} s", child.log)
 
     def stop(self) -> None:
-        """Take every task down; those that do not leave by themselves are killed."""
+        """Ends every task, and kills those that do not end by themselves."""
         self._crew.stop(_hang_up)
         self._children.clear()

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Digits:
-    """Images as rows of 64 floats in 0..1, labels 0..9; a fifth of the 1797 is kept for the test."""
+    """1797 images as rows of 64 floats in 0..1, with labels 0..9. A fifth of them is kept for the test."""
 
     train_images: Floats
     train_labels: Ints
@@ -28,7 +28,7 @@ class Digits:
 
     @classmethod
     def load(cls, seed: int) -> Digits:
-        """The data set, split with the proportions of the classes kept."""
+        """Loads the data set and splits it so that both parts have the same proportions of classes."""
         images, labels = load_digits(return_X_y=True)
         parts = train_test_split(
             (images / 16.0).astype(np.float32),
@@ -41,7 +41,7 @@ class Digits:
 
 
 class Perceptron(tf.Module):  # type: ignore[misc]
-    """64 -> hidden -> hidden -> 10, rectified linear units; plain tf.Variables, initialised from `seed`."""
+    """A perceptron 64 -> hidden -> hidden -> 10 with rectified linear units, made of plain tf.Variables."""
 
     def __init__(self, hidden: int, seed: int) -> None:
         super().__init__()
@@ -51,12 +51,12 @@ class Perceptron(tf.Module):  # type: ignore[misc]
         ]
 
     def logits(self, images: tf.Tensor) -> tf.Tensor:
-        """[batch, 10] scores of [batch, 64] images."""
+        """Returns [batch, 10] scores of [batch, 64] images."""
         return logits(self.parameters, images)
 
 
 def logits(parameters: list[tf.Tensor], images: tf.Tensor) -> tf.Tensor:
-    """[batch, 10] scores; `parameters` are weights and biases in the order of `layer_shapes`."""
+    """Returns [batch, 10] scores. `parameters` are weights and biases in the order of `layer_shapes`."""
     (w0, b0, w1, b1, w2, b2) = parameters
     first = tf.nn.relu(tf.matmul(images, w0) + b0)
     second = tf.nn.relu(tf.matmul(first, w1) + b1)
@@ -64,14 +64,14 @@ def logits(parameters: list[tf.Tensor], images: tf.Tensor) -> tf.Tensor:
 
 
 def mean_loss(scores: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Mean cross entropy of [batch, 10] scores."""
+    """Returns the mean cross entropy of [batch, 10] scores."""
     return tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)
     )
 
 
 def initial(shape: tuple[int, ...], seed: list[int]) -> tf.Tensor:
-    """He initialisation for weights, zeros for biases."""
+    """Initialises weights as He et al. do, and biases with zeros."""
     if len(shape) == 1:
         return tf.zeros(shape)
     return tf.random.stateless_normal(shape, seed=seed, stddev=(2.0 / shape[0]) ** 0.5)

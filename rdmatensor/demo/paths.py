@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way the tensors went: what `rdmatensor.tensorflow.stats()` of each task says, added up."""
+"""Adds up by which paths the tasks sent their tensors, from each task's `rdmatensor.tensorflow.stats()`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 STOCK = "grpc"
 PATHS = ("static", "bounded", "inline", "dynamic", "bounce", "rpc")
 
-# These are no plain bytes: TensorFlow's own RecvTensor is their only way.
+# These are not plain bytes: only TensorFlow's RecvTensor can send them.
 _UNAVOIDABLE = ("string", "variant", "resource")
 
 
 @dataclass
 class Paths:
-    """What one task, or several, sent: tensors and bytes by path, and why tensors went by rpc.
+    """What one or several tasks sent: tensors and bytes by path, and why tensors went by rpc.
 
     `reasons` counts tensors by reason; `peers` are lines about the peers that are served by gRPC only.
     """
@@ -29,14 +29,14 @@ class Paths:
 
     @classmethod
     def of_this_process(cls) -> Paths:
-        """What the plugin has counted so far in this process."""
+        """Reads what the plugin has counted in this process."""
         from rdmatensor.tensorflow import stats
 
         return cls.from_stats(stats())
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, Any]) -> Paths:
-        """From the dictionary of `rdmatensor.tensorflow.stats()`."""
+        """Takes the dictionary of `rdmatensor.tensorflow.stats()`."""
         counts = stats["paths"]
         return cls(
             Counter({path: counts[path]["sent_tensors"] for path in PATHS}),
@@ -61,7 +61,7 @@ class Paths:
 
     @classmethod
     def total(cls, parts: Iterable[Paths]) -> Paths:
-        """The sum over tasks."""
+        """Adds up the counts of tasks."""
         total = cls()
         for part in parts:
             total.tensors.update(part.tensors)
@@ -71,7 +71,7 @@ class Paths:
         return total
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Returns the fields by name."""
         return {
             "tensors": dict(self.tensors),
             "bytes": dict(self.bytes),
@@ -80,17 +80,17 @@ class Paths:
         }
 
     def pushed_bytes(self) -> int:
-        """Bytes that went any way but rpc."""
+        """The bytes that went by any path but rpc."""
         return sum(self.bytes[path] for path in PATHS if path != "rpc")
 
     def avoidable(self) -> list[str]:
-        """What went by rpc although its kind can be pushed, in words; empty if all is well."""
+        """Describes what went by rpc although its kind can be pushed. Empty if nothing did."""
         found = [
             f"{count} tensors that can be pushed went by rpc: {reason}"
             for reason, count in self.reasons.items()
             if reason not in _UNAVOIDABLE
         ]
-        # A receiver that fetches from the start is given no reason: there was no offer to push.
+        # A receiver that fetches from the start gives no reason, because nothing was offered to it.
         unexplained = self.tensors["rpc"] - sum(self.reasons.values())
         if unexplained > 0:
             found.append(f"{unexplained} tensors were fetched by rpc before they could be pushed")
@@ -98,7 +98,7 @@ class Paths:
 
 
 def require_plugin(protocol: str) -> None:
-    """RuntimeError, saying why, if `protocol` needs the plugin and this process does not have it.
+    """Raises RuntimeError with the reason if `protocol` needs the plugin and this process lacks it.
 
     Call it after importing TensorFlow, whose own message would be that no server factory is registered.
     """
@@ -111,5 +111,5 @@ def require_plugin(protocol: str) -> None:
 
 
 def task_paths(protocol: str) -> Paths:
-    """The counts of this process; zeros for stock gRPC, which keeps none."""
+    """Returns the counts of this process. They are zeros for stock gRPC, which counts nothing."""
     return Paths() if protocol == STOCK else Paths.of_this_process()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers on which launcher and tasks agree; free of TensorFlow, so that the launcher starts at once."""
+"""Numbers that launcher and tasks share. Nothing here imports TensorFlow, so the launcher starts at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MINIMUM_ACCURACY = 0.9
 
 
 def layer_shapes(hidden: int) -> list[tuple[int, ...]]:
-    """Shapes of weights and biases, from the first layer to the last."""
+    """Returns the shapes of weights and biases, from the first layer to the last."""
     shapes: list[tuple[int, ...]] = []
     for fan_in, fan_out in pairwise([PIXELS, hidden, hidden, CLASSES]):
         shapes += [(fan_in, fan_out), (fan_out,)]
@@ -24,5 +24,5 @@ def layer_shapes(hidden: int) -> list[tuple[int, ...]]:
 
 
 def model_bytes(hidden: int) -> int:
-    """Bytes of all variables (float32)."""
+    """Returns the bytes of all variables (float32)."""
     return sum(4 * prod(shape) for shape in layer_shapes(hidden))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One TensorFlow server of the demo: a parameter server or a worker, in a process of its own."""
+"""One TensorFlow server of the demo, a parameter server or a worker, in its own process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rdmatensor.demo.paths import require_plugin, task_paths
 
 
 def serve(line: Line, cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> None:
-    """Run the server until the launcher closes the line; answers the command "paths"."""
+    """Runs the server until the launcher closes the line, and answers the command "paths"."""
     config = tf.compat.v1.ConfigProto()
     # Each worker may hold one thread of the parameter server's pool in a blocking operation; on a
     # machine with few cores the default pool would leave none for the others.
@@ -30,7 +30,7 @@ def serve(line: Line, cluster: dict[str, list[str]], job: str, index: int, proto
 
 
 def main() -> None:
-    """Arguments: the cluster as JSON, job name, task index, protocol."""
+    """Takes the cluster as JSON, the job's name, the task's index and the protocol from the arguments."""
     line = Line()
     cluster, job, index, protocol = sys.argv[1:]
     require_plugin(protocol)

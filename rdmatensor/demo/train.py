@@ -27,7 +27,7 @@ REPORT_EVERY = 10
 
 @dataclass(frozen=True)
 class Run:
-    """What the launcher asks for."""
+    """What the launcher asked for."""
 
     cluster: dict[str, list[str]]
     protocol: str
@@ -36,12 +36,12 @@ class Run:
 
     @property
     def workers(self) -> int:
-        """Number of worker tasks."""
+        """The number of worker tasks."""
         return len(self.cluster["worker"])
 
 
 def connect(run: Run) -> Any:
-    """The strategy, connected to the cluster; the only place where the protocol is named."""
+    """Returns the strategy, connected to the cluster. Nothing else names the protocol."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(run.cluster), task_type="chief", task_id=0, rpc_layer=run.protocol
     )
@@ -49,7 +49,7 @@ def connect(run: Run) -> Any:
 
 
 def make_train_step(model: Perceptron, digits: Digits) -> Any:
-    """A tf.function of the update's number: draws its batch, computes gradients, applies them.
+    """Returns a tf.function of the update's number that draws a batch and applies its gradients.
 
     Which images form batch n follows from SEED and n alone, so every protocol trains on the same.
     The data are constants of the function and live on the workers; variables live on the parameter
@@ -79,7 +79,7 @@ def make_train_step(model: Perceptron, digits: Digits) -> Any:
 
 
 def make_evaluation(model: Perceptron, digits: Digits) -> Any:
-    """A tf.function that gives the loss and the accuracy on the images kept for the test."""
+    """Returns a tf.function that computes loss and accuracy on the test images."""
 
     @tf.function(input_signature=[])  # type: ignore[untyped-decorator]
     def evaluate() -> tuple[tf.Tensor, tf.Tensor]:
@@ -92,7 +92,7 @@ def make_evaluation(model: Perceptron, digits: Digits) -> Any:
 
 
 def train(run: Run, line: Line) -> dict[str, Any]:
-    """Connect, train, evaluate; progress goes down the line, the results are returned."""
+    """Connects, trains and evaluates. Sends progress to the launcher and returns the results."""
     strategy = connect(run)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     digits = Digits.load(SEED)
@@ -125,8 +125,8 @@ def train(run: Run, line: Line) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Argument: the fields of `Run` as JSON."""
-    # A worker that has not started yet is waited for, instead of failing the first call.
+    """Takes the fields of `Run` as JSON from the argument."""
+    # Wait for workers that have not started yet, instead of failing the first call.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     line = Line()
     watch = line.leave_when_closed()
