@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a site of the pages as they are written for readers of the repository (mkdocs.yml, hooks).
+"""mkdocs hooks: turns the pages, as readers of the repository see them, into a site (mkdocs.yml).
 
-README, CONTRIBUTING, CHANGELOG and SECURITY are pages of the site too. A link to a source file leads to a page that
-shows it. Diagrams become SVG, and `<!-- ::: name -->`, which readers of the repository do not see, what
-mkdocstrings makes of `::: name`.
+README, CONTRIBUTING, CHANGELOG and SECURITY become pages of the site. A link to a source file leads to a page
+that shows the file. Diagrams become SVG. `<!-- ::: name -->`, which readers of the repository do not see,
+becomes what mkdocstrings makes of `::: name`.
 """
 
 from __future__ import annotations
