@@ -137,7 +137,10 @@ def run(
 @machine_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def shell(command: tuple[str, ...], env: tuple[str, ...], **machine: Any) -> None:
-    """Open a shell in a virtual machine with SoftRoCE, or run COMMAND there with this terminal."""
+    """Open a shell in a virtual machine.
+
+    The virtual machine has a SoftRoCE device. With COMMAND, runs that instead of a shell, with this terminal.
+    """
     from . import shell as interactive
     from .lab import Lab
     from .run import variables
@@ -152,9 +155,9 @@ def shell(command: tuple[str, ...], env: tuple[str, ...], **machine: Any) -> Non
 
 @softroce.command()
 def doctor() -> None:
-    """Check whether `run` works here, and print what to do if it does not.
+    """Check whether `run` works here.
 
-    The exit status is 0 if it works and 1 if something is missing.
+    Prints what to do if it does not. The exit status is 0 if it works and 1 if something is missing.
     """
     from .doctor import examine
 

@@ -40,9 +40,7 @@ class Device:
 def existing() -> Device | None:
     """Returns an active device whose network card has an IPv4 address, or None."""
     for folder in sorted(_INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []:
-        with contextlib.suppress(
-            OSError
-        ):  # other drivers have no `parent`, and a device may vanish
+        with contextlib.suppress(OSError):  # only rxe has `parent`, and a device may vanish
             netdev = (folder / "parent").read_text().strip()
             addresses = _output("ip", "-4", "-o", "addr", "show", "dev", netdev)
             match = re.search(r"\binet ([0-9.]+)", addresses)
