@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mkdocs hooks: turns the pages, as readers of the repository see them, into a site (mkdocs.yml).
+"""mkdocs hooks that turn the repository's pages into the site (mkdocs.yml).
 
-README, CONTRIBUTING, CHANGELOG and SECURITY become pages of the site. A link to a source file leads to a page
-that shows the file. Diagrams become SVG. `<!-- ::: name -->`, which readers of the repository do not see,
-becomes what mkdocstrings makes of `::: name`.
+README, CONTRIBUTING, CHANGELOG and SECURITY become pages of the site. A link to a source file leads to a page that
+shows the file. mkdocstrings expands `<!-- ::: name -->`, which is invisible in the repository.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / ".ci"))
 
-from sequence import draw  # noqa: E402
-
-# Pages that do not lie in docs/.
+# Pages outside docs/.
 ELSEWHERE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -30,13 +25,12 @@ ELSEWHERE = {
     "SECURITY.md": "security_policy.md",
 }
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
-_DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FETCHED = re.compile(r'<(?:script|img|link|iframe)[^>]* (?:src|href)="https?:[^"]*"')
 _NAME = re.compile(r"^<!-- (::: [\w.]+)\n?(.*?)-->$", re.MULTILINE | re.DOTALL)
 
 
 def _source(uri: str) -> Path:
-    """The file that a page of the site is made of, relative to the repository."""
+    """The source file of a page, relative to the repository."""
     for name, page in ELSEWHERE.items():
         if page == uri:
             return Path(name)
@@ -44,13 +38,13 @@ def _source(uri: str) -> Path:
 
 
 def _target(link: str, page: str) -> Path | None:
-    """The file of the repository that a link of this page leads to, if there is one."""
+    """The file in the repository that a link on this page points to, if any."""
     path = Path(os.path.normpath(_source(page).parent / link))
     return path if (ROOT / path).is_file() else None
 
 
 def _place(path: Path) -> str:
-    """Where the site has a file of the repository."""
+    """The place of a repository file on the site."""
     if str(path) in ELSEWHERE:
         return ELSEWHERE[str(path)]
     inside = path.parts[:1] == ("docs",)
@@ -64,7 +58,7 @@ def _shown(path: Path) -> str:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that do not lie in docs/, and a page for each source file that is linked."""
+    """Adds the pages outside docs/ and one page for each linked source file."""
     for name, page in ELSEWHERE.items():
         if (ROOT / name).is_file():
             files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
@@ -80,7 +74,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links, diagrams and names of the API as the site needs them."""
+    """Rewrites links and API names for the site."""
     uri = page.file.src_uri
     if uri.startswith("source/"):
         return markdown
@@ -90,12 +84,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return os.path.relpath(_place(path), Path(uri).parent) if path else match[1]
 
     markdown = _LINK.sub(lead, markdown)
-    markdown = _NAME.sub(lambda match: f"{match[1]}\n{match[2]}", markdown)
-    return _DIAGRAM.sub(lambda match: f'<div class="diagram">\n{draw(match[1])}\n</div>', markdown)
+    return _NAME.sub(lambda match: f"{match[1]}\n{match[2]}", markdown)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Pages fetch nothing from elsewhere."""
+    """Fails the build if a page fetches anything from another host."""
     if found := _FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri} fetches {found[0]}")
     return output

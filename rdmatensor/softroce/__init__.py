@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SoftRoCE lab: run RDMA programs on machines without RDMA.
+"""The SoftRoCE lab runs RDMA programs on machines without RDMA hardware.
 
     with Lab(hosts=2) as lab:
         print(lab.hosts[0].run(["ibv_devinfo"]).stdout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m rdmatensor.softroce`: the lab alone."""
+"""`python -m rdmatensor.softroce` runs `rdmatensor softroce` without the other commands."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of what was downloaded and built, shared by all labs of a user."""
+"""The cache folder holds downloaded kernels and emulators. All labs of a user share it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .errors import Unavailable
 
 
 def folder() -> Path:
-    """$XDG_CACHE_HOME/rdmatensor/softroce, by default below ~/.cache. Made when it is missing.
+    """Returns $XDG_CACHE_HOME/rdmatensor/softroce (~/.cache by default) and creates it if missing.
 
-    Unavailable when it cannot be written.
+    Raises Unavailable if it cannot be created.
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = Path(base) / "rdmatensor" / "softroce"
@@ -25,15 +25,15 @@ def folder() -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Unavailable(
-            f"cannot make the cache folder {path}: {error.strerror}; "
-            "set XDG_CACHE_HOME to a folder that you may write"
+            f"cannot create the cache folder {path}: {error.strerror}; "
+            "set XDG_CACHE_HOME to a writable folder"
         ) from error
     return path
 
 
 @contextmanager
 def locked() -> Iterator[Path]:
-    """The folder, for this process and thread alone: one downloads, the others wait and find it."""
+    """Yields the folder under an exclusive lock: one process downloads while the others wait."""
     path = folder()
     with (path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -42,9 +42,9 @@ def locked() -> Iterator[Path]:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill; it becomes `target` when the block ends, and vanishes when it raises.
+    """Yields a draft folder that becomes `target` when the block ends, or is removed if it raises.
 
-    So what stands under its name is complete. To be used under locked().
+    A folder named `target` is therefore always complete. Use this under locked().
     """
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rdmatensor softroce`: run, shell, doctor, fetch."""
+"""The command line `rdmatensor softroce`: run, shell, doctor and fetch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ EXIT_LAB_FAILED = 125
 
 
 def say(line: str) -> None:
-    """A line about the lab itself, kept apart from what commands print."""
+    """Prints a message of the lab to standard error, apart from the output of commands."""
     click.echo(f"rdmatensor softroce: {line}", err=True)
 
 
 def end_on_signals() -> None:
-    """Turns SIGTERM and SIGHUP into an exit that cleans up, as Ctrl-C is one."""
+    """Makes SIGTERM and SIGHUP exit with clean-up, as Ctrl-C does."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -35,7 +35,7 @@ def end_on_signals() -> None:
 
 
 def guarded(body: Callable[[], int]) -> NoReturn:
-    """Exits with what `body` returns; 125 and one message when the lab fails, 130 on Ctrl-C."""
+    """Exits with the status from `body`, with 125 and a message if the lab fails, or with 130 on Ctrl-C."""
     end_on_signals()
     try:
         status = body()
@@ -48,25 +48,27 @@ def guarded(body: Callable[[], int]) -> NoReturn:
 
 
 def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that describe hosts."""
+    """Adds the options that describe hosts."""
     options = [
         click.option(
-            "--memory", metavar="MB", default=MEMORY, show_default=True, help="Of each host."
+            "--memory", metavar="MB", default=MEMORY, show_default=True, help="Memory of each host."
         ),
-        click.option("--cpus", metavar="N", type=int, help="Of each host. Default: at most 2."),
-        click.option("--mtu", metavar="BYTES", default=MTU, show_default=True, help="Of eth0."),
+        click.option(
+            "--cpus", metavar="N", type=int, help="Processors of each host. Default: at most 2."
+        ),
+        click.option("--mtu", metavar="BYTES", default=MTU, show_default=True, help="MTU of eth0."),
         click.option(
             "--shared",
             metavar="DIR",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="A folder that hosts may write; its path is in RDMATENSOR_LAB_SHARED.",
+            help="A folder that hosts can write to. RDMATENSOR_LAB_SHARED holds its path.",
         ),
         click.option(
             "--env",
             metavar="NAME[=VALUE]",
             multiple=True,
-            help="A variable for the command, besides PATH, HOME, PYTHONPATH, RDMATENSOR_* and the "
-            "like. Repeatable.",
+            help="Pass one more variable to the command, which gets PATH, HOME, PYTHONPATH, RDMATENSOR_* "
+            "and similar ones anyway. Repeatable.",
         ),
     ]
     for option in reversed(options):
@@ -78,8 +80,9 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def softroce() -> None:
     """Test RDMA programs on machines without RDMA.
 
-    SoftRoCE is RDMA in software: real verbs over an ordinary network card. Where the running kernel has
-    it, it is used; elsewhere a small virtual machine boots in seconds, on top of this machine's files.
+    SoftRoCE is RDMA in software: real verbs over an ordinary network card. The lab uses the running kernel's
+    SoftRoCE if there is one. Otherwise it boots a small virtual machine on top of this machine's files, which
+    takes seconds.
 
     \b
     Examples:
@@ -93,51 +96,68 @@ def softroce() -> None:
 @click.option("--hosts", metavar="N", type=click.IntRange(1, MOST_HOSTS), default=1, show_default=True,
               help="Run the command once in each of N hosts.")  # fmt: skip
 @click.option("--timeout", metavar="S", type=float, help="Kill the command after S seconds.")
-@click.option("--native", "mode", flag_value="native", help="Only with this kernel's own SoftRoCE.")
-@click.option("--qemu", "mode", flag_value="qemu", help="Always in a virtual machine.")
-@click.option("--auto", "mode", flag_value="auto", default="auto",
-              help="Native where it is possible. The default.")  # fmt: skip
+@click.option("--native", "mode", flag_value="native", help="Use only this kernel's own SoftRoCE.")
+@click.option("--qemu", "mode", flag_value="qemu", help="Always use a virtual machine.")
 @machine_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(**options: Any) -> None:
-    """Run COMMAND where there is a SoftRoCE device, rxe0.
+def run(
+    command: tuple[str, ...],
+    env: tuple[str, ...],
+    hosts: int,
+    timeout: float | None,
+    mode: str | None,
+    **machine: Any,
+) -> None:
+    """Run COMMAND on a host with a SoftRoCE device.
 
-    Its exit status is the command's; 124 when it ran out of time, 125 when the lab failed. Standard
-    input is empty. What the command writes outside of the shared folder is gone afterwards.
+    By default, it runs on this machine if the kernel has SoftRoCE, and in a virtual machine otherwise. The
+    exit status is the command's, 124 after a time-out, or 125 if the lab failed. Standard input is empty.
+    In a virtual machine, what the command writes outside of the shared folder is lost.
 
-    With several hosts, each learns its place from RDMATENSOR_LAB_RANK and everybody's address from
-    RDMATENSOR_LAB_ADDRESSES. Lines of hosts other than the first are marked "[1] " and so on; the exit
-    status is the first that is not 0, in the order of ranks.
+    With several hosts, RDMATENSOR_LAB_RANK is the number of this host and RDMATENSOR_LAB_ADDRESSES lists the
+    addresses of all. Output lines of all hosts but the first begin with "[1] ", "[2] " and so on. The exit
+    status is the first one that is not 0, in the order of ranks.
     """
     from . import run as runner
 
-    guarded(lambda: runner.run(runner.Request.of(options), say))
+    guarded(
+        lambda: runner.run(
+            command,
+            runner.variables(env),
+            say,
+            hosts=hosts,
+            timeout=timeout,
+            mode=mode,
+            machine=machine,
+        )
+    )
 
 
 @softroce.command()
 @machine_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def shell(**options: Any) -> None:
-    """Open a shell, or run COMMAND with this terminal, in a virtual machine with SoftRoCE."""
+def shell(command: tuple[str, ...], env: tuple[str, ...], **machine: Any) -> None:
+    """Open a shell in a virtual machine.
+
+    The virtual machine has a SoftRoCE device. With COMMAND, runs that instead of a shell, with this terminal.
+    """
     from . import shell as interactive
     from .lab import Lab
     from .run import variables
 
     def body() -> int:
-        env = variables(options["env"])
-        machine = {name: options[name] for name in ("memory", "cpus", "mtu", "shared")}
+        chosen = variables(env)
         with Lab(**machine, say=say) as lab:
-            command = list(options["command"]) or ["bash", "-i"]
-            return interactive.interact(lab.hosts[0], command, env)
+            return interactive.interact(lab.hosts[0], list(command) or ["bash", "-i"], chosen)
 
     guarded(body)
 
 
 @softroce.command()
 def doctor() -> None:
-    """Tell whether `run` works here, and what to do when it does not.
+    """Check whether `run` works here.
 
-    Exit status 0 when it works, 1 when something is missing.
+    Prints what to do if it does not. The exit status is 0 if it works and 1 if something is missing.
     """
     from .doctor import examine
 
@@ -145,16 +165,15 @@ def doctor() -> None:
 
 
 @softroce.command()
-@click.option("--again", is_flag=True, help="Even when there is one: for a newer kernel.")
+@click.option("--again", is_flag=True, help="Replace the cached kernel by the newest one.")
 def fetch(again: bool) -> None:
-    """Download the guest's kernel now, so that later runs need no network."""
-    from . import emulator, initramfs, kernel, qemu
+    """Download the guest's kernel now. Later runs need no network."""
+    from . import emulator, kernel, qemu
 
     def body() -> int:
-        with contextlib.suppress(Unavailable):  # it can be installed later
+        with contextlib.suppress(Unavailable):  # QEMU can be installed later
             emulator.ensure(not qemu.kvm_problem(), say)
         found = kernel.ensure(say, again)
-        initramfs.ensure(found)
         click.echo(f"{found.release} in {found.image.parent}")
         return 0
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frequency of this machine's time stamp counter, which emulated processors share.
+"""Measures the frequency of this machine's time stamp counter, which emulated processors share.
 
-A guest that measures it by itself while others keep its processors waiting is wrong by any factor, and so are
-its clock and time-outs from then on.
+A guest whose processors are kept waiting would measure the wrong frequency. Its clock and its time-outs
+would then be wrong for as long as it runs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _TRIES = 20
 
 @functools.cache
 def tsc_khz() -> int:
-    """In kHz, to 0.1 %; 0 where it cannot be read."""
+    """Returns the frequency in kHz, accurate to 0.1 %, or 0 if the counter cannot be read."""
     if platform.machine() != "x86_64":
         return 0
     try:
         code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    except OSError:  # such memory is forbidden
+    except OSError:  # the system forbids memory that is both writable and executable
         return 0
     code.write(_RDTSC)
     held = ctypes.c_char.from_buffer(code)
@@ -38,7 +38,7 @@ def tsc_khz() -> int:
 
 
 def _sample(read: Callable[[], int]) -> tuple[int, int]:
-    """A time in ns and the counter then: of several tries the one that was least interrupted."""
+    """Returns a time in ns and the counter's value then, from the least interrupted of several tries."""
     tries = []
     for _ in range(_TRIES):
         before = time.monotonic_ns()

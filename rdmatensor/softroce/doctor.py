@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rdmatensor softroce doctor`: what the lab finds on this machine, and what it lacks."""
+"""`rdmatensor softroce doctor` shows what the lab needs and what this machine lacks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import ctypes.util
 import os
 import platform
+import re
 import resource
 import shutil
 from dataclasses import dataclass
@@ -19,24 +20,23 @@ from . import cache, emulator, kernel, native, packages, qemu
 from .errors import Unavailable
 from .lab import MEMORY
 
-PRESENT = {True: "present", False: "missing"}
 KVM_GROUP = "usermod -aG kvm $USER, then log in again"
 INSTALL = "apt-get install --no-install-recommends"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table."""
+    """One line of the report."""
 
     what: str
     good: bool
     found: str
-    package: str = ""  # that would mend it
-    remedy: str = ""  # other than installing that
+    package: str = ""  # the package that provides it
+    remedy: str = ""  # what else to do about it
 
 
 def native_checks() -> list[Check]:
-    """What the running kernel's SoftRoCE needs. All are good where it can be used."""
+    """Checks what the running kernel's SoftRoCE needs."""
     device = native.existing()
     if device:
         found = f"{device.name} on {device.netdev}, {device.address}"
@@ -55,14 +55,14 @@ def native_checks() -> list[Check]:
 
 
 def module_remedy(release: str) -> str:
-    """How this distribution's kernel gets rdma_rxe."""
+    """Returns the command that installs rdma_rxe for this kernel, if there is one."""
     if packages.System.here().name == "ubuntu":
         return f"apt-get install linux-modules-extra-{release}"
     return ""
 
 
 def memlock() -> Check:
-    """How much memory may be registered."""
+    """Checks how much memory a program may register."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0:
         return Check("memory lock limit", True, "none")
@@ -72,13 +72,13 @@ def memlock() -> Check:
 
 
 def program(name: str, package: str) -> Check:
-    """Whether a program is installed."""
+    """Checks that a program is installed."""
     path = shutil.which(name)
     return Check(name, path is not None, path or "missing", package)
 
 
 def qemu_checks() -> list[Check]:
-    """What the virtual machine needs. It works where all are good."""
+    """Checks what a virtual machine needs. It works if all checks pass."""
     return [
         machine_emulator(),
         program("setpriv", "util-linux"),
@@ -89,7 +89,7 @@ def qemu_checks() -> list[Check]:
 
 
 def machine_emulator() -> Check:
-    """Whether there is a QEMU, or will be."""
+    """Checks for a QEMU."""
     here = emulator.installed()
     if here is None:
         return Check("QEMU", False, "not installed", emulator.PACKAGE)
@@ -99,14 +99,14 @@ def machine_emulator() -> Check:
     with contextlib.suppress(Unavailable):
         newer = emulator.kept()
         if newer:
-            return Check("QEMU", True, f"{found}; the cache has {newer.version[0]}, which is used")
+            return Check("QEMU", True, f"{found}; the lab uses {newer.version[0]} from the cache")
     if emulator.fetchable():
         return Check("QEMU", True, f"{found}; the first run fetches a newer one (15 MB)")
-    return Check("QEMU", True, f"{found}: guests have one processor (several need 8.1)")
+    return Check("QEMU", True, f"{found}: each guest gets one processor (several need 8.1)")
 
 
 def guest_kernel() -> Check:
-    """Whether a kernel is cached, or can be fetched."""
+    """Checks that a kernel is in the cache or can be fetched."""
     what = "guest kernel"
     try:
         folder = cache.folder()
@@ -116,47 +116,46 @@ def guest_kernel() -> Check:
     if found:
         return Check(what, True, f"{found.release}, in {folder}")
     if platform.machine() != "x86_64":
-        return Check(what, False, f"only x86_64 is supported, this is {platform.machine()}")
+        return Check(what, False, f"{platform.machine()} is not supported, only x86_64")
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         return Check(
-            what, False, "neither cached nor apt to fetch it", remedy="use a Debian container"
+            what, False, "not cached, and no apt to fetch it", remedy="use a Debian container"
         )
-    return Check(what, True, "not cached: the first run fetches about 110 MB")
+    return Check(what, True, "not cached; the first run fetches about 110 MB")
 
 
 def memory() -> Check:
-    """Whether a guest of the default size fits."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-    text = Path("/proc/meminfo").read_text()
-    for line in text.splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) >> 10
+    """Checks that a guest of the default size fits."""
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    available = int(match[1]) >> 10 if match else 0
     remedy = "" if available >= MEMORY else f"use --memory {available // 2}"
     return Check("memory", available >= MEMORY, f"{available} MB available", remedy=remedy)
 
 
 def optional_checks() -> list[Check]:
-    """What is not needed to run, but makes it quicker or gives commands something to do."""
+    """Checks what makes guests faster and what commands commonly use."""
     slow = qemu.kvm_problem()
-    found = f"emulation, 10 to 20 times slower: {slow}" if slow else "usable"
+    found = f"emulation is 10 to 20 times slower: {slow}" if slow else "usable"
     remedy = KVM_GROUP if "Permission denied" in slow else ""
     verbs = ctypes.util.find_library("ibverbs")
     provider = any(Path("/usr/lib").glob("*/libibverbs/librxe-rdmav*.so"))
     return [
         Check("KVM", not slow, found, remedy=remedy),
         Check("libibverbs", verbs is not None, verbs or "missing", "libibverbs1"),
-        Check("its SoftRoCE part", provider, PRESENT[provider], "ibverbs-providers"),
+        Check(
+            "SoftRoCE provider", provider, "present" if provider else "missing", "ibverbs-providers"
+        ),
         program("ibv_rc_pingpong", "ibverbs-utils"),
         program("tc", "iproute2"),
     ]
 
 
 def examine() -> int:
-    """Prints the table and what to do. Returns 0 when `run` would work, else 1."""
+    """Prints the report and what to do. Returns 0 if `run` works, else 1."""
     groups = {
         "This kernel's SoftRoCE": native_checks(),
         "Virtual machine": qemu_checks(),
-        "Good to have": optional_checks(),
+        "Optional": optional_checks(),
     }
     native_works = not native.problem()
     qemu_works = all(check.good for check in groups["Virtual machine"])
@@ -171,9 +170,7 @@ def examine() -> int:
         }
     )
     if missing:
-        console.print(
-            f"To install what is missing:\n  {INSTALL} {' '.join(missing)}", soft_wrap=True
-        )
+        console.print(f"Install what is missing:\n  {INSTALL} {' '.join(missing)}", soft_wrap=True)
     if native_works:
         console.print("`rdmatensor softroce run` uses this kernel's SoftRoCE.")
     elif qemu_works:
@@ -184,7 +181,7 @@ def examine() -> int:
 
 
 def table(groups: dict[str, list[Check]]) -> Table:
-    """One line for each check, under the headings of their groups."""
+    """Lays out one line for each check below its group's heading."""
     result = Table(box=None, show_header=False, pad_edge=False)
     for heading, checks in groups.items():
         result.add_row(f"[bold]{heading}[/bold]")

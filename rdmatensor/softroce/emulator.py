@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which QEMU runs guests: the installed one, or a newer one kept in the cache.
+"""Chooses the QEMU that runs guests: the installed one, or a newer one in the cache.
 
-Before 8.1, QEMU's emulation of several processors loses a race when a guest's kernel changes its own
-code, which Linux does all the time: now and then such a guest panics. So an older QEMU that has to
-emulate gives each guest one processor. On Debian 12, whose QEMU is 7.2, a newer one is fetched from its
-backports instead; it needs the libraries of the installed one, and is a third faster, too.
+QEMU before 8.1 has a race when it emulates several processors and a guest's kernel patches its own code.
+Linux does that all the time, so such a guest panics now and then. With an older QEMU and no KVM, each guest
+gets one processor. Debian 12 has QEMU 7.2; there, the lab fetches a newer one from backports. It needs the
+libraries of the installed QEMU and is a third faster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SECONDS = 30
 
 @dataclass(frozen=True)
 class Emulator:
-    """A QEMU that starts. `options` tell it where its firmware is."""
+    """A working QEMU. `options` name the folders of its firmware."""
 
     program: str
     version: tuple[int, int]
@@ -40,12 +40,12 @@ class Emulator:
 
     @property
     def sound(self) -> bool:
-        """Whether it can emulate more than one processor."""
+        """Whether it emulates several processors without the race."""
         return self.version >= SOUND
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables it is to be started with."""
+        """The environment variables to start it with."""
         if self.libraries is None:
             return dict(os.environ)
         path = os.environ.get("LD_LIBRARY_PATH", "")
@@ -53,13 +53,13 @@ class Emulator:
 
 
 def installed() -> Emulator | None:
-    """The QEMU of PATH; None when there is none that starts."""
+    """Returns the QEMU in PATH, or None if none works."""
     program = shutil.which(PROGRAM)
     return _tried(program) if program else None
 
 
 def kept() -> Emulator | None:
-    """The QEMU in the cache; None when there is none that starts."""
+    """Returns the QEMU in the cache, or None if none works."""
     home = cache.folder() / _FOLDER
     if not home.is_dir():
         return None
@@ -90,10 +90,10 @@ def _tried(
 
 
 def ensure(kvm: bool, say: Callable[[str], None]) -> Emulator:
-    """The best QEMU there is; a newer one is fetched if the installed one emulates badly.
+    """Returns the best QEMU. Fetches a newer one if it must emulate and the installed one has the race.
 
-    `kvm`: it is not to emulate. `say` gets a line when something long begins or something is amiss.
-    Unavailable when there is none.
+    `kvm` means that it need not emulate. `say` announces slow steps and problems. Raises Unavailable if there
+    is no QEMU.
     """
     here = installed()
     if here and (kvm or here.sound):
@@ -108,24 +108,24 @@ def ensure(kvm: bool, say: Callable[[str], None]) -> Emulator:
 
 
 def fetchable() -> bool:
-    """Whether this is a system for which there is a newer QEMU."""
+    """Whether this system can fetch a newer QEMU."""
     system = System.here()
     return (system.name, system.codename) == ("debian", "bookworm") and DEBIAN_KEYRING.exists()
 
 
 def _fetched(say: Callable[[str], None]) -> Emulator | None:
     with cache.locked() as folder:
-        found = kept()  # by another run, while this one waited
+        found = kept()  # another run may have fetched it while this one waited
         if found is None:
-            say("fetching a newer QEMU (about 15 MB, once)")
+            say("fetching a newer QEMU (about 15 MB, only once)")
             try:
                 _fetch(folder)
             except Unavailable as error:
-                say(f"using the installed QEMU, with one processor for each guest: {error}")
+                say(f"using the installed QEMU with one processor per guest: {error}")
                 return None
             found = kept()
     if found is None:
-        say(f"the newer QEMU does not start; it needs the libraries of the package {PACKAGE}")
+        say(f"the newer QEMU does not start; it needs the libraries that {PACKAGE} depends on")
     return found
 
 

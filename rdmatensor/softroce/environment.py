@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment variables: what commands in a guest get of those here."""
+"""Environment variables that commands in a guest receive."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# What a command needs to find its programs, libraries and modules, and to print readable text.
+# A command needs these to find programs, libraries and modules, and to print readable text.
 PASSED = (
     "HOME",
     "LANG",
@@ -21,12 +21,12 @@ PASSED = (
     "VIRTUAL_ENV",
 )
 PREFIX = "RDMATENSOR_"
-# In a guest. Its hosts are no peers of each other without a secret.
+# Hosts of a lab accept each other only if they share a secret.
 SECRET = {"RDMATENSOR_SECRET_FILE": "/.rdmatensor-lab/secret"}
 
 
 def for_commands() -> dict[str, str]:
-    """The variables of PASSED and those that start with RDMATENSOR_, as they are now."""
+    """Returns the current values of PASSED and of all variables that start with RDMATENSOR_."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -35,7 +35,7 @@ def for_commands() -> dict[str, str]:
 
 
 def of_lab(rank: int, addresses: tuple[str, ...], shared: Path, device: str) -> dict[str, str]:
-    """The variables that tell a command where it runs."""
+    """Returns the variables that tell a command where it runs."""
     return {
         "RDMATENSOR_LAB_RANK": str(rank),
         "RDMATENSOR_LAB_HOSTS": str(len(addresses)),

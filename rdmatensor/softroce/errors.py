@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lab raises. Every message names the cause, and the remedy where there is one."""
+"""Exceptions of the lab. Each message names the cause and, if there is one, the remedy."""
 
 from __future__ import annotations
 
 
 class LabError(Exception):
-    """Base of all."""
+    """Base class of all lab errors."""
 
 
 class Unavailable(LabError):
-    """Something the lab needs is missing on this machine; the message says how to get it."""
+    """This machine lacks something that the lab needs. The message says how to get it."""
 
 
 class GuestDied(LabError):
-    """The guest ended, by itself or by Host.kill(), while something was expected of it."""
+    """The guest ended, by itself or through Host.kill(), while a caller still needed it."""
 
 
 class DeadlineExceeded(LabError):
-    """What was waited for did not happen in time."""
+    """An operation did not finish in time."""

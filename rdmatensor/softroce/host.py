@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host of a lab: a guest that boots, runs commands, can be cut off, killed and booted again."""
+"""A host of a lab: a guest that runs commands and can be disconnected, killed and restarted."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from .process import Done, Process, Sink
 from .qemu import Machine, Qemu
 
 _CHUNK = 65536
-# A guest that takes no input for so long is stuck.
+# A guest that takes no input for this long is stuck.
 _SEND_SECONDS = 30
 _QUIT_SECONDS = 30.0
-# A boot takes 4 to 8 when all is well. One that takes longer may have lost an interrupt, and never ends.
+# A boot takes 4 to 8 seconds on an idle machine. A much longer one may have lost an interrupt and hang.
 _FIRST_BOOT_SECONDS = 60.0
 _CONSOLE_LINES = 15
 
 
 class Boot:
-    """One life of a guest: QEMU, and the thread that serves it until it ends."""
+    """One life of a guest: its QEMU and the thread that serves it until it ends."""
 
     def __init__(self, machine: Machine, name: str) -> None:
         self.machine = machine
-        self.release = ""  # of the guest's kernel
         self._name = name
         self._processes: dict[int, Process] = {}
         self._numbers = itertools.count(1)
@@ -42,17 +41,17 @@ class Boot:
         self._changed = threading.Condition()
         self._qemu: Qemu | None = None
         self._failure: BaseException | None = None
-        self._state = "starting"  # then ready, synced, dead
+        self._state = "starting"  # then "ready", "synced" and "dead"
         self._ended_by = ""
-        # QEMU ends with the thread that starts it, so it is this one, which outlives it.
+        # QEMU ends with the thread that starts it, so this thread starts it and serves it.
         threading.Thread(target=self._live, name=name, daemon=True).start()
 
-    # The serving thread.
+    # The serving thread runs the methods below.
 
     def _live(self) -> None:
         try:
             qemu = Qemu(self.machine)
-        except BaseException as error:  # handed to the thread that waits for the boot
+        except BaseException as error:  # wait_ready() raises it
             self._end(error)
             return
         seconds = struct.pack("ll", _SEND_SECONDS, 0)
@@ -77,7 +76,6 @@ class Boot:
             for kind, number, payload in parser.feed(data):
                 if kind in (protocol.READY, protocol.BYE):
                     with self._changed:
-                        self.release = self.release or payload.decode()
                         self._state = "ready" if kind == protocol.READY else "synced"
                         self._changed.notify_all()
                 elif number in self._processes:
@@ -92,14 +90,14 @@ class Boot:
         for process in processes:
             process.orphan()
 
-    # Any thread.
+    # Any thread may call the methods below.
 
     def _wait_for(self, states: set[str], timeout: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self._state in states, timeout)
 
     def wait_ready(self, timeout: float) -> None:
-        """Waits until commands can be started. GuestDied, Unavailable, DeadlineExceeded."""
+        """Waits until commands can start. Raises GuestDied, Unavailable or DeadlineExceeded."""
         if not self._wait_for({"ready", "dead"}, timeout):
             raise DeadlineExceeded(
                 f"{self._name} did not boot in {timeout:g} s; its console ends with:\n{self.console()}"
@@ -110,15 +108,15 @@ class Boot:
             raise GuestDied(f"{self._name} did not boot: {self.obituary()}") from self._failure
 
     def wait_dead(self, timeout: float) -> None:
-        """Waits for the end of QEMU. DeadlineExceeded."""
+        """Waits for the end of QEMU. Raises DeadlineExceeded."""
         if not self._wait_for({"dead"}, timeout):
-            raise DeadlineExceeded(f"{self._name} goes on after {timeout:g} s")
+            raise DeadlineExceeded(f"{self._name} still runs after {timeout:g} s")
 
     def alive(self) -> bool:
         return self._state != "dead"
 
     def obituary(self) -> str:
-        """Why it ended, as far as is known."""
+        """Returns why the guest ended, as far as is known."""
         if self._ended_by:
             return self._ended_by
         explanation = self.explanation()
@@ -128,12 +126,12 @@ class Boot:
         return f"QEMU has ended. {qemu}\n{self.console()}".strip()
 
     def explanation(self) -> str:
-        """What the guest's init said of its failure, "" if that was not the end of it."""
+        """Returns the failure that the guest's init reported, or ""."""
         lines = self.console(1000).splitlines()
         return next((line[5:] for line in reversed(lines) if line.startswith("lab: ")), "")
 
     def console(self, count: int = _CONSOLE_LINES) -> str:
-        """The last lines of the guest's console."""
+        """Returns the last lines of the guest's console."""
         try:
             text = self.machine.console.read_text(errors="replace")
         except OSError:
@@ -141,22 +139,22 @@ class Boot:
         return "\n".join(text.splitlines()[-count:])
 
     def send(self, kind: int, number: int, payload: bytes = b"") -> None:
-        """Sends a frame to the agent. GuestDied; DeadlineExceeded when the guest takes nothing."""
+        """Sends a frame to the agent. Raises GuestDied, or DeadlineExceeded if the guest takes no input."""
         qemu = self._qemu
         if qemu is None or not self.alive():
-            raise GuestDied(f"{self._name} does not run: {self.obituary()}")
+            raise GuestDied(f"{self._name} is not running: {self.obituary()}")
         try:
             with self._sending:
                 qemu.port.sendall(protocol.pack(kind, number, payload))
         except BlockingIOError as error:
-            raise DeadlineExceeded(f"{self._name} takes no input for {_SEND_SECONDS} s") from error
+            raise DeadlineExceeded(f"{self._name} took no input for {_SEND_SECONDS} s") from error
         except OSError as error:
             raise GuestDied(f"{self._name} has ended: {self.obituary()}") from error
 
     def start(
         self, payload: bytes, args: list[str], timeout: float, sinks: dict[int, Sink | None]
     ) -> Process:
-        """See Host.start."""
+        """Starts a command. See Host.start()."""
         number = next(self._numbers)
         process = Process(self, number, args, timeout, sinks)
         with self._changed:
@@ -164,23 +162,18 @@ class Boot:
         self.send(protocol.START, number, payload)
         return process
 
-    def qemu_pid(self) -> int:
-        """The process id of QEMU."""
+    @property
+    def qemu(self) -> Qemu:
+        """The guest's QEMU. Raises GuestDied if it was never started."""
         if self._qemu is None:
-            raise GuestDied(f"{self._name} does not run")
-        return self._qemu.process.pid
-
-    def execute(self, name: str, /, **arguments: object) -> None:
-        """A QMP command."""
-        if self._qemu is None:
-            raise GuestDied(f"{self._name} does not run")
-        self._qemu.execute(name, **arguments)
+            raise GuestDied(f"{self._name} is not running")
+        return self._qemu
 
     def kill(self, why: str) -> None:
-        """SIGKILL for QEMU; returns when it is gone."""
+        """Kills QEMU and waits for its end."""
         self._ended_by = self._ended_by or why
         with self._changed:
-            # A thread that is just starting QEMU gets that far, or fails.
+            # If the thread is just starting QEMU, wait until it has or has failed.
             self._changed.wait_for(lambda: self._qemu is not None or self._state == "dead")
         if self._qemu:
             self._qemu.kill()
@@ -196,10 +189,10 @@ class Boot:
 
 
 class Host:
-    """One host of a lab. Made by Lab; methods may be called from any thread.
+    """One host of a lab. Lab makes it, and any thread may call its methods.
 
-    What one host does waits for no other. `rank`, `address` (IPv4 of eth0 and of the SoftRoCE device
-    rxe0) and `name` stay the same when it is restarted.
+    Hosts do not wait for each other. `rank`, `address` (the IPv4 address of eth0 and of the SoftRoCE device
+    rxe0) and `name` survive a restart.
     """
 
     def __init__(self, rank: int, address: str, machine: Machine, timeout: float) -> None:
@@ -214,15 +207,15 @@ class Host:
     # Life.
 
     def begin(self, environment_of_commands: Mapping[str, str]) -> None:
-        """Starts to boot; wait_ready() follows. Called by Lab."""
+        """Starts the boot. Lab calls it, then wait_ready()."""
         self._environment = dict(environment_of_commands)
         self._boot = Boot(self._machine, self.name)
 
     def wait_ready(self, timeout: float) -> None:
-        """Waits for the boot. GuestDied, Unavailable, DeadlineExceeded.
+        """Waits for the boot. Raises GuestDied, Unavailable or DeadlineExceeded.
 
-        A guest that crashes in the middle of the boot, or is not ready after a minute (or half of the
-        time), gets a second chance: an emulated one now and then crashes, or loses an interrupt.
+        A guest that crashes during the boot, or is not ready after a minute (or half of the time-out),
+        boots once more: emulated guests crash or lose an interrupt now and then.
         """
         end = time.monotonic() + timeout
         try:
@@ -236,30 +229,25 @@ class Host:
 
     @property
     def alive(self) -> bool:
-        """Whether its guest runs."""
+        """Whether the guest runs."""
         return self._boot is not None and self._boot.alive()
 
     @property
-    def kernel(self) -> str:
-        """The release of the guest's kernel."""
-        return self._now().release
-
-    @property
     def console(self) -> str:
-        """The last lines of the guest's console: what its kernel said."""
+        """The last lines of the guest's console, which show kernel messages."""
         return self._now().console()
 
     @property
     def qemu_pid(self) -> int:
-        """The process id of its QEMU, here."""
-        return self._now().qemu_pid()
+        """The process id of the guest's QEMU on this machine."""
+        return self._now().qemu.process.pid
 
     def kill(self) -> None:
-        """SIGKILL for its QEMU: the host is gone at once, without a word to its peers."""
+        """Kills QEMU with SIGKILL. The host vanishes without closing its connections."""
         self._now().kill(f"{self.name} was killed")
 
     def restart(self, timeout: float | None = None) -> None:
-        """Kills it if it runs, and boots it again, with the same address and nothing of its files."""
+        """Kills the host if it runs and boots it again with the same address. Its files are lost."""
         if self.alive:
             self.kill()
         self.begin(self._environment)
@@ -288,12 +276,13 @@ class Host:
         stderr: Sink | None = None,
         terminal: str = "",
     ) -> Process:
-        """Starts a command and returns at once. Several may run at the same time.
+        """Starts a command and returns at once. Several commands may run at the same time.
 
-        `env` is added to what environment.for_commands() passes on; `cwd` is the caller's by default.
-        Without `stdin` the command reads end of file. `stdout` and `stderr` get the output piece by
-        piece instead of the Process. `terminal` "ROWS COLUMNS" gives it a terminal for all three.
-        A command that cannot be run ends with 127 or 126. GuestDied when the guest does not run.
+        `env` adds variables to those of environment.for_commands(). `cwd` defaults to the caller's folder.
+        Without `stdin`, the command reads end of file. `stdout` and `stderr` are called with each piece of
+        output, which the Process then does not keep. `terminal` ("ROWS COLUMNS") makes a terminal its three
+        streams. A command that cannot run ends with 127 or 126. Raises GuestDied if the guest is not
+        running.
         """
         words = [os.fspath(word) for word in args]
         variables = environment.for_commands() | self._environment | dict(env or {})
@@ -302,7 +291,7 @@ class Host:
         sinks = {protocol.STDOUT: stdout, protocol.STDERR: stderr}
         process = self._now().start(payload, words, self._timeout, sinks)
         if not stdin and not terminal:
-            with contextlib.suppress(GuestDied):  # told by the wait
+            with contextlib.suppress(GuestDied):  # Process.wait() raises it
                 process.close_stdin()
         return process
 
@@ -315,9 +304,10 @@ class Host:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
     ) -> Done:
-        """Runs a command to its end, `timeout` seconds at most (the lab's by default).
+        """Runs a command to its end, for at most `timeout` seconds (default: the lab's).
 
-        With `check`, LabError unless it ends with 0. DeadlineExceeded: the command was killed.
+        Raises DeadlineExceeded after killing a command that takes longer. With `check`, raises LabError
+        unless the status is 0.
         """
         process = self.start(args, env=env, cwd=cwd)
         try:
@@ -334,22 +324,22 @@ class Host:
     # Faults.
 
     def link(self, up: bool) -> None:
-        """Plugs the network cable out or in. Only in a lab of several hosts; returns when eth0 knows."""
+        """Unplugs or plugs in the network cable and waits until eth0 notices. Needs several hosts."""
         self._needs_network("link")
-        self._now().execute("set_link", name="card", up=up)
+        self._now().qemu.execute("set_link", name="card", up=up)
         carrier = "1" if up else "0"
         end = time.monotonic() + self._timeout
         while self.run(["cat", "/sys/class/net/eth0/carrier"]).stdout.strip() != carrier:
             if time.monotonic() > end:
-                raise DeadlineExceeded(f"eth0 of {self.name} does not notice its link")
+                raise DeadlineExceeded(f"eth0 of {self.name} did not notice the change of its link")
 
     def netem(self, *rule: str) -> None:
-        """Impairs what this host sends, as `tc ... netem RULE` does: netem("loss", "1%"), netem(
-        "delay", "5ms"). Without a rule all is well again. Only in a lab of several hosts.
+        """Impairs what this host sends: netem("loss", "1%") or netem("delay", "5ms"), as `tc ... netem` does.
 
-        From one rule to another packets go on. The first rule and none stop the card for a moment, and
-        rxe gives a queue pair up whose packet the card does not take: set a rule, at least ("limit",
-        "1000"), before there is traffic.
+        netem() without a rule ends this. It needs several hosts. Replacing one rule by another does not
+        interrupt traffic. Adding the first rule and removing the last one stop the card for a moment, and
+        rxe breaks a queue pair if the card refuses a packet. So set a rule before traffic starts, for
+        example ("limit", "1000").
         """
         self._needs_network("netem")
         if rule:
@@ -359,4 +349,4 @@ class Host:
 
     def _needs_network(self, what: str) -> None:
         if self._machine.network is None:
-            raise LabError(f"{what}: the only host of a lab has no network; use Lab(hosts=2)")
+            raise LabError(f"{what}: a single host has no network; use Lab(hosts=2)")

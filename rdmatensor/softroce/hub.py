@@ -1,70 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network of more than two hosts: a switch of unix datagram sockets."""
+"""The network switch of a lab with more than two hosts."""
 
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 import threading
 from pathlib import Path
 
-_FRAME = 65536
-_BROADCAST_BIT = 1
+_LARGEST_FRAME = 65536
+_MAC = slice(0, 6)
 
 
 class Hub:
-    """Port i is a socket at paths[i]; frames from the guest there go where their MAC address lives.
+    """Guests send frames to the unix socket at `path`; one thread forwards them by MAC address.
 
-    One thread. A frame that a guest's socket has no room for is dropped, as by a switch.
+    `cards` maps MAC addresses to the guests' sockets. A frame for an unknown or broadcast address goes to all
+    other guests. A frame is dropped if a guest's socket has no room for it.
     """
 
-    def __init__(self, paths: list[Path]) -> None:
-        self._ports: list[socket.socket] = []
-        self._where: dict[bytes, tuple[socket.socket, str]] = {}  # MAC: port and the guest's socket
-        self._selector = selectors.DefaultSelector()
-        self._stop, wake = socket.socketpair()
-        self._selector.register(wake, selectors.EVENT_READ)
-        self._wake = wake
-        for path in paths:
-            port = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            port.setblocking(False)
-            port.bind(str(path))
-            self._ports.append(port)
-            self._selector.register(port, selectors.EVENT_READ)
+    def __init__(self, path: Path, cards: dict[bytes, Path]) -> None:
+        self._cards = {mac: str(card) for mac, card in cards.items()}
+        self._open = True
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
         self._thread = threading.Thread(target=self._run, name="lab-hub", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._wake:
-                    return
-                assert isinstance(key.fileobj, socket.socket)
-                with contextlib.suppress(OSError):
-                    self._forward(key.fileobj)
-
-    def _forward(self, port: socket.socket) -> None:
-        frame, sender = port.recvfrom(_FRAME)
-        target, source = frame[:6], frame[6:12]
-        self._where[source] = (port, sender)
-        known = self._where.get(target)
-        if known and not target[0] & _BROADCAST_BIT:
-            self._send(frame, *known)
-            return
-        for mac, (other, path) in self._where.items():
-            if mac != source:
-                self._send(frame, other, path)
-
-    @staticmethod
-    def _send(frame: bytes, port: socket.socket, path: str) -> None:
-        with contextlib.suppress(OSError):
-            port.sendto(frame, path)
+        while self._open:
+            frame, sender = self._socket.recvfrom(_LARGEST_FRAME)
+            target = self._cards.get(frame[_MAC])
+            for card in [target] if target else self._cards.values():
+                if card != sender:
+                    with contextlib.suppress(OSError):
+                        self._socket.sendto(frame, socket.MSG_DONTWAIT, card)
 
     def close(self) -> None:
-        """Ends the thread and closes the sockets."""
-        self._stop.close()
+        """Ends the thread and closes the socket."""
+        self._open = False
+        self._socket.shutdown(socket.SHUT_RD)
         self._thread.join()
-        self._selector.close()
-        for each in (self._wake, *self._ports):
-            each.close()
+        self._socket.close()

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest's kernel: an image, and the few modules that SoftRoCE needs, in loading order."""
+"""The guest's kernel: an image and the few modules that SoftRoCE needs, in loading order."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,29 +14,29 @@ from . import bzimage, cache
 from .errors import Unavailable
 from .packages import Apt, System, kernel_suites
 
-# Without these no guest boots.
+# No guest boots without these.
 REQUIRED = ["9p", "9pnet_virtio", "overlay", "virtio_net", "virtio_console", "rdma_rxe", "rdma_ucm"]
-# dummy: the netdev of a single host. The rest is for tests. A kernel may lack them.
-# rxe asks the crypto API for crc32 by name, so no dependency tells of it.
+# A kernel may lack these. rxe requests crc32 from the crypto API by name, so modinfo does not list it. A
+# single host uses dummy as its network card. Host.netem() needs sch_netem.
 OPTIONAL = ["crc32_generic", "dummy", "sch_netem"]
 _SIGNED = b"~Module signature appended~\n"
-# When it changes, cached kernels are made again.
+# A cached kernel of another layout is replaced.
 LAYOUT = [3, REQUIRED, OPTIONAL]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a guest boots. The files belong to the cache and stay while it does."""
+    """The files that a guest boots. They belong to the cache."""
 
     release: str
     image: Path
-    unpacked: Path | None  # the same as an ELF file, quicker to boot in emulation
+    unpacked: Path | None  # the same kernel as an ELF file, which boots faster in emulation
     modules: tuple[Path, ...]
     busybox: Path
 
 
 def cached(folder: Path) -> Kernel | None:
-    """The kernel in the cache folder, None when there is none or of an older layout."""
+    """Returns the kernel in the cache folder, or None if there is none of the current layout."""
     home = folder / "kernel"
     try:
         about = json.loads((home / "kernel.json").read_text())
@@ -53,9 +50,10 @@ def cached(folder: Path) -> Kernel | None:
 
 
 def ensure(say: Callable[[str], None], again: bool = False) -> Kernel:
-    """The cached kernel; fetched first when there is none, or `again`. Safe to call concurrently.
+    """Returns the cached kernel, and fetches it first if it is missing or `again` is true.
 
-    `say` gets a line when something long begins. Unavailable when it cannot be had.
+    Processes may call this at the same time. `say` announces slow steps. Raises Unavailable if there is no
+    way to get a kernel.
     """
     found = None if again else cached(cache.folder())
     if found:
@@ -66,14 +64,14 @@ def ensure(say: Callable[[str], None], again: bool = False) -> Kernel:
             _fetch(folder, say)
             found = cached(folder)
     if found is None:
-        raise Unavailable(f"the kernel just stored in {folder} cannot be read back")
+        raise Unavailable(f"cannot read the kernel that was just stored in {folder}")
     return found
 
 
 def _fetch(folder: Path, say: Callable[[str], None]) -> None:
     suites = kernel_suites(System.here())
     apt = Apt(folder / "apt", suites)
-    say("fetching a kernel for the guest (about 110 MB, once)")
+    say("fetching a kernel for the guest (about 110 MB, only once)")
     apt.update()
     packages = _kernel_packages(apt, suites)
     with cache.new_folder(folder / "kernel") as home:
@@ -85,13 +83,13 @@ def _fetch(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def _kernel_packages(apt: Apt, suites: list[str]) -> list[str]:
-    """The packages with the newest kernel of the first suite that has one."""
+    """Returns the packages of the newest kernel in the first suite that has one."""
     for suite in suites:
         names = apt.depends("linux-image-amd64", suite)
         images = [name for name in names if re.match(r"linux-image-\d", name)]
         if images:
             return images[:1]
-    # Ubuntu splits its kernel over three packages; rdma_rxe is in modules-extra.
+    # Ubuntu splits its kernel into three packages and puts rdma_rxe into modules-extra.
     for meta in ("linux-image-generic", "linux-image-amd64", "linux-image-virtual"):
         images = [name for name in apt.depends(meta, None) if re.match(r"linux-image-\d", name)]
         if images and meta == "linux-image-amd64":
@@ -100,13 +98,13 @@ def _kernel_packages(apt: Apt, suites: list[str]) -> list[str]:
             release = images[0].removeprefix("linux-image-")
             return [images[0], f"linux-modules-{release}", f"linux-modules-extra-{release}"]
     raise Unavailable(
-        "no kernel package in apt's sources (linux-image-amd64 or linux-image-generic); on other "
-        "distributions than Debian and Ubuntu, install debian-archive-keyring for Debian's kernel"
+        "apt's sources have no kernel package (linux-image-amd64 or linux-image-generic); on other "
+        "distributions than Debian and Ubuntu, install debian-archive-keyring to use Debian's kernel"
     )
 
 
 def _arrange(tree: Path, home: Path) -> None:
-    """Takes what is needed out of unpacked packages."""
+    """Moves the needed files out of the unpacked packages."""
     images = sorted((tree / "boot").glob("vmlinuz-*"))
     if not images:
         raise Unavailable("the kernel package has no boot/vmlinuz-*")
@@ -121,7 +119,7 @@ def _arrange(tree: Path, home: Path) -> None:
     (home / "modules").mkdir()
     names: list[str] = []
     for name, data in ModuleTree(source).load_order(REQUIRED, OPTIONAL):
-        # Numbered, so that the order of names is the order of loading.
+        # The numbers make alphabetical order the loading order.
         names.append(f"{len(names):02}-{name}.ko")
         (home / "modules" / names[-1]).write_bytes(data)
     about = {"layout": LAYOUT, "release": release, "modules": names}
@@ -129,7 +127,7 @@ def _arrange(tree: Path, home: Path) -> None:
 
 
 def _find(tree: Path, name: str) -> Path:
-    """bin/NAME or lib/NAME, wherever the distribution puts them."""
+    """Finds bin/NAME or lib/NAME, which distributions put in different places."""
     for parent in ("bin", "lib", "usr/bin", "usr/lib"):
         if (tree / parent / name).exists():
             return tree / parent / name
@@ -137,7 +135,7 @@ def _find(tree: Path, name: str) -> Path:
 
 
 class ModuleTree:
-    """The folder lib/modules/RELEASE of an unpacked package, where depmod has not run."""
+    """The folder lib/modules/RELEASE of an unpacked package, before depmod has run."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {_module_name(path): path for path in folder.rglob("*.ko*") if path.is_file()}
@@ -145,9 +143,9 @@ class ModuleTree:
         self._builtin = {_module_name(Path(line)) for line in text.split()}
 
     def load_order(self, required: list[str], optional: list[str]) -> list[tuple[str, bytes]]:
-        """(name, contents) of modules and of what they depend on, dependencies first.
+        """Returns (name, contents) of the modules and their dependencies, dependencies first.
 
-        Unavailable when the kernel has no such required module.
+        Raises Unavailable if the kernel lacks a required module.
         """
         loaded: dict[str, bytes] = {}
         for name in [*required, *optional]:
@@ -162,8 +160,8 @@ class ModuleTree:
             if required:
                 raise Unavailable(f"the kernel has no module {name}, which SoftRoCE needs")
             return
-        data = _decompressed(self._files[name])
-        # The modinfo section is a row of NUL-terminated key=value strings.
+        data = bzimage.decompress(self._files[name].read_bytes())
+        # The modinfo section consists of NUL-terminated key=value strings.
         match = re.search(rb"\0depends=([^\0]*)\0", data)
         for needed in match[1].decode().split(",") if match else []:
             if needed:
@@ -172,27 +170,14 @@ class ModuleTree:
 
 
 def without_signature(module: bytes) -> bytes:
-    """The module alone. Its package was verified; checking it again is slow in emulation."""
+    """Removes a module's signature. apt has verified the package; a second check is slow in emulation."""
     if not module.endswith(_SIGNED):
         return module
     end = len(module) - len(_SIGNED)
-    # struct module_signature: 12 bytes, the last four are the length of what precedes it.
+    # struct module_signature has 12 bytes. The last four hold the length of the signature before it.
     length = int.from_bytes(module[end - 4 : end], "big")
     return module[: end - 12 - length]
 
 
 def _module_name(path: Path) -> str:
     return path.name.partition(".ko")[0].replace("-", "_")
-
-
-def _decompressed(path: Path) -> bytes:
-    data = path.read_bytes()
-    if path.suffix == ".xz":
-        return lzma.decompress(data)
-    if path.suffix == ".gz":
-        return gzip.decompress(data)
-    if path.suffix == ".zst":
-        if shutil.which("zstd") is None:
-            raise Unavailable("this kernel's modules need zstd: apt-get install zstd")
-        return subprocess.run(["zstd", "-dc"], input=data, capture_output=True, check=True).stdout
-    return data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab: hosts with SoftRoCE devices, joined by a network, that last as long as a with statement."""
+"""A lab: hosts with SoftRoCE devices on one network, for the time of a with statement."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ MOST_HOSTS = 16
 MEMORY = 2048  # MB
 MTU = 9000
 DEVICE = "rxe0"
-BOOT_SECONDS = 400.0  # 4 to 8 when all is well; 90 seen on a machine with far too much to do
+BOOT_SECONDS = 400.0  # a boot takes 4 to 8 seconds on an idle machine, and took 90 on a busy one
 _SUBNET = "10.77.0"
 
 
 def silent(line: str) -> None:
-    """Says nothing."""
+    """Ignores a message."""
 
 
 class Lab:
-    """Hosts that boot when the with statement is entered and are gone when it is left.
+    """Boots hosts when the with statement begins and ends them when it is left.
 
         with Lab(hosts=2) as lab:
             server = lab.hosts[0].start(["ibv_rc_pingpong", "-d", "rxe0", "-g", "1"])
             lab.hosts[1].run(["ibv_rc_pingpong", "-d", "rxe0", "-g", "1", lab.addresses[0]])
 
-    Hosts see this machine's files below an overlay: what they write there is theirs alone and is gone
-    with them. `shared` is a folder for all, under the same path here and there. Each host has eth0 with
-    its address, and on it the SoftRoCE device rxe0, whose GID index 1 is RoCE v2 over IPv4.
-    Nothing outlives the process that made the lab, even when it is killed.
+    Hosts see this machine's files below an overlay. A host's changes are visible to that host only and are
+    lost when it ends. The folder `shared` is writable under the same path on this machine and on all hosts.
+    Each host has a network card eth0 with its address, and on it the SoftRoCE device rxe0, whose GID index
+    1 is RoCE v2 over IPv4. No guest outlives the process that made the lab, even if that process is killed.
     """
 
     def __init__(
@@ -57,17 +57,19 @@ class Lab:
         boot_timeout: float = BOOT_SECONDS,
         say: Callable[[str], None] = silent,
     ) -> None:
-        """`timeout`: seconds that waits last when they are not told otherwise. `memory`: MB for each
-        host. `mtu`: of eth0, in bytes. `shared`: an existing folder; without, a temporary one that is
-        removed at the end. `boot_timeout`: for two attempts. `say` gets a line when something long
-        begins. LabError on a wrong value.
+        """Checks the arguments and raises LabError for a wrong one.
+
+        `timeout` is the default for all waits, and `boot_timeout` the limit for two attempts to boot, in
+        seconds. Each host has `memory` MB, `cpus` processors (default: at most 2) and an eth0 with an MTU
+        of `mtu` bytes. `shared` is an existing folder; the default is a temporary one. `say` announces slow
+        steps.
         """
         if not 1 <= hosts <= MOST_HOSTS:
-            raise LabError(f"{hosts} hosts: 1 to {MOST_HOSTS} are possible")
+            raise LabError(f"hosts must be 1 to {MOST_HOSTS}, got {hosts}")
         if not 576 <= mtu <= 65535:
-            raise LabError(f"an MTU of {mtu}: 576 to 65535 is possible")
+            raise LabError(f"mtu must be 576 to 65535, got {mtu}")
         if memory < 256:
-            raise LabError(f"{memory} MB of memory: a guest needs 256")
+            raise LabError(f"memory must be at least 256 MB, got {memory}")
         if shared is not None and not Path(shared).is_dir():
             raise LabError(f"the shared folder {os.fspath(shared)} does not exist")
         self.addresses = tuple(f"{_SUBNET}.{rank + 1}" for rank in range(hosts))
@@ -84,13 +86,13 @@ class Lab:
 
     @property
     def shared(self) -> Path:
-        """The folder that this machine and all hosts read and write."""
+        """The folder that this machine and all hosts can write."""
         if self._shared is None:
             raise LabError("a lab has a shared folder only inside its with statement")
         return self._shared
 
     def __enter__(self) -> Lab:
-        """Boots all hosts. Unavailable: something is missing here, the message says what."""
+        """Boots all hosts. Raises Unavailable if this machine lacks something."""
         try:
             self._start()
         except BaseException:
@@ -107,7 +109,7 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Ends all hosts and removes temporary files. May be called twice."""
+        """Ends all hosts and removes temporary files. It may be called again."""
         for host in self.hosts:
             with contextlib.suppress(LabError):
                 host.close()
@@ -122,9 +124,10 @@ class Lab:
         self._kvm = not kvm_problem()
         self._emulator = emulator.ensure(self._kvm, self._say)
         guest_kernel = kernel.ensure(self._say)
-        archive = initramfs.ensure(guest_kernel)
         self._folder = Path(tempfile.mkdtemp(prefix="rdmatensor-lab-"))
-        # In a file, which guests read: everybody sees QEMU's command line.
+        archive = self._folder / "initramfs"
+        archive.write_bytes(initramfs.build(guest_kernel))
+        # Guests read the secret from a file, because every user can see QEMU's command line.
         secret = self._folder / "secret"
         secret.touch(0o600)
         secret.write_text(secrets.token_hex(16) + "\n")
@@ -132,7 +135,8 @@ class Lab:
             self._shared = self._folder / "shared"
             self._shared.mkdir()
         if len(self.addresses) > 2:
-            self._hub = Hub([self._folder / f"hub{rank}" for rank in range(len(self.addresses))])
+            cards = {_mac(rank): self._card(rank) for rank in range(len(self.addresses))}
+            self._hub = Hub(self._folder / "hub", cards)
         self.hosts = tuple(
             Host(rank, address, self._machine(rank, guest_kernel, archive), self._timeout)
             for rank, address in enumerate(self.addresses)
@@ -168,9 +172,15 @@ class Lab:
 
     def _network(self, rank: int) -> Network | None:
         assert self._folder is not None
-        count = len(self.addresses)
-        if count == 1:
+        if len(self.addresses) == 1:
             return None
-        other = self._folder / (f"hub{rank}" if self._hub else f"card{1 - rank}")
-        mac = f"52:54:00:77:00:{rank + 1:02x}"
-        return Network(self._folder / f"card{rank}", other, mac, self._mtu)
+        remote = self._folder / "hub" if self._hub else self._card(1 - rank)
+        return Network(self._card(rank), remote, _mac(rank).hex(":"), self._mtu)
+
+    def _card(self, rank: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"card{rank}"
+
+
+def _mac(rank: int) -> bytes:
+    return bytes([0x52, 0x54, 0, 0x77, 0, rank + 1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SoftRoCE of the running kernel: an existing device, or one made for the time of a command."""
+"""Uses the running kernel's SoftRoCE: an existing device, or one made for the time of a command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TOOL_SECONDS = 30
 
 @dataclass(frozen=True)
 class Device:
-    """A SoftRoCE device that is up, and the IPv4 address of its network card."""
+    """An active SoftRoCE device and the IPv4 address of its network card."""
 
     name: str
     netdev: str
@@ -38,9 +38,9 @@ class Device:
 
 
 def existing() -> Device | None:
-    """A device that somebody made, whose card has an IPv4 address; None when there is none."""
+    """Returns an active device whose network card has an IPv4 address, or None."""
     for folder in sorted(_INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []:
-        with contextlib.suppress(OSError):  # only rxe has `parent`; a device may vanish
+        with contextlib.suppress(OSError):  # only rxe has `parent`, and a device may vanish
             netdev = (folder / "parent").read_text().strip()
             addresses = _output("ip", "-4", "-o", "addr", "show", "dev", netdev)
             match = re.search(r"\binet ([0-9.]+)", addresses)
@@ -51,7 +51,7 @@ def existing() -> Device | None:
 
 
 def problem() -> str:
-    """Why this kernel's SoftRoCE cannot be used, "" when it probably can. Changes nothing."""
+    """Returns why this kernel's SoftRoCE cannot be used, or "" if it probably can. Changes nothing."""
     if existing():
         return ""
     for program in ("rdma", "ip"):
@@ -60,9 +60,7 @@ def problem() -> str:
     if not _kernel_has_rxe():
         return f"the kernel {platform.release()} has no module rdma_rxe"
     if not _may_administer():
-        return (
-            "no right to make one (CAP_NET_ADMIN): run as root, or ask root for a device: " + HINT
-        )
+        return "creating a device needs CAP_NET_ADMIN: run as root, or ask root to run: " + HINT
     return ""
 
 
@@ -83,7 +81,7 @@ def _may_administer() -> bool:
 
 
 def _output(*command: str) -> str:
-    """What a tool prints. Unavailable when it fails."""
+    """Returns what a tool prints. Raises Unavailable if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -102,8 +100,9 @@ def _output(*command: str) -> str:
 
 @contextlib.contextmanager
 def device(mtu: int) -> Iterator[Device]:
-    """A SoftRoCE device for the time of a with statement: an existing one, else a new one on a dummy
-    network card of `mtu` bytes, which the last concurrent user removes. Unavailable.
+    """Yields a SoftRoCE device: an existing one, or a new one on a dummy network card with this MTU.
+
+    The last concurrent user removes a new device. Raises Unavailable.
     """
     with (cache.folder() / "native.lock").open("w") as users:
         fcntl.flock(users, fcntl.LOCK_EX)
@@ -116,7 +115,7 @@ def device(mtu: int) -> Iterator[Device]:
         finally:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Also what a killed run has left.
+                # This also removes what a killed run has left.
                 if found.netdev == NETDEV:
                     _remove(found)
 
@@ -147,9 +146,9 @@ def _remove(made: Device) -> None:
 
 
 def run(command: Sequence[str], env: Mapping[str, str], timeout: float | None) -> int:
-    """Runs a command with this process's streams, but no input; its status as a shell tells it.
+    """Runs a command with this process's output streams and returns its exit status as a shell does.
 
-    DeadlineExceeded after `timeout` seconds: it and its children were killed.
+    Raises DeadlineExceeded after `timeout` seconds and kills the command with its children.
     """
     lift_memlock()
     try:
@@ -160,7 +159,7 @@ def run(command: Sequence[str], env: Mapping[str, str], timeout: float | None) -
             start_new_session=True,
         )
     except OSError as error:
-        raise Unavailable(f"setpriv of util-linux: {error.strerror}") from error
+        raise Unavailable(f"cannot start setpriv (util-linux): {error.strerror}") from error
     try:
         status = process.wait(timeout)
     except subprocess.TimeoutExpired as error:
@@ -174,7 +173,7 @@ def run(command: Sequence[str], env: Mapping[str, str], timeout: float | None) -
 
 
 def lift_memlock() -> None:
-    """Lets this process and its children lock as much memory as they are allowed to."""
+    """Raises the memory lock limit of this process and its children as far as possible."""
     hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     for limit in (resource.RLIM_INFINITY, hard):
         with contextlib.suppress(ValueError, OSError):

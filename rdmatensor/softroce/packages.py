@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages fetched with apt into a folder: nothing is installed, the host's apt stays as it is.
+"""Downloads packages with apt into a folder, without root, without installing them.
 
-apt gets sources, lists and a package cache of its own, and no root. It checks what it downloads
-against the signed lists, as always.
+apt runs with its own sources, lists and package cache, so the host's apt configuration does not change. It
+verifies signatures as usual.
 """
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
@@ -17,33 +18,33 @@ from .errors import Unavailable
 
 DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 DEBIAN_MIRROR = "http://deb.debian.org/debian"
-# Long, for slow mirrors; the limit only keeps a dead one from hanging a run for ever.
+# This is long enough for slow mirrors and keeps a dead one from hanging a run.
 DOWNLOAD_SECONDS = 900
 NO_NETWORK = "the download needs the network, once; later runs use the cache"
 
 
 @dataclass(frozen=True)
 class System:
-    """The distribution, of /etc/os-release."""
+    """The name and release of a distribution."""
 
     name: str
     codename: str
 
     @classmethod
     def here(cls) -> System:
+        """Returns this machine's distribution."""
         try:
-            text = Path("/etc/os-release").read_text()
+            values = platform.freedesktop_os_release()
         except OSError:
-            text = ""
-        values = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
+            values = {}
         return cls(values.get("ID", "unknown"), values.get("VERSION_CODENAME", ""))
 
 
 def kernel_suites(system: System) -> list[str]:
-    """Debian suites to take the kernel from, best first; none: use the host's own sources.
+    """Returns the Debian suites to take the kernel from, best first, or [] to use the host's sources.
 
-    A guest's kernel need not be of the host's release. 6.12 is twice as fast as 6.1 in emulation, so
-    bookworm's comes from its backports.
+    The guest's kernel may be newer than the host's. Bookworm uses 6.12 of its backports, because 6.12 is
+    twice as fast as 6.1 in emulation.
     """
     if not DEBIAN_KEYRING.exists():
         return []
@@ -55,18 +56,18 @@ def kernel_suites(system: System) -> list[str]:
 
 
 class Apt:
-    """apt with a configuration of its own below `folder`. Not thread-safe; use under cache.locked()."""
+    """apt with its own configuration below `folder`. It is not thread-safe: use it under cache.locked()."""
 
     def __init__(self, folder: Path, suites: list[str]) -> None:
-        """`suites` are Debian's; without any, the host's configured sources are used.
+        """Uses Debian's `suites`, or the host's sources if there are none.
 
-        Unavailable when this machine has no apt.
+        Raises Unavailable if this machine has no apt.
         """
         if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
             raise Unavailable(
-                f"this is {System.here().name}, without apt-get and dpkg-deb: the guest's kernel comes "
-                "from Debian or Ubuntu packages. Run inside a Debian container, or on a machine whose "
-                "kernel has rdma_rxe (see `rdmatensor softroce doctor`)"
+                f"{System.here().name} has no apt-get and dpkg-deb, but the guest's kernel comes from "
+                "Debian or Ubuntu packages. Use a Debian container, or a machine whose kernel has "
+                "rdma_rxe (see `rdmatensor softroce doctor`)"
             )
         self._folder = folder
         self._suites = suites
@@ -78,7 +79,7 @@ class Apt:
             "Dir::State::status": f"{folder}/status",
             "Dir::Cache": f"{folder}/",
             "Dir::Cache::archives": f"{folder}/archives/",
-            "APT::Sandbox::User": "",  # a cache below /root is closed to apt's own user
+            "APT::Sandbox::User": "",  # apt's own user cannot read a cache below /root
             "Acquire::Retries": "1",
             "Acquire::Languages": "none",
             "APT::Update::Post-Invoke-Success": "",
@@ -108,7 +109,7 @@ class Apt:
             )
         except subprocess.TimeoutExpired as error:
             raise Unavailable(
-                f"{program} {arguments[0]}: no end after {DOWNLOAD_SECONDS} s; {NO_NETWORK}"
+                f"{program} {arguments[0]} did not finish in {DOWNLOAD_SECONDS} s; {NO_NETWORK}"
             ) from error
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if line.startswith("E:")]
@@ -117,11 +118,11 @@ class Apt:
         return done.stdout
 
     def update(self) -> None:
-        """Fetches the lists of packages. Unavailable when that fails."""
+        """Fetches the package lists. Raises Unavailable if that fails."""
         self._run("apt-get", "update", "-q")
 
     def depends(self, package: str, suite: str | None) -> list[str]:
-        """The packages that one depends on, without alternatives; [] when there is no such package."""
+        """Returns the packages that `package` depends on, or [] if it does not exist."""
         name = f"{package}/{suite}" if suite else package
         try:
             text = self._run("apt-cache", "depends", "--no-recommends", "--no-suggests", name)
@@ -130,9 +131,9 @@ class Apt:
         return re.findall(r"^\s+Depends: ([^\s<]+)", text, re.MULTILINE)
 
     def fetch(self, package: str, into: Path, suite: str | None = None) -> None:
-        """Downloads a package, from `suite` if it is there, and unpacks it below `into`.
+        """Downloads a package, from `suite` if possible, and unpacks it below `into`.
 
-        Unavailable when there is none.
+        Raises Unavailable if that fails.
         """
         downloads = self._folder / "archives"
         preferred = ["-o", f"APT::Default-Release={suite}"] if suite else []
@@ -147,14 +148,14 @@ class Apt:
             timeout=DOWNLOAD_SECONDS,
             check=False,
         )
-        for file in files:  # 100 MB each, of no more use
+        for file in files:  # each may have 100 MB
             file.unlink()
         if unpack.returncode != 0:
             raise Unavailable(f"cannot unpack {package}: {unpack.stderr.strip()}")
 
 
 def debian_mirror() -> str:
-    """The mirror that the host's apt takes Debian from, else Debian's own."""
+    """Returns the Debian mirror that the host's apt uses, or Debian's main mirror."""
     listing = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI) $(COMPONENT)"],
         capture_output=True,

@@ -8,40 +8,35 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import DeadlineExceeded, GuestDied
 from .guest import protocol
+
+if TYPE_CHECKING:
+    from .host import Boot
 
 Sink = Callable[[bytes], None]
 
 
 class Done(NamedTuple):
-    """How a command ended. The status is negative for a signal."""
+    """The result of a command. `returncode` is negative if a signal ended it."""
 
     returncode: int
     stdout: str
     stderr: str
 
 
-class Guest(Protocol):
-    """What a process needs of the host it runs on."""
-
-    def send(self, kind: int, number: int, payload: bytes = b"") -> None: ...
-
-    def obituary(self) -> str: ...
-
-
 class Process:
-    """A command in a guest. Made by Host.start; methods may be called from any thread.
+    """A command in a guest. Host.start() makes it, and any thread may call its methods.
 
-    Output is kept in `stdout` and `stderr` unless a sink takes it. A sink is called in the thread that
-    serves the guest: while it blocks, the guest's other commands wait.
+    `stdout` and `stderr` keep the output unless a sink takes it. The thread that serves the guest calls the
+    sink: while a sink blocks, the guest's other commands wait.
     """
 
     def __init__(
         self,
-        guest: Guest,
+        guest: Boot,
         number: int,
         args: list[str],
         timeout: float,
@@ -53,14 +48,13 @@ class Process:
         self._timeout = timeout
         self._sinks = sinks
         self._kept = {protocol.STDOUT: bytearray(), protocol.STDERR: bytearray()}
-        self._pid: int | None = None
         self._returncode: int | None = None
         self._orphaned = False
         self._changed = threading.Condition()
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs, or when its guest died."""
+        """The exit status, negative for a signal. It is None until the command ends, or if the guest died."""
         return self._returncode
 
     @property
@@ -75,30 +69,22 @@ class Process:
         with self._changed:
             return bytes(self._kept[protocol.STDERR])
 
-    @property
-    def pid(self) -> int:
-        """Its process id in the guest. Waits for the start; GuestDied, DeadlineExceeded."""
-        self._wait_until(lambda: self._pid is not None, None, "did not start")
-        assert self._pid is not None
-        return self._pid
-
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the end and returns the exit status, negative for a signal.
 
-        `timeout` in seconds, the lab's by default. DeadlineExceeded: it goes on running. GuestDied.
+        `timeout` is in seconds and defaults to the lab's. Raises DeadlineExceeded, and the command runs on,
+        or GuestDied.
         """
-        self._wait_until(lambda: self._returncode is not None, timeout, "runs on")
+        self._wait_until(lambda: self._returncode is not None, timeout, "still runs")
         assert self._returncode is not None
         return self._returncode
 
-    def wait_for_output(
-        self, pattern: str, timeout: float | None = None, stream: str = "stdout"
-    ) -> re.Match[str]:
-        """Waits until a regular expression is found in what `stream` has kept so far.
+    def wait_for_output(self, pattern: str, timeout: float | None = None) -> re.Match[str]:
+        """Waits until `stdout` contains a regular expression, and returns the match.
 
-        DeadlineExceeded, also when the command ends without having written that; GuestDied.
+        Raises DeadlineExceeded, also if the command ends without writing it, or GuestDied.
         """
-        kept = self._kept[protocol.STDOUT if stream == "stdout" else protocol.STDERR]
+        kept = self._kept[protocol.STDOUT]
         found: list[re.Match[str]] = []
 
         def look() -> bool:
@@ -112,40 +98,41 @@ class Process:
         return found[0]
 
     def write(self, data: bytes) -> None:
-        """Gives it standard input; only for a process started with stdin=True."""
+        """Writes to standard input. The process must have been started with stdin=True or a terminal."""
         for start in range(0, len(data), protocol.MAX_PAYLOAD):
             piece = data[start : start + protocol.MAX_PAYLOAD]
             self._guest.send(protocol.STDIN, self._number, piece)
 
     def close_stdin(self) -> None:
-        """End of file, after what was written."""
+        """Ends standard input after what was written."""
         self._guest.send(protocol.STDIN, self._number)
 
     def send_signal(self, number: int, group: bool = False) -> None:
-        """Sends a signal to this process alone, or with `group` also to its children."""
+        """Sends a signal to this process only or, with `group`, also to its children."""
         kind = protocol.SIGNAL_GROUP if group else protocol.SIGNAL
         self._guest.send(kind, self._number, str(int(number)).encode())
 
     def kill(self) -> None:
-        """SIGKILL for this process alone; its guest and its children go on."""
+        """Kills this process only. Its children and its guest keep running."""
         self.send_signal(signal.SIGKILL)
 
-    def terminate(self) -> None:
-        """SIGTERM for this process alone."""
-        self.send_signal(signal.SIGTERM)
-
     def resize(self, rows: int, columns: int) -> None:
-        """Tells its terminal a new size."""
+        """Changes the size of its terminal."""
         self._guest.send(protocol.RESIZE, self._number, f"{rows} {columns}".encode())
 
+    def exit_status(self, timeout: float | None = None) -> int:
+        """Waits as wait() does and returns the status as a shell does: 128 + N for signal N."""
+        code = self.wait(timeout)
+        return 128 - code if code < 0 else code
+
     def done(self) -> Done:
-        """Status and output as text; only after its end."""
+        """Returns the status and the output as text. Call it only after the process has ended."""
         assert self._returncode is not None
         out, err = (kept.decode(errors="replace") for kept in (self.stdout, self.stderr))
         return Done(self._returncode, out, err)
 
     def handle(self, kind: int, payload: bytes) -> None:
-        """A frame about this process came. Called by the host."""
+        """Handles a frame from the guest. The serving thread calls it."""
         sink = self._sinks.get(kind)
         if sink:
             sink(payload)
@@ -153,14 +140,12 @@ class Process:
         with self._changed:
             if kind in self._kept:
                 self._kept[kind] += payload
-            elif kind == protocol.STARTED:
-                self._pid = int(payload)
             elif kind == protocol.EXIT:
                 self._returncode = int(payload)
             self._changed.notify_all()
 
     def orphan(self) -> None:
-        """The guest is gone. Called by the host."""
+        """Handles the end of the guest. The serving thread calls it."""
         with self._changed:
             self._orphaned = True
             self._changed.notify_all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One QEMU: its command line, its process, and QMP."""
+"""Runs one QEMU: builds its command line, starts it and controls it over QMP."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .emulator import Emulator
 from .errors import DeadlineExceeded, GuestDied, LabError, Unavailable
 from .kernel import Kernel
 
-# What follows is killed when the thread that started it ends.
+# The kernel kills a command with this prefix when the thread that started it ends.
 LEASH = ("setpriv", "--pdeathsig", "KILL", "--")
 _KVM_CREATE_VM = 0xAE01
 QMP_SECONDS = 30.0
-# A panic ends QEMU, which must not reboot. The rest saves time, most of it in emulation.
+# A panic ends QEMU. The other options save time, mostly in emulation.
 KERNEL_OPTIONS = (
     *("console=ttyS0", "quiet", "panic=-1"),
     *("mitigations=off", "random.trust_cpu=on", "nokaslr", "tsc=reliable", "nowatchdog"),
@@ -36,10 +36,10 @@ KERNEL_OPTIONS = (
 
 
 def kvm_problem() -> str:
-    """Why KVM cannot be used here, "" when it can. A device file alone proves nothing."""
+    """Returns why KVM cannot be used here, or "" if it can. The file /dev/kvm alone proves nothing."""
     flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     if not flags or not {"vmx", "svm"} & set(flags[1].split()):
-        # Some hypervisors offer a /dev/kvm all the same, for guests of a special kind.
+        # Some hypervisors still offer a /dev/kvm, for a special kind of guest.
         return "the processor shows neither vmx nor svm (no nested virtualisation)"
     try:
         kvm = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
@@ -48,7 +48,7 @@ def kvm_problem() -> str:
     try:
         os.close(fcntl.ioctl(kvm, _KVM_CREATE_VM, 0))
     except OSError as error:
-        return f"/dev/kvm makes no virtual machine: {error.strerror}"
+        return f"/dev/kvm cannot create a virtual machine: {error.strerror}"
     finally:
         os.close(kvm)
     return ""
@@ -56,7 +56,7 @@ def kvm_problem() -> str:
 
 @dataclass(frozen=True)
 class Network:
-    """A guest's network card, joined to others by unix datagram sockets."""
+    """A guest's network card, which unix datagram sockets connect to other cards."""
 
     local: Path
     remote: Path
@@ -66,13 +66,13 @@ class Network:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a guest is made of. `settings` reach its init as environment variables."""
+    """The parts of a guest. Its init script gets `settings` as environment variables."""
 
     emulator: Emulator
     kvm: bool
     kernel: Kernel
     initramfs: Path
-    memory: int  # MB
+    memory: int  # in MB
     cpus: int
     shared: Path
     console: Path
@@ -81,8 +81,8 @@ class Machine:
 
 
 def command(machine: Machine, port_fd: int, qmp_fd: int) -> list[str]:
-    """QEMU's command line. The descriptors are ends of stream sockets, to be inherited."""
-    # Threads of their own for the virtual processors: two guests share the host's.
+    """Returns QEMU's command line. QEMU inherits the descriptors, which are stream sockets."""
+    # Each virtual processor gets its own thread, because several guests share the host's processors.
     accelerator = "kvm" if machine.kvm else "tcg,thread=multi"
     unpacked = None if machine.kvm else machine.kernel.unpacked
     boot = [
@@ -119,13 +119,13 @@ def command(machine: Machine, port_fd: int, qmp_fd: int) -> list[str]:
 
 
 def _clock(machine: Machine) -> list[str]:
-    """What an emulated guest's kernel could only guess while its processors wait for others."""
+    """Tells an emulated guest's kernel what it could not measure while its processors wait."""
     khz = 0 if machine.kvm else tsc_khz()
     return [f"tsc_early_khz={khz}"] if khz else []
 
 
 def _path(path: Path) -> str:
-    """A path as a value of QEMU's options, where a comma is doubled."""
+    """Escapes a path for QEMU's options by doubling commas."""
     return str(path).replace(",", ",,")
 
 
@@ -136,18 +136,18 @@ def _folder(tag: str, path: Path, options: str) -> list[str]:
 
 def _setting(name: str, value: str) -> str:
     if '"' in value or "\n" in value:
-        raise LabError(f"{value!r}: a quote or a newline cannot be passed to the guest's kernel")
+        raise LabError(f"{value!r}: the guest's kernel takes no quotes or newlines")
     return f'LAB_{name}="{value}"' if " " in value else f"LAB_{name}={value}"
 
 
 class Qemu:
-    """A running QEMU. It ends with the thread that made it, however that ends.
+    """A running QEMU. The kernel kills it when the thread that made it ends.
 
-    Methods may be called from any thread.
+    Any thread may call its methods.
     """
 
     def __init__(self, machine: Machine) -> None:
-        """Starts it. Unavailable when setpriv, of util-linux, is not installed."""
+        """Starts QEMU. Raises Unavailable if setpriv (util-linux) is not installed."""
         if shutil.which(LEASH[0]) is None:
             raise Unavailable(f"{LEASH[0]} is not installed: apt-get install util-linux")
         self._errors = machine.console.with_suffix(".qemu")
@@ -161,79 +161,55 @@ class Qemu:
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
-                # Ctrl-C is for the lab, which then ends its guests.
+                # Ctrl-C must reach only the lab, which then ends its guests.
                 start_new_session=True,
             )
-        self._qmp = _Qmp(qmp)
+        qmp.settimeout(QMP_SECONDS)
+        self._qmp = qmp.makefile("rwb")
+        qmp.close()  # the file keeps it open
+        self._qmp_greeted = False
+        self._qmp_lock = threading.Lock()
 
     def execute(self, name: str, /, **arguments: Any) -> None:
-        """A QMP command. GuestDied when QEMU is gone, LabError when it refuses."""
-        self._qmp.execute(name, arguments)
+        """Runs a QMP command. Raises GuestDied if QEMU has ended, LabError if QEMU refuses it."""
+        try:
+            with self._qmp_lock:
+                if not self._qmp_greeted:
+                    self._qmp.readline()  # the greeting
+                    self._ask("qmp_capabilities", {})
+                    self._qmp_greeted = True
+                self._ask(name, arguments)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"QEMU did not answer in {QMP_SECONDS:g} s") from error
+        except (OSError, ValueError) as error:
+            raise GuestDied(f"{name}: QEMU has ended") from error
+
+    def _ask(self, name: str, arguments: dict[str, Any]) -> None:
+        self._qmp.write(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
+        self._qmp.flush()
+        # Events may precede the answer. json refuses the empty line at the end of the stream.
+        while "event" in (answer := json.loads(self._qmp.readline())):
+            pass
+        if "error" in answer:
+            raise LabError(f"QEMU refuses {name}: {answer['error'].get('desc')}")
 
     def kill(self) -> None:
-        """SIGKILL, and waits for the end: the power cord is pulled."""
+        """Kills QEMU with SIGKILL, as if the power failed, and waits for its end."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def close(self) -> None:
-        """Kills it, and closes its sockets."""
+        """Kills QEMU and closes its sockets."""
         self.kill()
-        # Wakes a thread that reads it; the number of a closed descriptor could be another's.
+        # This wakes a thread that reads the port. Closing could give its descriptor to someone else.
         with contextlib.suppress(OSError):
             self.port.shutdown(socket.SHUT_RDWR)
-        self._qmp.close()
+        with contextlib.suppress(OSError):
+            self._qmp.close()
 
     def complaints(self) -> str:
-        """What QEMU itself printed, for messages about its end."""
+        """Returns what QEMU printed, for messages about its end."""
         with contextlib.suppress(OSError):
             return self._errors.read_text(errors="replace").strip()
         return ""
-
-
-class _Qmp:
-    """QEMU's control socket: one JSON object a line. Thread-safe."""
-
-    def __init__(self, line: socket.socket) -> None:
-        self._lock = threading.Lock()
-        self._socket = line
-        self._socket.settimeout(QMP_SECONDS)
-        self._file = line.makefile("rwb")
-        self._greeted = False
-
-    def execute(self, name: str, arguments: dict[str, Any]) -> None:
-        with self._lock:
-            if not self._greeted:
-                self._greeted = True
-                self._read()
-                self._ask("qmp_capabilities", {})
-            self._ask(name, arguments)
-
-    def _ask(self, name: str, arguments: dict[str, Any]) -> None:
-        try:
-            self._file.write(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
-            self._file.flush()
-        except OSError as error:
-            raise GuestDied(f"{name}: QEMU has ended") from error
-        answer = self._read()
-        while "event" in answer:
-            answer = self._read()
-        if "error" in answer:
-            raise LabError(f"QEMU refuses {name}: {answer['error'].get('desc')}")
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            line = self._file.readline()
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"QEMU does not answer for {QMP_SECONDS:.0f} s") from error
-        except OSError:
-            line = b""
-        if not line:
-            raise GuestDied("QEMU has ended")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
-        self._socket.close()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rdmatensor softroce shell`: a command in a guest with this terminal as its own."""
+"""`rdmatensor softroce shell` connects this terminal to a command in a guest."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import shutil
@@ -17,6 +18,7 @@ from types import FrameType
 from .errors import LabError
 from .host import Host
 from .process import Process
+from .run import write
 
 _CHUNK = 4096
 _POLL_MS = 100
@@ -24,7 +26,7 @@ _POLL_MS = 100
 
 @contextlib.contextmanager
 def raw(fd: int) -> Iterator[None]:
-    """Every key goes through as it is, Ctrl-C too."""
+    """Passes every key on unchanged, including Ctrl-C."""
     before = termios.tcgetattr(fd)
     try:
         tty.setraw(fd)
@@ -34,22 +36,24 @@ def raw(fd: int) -> Iterator[None]:
 
 
 def size() -> tuple[int, int]:
-    """Rows and columns of this terminal."""
+    """Returns the rows and columns of this terminal."""
     columns, rows = shutil.get_terminal_size()
     return rows, columns
 
 
 def interact(host: Host, command: list[str], env: dict[str, str]) -> int:
-    """Runs a command with this terminal. Its exit status, as a shell tells it. LabError."""
+    """Runs a command with this terminal and returns its exit status as a shell does. Raises LabError."""
     if not sys.stdin.isatty():
-        raise LabError("shell needs a terminal; for a script: rdmatensor softroce run -- sh SCRIPT")
+        raise LabError(
+            "shell needs a terminal; to run a script: rdmatensor softroce run -- sh SCRIPT"
+        )
     sys.stdout.flush()
     rows, columns = size()
     process = host.start(
         command,
         env=env,
         terminal=f"{rows} {columns}",
-        stdout=lambda data: _write_all(1, data),
+        stdout=functools.partial(write, 1),
     )
 
     def resized(number: int, frame: FrameType | None) -> None:
@@ -59,14 +63,7 @@ def interact(host: Host, command: list[str], env: dict[str, str]) -> int:
     signal.signal(signal.SIGWINCH, resized)
     with raw(0):
         _pass_keys(process, host)
-    status = process.wait()
-    return 128 - status if status < 0 else status
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    return process.exit_status()
 
 
 def _pass_keys(process: Process, host: Host) -> None:

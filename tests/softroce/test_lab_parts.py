@@ -116,7 +116,7 @@ def test_a_cache_that_cannot_be_made(softroce: Softroce, tmp_path: Path) -> None
         ({"hosts": 0}, "1 to 16"),
         ({"hosts": 17}, "1 to 16"),
         ({"mtu": 100}, "576 to 65535"),
-        ({"memory": 10}, "needs 256"),
+        ({"memory": 10}, "at least 256"),
         ({"shared": "/no/such/folder"}, "does not exist"),
     ],
 )

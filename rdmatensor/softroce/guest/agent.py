@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process 1 of a guest: starts commands for the lab, carries their streams, reaps what ends.
+"""Process 1 of a guest starts commands for the lab, carries their streams and reaps processes.
 
-One thread, one poll loop. It ends when the lab's side of the port closes, and the machine with it, so
-that no guest outlives its lab. Runs with the host's Python under an emulated processor, so it imports
-little: no subprocess, no json.
+It has one thread with a poll loop. It ends when the lab closes its side of the port, and the guest ends
+with it, so no guest outlives its lab. It runs in the host's Python on an emulated processor, so it imports
+little: neither subprocess nor json.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import signal
 import sys
 import termios
 
-TYPE_CHECKING = False  # for type checkers; the module typing is slow to import
+TYPE_CHECKING = False  # the type checker sets it to True; importing typing is slow
 if TYPE_CHECKING:
     from . import protocol
 else:
-    import protocol  # beside this file in the guest
+    import protocol  # in the guest, it lies beside this file
 
 CHUNK = 65536
-# A pipe holds 64 KiB; a terminal gives 4 KiB at a time.
+# A pipe holds 64 KiB; reading a terminal returns at most 4 KiB.
 MOST_READS_OF_A_FULL_PIPE = 32
 
 
 def find_port(name: str) -> str:
-    """The device of the virtio-serial port that QEMU was told to call `name`."""
+    """Returns the device of the virtio-serial port that QEMU calls `name`."""
     for entry in os.scandir("/sys/class/virtio-ports"):
         fd = os.open(f"{entry.path}/name", os.O_RDONLY)
         found = os.read(fd, CHUNK).strip().decode()
@@ -38,20 +38,20 @@ def find_port(name: str) -> str:
 
 
 def set_size(fd: int, size: str) -> None:
-    """Gives a terminal its "rows columns"."""
+    """Sets a terminal's size from "rows columns"."""
     rows, columns = (int(word).to_bytes(2, "little") for word in size.split())
     fcntl.ioctl(fd, termios.TIOCSWINSZ, rows + columns + bytes(4))
 
 
 class Child:
-    """A command: its pid, and the lab's ends of its streams."""
+    """A command with its pid and the lab's ends of its streams."""
 
     def __init__(self, number: int, payload: bytes) -> None:
         self.number = number
         argv, env, cwd, terminal = protocol.unpack_start(payload)
-        self.outputs: dict[int, int] = {}  # descriptor: kind of frame
-        self.pending = bytearray()  # for its standard input
-        self.at_end = False  # nothing follows `pending`
+        self.outputs: dict[int, int] = {}  # {descriptor: kind of frame}
+        self.pending = bytearray()  # not yet written to its standard input
+        self.at_end = False  # end of file follows `pending`
         self.stdin: int | None
         if terminal:
             master, slave = os.openpty()
@@ -75,7 +75,7 @@ class Child:
             os.set_blocking(fd, False)
 
     def feed(self) -> None:
-        """Gives the process what input it takes now."""
+        """Writes as much input as the process accepts now."""
         if self.stdin is None:
             return
         try:
@@ -83,7 +83,7 @@ class Child:
                 del self.pending[: os.write(self.stdin, self.pending)]
         except BlockingIOError:
             return
-        except OSError:  # nobody reads any more
+        except OSError:  # nobody reads the input any more
             self.pending.clear()
             self.at_end = True
         if self.at_end:
@@ -93,7 +93,7 @@ class Child:
 
 
 def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], terminal: bool) -> None:
-    """In the new process: becomes the command, or ends with 126 or 127 as a shell does."""
+    """Replaces the new process by the command, or exits with 126 or 127 as a shell does."""
     status = 126
     try:
         os.setsid()
@@ -115,26 +115,26 @@ def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], termi
 
 
 class Agent:
-    """The poll loop and its table of children."""
+    """Serves the lab in a poll loop."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._parser = protocol.Parser()
-        self._children: dict[int, Child] = {}  # by number
-        self._readers: dict[int, Child] = {}  # by descriptor
+        self._children: dict[int, Child] = {}  # {number: child}
+        self._readers: dict[int, Child] = {}  # {descriptor: child}
         self._poll = select.poll()
         self._poll.register(port, select.POLLIN)
         self._wake, wake_write = os.pipe()
         for fd in (self._wake, wake_write):
             os.set_blocking(fd, False)
-        # Process 1 inherits the orphans of its children too: every SIGCHLD is one to reap.
+        # Process 1 also reaps orphans of its children.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self._poll.register(self._wake, select.POLLIN)
 
     def run(self) -> None:
-        """Serves until the lab is gone."""
-        self._send(protocol.READY, 0, os.uname().release.encode())
+        """Serves until the lab closes the port."""
+        self._send(protocol.READY, 0)
         while True:
             for fd, events in self._poll.poll():
                 if fd == self._port:
@@ -162,7 +162,7 @@ class Agent:
             self._start(number, payload)
         child = self._children.get(number)
         if child is None:
-            return  # it ended while this was on its way
+            return  # the child ended while the frame was on its way
         if kind == protocol.STDIN:
             child.pending += payload
             child.at_end |= not payload
@@ -182,7 +182,6 @@ class Agent:
         for fd in child.outputs:
             self._readers[fd] = child
             self._poll.register(fd, select.POLLIN)
-        self._send(protocol.STARTED, number, str(child.pid).encode())
 
     def _feed(self, child: Child) -> None:
         fd = child.stdin
@@ -207,12 +206,12 @@ class Agent:
             self._forward(child, fd)
 
     def _forward(self, child: Child, fd: int) -> bool:
-        """Sends one piece of output; False: there is none now, or no more ever."""
+        """Sends one piece of output. Returns False if there is none now, or the stream has ended."""
         try:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
             return False
-        except OSError:  # a terminal whose last user is gone
+        except OSError:  # the last process has closed the terminal
             data = b""
         if data:
             self._send(child.outputs[fd], child.number, data)
@@ -238,7 +237,7 @@ class Agent:
                     self._finish(child, os.waitstatus_to_exitcode(status))
 
     def _finish(self, child: Child, status: int) -> None:
-        """Its output first, as far as it is there: what it left running may go on writing."""
+        """Sends the output that is there, then the status. Orphans of the child may still write output."""
         for fd in list(child.outputs):
             for _ in range(MOST_READS_OF_A_FULL_PIPE):
                 if not self._forward(child, fd):
