@@ -9,7 +9,8 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from . import _api, tensorflow
+from . import tensorflow
+from ._library import __version__
 from .device import DeviceStats, _open_devices
 from .errors import RdmaError
 
@@ -22,7 +23,7 @@ def families() -> Iterator[Metric]:
     """What `rdmatensor.metrics` serves. Without the plugin: what Python's own devices count."""
     loaded = tensorflow.loaded()
     stats: Mapping[str, Any] = tensorflow.stats() if loaded else {"servers": [], "devices": []}
-    yield _gauge("info", "Version of rdmatensor.", ["version"], [([_api.__version__], 1)])
+    yield _gauge("info", "Version of rdmatensor.", ["version"], [([__version__], 1)])
     yield _gauge(
         "plugin_loaded", "1 if TensorFlow's plugin is in this process.", [], [([], loaded)]
     )

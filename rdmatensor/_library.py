@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The version of the compiled library, and an explanation where that library is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+try:
+    from ._ffi import ffi, lib
+except ImportError as error:
+    if (Path(__file__).parent.parent / "CMakeLists.txt").exists():
+        raise ImportError(
+            "rdmatensor is being imported from its source folder, which holds no compiled module: "
+            "install it (make build, or pip install --no-build-isolation .) and start Python from "
+            "another folder"
+        ) from error
+    raise
+
+__version__: str = bytes(ffi.string(lib.rdt_version())).decode()
