@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rdmatensor.plan import Reason
+from rdmatensor.units import count, short_task, size
 
 from .plan import Edge, TransferPlan
-from .units import count, short, size
 
 # A task whose load is this much above the mean of its job is worth a word.
 _UNEVEN = 1.25
@@ -102,7 +102,7 @@ def _without_place(plan: TransferPlan) -> Iterator[Advice]:
         needed = sum(edge.bytes * slots for edge in edges)
         yield _advice(
             "budget",
-            f"{count(len(edges), 'tensor')} found no place at {short(task)}: raise "
+            f"{count(len(edges), 'tensor')} found no place at {short_task(task)}: raise "
             f"RDMATENSOR_PLAN_LIMIT there by about {size(needed)}",
             edges,
         )
@@ -134,13 +134,13 @@ def _uneven_jobs(plan: TransferPlan) -> Iterator[Advice]:
         if not held:
             continue
         weights = {name: sum(edge.bytes for edge in edges) for name, edges in held.items()}
-        burden = f"{short(hottest)} carries {loads[hottest] / mean:.1f} times its job's mean"
+        burden = f"{short_task(hottest)} carries {loads[hottest] / mean:.1f} times its job's mean"
         gap = loads[hottest] - loads[coolest]
         largest = max(weights, key=lambda name: (weights[name], name))
         # What brings the two closest together.
         best = min(weights, key=lambda name: (abs(weights[name] - gap / 2), name))
         if _WORTH_MOVING * gap <= weights[best] < gap:
-            text = f"{burden}: move {best} ({size(weights[best])} of it) to {short(coolest)}"
+            text = f"{burden}: move {best} ({size(weights[best])} of it) to {short_task(coolest)}"
             yield _advice("move", text, held[best])
         else:
             text = f"{burden}: split {largest}, which is {size(weights[largest])} of it"
@@ -160,7 +160,7 @@ def _bottlenecks(plan: TransferPlan) -> Iterator[Advice]:
         if alone and len(plan.tasks) > 2 and spot.share > _BOTTLENECK:
             edges = [e for e in plan.edges if spot.task in (e.source, e.destination)]
             text = (
-                f"{short(spot.task)} sends or receives {2 * min(spot.share, 0.5):.0%} of all bytes: "
+                f"{short_task(spot.task)} sends or receives {2 * min(spot.share, 0.5):.0%} of all bytes: "
                 "spread what it holds over several tasks"
             )
             yield _advice("spread", text, edges)

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import click
 
+from rdmatensor import units
 from rdmatensor.errors import RdmaError
 
-from . import units
 from .analyze import DEFAULT_DEVICE, analyze
 from .cost import Network
 from .errors import AnalysisError, LiveError
@@ -77,7 +77,10 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
     from . import report_text
     from .live import live
 
-    network = Network(units.bandwidth(options["bandwidth"]), units.latency(options["latency"]))
+    try:
+        network = Network(units.bandwidth(options["bandwidth"]), units.latency(options["latency"]))
+    except ValueError as error:
+        raise AnalysisError(str(error)) from None
     found = live(*targets) if targets else None
     expected = _analyze(source, options) if source else None
     shown = expected or found

@@ -7,13 +7,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rdmatensor.units import duration, short_task, size
+
 from . import arena
 from .advice import advise, hot_spots
 from .cost import Network, predict
 from .errors import AnalysisError
 from .plan import CLASSES, TransferPlan
 from .report_text import classes_text, cost_text, headline, shape_text
-from .units import duration, short, size
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
@@ -45,7 +46,7 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
         cost=cost_text(plan, network),
         cards=_cards(plan, network),
         parts=[(name, totals[name] / (plan.step_bytes or 1)) for name in CLASSES if totals[name]],
-        tasks=[short(task) for task in plan.tasks],
+        tasks=[short_task(task) for task in plan.tasks],
         matrix=_matrix(plan),
         spots=hot_spots(plan),
         memory={t: sum(k.bytes for k in plan.links if k.destination == t) for t in plan.tasks},
@@ -57,7 +58,7 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
         control_edges=plan.control_edges,
         class_names=CLASSES,
         rows=_rows(plan),
-        short=short,
+        short=short_task,
         size=size,
     )
 
@@ -84,11 +85,11 @@ def _matrix(plan: TransferPlan) -> list[tuple[str, list[Cell]]]:
         pair = source, destination
         if pair not in tensors:
             return Cell("", "nothing", 0.0)
-        title = f"{short(source)} to {short(destination)}: {tensors[pair]:,} tensors"
+        title = f"{short_task(source)} to {short_task(destination)}: {tensors[pair]:,} tensors"
         return Cell(size(totals[pair]), title, totals[pair] / most)
 
     return [
-        (short(source), [cell(source, destination) for destination in plan.tasks])
+        (short_task(source), [cell(source, destination) for destination in plan.tasks])
         for source in plan.tasks
     ]
 
@@ -99,8 +100,8 @@ def _rows(plan: TransferPlan) -> str:
         [
             edge.variable or edge.name,
             edge.name,
-            short(edge.source),
-            short(edge.destination),
+            short_task(edge.source),
+            short_task(edge.destination),
             edge.dtype,
             shape_text(edge.shape),
             edge.bytes,

@@ -9,11 +9,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from rdmatensor.units import count, duration, short_task, size
+
 from .advice import advise, hot_spots
 from .cost import Network, predict
 from .plan import CLASSES, Difference, Edge, TransferPlan
 from .shapes import Shape
-from .units import count, duration, short, size
 
 
 def shape_text(shape: Shape) -> str:
@@ -49,7 +50,7 @@ def cost_text(plan: TransferPlan, network: Network) -> str:
         return f"no communication ({what})"
     return (
         f"at least {duration(cost.seconds)} of communication per step ({what}): "
-        f"{duration(cost.transfer_seconds)} at the port of {short(cost.busiest)}, "
+        f"{duration(cost.transfer_seconds)} at the port of {short_task(cost.busiest)}, "
         f"{duration(cost.latency_seconds)} in {count(cost.rounds, 'round')}"
     )
 
@@ -84,7 +85,7 @@ def _tasks(plan: TransferPlan) -> Table:
         memory[link.destination] += link.bytes
     for spot in hot_spots(plan):
         cells = size(spot.sent), size(spot.received), f"{spot.share:.0%}", size(memory[spot.task])
-        table.add_row(short(spot.task), *cells)
+        table.add_row(short_task(spot.task), *cells)
     return table
 
 
@@ -94,7 +95,7 @@ def _links(plan: TransferPlan) -> Table:
     for link in plan.links:
         moved = totals.get((link.source, link.destination), 0)
         numbers = size(moved), size(link.bytes), str(link.rings), str(link.groups)
-        table.add_row(short(link.source), short(link.destination), *numbers)
+        table.add_row(short_task(link.source), short_task(link.destination), *numbers)
     return table
 
 
@@ -114,8 +115,8 @@ def edge_cells(edge: Edge) -> tuple[str, ...]:
     loop = ", in a loop" if edge.in_loop else ""
     return (
         edge.variable or edge.name,
-        short(edge.source),
-        short(edge.destination),
+        short_task(edge.source),
+        short_task(edge.destination),
         edge.dtype,
         shape_text(edge.shape),
         f"{edge.plan_class}{loop}{reason}",

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rdmatensor.bench.turns import Distribution
 from rdmatensor.demo.launch import Child, Team
 from rdmatensor.demo.paths import STOCK, Paths
-from rdmatensor.demo.timing import Distribution
 from rdmatensor.processes import reserved_addresses
 
 # The slowest thing that happens in silence is importing TensorFlow in all tasks at once.
