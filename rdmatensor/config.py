@@ -15,13 +15,14 @@ _VALUE_SIZE = 4096
 
 
 class Setting(NamedTuple):
-    """One entry of the table. `value` is in force now; `range` tells what is accepted."""
+    """One setting: its value in force, what it accepts, and whether users can leave it alone."""
 
     name: str
     value: str
     default: str
     range: str
     doc: str
+    internal: bool
 
 
 def get(name: str) -> str:
@@ -53,11 +54,8 @@ def table() -> list[Setting]:
     for index in range(lib.rdt_config_count()):
         check(lib.rdt_config_describe(index, entry))
         name = _text(entry.name)
-        settings.append(
-            Setting(
-                name, get(name), _text(entry.default_value), _text(entry.range), _text(entry.doc)
-            )
-        )
+        default, accepted, doc = map(_text, (entry.default_value, entry.range, entry.doc))
+        settings.append(Setting(name, get(name), default, accepted, doc, bool(entry.internal)))
     return settings
 
 
@@ -69,7 +67,14 @@ Generated from the table in `csrc/core/config.h` by `make docs`; do not edit.
 Each setting is the environment variable `RDMATENSOR_<NAME>`, and `rdmatensor.config.set("<NAME>", value)`
 in Python. Sizes take the suffixes K, M, G and T (powers of 1024). A value outside its range is refused when
 the first device is opened; a variable that is no setting is reported with the nearest name.
+"""
+_INTERNAL = """
+## Internal settings
 
+Measurements chose these defaults, and a wrong value costs more than a right one gains. Change one only if an
+error message asks for it, or if measurements on your cluster do.
+"""
+_HEADER = """
 | name | default | accepted | meaning |
 |---|---|---|---|
 """
@@ -77,8 +82,13 @@ the first device is opened; a variable that is no setting is reported with the n
 
 def page() -> str:
     """docs/configuration.md: the table as Markdown."""
-    rows = [
-        f"| `{row.name}` | `{row.default}` | {row.range.replace('|', ', ')} | {row.doc} |\n"
-        for row in table()
-    ]
-    return _PAGE + "".join(rows)
+    settings = table()
+    return "".join(
+        text + _HEADER + "".join(_row(each) for each in settings if each.internal == internal)
+        for text, internal in ((_PAGE, False), (_INTERNAL, True))
+    )
+
+
+def _row(setting: Setting) -> str:
+    accepted = setting.range.replace("|", ", ")
+    return f"| `{setting.name}` | `{setting.default}` | {accepted} | {setting.doc} |\n"

@@ -16,9 +16,9 @@
 #define RDT_MIB (1024ull * 1024)
 #define RDT_TIB (1024ull * 1024 * 1024 * 1024)
 
-/* NUMBER(name, default, minimum, maximum, doc); CHOICE(name, default, "a|b", doc);
- * TEXT(name, default, doc). */
-#define RDT_CONFIG_TABLE(NUMBER, CHOICE, TEXT)                                                     \
+/* NUMBER(name, default, minimum, maximum, doc); CHOICE(name, default, "a|b", doc); TEXT(name, default, doc).
+ * INTERNAL is a NUMBER whose default was measured: users need not change it. */
+#define RDT_CONFIG_TABLE(NUMBER, INTERNAL, CHOICE, TEXT)                                           \
   CHOICE(LOG_LEVEL, "info", "error|warn|info|debug",                                               \
          "Least severe line that is logged, to standard error.")                                   \
   CHOICE(LOG_FORMAT, "text", "text|json",                                                          \
@@ -53,14 +53,15 @@
        "Index of the GID to use, as 3 or, per device, mlx5_1:3,rxe0:1; empty chooses by rank.")    \
   NUMBER(QUEUE_PAIRS, 2, 1, 8,                                                                     \
          "Verbs: queue pairs of a connection; the smaller number of both ends.")                   \
-  NUMBER(QUEUE_DEPTH, 256, 64, 8192, "Verbs: work requests that a queue pair may have under way.") \
-  NUMBER(RECEIVES, 32768, 256, 4194304,                                                            \
-         "Verbs: receives that the connections of a device share, 128 for each.")                  \
+  INTERNAL(QUEUE_DEPTH, 256, 64, 8192,                                                             \
+           "Verbs: work requests that a queue pair may have under way.")                           \
+  INTERNAL(RECEIVES, 32768, 256, 4194304,                                                          \
+           "Verbs: receives that the connections of a device share, 128 for each.")                \
   CHOICE(WINDOWS, "auto", "auto|on|off",                                                           \
          "Verbs: memory windows, by which memory for one peer is opened to its queue pairs only: " \
          "auto where the device has them, on refuses other devices, off does without.")            \
-  NUMBER(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 64 * RDT_MIB,                                        \
-         "Verbs: longer transfers are cut up and go over all queue pairs of the connection.")      \
+  INTERNAL(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 64 * RDT_MIB,                                      \
+           "Verbs: longer transfers are cut up and go over all queue pairs of the connection.")    \
   NUMBER(TRAFFIC_CLASS, 0, 0, 255, "Verbs: traffic class of RoCE packets, DSCP times four.")       \
   NUMBER(SERVICE_LEVEL, 0, 0, 15,                                                                  \
          "Verbs: service level of packets: virtual lanes of InfiniBand, VLAN priority of RoCE.")   \
@@ -68,7 +69,7 @@
          "Microseconds the progress thread polls after the last event before it sleeps.")          \
   NUMBER(WAIT_SPIN_US, 50, 0, 1000000,                                                             \
          "Microseconds a thread that waits for a transfer polls for it before it sleeps.")         \
-  NUMBER(                                                                                          \
+  INTERNAL(                                                                                        \
       RING_BYTES, 4 * RDT_MIB, 4096, 1024 * RDT_MIB,                                               \
       "Bytes of a channel's notification ring, one per direction; rounded up to a power of two.")  \
   NUMBER(NOTIFY_QUEUE_BYTES, 64 * RDT_MIB, 4096, RDT_TIB,                                          \
@@ -91,9 +92,9 @@
          "between members that share memory, and cuts at 512 KB otherwise.")                       \
   NUMBER(GROUP_SPIN_US, 1000, 0, 1000000,                                                          \
          "Groups: microseconds a thread polls for messages of its operation before it sleeps.")    \
-  NUMBER(INLINE_BYTES, 16 * RDT_KIB, 0, RDT_MIB,                                                   \
-         "TensorFlow: tensors up to this many bytes travel inside the notification.")              \
-  NUMBER(                                                                                          \
+  INTERNAL(INLINE_BYTES, 16 * RDT_KIB, 0, RDT_MIB,                                                 \
+           "TensorFlow: tensors up to this many bytes travel inside the notification.")            \
+  INTERNAL(                                                                                        \
       ALIAS_BYTES, 0, 0, 64 * RDT_TIB,                                                             \
       "TensorFlow: tensors from this many bytes are used in place in the sender's memory where "   \
       "the transport allows (shm); smaller ones are read into own memory.")                        \
@@ -111,12 +112,14 @@
       PLAN_LIMIT, 0, 0, 64 * RDT_TIB,                                                              \
       "TensorFlow: bytes of places a task may hold; 0 means ARENA_LIMIT. Tensors beyond it take "  \
       "the dynamic path.")                                                                         \
-  NUMBER(PLAN_COPY_BYTES, 16 * RDT_KIB, 0, 64 * RDT_TIB,                                           \
-         "TensorFlow: planned tensors up to this many bytes are written into their places where "  \
-         "the transport could also lend them (shm); larger ones are lent.")                        \
-  NUMBER(FUSE_BYTES, 4 * RDT_KIB, 0, RDT_MIB,                                                      \
-         "TensorFlow: planned tensors up to this many bytes that become ready together travel as " \
-         "one; 0 sends each alone.")                                                               \
+  INTERNAL(                                                                                        \
+      PLAN_COPY_BYTES, 16 * RDT_KIB, 0, 64 * RDT_TIB,                                              \
+      "TensorFlow: planned tensors up to this many bytes are written into their places where "     \
+      "the transport could also lend them (shm); larger ones are lent.")                           \
+  INTERNAL(                                                                                        \
+      FUSE_BYTES, 4 * RDT_KIB, 0, RDT_MIB,                                                         \
+      "TensorFlow: planned tensors up to this many bytes that become ready together travel as "    \
+      "one; 0 sends each alone.")                                                                  \
   NUMBER(PROMOTE_AFTER, 3, 0, 1000000,                                                             \
          "TensorFlow: times a tensor of unknown size must come with one shape before it gets a "   \
          "place; 0 means never.")                                                                  \
@@ -148,7 +151,7 @@
 
 typedef enum rdt_config_id {
 #define RDT_CONFIG_ENUM(name, ...) RDT_CONFIG_##name,
-  RDT_CONFIG_TABLE(RDT_CONFIG_ENUM, RDT_CONFIG_ENUM, RDT_CONFIG_ENUM)
+  RDT_CONFIG_TABLE(RDT_CONFIG_ENUM, RDT_CONFIG_ENUM, RDT_CONFIG_ENUM, RDT_CONFIG_ENUM)
 #undef RDT_CONFIG_ENUM
       RDT_CONFIG_COUNT
 } rdt_config_id;
