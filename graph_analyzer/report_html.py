@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as one HTML page that needs no network and nothing beside it."""
+"""Renders a plan as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 @dataclass(frozen=True)
 class Cell:
-    """Of the link matrix. `weight` is 0..1, of the link that carries most."""
+    """A cell of the link matrix. `weight` is relative to the link that carries most (0..1)."""
 
     text: str
     title: str
@@ -29,7 +29,7 @@ class Cell:
 
 
 def page(plan: TransferPlan, network: Network | None = None, title: str = "Transfer plan") -> str:
-    """The page's text. AnalysisError without jinja2."""
+    """The text of the page. AnalysisError without jinja2."""
     try:
         import jinja2
     except ImportError:
@@ -95,7 +95,7 @@ def _matrix(plan: TransferPlan) -> list[tuple[str, list[Cell]]]:
 
 
 def _rows(plan: TransferPlan) -> str:
-    """The edges as JSON that may stand inside a script element. Columns as the page's script names."""
+    """The edges as JSON for a script element. The script of the page names the columns."""
     rows = [
         [
             edge.variable or edge.name,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as tables for the terminal."""
+"""Renders a plan as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .shapes import Shape
 
 
 def shape_text(shape: Shape) -> str:
-    """ "64 x ?"; "scalar"; "unknown rank"."""
+    """A shape in words: "64 x ?", "scalar" or "unknown rank"."""
     if shape is None:
         return "unknown rank"
     return " x ".join("?" if dim is None else str(dim) for dim in shape) or "scalar"
@@ -32,7 +32,7 @@ def headline(plan: TransferPlan) -> str:
 
 
 def classes_text(plan: TransferPlan) -> str:
-    """Tensors and bytes of each class that occurs."""
+    """The tensors and the bytes of each class in the plan."""
     totals = plan.bytes_by_class()
     parts = []
     for name in CLASSES:
@@ -43,7 +43,7 @@ def classes_text(plan: TransferPlan) -> str:
 
 
 def cost_text(plan: TransferPlan, network: Network) -> str:
-    """The predicted time and what it is made of."""
+    """The predicted time and its parts."""
     cost = predict(plan, network)
     what = f"{network.bandwidth * 8 / 1e9:g} Gbit/s, {duration(network.latency)}"
     if not cost.busiest:
@@ -56,7 +56,7 @@ def cost_text(plan: TransferPlan, network: Network) -> str:
 
 
 def report(plan: TransferPlan, network: Network | None = None, rows: int = 20) -> RenderableType:
-    """Everything, with the `rows` largest edges; print it with rich."""
+    """The whole report, with the `rows` largest edges, for rich to print."""
     parts: list[RenderableType] = [
         f"[bold]{headline(plan)}[/bold]",
         escape(classes_text(plan)),
@@ -110,7 +110,7 @@ def _edges(plan: TransferPlan, rows: int) -> Table:
 
 
 def edge_cells(edge: Edge) -> tuple[str, ...]:
-    """Name, from, to, type, shape, class with its reason."""
+    """The cells of an edge: name, source, destination, type, shape, and class with its reason."""
     reason = f" ({edge.reason})" if edge.reason else ""
     loop = ", in a loop" if edge.in_loop else ""
     return (
@@ -132,7 +132,7 @@ def _advice(plan: TransferPlan) -> Iterator[str]:
 
 
 def difference(found: Difference) -> RenderableType:
-    """What `diff` found."""
+    """The differences that `diff` found."""
     if not found:
         return "no difference"
     table = _table("", ("", "tensor", "from", "to", "type", "shape", "class"), ("bytes",))

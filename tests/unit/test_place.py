@@ -83,7 +83,7 @@ def test_a_launchers_own_cluster_gets_the_protocol() -> None:
         (["--ps", "1", "a,b", "true"], {"PMI_RANK": "0"}, "3 are needed"),
         (["a,b"], {"PMI_RANK": "0"}, "expected PROGRAM"),
         ([], {"PMI_RANK": "0"}, "expected HOSTs and PROGRAM"),
-        (["--keep", "true"], {}, "TF_CONFIG is not set"),
+        (["--keep", "true"], {}, "--keep needs TF_CONFIG"),
         (["--keep", "true"], {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON"),
         (["--keep", "true"], {"TF_CONFIG": "[1]"}, "TF_CONFIG is not a JSON object"),
         (["a", "/nowhere/x"], {"PMI_RANK": "0"}, "cannot run /nowhere/x: No such file"),
