@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """mkdocs hooks that turn the repository's pages into the site (mkdocs.yml).
 
-README, CONTRIBUTING, CHANGELOG and SECURITY become pages of the site. A link to a source file leads to a page that
+README, CONTRIBUTING, CHANGELOG and SECURITY become pages. A link to a source file leads to a page that
 shows the file. mkdocstrings expands `<!-- ::: name -->`, which is invisible in the repository.
 """
 

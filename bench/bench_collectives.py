@@ -1,211 +1,131 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective operations through MultiWorkerMirroredStrategy: grpc+rdma against stock gRPC, on one
-machine, in one run.
+"""Collective operations of MultiWorkerMirroredStrategy: grpc+rdma against stock gRPC, on one machine.
 
-A cluster of each protocol is alive at once, and they take turns. docs/benchmarks.md tells the method.
+A cluster of each protocol is alive at the same time, and they take turns. docs/benchmarks.md explains the
+method.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
-from rdmatensor.bench import record
-from rdmatensor.demo.cluster import SILENCE_S, environment
-from rdmatensor.demo.launch import Team, free_addresses
+from options import benchmark, json_option, only_option, quick_option
+from rdmatensor.bench.record import Result as Recorded
+from rdmatensor.demo.launch import Team
 from rdmatensor.demo.paths import STOCK
-from rdmatensor.demo.timing import Distribution, duration
-from tf_collective_cases import CASES, FULL, NAMES, Case
-from tf_run import benchmark, json_option
+from tf_measure import GRPC, Cluster, Result, Way, measure
+from tf_report import Row, step_table
 
-_TASK = str(Path(__file__).with_name("tf_collective_task.py"))
-_PROTOCOLS = (STOCK, "grpc+rdma")
-_WARM_UP_BLOCKS = 2
-
-
-class Cluster:
-    """Workers with one protocol, which do everything together."""
-
-    def __init__(self, team: Team, protocol: str, size: int) -> None:
-        self.protocol = protocol
-        self._team = team
-        addresses = json.dumps(free_addresses(size))
-        self.tasks = [
-            team.start(
-                f"{protocol}-of-{size}-worker{index}",
-                [_TASK, addresses, str(index), protocol],
-                environment(protocol),
-            )
-            for index in range(size)
-        ]
-
-    def wait(self) -> None:
-        """Until all have the strategy."""
-        for task in self.tasks:
-            self._team.wait(task, "ready", SILENCE_S)
-
-    def ask(self, command: str, **arguments: Any) -> list[Any]:
-        """All workers at the same time."""
-        for task in self.tasks:
-            task.send(command, **arguments)
-        return [self._team.wait(task, command, SILENCE_S) for task in self.tasks]
+KIB, MIB = 1 << 10, 1 << 20
+# The training step has a square matrix of float32: 17 MB of gradients.
+HIDDEN = 2048
+WAYS = (GRPC, Way("grpc+rdma", planned=True))
+# A full run makes this many times the steps of a quick run.
+FULL = 5
 
 
-@dataclass
-class Result:
-    """One case on one cluster: the times of the first worker, block by block."""
+@dataclass(frozen=True)
+class Case:
+    """`count` all-reduces of `nbytes` bytes in one function; or, with a count of 0, a training step.
 
-    protocol: str
-    blocks: list[list[float]] = field(default_factory=list)
-    losses: list[list[str]] = field(default_factory=list)
-    stats: list[Any] = field(default_factory=list)
+    A full run times `steps` steps, in turns of `block`. `target` is the wanted speedup with two workers.
+    """
+
+    name: str
+    nbytes: int
+    count: int
+    target: float
+    steps: int
+    block: int
 
     @property
-    def time(self) -> Distribution:
-        """Of all steps."""
-        return Distribution.of([second for block in self.blocks for second in block])
+    def build(self) -> dict[str, Any]:
+        """The command that builds the step."""
+        if self.count:
+            return {"command": "all_reduce", "bytes_each": self.nbytes, "count": self.count}
+        return {"command": "training", "hidden": HIDDEN}
 
 
-@dataclass
-class Row:
-    """A case, on stock gRPC first."""
+CASES = (
+    Case("all-reduce 4 KiB", 4 * KIB, 1, 1.2, 800, 40),
+    Case("all-reduce 256 KiB", 256 * KIB, 1, 1.5, 800, 40),
+    Case("all-reduce 4 MiB", 4 * MIB, 1, 5, 300, 15),
+    Case("all-reduce 64 MiB", 64 * MIB, 1, 18, 60, 3),
+    Case("50 all-reduces of 4 KiB", 4 * KIB, 50, 3, 100, 5),
+    Case("training, 17 MB of gradients", 4 * HIDDEN * HIDDEN, 0, 3, 100, 5),
+)
 
-    case: Case
-    size: int
-    results: list[Result]
 
-    @property
-    def ratio(self) -> float:
-        """How many times as long a step takes over stock gRPC."""
-        return self.results[0].time.median / self.results[1].time.median
+class Workers(Cluster):
+    """Workers that do everything together. The first one's answer counts."""
 
-    @property
-    def ratio_in_turns(self) -> Distribution:
-        """The same for the blocks of each turn."""
-        pairs = zip(self.results[0].blocks, self.results[1].blocks, strict=True)
-        return Distribution.of([statistics.median(a) / statistics.median(b) for a, b in pairs])
+    def ask(self, command: str, *arguments: Any, **fields: Any) -> dict[str, Any]:
+        """The first worker's answer to a command that goes to all of them."""
+        return self.ask_all(command, *arguments, **fields)[0]
 
-    @property
-    def target(self) -> float | None:
-        """With two workers only."""
-        return self.case.target if self.size == 2 else None
 
-    @property
-    def algorithms(self) -> str:
-        """That the plugin chose: "flat 40, ring 3"."""
-        counts: dict[str, int] = {}
-        for group in self.results[1].stats[0]["collectives"]["groups"]:
-            for name, use in group["algorithms"].items():
-                counts[name] = counts.get(name, 0) + use["operations"]
-        return ", ".join(f"{name} {count}" for name, count in counts.items())
+class CollectiveRow(Row):
+    """A row whose tensors travel in collective operations, which the counters of paths do not include."""
 
     def faults(self) -> list[str]:
-        """Signs that something did not go the way it should."""
-        found = []
-        for stats in self.results[1].stats:
+        """As in Row. With more than two workers the order of additions differs, and so may the losses."""
+        faults = super().faults()
+        two = len(self.results[-1].timed.tasks) == 2
+        return [fault for fault in faults if two or not fault.endswith("the losses differ")]
+
+    def faults_of(self, result: Result) -> Iterator[str]:
+        """Operations that TensorFlow did itself, and bytes that went over gRPC."""
+        for stats in result.timed.tasks:
             collectives = stats["collectives"]
             if collectives["by_tensorflow"] or collectives["served_by_grpc"]["bytes"]:
-                found.append(f"left to gRPC: {collectives['by_tensorflow']}")
-            if sum(kind["operations"] for kind in collectives["operations"].values()) == 0:
-                found.append("no operation went by rdmatensor")
-        if self.size == 2 and self.results[0].losses != self.results[1].losses:
-            found.append("the losses differ")
-        return [f"{self.case.name}: {fault}" for fault in found]
+                yield f"left to gRPC: {collectives['by_tensorflow']}"
+            if not sum(kind["operations"] for kind in collectives["operations"].values()):
+                yield "rdmatensor did no operation"
 
-    def records(self) -> Iterator[record.Result]:
-        """For the record."""
-        for result in self.results:
-            compared = result is self.results[1]
-            yield record.Result(
-                f"collectives of TensorFlow, {self.size} workers",
-                self.case.name,
-                result.protocol,
-                record.SECONDS,
-                [second for block in result.blocks for second in block],
-                turns=[statistics.median(block) for block in result.blocks],
-                rival=STOCK if compared else "",
-                target=self.target if compared else None,
-            )
-
-
-def measure(clusters: list[Cluster], case: Case, factor: int) -> Row:
-    """Build the case on each cluster, then blocks in turns."""
-    results = [Result(cluster.protocol) for cluster in clusters]
-    for cluster in clusters:
-        if case.training:
-            cluster.ask("training")
-        else:
-            cluster.ask("all_reduce", bytes_each=case.bytes, count=case.count)
-        cluster.ask("block", steps=case.block * _WARM_UP_BLOCKS)
-        if cluster.protocol != STOCK:
-            cluster.ask("reset")
-    both = list(zip(clusters, results, strict=True))
-    for turn in range(-(-case.steps * factor // FULL // case.block)):
-        for cluster, result in both if turn % 2 else reversed(both):
-            answers = cluster.ask("block", steps=case.block)
-            result.blocks.append(answers[0]["seconds"])
-            result.losses.append(answers[0]["losses"])
-    results[1].stats = clusters[1].ask("stats")
-    return Row(case, len(clusters[0].tasks), results)
-
-
-def table_of(rows: list[Row]) -> Table:
-    """Times and ratios."""
-    table = Table(title=f"Time of one step, {rows[0].size} workers")
-    table.add_column("step")
-    for header in ("grpc", "p10 .. p90", "grpc+rdma", "p10 .. p90", "faster", "target"):
-        table.add_column(header, justify="right")
-    table.add_column("algorithms")
-    for row in rows:
-        cells = []
-        for result in row.results:
-            time = result.time
-            cells += [duration(time.median), f"{duration(time.p10)} .. {duration(time.p90)}"]
-        turns = row.ratio_in_turns
-        target = "-"
-        if row.target is not None:
-            met = row.ratio >= row.target
-            target = (
-                f"[green]{row.target:g}x met[/green]"
-                if met
-                else f"[red]{row.target:g}x missed[/red]"
-            )
-        faster = f"{row.ratio:.3g}x ({turns.p10:.3g} .. {turns.p90:.3g})"
-        table.add_row(row.case.name, *cells, faster, target, row.algorithms)
-    return table
+    def route(self, result: Result) -> str:
+        """The algorithms that the plugin chose: "flat 40, ring 3"."""
+        if result.way.protocol == STOCK:
+            return ""
+        counts: Counter[str] = Counter()
+        for group in result.timed.tasks[0]["collectives"]["groups"]:
+            for name, use in group["algorithms"].items():
+                counts[name] += use["operations"]
+        return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def run(
-    console: Console, logs: Path, sizes: tuple[int, ...], names: list[str], factor: int
-) -> list[Row]:
-    """All wanted measurements; prints a table for each number of workers."""
-    rows: list[Row] = []
-    for size in sizes:
-        with console.status(f"{size} workers") as status, Team(logs) as team:
-            clusters = [Cluster(team, protocol, size) for protocol in _PROTOCOLS]
-            for cluster in clusters:
-                cluster.wait()
-            these = []
-            for case in CASES:
-                if case.name in names:
-                    these.append(measure(clusters, case, factor))
-                    status.update(f"{size} workers, {case.name}: {these[-1].ratio:.1f}x; going on")
-        console.print(table_of(these))
-        rows += these
-    return rows
+    console: Console, logs: Path, workers: int, names: tuple[str, ...], factor: int
+) -> tuple[list[Recorded], list[str]]:
+    """Measure the named cases, print a table, and return the results and the faults."""
+    rows = []
+    with console.status(f"{workers} workers") as status, Team(logs) as team:
+        jobs = ("worker",) * workers
+        clusters = [Workers(team, way, jobs, "tf_collective_task") for way in WAYS]
+        for cluster in clusters:
+            cluster.wait()
+        for case in CASES:
+            if case.name in names:
+                status.update(f"{workers} workers, {case.name}")
+                results = measure(clusters, case.build, case.steps * factor // FULL, case.block)
+                target = case.target if workers == 2 else None
+                nbytes = case.nbytes * max(1, case.count)
+                rows.append(CollectiveRow(case.name, nbytes, target, results))
+    console.print(step_table(rows, f"Time of one step, {workers} workers"))
+    suite = f"collectives of TensorFlow, {workers} workers"
+    recorded = [each for row in rows for each in row.records(suite)]
+    return recorded, [fault for row in rows for fault in row.faults()]
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help=f"A {FULL}th of the steps.")
-@click.option("--only", multiple=True, type=click.Choice(NAMES), help="May be repeated.")
+@quick_option(f"Make 1/{FULL} of the steps.")
+@only_option([case.name for case in CASES])
 @click.option("--workers", multiple=True, type=int, default=(2, 4), show_default=True)
 @json_option
 def main(
@@ -213,13 +133,15 @@ def main(
 ) -> None:
     """Measure collective operations over grpc+rdma against stock gRPC, in turns, on this machine.
 
-    Exits with 1 if a task fails, a value is wrong or an operation took another way than it should; a
-    missed target is shown but does not fail the run.
+    The exit status is 1 if a task fails, a value is wrong, or an operation takes another path than it should.
+    A missed target is shown in red but does not fail the run.
     """
+    names = only or tuple(case.name for case in CASES)
     with benchmark("Collectives of TensorFlow", 170, quick, json_file) as (console, whole, logs):
-        rows = run(console, logs, workers, list(only or NAMES), 1 if quick else FULL)
-        whole.results = [each for row in rows for each in row.records()]
-        whole.faults = [fault for row in rows for fault in row.faults()]
+        for count in workers:
+            results, faults = run(console, logs, count, names, 1 if quick else FULL)
+            whole.results += results
+            whole.faults += faults
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-reduce among processes of this machine: rdmatensor.Group, gloo and OpenMPI, in turns.
 
-Every library has processes of its own, and only one library's run at a time: the others are blocked
-on a socket. docs/benchmarks.md tells what is measured.
+Every library has processes of its own. Those of one library run at a time, while the others are blocked on a
+socket. docs/benchmarks.md explains what is measured.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from rdmatensor.bench import record, report
+from options import console, deliver, json_option, quick_option
+from rdmatensor.bench import record
 from rdmatensor.bench.turns import in_turns
+from rdmatensor.units import binary_size
 
 MEMBER = Path(__file__).with_name("group_member.py")
 PATIENCE = 120.0
@@ -36,7 +37,7 @@ LIBRARIES = (OURS, GLOO, OPENMPI)
 
 @dataclass(frozen=True)
 class Size:
-    """How often an all-reduce of `nbytes` is called: a sample is the mean of `calls` back to back."""
+    """An all-reduce of `nbytes` bytes. A sample is the mean of `calls` calls back to back."""
 
     nbytes: int
     samples: int
@@ -45,7 +46,7 @@ class Size:
 
     @property
     def text(self) -> str:
-        return report.binary(self.nbytes)
+        return binary_size(self.nbytes)
 
 
 SIZES = (
@@ -58,7 +59,7 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Way:
-    """What is measured at each size; several may share the processes of one library."""
+    """What is measured at each size. Several ways may share the processes of one library."""
 
     name: str
     library: str
@@ -68,7 +69,7 @@ class Way:
 REGISTERED = Way("rdmatensor, registered", OURS, "registered")
 ANY_ARRAY = Way("rdmatensor, any array", OURS, "plain")
 MPI = Way(OPENMPI, OPENMPI)
-# Gloo has no form but in place: the result is written over the input.
+# Gloo always works in place: the result replaces the input.
 IN_PLACE = "in place"
 CASES = {
     IN_PLACE: (REGISTERED, ANY_ARRAY, Way(GLOO, GLOO), MPI),
@@ -77,7 +78,7 @@ CASES = {
 
 
 class Unusable(click.ClickException):
-    """A library's processes do not do what they should."""
+    """The processes of a library failed."""
 
 
 class Members:
@@ -93,7 +94,7 @@ class Members:
         self._processes = [subprocess.Popen(each) for each in commands(library, address, size)]
 
     def meet(self, size: int) -> None:
-        """Until all have joined. Unusable if one does not."""
+        """Wait until all have joined. Unusable if one does not."""
         with self._listener:
             for _ in range(size):
                 self._lines.append(Connection(self._accept().detach()))
@@ -104,7 +105,7 @@ class Members:
     def measure(
         self, memory: str, in_place: bool, size: Size
     ) -> tuple[list[float], list[record.Process]]:
-        """Seconds of a call for each sample, of the slowest member; and what each member used."""
+        """The seconds of a call for each sample, at the slowest member, and what each member used."""
         self._tell((memory, size.nbytes, in_place, size.samples, size.calls))
         times, cpu_seconds, peaks = zip(*self._everybody(), strict=True)
         used = [
@@ -128,14 +129,14 @@ class Members:
         while time.monotonic() < end and all(each.poll() is None for each in self._processes):
             with contextlib.suppress(TimeoutError):
                 return self._listener.accept()[0]
-        raise Unusable("a member ended or did not come; it says why above")
+        raise Unusable("a member ended or did not connect; see its output above")
 
     def _tell(self, order: Any) -> None:
         for line in self._lines:
             line.send(order)
 
     def _everybody(self) -> list[Any]:
-        """One answer of each."""
+        """An answer from each member."""
         return [receive(line) for line in self._lines]
 
 
@@ -145,15 +146,15 @@ def receive(line: Connection) -> Any:
     try:
         return line.recv()
     except EOFError:
-        raise Unusable("a member ended; it says why above") from None
+        raise Unusable("a member ended; see its output above") from None
 
 
 def commands(library: str, address: str, size: int) -> list[list[str]]:
     member = [sys.executable, str(MEMBER), library, address]
     if library != OPENMPI:
         return [[*member, str(rank), str(size)] for rank in range(size)]
-    # Not bound to cores, as the others are not. More members than cores have to be admitted, and
-    # then give way while they wait (mpi_yield_when_idle), as rdmatensor's do.
+    # Members are not bound to cores, like those of the others. With more members than cores, OpenMPI needs
+    # --oversubscribe, and its members then yield while they wait, as those of rdmatensor do.
     command = ["mpirun", "-n", str(size), "--bind-to", "none"]
     if size > len(os.sched_getaffinity(0)):
         command.append("--oversubscribe")
@@ -163,7 +164,7 @@ def commands(library: str, address: str, size: int) -> list[list[str]]:
 
 
 def missing(library: str) -> record.Missing | None:
-    """What there is to say if `library` is not here."""
+    """The library as missing, unless it is installed."""
     module = {GLOO: "torch", OPENMPI: "mpi4py"}.get(library)
     if module and not importlib.util.find_spec(module):
         return record.Missing(library, f"there is no {module}", f"pip install {module}")
@@ -176,7 +177,7 @@ def missing(library: str) -> record.Missing | None:
 
 
 class Bench:
-    """Measures with `count` members of each library that is in `members`."""
+    """Measures with `count` members of each library in `members`."""
 
     def __init__(self, members: dict[str, Members], count: int, turns: int) -> None:
         self._members = members
@@ -185,7 +186,7 @@ class Bench:
         self._used: dict[str, list[record.Process]] = {}
 
     def results(self, case: str, size: Size) -> Iterator[record.Result]:
-        """Of one size, each way in turns with the others."""
+        """Measure one size in all ways, in turns."""
         ways = {way.name: way for way in CASES[case] if way.library in self._members}
         calls: dict[str, Callable[[], list[float]]] = {
             name: lambda way=way: self._turn(way, case, size)  # type: ignore[misc]
@@ -211,7 +212,7 @@ class Bench:
             )
 
     def _rival(self, way: Way, ways: dict[str, Way]) -> str:
-        """Whom `way` is compared with: OpenMPI, which is the faster one, if it is here."""
+        """The rival of `way`: OpenMPI, which is faster than gloo, if it is installed."""
         rivals = [name for name in (OPENMPI, GLOO) if name in ways]
         return rivals[0] if rivals and way.library == OURS else ""
 
@@ -219,7 +220,7 @@ class Bench:
         members = self._members[way.library]
         times, used = members.measure(way.memory, case == IN_PLACE, size)
         before = self._used.get(way.name)
-        if before:  # the peak is of the whole life
+        if before:  # the peak covers the whole life of the process
             used = [
                 replace(now, cpu_seconds=now.cpu_seconds + old.cpu_seconds)
                 for now, old in zip(used, before, strict=True)
@@ -230,7 +231,7 @@ class Bench:
 
 @contextlib.contextmanager
 def started(run: record.Run, libraries: list[str], size: int) -> Iterator[dict[str, Members]]:
-    """The members of each library; rivals that are not here or do not start are noted as missing."""
+    """The members of each library. Rivals that are not installed or do not start are recorded as missing."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         members = {}
         for library in libraries:
@@ -244,14 +245,14 @@ def started(run: record.Run, libraries: list[str], size: int) -> Iterator[dict[s
             except Unusable as error:
                 if library == OURS:
                     raise
-                run.missing.append(record.Missing(library, str(error), "mend its installation"))
+                run.missing.append(record.Missing(library, str(error), "repair its installation"))
             else:
                 members[library] = several
         yield members
 
 
 def measure(libraries: list[str], members: int, sizes: list[Size], quick: bool) -> record.Run:
-    """All cases."""
+    """Measure all cases."""
     run = record.Run("All-reduce", record.Environment.here(transport="shm"), quick)
     began = time.monotonic()
     with started(run, libraries, members) as groups:
@@ -264,31 +265,30 @@ def measure(libraries: list[str], members: int, sizes: list[Size], quick: bool) 
 
 
 @click.command(help=__doc__)
-@click.option("--members", default=2, show_default=True, help="Processes of each library.")
-@click.option("--quick", is_flag=True, help="Fewer turns: about a minute.")
+@click.option(
+    "--members", default=2, show_default=True, help="Start so many processes of each library."
+)
+@quick_option("Make fewer turns: about a minute.")
 @click.option(
     "--library",
     "libraries",
     multiple=True,
     type=click.Choice(LIBRARIES, case_sensitive=False),
-    help="Only these; may be given several times.",
+    help="Measure this library; repeatable.",
 )
 @click.option("--size", "texts", multiple=True, type=click.Choice([s.text for s in SIZES]))
-@click.option("--json", "output", type=click.Path(path_type=Path), help="Write the record.")
+@json_option
 def main(
     members: int,
     quick: bool,
     libraries: tuple[str, ...],
     texts: tuple[str, ...],
-    output: Path | None,
+    json_file: Path | None,
 ) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 130)
     sizes = [size for size in SIZES if not texts or size.text in texts]
-    with console.status("measuring"):
+    with console().status("measuring"):
         run = measure(list(libraries or LIBRARIES), members, sizes, quick)
-    report.show(console, run)
-    if output:
-        run.write(output)
+    deliver(run, json_file)
 
 
 if __name__ == "__main__":

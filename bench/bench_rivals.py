@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes from Python: rdmatensor, NIXL (over UCX) and the Mooncake Transfer Engine (over TCP), in turns.
 
-With --verbs both ends use an RDMA device of this machine, and Mooncake stays away. What is not installed is
-reported, with the command that installs it.
+With --verbs, both ends use an RDMA device of this machine, and Mooncake is left out. Rivals that are not
+installed are reported, with the command that installs them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
 
 import rdmatensor
 import rivals
+from options import deliver, json_option, quick_option
 from programs import first_line, started
 from programs import run as run_program
-from rdmatensor.bench import probe, record, report
+from rdmatensor.bench import probe, record
 from rdmatensor.bench.turns import in_turns
 
 KB, MB = 1 << 10, 1 << 20
@@ -33,7 +33,7 @@ SIZES = (8, 512, 4 * KB, 64 * KB, MB, 16 * MB, 128 * MB)
 QUICK_SIZES = (8, 4 * KB, 64 * KB, MB, 16 * MB)
 OURS, NIXL, MOONCAKE = "rdmatensor", "NIXL", "Mooncake"
 BANDWIDTH_FROM = 4 * KB
-NIXL_TARGET = 3.0  # of the time of a small write
+NIXL_TARGET = 3.0  # for small writes
 MODULES = {
     NIXL: ("nixl", "pip install --no-deps nixl nixl-cu12"),
     MOONCAKE: ("mooncake", "pip install mooncake-transfer-engine-non-cuda"),
@@ -44,21 +44,21 @@ Write = Callable[[], object]
 
 
 def over_verbs(device: str, gid_index: int) -> None:
-    """Has this process, and those that it starts, use one RDMA device."""
+    """Make this process and those that it starts use one RDMA device."""
     os.environ.update(rivals.over_verbs(device, gid_index))
     rdmatensor.config.set("TRANSPORTS", "verbs")
     rdmatensor.config.set("DEVICE", device)
 
 
 def agent(name: str) -> Any:
-    """NIXL's end of a connection, with UCX. It polls by itself only while it waits."""
+    """NIXL's end of a connection, over UCX. It polls only while it waits."""
     from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]
 
     return nixl_agent(name, nixl_agent_config(True, True, 0, backends=["UCX"]))
 
 
 def why_no_agent(words: list[object]) -> str:
-    """What NIXL says if it cannot use the device, "" if it can. It may end its process: this is another."""
+    """Why NIXL cannot use the device; "" if it can. NIXL may exit, so another process tries."""
     done = run_program([sys.executable, __file__, "--trial", *words], patience=120.0)
     return rivals.reason(done.output) if done.status else ""
 
@@ -69,12 +69,12 @@ def engine() -> Any:
 
     made = TransferEngine()
     if made.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""):
-        raise SystemExit("Mooncake's engine does not start")
+        raise SystemExit("the engine of Mooncake does not start")
     return made
 
 
 def serve(library: str, nbytes: int) -> None:
-    """The other end: offers `nbytes`, tells where on standard output, and stays until its parent ends."""
+    """Offer `nbytes` bytes, print where they are, and run until the parent process ends."""
     parent = os.getppid()
     memory = np.zeros(nbytes, np.uint8)
     about: dict[str, Any] = {"address": memory.ctypes.data}
@@ -96,7 +96,7 @@ def serve(library: str, nbytes: int) -> None:
 
 
 class Ours:
-    """Writes of rdmatensor."""
+    """Writes with rdmatensor."""
 
     def __init__(self, about: dict[str, Any], nbytes: int) -> None:
         self._device = rdmatensor.Device(name="bench")
@@ -105,13 +105,13 @@ class Ours:
         self._memory[:] = 1
 
     def write(self, nbytes: int) -> Write:
-        """A write of `nbytes`, until it is complete."""
+        """What writes `nbytes` bytes and waits until they are complete."""
         data = self._memory[:nbytes]
         return lambda: self._region.write(data).wait()
 
 
 class Nixl:
-    """The same by NIXL: one prepared transfer, posted again and again."""
+    """Writes with NIXL: one prepared transfer, which is posted repeatedly."""
 
     def __init__(self, about: dict[str, Any], nbytes: int) -> None:
         self._agent = agent("bench")
@@ -121,7 +121,7 @@ class Nixl:
         self._there = about["address"]
 
     def write(self, nbytes: int) -> Write:
-        """As above. RuntimeError if NIXL says that it failed."""
+        """As in Ours. RuntimeError if NIXL reports a failure."""
         ends = [
             self._agent.get_xfer_descs([(address, nbytes, 0)], mem_type="DRAM")
             for address in (self._memory.ctypes.data, self._there)
@@ -132,14 +132,14 @@ class Nixl:
             state = self._agent.transfer(transfer)
             while state != "DONE":
                 if state == "ERR":
-                    raise RuntimeError("NIXL's transfer failed")
+                    raise RuntimeError("the transfer of NIXL failed")
                 state = self._agent.check_xfer_state(transfer)
 
         return write
 
 
 class Mooncake:
-    """The same by Mooncake, over TCP: shared memory it has not."""
+    """Writes with Mooncake over TCP, because it has no shared memory."""
 
     def __init__(self, about: dict[str, Any], nbytes: int) -> None:
         self._engine = engine()
@@ -148,12 +148,12 @@ class Mooncake:
         self._about = about
 
     def write(self, nbytes: int) -> Write:
-        """As above. RuntimeError if Mooncake says that it failed."""
+        """As in Ours. RuntimeError if Mooncake reports a failure."""
         here, there = self._memory.ctypes.data, self._about["address"]
 
         def write() -> None:
             if self._engine.transfer_sync_write(self._about["session"], here, there, nbytes):
-                raise RuntimeError("Mooncake's transfer failed")
+                raise RuntimeError("the transfer of Mooncake failed")
 
         return write
 
@@ -169,14 +169,14 @@ ENDS: dict[str, Callable[[dict[str, Any], int], Ours | Nixl | Mooncake]] = {
 def connected(
     libraries: list[str], nbytes: int, words: list[object]
 ) -> Iterator[dict[str, Ours | Nixl | Mooncake]]:
-    """Our end of each library, connected to a process of its own, which gets `words` too."""
+    """The local end of each library, connected to a process of its own, which gets the options `words`."""
     with contextlib.ExitStack() as stack:
         ends = {}
         for library in libraries:
             command = [sys.executable, __file__, "--serve", library, "--bytes", nbytes, *words]
             peer = stack.enter_context(started(command, QUIET))
             line = first_line(peer)
-            while not line.startswith("here "):  # libraries say what they like before
+            while not line.startswith("here "):  # libraries may print other lines first
                 line = first_line(peer)
             ends[library] = ENDS[library](json.loads(line[5:]), nbytes)
         yield ends
@@ -185,7 +185,7 @@ def connected(
 def results(
     nbytes: int, ends: dict[str, Ours | Nixl | Mooncake], turns: int, transport: str
 ) -> Iterator[record.Result]:
-    """Times of writes of one size, and as bandwidth."""
+    """The latency and the bandwidth of writes of one size."""
     verbs = transport == "verbs"
     suite = "rivals, Python, verbs" if verbs else "rivals, Python"
     count = max(3, min(1000, (8 if verbs else 128) * MB // nbytes))
@@ -207,7 +207,7 @@ def results(
 
 
 def measure(quick: bool, transport: str, device: str, words: list[object]) -> record.Run:
-    """All sizes, for ours and the rivals that are here; Mooncake only knows TCP, so it is none over verbs."""
+    """Measure all sizes with every library that is installed. Mooncake is left out over verbs."""
     environment = record.Environment.here(transport=transport, device=device)
     run = record.Run("Rivals in Python", environment, quick)
     there = [OURS]
@@ -231,16 +231,20 @@ def measure(quick: bool, transport: str, device: str, words: list[object]) -> re
 
 
 @click.command(help=__doc__)
-@click.option("--quick", is_flag=True, help="Fewer sizes and turns.")
-@click.option("--json", "output", type=click.Path(path_type=Path), help="Write the record.")
-@click.option("--verbs", "device", default="", help="Over this RDMA device, not by shared memory.")
-@click.option("--gid-index", default=1, show_default=True, help="NIXL's, of that device.")
+@quick_option("Measure fewer sizes in fewer turns.")
+@json_option
+@click.option(
+    "--verbs", "device", default="", help="Use this RDMA device instead of shared memory."
+)
+@click.option(
+    "--gid-index", default=1, show_default=True, help="The GID index of that device, for NIXL."
+)
 @click.option("--serve", "library", type=click.Choice(list(ENDS)), hidden=True)
 @click.option("--bytes", "nbytes", type=int, default=0, hidden=True)
 @click.option("--trial", is_flag=True, hidden=True)
 def main(
     quick: bool,
-    output: Path | None,
+    json_file: Path | None,
     device: str,
     gid_index: int,
     library: str | None,
@@ -258,9 +262,7 @@ def main(
     if library:
         serve(library, nbytes)
     run = measure(quick, "verbs" if device else "shm", device, words)
-    report.show(Console(width=None if sys.stdout.isatty() else 130), run)
-    if output:
-        run.write(output)
+    deliver(run, json_file)
 
 
 if __name__ == "__main__":

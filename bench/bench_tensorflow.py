@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step times of TensorFlow over grpc+rdma against stock gRPC, on one machine, in one run.
 
-Three clusters of two servers each are alive at once and take turns: stock gRPC, grpc+rdma without a plan
-("dynamic") and with one ("static"). docs/benchmarks.md tells the method.
+Clusters of two servers each are alive at the same time and take turns: stock gRPC, grpc+rdma without a plan
+("dynamic"), grpc+rdma with a plan ("static"), and one more for every --with. docs/benchmarks.md explains the
+method.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import click
 from rich.console import Console
 
 import tf_cases
+from options import benchmark, json_option, only_option, quick_option
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.settings import model_bytes
 from tf_measure import (
@@ -31,12 +33,26 @@ from tf_measure import (
     ratio,
 )
 from tf_report import Row, plan_table, step_table, unused_faults, unused_records, unused_table
-from tf_run import benchmark, json_option
 
-# The batch bounds tensors whose rows are unknown; all others are as without.
+# The batch size bounds the tensors whose number of rows is unknown; it changes nothing for the others.
 PLANNED = replace(STATIC, settings={"RDMATENSOR_BATCH_SIZE": str(tf_cases.MOST_ROWS)})
-# By name, the one that the others are compared with last.
+# The last one is compared with all others.
 CANDIDATES = {way.name: way for way in (DYNAMIC, PLANNED, replace(GRPC, name="grpc-again"))}
+
+
+def with_settings(
+    context: click.Context, option: click.Parameter, texts: tuple[str, ...]
+) -> list[Way]:
+    """A planned cluster for each text, "NAME=VALUE,...", with these settings of rdmatensor."""
+    ways = []
+    for text in texts:
+        pairs = [pair.partition("=") for pair in text.split(",")]
+        if not all(name and mark for name, mark, _ in pairs):
+            raise click.BadParameter(f"expected NAME=VALUE, got {text!r}", context, option)
+        settings = {f"RDMATENSOR_{name}": value for name, _, value in pairs}
+        planned = settings.get("RDMATENSOR_PLAN") != "off"
+        ways.append(Way(text, planned=planned, settings={**PLANNED.settings, **settings}))
+    return ways
 
 
 def measure_rows(team: Team, ways: list[Way], names: list[str], factor: int) -> Iterator[Row]:
@@ -47,21 +63,21 @@ def measure_rows(team: Team, ways: list[Way], names: list[str], factor: int) -> 
     for case in tf_cases.TRANSFERS:
         if case.name in names:
             build: dict[str, Any] = {"command": "transfer", **asdict(case)}
-            results = measure(team, clusters, build, case.steps * factor, case.block)
+            results = measure(clusters, build, case.steps * factor, case.block)
             yield Row(case.name, case.step_bytes, case.target, results, case.path)
-    # Variables go to the worker, as many bytes of gradients come back.
+    # The worker receives the variables and sends gradients of the same size back.
     moved = 2 * model_bytes(tf_cases.TRAINING_HIDDEN)
     for training in tf_cases.TRAININGS:
         if training.name in names:
             build = {"command": "training", "batch": training.batch}
-            results = measure(team, clusters, build, training.steps * factor, training.block)
+            results = measure(clusters, build, training.steps * factor, training.block)
             yield Row(training.name, moved, training.target, results)
 
 
 def run(
     console: Console, logs: Path, ways: list[Way], names: list[str], factor: int
 ) -> tuple[list[Row], Unused | None]:
-    """All wanted measurements. TaskFailed if a task fails: a wrong value makes it fail."""
+    """Measure the named cases. TaskFailed if a task fails, which includes that a value is wrong."""
     rows: list[Row] = []
     unused = None
     with ExitStack() as stack:
@@ -71,20 +87,13 @@ def run(
                 for row in measure_rows(team, ways, names, factor):
                     rows.append(row)
                     speed, _ = ratio(row.results[0], row.results[-1])
-                    status.update(f"measured {row.name}: {speed:.1f}x; going on")
+                    status.update(f"measured {row.name}: {speed:.1f}x; continuing")
         if tf_cases.UNUSED_NAME in names:
-            status.update("a local model, with the plugin loaded but unused, and without")
+            status.update("measuring a local model, with and without the plugin loaded")
             with Team(logs) as team:
                 steps = tf_cases.UNUSED_STEPS * factor
                 unused = measure_unused(team, tf_cases.UNUSED_BATCH, steps, tf_cases.UNUSED_BLOCK)
     return rows, unused
-
-
-def judge(rows: list[Row], unused: Unused | None) -> list[str]:
-    """What makes the numbers worthless, in words; a missed target does not."""
-    return [fault for row in rows for fault in row.faults()] + (
-        unused_faults(unused) if unused else []
-    )
 
 
 def report(console: Console, rows: list[Row], unused: Unused | None) -> None:
@@ -98,10 +107,8 @@ def report(console: Console, rows: list[Row], unused: Unused | None) -> None:
 
 
 @click.command()
-@click.option(
-    "--quick", is_flag=True, help=f"A {tf_cases.FULL}th of the steps: about five minutes."
-)
-@click.option("--only", multiple=True, type=click.Choice(tf_cases.NAMES), help="May be repeated.")
+@quick_option(f"Make 1/{tf_cases.FULL} of the steps: about five minutes.")
+@only_option(tf_cases.NAMES)
 @json_option
 @click.option(
     "--cluster",
@@ -110,27 +117,38 @@ def report(console: Console, rows: list[Row], unused: Unused | None) -> None:
     type=click.Choice(list(CANDIDATES)),
     default=list(CANDIDATES)[:2],
     show_default=True,
-    help='Measured beside stock gRPC, may be repeated; "grpc-again" shows the noise of the machine.',
+    help='Measure this cluster beside stock gRPC; repeatable. "grpc-again" shows the noise of the machine.',
+)
+@click.option(
+    "--with",
+    "extra",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    callback=with_settings,
+    help="Measure one more cluster with these settings, such as CHECKSUM=crc32c; repeatable.",
 )
 def main(
     quick: bool,
     only: tuple[str, ...],
     json_file: Path | None,
     chosen: tuple[str, ...],
+    extra: list[Way],
 ) -> None:
     """Measure TensorFlow steps over grpc+rdma against stock gRPC, in turns, on this machine.
 
-    Exits with 1 if a task fails, a value is wrong or a tensor took another way than it should; a missed
-    target is shown but does not fail the run.
+    The exit status is 1 if a task fails, a value is wrong, or a tensor takes another path than it should. A
+    missed target is shown in red but does not fail the run.
     """
     names = list(only or tf_cases.names(quick))
-    ways = [GRPC, *(way for name, way in CANDIDATES.items() if name in chosen)]
+    ways = [GRPC, *(way for name, way in CANDIDATES.items() if name in chosen), *extra]
     with benchmark("TensorFlow steps", 150, quick, json_file) as (console, whole, logs):
         rows, unused = run(console, logs, ways, names, 1 if quick else tf_cases.FULL)
         report(console, rows, unused)
-        whole.faults = judge(rows, unused)
+        whole.faults = [fault for row in rows for fault in row.faults()]
         whole.results = [each for row in rows for each in row.records("TensorFlow steps")]
-        whole.results += unused_records(unused) if unused else []
+        if unused:
+            whole.faults += unused_faults(unused)
+            whole.results += unused_records(unused)
 
 
 if __name__ == "__main__":

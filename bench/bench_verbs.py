@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs transport against perftest, UCX and NIXL: same device, same depth, in turns.
+"""The verbs transport against perftest, UCX and NIXL, with the same device and depth, in turns.
 
-Both ends run on this machine, through its first RDMA device. A machine without one measures in the
-SoftRoCE lab, whose absolute numbers say little; the ratio says what the transport adds to verbs.
+Both ends run on this machine and use its first RDMA device. A machine without one measures in the SoftRoCE
+lab: its absolute numbers say little, but the ratios show what the transport adds to verbs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 import rdmatensor
 import rivals
+from options import deliver, json_option, program_option
 from programs import (
     Failed,
     await_listener,
@@ -42,10 +42,10 @@ TURNS_PER_RUN = 1000  # of a latency test
 PATIENCE = 120.0
 PYTHON_PATIENCE = 300.0
 OURS, PERFTEST, UCX, NIXL = "rdmatensor", "perftest", "UCX", "NIXL"
-# Of ucx_perftest, for bandwidth and for latency: of UCX's transports themselves. The layer above them makes
-# connections by datagrams, which time out on SoftRoCE.
+# The tests of ucx_perftest for bandwidth and for latency. They use UCX's transports directly, because the
+# layer above connects with datagrams, which time out on SoftRoCE.
 UCX_TESTS = {"write": ("put_bw", "put_lat"), "read": ("get", "get")}
-# perftest polls without end; ours then may as well. One queue pair, as perftest has.
+# As perftest does: poll for long, and use one queue pair.
 ENVIRONMENT = {
     "RDMATENSOR_TRANSPORTS": "verbs",
     "RDMATENSOR_LOG_LEVEL": "error",
@@ -56,7 +56,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Case:
-    """One of our tests, and those of perftest and UCX like it."""
+    """One of our tests, and the corresponding tests of perftest and UCX."""
 
     name: str
     test: str
@@ -88,7 +88,7 @@ def cases() -> Iterator[Case]:
 
 
 def measure_ours(program: Path, address: str, case: Case) -> float:
-    """The median of a latency, or the mean rate, as perftest tells them."""
+    """The median latency, or the mean rate, like perftest."""
     shape = (1, 1) if case.latency else (case.depth, case.iterations)
     samples = case.iterations if case.latency else 1
     done = run([program, case.test, address, case.nbytes, samples, *shape], ENVIRONMENT, PATIENCE)
@@ -103,7 +103,7 @@ def perftest_command(case: Case, device: str, gid_index: int, port: int) -> list
 
 
 def parse_perftest(output: str, case: Case) -> float:
-    """The line of numbers: its median time, which is in us, or its average rate, in MiB/s."""
+    """The median time (perftest prints us) or the average rate (MiB/s) in the line of numbers."""
     for line in output.splitlines():
         fields = line.split()
         if fields[:2] == [str(case.nbytes), str(case.iterations)]:
@@ -121,7 +121,7 @@ def measure_perftest(case: Case, device: str, gid_index: int) -> float:
 
 
 def measure_ucx(case: Case, device: str, gid_index: int) -> float:
-    """By UCX's own verbs transport, without the layer above it."""
+    """Use UCX's verbs transport, without the layer above it."""
     environment = rivals.over_verbs(device, gid_index)
     move = {"put_lat": "short", "get": "bcopy"}[case.ucx] if case.latency else "zcopy"
     words = ["-d", f"{device}:1", "-x", "rc_verbs", "-D", move]
@@ -134,7 +134,7 @@ def measure_ucx(case: Case, device: str, gid_index: int) -> float:
 
 @dataclass
 class Bench:
-    """Measures on one device, with the program `micro` and some rivals."""
+    """Measures on one device, with the program `micro` and the rivals."""
 
     program: Path
     device: str
@@ -177,7 +177,7 @@ def missing_perftest() -> record.Missing | None:
 
 
 def missing_ucx(device: str, gid_index: int) -> record.Missing | None:
-    """None if UCX moves bytes over the device."""
+    """The rival as missing, unless UCX moves bytes over the device."""
     if absent := rivals.missing_ucx():
         return absent
     try:
@@ -191,7 +191,7 @@ def missing_ucx(device: str, gid_index: int) -> record.Missing | None:
 
 
 def in_python(device: str, gid_index: int) -> record.Run | record.Missing:
-    """Writes from Python, of rdmatensor and NIXL. NIXL may end its process, so this is another one."""
+    """Measure writes from Python, with rdmatensor and NIXL. NIXL may exit, so another process does it."""
     script = Path(__file__).with_name("bench_rivals.py")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "python.json")
@@ -200,13 +200,15 @@ def in_python(device: str, gid_index: int) -> record.Run | record.Missing:
         if file.exists():
             return record.Run.read(file)
     ended = done.status != -signal.SIGKILL
-    reason = rivals.reason(done.output) if ended else f"no end after {PYTHON_PATIENCE:.0f} s"
+    reason = (
+        rivals.reason(done.output) if ended else f"it did not end within {PYTHON_PATIENCE:.0f} s"
+    )
     why = f"it does not work over {device}: {reason}"
     return record.Missing(NIXL, why, f"see bench/bench_rivals.py --verbs {device}")
 
 
 def measure(program: Path, device: str, gid_index: int, turns: int, python: bool) -> record.Run:
-    """Everything, with the rivals that are here and work."""
+    """Measure all cases, with the rivals that are installed and work."""
     with rdmatensor.Device() as own:
         text = own.transports["verbs"].text
     whole = record.Run("Verbs", record.Environment.here(transport="verbs", device=text))
@@ -229,13 +231,13 @@ def measure(program: Path, device: str, gid_index: int, turns: int, python: bool
 
 
 @click.command(help=__doc__)
-@click.option("--turns", default=5, show_default=True, help="Runs of each program and test.")
-@click.option("--gid-index", default=1, show_default=True, help="Rivals'; ours chooses itself.")
-@click.option("--program", type=click.Path(path_type=Path), help="micro, if it is built.")
-@click.option("--python/--no-python", default=True, help="Writes from Python, too, beside NIXL's.")
-@click.option("--json", "output", type=click.Path(path_type=Path), help="Write the record.")
+@click.option("--turns", default=5, show_default=True, help="Run each test so many times.")
+@click.option("--gid-index", default=1, show_default=True, help="The GID index of the rivals.")
+@program_option
+@click.option("--python/--no-python", default=True, help="Measure writes from Python, too.")
+@json_option
 def main(
-    turns: int, gid_index: int, program: Path | None, python: bool, output: Path | None
+    turns: int, gid_index: int, program: Path | None, python: bool, json_file: Path | None
 ) -> None:
     device = first_device()
     with tempfile.TemporaryDirectory() as folder:
@@ -243,11 +245,9 @@ def main(
         if device is None:
             words = [__file__, "--program", program, "--turns", turns, "--gid-index", gid_index]
             words.append("--python" if python else "--no-python")
-            sys.exit(in_lab(words, output, Path(folder)))
+            sys.exit(in_lab(words, json_file, Path(folder)))
         result = measure(program, device, gid_index, turns, python)
-    report.show(Console(width=None if sys.stdout.isatty() else 130), result)
-    if output is not None:
-        result.write(output)
+    deliver(result, json_file)
 
 
 if __name__ == "__main__":

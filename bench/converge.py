@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training to a target over stock gRPC and over grpc+rdma: real models, real data, the same losses.
+"""Training of real models on real data to a target loss, over stock gRPC and over grpc+rdma.
 
-Both clusters start from the same variables, see the same batches and apply updates in the same order, so
-their losses must be the same bits; what differs is the time.
+Both clusters start from the same variables, see the same batches and apply updates in the same order. So
+their losses must be equal bit for bit, and only the times differ.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from options import benchmark, json_option, only_option, quick_option
 from rdmatensor.bench import record
 from rdmatensor.bench.record import LOSS
-from rdmatensor.demo.cluster import SILENCE_S
+from rdmatensor.bench.turns import rotated
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.paths import STOCK
-from rdmatensor.demo.timing import duration
+from rdmatensor.units import duration
 from tf_measure import GRPC, STATIC, Cluster, Use
-from tf_run import benchmark, json_option
 
-# Names of LEARNERS in converge_graphs.py, which needs TensorFlow, and how many steps a full run makes.
+# The steps of a full run. The names are those of LEARNERS in converge_graphs.py, which imports TensorFlow.
 STEPS = {"digits CNN": 200, "character LSTM": 600, "word embedding": 400}
-# It mostly computes, and takes longest.
+# This one mostly computes, and takes longest.
 _SLOW = "character LSTM"
 SUITE = "convergence"
 _BLOCK = 20
@@ -34,7 +34,7 @@ WAYS = (GRPC, replace(STATIC, name="grpc+rdma"))
 
 @dataclass
 class Course:
-    """How training went in one way. `seconds` and `losses` are of single steps, `held_out` of blocks."""
+    """One training. `seconds` and `losses` have an entry for each step, `held_out` for each block."""
 
     way: str
     wanted: float
@@ -44,41 +44,41 @@ class Course:
     use: Use = field(default_factory=lambda: Use([]))
 
     def reached(self) -> int | None:
-        """Steps to the end of the block after which the held-out loss was as low as wanted, if any."""
+        """The number of steps after which the held-out loss was as low as wanted; None if it never was."""
         for block, loss in enumerate(self.held_out, 1):
             if loss <= self.wanted:
                 return block * _BLOCK
         return None
 
     def seconds_to_target(self) -> float | None:
-        """The same in seconds of steps."""
+        """The time of these steps."""
         steps = self.reached()
         return None if steps is None else sum(self.seconds[:steps])
 
 
 def train(team: Team, name: str, workers: int, steps: int) -> list[Course]:
-    """Train in all ways, a block of steps in one, then in the next."""
-    clusters = [Cluster(team, way, workers + 1) for way in WAYS]
-    courses = []
+    """Train in all ways, in turns of a block of steps."""
+    clusters = [Cluster(team, way, ("worker",) * (workers + 1)) for way in WAYS]
+    courses = {}
     for cluster in clusters:
         cluster.wait()
-        built = team.ask(cluster.client, "learner", SILENCE_S, name=name, workers=workers)
-        courses.append(Course(cluster.way.name, built["loss_wanted"]))
+        built = cluster.ask("learner", name=name, workers=workers)
+        courses[cluster.way.name] = Course(cluster.way.name, built["loss_wanted"])
         cluster.reset()
-    for turn in range(-(-steps // _BLOCK)):
-        pairs = list(zip(clusters, courses, strict=True))
-        for cluster, course in pairs[:: -1 if turn % 2 else 1]:
-            answer = team.ask(cluster.client, "learn", SILENCE_S, steps=_BLOCK)
-            course.seconds += answer["seconds"]
-            course.losses += answer["losses"]
-            course.held_out.append(answer["held_out"])
-    for cluster, course in zip(clusters, courses, strict=True):
-        course.use = cluster.use()
-    return courses
+    asked = {cluster.way.name: cluster.ask for cluster in clusters}
+    for names in rotated(list(asked), -(-steps // _BLOCK)):
+        for way in names:
+            answer = asked[way]("learn", steps=_BLOCK)
+            courses[way].seconds += answer["seconds"]
+            courses[way].losses += answer["losses"]
+            courses[way].held_out.append(answer["held_out"])
+    for cluster in clusters:
+        courses[cluster.way.name].use = cluster.use()
+    return list(courses.values())
 
 
 def faults_of(name: str, courses: list[Course]) -> list[str]:
-    """What makes a comparison worthless."""
+    """Reasons why the comparison is not valid."""
     first, *others = courses
     found = [
         f"{name}: the losses over {course.way} differ from those over {first.way} "
@@ -100,8 +100,8 @@ def _first_difference(one: Course, other: Course) -> int:
 
 
 def records(name: str, workers: int, courses: list[Course]) -> list[record.Result]:
-    """Step times, the time to the target, and losses with their times, which are curves: the
-    same indices belong together."""
+    """The results for the record: step times, the time to the target, and losses with their times, which are
+    curves whose entries belong together."""
     results = []
     for course in courses:
         ends = list(accumulate(course.seconds))
@@ -137,7 +137,7 @@ def records(name: str, workers: int, courses: list[Course]) -> list[record.Resul
 
 
 def table(runs: dict[str, list[Course]]) -> Table:
-    """Time to target."""
+    """The table of times to the target."""
     made = Table(title="Time to a loss on held-out data")
     for header in ("model", "over"):
         made.add_column(header)
@@ -161,44 +161,23 @@ def table(runs: dict[str, list[Course]]) -> Table:
     return made
 
 
-def plot(runs: dict[str, list[Course]], path: Path) -> None:
-    """Loss against the seconds that steps took, a panel for each model; the format is that of the name."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(runs), figsize=(4.5 * len(runs), 3.2), squeeze=False)
-    for panel, (name, courses) in zip(panels[0], runs.items(), strict=True):
-        for course in courses:
-            times = [sum(course.seconds[: (n + 1) * _BLOCK]) for n in range(len(course.held_out))]
-            panel.plot(times, course.held_out, label=course.way)
-        panel.axhline(courses[0].wanted, color="grey", linestyle=":", linewidth=1)
-        panel.set(title=name, xlabel="seconds in steps", ylabel="loss, held out")
-        panel.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
-
-
 @click.command()
-@click.option("--quick", is_flag=True, help=f"Without the {_SLOW}.")
-@click.option("--only", multiple=True, type=click.Choice(list(STEPS)), help="May be repeated.")
+@quick_option(f"Leave out the {_SLOW}.")
+@only_option(list(STEPS))
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 4))
-@click.option("--steps", type=click.IntRange(1, 100000), help="Of each model.")
+@click.option("--steps", type=click.IntRange(1, 100000), help="Train each model for so many steps.")
 @json_option
-@click.option("--plot", "picture", type=click.Path(path_type=Path, dir_okay=False), help="SVG.")
 def main(
     quick: bool,
     only: tuple[str, ...],
     workers: int,
     steps: int | None,
     json_file: Path | None,
-    picture: Path | None,
 ) -> None:
     """Train models over stock gRPC and over grpc+rdma, in turns, and compare time and losses.
 
-    Exits with 1 if a task fails or the losses differ; a target that is not reached does not fail the run.
+    The exit status is 1 if a task fails or the losses differ. A target that is not reached does not fail the
+    run.
     """
     runs: dict[str, list[Course]] = {}
     with benchmark("Convergence", 120, quick, json_file) as (console, whole, logs):
@@ -210,8 +189,6 @@ def main(
                 whole.faults += faults_of(name, runs[name])
                 whole.results += records(name, workers, runs[name])
         console.print(table(runs))
-        if picture:
-            plot(runs, picture)
 
 
 if __name__ == "__main__":

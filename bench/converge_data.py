@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data that converge.py trains on: what ships inside scikit-learn. Free of TensorFlow."""
+"""The data that converge.py trains on, which scikit-learn ships. This module does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sklearn.datasets import load_digits
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
-# Of all data, what training never sees.
+# The share of the data that training never sees.
 _HELD_OUT = 0.1
 _SEED = 7
 
 
 def text() -> str:
-    """scikit-learn's descriptions of its data sets, some 43,000 characters of English."""
+    """scikit-learn's descriptions of its data sets: some 43,000 characters of English."""
     folder = resources.files("sklearn.datasets") / "descr"
     files = sorted((each for each in folder.iterdir() if each.name.endswith(".rst")), key=str)
     return "\n".join(each.read_text(encoding="utf-8") for each in files)
 
 
 class Data(ABC):
-    """Examples, split into those to train on and those held out; batches that only their number decides."""
+    """Examples for training, and held-out ones. The step and the worker decide what a batch contains."""
 
     def __init__(self, examples: int) -> None:
         order = np.random.default_rng(_SEED).permutation(examples)
@@ -34,21 +34,21 @@ class Data(ABC):
         self._test, self._train = order[:held_out], order[held_out:]
 
     def batch(self, step: int, worker: int, size: int) -> tuple[npt.NDArray, npt.NDArray]:
-        """What a worker sees in a step: inputs and labels."""
+        """The inputs and labels of a worker in a step."""
         random = np.random.default_rng([_SEED, step, worker])
         return self.examples(random.choice(self._train, size))
 
     def held_out(self, size: int) -> tuple[npt.NDArray, npt.NDArray]:
-        """Always the same examples that no batch has."""
+        """Inputs and labels that are in no batch; always the same."""
         return self.examples(np.resize(self._test, size))
 
     @abstractmethod
     def examples(self, numbers: Ints) -> tuple[npt.NDArray, npt.NDArray]:
-        """Inputs and labels of these examples."""
+        """The inputs and labels of these examples."""
 
 
 class Digits(Data):
-    """Handwritten digits: images of 8 x 8 x 1 floats in 0..1, labels 0..9."""
+    """Handwritten digits: images of 8 x 8 x 1 floats in 0..1, and labels 0..9."""
 
     classes = 10
 
@@ -63,7 +63,7 @@ class Digits(Data):
 
 
 class Characters(Data):
-    """Pieces of the text, `length` characters each; the labels are the characters that follow."""
+    """Pieces of the text with `length` characters each. The labels are the characters that follow."""
 
     length = 24
 
@@ -73,7 +73,7 @@ class Characters(Data):
         self.classes = len(alphabet)
         number = {letter: index for index, letter in enumerate(alphabet)}
         self._text = np.array([number[letter] for letter in letters], np.int32)
-        # Pieces do not overlap, or those held out would be known.
+        # Pieces do not overlap, so that training does not see the held-out text.
         super().__init__((len(self._text) - 1) // self.length)
 
     def examples(self, numbers: Ints) -> tuple[Ints, Ints]:
@@ -82,7 +82,7 @@ class Characters(Data):
 
 
 class Words(Data):
-    """Words of the text, each to be told from the two before and the two behind it."""
+    """Words of the text. The inputs are the two words before and the two words after each label."""
 
     context = 4
 

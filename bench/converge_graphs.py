@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that converge.py trains: variables on a parameter server, batches at the workers, one update a step.
+"""The models that converge.py trains: a parameter server has the variables, and workers compute on batches.
 
-Gradients of all workers are averaged in the order of the workers before they are applied, so nothing about
-the result depends on who was faster, nor on what carried the tensors.
+Each step makes one update: gradients of all workers are averaged in the order of the workers. So the result
+depends neither on the speed of a worker nor on the transport.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from converge_data import Characters, Data, Digits, Words
-from tf_graphs import CONSUMER, OWNER, Workload
+from tf_graphs import CONSUMER, OWNER, Workload, reads_of
 
 v1 = tf.compat.v1
 
@@ -23,7 +23,7 @@ _MOMENTUM = 0.9
 
 
 class Learner(Workload):
-    """Training of one model with `workers` workers, each on `batch` examples a step."""
+    """Trains one model with `workers` workers, each on `batch` examples per step."""
 
     name: str
     rate: float
@@ -38,22 +38,22 @@ class Learner(Workload):
 
     @abstractmethod
     def load(self) -> Data:
-        """What it learns from."""
+        """The data to train on."""
 
     @abstractmethod
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the variables, dense ones."""
+        """The shapes of the dense variables."""
 
     @abstractmethod
     def loss(self, values: list[tf.Tensor], inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Mean cross entropy of a batch, on a worker."""
+        """The mean cross entropy of a batch, on a worker."""
 
     def inputs(self, fed: tf.Tensor) -> tf.Tensor:
-        """What `loss` gets of a batch's inputs; a model with tables looks rows up."""
+        """The inputs of `loss` for a batch; a model with tables looks up rows."""
         return fed
 
     def apply_rows(self, fed: list[tf.Tensor], gradients: list[tf.Tensor]) -> list[tf.Operation]:
-        """Updates of tables, by the gradients of `inputs` of each worker."""
+        """The updates of tables, from each worker's gradients of `inputs`."""
         del fed, gradients
         return []
 
@@ -73,10 +73,7 @@ class Learner(Workload):
                 )
                 for index, shape in enumerate(self.shapes())
             ]
-            values = [
-                tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
-                for variable in variables
-            ]
+            values = reads_of(variables)
         self._feeds: list[tuple[tf.Tensor, tf.Tensor]] = []
         self._losses, by_worker, by_row = [], [], []
         for device in self._devices:
@@ -122,7 +119,7 @@ class Learner(Workload):
         self.session.run(self._initialise)
 
     def before_block(self) -> None:
-        """Nothing: each step changes the variables."""
+        """Do nothing, because each step changes the variables."""
 
     def step(self) -> Any:
         feeds: dict[Any, Any] = {}
@@ -133,10 +130,10 @@ class Learner(Workload):
         return [float(loss) for loss in losses]
 
     def check(self, fetched: Any) -> None:
-        """Whether losses are right is seen by comparing them with another protocol's."""
+        """Do nothing, because converge.py compares the losses with those of another protocol."""
 
     def learn(self, steps: int) -> dict[str, Any]:
-        """Seconds and mean losses of `steps` steps, and the loss on what was held out, after them."""
+        """Seconds and mean losses of `steps` steps, and the loss on held-out data after them."""
         seconds, losses = [], []
         for _ in range(steps):
             start = time.perf_counter()
@@ -150,7 +147,7 @@ class Learner(Workload):
 
 
 def _initial(shape: tuple[int, ...], index: int) -> tf.Tensor:
-    """Zeros for biases, else normal with the variance that keeps that of the activations."""
+    """Zeros for biases; otherwise normal values whose variance preserves that of the activations."""
     if len(shape) == 1:
         return tf.zeros(shape)
     inputs = 1
@@ -166,7 +163,7 @@ def _cross_entropy(scores: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 
 class DigitsNetwork(Learner):
-    """Two convolutions and a wide dense layer on images of digits: 17 MB of variables."""
+    """Two convolutions and a wide dense layer, on images of digits: 17 MB of variables."""
 
     name, rate, batch, target = "digits CNN", 0.02, 32, 0.1
     _features, _hidden = 64, 1024
@@ -190,7 +187,7 @@ class DigitsNetwork(Learner):
 
 
 class CharacterNetwork(Learner):
-    """An LSTM that tells the next character, unrolled: 6 MB of variables."""
+    """An unrolled LSTM that predicts the next character: 6 MB of variables."""
 
     name, rate, batch, target = "character LSTM", 0.5, 16, 2.4
     _units = 512
@@ -221,7 +218,7 @@ class CharacterNetwork(Learner):
 
 
 class WordNetwork(Learner):
-    """Words told from their neighbours, by a table of which only the rows in use travel."""
+    """Predicts words from their neighbours. Only the rows of the table that are in use travel."""
 
     name, rate, batch, target = "word embedding", 1.0, 128, 5.7
     _width = 256
@@ -245,7 +242,7 @@ class WordNetwork(Learner):
             )
 
     def apply_rows(self, fed: list[tf.Tensor], gradients: list[tf.Tensor]) -> list[tf.Operation]:
-        # One after the other: rows that several workers update are updated in their order.
+        # Updates run in the order of the workers, because several workers may update one row.
         applied: list[tf.Operation] = []
         for ids, gradient in zip(fed, gradients, strict=True):
             with tf.control_dependencies([*applied[-1:], *gradients]):

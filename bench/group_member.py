@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of bench_group.py: all-reduces of one library, when and as it is told.
+"""One process of bench_group.py, which runs the all-reduces of one library on request.
 
-Between orders it is blocked on its line, so that processes of other libraries have the machine.
+Between requests it is blocked on its connection, so that the other libraries have the machine.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PATIENCE = 60.0
 
 class Library(Protocol):
     rank: int
-    offer: str  # rank 0's is given to all members' join()
+    offer: str  # join() of all members gets rank 0's
 
     def join(self, offer: str) -> None: ...
 
     def prepare(self, case: str, data: Array, in_place: bool) -> tuple[Call, Array, Array]:
-        """A call that sums up the members' `data`, and the arrays of its input and its result."""
+        """A call that sums the members' `data`, and the arrays of its input and its result."""
 
     def close(self) -> None: ...
 
 
 class OpenMpi:
-    """mpi4py's upper-case methods, on buffers whose type is told once."""
+    """The upper-case methods of mpi4py, which work on buffers of a known type."""
 
     offer = ""
 
@@ -59,7 +59,7 @@ class OpenMpi:
 
 
 class Gloo:
-    """torch.distributed on processors; all_reduce works in place only."""
+    """torch.distributed on CPUs, whose all_reduce only works in place."""
 
     def __init__(self, rank: int, size: int, line: str) -> None:
         import torch.distributed
@@ -83,7 +83,7 @@ class Gloo:
 
 
 class Ours:
-    """rdmatensor.Group, on arrays of its own memory or on numpy's."""
+    """rdmatensor.Group, on registered arrays or on those of numpy."""
 
     def __init__(self, rank: int, size: int, line: str) -> None:
         import rdmatensor
@@ -118,12 +118,12 @@ LIBRARIES: dict[str, Callable[[int, int, str], Library]] = {
 
 
 def pattern(rank: int, count: int) -> Array:
-    """Whole numbers so small that their sums are exact in any order; they come again after 1009."""
+    """Integers whose sums are exact in any order; they repeat after 1009 elements."""
     return np.resize(((np.arange(1009) * 7 + rank * 31) % 1009).astype(np.float32), count)
 
 
 class Prepared:
-    """The calls of each case and size, made once: memory is touched and registered once, too."""
+    """The call of each case and size, which is prepared once, so that memory is registered once."""
 
     def __init__(self, library: Library, size: int) -> None:
         self._library = library
@@ -133,8 +133,10 @@ class Prepared:
     def measure(
         self, case: str, nbytes: int, in_place: bool, samples: int, calls: int
     ) -> tuple[list[float], float, int]:
-        """Seconds of a call, as the mean of `calls` back to back; `samples` times that. And the seconds of
-        processor time that they took, and the most bytes that were ever resident."""
+        """Samples of the time of a call, each the mean of `calls` calls back to back.
+
+        Also the processor time of all calls, and the peak of resident bytes.
+        """
         call, source, result = self._take(case, nbytes, in_place)
         source[:] = pattern(self._library.rank, nbytes // 4)
         call()
@@ -149,7 +151,7 @@ class Prepared:
             begin = perf_counter()
             for _ in range(calls):
                 call()
-            if turn:  # the first has other caches
+            if turn:  # the first one warms the caches
                 times.append((perf_counter() - begin) / calls)
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return times, process_time() - before, peak_bytes

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C interface, measured as perftest measures verbs and ucx_perftest UCX, without Python. `micro serve
- * BYTES` prints the address that `micro TEST ADDRESS SIZE SAMPLES [DEPTH [EACH]]` connects to; `micro peers -
- * SIZE SAMPLES COUNT` starts COUNT peers of its own, and `micro copy - SIZE SAMPLES` needs none. Prints SAMPLES
- * lines, each a mean of EACH operations: microseconds, MB/s (10^6 bytes) of tests that end in _bw, or 10^6
- * operations a second (rate).
+ * Measures the C interface without Python, as perftest measures verbs and ucx_perftest measures UCX.
  *
- *   write_lat     half a round trip, both ends polling the last bytes in memory
- *   write         a write until it is complete here
- *   read_lat      a read until the bytes are here
- *   notify_lat    half a round trip of writes with notification, handled by the devices' own threads
- *   write_bw read_bw write_notify_bw   with up to DEPTH under way
- *   rate          notifications of SIZE bytes, until the peer has handled all
- *   batch         as write_bw, DEPTH writes handed over at once; operations a second
+ * `micro serve BYTES` prints the address that `micro TEST ADDRESS SIZE SAMPLES [DEPTH [EACH]]` connects to.
+ * `micro peers - SIZE SAMPLES COUNT` starts COUNT peers itself, and `micro copy - SIZE SAMPLES` needs no peer.
+ * Each of the SAMPLES lines of output is a mean of EACH operations, in microseconds. Tests that end in _bw
+ * print MB/s (10^6 bytes), and rate prints 10^6 operations per second.
+ *
+ *   write_lat     half a round trip, with both ends polling the last bytes in memory
+ *   write         a write until it is complete
+ *   read_lat      a read until the bytes have arrived
+ *   notify_lat    half a round trip of writes with notification, which the devices' threads handle
+ *   write_bw read_bw write_notify_bw   bandwidth with up to DEPTH operations in flight
+ *   rate          notifications of SIZE bytes, until the peer has handled all of them
+ *   batch         like write_bw, but posts DEPTH writes at once, and prints operations per second
  *   peers         a write to each of COUNT peers in turn
  *   peers_notify  a notification to each of COUNT peers in turn, and its answer
- *   copy          memcpy: the limit of shared memory
+ *   copy          memcpy, the limit of shared memory
  */
 #include <pthread.h>
 #include <signal.h>
@@ -35,7 +36,7 @@
 #define MOST_BATCHED 1024
 #define LEAST_REGION 4096ull
 #define PATIENCE_S 60
-/* What a client wants of a server: in the upper half of a notification's number. */
+/* What a client asks of a server, in the upper half of a notification's immediate value. */
 #define ECHO (1ull << 32)
 #define PING_PONG (2ull << 32)
 #define WANT(immediate) ((immediate) & ~0xffffffffull)
@@ -52,7 +53,7 @@ static double now_us(void) {
   return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
-/* What a command line asks for. */
+/* The arguments of the command line. */
 typedef struct request {
   const char *test, *address;
   uint64_t size;
@@ -62,17 +63,17 @@ typedef struct request {
 typedef struct side {
   rdt_device *device;
   rdt_region *region;
-  volatile char *memory; /* the peer writes to its first half, the second is sent */
+  volatile char *memory; /* the peer writes to the first half; the second half is sent */
   uint64_t room;         /* bytes of a half */
   uint64_t size;         /* of an operation */
   rdt_channel *channel;
   rdt_remote_region *remote;
   pthread_mutex_t lock;
   pthread_cond_t ready;
-  /* The server's: a client that wants to play ping-pong, and how often. */
+  /* At the server: a client that asked for ping-pong, and the number of turns. */
   rdt_channel *guest;
   uint64_t turns;
-  /* The client's: of turns that the device's thread plays. */
+  /* At the client: the turns that the device's thread plays. */
   double *times, sent;
   long wanted, have;
 } side;
@@ -121,9 +122,9 @@ static void await(side *s, bool (*there)(side *)) {
   pthread_mutex_unlock(&s->lock);
 }
 
-/* ---- many under way ------------------------------------------------------------------------------- */
+/* ---- many in flight ------------------------------------------------------------------------------- */
 
-static long begun; /* that were not complete when they were posted */
+static long begun; /* transfers that were not complete when they were posted */
 static atomic_long ended;
 
 static void done(void *context, rdt_status status) {
@@ -132,8 +133,8 @@ static void done(void *context, rdt_status status) {
   atomic_fetch_add(&ended, 1);
 }
 
-/* Half a page from the offset in its page that the other end has: processors would take reads of one for what was
- * just written to the other. */
+/* Half a page away from the peer's offset in its page: with equal offsets, processors confuse reads of one with
+ * recent writes to the other. */
 static void *source(side *s) { return (void *)(s->memory + s->room + LEAST_REGION / 2); }
 
 static rdt_op operation(side *s, uint32_t kind) {
@@ -177,8 +178,8 @@ static double batches(side *s, const request *r) {
 
 /* ---- one after the other -------------------------------------------------------------------------- */
 
-static double write_time(side *s, const request *r) {
-  rdt_op op = operation(s, RDT_OP_WRITE);
+static double one_time(side *s, const request *r, uint32_t kind) {
+  rdt_op op = operation(s, kind);
   double begin = now_us();
   for (long i = 0; i < r->each; i++) {
     rdt_transfer *transfer;
@@ -187,17 +188,6 @@ static double write_time(side *s, const request *r) {
     rdt_transfer_free(transfer);
   }
   return (now_us() - begin) / (double)r->each;
-}
-
-static double read_time(side *s) {
-  rdt_op op = operation(s, RDT_OP_READ);
-  rdt_transfer *transfer;
-  double begin = now_us();
-  check(rdt_channel_submit(s->channel, &op, 1, &transfer), "submit");
-  if (transfer) check(rdt_transfer_wait(transfer, -1), "wait");
-  double time = now_us() - begin;
-  rdt_transfer_free(transfer);
-  return time;
 }
 
 static double copy_time(const request *r) {
@@ -219,7 +209,7 @@ static double copy_time(const request *r) {
 
 /* ---- ping-pong in memory -------------------------------------------------------------------------- */
 
-/* The last 8 of `size` bytes say which turn it is. */
+/* The last 8 of `size` bytes hold the number of the turn. */
 static volatile uint64_t *last_word(volatile char *bytes, uint64_t size) {
   return (volatile uint64_t *)(bytes + (size - 8));
 }
@@ -232,7 +222,7 @@ static void send_turn(side *s, rdt_channel *channel, rdt_remote_region *remote, 
   check(status, "post");
 }
 
-/* False if the other end does not answer. */
+/* False if the peer does not answer. */
 static bool await_turn(side *s, uint64_t turn) {
   volatile uint64_t *word = last_word(s->memory, s->size);
   for (uint64_t spins = 0; *word != turn; spins++) {
@@ -264,7 +254,7 @@ static void ping_pong(side *s, const request *r) {
 
 static bool has_guest(side *s) { return s->guest != NULL; }
 
-/* Plays with each client that asks for it; ends with whoever started it. */
+/* Plays ping-pong with each client that asks for it, until the parent process ends. */
 static void serve(uint64_t most) {
   side s = {0};
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -299,7 +289,7 @@ static void send_notified(side *s, uint32_t kind, uint64_t immediate) {
 
 static bool has_all(side *s) { return s->have == s->wanted; }
 
-/* The answer to what `send_notified` sent: the next goes out from here, on the device's thread. */
+/* Handles the answer to `send_notified`, and sends the next turn from the device's thread. */
 static void count_turn(side *s) {
   if (s->times) s->times[s->have] = (now_us() - s->sent) / 2;
   if (++s->have < s->wanted) {
@@ -341,7 +331,7 @@ static void notify_latency(side *s, const request *r) {
   await(s, has_all);
 }
 
-/* An answer to the last says that all were handled. */
+/* The answer to the last notification means that all have been handled. */
 static double rate(side *s, const request *r) {
   rdt_op op = operation(s, RDT_OP_NOTIFY);
   s->times = NULL;
@@ -360,7 +350,7 @@ static double rate(side *s, const request *r) {
 
 /* ---- many peers ----------------------------------------------------------------------------------- */
 
-/* In a process of its own, which ends with this one. */
+/* Starts a peer in a process of its own, which ends with this one. */
 static void start_peer(uint64_t size, char address[64]) {
   int ends[2];
   if (pipe(ends)) exit(1);
@@ -391,7 +381,7 @@ static void turn_of_peers(side *s, const request *r, rdt_channel **channels,
       send_notified(s, RDT_OP_WRITE_NOTIFY, ECHO);
       await(s, has_all);
     } else {
-      write_time(s, r);
+      one_time(s, r, RDT_OP_WRITE);
     }
     times[i] = now_us() - begin;
   }
@@ -420,8 +410,8 @@ static void peers(side *s, const request *r) {
 /* ---- command line --------------------------------------------------------------------------------- */
 
 static double sample(side *s, const request *r) {
-  if (strcmp(r->test, "write") == 0) return write_time(s, r);
-  if (strcmp(r->test, "read_lat") == 0) return read_time(s);
+  if (strcmp(r->test, "write") == 0) return one_time(s, r, RDT_OP_WRITE);
+  if (strcmp(r->test, "read_lat") == 0) return one_time(s, r, RDT_OP_READ);
   if (strcmp(r->test, "write_bw") == 0) return bandwidth(s, r, RDT_OP_WRITE);
   if (strcmp(r->test, "read_bw") == 0) return bandwidth(s, r, RDT_OP_READ);
   if (strcmp(r->test, "write_notify_bw") == 0) return bandwidth(s, r, RDT_OP_WRITE_NOTIFY);
@@ -438,7 +428,7 @@ static void run(side *s, const request *r) {
     notify_latency(s, r);
   } else {
     double *times = s->times;
-    sample(s, r); /* touches memory for the first time */
+    sample(s, r); /* maps memory */
     for (long i = 0; i < r->samples; i++) times[i] = sample(s, r);
     s->times = times;
   }

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface on shared memory, against UCX and memcpy, in turns. docs/benchmarks.md tells the method."""
+"""The C interface on shared memory, against UCX and memcpy, in turns: see docs/benchmarks.md."""
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 import rivals
+from options import console, deliver, json_option, program_option, quick_option
 from programs import build_micro, first_line, run, started
-from rdmatensor.bench import record, report
+from rdmatensor.bench import record
 from rdmatensor.bench.turns import in_turns
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
@@ -34,7 +33,7 @@ Way = Callable[[], list[float]]
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured at one size: our test, how its numbers become `unit`, and UCX's test like it."""
+    """What is measured at one size: our test, the unit of its results, and the corresponding test of UCX."""
 
     name: str
     test: str
@@ -50,12 +49,12 @@ class Case:
 
     @property
     def scale(self) -> float:
-        """From what micro prints to `unit`."""
+        """The factor from the numbers that micro prints to `unit`."""
         return 1e-6 if self.unit == record.SECONDS else 1e6
 
 
 def count_for(nbytes: int, total: int, most: int) -> int:
-    """Operations of `nbytes` that move `total` together, at most `most`, at least one."""
+    """The number of operations of `nbytes` that move `total` bytes: at least one, at most `most`."""
     return max(1, min(most, total // nbytes))
 
 
@@ -64,7 +63,7 @@ def latencies(sizes: tuple[int, ...]) -> Iterator[Case]:
         samples = count_for(nbytes, 64 * MB, 2000)
         single = Case("read latency", "read_lat", record.SECONDS, nbytes, samples)
         target = 1.0 if nbytes == 8 else None
-        # Few looks at the clock: one takes as long as a write.
+        # One look at the clock takes as long as a write, so a sample covers many writes.
         each = 100 if nbytes <= 4 * KB else 10
         yield replace(
             single,
@@ -119,7 +118,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 class Bench:
-    """Runs the cases with the program `micro`; `used` are the processes of the case at hand."""
+    """Runs the cases with the program `micro`. `used` are the processes of the current case."""
 
     def __init__(self, program: Path, has_ucx: bool) -> None:
         self.program = program
@@ -182,7 +181,7 @@ class Bench:
         return [getattr(figures, case.ucx_value)]
 
 
-def measure(program: Path, chosen: list[Case], turns: int, console: Console) -> record.Run:
+def measure(program: Path, chosen: list[Case], turns: int) -> record.Run:
     missing = rivals.missing_ucx()
     versions = {} if missing else {"UCX": rivals.ucx_version()}
     environment = record.Environment.here(transport="shm", versions=versions)
@@ -190,7 +189,7 @@ def measure(program: Path, chosen: list[Case], turns: int, console: Console) -> 
     whole.missing += [missing] if missing else []
     bench = Bench(program, missing is None)
     began = time.monotonic()
-    with console.status("measuring") as status:
+    with console().status("measuring") as status:
         for case in chosen:
             status.update(f"{case.name}, {case.nbytes} bytes")
             whole.results += bench.measure(case, turns)
@@ -199,23 +198,20 @@ def measure(program: Path, chosen: list[Case], turns: int, console: Console) -> 
 
 
 @click.command(help=__doc__)
-@click.option("--quick", is_flag=True, help="Fewer sizes and turns: about a minute.")
-@click.option("--turns", type=click.IntRange(1, 100), help="Of each way and case.")
-@click.option("--only", help="Cases whose name contains this.")
-@click.option("--program", type=click.Path(path_type=Path), help="micro, if it is built.")
-@click.option("--json", "output", type=click.Path(path_type=Path), help="Write the record.")
+@quick_option("Measure fewer sizes in fewer turns: about a minute.")
+@click.option("--turns", type=click.IntRange(1, 100), help="Measure each way so many times.")
+@click.option("--only", help="Measure only cases whose name contains this text.")
+@program_option
+@json_option
 def main(
-    quick: bool, turns: int | None, only: str | None, program: Path | None, output: Path | None
+    quick: bool, turns: int | None, only: str | None, program: Path | None, json_file: Path | None
 ) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 130)
     chosen = [case for case in cases(quick) if (only or "") in case.name]
     with tempfile.TemporaryDirectory() as folder:
         program = program or build_micro(Path(folder))
-        result = measure(program, chosen, turns or (3 if quick else 5), console)
+        result = measure(program, chosen, turns or (3 if quick else 5))
     result.quick = quick
-    report.show(console, result)
-    if output is not None:
-        result.write(output)
+    deliver(result, json_file)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step of data-parallel training should take on networks that were not measured.
+"""Predicts the step time of data-parallel training on networks that were not measured.
 
-Costs of one way to move tensors are fitted to measured steps of bench/paper.py, checked by leaving points
-out, and put into a model of a network: docs/paper.md has its equations and what it assumes. Whatever comes
-out is computed, not measured.
+The costs of each way to move tensors are fitted to steps that bench/paper.py measured, checked by leaving
+points out, and put into a model of a network. docs/paper.md has its equations and assumptions. The results
+are computed, not measured.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +17,13 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
+from options import console, json_option, only_option
 from paper_models import MODELS, Model
 from rdmatensor.bench import record
-from rdmatensor.demo.timing import duration
+from rdmatensor.units import duration
 
 RATES_GBPS = (25, 100, 400)
 WORKERS = (8, 16, 32, 64, 128, 256, 512)
@@ -33,7 +32,7 @@ _FEWEST_POINTS = 4
 
 @dataclass(frozen=True)
 class Point:
-    """A measured step: `tensors` and `nbytes` passed the only parameter server, in both directions."""
+    """A measured step, in which `tensors` tensors of `nbytes` bytes passed the only parameter server."""
 
     model: str
     workers: int
@@ -45,39 +44,36 @@ class Point:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one way, in seconds: of a step, of each tensor at the busiest task, of each of its bytes."""
+    """The costs of a way, in seconds: for a step, and for each tensor and each byte at the busiest task."""
 
     step_s: float
     tensor_s: float
     byte_s: float
 
     def seconds(self, tensors: float, nbytes: float, compute_s: float) -> float:
-        """Of a step without overlap: receive all, compute, send all."""
+        """The time of a step without overlap, which receives all tensors, computes, and sends all tensors."""
         return self.step_s + self.tensor_s * tensors + self.byte_s * nbytes + compute_s
 
 
 @dataclass(frozen=True)
 class Network:
-    """Between all tasks: bits a second of each task's link in each direction, seconds of one way."""
+    """The network between tasks: the rate of each task's link in Gbit/s, and the latency of one way."""
 
     gbps: float
     latency_s: float = 2e-6
 
     @property
     def byte_s(self) -> float:
-        """Seconds a byte takes."""
+        """The time that a byte takes, in seconds."""
         return 8 / (self.gbps * 1e9)
 
 
 def fit(points: Sequence[Point]) -> Costs:
-    """Costs with the least squares of relative errors, none of them negative.
-
-    ValueError if there are fewer points than a fit with an error needs.
-    """
+    """The non-negative costs with the least squares of relative errors. ValueError for too few points."""
     if len(points) < _FEWEST_POINTS:
         raise ValueError(f"{len(points)} points; {_FEWEST_POINTS} are needed: measure more models")
     rows = np.array([[1.0, p.tensors, p.nbytes] for p in points])
-    # Without what is known: a sleep takes as long over any way.
+    # The compute time is known: a sleep takes the same time in every way.
     moved = np.array([max(0.0, p.seconds - p.compute_s) for p in points])
     weights = 1 / np.array([p.seconds for p in points])
     scales = rows.max(axis=0)
@@ -88,9 +84,9 @@ def fit(points: Sequence[Point]) -> Costs:
 def left_out(
     points: Sequence[Point], group: Callable[[Point], Any] = lambda point: point
 ) -> list[float]:
-    """Relative errors of predictions for points, each from a fit without its group; by itself by default.
+    """Relative errors of predictions, each from a fit without the group of its point, by default the point.
 
-    Positive: predicted too long. ValueError as for `fit`.
+    A positive error means that the prediction is too long. ValueError as for `fit`.
     """
     errors = []
     for point in points:
@@ -101,8 +97,10 @@ def left_out(
 
 
 def busiest_share(model: Model, servers: int) -> tuple[int, int]:
-    """Variables and bytes of the parameter server that holds the most bytes, each variable whole, the
-    largest placed first, where there is the most room (TensorFlow's greedy strategy)."""
+    """The variables and the bytes of the fullest parameter server.
+
+    TensorFlow's greedy strategy places whole variables, the largest first, on the server with the most room.
+    """
     counts, loads = [0] * servers, [0] * servers
     for nbytes in sorted((4 * math.prod(shape) for shape in model.shapes), reverse=True):
         least = loads.index(min(loads))
@@ -123,9 +121,9 @@ def predict(
 ) -> float:
     """Seconds of a step of `workers` machines with `servers` parameter servers.
 
-    The busiest link is that of the fullest server, which serves all workers, or a worker's. Its bytes cost
-    what the network takes and, on top, what the way's copies take, here as on the machine that was measured.
-    `overlap` is the part of the computation behind which transfers may hide.
+    The busiest link is that of the fullest server, which serves all workers, or that of a worker. Each byte
+    costs the time of the network and that of the way's copies on the measured machine. Transfers may overlap
+    with a share `overlap` of the computation.
     """
     count, nbytes = busiest_share(model, servers)
     tensors = 2 * max(workers * count, model.count)
@@ -134,44 +132,45 @@ def predict(
     return compute_s + max(0.0, transfer - overlap * compute_s)
 
 
-# The balance equations of PCL-DNN (Das et al., arXiv 1602.06709), for layers of ifm maps of iw x ih in,
-# ofm of ow x oh out, and kernels of kw x kh; `overlap` 0..1 is the part of sending that hides behind
+# The balance equations of PCL-DNN (Das et al., arXiv 1602.06709). A layer has ifm input maps of iw x ih, ofm
+# output maps of ow x oh, and kernels of kw x kh. `overlap` (0..1) is the share of sending that overlaps with
 # receiving.
 
 
 def convolution_flops(
     ifm: int, ofm: int, kw: int, kh: int, ow: int, oh: int, batch: float
 ) -> float:
-    """Of a node's forward and backward pass over its `batch` samples."""
+    """Operations of a node's forward and backward pass over `batch` samples."""
     return 3 * 2 * ifm * ofm * kw * kh * ow * oh * batch
 
 
 def data_parallel_bytes(ifm: int, ofm: int, kw: int, kh: int, overlap: float) -> float:
-    """That a node moves of a layer's gradients and weights in a step."""
+    """Bytes of a layer's gradients and weights that a node moves in a step."""
     return 4 * ifm * ofm * kw * kh * (2 - overlap)
 
 
 def model_parallel_bytes(ifm: int, iw: int, ih: int, batch: float) -> float:
-    """That a node moves of a layer's activations, where nodes hold parts of the layer."""
+    """Bytes of a layer's activations that a node moves if the nodes share the layer."""
     return 2 * 4 * ifm * iw * ih * batch
 
 
 def prefers_model_parallel(
     ofm: int, kw: int, kh: int, iw: int, ih: int, batch: float, overlap: float
 ) -> bool:
-    """Whether cutting up the layer moves less than cutting up the batch."""
+    """Whether splitting the layer moves less than splitting the batch."""
     return ofm * kw * kh * (2 - overlap) > 2 * iw * ih * batch
 
 
 def best_groups(
     ofm: int, kw: int, kh: int, iw: int, ih: int, batch: float, nodes: int, overlap: float
 ) -> float:
-    """Groups of nodes, data-parallel among and model-parallel within them, that move the least."""
+    """How many groups of nodes move the least, with model parallelism within groups and data parallelism
+    between them."""
     return math.sqrt(2 * iw * ih * batch * nodes / (ofm * kw * kh * (2 - overlap)))
 
 
 def points_of(run: record.Run) -> dict[str, list[Point]]:
-    """The measured points of each way in a run of bench/paper.py; medians."""
+    """The medians that bench/paper.py measured, for each way."""
     points: dict[str, list[Point]] = {}
     for result in run.results:
         about = result.parameters
@@ -191,7 +190,7 @@ def points_of(run: record.Run) -> dict[str, list[Point]]:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The costs of a way and how far predictions are off: of points, and of models, that were left out."""
+    """The costs of a way, and the errors of predictions for points and models that were left out."""
 
     way: str
     costs: Costs
@@ -201,7 +200,7 @@ class Fitted:
 
 
 def fitted(points: dict[str, list[Point]]) -> list[Fitted]:
-    """Of each way. ValueError as for `fit`."""
+    """Fit each way. ValueError as for `fit`."""
     return [
         Fitted(way, fit(each), len(each), left_out(each), left_out(each, lambda p: p.model))
         for way, each in points.items()
@@ -209,13 +208,13 @@ def fitted(points: dict[str, list[Point]]) -> list[Fitted]:
 
 
 def fit_table(ways: list[Fitted]) -> Table:
-    """Costs and errors."""
-    table = Table(title="Fitted to measured steps; errors of what was left out of the fit")
+    """The table of costs and errors."""
+    table = Table(title="Costs fitted to measured steps, and errors for points and models left out")
     for header in ("way", "points", "a step", "a tensor", "bandwidth", "a point", "a model"):
         table.add_column(header, justify="left" if header == "way" else "right")
     for each in ways:
         costs = each.costs
-        rate = f"{1e-9 / costs.byte_s:.3g} GB/s" if costs.byte_s else "no cost seen"
+        rate = f"{1e-9 / costs.byte_s:.3g} GB/s" if costs.byte_s else "no cost"
         table.add_row(
             each.way,
             str(each.points),
@@ -236,7 +235,7 @@ def _errors(errors: Sequence[float]) -> str:
 def prediction_table(
     ways: list[Fitted], model: Model, gbps: float, batch: int, overlap: float
 ) -> Table:
-    """Step times and how much of the time is spent on computing, for more and more workers."""
+    """The predicted step times by number of workers, and the share of computing."""
     compute_s = batch * model.compute_ms / 1e3
     table = Table(
         title=f"PREDICTED, not measured: {model.name}, batch {batch} ({duration(compute_s)}), "
@@ -263,10 +262,10 @@ def prediction_table(
     required=True,
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
 )
-@click.option("--only", multiple=True, type=click.Choice(list(MODELS)), help="May be repeated.")
+@only_option(list(MODELS))
 @click.option("--batch", default=32, show_default=True, type=click.IntRange(1, 4096))
 @click.option("--overlap", default=0.0, show_default=True, type=click.FloatRange(0, 1))
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False))
+@json_option
 def main(
     measured: tuple[Path, ...],
     only: tuple[str, ...],
@@ -274,18 +273,18 @@ def main(
     overlap: float,
     json_file: Path | None,
 ) -> None:
-    """Fit the cost model to MEASURED, JSON files of bench/paper.py, and predict larger clusters."""
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    """Fit the cost model to the records MEASURED of bench/paper.py, and predict larger clusters."""
+    shown = console(150)
     try:
         runs = [record.Run.read(each) for each in measured]
         ways = fitted(points_of(record.merged("Points", runs)))
     except (record.BadRecord, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    console.print(fit_table(ways))
+    shown.print(fit_table(ways))
     models = [MODELS[name] for name in only or MODELS]
     for model in models:
         for gbps in RATES_GBPS:
-            console.print(prediction_table(ways, model, gbps, batch, overlap))
+            shown.print(prediction_table(ways, model, gbps, batch, overlap))
     if json_file:
         fields = {
             "what": "predicted by a model, not measured",

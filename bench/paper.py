@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of the RDMA paper, rebuilt: six workloads, four ways to move their tensors, in one run.
+"""The comparison of the RDMA paper, rebuilt: six workloads and four ways to move their tensors, in one run.
 
-docs/paper.md tells what the ways are, what a step does, and what the figures do not say.
+docs/paper.md explains the ways, the steps, and what the figures do not show.
 """
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from options import benchmark, json_option, only_option, quick_option
 from paper_models import MIB, MODELS, Model
 from rdmatensor.bench import record
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.paths import STOCK
-from rdmatensor.demo.timing import Distribution, duration, size
-from tf_measure import GRPC, Cluster, Result, Way, measure, ratio
-from tf_run import benchmark, json_option
+from rdmatensor.units import duration, size
+from tf_measure import GRPC, Cluster, Result, Way, measure
+from tf_report import span, speedup, verdict
 
 _ABLATION = "RDMATENSOR_ABLATION"
 TCP = Way("gRPC.TCP", GRPC.protocol)
@@ -31,19 +31,19 @@ COPY = Way("RDMA.cp", planned=True, settings={_ABLATION: "copy"})
 ZERO = Way("RDMA.zerocp", planned=True)
 WAYS = {way.name: way for way in (TCP, RPC, COPY, ZERO)}
 
-# Of an RPC whose both ends copy, the paper's best.
+# The paper's best speedup over an RPC that copies at both ends.
 RPC_TARGET = 2.7
 SUITE = "paper"
-# Setting up and comparing half a gigabyte at both ends, or a block of steps of it over gRPC.
+# Enough for setting up and comparing half a gigabyte at both ends, and for a block of its steps over gRPC.
 _PATIENCE_S = 600.0
-# Tensors up to this many bytes travel inside notifications (INLINE_BYTES), planned ones are written into
-# their places (PLAN_COPY_BYTES).
+# Up to this size tensors travel inside notifications (INLINE_BYTES), or are copied into their places
+# (PLAN_COPY_BYTES).
 _SMALL = 16384
 
 
 @dataclass(frozen=True)
 class Case:
-    """Steps of one model. `batch` is 0 where the time of computing was not derived from one."""
+    """Steps of one model. `batch` is 0 if the compute time was not derived from a batch size."""
 
     model: Model
     workers: int
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For people, and for the record."""
+        """The name in tables and in the record."""
         plural = "s" if self.workers > 1 else ""
         what = f"batch {self.batch}" if self.batch else f"compute {self.compute_s * 1e3:g} ms"
         every = ", every byte read" if self.reads else ""
@@ -61,23 +61,23 @@ class Case:
 
     @property
     def tensors(self) -> int:
-        """That a step moves: variables to each worker, gradients back."""
+        """How many tensors a step moves: variables to each worker, and gradients back."""
         return 2 * self.workers * self.model.count
 
     @property
     def nbytes(self) -> int:
-        """Of them."""
+        """The bytes of these tensors."""
         return 2 * self.workers * self.model.nbytes
 
     @property
     def large(self) -> tuple[int, int]:
-        """Those that do not travel inside notifications: how many in a step, and their bytes."""
-        sizes = [4 * _elements(shape) for shape in self.model.shapes]
+        """The number and the bytes of the tensors in a step that do not travel inside notifications."""
+        sizes = [4 * math.prod(shape) for shape in self.model.shapes]
         sizes = [nbytes for nbytes in sizes if nbytes > _SMALL]
         return 2 * self.workers * len(sizes), 2 * self.workers * sum(sizes)
 
     def build(self, verify: bool) -> dict[str, Any]:
-        """The command that has a client build it."""
+        """The command that builds the step."""
         return {
             "command": "replica",
             "model": self.model.name,
@@ -88,16 +88,9 @@ class Case:
         }
 
 
-def _elements(shape: Sequence[int]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
-
-
 @dataclass(frozen=True)
 class Measured:
-    """One way, what its processes used, and zerocp as it was measured in turns with it, if it was."""
+    """One way, what its processes used, and zerocp if the two were measured in turns."""
 
     result: Result
     processes: list[record.Process]
@@ -113,7 +106,7 @@ class Row:
 
     @property
     def results(self) -> list[Result]:
-        """Of each way."""
+        """The result of each way."""
         return [each.result for each in self.measured]
 
     @property
@@ -122,7 +115,7 @@ class Row:
         return all(each.best for each in self.measured)
 
     def faults(self) -> list[str]:
-        """Tensors that did not go the way they should have, or were not copied as often."""
+        """Tensors that took another path than they should, or were copied too often or too rarely."""
         return [
             f"{self.case.name}, {result.way.name}: {fault}"
             for result in self.results
@@ -131,12 +124,12 @@ class Row:
 
 
 def faults_of(case: Case, result: Result) -> Iterator[str]:
-    """What the counters say against one result. Each way has its own proof."""
+    """What the counters say against a result. Each way is checked differently."""
     steps = result.samples.steps
-    if (shortest := min(result.samples.seconds)) < case.compute_s:
+    if (shortest := min(result.samples.all)) < case.compute_s:
         yield f"a step took {duration(shortest)}, less than it computes"
     if result.way.protocol == STOCK:
-        if (moved := Distribution.of(result.samples.loopback).median) < case.nbytes:
+        if (moved := result.samples.loopback_bytes) < case.nbytes:
             yield f"a step moved only {size(moved)} over loopback"
         return
     paths = result.timed.paths
@@ -165,25 +158,23 @@ def faults_of(case: Case, result: Result) -> Iterator[str]:
 
 
 def memory_needed(model: Model, workers: int, ways: Sequence[Way]) -> int:
-    """Bytes that the clusters of a model hold while all elements are compared, roughly: for each worker so
-    many times the model, as was seen with VGG-16, and 600 MB for each process."""
+    """Roughly the bytes that the clusters of a model hold while all elements are compared.
+
+    That is 600 MB for each process and, for each worker, a multiple of the model that VGG-16 has shown.
+    """
     copies = {TCP.name: 7, RPC.name: 7, COPY.name: 10, ZERO.name: 6}
     bodies = sum(copies[way.name] for way in ways) * workers * model.nbytes
     return bodies + len(ways) * (workers + 1) * 600 * 1000**2
 
 
 def memory_available() -> int:
-    """Bytes that new processes of this machine may use."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
-
-
-def _reclaimable() -> int:
+    """Bytes that new processes on this machine can use."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return max(0, int(fields["MemAvailable"].split()[0]) - int(fields["MemFree"].split()[0])) * 1024
+    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def groups_of(model: Model, workers: int, ways: list[Way]) -> list[list[Way]]:
-    """The ways that are measured in turns: all; or each with zerocp; or none, as memory permits."""
+    """The ways that take turns, as memory permits: all of them, each with zerocp, or each alone."""
 
     def fit(group: list[Way]) -> bool:
         return memory_needed(model, workers, group) <= 0.8 * memory_available()
@@ -197,20 +188,20 @@ def groups_of(model: Model, workers: int, ways: list[Way]) -> list[list[Way]]:
 
 
 def run_model(logs: Path, cases: list[Case], ways: list[Way], quick: bool) -> Iterator[Row]:
-    """Measure cases of one model and number of workers."""
+    """Measure the cases of one model and number of workers."""
     model, workers = cases[0].model, cases[0].workers
     rows = [Row(case, []) for case in cases]
     for group in groups_of(model, workers, ways):
         with Team(logs) as team:
-            clusters = [Cluster(team, way, workers + 1) for way in group]
+            clusters = [Cluster(team, way, ("worker",) * (workers + 1)) for way in group]
             for cluster in clusters:
                 cluster.wait()
             for number, row in enumerate(rows):
                 steps, block = _steps(row.case, quick)
                 build = row.case.build(verify=number == 0)
-                before = [_processes(team, cluster) for cluster in clusters]
-                results = measure(team, clusters, build, steps, block, _PATIENCE_S)
-                after = [_processes(team, cluster) for cluster in clusters]
+                before = [_processes(cluster) for cluster in clusters]
+                results = measure(clusters, build, steps, block, _PATIENCE_S)
+                after = [_processes(cluster) for cluster in clusters]
                 best = next((result for result in results if result.way == ZERO), None)
                 known = [result.way for result in row.results]
                 for result, then, now in zip(results, before, after, strict=True):
@@ -224,20 +215,20 @@ def run_model(logs: Path, cases: list[Case], ways: list[Way], quick: bool) -> It
 
 
 def _steps(case: Case, quick: bool) -> tuple[int, int]:
-    """How many steps are timed, and how many in a turn: fewer of those that take long."""
+    """The number of timed steps, and of steps in a turn; fewer if a step takes long."""
     block = 2 if case.nbytes > 300 * MIB or case.compute_s > 0.2 else 5
     return block * (3 if quick else 10), block
 
 
-def _processes(team: Team, cluster: Cluster) -> list[record.Process]:
-    pids = [team.ask(task, "process")["pid"] for task in cluster.tasks]
+def _processes(cluster: Cluster) -> list[record.Process]:
     return [
-        record.Process.of(pid, f"{cluster.way.name} task {index}") for index, pid in enumerate(pids)
+        record.Process.of(facts["pid"], f"{cluster.way.name} task {index}")
+        for index, facts in enumerate(cluster.ask_all("process"))
     ]
 
 
 def records(row: Row) -> list[record.Result]:
-    """The row as it is written down."""
+    """The results for the record."""
     case = row.case
     parameters: dict[str, record.Parameter] = {
         "model": case.model.name,
@@ -256,8 +247,8 @@ def records(row: Row) -> list[record.Result]:
             case=case.name,
             way=result.way.name,
             unit=record.SECONDS,
-            samples=result.samples.seconds,
-            turns=[Distribution.of(block).median for block in result.samples.blocks],
+            samples=result.samples.all,
+            turns=result.samples.turns,
             parameters=parameters,
             processes=each.processes,
             rival=TCP.name if result.way == ZERO else "",
@@ -269,7 +260,7 @@ def records(row: Row) -> list[record.Result]:
 
 
 def table(rows: list[Row]) -> Table:
-    """Step times, the ratio of each way to zerocp, and samples a second where there is a batch."""
+    """The step times, the ratio of each way to zerocp, and samples per second where there is a batch."""
     made = Table(title="Time of one step")
     for header in ("step", "way"):
         made.add_column(header)
@@ -279,17 +270,17 @@ def table(rows: list[Row]) -> Table:
         alone = next((result for result in row.results if result.way == ZERO), None)
         for index, each in enumerate(row.measured):
             result, best = each.result, each.best or alone
-            time_ = result.samples.time
+            time = result.samples.spread
             last = index == len(row.measured) - 1
             batch = row.case.batch * row.case.workers
             made.add_row(
                 row.case.name if index == 0 else "",
                 result.way.name,
-                duration(time_.median),
-                f"{duration(time_.p10)} .. {duration(time_.p90)}",
+                duration(time.median),
+                span(time),
                 _ratio(result, best, each.best is not None),
                 _target(row.case, result, best),
-                f"{batch / time_.median:.0f}" if batch else "",
+                f"{batch / time.median:.0f}" if batch else "",
                 f"{row.case.tensors} tensors, {size(row.case.nbytes)}" if index == 0 else "",
                 end_section=last,
             )
@@ -299,19 +290,17 @@ def table(rows: list[Row]) -> Table:
 def _ratio(result: Result, best: Result | None, in_turns: bool) -> str:
     if best is None or result.way == ZERO:
         return ""
-    if not in_turns:
-        return f"{result.samples.time.median / best.samples.time.median:.3g}x"
-    median, turns = ratio(result, best)
-    return f"{median:.3g}x ({turns.p10:.3g} .. {turns.p90:.3g})"
+    if in_turns:
+        return speedup(result, best)
+    return f"{result.samples.spread.median / best.samples.spread.median:.3g}x"
 
 
 def _target(case: Case, result: Result, best: Result | None) -> str:
-    """Of steps that compute nothing."""
+    """The verdict for steps that only communicate."""
     wanted = {TCP.name: case.model.target, RPC.name: RPC_TARGET}.get(result.way.name)
     if wanted is None or best is None or case.compute_s or case.reads:
         return ""
-    met = result.samples.time.median / best.samples.time.median >= wanted
-    return f"[green]{wanted:g}x met[/green]" if met else f"[red]{wanted:g}x missed[/red]"
+    return verdict(result.samples.spread.median / best.samples.spread.median, wanted)
 
 
 def plan_cases(
@@ -325,23 +314,34 @@ def plan_cases(
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Fewer steps, one worker, no batches.")
-@click.option("--only", multiple=True, type=click.Choice(list(MODELS)), help="May be repeated.")
-@click.option("--way", "chosen", multiple=True, type=click.Choice(list(WAYS)), help="The same.")
-@click.option("--workers", multiple=True, type=click.IntRange(1, 16), help="The same. [1, 2, 3]")
+@quick_option("Make fewer steps, with one worker and without batches.")
+@only_option(list(MODELS))
+@click.option(
+    "--way",
+    "chosen",
+    multiple=True,
+    type=click.Choice(list(WAYS)),
+    help="Measure this way; repeatable.",
+)
+@click.option(
+    "--workers",
+    multiple=True,
+    type=click.IntRange(1, 16),
+    help="Measure with so many workers; repeatable. [default: 1, 2, 3]",
+)
 @click.option(
     "--compute",
     multiple=True,
     type=click.FloatRange(0, 60000),
-    help="Milliseconds that a step computes, that is, sleeps; may be repeated. [0]",
+    help="Milliseconds that a step sleeps, in place of computing; repeatable. [default: 0]",
 )
 @click.option(
     "--batch",
     multiple=True,
     type=click.IntRange(1, 4096),
-    help="Samples in a batch: the model's time of computing times this; may be repeated. [1, 8, 32]",
+    help="Samples in a batch, which multiply the model's compute time; repeatable. [default: 1, 8, 32]",
 )
-@click.option("--read", "reads", is_flag=True, help="Both ends read every byte that arrives.")
+@click.option("--read", "reads", is_flag=True, help="Read every byte that arrives, at both ends.")
 @json_option
 def main(
     quick: bool,
@@ -355,11 +355,12 @@ def main(
 ) -> None:
     """Measure the paper's workloads in its four ways, in turns, on this machine.
 
-    Exits with 1 if a task fails, a value is wrong or a tensor took another way than it should; a missed
-    target is shown but does not fail the run.
+    The exit status is 1 if a task fails, a value is wrong, or a tensor takes another path than it should. A
+    missed target is shown in red but does not fail the run.
     """
     ways = [way for name, way in WAYS.items() if not chosen or name in chosen]
-    compute, batch = _defaults(compute, batch, quick)
+    if not compute and not batch:
+        compute, batch = (0.0,), () if quick else (1, 8, 32)
     rows: list[Row] = []
     with benchmark("The paper's comparison", 150, quick, json_file) as (console, whole, logs):
         with console.status("starting clusters") as status:
@@ -371,23 +372,9 @@ def main(
         for row in rows:
             whole.results += records(row)
             whole.faults += row.faults()
-        report(console, rows)
-
-
-def _defaults(
-    compute: tuple[float, ...], batch: tuple[int, ...], quick: bool
-) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    if compute or batch:
-        return compute, batch
-    return (0.0,), () if quick else (1, 8, 32)
-
-
-def report(console: Console, rows: list[Row]) -> None:
-    """Print the table."""
-    console.print(table(rows))
-    apart = sorted({row.case.model.name for row in rows if not row.in_turns})
-    if apart:
-        console.print(f"Not in turns with zerocp, for want of memory: {', '.join(apart)}")
+        console.print(table(rows))
+        if apart := sorted({row.case.model.name for row in rows if not row.in_turns}):
+            console.print(f"Too little memory to take turns with zerocp: {', '.join(apart)}")
 
 
 if __name__ == "__main__":

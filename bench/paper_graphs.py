@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step of data-parallel training with all of its communication and none of its arithmetic.
 
-Each worker receives all variables, computes for a given time, that is, sleeps, and sends gradients of the
-same shapes. Nothing is added up or applied: of what arrives each end takes the last element ("slice") or the
-largest ("read", which reads every byte). A gradient lies at the worker before the step, in memory of its
-own, as the result of a computation does.
+Each worker receives all variables, sleeps for the compute time, and sends gradients of the same shapes.
+Nothing is summed or applied: each end takes the last element of a tensor ("slice"), or the largest one
+("read", which reads every byte). Gradients are variables of the worker, so they exist before the step.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ v1 = tf.compat.v1
 
 _MODULUS = 1021
 _FOREVER = 1 << 62
-# Variables are set, updated and compared in portions: all at once would need several times the model's
-# memory, one by one a graph each.
+# Variables are set, updated and compared in portions: all at once need several times the model's memory, and
+# one by one need a graph each.
 _PORTION = 64 << 20
 
 
 class Replica(Workload):
-    """Steps of `model` with `workers` workers, each computing for `compute_s` seconds.
+    """Steps of `model` with `workers` workers, each of which computes for `compute_s` seconds.
 
     Task 1 is the parameter server, task 0 the first worker and the client.
     """
@@ -45,13 +44,13 @@ class Replica(Workload):
         super().__init__(f"{model}{workers}", target)
 
     def build(self) -> None:
-        # Fed rather than constant, or the optimiser would compute the pattern and keep it in the graph.
+        # The offset is fed, because the optimiser would fold a constant pattern into the graph.
         self._offset = v1.placeholder(tf.float32, [])
         self._setup: list[tf.Operation] = []
         self._initialise: list[Any] = []
         self._update: list[Any] = []
         self._same: list[Any] = []
-        # What a step must fetch of these tensors while nothing was updated.
+        # The values that a step must fetch before any update.
         self._first: list[float] = []
         sources = self._variables(OWNER, "v", 0)
         taken: list[tf.Tensor] = []
@@ -65,7 +64,7 @@ class Replica(Workload):
             self._step = tf.concat(taken, axis=0)
 
     def _variables(self, device: str, prefix: str, role: int) -> list[tf.Tensor]:
-        """Reads of variables on `device`, one of each shape; control dependencies hold for the reads only."""
+        """Reads of variables on `device`, one of each shape. Control dependencies apply to the reads only."""
         reads = []
         for index, shape in enumerate(self._shapes):
             with tf.control_dependencies(None), tf.device(device):
@@ -79,7 +78,7 @@ class Replica(Workload):
         return reads
 
     def _take(self, arrived: list[tf.Tensor], device: str, role: int) -> tf.Tensor:
-        """On `device`, one element of each tensor; notes what it is, and how all of them are compared."""
+        """One element of each tensor, on `device`. Prepares the checks of this one and of all elements."""
         one = []
         with tf.device(device):
             for index, (tensor, shape) in enumerate(zip(arrived, self._shapes, strict=True)):
@@ -98,20 +97,20 @@ class Replica(Workload):
         return 7 * index + 131 * role
 
     def _pattern(self, shape: Shape, index: int, role: int) -> tf.Tensor:
-        """What variable `index` of a task holds after `offset` updates; the last element tells them apart."""
+        """The value of variable `index` of a task after `offset` updates. Last elements differ."""
         ramp = tf.cast(
             (tf.range(math.prod(shape)) + self._phase(index, role)) % _MODULUS, tf.float32
         )
         return tf.reshape(ramp + self._offset, shape)
 
     def _element(self, shape: Shape, index: int, role: int) -> float:
-        """What `_take` gives of it, before updates."""
+        """The element that `_take` takes of the pattern before any update."""
         size = math.prod(shape)
         ramp = (np.arange(max(0, size - _MODULUS), size) + self._phase(index, role)) % _MODULUS
         return float(ramp.max() if self._reads else ramp[-1])
 
     def _compute(self, number: int, device: str, after: tf.Tensor) -> tf.Tensor:
-        """A tensor that is there `compute_us` after `after`, without using a core."""
+        """A tensor that is ready `compute_us` after `after`, without using a core."""
         if self._compute_us == 0:
             return after
         kinds: dict[str, Any] = {"output_types": [tf.int64], "output_shapes": [tf.TensorShape([])]}
@@ -126,7 +125,7 @@ class Replica(Workload):
             sleeping = tf.raw_ops.SleepDataset(
                 input_dataset=count, sleep_microseconds=sleep_us, **kinds
             )
-            # Optimised, it would be asked for the next element ahead of time.
+            # Optimised, the dataset would prefetch the next element.
             options = tf.data.Options()
             options.autotune.enabled = False
             options.experimental_optimization.apply_default_optimizations = False
@@ -141,11 +140,11 @@ class Replica(Workload):
         self._expected = np.array(self._first, np.float32)
         self.session.run(self._setup)
         self._in_portions(self._initialise, {self._offset: 0.0})
-        # session.run would look its fetches up anew in every step.
+        # A callable avoids that session.run looks up its fetches in every step.
         self._run_step = self.session.make_callable(self._step)
 
     def _in_portions(self, fetches: list[Any], feeds: dict[Any, float]) -> list[Any]:
-        """The results of `fetches`, one of which belongs to each variable of each task in turn."""
+        """The results of `fetches`, which belong to the variables of each task in turn."""
         results: list[Any] = []
         portion: list[Any] = []
         nbytes = 0

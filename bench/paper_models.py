@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The six workloads of the RDMA paper as lists of variables, free of TensorFlow.
+"""The six workloads of the RDMA paper as lists of variables. This module does not import TensorFlow.
 
-"RPC Considered Harmful" (Xue et al., arXiv 1805.08430) gives size and number of variables of each model; the
-shapes are those of the networks with which both come out (float32; ten classes for those on images).
-`compute_ms` is what one sample takes on the paper's machine, as remembered, not as read: good for the order
-of magnitude.
+"RPC Considered Harmful" (Xue et al., arXiv 1805.08430) gives the size and the number of variables of each
+model. The shapes are chosen so that both agree, with float32 and ten classes of images. `compute_ms` is the
+time of one sample on the paper's machine; it is remembered, not read, and good for the order of magnitude.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ _CLASSES = 10
 
 @dataclass(frozen=True)
 class Model:
-    """One workload. `mebibytes` and `count` are the paper's; the shapes add up to them."""
+    """One workload. The shapes add up to `mebibytes` and `count`, which the paper gives."""
 
     name: str
     mebibytes: float
     count: int
     compute_ms: float
     shapes: tuple[Shape, ...]
-    # How many times as fast as gRPC over TCP a step without computing should be.
+    # The speedup over gRPC that we want for a step that only communicates.
     target: float | None = None
 
     def __post_init__(self) -> None:
-        """ValueError if the shapes are not what the paper says."""
+        """ValueError if the shapes do not add up to what the paper says."""
         if len(self.shapes) != self.count or round(self.nbytes / MIB, 2) != self.mebibytes:
             raise ValueError(
                 f"{self.name}: {len(self.shapes)} variables of {self.nbytes / MIB:.2f} MiB, "
@@ -41,7 +40,7 @@ class Model:
 
     @property
     def nbytes(self) -> int:
-        """Of all variables, in float32."""
+        """The bytes of all variables, in float32."""
         return sum(4 * math.prod(shape) for shape in self.shapes)
 
 
@@ -52,7 +51,7 @@ def _with_biases(weights: list[Shape]) -> Iterator[Shape]:
 
 
 def _alexnet() -> Iterator[Shape]:
-    """slim's alexnet_v2."""
+    """The network alexnet_v2 of TensorFlow slim."""
     convolutions = [(11, 11, 3, 64), (5, 5, 64, 192)]
     convolutions += [(3, 3, 192, 384), (3, 3, 384, 384), (3, 3, 384, 256)]
     dense = [(5, 5, 256, 4096), (1, 1, 4096, 4096), (1, 1, 4096, _CLASSES)]
@@ -67,7 +66,7 @@ def _vgg16() -> Iterator[Shape]:
 
 
 def _recurrent(gates: int) -> Iterator[Shape]:
-    """One cell of 1024 units on inputs of 1024, and a softmax over 1000 words."""
+    """A cell of 1024 units with inputs of the same width, and a softmax over 1000 words."""
     for _ in range(gates):
         yield from ((1024, 1024), (1024, 1024), (1024,))
     yield from ((1024, 1000), (1000,))
@@ -79,7 +78,7 @@ def _fcn5() -> Iterator[Shape]:
 
 
 def _chain(features: int, *layers: tuple[int, int, int]) -> Iterator[Shape]:
-    """Convolutions one after the other; each layer is height, width and features of its output."""
+    """Consecutive convolutions. A layer is the height, the width and the output features of its kernel."""
     for height, width, out in layers:
         yield (height, width, features, out)
         features = out
@@ -110,7 +109,7 @@ def _inception_c(features: int) -> Iterator[Shape]:
 
 
 def _inception_v3() -> Iterator[Shape]:
-    """slim's inception_v3 with its auxiliary head; batch normalisation has an offset and no scale."""
+    """The network inception_v3 of TensorFlow slim, with its auxiliary head and without scales."""
     convolutions = list(_chain(3, (3, 3, 32), (3, 3, 32), (3, 3, 64), (1, 1, 80), (3, 3, 192)))
     for features, pooled in ((192, 32), (256, 64), (288, 64)):
         convolutions += _inception_a(features, pooled)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that benchmarks run: ours in C, and those of rivals."""
+"""Runs the programs of the benchmarks: ours in C, and those of rivals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Failed(click.ClickException):
-    """A program of a measurement did not do its work."""
+    """A program did not do its part of a measurement."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,31 @@ class Done:
     used: Process
 
     def checked(self) -> Done:
-        """Itself. Failed, with what the program printed, if it did not end well."""
+        """This object. Failed, with the output, if the exit status is not 0."""
         if self.status:
             raise Failed(f"{self.command}: exit status {self.status}\n{self.output}")
         return self
 
 
-def run(
-    command: Sequence[object], environment: Mapping[str, str] = {}, patience: float = 120.0
-) -> Done:
-    """Runs a program to its end; after `patience` seconds it is killed. OSError if there is none."""
-    words = [str(word) for word in command]
-    with subprocess.Popen(
+def _open(
+    words: Sequence[str], environment: Mapping[str, str], stderr: int
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
         env={**os.environ, **environment},
-    ) as process:
+    )
+
+
+def run(
+    command: Sequence[object], environment: Mapping[str, str] = {}, patience: float = 120.0
+) -> Done:
+    """Run a program, and kill it after `patience` seconds. OSError if it cannot be started."""
+    words = [str(word) for word in command]
+    with _open(words, environment, subprocess.STDOUT) as process:
         assert process.stdout is not None
         end = threading.Timer(patience, process.kill)
         end.start()
@@ -72,15 +78,8 @@ def run(
 def started(
     command: Sequence[object], environment: Mapping[str, str] = {}
 ) -> Iterator[subprocess.Popen[str]]:
-    """A program that serves until the end of the block, where it is killed. OSError if there is none."""
-    with subprocess.Popen(
-        [str(word) for word in command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, **environment},
-    ) as process:
+    """Run a program until the end of the block. OSError if it cannot be started."""
+    with _open([str(word) for word in command], environment, subprocess.DEVNULL) as process:
         try:
             yield process
         finally:
@@ -88,7 +87,7 @@ def started(
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """What a server says when it is ready. Failed if it ends instead."""
+    """The line that a server prints when it is ready. Failed if it ends instead."""
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line:
@@ -97,8 +96,10 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 def await_listener(process: subprocess.Popen[str], port: int, patience: float = 60.0) -> None:
-    """Until somebody listens at a port of this machine; connecting to it would be taken for the client.
-    Failed if `process` ends instead, or nobody does in `patience` seconds."""
+    """Wait until a process listens at a port, without connecting to it, which it would take for its client.
+
+    Failed if `process` ends instead, or if nothing listens after `patience` seconds.
+    """
     end = time.monotonic() + patience
     while not _listens(port):
         if process.poll() is not None:
@@ -109,7 +110,7 @@ def await_listener(process: subprocess.Popen[str], port: int, patience: float = 
 
 
 def _listens(port: int) -> bool:
-    """By the kernel's tables: an address ends with the port in hexadecimal, state 0A is listening."""
+    """Read the kernel's tables: addresses end with the port in hexadecimal, and state 0A means listening."""
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         lines = table.read_text().splitlines() if table.exists() else []
         for fields in map(str.split, lines):
@@ -119,8 +120,10 @@ def _listens(port: int) -> bool:
 
 
 def in_lab(words: Sequence[object], output: Path | None, shared: Path) -> int:
-    """Runs this Python with `words` and --json in the SoftRoCE lab; its status. `output` gets what it wrote,
-    and `shared` is a folder that the lab may write."""
+    """Run this Python with `words` and --json in the SoftRoCE lab, and return its exit status.
+
+    The record goes to `output`. The lab can write into the folder `shared`.
+    """
     result = shared / "result.json"
     lab = [sys.executable, "-m", "rdmatensor.softroce", "run", "--shared", str(shared), "--"]
     inside = [sys.executable, *map(str, words), "--json", str(result)]
@@ -131,13 +134,13 @@ def in_lab(words: Sequence[object], output: Path | None, shared: Path) -> int:
 
 
 def first_device() -> str | None:
-    """The first RDMA device of this machine."""
+    """The first RDMA device of this machine, if there is one."""
     folder = Path("/sys/class/infiniband")
     return min((path.name for path in folder.iterdir()), default=None) if folder.exists() else None
 
 
 def build_micro(folder: Path) -> Path:
-    """bench/micro.c, linked with the library that is built beside it."""
+    """Build bench/micro.c and the library that it is linked with."""
     tools = Path(sys.executable).parent
     settings = ["-DRDT_BUILD_BENCH=ON", "-DRDT_BUILD_TENSORFLOW=OFF"]
     ninja = tools / "ninja"
@@ -152,7 +155,7 @@ def build_micro(folder: Path) -> Path:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at now."""
+    """A port of this machine at which nothing listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UCX as a rival of the C interface, by its own benchmark `ucx_perftest`."""
+"""Runs `ucx_perftest`, the benchmark of UCX, as a rival of the C interface."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from programs import Failed, await_listener, free_port, run, started
 from rdmatensor.bench.record import Missing, Process
 
-# Shared memory and reading from the other's memory through the kernel: UCX chooses.
+# UCX chooses between shared memory and reading the peer's memory through the kernel.
 SHARED_MEMORY = {"UCX_TLS": "posix,sysv,cma,self", "UCX_LOG_LEVEL": "error"}
 _PATIENCE_S = 60.0
 
 
 def over_verbs(device: str, gid_index: int) -> dict[str, str]:
-    """UCX's settings for reliable connections over one device, which it makes by datagrams, and nothing else.
-    UCX inside NIXL reads them too."""
+    """UCX's settings for reliable connections over one device. The UCX inside NIXL reads them too."""
     return {
         "UCX_TLS": "rc_verbs,ud_verbs",
         "UCX_NET_DEVICES": f"{device}:1",
@@ -28,20 +27,20 @@ def over_verbs(device: str, gid_index: int) -> dict[str, str]:
 
 
 def missing_ucx() -> Missing | None:
-    """What there is to say if there is no ucx_perftest."""
+    """The rival as missing if there is no ucx_perftest."""
     if shutil.which("ucx_perftest"):
         return None
     return Missing("UCX", "there is no ucx_perftest", "apt install ucx-utils")
 
 
 def reason(output: str) -> str:
-    """What a program that failed says of it in one line: the first with an error, or its last."""
+    """One line of a failed program's output: the first one with an error, or the last one."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it printed nothing"]
     return next((line for line in lines if "error" in line.lower()), lines[-1])[:300]
 
 
 def ucx_version() -> str:
-    """As `ucx_info` tells it."""
+    """The version that `ucx_info` prints."""
     for line in run(["ucx_info", "-v"]).checked().output.splitlines():
         if "version" in line.lower():
             return line.split()[-1]
@@ -50,7 +49,7 @@ def ucx_version() -> str:
 
 @dataclass(frozen=True)
 class UcxFigures:
-    """One run of ucx_perftest: its median time of an operation, and what it moved."""
+    """One run of ucx_perftest: the median time of an operation, and the rates."""
 
     seconds: float
     bytes_per_second: float
@@ -66,8 +65,7 @@ def ucx(
     environment: Mapping[str, str] = SHARED_MEMORY,
     words: Sequence[str] = (),
 ) -> UcxFigures:
-    """`ucx_perftest -t test` between two processes of this machine, which both get `words`, warmed up with a
-    tenth."""
+    """Run `ucx_perftest -t test` between two processes of this machine, both with the options `words`."""
     port = free_port()
     server = ["ucx_perftest", "-p", port, *words]
     client = [*server, "-t", test, "-s", nbytes, "-n", iterations, "-w", max(1, iterations // 10)]
@@ -79,7 +77,7 @@ def ucx(
 
 
 def parse_ucx(output: str, used: Process) -> UcxFigures:
-    """Of its two lines of comma-separated values. Its rates are in MiB/s and in messages a second."""
+    """Read its two lines of comma-separated values. Failed if they are missing."""
     lines = output.splitlines()
     at = next((n for n, line in enumerate(lines) if line.startswith("iterations,")), len(lines))
     row = next(csv.DictReader(lines[at : at + 2]), None)
@@ -89,7 +87,7 @@ def parse_ucx(output: str, used: Process) -> UcxFigures:
         median = next(value for name, value in row.items() if name.endswith("percentile_lat"))
         return UcxFigures(
             float(median) / 1e6,
-            float(row["overall_bw"]) * (1 << 20),
+            float(row["overall_bw"]) * (1 << 20),  # MiB/s
             float(row["overall_mr"]),
             [used],
         )

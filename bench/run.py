@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole set of benchmarks, one after the other, into one record and one page: `make bench`."""
+"""Runs all benchmarks of `make bench`, and writes one record and one page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+import options
 from rdmatensor.bench import record, report
 from rdmatensor.bench.page import page
 
@@ -22,8 +23,10 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Stage:
-    """One program that writes a record into the file named after its option --json. It gets `always`, or if
-    that is empty --quick where the whole run is; it is ended after `patience_s` seconds."""
+    """A program that writes a record to the file after --json, and is killed after `patience_s` seconds.
+
+    Its options are `always`; if that is empty, it gets --quick in a quick run.
+    """
 
     name: str
     command: Sequence[str]
@@ -35,7 +38,7 @@ def script(name: str) -> list[str]:
     return [sys.executable, str(HERE / name)]
 
 
-# By what they take on two quiet cores: together a quarter of an hour.
+# On two idle cores, all stages take about a quarter of an hour.
 STAGES = (
     Stage("micro", script("micro.py")),
     Stage("python", [sys.executable, "-m", "rdmatensor", "bench", "local"]),
@@ -48,18 +51,18 @@ STAGES = (
 
 
 def run_stage(stage: Stage, quick: bool, folder: Path) -> tuple[record.Run | None, str]:
-    """The stage's record, None if it wrote none; and what went wrong, "" if nothing."""
+    """The stage's record, if it wrote one, and what went wrong; "" if nothing did."""
     file = folder / f"{stage.name}.json"
     flags = stage.always or (("--quick",) if quick else ())
     command = [*stage.command, *flags, "--json", str(file)]
     fault = ""
     try:
-        # Away from the sources: `python -m` would import those, which are not built.
+        # `python -m` in the source folder would import the sources, which are not built.
         done = subprocess.run(command, cwd=folder, timeout=stage.patience_s)
         if done.returncode:
             fault = f"{stage.name} ended with status {done.returncode}"
     except subprocess.TimeoutExpired:
-        fault = f"{stage.name} took longer than {stage.patience_s:.0f} s and was ended"
+        fault = f"{stage.name} took longer than {stage.patience_s:.0f} s and was killed"
     if not file.exists():
         return None, fault or f"{stage.name} wrote no record"
     return record.Run.read(file), fault
@@ -68,7 +71,7 @@ def run_stage(stage: Stage, quick: bool, folder: Path) -> tuple[record.Run | Non
 def run_stages(
     stages: Sequence[Stage], quick: bool, console: Console
 ) -> tuple[list[record.Run], list[str]]:
-    """All of them; one that fails does not keep the others from running."""
+    """Run all stages, even if some fail."""
     runs, faults = [], []
     with tempfile.TemporaryDirectory(prefix="rdmatensor-bench-") as folder:
         for stage in stages:
@@ -80,21 +83,26 @@ def run_stages(
 
 
 @click.command(help=__doc__)
-@click.option("--quick", is_flag=True, help="Fewer sizes: some five minutes less.")
-@click.option("--only", multiple=True, type=click.Choice([stage.name for stage in STAGES]))
-@click.option("--skip", multiple=True, type=click.Choice([stage.name for stage in STAGES]))
+@options.quick_option("Measure fewer sizes, which saves about five minutes.")
+@options.only_option([stage.name for stage in STAGES])
+@click.option(
+    "--skip",
+    multiple=True,
+    type=click.Choice([stage.name for stage in STAGES]),
+    help="Leave out this stage; repeatable.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("build/bench"),
     show_default=True,
-    help="Gets results.json and results.html.",
+    help="Write results.json and results.html into this folder.",
 )
 def main(quick: bool, only: tuple[str, ...], skip: tuple[str, ...], out: Path) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 130)
+    console = options.console()
     chosen = [each for each in STAGES if (not only or each.name in only) and each.name not in skip]
     if not chosen:
-        raise click.UsageError("nothing is left to run")
+        raise click.UsageError("no stage is left to run")
     began = time.monotonic()
     runs, faults = run_stages(chosen, quick, console)
     if runs:
@@ -103,8 +111,8 @@ def main(quick: bool, only: tuple[str, ...], skip: tuple[str, ...], out: Path) -
         out.mkdir(parents=True, exist_ok=True)
         whole.write(out / "results.json")
         (out / "results.html").write_text(page(runs))
-        console.rule("targets")
-        for line in report.missed(whole) or ["all that have one are met"]:
+        console.rule("missed targets")
+        for line in report.missed(whole) or ["none"]:
             console.print(line, highlight=False, markup=False)
         console.print(f"{time.monotonic() - began:.0f} s; {out}/results.json, {out}/results.html")
     for fault in faults:

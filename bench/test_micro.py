@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python API under pytest-benchmark, to compare two states of the sources on one machine:
+"""The Python API under pytest-benchmark, which compares two versions of the sources on one machine:
 
     pytest bench/test_micro.py --benchmark-save=before
     pytest bench/test_micro.py --benchmark-compare=0001 --benchmark-compare-fail=median:10%
 
-`rdmatensor bench` measures the same in turns with memcpy; figures are quoted from there.
+`rdmatensor bench` measures the same operations in turns with memcpy. Quote its figures.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_write_and_notify(
     memory: Any,
     nbytes: int,
 ) -> None:
-    """Until the answer to the notification has come."""
+    """The time includes the answer to the notification."""
     data = memory[:nbytes]
 
     def turn() -> int:
@@ -86,7 +86,7 @@ def test_write_and_notify(
 def test_batch(
     benchmark: Any, remote: rdmatensor.RemoteDevice, region: rdmatensor.RemoteRegion, memory: Any
 ) -> None:
-    """64 writes of 8 bytes at once."""
+    """A batch of 64 writes of 8 bytes."""
     batch = remote.batch()
     for number in range(64):
         batch.write(region, memory[8 * number : 8 * number + 8], offset=8 * number)
@@ -95,6 +95,6 @@ def test_batch(
 
 @pytest.mark.parametrize("nbytes", SIZES)
 def test_memcpy(benchmark: Any, memory: Any, nbytes: int) -> None:
-    """The limit."""
+    """memcpy is the upper limit."""
     target = np.zeros(nbytes, np.uint8)
     benchmark(lambda: np.copyto(target, memory[:nbytes]))

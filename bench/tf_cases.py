@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench_tensorflow.py measures: the cases, free of TensorFlow."""
+"""The cases of bench_tensorflow.py. This module does not import TensorFlow."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-KB = 1 << 10
-MB = 1 << 20
-# Of tensors of which the graph does not know how many rows they have, and the most that the plan is told of.
-ROW_BYTES = 4 * KB
-MOST_ROWS = 16 * MB // ROW_BYTES
+KIB = 1 << 10
+MIB = 1 << 20
+# For tensors whose number of rows is unknown to the graph: the size of a row, and the bound in the plan.
+ROW_BYTES = 4 * KIB
+MOST_ROWS = 16 * MIB // ROW_BYTES
 
-# A full run takes this many times the steps of a quick one.
+# A full run makes this many times the steps of a quick run.
 FULL = 4
 
 
@@ -19,13 +19,12 @@ FULL = 4
 class Case:
     """One kind of step.
 
-    `count` tensors of `nbytes` bytes (float32) travel in each step from one task to the other, which takes
-    one element of each ("slice") or reads all of it ("read"). They are variables of the other task
-    ("variable"), or such of which the graph does not know how many rows they have ("rows unknown"), or
-    memory of NumPy that the step is fed with ("fed"). `push`: they go from the task whose process has the
-    client, else to it. `path` is what they take where there is a plan. `steps` are timed on each cluster in
-    a quick run, in turns of `block`, if `quick` says that it has them at all. `target` is the speed-up over
-    gRPC that we are after.
+    In each step, `count` float32 tensors of `nbytes` bytes travel from one task to the other. The consumer
+    takes one element of each ("slice") or reads all elements ("read"). The source is a variable, a variable
+    whose number of rows the graph does not know ("rows unknown"), or a NumPy array that the step is fed with
+    ("fed"). With `push`, tensors go from the client's task to the other one, otherwise to the client's task.
+    With a plan they take `path`. A quick run times `steps` steps on each cluster, in turns of `block`, and
+    leaves the case out if `quick` is false. `target` is the speedup over gRPC that we want.
     """
 
     name: str
@@ -42,39 +41,39 @@ class Case:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of variables that travel in one step."""
+        """Bytes that travel in one step."""
         return self.count * self.nbytes
 
 
 TRANSFERS = (
-    Case("1 x 1 KB", 1, KB, steps=200, block=10),
-    Case("1 x 1 MB", 1, MB, steps=200, block=10),
-    Case("1 x 16 MB", 1, 16 * MB, steps=100, block=5),
-    Case("1 x 64 MB", 1, 64 * MB, steps=50, block=5, target=50),
-    Case("1 x 256 MB", 1, 256 * MB, steps=20, block=5, target=100),
-    Case("1 x 1 GB", 1, 1 << 30, steps=3, block=1, quick=False),
-    Case("1 x 64 MB, all read", 1, 64 * MB, steps=50, block=5, consumer="read"),
-    Case("1 x 16 MB, pushed", 1, 16 * MB, steps=100, block=5, push=True),
+    Case("1 x 1 KiB", 1, KIB, steps=200, block=10),
+    Case("1 x 1 MiB", 1, MIB, steps=200, block=10),
+    Case("1 x 16 MiB", 1, 16 * MIB, steps=100, block=5),
+    Case("1 x 64 MiB", 1, 64 * MIB, steps=50, block=5, target=50),
+    Case("1 x 256 MiB", 1, 256 * MIB, steps=20, block=5, target=100),
+    Case("1 x 1 GiB", 1, 1 << 30, steps=3, block=1, quick=False),
+    Case("1 x 64 MiB, all read", 1, 64 * MIB, steps=50, block=5, consumer="read"),
+    Case("1 x 16 MiB, pushed", 1, 16 * MIB, steps=100, block=5, push=True),
     Case(
-        "1 x 16 MB, rows unknown",
+        "1 x 16 MiB, rows unknown",
         1,
-        16 * MB,
+        16 * MIB,
         steps=100,
         block=5,
         source="rows unknown",
         path="bounded",
     ),
-    Case("1 x 16 MB, fed", 1, 16 * MB, steps=100, block=5, source="fed", push=True),
-    Case("100 x 1 MB", 100, MB, steps=50, block=5, target=40),
-    Case("100 x 64 KB", 100, 64 * KB, steps=200, block=10, target=7),
-    Case("100 x 4 KB", 100, 4 * KB, steps=200, block=10, target=5),
-    Case("1000 x 1 KB", 1000, KB, steps=100, block=5, target=12),
+    Case("1 x 16 MiB, fed", 1, 16 * MIB, steps=100, block=5, source="fed", push=True),
+    Case("100 x 1 MiB", 100, MIB, steps=50, block=5, target=40),
+    Case("100 x 64 KiB", 100, 64 * KIB, steps=200, block=10, target=7),
+    Case("100 x 4 KiB", 100, 4 * KIB, steps=200, block=10, target=5),
+    Case("1000 x 1 KiB", 1000, KIB, steps=100, block=5, target=12),
 )
 
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """Steps of training with 17 MB of variables, and as many gradients, on batches of `batch` images."""
+    """Training steps with 17 MB of variables and as many gradients, on batches of `batch` images."""
 
     name: str
     batch: int
@@ -85,8 +84,8 @@ class TrainingCase:
 
 TRAINING_HIDDEN = 2048
 
-# The larger the batch, the more arithmetic the same communication hides behind: the target is for the
-# case with the least, the other shows what is left of it in a step that computes for longer.
+# A larger batch needs more arithmetic for the same communication. The target is for the smallest batch; the
+# other case shows what remains of the speedup in a step that computes for longer.
 TRAININGS = (
     TrainingCase("training step, batch 1", batch=1, target=2.5),
     TrainingCase("training step, batch 32", batch=32),
@@ -101,6 +100,6 @@ NAMES = (*(case.name for case in (*TRANSFERS, *TRAININGS)), UNUSED_NAME)
 
 
 def names(quick: bool) -> list[str]:
-    """Of the cases of a run."""
+    """The names of the cases in a run."""
     left_out = {case.name for case in TRANSFERS if quick and not case.quick}
     return [name for name in NAMES if name not in left_out]

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of bench_collectives.py: one worker of MultiWorkerMirroredStrategy."""
+"""A worker of MultiWorkerMirroredStrategy, for bench_collectives.py."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,18 +10,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import rdmatensor.tensorflow
-from rdmatensor.demo.control import Line, leave
-from rdmatensor.demo.paths import require_plugin
-from tf_collective_cases import HIDDEN
-from tf_task import process_facts, reset
+from tf_task import Handlers, serve
 
 _BATCH = 8
 _CHECKED = 1000
 
 
 class Worker:
-    """Runs one workload at a time, in step with the other workers."""
+    """Runs one workload at a time, together with the other workers."""
 
     def __init__(self, strategy: tf.distribute.Strategy, index: int, size: int) -> None:
         self._strategy = strategy
@@ -32,7 +26,7 @@ class Worker:
         self._step: Callable[[], Any] | None = None
 
     def all_reduce(self, bytes_each: int, count: int) -> Mapping[str, Any]:
-        """Build a step of `count` all-reduces, and verify their sums."""
+        """Build a step of `count` all-reduces, and check their sums."""
         elements = bytes_each // 4
         mine = [np.arange(elements, dtype="f") % 97 + self._index + i for i in range(count)]
         tensors = [tf.constant(each) for each in mine]
@@ -41,7 +35,7 @@ class Worker:
         def step() -> Any:
             def replica() -> list[Any]:
                 context = tf.distribute.get_replica_context()
-                # One after the other, as in a program: the strategy would join a list into one tensor.
+                # One call for each tensor, because the strategy would join a list into one tensor.
                 return [context.all_reduce(tf.distribute.ReduceOp.SUM, each) for each in tensors]
 
             return self._strategy.run(replica)
@@ -54,12 +48,12 @@ class Worker:
         self._step = step
         return {}
 
-    def training(self) -> Mapping[str, Any]:
-        """Build a step of gradient descent on a square matrix."""
+    def training(self, hidden: int) -> Mapping[str, Any]:
+        """Build a step of gradient descent on a matrix of `hidden` rows and columns."""
         random = np.random.default_rng(7)
-        x = tf.constant(random.normal(size=(_BATCH, HIDDEN)).astype("f"))
+        x = tf.constant(random.normal(size=(_BATCH, hidden)).astype("f"))
         with self._strategy.scope():
-            weight = tf.Variable(random.normal(scale=0.01, size=(HIDDEN, HIDDEN)).astype("f"))
+            weight = tf.Variable(random.normal(scale=0.01, size=(hidden, hidden)).astype("f"))
 
         @tf.function
         def step() -> Any:
@@ -69,7 +63,7 @@ class Worker:
                 gradient = tape.gradient(loss, weight)
                 context = tf.distribute.get_replica_context()
                 total = context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
-                # What optimizers use.
+                # Optimizers use this operation.
                 tf.raw_ops.ResourceApplyGradientDescent(var=weight.handle, alpha=0.1, delta=total)
                 return loss
 
@@ -80,10 +74,10 @@ class Worker:
         return {}
 
     def block(self, steps: int) -> Mapping[str, Any]:
-        """Time `steps` steps, one by one."""
+        """Time each of `steps` steps."""
         assert self._step is not None
         seconds = []
-        result = self._step()  # also: all workers begin together
+        result = self._step()  # untimed, so that all workers begin together
         for _ in range(steps):
             begin = time.perf_counter()
             result = self._step()
@@ -95,32 +89,20 @@ class Worker:
         return {"seconds": seconds, "losses": losses, "steps": steps + 1}
 
 
-def main() -> None:
-    """Arguments: the workers' addresses as JSON, index, protocol."""
-    line = Line()
-    addresses, index, protocol = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    require_plugin(protocol)
+def start(cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> Handlers:
+    """Join the other workers."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": addresses}),
-        task_type="worker",
-        task_id=index,
-        rpc_layer=protocol,
+        tf.train.ClusterSpec(cluster), task_type=job, task_id=index, rpc_layer=protocol
     )
     strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
-    line.emit("ready")
-    worker = Worker(strategy, index, len(addresses))
-    line.serve(
-        {
-            "all_reduce": worker.all_reduce,
-            "training": worker.training,
-            "block": worker.block,
-            "process": process_facts,
-            "stats": rdmatensor.tensorflow.stats,
-            "reset": reset,
-        }
-    )
-    leave(0)
+    worker = Worker(strategy, index, len(cluster[job]))
+    return {
+        "all_reduce": worker.all_reduce,
+        "training": worker.training,
+        "block": worker.block,
+        "close": dict,
+    }
 
 
 if __name__ == "__main__":
-    main()
+    serve(start)

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of bench_embedding.py: a parameter server, a worker, or the chief that trains with both.
-
-Arguments: the cluster as JSON, the job, the protocol. The chief obeys "train" and "block" as tf_task.py's
-client does.
-"""
+"""A process of bench_embedding.py: a parameter server, a worker, or the chief that trains with both."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import rdmatensor.tensorflow
-from rdmatensor.demo.control import Line, leave
-from rdmatensor.demo.paths import require_plugin
-from tf_task import process_facts, reset
+from tf_task import Handlers, serve, start_server
 
 ROWS, WIDTH = 100_000, 64
 _SEED = 11
@@ -28,7 +19,7 @@ _BATCHES = 16
 
 
 class Chief:
-    """Tables of embeddings on the parameter server, looked up and updated by the worker."""
+    """Trains tables of embeddings, which are on the parameter server; the worker computes."""
 
     def __init__(self, cluster: dict[str, list[str]], protocol: str) -> None:
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -48,7 +39,7 @@ class Chief:
                 for table in range(tables)
             ]
 
-        # As an input pipeline gives them, which works ahead of the step.
+        # An input pipeline prepares the ids before the step, too.
         random = np.random.default_rng(_SEED)
         pools = [
             tf.constant([random.choice(ROWS, ids, replace=False) for _ in range(_BATCHES)])
@@ -57,7 +48,7 @@ class Chief:
 
         @tf.function
         def step(number: Any) -> Any:
-            # How many ids there are is known only now.
+            # The number of ids changes from step to step.
             batch = [pool[number % _BATCHES, number % 8 :] for pool in pools]
             with tf.GradientTape() as tape:
                 rows = [
@@ -73,7 +64,7 @@ class Chief:
         return {}
 
     def block(self, steps: int) -> Mapping[str, Any]:
-        """The time of one of `steps` steps, which the coordinator hands to the worker in the background."""
+        """The mean time of `steps` steps, which the coordinator hands to the worker in the background."""
         numbers = [tf.constant(self._made + step) for step in range(steps)]
         self._made += steps
         start = time.perf_counter()
@@ -84,32 +75,19 @@ class Chief:
         return {"seconds": [seconds], "losses": losses, "steps": steps}
 
     def close(self) -> Mapping[str, Any]:
-        """Forget the step and its tables."""
+        """Drop the step and its tables."""
         self._step = None
         return {}
 
 
-def main() -> None:
-    """See the module."""
-    line = Line()
-    cluster, job, protocol = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-    require_plugin(protocol)
-    handlers: dict[str, Any] = {
-        "process": process_facts,
-        "stats": rdmatensor.tensorflow.stats,
-        "reset": reset,
-    }
-    if job == "chief":
-        chief = Chief(cluster, protocol)
-        handlers |= {"train": chief.train, "block": chief.block, "close": chief.close}
-    else:
-        spec = tf.train.ClusterSpec(cluster)
-        server = tf.distribute.Server(spec, job_name=job, task_index=0, protocol=protocol)
-        assert server.target
-    line.emit("ready")
-    line.serve(handlers)
-    leave(0)
+def start(cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> Handlers:
+    """Start a server, or the chief."""
+    if job != "chief":
+        start_server(cluster, job, index, protocol)
+        return {}
+    chief = Chief(cluster, protocol)
+    return {"train": chief.train, "block": chief.block, "close": chief.close}
 
 
 if __name__ == "__main__":
-    main()
+    serve(start)

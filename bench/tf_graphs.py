@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that are timed, as TensorFlow graphs; the same graph serves every protocol.
+"""The steps that are timed, as TensorFlow graphs. All protocols run the same graph.
 
-Both ends of each transfer are pinned by device strings, and the sources are variables that change
-between blocks of steps, so no optimiser can fold, hoist or cache what travels.
+Device strings pin both ends of each transfer, and the sources are variables that change between blocks of
+steps, so no optimiser can fold, hoist or cache what travels.
 """
 
 from __future__ import annotations
@@ -31,13 +31,21 @@ _SEED = 7
 _LEARNING_RATE = 0.01
 
 
+def reads_of(variables: list[Any]) -> list[tf.Tensor]:
+    """The values of resource variables, read on the current device."""
+    return [
+        tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
+        for variable in variables
+    ]
+
+
 class Workload(ABC):
     """A graph and its session. `target` is a server's address, "" for a session of this process."""
 
     def __init__(self, name: str, target: str) -> None:
         self.graph = tf.Graph()
         self._target = target
-        # A container of its own, so that `close` frees the variables of the other task, too.
+        # With a container of its own, `close` frees the variables on the other task as well.
         self._container = "".join(letter for letter in name if letter.isalnum())
         with self.graph.as_default(), self.graph.container(self._container):
             self.build()
@@ -54,11 +62,11 @@ class Workload(ABC):
 
     @abstractmethod
     def before_block(self) -> None:
-        """Untimed preparation of a block of steps."""
+        """Prepare a block of steps; this is not timed."""
 
     @abstractmethod
     def step(self) -> Any:
-        """The timed step; gives what it fetched."""
+        """Run one step, which is timed, and return what it fetched."""
 
     @abstractmethod
     def check(self, fetched: Any) -> None:
@@ -67,8 +75,7 @@ class Workload(ABC):
     def block(self, steps: int) -> tuple[list[float], list[Any]]:
         """Seconds and fetched values of `steps` steps.
 
-        UNTIMED_STEPS go before them: caches and threads are still at the other cluster, which is the
-        doing of this benchmark and not of the step.
+        UNTIMED_STEPS run before them, because caches and threads still belong to the previous cluster.
         """
         self.before_block()
         for _ in range(UNTIMED_STEPS):
@@ -92,7 +99,7 @@ class Workload(ABC):
 
 
 class Transfer(Workload):
-    """Tensors of one task, each taken in every step by the other."""
+    """Tensors that travel from one task to the other in every step."""
 
     def __init__(self, case: Case, target: str) -> None:
         self._case = case
@@ -104,7 +111,7 @@ class Transfer(Workload):
         super().__init__(case.name, target)
 
     def build(self) -> None:
-        # Fed rather than constant, or the optimiser would compute the pattern and keep it in the graph.
+        # The offset is fed, because the optimiser would fold a constant pattern into the graph.
         self._offset = v1.placeholder(tf.int32, [])
         indices = range(self._case.count)
         sender, receiver = (CONSUMER, OWNER) if self._case.push else (OWNER, CONSUMER)
@@ -112,7 +119,7 @@ class Transfer(Workload):
             fed = self._case.source == "fed"
             sources = self._placeholders() if fed else self._variables()
         with tf.device(receiver):
-            # Shared by all slices: two constants for each would cost more than the slice.
+            # All slices share these constants: two for each slice would cost more than the slice.
             last = [extent - 1 for extent in self._shape]
             self._last = tf.constant(last), tf.constant([1] * len(last))
             self._step = tf.concat([self._take(source) for source in sources], axis=0)
@@ -121,7 +128,7 @@ class Transfer(Workload):
             )
 
     def _placeholders(self) -> list[tf.Tensor]:
-        """To be fed, as the variables are without: there is nothing to initialise."""
+        """Placeholders, which need no initialisation and no update."""
         self._fed = [v1.placeholder(tf.float32, self._shape) for _ in range(self._case.count)]
         self._values: list[npt.NDArray[np.float32]] = []
         self._initialise = self._update = tf.no_op()
@@ -136,13 +143,10 @@ class Transfer(Workload):
         ]
         self._initialise = tf.group([variable.initializer for variable in variables])
         self._update = tf.group([variable.assign(variable + 1.0).op for variable in variables])
-        return [
-            tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
-            for variable in variables
-        ]
+        return reads_of(variables)
 
     def _pattern(self, index: int) -> tf.Tensor:
-        """What tensor `index` holds after `offset` updates; no two tensors hold the same."""
+        """The value of tensor `index` after `offset` updates. No two tensors are equal."""
         ramp = (tf.range(self._length) + 7 * index) % _MODULUS
         return tf.reshape(tf.cast(ramp + self._offset, tf.float32), self._shape)
 
@@ -153,7 +157,7 @@ class Transfer(Workload):
         return taken if len(self._shape) == 1 else tf.reshape(taken, [1])
 
     def _expected(self) -> npt.NDArray[np.float32]:
-        """What a step has to fetch now."""
+        """The values that a step must fetch now."""
         if self._case.consumer == "read":
             return np.full(self._case.count, _MODULUS - 1 + self._updates, np.float32)
         ramp = (self._length - 1 + 7 * np.arange(self._case.count)) % _MODULUS
@@ -161,12 +165,12 @@ class Transfer(Workload):
 
     def initialise(self) -> None:
         self.session.run(self._initialise, {self._offset: 0})
-        # session.run would look its fetches up anew in every step.
+        # A callable avoids that session.run looks up its fetches in every step.
         self._run_step = self.session.make_callable(self._step, self._fed)
         self._feed()
 
     def _feed(self) -> None:
-        """What the next steps are fed with: new memory, as a reader of data gives it."""
+        """Allocate the arrays that the next steps are fed with, as an input pipeline does."""
         ramp = np.arange(self._length)
         self._values = [
             ((ramp + 7 * index) % _MODULUS + self._updates).astype(np.float32).reshape(self._shape)
@@ -179,7 +183,7 @@ class Transfer(Workload):
         self._feed()
 
     def step(self) -> Any:
-        # A copy: whoever keeps what was fetched keeps the place that it came to.
+        # The copy releases the place that the tensor arrived in.
         return np.array(self._run_step(*self._values))
 
     def check(self, fetched: Any) -> None:
@@ -187,7 +191,7 @@ class Transfer(Workload):
             raise ValueError(f"{self._case.name}: fetched {fetched} instead of {self._expected()}")
 
     def verify(self) -> None:
-        """Compare every element that arrives, before and after an update."""
+        """Compare every element that arrives, before and after an update. ValueError if one differs."""
         for _ in range(2):
             feeds = dict(zip(self._fed, self._values, strict=True))
             if not self.session.run(self._same, {self._offset: self._updates, **feeds}):
@@ -196,9 +200,9 @@ class Transfer(Workload):
 
 
 class Training(Workload):
-    """A step of training: variables on `owner`, which also applies the gradients that `worker` computes.
+    """A training step: `owner` has the variables and applies the gradients that `worker` computes.
 
-    With empty device names it is the same step without any communication.
+    With empty device names, the same step runs without communication.
     """
 
     def __init__(self, batch: int, target: str, owner: str, worker: str) -> None:
@@ -217,10 +221,7 @@ class Training(Workload):
                 for i, shape in enumerate(shapes)
             ]
             self._initialise = tf.group([variable.initializer for variable in variables])
-            values = [
-                tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
-                for variable in variables
-            ]
+            values = reads_of(variables)
         with tf.device(self._worker):
             self._image_feed = v1.placeholder(tf.float32, self._images.shape)
             self._label_feed = v1.placeholder(tf.int32, self._labels.shape)
@@ -239,7 +240,7 @@ class Training(Workload):
         self.session.run(self._initialise)
 
     def before_block(self) -> None:
-        """Nothing: each step changes the variables."""
+        """Do nothing, because each step changes the variables."""
 
     def step(self) -> float:
         feeds = {self._image_feed: self._images, self._label_feed: self._labels}

@@ -1,50 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the cases of the benchmarks on clusters, a block of steps on one, then on the next."""
+"""Runs the cases of the TensorFlow benchmarks on clusters that take turns."""
 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rdmatensor.bench import turns
+from rdmatensor.bench.turns import Distribution, rotated, turn_ratios
 from rdmatensor.demo.cluster import SILENCE_S, environment
 from rdmatensor.demo.launch import Child, TaskFailed, Team, free_addresses
 from rdmatensor.demo.paths import STOCK, Paths
-from rdmatensor.demo.timing import Distribution
 
-_TASK = str(Path(__file__).with_name("tf_task.py"))
+_FOLDER = Path(__file__).parent
 _WARM_UP_BLOCKS = 2
 
 
 @dataclass
-class Samples:
-    """What the blocks of one case on one cluster (or in one kind of process) gave."""
+class Samples(turns.Samples):
+    """The step times of one case on one cluster, or in one process."""
 
-    # Of single steps, block by block.
-    blocks: list[list[float]] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    # All steps made, the untimed ones of each block, too.
+    losses: list[Any] = field(default_factory=list)
+    # All steps, including the untimed ones of each block.
     steps: int = 0
-    # Bytes that crossed the loopback interface in a block, divided by its steps.
+    # Bytes per step that crossed the loopback interface, for each block.
     loopback: list[float] = field(default_factory=list)
 
     @property
-    def seconds(self) -> list[float]:
-        """Of single steps."""
-        return [second for block in self.blocks for second in block]
-
-    @property
-    def turns(self) -> list[float]:
-        """The median of each block."""
-        return [statistics.median(block) for block in self.blocks]
-
-    @property
-    def time(self) -> Distribution:
-        """Of all steps."""
-        return Distribution.of(self.seconds)
+    def loopback_bytes(self) -> float:
+        """The median of the blocks."""
+        return Distribution.of(self.loopback).median
 
 
 @dataclass(frozen=True)
@@ -58,7 +47,7 @@ class Way:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the servers' processes."""
+        """The environment of the servers' processes."""
         plan = {"RDMATENSOR_PLAN": "on" if self.planned else "off"}
         return environment(self.protocol) | plan | dict(self.settings)
 
@@ -69,19 +58,27 @@ STATIC = Way("static", planned=True)
 
 
 class Cluster:
-    """Servers, each in a process of its own."""
+    """Servers, each in a process of its own that runs `program`. The first one is the client's, too."""
 
-    def __init__(self, team: Team, way: Way, tasks: int = 2) -> None:
+    def __init__(
+        self, team: Team, way: Way, jobs: Sequence[str] = ("worker",) * 2, program: str = "tf_task"
+    ) -> None:
         self.way = way
         self._team = team
-        cluster = json.dumps({"worker": free_addresses(tasks)})
+        addresses = iter(free_addresses(len(jobs)))
+        cluster: dict[str, list[str]] = {}
+        places = []
+        for job in jobs:
+            places.append((job, str(len(cluster.setdefault(job, [])))))
+            cluster[job].append(next(addresses))
+        script = [str(_FOLDER / f"{program}.py"), json.dumps(cluster)]
         self.tasks = [
             team.start(
-                f"{way.name}-task{index}",
-                [_TASK, cluster, str(index), way.protocol],
+                f"{way.name.replace('/', '-')}-of-{len(jobs)}-{job}{index}",
+                [*script, job, index, way.protocol],
                 way.environment,
             )
-            for index in range(tasks)
+            for job, index in places
         ]
 
     @property
@@ -89,26 +86,35 @@ class Cluster:
         """The task in whose process sessions run."""
         return self.tasks[0]
 
+    def ask(self, command: str, patience: float = SILENCE_S, **fields: Any) -> dict[str, Any]:
+        """The client's answer to a command. TaskFailed if there is none after `patience` seconds."""
+        return self._team.ask(self.client, command, patience, **fields)
+
+    def ask_all(
+        self, command: str, patience: float = SILENCE_S, **fields: Any
+    ) -> list[dict[str, Any]]:
+        """The answers of all tasks, which work on the command at the same time."""
+        for task in self.tasks:
+            task.send(command, **fields)
+        return [self._team.wait(task, command, patience) for task in self.tasks]
+
     def wait(self) -> None:
-        """Until all servers have started. TaskFailed if they are not what they should be, too."""
+        """Wait until all servers have started. TaskFailed if the plugin is missing, or loaded by mistake."""
         for task in self.tasks:
             self._team.wait(task, "ready", SILENCE_S)
-            has_plugin = self._team.ask(task, "process")["plugin"]
-            if has_plugin != (self.way.protocol != STOCK):
-                state = "has the plugin loaded" if has_plugin else "has no plugin loaded"
+        for task, facts in zip(self.tasks, self.ask_all("process"), strict=True):
+            if facts["plugin"] != (self.way.protocol != STOCK):
+                state = "has the plugin loaded" if facts["plugin"] else "has no plugin loaded"
                 raise TaskFailed(task.name, state, task.log)
 
     def reset(self) -> None:
-        """Have the plugin's counters begin anew; stock gRPC keeps none."""
+        """Set the plugin's counters to zero."""
         if self.way.protocol != STOCK:
-            for task in self.tasks:
-                self._team.ask(task, "reset")
+            self.ask_all("reset")
 
     def use(self) -> Use:
-        """What the tasks count since `reset`."""
-        if self.way.protocol == STOCK:
-            return Use([])
-        return Use([self._team.ask(task, "stats") for task in self.tasks])
+        """What the tasks have counted since `reset`."""
+        return Use([] if self.way.protocol == STOCK else self.ask_all("stats"))
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ class Use:
         return Paths.total(map(Paths.from_stats, self.tasks))
 
     def total(self, *names: str) -> int:
-        """The counter at these keys, added up."""
+        """The sum of the counter that these keys lead to."""
         total = 0
         for stats in self.tasks:
             value: Any = stats
@@ -144,12 +150,10 @@ class Result:
 
 
 def ratio(slow: Result, fast: Result) -> tuple[float, Distribution]:
-    """How many times as long a step of `slow` takes: by the medians of all steps, and by those of the
-    blocks of one turn, for the spread."""
-    turns = zip(slow.samples.blocks, fast.samples.blocks, strict=True)
+    """How many times as long a step of `slow` takes: by the medians, and in single turns."""
     return (
-        slow.samples.time.median / fast.samples.time.median,
-        Distribution.of([statistics.median(s) / statistics.median(f) for s, f in turns]),
+        slow.samples.spread.median / fast.samples.spread.median,
+        turn_ratios(slow.samples.turns, fast.samples.turns),
     )
 
 
@@ -160,48 +164,46 @@ def same_losses(results: Sequence[Result]) -> bool | None:
 
 
 def measure(
-    team: Team,
     clusters: Sequence[Cluster],
     build: dict[str, Any],
     steps: int,
     block: int,
     patience: float = SILENCE_S,
 ) -> list[Result]:
-    """Have each cluster `build` a workload and time `steps` steps of it, in turns of `block`.
+    """Have each cluster build a workload, and time `steps` steps of it in turns of `block` steps.
 
-    Building and a block each take `patience` seconds at most; else TaskFailed.
+    `build` is a command with its fields. TaskFailed if building or a block takes over `patience` seconds.
     """
     warm_up = []
     for cluster in clusters:
         cluster.reset()
-        team.ask(cluster.client, timeout=patience, **build)
-        team.ask(cluster.client, "block", patience, steps=block * _WARM_UP_BLOCKS)
+        cluster.ask(patience=patience, **build)
+        cluster.ask("block", patience, steps=block * _WARM_UP_BLOCKS)
         warm_up.append(cluster.use())
         cluster.reset()
-    clients = {cluster.way.name: cluster.client for cluster in clusters}
-    samples = interleave(team, clients, steps, block, patience)
+    asked = {cluster.way.name: cluster.ask for cluster in clusters}
+    samples = interleave(asked, steps, block, patience)
     results = [
         Result(cluster.way, samples[cluster.way.name], before, cluster.use())
         for cluster, before in zip(clusters, warm_up, strict=True)
     ]
     for cluster in clusters:
-        team.ask(cluster.client, "close", SILENCE_S)
+        cluster.ask("close")
     return results
 
 
 def interleave(
-    team: Team,
-    clients: dict[str, Child],
+    asked: Mapping[str, Callable[..., dict[str, Any]]],
     steps: int,
     block: int,
     patience: float = SILENCE_S,
 ) -> dict[str, Samples]:
-    """Blocks in turns, each turn begun by the next in order, so that drift falls on all alike."""
-    samples = {name: Samples() for name in clients}
-    for names in _turns(list(clients), -(-steps // block)):
+    """Ask for blocks of steps in turns, so that drift of the machine affects all alike."""
+    samples = {name: Samples() for name in asked}
+    for names in rotated(list(asked), -(-steps // block)):
         for name in names:
             start = _loopback_bytes()
-            answer = team.ask(clients[name], "block", patience, steps=block)
+            answer = asked[name]("block", patience, steps=block)
             sample = samples[name]
             sample.steps += answer["steps"]
             sample.loopback.append((_loopback_bytes() - start) / answer["steps"])
@@ -210,14 +212,8 @@ def interleave(
     return samples
 
 
-def _turns(names: list[str], count: int) -> Iterator[list[str]]:
-    for turn in range(count):
-        first = turn % len(names)
-        yield names[first:] + names[:first]
-
-
 def _loopback_bytes() -> int:
-    """Bytes that the loopback interface has carried: what goes over gRPC on one machine shows here."""
+    """Bytes that the loopback interface has carried, which is how gRPC's traffic shows on one machine."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == "lo":
@@ -227,48 +223,49 @@ def _loopback_bytes() -> int:
 
 @dataclass
 class Unused:
-    """A local model with the plugin loaded and without, two processes of each kind."""
+    """A local model with the plugin loaded and without it, two processes of each kind."""
 
     samples: dict[str, Samples]
     facts: dict[str, dict[str, Any]]
 
     @staticmethod
     def wants_plugin(name: str) -> bool:
-        """Whether the process called `name` is one of those with the plugin."""
+        """Whether the process `name` should have the plugin loaded."""
         return name.startswith("with ")
 
     def _kind(self, plugin: bool) -> list[Samples]:
         return [s for name, s in self.samples.items() if self.wants_plugin(name) == plugin]
 
-    def pooled(self, plugin: bool) -> Distribution:
-        """Of both processes of a kind."""
-        return Distribution.of([second for s in self._kind(plugin) for second in s.seconds])
+    def _median(self, plugin: bool) -> float:
+        return Distribution.of([second for s in self._kind(plugin) for second in s.all]).median
 
     @property
     def difference(self) -> float:
         """Relative difference of the medians: positive if the plugin is slower."""
-        return self.pooled(True).median / self.pooled(False).median - 1
+        return self._median(True) / self._median(False) - 1
 
     @property
     def noise(self) -> float:
         """The largest relative difference between the medians of two processes of one kind."""
-        pairs = [[s.time.median for s in self._kind(plugin)] for plugin in (True, False)]
+        pairs = [[s.spread.median for s in self._kind(plugin)] for plugin in (True, False)]
         return max(max(pair) / min(pair) - 1 for pair in pairs)
 
 
 def measure_unused(team: Team, batch: int, steps: int, block: int) -> Unused:
-    """The local training step, with the plugin loaded but no grpc+rdma server, and with it disabled."""
+    """Time the local training step with the plugin loaded but not used, and with the plugin disabled."""
     disabled = environment(STOCK)
     enabled = {name: value for name, value in disabled.items() if name != "RDMATENSOR_DISABLE"}
-    clients = {
-        f"{kind} {number}": team.start(f"local-{kind}-{number}", [_TASK], variables)
+    processes = {
+        f"{kind} {number}": team.start(
+            f"local-{kind}-{number}", [str(_FOLDER / "tf_task.py")], variables
+        )
         for number in (1, 2)
         for kind, variables in (("with", enabled), ("without", disabled))
     }
-    for client in clients.values():
-        team.wait(client, "ready", SILENCE_S)
-        team.ask(client, "training", SILENCE_S, batch=batch)
-        team.ask(client, "block", SILENCE_S, steps=block * _WARM_UP_BLOCKS)
-    samples = interleave(team, clients, steps, block)
-    facts = {name: team.ask(client, "process") for name, client in clients.items()}
-    return Unused(samples, facts)
+    asked = {name: partial(team.ask, process) for name, process in processes.items()}
+    for name, process in processes.items():
+        team.wait(process, "ready", SILENCE_S)
+        asked[name]("training", SILENCE_S, batch=batch)
+        asked[name]("block", SILENCE_S, steps=block * _WARM_UP_BLOCKS)
+    samples = interleave(asked, steps, block)
+    return Unused(samples, {name: ask("process") for name, ask in asked.items()})

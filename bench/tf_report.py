@@ -1,27 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and judgements of the benchmarks of TensorFlow."""
+"""The tables of the TensorFlow benchmarks, and the checks that their measurements are valid."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 
 from rdmatensor.bench import record
+from rdmatensor.bench.turns import Distribution
 from rdmatensor.demo.paths import PATHS, STOCK
-from rdmatensor.demo.timing import Distribution, duration, size
+from rdmatensor.units import duration, size
 from tf_measure import DYNAMIC, Result, Unused, ratio, same_losses
 
 _HISTOGRAM_BARS = " ▁▂▃▄▅▆▇█"
 _HISTOGRAM_BINS = 24
 
 
+def span(time: Distribution) -> str:
+    """The 10th and the 90th percentile: "1.2 ms .. 1.5 ms"."""
+    return f"{duration(time.p10)} .. {duration(time.p90)}"
+
+
+def speedup(slow: Result, fast: Result) -> str:
+    """The ratio of the medians, and percentiles of the ratios in single turns: "2.1x (2 .. 2.3)"."""
+    median, turns = ratio(slow, fast)
+    return f"{median:.3g}x ({turns.p10:.3g} .. {turns.p90:.3g})"
+
+
+def verdict(value: float, target: float) -> str:
+    """The target, in green if it is met and in red if it is missed."""
+    met = value >= target
+    return f"[green]{target:g}x met[/green]" if met else f"[red]{target:g}x missed[/red]"
+
+
 @dataclass(frozen=True)
 class Row:
-    """One case as it is reported: its results on all clusters, the slowest expected first; the last is what
-    the others are compared with. `step_bytes` is what a step must move at least, `target` how many times as
-    fast as stock gRPC it should be, `path` what its larger tensors take where there is a plan."""
+    """One case on all clusters. The last result is the one that the others are compared with.
+
+    A step moves at least `step_bytes` bytes. `target` is the speedup over the first cluster that we want.
+    With a plan, tensors take `path` ("" if that is not checked).
+    """
 
     name: str
     step_bytes: int
@@ -30,16 +50,17 @@ class Row:
     path: str = "static"
 
     def faults(self) -> list[str]:
-        """Signs that a step did not move what it should, or not the way it should."""
-        found = [fault for result in self.results for fault in self._faults_of(result)]
+        """Reasons why the measurement is not valid."""
+        found = [fault for result in self.results for fault in self.faults_of(result)]
         if same_losses(self.results) is False:
             found.append("the losses differ")
         return [f"{self.name}: {fault}" for fault in found]
 
-    def _faults_of(self, result: Result) -> Iterator[str]:
+    def faults_of(self, result: Result) -> Iterator[str]:
+        """Steps of one cluster that did not move what they should, or not by the path that they should."""
         name = result.way.name
         if result.way.protocol == STOCK:
-            if (moved := Distribution.of(result.samples.loopback).median) < self.step_bytes:
+            if (moved := result.samples.loopback_bytes) < self.step_bytes:
                 yield f"a step over {name} moved only {size(moved)} over loopback"
             return
         paths = result.timed.paths
@@ -47,48 +68,62 @@ class Row:
         if pushed < self.step_bytes:
             yield f"a step over {name} pushed only {size(pushed)}"
         yield from paths.avoidable()
-        if not result.way.planned:
+        if not result.way.planned or not self.path:
             return
         if paths.bytes[self.path] < result.samples.steps * self.step_bytes:
             yield f"tensors on {name} did not take the path {self.path}"
         if others := paths.tensors.total() - sum(paths.tensors[p] for p in {"static", self.path}):
-            # Edges are refused a place before the first step.
+            # The plan refuses a place before the first step, while the case warms up.
             uses = {"busy": result.timed, "unfit": result.timed}
             uses |= {"over_budget": result.warm_up, "mismatched": result.warm_up}
             why = ", ".join(f"{use.total('plan', event)} {event}" for event, use in uses.items())
             yield f"{others} tensors on {name} did not go to their planned places ({why})"
 
-    def records(
-        self, suite: str, rivals: Mapping[str, str] | None = None
-    ) -> Iterator[record.Result]:
-        """For the record. `rivals` tells whom a way is compared with, by their names; without it the last,
-        which is expected to be fastest, is compared with the first."""
-        if rivals is None:
-            slowest, fastest = self.results[0].way.name, self.results[-1].way.name
-            rivals = {fastest: slowest} if fastest != slowest else {}
+    def route(self, result: Result) -> str:
+        """What a step sent by each path, the largest first: "dynamic 100 (105 MB), inline 1 (4 B)"."""
+        if result.way.protocol == STOCK:
+            return "all rpc"
+        sent, steps = result.timed.paths, result.samples.steps
+        used = sorted(filter(sent.tensors.get, PATHS), key=lambda path: -sent.bytes[path])
+        return ", ".join(
+            f"{path} {sent.tensors[path] / steps:.4g} ({size(sent.bytes[path] / steps)})"
+            for path in used
+        )
+
+    def verdict(self) -> str:
+        """Whether the planned cluster meets the target."""
+        if self.target is None or not self.results[-1].way.planned:
+            return "-"
+        return verdict(ratio(self.results[0], self.results[-1])[0], self.target)
+
+    def records(self, suite: str) -> Iterator[record.Result]:
+        """The results for the record."""
+        slowest, fastest = self.results[0].way.name, self.results[-1].way.name
         for result in self.results:
-            rival = rivals.get(result.way.name, "")
+            compared = result.way.name == fastest != slowest
             yield record.Result(
                 suite,
                 self.name,
                 result.way.name,
                 record.SECONDS,
-                result.samples.seconds,
+                result.samples.all,
                 turns=result.samples.turns,
                 parameters={
                     "step_bytes": self.step_bytes,
                     "steps": result.samples.steps,
-                    "loopback_bytes": Distribution.of(result.samples.loopback).median,
+                    "loopback_bytes": result.samples.loopback_bytes,
                 },
-                rival=rival,
-                target=self.target if rival and result.way.planned else None,
+                rival=slowest if compared else "",
+                target=self.target if compared and result.way.planned else None,
             )
 
 
-def step_table(rows: list[Row]) -> Table:
-    """Step times of all cases, a line for each cluster of each."""
+def step_table(
+    rows: Sequence[Row], title: str = "Time of one step, all clusters in turns"
+) -> Table:
+    """The step times of all cases, a line for each cluster."""
     fast = rows[0].results[-1].way.name
-    table = Table(title="Time of one step, all clusters in turns")
+    table = Table(title=title)
     for header in ("step", "cluster"):
         table.add_column(header)
     for header in ("median", "p10 .. p90", f"{fast} is faster", "target", "over loopback"):
@@ -96,64 +131,38 @@ def step_table(rows: list[Row]) -> Table:
     table.add_column("sent in a step")
     for row in rows:
         for index, result in enumerate(row.results):
-            time = result.samples.time
+            time = result.samples.spread
             last = index == len(row.results) - 1
             table.add_row(
                 row.name if index == 0 else "",
                 result.way.name,
                 duration(time.median),
-                f"{duration(time.p10)} .. {duration(time.p90)}",
-                "" if last else _ratio(result, row.results[-1]),
-                _target(row) if index == 0 else "",
-                size(Distribution.of(result.samples.loopback).median),
-                _route(result),
+                span(time),
+                "" if last else speedup(result, row.results[-1]),
+                row.verdict() if index == 0 else "",
+                size(result.samples.loopback_bytes),
+                row.route(result),
                 end_section=last,
             )
     return table
 
 
-def _ratio(slow: Result, fast: Result) -> str:
-    """Of the medians; in brackets p10 .. p90 of what single turns gave."""
-    median, turns = ratio(slow, fast)
-    return f"{median:.3g}x ({turns.p10:.3g} .. {turns.p90:.3g})"
-
-
-def _target(row: Row) -> str:
-    if row.target is None or not row.results[-1].way.planned:
-        return "-"
-    met = ratio(row.results[0], row.results[-1])[0] >= row.target
-    return f"[green]{row.target:g}x met[/green]" if met else f"[red]{row.target:g}x missed[/red]"
-
-
-def _route(result: Result) -> str:
-    """What a step sent by each path, the largest first: "dynamic 100 (105 MB), inline 1 (4 B)"."""
-    if result.way.protocol == STOCK:
-        return "all rpc"
-    sent, steps = result.timed.paths, result.samples.steps
-    used = sorted(
-        (path for path in PATHS if sent.tensors[path]), key=lambda path: -sent.bytes[path]
-    )
-    return ", ".join(
-        f"{path} {sent.tensors[path] / steps:.4g} ({size(sent.bytes[path] / steps)})"
-        for path in used
-    )
-
-
 def plan_table(rows: list[Row]) -> Table:
-    """What the plan did on the clusters that have one, and the memory that it takes."""
+    """How planned tensors travelled, and the memory that their places take."""
     table = Table(
         title="Planned tensors",
-        caption="By step; busy is the sum of all steps. Places: of all graphs of the session, the check "
-        "of values among them. The arena, where tensors are computed, at its largest. Both tasks together.",
+        caption="Tensors per step; busy counts all steps. Places are those of all graphs of the session, "
+        "including the graph that checks values. The arena is shown at its peak. Both tasks together.",
     )
-    table.add_column("step")
+    for header in ("step", "cluster"):
+        table.add_column(header)
     for header in (
         "static",
         "lent",
         "in groups",
         "busy",
         "places",
-        "of a step's bytes",
+        "places / step bytes",
         "arena",
         "without plan",
     ):
@@ -168,6 +177,7 @@ def plan_table(rows: list[Row]) -> Table:
             groups = use.total("plan", "groups") / steps
             table.add_row(
                 row.name,
+                result.way.name,
                 f"{use.paths.tensors['static'] / steps:.4g}",
                 f"{use.total('fetched', 'in_place', 'tensors') / steps:.4g}",
                 f"{use.total('plan', 'fused') / steps:.4g} in {groups:.4g}" if groups else "-",
@@ -185,28 +195,28 @@ def _arena(result: Result) -> str:
 
 
 def unused_table(unused: Unused) -> Table:
-    """Both kinds of process side by side, with the shape of their distributions."""
-    times = [second for samples in unused.samples.values() for second in samples.seconds]
+    """The step times of all processes, with histograms."""
+    times = [second for samples in unused.samples.values() for second in samples.all]
     spread = Distribution.of(times)
     low, high = min(times), spread.p90 + (spread.p90 - spread.p10)
     table = Table(
         title="A local training step, plugin loaded but unused",
-        caption=f"plugin against none: median {unused.difference:+.1%}; two processes of one kind differ "
-        f"by up to {unused.noise:.1%}. Shapes cover {duration(low)} .. {duration(high)}.",
+        caption=f"The plugin changes the median by {unused.difference:+.1%}; two processes of one "
+        f"kind differ by up to {unused.noise:.1%}. Histograms cover {duration(low)} .. {duration(high)}.",
     )
     table.add_column("process")
     for header in ("median", "p10 .. p90"):
         table.add_column(header, justify="right")
-    table.add_column("shape", min_width=_HISTOGRAM_BINS, no_wrap=True)
+    table.add_column("histogram", min_width=_HISTOGRAM_BINS, no_wrap=True)
     for header in ("threads", "resident"):
         table.add_column(header, justify="right")
     for name, samples in unused.samples.items():
         facts = unused.facts[name]
         table.add_row(
             f"{'plugin' if facts['plugin'] else 'no plugin'} {name[-1]}",
-            duration(samples.time.median),
-            f"{duration(samples.time.p10)} .. {duration(samples.time.p90)}",
-            _histogram(samples.seconds, low, high),
+            duration(samples.spread.median),
+            span(samples.spread),
+            _histogram(samples.all, low, high),
             str(facts["threads"]),
             size(facts["resident_bytes"]),
         )
@@ -214,7 +224,7 @@ def unused_table(unused: Unused) -> Table:
 
 
 def _histogram(values: list[float], low: float, high: float) -> str:
-    """Bars of the values between `low` and `high`; those above are in the last."""
+    """Bars for the values between `low` and `high`; the last bar includes larger values."""
     counts = [0] * _HISTOGRAM_BINS
     for value in values:
         place = int((value - low) / (high - low) * _HISTOGRAM_BINS)
@@ -226,7 +236,7 @@ def _histogram(values: list[float], low: float, high: float) -> str:
 
 
 def unused_faults(unused: Unused) -> list[str]:
-    """Processes that are not of the kind they were meant to be."""
+    """Processes in which the plugin is loaded by mistake, or missing."""
     return [
         f"process {name!r}: the plugin is {'loaded' if facts['plugin'] else 'not loaded'}"
         for name, facts in unused.facts.items()
@@ -235,7 +245,7 @@ def unused_faults(unused: Unused) -> list[str]:
 
 
 def unused_records(unused: Unused) -> Iterator[record.Result]:
-    """Each process is a way of its own."""
+    """The results for the record, where each process is a way of its own."""
     for name, samples in unused.samples.items():
         facts = unused.facts[name]
         yield record.Result(
@@ -243,7 +253,7 @@ def unused_records(unused: Unused) -> Iterator[record.Result]:
             "a local training step",
             f"{'plugin' if facts['plugin'] else 'no plugin'} {name[-1]}",
             record.SECONDS,
-            samples.seconds,
+            samples.all,
             turns=samples.turns,
             parameters={key: facts[key] for key in ("threads", "resident_bytes")},
         )

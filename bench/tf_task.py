@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of a benchmark: one of a cluster's TensorFlow servers, or a local model without a server.
+"""A process of a benchmark: a TensorFlow server of a cluster, or a local model without a server.
 
-Task 0 of a cluster is also the client: sessions run in its process, so no message between client and
-master adds to a step.
+Task 0 of a cluster is also the client. Sessions run in its process, so messages between client and master
+add nothing to a step.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-import rdmatensor.metrics
 import rdmatensor.tensorflow
 from converge_graphs import LEARNERS, Learner
 from paper_graphs import Replica
@@ -26,17 +25,20 @@ from tf_cases import Case
 from tf_graphs import CONSUMER, OWNER, UNTIMED_STEPS, Training, Transfer, Workload
 
 _PLUGIN = "librdmatensor_tensorflow"
+_servers: list[Any] = []
+
+Handlers = Mapping[str, Callable[..., Mapping[str, Any]]]
 
 
 class Client:
-    """Runs one workload at a time on a session `target` and answers the commands about it."""
+    """Runs one workload at a time in sessions on `target`."""
 
     def __init__(self, target: str) -> None:
         self._target = target
         self._workload: Workload | None = None
 
-    def handlers(self) -> dict[str, Any]:
-        """Commands by name."""
+    def handlers(self) -> Handlers:
+        """The methods that answer commands."""
         return {
             "transfer": self.transfer,
             "training": self.training,
@@ -45,24 +47,23 @@ class Client:
             "learn": self.learn,
             "block": self.block,
             "close": self.close,
-            "process": process_facts,
         }
 
     def transfer(self, **case: Any) -> Mapping[str, Any]:
-        """Build a transfer case and verify, element by element, that what is sent arrives."""
+        """Build a transfer case, and compare every element that arrives with what was sent."""
         workload = Transfer(Case(**case), self._target)
         self._workload = workload
         workload.verify()
         return {}
 
     def training(self, batch: int) -> Mapping[str, Any]:
-        """Build a training step: over both tasks, or without devices if there is no server."""
+        """Build a training step: on both tasks, or locally if there is no server."""
         devices = (OWNER, CONSUMER) if self._target else ("", "")
         self._workload = Training(batch, self._target, *devices)
         return {}
 
     def replica(self, verify: bool, **about: Any) -> Mapping[str, Any]:
-        """Build a step of one of the paper's models and, if asked to, verify what arrives."""
+        """Build a step of one of the paper's models; `verify` compares every element that arrives."""
         workload = Replica(**about, target=self._target)
         self._workload = workload
         if verify:
@@ -75,12 +76,12 @@ class Client:
         return {"loss_wanted": self._workload.target}
 
     def learn(self, steps: int) -> Mapping[str, Any]:
-        """Train, and say how long each step took and what the loss was."""
+        """Train, and return the time and the loss of each step."""
         assert isinstance(self._workload, Learner)
         return self._workload.learn(steps)
 
     def block(self, steps: int) -> Mapping[str, Any]:
-        """Time `steps` steps; losses are given where the workload has them, "steps" counts all made."""
+        """Time `steps` steps. The answer counts untimed steps as well, and has the losses, if any."""
         assert self._workload is not None
         seconds, fetched = self._workload.block(steps)
         losses = fetched if isinstance(self._workload, Training) else []
@@ -95,7 +96,7 @@ class Client:
 
 
 def process_facts() -> Mapping[str, Any]:
-    """Whether the plugin is in this process, and what the process holds."""
+    """Whether the plugin is loaded, and the process's threads, memory and id."""
     status = dict(
         line.split(":", 1)
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -110,37 +111,48 @@ def process_facts() -> Mapping[str, Any]:
 
 
 def reset() -> Mapping[str, Any]:
-    """Begin to count anew."""
+    """Set the plugin's counters to zero."""
     rdmatensor.tensorflow.reset_stats()
     return {}
 
 
-def metrics() -> Mapping[str, Any]:
-    """Serve them from now on."""
-    endpoint = rdmatensor.metrics.serve(0)
-    assert endpoint
-    return {"address": endpoint.address}
+def serve(start: Callable[[dict[str, list[str]], str, int, str], Handlers]) -> None:
+    """Start this task and answer the launcher's commands until it closes the line.
+
+    `start` gets the program's arguments: the cluster as JSON, the job, the index of the task, and the
+    protocol. It returns the handlers of commands.
+    """
+    line = Line()
+    cluster, job, index, protocol = sys.argv[1:]
+    require_plugin(protocol)
+    handlers = start(json.loads(cluster), job, int(index), protocol)
+    line.emit("ready")
+    line.serve(
+        {
+            **handlers,
+            "process": process_facts,
+            "stats": rdmatensor.tensorflow.stats,
+            "reset": reset,
+        }
+    )
+    leave(0)
+
+
+def start_server(cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> str:
+    """The target of a server that runs until this process ends."""
+    spec = tf.train.ClusterSpec(cluster)
+    server = tf.distribute.Server(spec, job_name=job, task_index=index, protocol=protocol)
+    _servers.append(server)
+    return str(server.target)
 
 
 def main() -> None:
-    """Arguments: the cluster as JSON, task index, protocol; or none for a process without a server."""
+    """Run a server; or, without arguments, a process without one."""
+    if len(sys.argv) > 1:
+        serve(lambda *task: Client(start_server(*task)).handlers())
     line = Line()
-    if len(sys.argv) == 1:
-        line.emit("ready")
-        line.serve(Client("").handlers())
-        leave(0)
-    cluster, index, protocol = sys.argv[1:]
-    require_plugin(protocol)
-    server = tf.distribute.Server(
-        tf.train.ClusterSpec(json.loads(cluster)),
-        job_name="worker",
-        task_index=int(index),
-        protocol=protocol,
-    )
     line.emit("ready")
-    handlers = Client(server.target).handlers()
-    counters = {"stats": rdmatensor.tensorflow.stats, "reset": reset, "metrics": metrics}
-    line.serve(handlers | counters)
+    line.serve({**Client("").handlers(), "process": process_facts})
     leave(0)
 
 

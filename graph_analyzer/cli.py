@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import click
 
+from rdmatensor import units
 from rdmatensor.errors import RdmaError
 
-from .model import units
 from .model.errors import AnalysisError, LiveError
 from .model.plan import TransferPlan, closest
 from .place.analyze import DEFAULT_DEVICE, analyze
@@ -27,39 +27,43 @@ from .report.cost import Network
 @click.option("--cluster", metavar="FILE", type=click.Path(path_type=Path),
               help='JSON: {"ps": ["host:port", ...], "worker": [...]}.')  # fmt: skip
 @click.option("--html", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-              help="Write a page with the links, the receivers' memory and all tensors.")  # fmt: skip
+              help="Write a page with the links, the memory of receivers, and all tensors.")  # fmt: skip
 @click.option("--json", "json_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
               help="Write the plan.")  # fmt: skip
 @click.option("--batch-size", metavar="N", type=click.IntRange(1),
-              help="Batch of a Keras model; of other graphs the largest batch.")  # fmt: skip
+              help="Batch size of a Keras model, or the largest batch size of another graph.")  # fmt: skip
 @click.option("--fetch", "fetches", metavar="NAME", multiple=True,
-              help="What the session runs. Default: everything. Repeatable.")  # fmt: skip
+              help="Fetch of the session; repeatable. Default: everything.")  # fmt: skip
 @click.option("--feed", "feeds", metavar="NAME", multiple=True,
-              help="What the session feeds. Repeatable.")  # fmt: skip
-@click.option("--signature", default="serving_default", show_default=True, help="Of a SavedModel.")
+              help="Feed of the session; repeatable.")  # fmt: skip
+@click.option(
+    "--signature", default="serving_default", show_default=True, help="Signature of a SavedModel."
+)
 @click.option("--optimize", is_flag=True, help="Run TensorFlow's graph optimiser first.")
 @click.option("--default-device", default=DEFAULT_DEVICE, show_default=True,
-              help="Of nodes that name none: the session's target.")  # fmt: skip
-@click.option("--bandwidth", default="100Gbit", show_default=True, help="Of each task's port.")
-@click.option("--latency", default="2us", show_default=True, help="From task to task.")
+              help="Device of nodes that name none, which is the session's target.")  # fmt: skip
+@click.option(
+    "--bandwidth", default="100Gbit", show_default=True, help="Bandwidth of each task's port."
+)
+@click.option("--latency", default="2us", show_default=True, help="Latency between tasks.")
 @click.option("--rows", default=20, show_default=True, type=click.IntRange(0),
-              help="Tensors in the table, the largest first.")  # fmt: skip
+              help="Show so many tensors, the largest first.")  # fmt: skip
 @click.option("--live", "targets", metavar="HOST:PORT", multiple=True,
-              help="The plan in force of a running server; with SOURCE, how it differs. Repeatable: a "
-              "server tells what it receives.")  # fmt: skip
+              help="Show the current plan of a running server; with SOURCE, how it differs. Repeatable: "
+              "a server only knows what it receives.")  # fmt: skip
 def plan(source: str | None, targets: tuple[str, ...], **options: Any) -> None:
-    """Show what a graph sends between tasks, and how, before there is a cluster.
+    """Show what a graph will send between tasks, and how, before a cluster exists.
 
-    SOURCE is the folder of a SavedModel, a file with a GraphDef (.pb, .pbtxt) or with a plan (.json), or
-    module:function, which is called and returns what graph_analyzer.analyze takes.
+    SOURCE is the folder of a SavedModel, a file with a GraphDef (.pb, .pbtxt) or a plan (.json), or
+    module:function, whose result graph_analyzer.analyze accepts.
 
     \b
     Examples:
       rdmatensor plan mini:model --cluster cluster.json --batch-size 32 --html plan.html
-      rdmatensor plan --live host:2222       the plan in force of a running server
+      rdmatensor plan --live host:2222       the current plan of a running server
     """
     if source is None and not targets:
-        raise click.UsageError("give SOURCE, --live, or both to compare them")
+        raise click.UsageError("expected SOURCE, --live, or both to compare them")
     try:
         _run(source, targets, options)
     except (AnalysisError, LiveError, RdmaError, OSError) as error:
@@ -77,7 +81,10 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
     from .live import live
     from .report import text
 
-    network = Network(units.bandwidth(options["bandwidth"]), units.latency(options["latency"]))
+    try:
+        network = Network(units.bandwidth(options["bandwidth"]), units.latency(options["latency"]))
+    except ValueError as error:
+        raise AnalysisError(str(error)) from None
     found = live(*targets) if targets else None
     expected = _analyze(source, options) if source else None
     shown = expected or found
@@ -99,7 +106,7 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
 
 
 def _analyze(source: str, options: dict[str, Any]) -> TransferPlan:
-    # TensorFlow's own lines would come before the report.
+    # Keep TensorFlow's log out of the report.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if source.endswith(".json"):
         return TransferPlan.from_json(Path(source).read_bytes())
@@ -125,7 +132,7 @@ def _cluster(path: Path | None) -> Mapping[str, Sequence[str]] | None:
     try:
         cluster = json.loads(path.read_bytes())
     except ValueError as error:
-        raise AnalysisError(f"{form}, and it is no JSON: {error}") from None
+        raise AnalysisError(f"{form}, but it is not JSON: {error}") from None
     well_formed = isinstance(cluster, dict) and all(
         isinstance(tasks, list) and tasks and all(isinstance(task, str) for task in tasks)
         for tasks in cluster.values()
@@ -136,7 +143,7 @@ def _cluster(path: Path | None) -> Mapping[str, Sequence[str]] | None:
 
 
 def _call(name: str) -> Any:
-    """What the function "module:function" returns. Modules of the current folder are found, too."""
+    """The result of "module:function". The module may be in the current folder."""
     module_name, _, function_name = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -144,8 +151,8 @@ def _call(name: str) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise AnalysisError(
-            f"{name}: neither a file nor a module:function ({error}); run it where the module is, or "
-            "set PYTHONPATH"
+            f"{name}: neither a file nor a module:function ({error}); run the command in the folder of "
+            "the module, or set PYTHONPATH"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):

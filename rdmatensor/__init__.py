@@ -4,80 +4,34 @@
     with rdmatensor.Device() as device:
         region = device.allocate(1024, "float32", name="weights")   # peers can reach this
         remote = device.connect("host:port")                        # another process's device
-        remote.region("weights").write(array).wait()                # without its taking part
+        remote.region("weights").write(array).wait()                # the peer's code takes no part
 
 The TensorFlow plugin (protocol="grpc+rdma") needs no import: see rdmatensor.tensorflow.
 """
 
-from __future__ import annotations
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from . import config
-    from ._api.batch import Batch
-    from ._api.buffers import empty
-    from ._api.checksum import crc32c
-    from ._api.region import Access, Region, RemoteRegion
-    from ._api.remote import Capability, RemoteDevice
-    from ._api.transfer import Transfer
-    from .device import Device, DeviceStats, Notification
-    from .errors import (
-        Cancelled,
-        ConnectionFailure,
-        ConnectionLost,
-        ConnectionRefused,
-        DataCorrupted,
-        DeadlineExceeded,
-        DeviceError,
-        RdmaError,
-        RegionError,
-        Unsupported,
-        UsageError,
-    )
-    from .group import Group, GroupInfo, Operation
-
-    __version__: str
-
-__all__ = [
-    "Access",
-    "Batch",
-    "Cancelled",
-    "Capability",
-    "ConnectionFailure",
-    "ConnectionLost",
-    "ConnectionRefused",
-    "DataCorrupted",
-    "DeadlineExceeded",
-    "Device",
-    "DeviceError",
-    "DeviceStats",
-    "Group",
-    "GroupInfo",
-    "Notification",
-    "Operation",
-    "RdmaError",
-    "Region",
-    "RegionError",
-    "RemoteDevice",
-    "RemoteRegion",
-    "Transfer",
-    "Unsupported",
-    "UsageError",
-    "__version__",
-    "config",
-    "crc32c",
-    "empty",
-]
+# The list of public names is __init__.pyi, which type checkers read as well. Each is imported when it is
+# first used, so that rdmatensor.softroce works without the compiled library.
+_stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+_modules = {
+    name.name: node.module or name.name
+    for node in _stub.body
+    if isinstance(node, ast.ImportFrom)
+    for name in node.names
+}
+__all__ = sorted(_modules)
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the compiled module when something of it is used: rdmatensor.softroce needs none."""
-    if name not in __all__:
+    if name not in _modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._api import public
-
-    value = getattr(public, name)
+    import_module("._api.library", __name__)
+    module = import_module(f".{_modules[name]}", __name__)
+    value = module if _modules[name] == name else getattr(module, name)
     globals()[name] = value
     return value
 

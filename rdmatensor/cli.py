@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line `rdmatensor`: a list of commands, each imported when it is asked for.
+"""The command line `rdmatensor`, which imports a command when it is used.
 
-Some commands need what not every machine has: TensorFlow, RDMA, even the compiled library. The list and
-`doctor` work without.
+TensorFlow, RDMA and even the compiled library may be missing. The list of commands and `doctor` need none of
+them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ except ImportError:
         "rdmatensor: the command line needs click and rich: pip install 'click>=8' 'rich>=13'"
     ) from None
 
-# For each command: where it is, and its line in the list.
+# The function of each command, and its line in the list.
 COMMANDS = {
     "bench": ("rdmatensor.bench.cli:bench", "Measure latency and bandwidth, here or between hosts."),
     "doctor": ("rdmatensor.commands.doctor:doctor", "Check this machine, with a remedy for each fault."),
     "info": ("rdmatensor.commands.info:info", "Show what is installed, and the settings in force."),
     "launch": ("rdmatensor.commands.launch:launch", "Run a program as a TensorFlow cluster on this machine."),
-    "ping": ("rdmatensor.commands.ping:ping", "Measure the way to another machine."),
+    "ping": ("rdmatensor.commands.ping:ping", "Measure the connection to another machine."),
     "place": ("rdmatensor.commands.place:place", "Run a program as a task of Slurm, MPI or Kubernetes."),
     "plan": ("graph_analyzer.cli:plan", "Show what a graph sends between tasks, and how."),
     "softroce": ("rdmatensor.softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
@@ -42,7 +42,7 @@ class _Commands(click.Group):
         try:
             command: click.Command = getattr(importlib.import_module(module), name)
         except ImportError as error:
-            if ctx.resilient_parsing:  # a shell completes a line
+            if ctx.resilient_parsing:  # a shell is completing a line
                 return None
             raise _lacking(error) from error
         return command
@@ -60,13 +60,13 @@ class _Commands(click.Group):
 
 def _lacking(error: ImportError) -> click.ClickException:
     package = (error.name or "").partition(".")[0]
-    remedy = "rdmatensor doctor tells more"
+    remedy = "run rdmatensor doctor"
     if package in ("click", "rich", "numpy", "cffi", "jinja2"):
         remedy = f"pip install {package}"
     elif package == "prometheus_client":
         remedy = "pip install 'rdmatensor[metrics]'"
     elif package == "graph_analyzer":
-        remedy = "another package may have this name; rdmatensor doctor tells which"
+        remedy = "another package may have this name; run rdmatensor doctor"
     elif package == "tensorflow":
         remedy = "pip install 'tensorflow>=2.20,<2.23'"
     return click.ClickException(f"{error}: {remedy}")
@@ -77,13 +77,13 @@ def _lacking(error: ImportError) -> click.ClickException:
 def main(context: click.Context) -> None:
     """RDMA memory for Python, and grpc+rdma for TensorFlow.
 
-    Without a command: what is installed, and the settings in force, as `info` shows them.
+    Without a command, this is `rdmatensor info`.
 
     \b
     Examples:
-      rdmatensor doctor              is everything there? what to do if not
-      rdmatensor ping --listen       on one machine, and
-      rdmatensor ping HOST           on another: how fast is the way between them?
+      rdmatensor doctor              check this machine
+      rdmatensor ping --listen       on one machine, then
+      rdmatensor ping HOST           on another, to measure the connection
       rdmatensor launch -n 4 train.py
     """
     if context.invoked_subcommand is None:

@@ -15,13 +15,14 @@ _VALUE_SIZE = 4096
 
 
 class Setting(NamedTuple):
-    """One setting. `value` is its value now; `range` describes the accepted values."""
+    """One setting: its value in force, what it accepts, and whether users can leave it alone."""
 
     name: str
     value: str
     default: str
     range: str
     doc: str
+    internal: bool
 
 
 def get(name: str) -> str:
@@ -53,11 +54,8 @@ def table() -> list[Setting]:
     for index in range(lib.rdt_config_count()):
         check(lib.rdt_config_describe(index, entry))
         name = _text(entry.name)
-        settings.append(
-            Setting(
-                name, get(name), _text(entry.default_value), _text(entry.range), _text(entry.doc)
-            )
-        )
+        default, accepted, doc = map(_text, (entry.default_value, entry.range, entry.doc))
+        settings.append(Setting(name, get(name), default, accepted, doc, bool(entry.internal)))
     return settings
 
 
@@ -70,7 +68,14 @@ To change a setting, set the environment variable `RDMATENSOR_<NAME>`, or call
 `rdmatensor.config.set("<NAME>", value)` in Python. Sizes may end in K, M, G or T (powers of 1024). A value
 outside its range is an error when the first device opens. A variable that is not a setting is reported with
 the nearest name.
+"""
+_INTERNAL = """
+## Internal settings
 
+Measurements chose these defaults, and a wrong value costs more than a right one gains. Change one only if an
+error message asks for it, or if measurements on your cluster do.
+"""
+_HEADER = """
 | name | default | accepted | meaning |
 |---|---|---|---|
 """
@@ -78,8 +83,13 @@ the nearest name.
 
 def page() -> str:
     """Returns docs/configuration.md: the table as Markdown."""
-    rows = [
-        f"| `{row.name}` | `{row.default}` | {row.range.replace('|', ', ')} | {row.doc} |\n"
-        for row in table()
-    ]
-    return _PAGE + "".join(rows)
+    settings = table()
+    return "".join(
+        text + _HEADER + "".join(_row(each) for each in settings if each.internal == internal)
+        for text, internal in ((_PAGE, False), (_INTERNAL, True))
+    )
+
+
+def _row(setting: Setting) -> str:
+    accepted = setting.range.replace("|", ", ")
+    return f"| `{setting.name}` | `{setting.default}` | {accepted} | {setting.doc} |\n"

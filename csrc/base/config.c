@@ -23,14 +23,17 @@ typedef struct {
   const char *name, *default_text, *choices, *doc;
   row_kind kind;
   uint64_t default_number, minimum, maximum;
+  bool internal;
 } config_row;
 
 static const config_row rows[RDT_CONFIG_COUNT] = {
 #define NUMBER_ROW(name, value, low, high, doc) \
-  {#name, NULL, NULL, doc, NUMBER, (value), (low), (high)},
-#define CHOICE_ROW(name, value, choices, doc) {#name, value, choices, doc, CHOICE, 0, 0, 0},
-#define TEXT_ROW(name, value, doc) {#name, value, NULL, doc, TEXT, 0, 0, 0},
-    RDT_CONFIG_TABLE(NUMBER_ROW, CHOICE_ROW, TEXT_ROW)};
+  {#name, NULL, NULL, doc, NUMBER, (value), (low), (high), false},
+#define INTERNAL_ROW(name, value, low, high, doc) \
+  {#name, NULL, NULL, doc, NUMBER, (value), (low), (high), true},
+#define CHOICE_ROW(name, value, choices, doc) {#name, value, choices, doc, CHOICE, 0, 0, 0, false},
+#define TEXT_ROW(name, value, doc) {#name, value, NULL, doc, TEXT, 0, 0, 0, false},
+    RDT_CONFIG_TABLE(NUMBER_ROW, INTERNAL_ROW, CHOICE_ROW, TEXT_ROW)};
 
 static struct {
   char text[VALUE_SIZE];
@@ -215,6 +218,7 @@ rdt_status rdt_config_describe(size_t index, rdt_config_entry *entry) {
   const config_row *row = &rows[index];
   entry->name = row->name;
   entry->doc = row->doc;
+  entry->internal = row->internal;
   entry->default_value = row->kind == NUMBER ? default_texts[index] : row->default_text;
   entry->range = row->kind == NUMBER ? ranges[index] : row->kind == CHOICE ? row->choices : "text";
   return RDT_OK;

@@ -17,8 +17,8 @@
 #define RDT_TIB (1024ull * 1024 * 1024 * 1024)
 
 /* NUMBER(name, default, minimum, maximum, doc); CHOICE(name, default, "a|b", doc);
- * TEXT(name, default, doc). */
-#define RDT_CONFIG_TABLE(NUMBER, CHOICE, TEXT)                                                     \
+ * TEXT(name, default, doc). INTERNAL is a NUMBER whose default was measured: users need not change it. */
+#define RDT_CONFIG_TABLE(NUMBER, INTERNAL, CHOICE, TEXT)                                           \
   CHOICE(LOG_LEVEL, "info", "error|warn|info|debug",                                               \
          "Least severe level that is logged. The log goes to standard error.")                     \
   CHOICE(LOG_FORMAT, "text", "text|json",                                                          \
@@ -54,16 +54,16 @@
        "best GID.")                                                                                \
   NUMBER(QUEUE_PAIRS, 2, 1, 8,                                                                     \
          "Verbs: queue pairs of a connection. Both ends use the smaller number.")                  \
-  NUMBER(QUEUE_DEPTH, 256, 64, 8192,                                                               \
-         "Verbs: work requests that may be outstanding on a queue pair.")                          \
-  NUMBER(RECEIVES, 32768, 256, 4194304,                                                            \
-         "Verbs: receives that all connections of a device share; each connection needs 128.")     \
+  INTERNAL(QUEUE_DEPTH, 256, 64, 8192,                                                             \
+           "Verbs: work requests that may be outstanding on a queue pair.")                        \
+  INTERNAL(RECEIVES, 32768, 256, 4194304,                                                          \
+           "Verbs: receives that all connections of a device share; each connection needs 128.")   \
   CHOICE(WINDOWS, "auto", "auto|on|off",                                                           \
          "Verbs: memory windows, which open memory for one peer only to that peer's queue pairs. " \
          "auto uses them if the device has them, on rejects devices without them, off disables "   \
          "them.")                                                                                  \
-  NUMBER(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 64 * RDT_MIB,                                        \
-         "Verbs: longer transfers are split over all queue pairs of the connection.")              \
+  INTERNAL(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 64 * RDT_MIB,                                      \
+           "Verbs: longer transfers are split over all queue pairs of the connection.")            \
   NUMBER(TRAFFIC_CLASS, 0, 0, 255, "Verbs: traffic class of RoCE packets, the DSCP times four.")   \
   NUMBER(SERVICE_LEVEL, 0, 0, 15,                                                                  \
          "Verbs: service level of packets, which selects the virtual lane of InfiniBand or the "   \
@@ -72,7 +72,7 @@
          "Microseconds that the progress thread polls after the last event before it sleeps.")     \
   NUMBER(WAIT_SPIN_US, 50, 0, 1000000,                                                             \
          "Microseconds that a thread polls for its transfer before it sleeps.")                    \
-  NUMBER(                                                                                          \
+  INTERNAL(                                                                                        \
       RING_BYTES, 4 * RDT_MIB, 4096, 1024 * RDT_MIB,                                               \
       "Bytes of a channel's notification ring in each direction, rounded up to a power of two.")   \
   NUMBER(                                                                                          \
@@ -99,9 +99,9 @@
   NUMBER(                                                                                          \
       GROUP_SPIN_US, 1000, 0, 1000000,                                                             \
       "Groups: microseconds that a thread polls for messages of its operation before it sleeps.")  \
-  NUMBER(INLINE_BYTES, 16 * RDT_KIB, 0, RDT_MIB,                                                   \
-         "TensorFlow: tensors of up to this many bytes travel inside the notification.")           \
-  NUMBER(                                                                                          \
+  INTERNAL(INLINE_BYTES, 16 * RDT_KIB, 0, RDT_MIB,                                                 \
+           "TensorFlow: tensors of up to this many bytes travel inside the notification.")         \
+  INTERNAL(                                                                                        \
       ALIAS_BYTES, 0, 0, 64 * RDT_TIB,                                                             \
       "TensorFlow: tensors of at least this many bytes are used in place in the sender's memory "  \
       "if the transport allows it (shm). Smaller ones are read into the receiver's memory.")       \
@@ -117,12 +117,13 @@
   NUMBER(PLAN_LIMIT, 0, 0, 64 * RDT_TIB,                                                           \
          "TensorFlow: bytes of places that a task may hold; 0 means ARENA_LIMIT. Tensors beyond "  \
          "the limit take the dynamic path.")                                                       \
-  NUMBER(PLAN_COPY_BYTES, 16 * RDT_KIB, 0, 64 * RDT_TIB,                                           \
-         "TensorFlow: planned tensors of up to this many bytes are written into their places "     \
-         "even if the transport could lend them (shm). Larger ones are lent.")                     \
-  NUMBER(FUSE_BYTES, 4 * RDT_KIB, 0, RDT_MIB,                                                      \
-         "TensorFlow: planned tensors of up to this many bytes that become ready together travel " \
-         "as one message; 0 sends each alone.")                                                    \
+  INTERNAL(PLAN_COPY_BYTES, 16 * RDT_KIB, 0, 64 * RDT_TIB,                                         \
+           "TensorFlow: planned tensors of up to this many bytes are written into their places "   \
+           "even if the transport could lend them (shm). Larger ones are lent.")                   \
+  INTERNAL(                                                                                        \
+      FUSE_BYTES, 4 * RDT_KIB, 0, RDT_MIB,                                                         \
+      "TensorFlow: planned tensors of up to this many bytes that become ready together travel "    \
+      "as one message; 0 sends each alone.")                                                       \
   NUMBER(PROMOTE_AFTER, 3, 0, 1000000,                                                             \
          "TensorFlow: times that a tensor of unknown size must have the same shape before it "     \
          "gets a place; 0 means never.")                                                           \
@@ -150,7 +151,7 @@
 
 typedef enum rdt_config_id {
 #define RDT_CONFIG_ENUM(name, ...) RDT_CONFIG_##name,
-  RDT_CONFIG_TABLE(RDT_CONFIG_ENUM, RDT_CONFIG_ENUM, RDT_CONFIG_ENUM)
+  RDT_CONFIG_TABLE(RDT_CONFIG_ENUM, RDT_CONFIG_ENUM, RDT_CONFIG_ENUM, RDT_CONFIG_ENUM)
 #undef RDT_CONFIG_ENUM
       RDT_CONFIG_COUNT
 } rdt_config_id;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would make a plan better, with what it concerns."""
+"""Advice that would improve a plan, with the edges that it concerns."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rdmatensor.plan import Reason
+from rdmatensor.units import count, short_task, size
 
 from ..model.plan import Edge, TransferPlan
-from ..model.units import count, short, size
 
-# A task whose load is this much above the mean of its job is worth a word.
+# Report a task whose load is so many times the mean of its job.
 _UNEVEN = 1.25
-# What moves less of the difference between two tasks than this is not worth moving.
+# Suggest a move only if it removes at least this share of the difference between two tasks.
 _WORTH_MOVING = 0.2
-# A task that most bytes of the step pass through, although there are several others.
+# Report a task that so large a share of all bytes passes through.
 _BOTTLENECK = 0.45
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to do. `bytes` per step are concerned, as far as known, in `edges`."""
+    """One piece of advice. It concerns `edges`, and at least `bytes` bytes per step."""
 
     kind: str
     """batch | shape | budget | type | split | move | spread | loop."""
@@ -32,7 +32,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class HotSpot:
-    """A task's part of the traffic. `share` is of all that ports send and receive."""
+    """The traffic of a task. `share` is its part of all bytes that ports send and receive."""
 
     task: str
     sent: int
@@ -41,7 +41,7 @@ class HotSpot:
 
 
 def hot_spots(plan: TransferPlan) -> list[HotSpot]:
-    """Tasks by their part of the traffic, the most loaded first."""
+    """The tasks by their share of the traffic, the largest first."""
     total = 2 * plan.step_bytes or 1
     spots = [
         HotSpot(task, sent, received, (sent + received) / total)
@@ -51,7 +51,7 @@ def hot_spots(plan: TransferPlan) -> list[HotSpot]:
 
 
 def advise(plan: TransferPlan) -> list[Advice]:
-    """What to do, the most bytes first."""
+    """All advice, beginning with the most bytes."""
     found = [
         *_unknown_shapes(plan),
         *_without_place(plan),
@@ -102,7 +102,7 @@ def _without_place(plan: TransferPlan) -> Iterator[Advice]:
         needed = sum(edge.bytes * slots for edge in edges)
         yield _advice(
             "budget",
-            f"{count(len(edges), 'tensor')} found no place at {short(task)}: raise "
+            f"{count(len(edges), 'tensor')} found no place at {short_task(task)}: raise "
             f"RDMATENSOR_PLAN_LIMIT there by about {size(needed)}",
             edges,
         )
@@ -134,13 +134,13 @@ def _uneven_jobs(plan: TransferPlan) -> Iterator[Advice]:
         if not held:
             continue
         weights = {name: sum(edge.bytes for edge in edges) for name, edges in held.items()}
-        burden = f"{short(hottest)} carries {loads[hottest] / mean:.1f} times its job's mean"
+        burden = f"{short_task(hottest)} carries {loads[hottest] / mean:.1f} times its job's mean"
         gap = loads[hottest] - loads[coolest]
         largest = max(weights, key=lambda name: (weights[name], name))
-        # What brings the two closest together.
+        # The variable whose move balances the two tasks best.
         best = min(weights, key=lambda name: (abs(weights[name] - gap / 2), name))
         if _WORTH_MOVING * gap <= weights[best] < gap:
-            text = f"{burden}: move {best} ({size(weights[best])} of it) to {short(coolest)}"
+            text = f"{burden}: move {best} ({size(weights[best])} of it) to {short_task(coolest)}"
             yield _advice("move", text, held[best])
         else:
             text = f"{burden}: split {largest}, which is {size(weights[largest])} of it"
@@ -160,7 +160,7 @@ def _bottlenecks(plan: TransferPlan) -> Iterator[Advice]:
         if alone and len(plan.tasks) > 2 and spot.share > _BOTTLENECK:
             edges = [e for e in plan.edges if spot.task in (e.source, e.destination)]
             text = (
-                f"{short(spot.task)} sends or receives {2 * min(spot.share, 0.5):.0%} of all bytes: "
+                f"{short_task(spot.task)} sends or receives {2 * min(spot.share, 0.5):.0%} of all bytes: "
                 "spread what it holds over several tasks"
             )
             yield _advice("spread", text, edges)

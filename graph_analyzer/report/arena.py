@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rdmatensor.units import short_task, size
+
 from ..model.plan import Edge, TransferPlan
-from ..model.units import short, size
 
 WIDTH, HEIGHT = 900.0, 260.0
 # A page with more of them is slow, and they are too small to be seen.
@@ -70,7 +71,9 @@ def _arena(plan: TransferPlan, task: str, total: int, edges: list[Edge], last_ro
     for link in plan.links:
         if link.destination == task:
             base[link.source] = start
-            labels.append(Tick(_y(start, total), f"from {short(link.source)}, {size(link.bytes)}"))
+            labels.append(
+                Tick(_y(start, total), f"from {short_task(link.source)}, {size(link.bytes)}")
+            )
             start += link.bytes
     drawn = sorted(edges, key=lambda edge: (-edge.bytes, edge.key))[:MOST_BOXES]
     starts: dict[tuple[str, int | None], int] = {}
@@ -107,7 +110,7 @@ def _box(edge: Edge, base: int, total: int, last_round: int) -> Box:
         height=max(_y(edge.bytes, total), _THINNEST),
         kind=edge.plan_class,
         open=edge.last is None,
-        title=f"{edge.variable or edge.name}: {size(edge.bytes)} from {short(edge.source)}, "
+        title=f"{edge.variable or edge.name}: {size(edge.bytes)} from {short_task(edge.source)}, "
         f"ring {edge.ring}{group}, offset {edge.offset:,}",
     )
 
@@ -122,5 +125,5 @@ def _spare(edge: Edge, start: int, base: int, total: int) -> Box:
         height=_y(stride * (edge.slots - 1), total),
         kind="spare",
         open=False,
-        title=f"ring {edge.ring} from {short(edge.source)}: {edge.slots} places of {size(stride)}",
+        title=f"ring {edge.ring} from {short_task(edge.source)}: {edge.slots} places of {size(stride)}",
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as one HTML page that needs no network and nothing beside it."""
+"""Renders a plan as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rdmatensor.units import duration, short_task, size
+
 from ..model.errors import AnalysisError
 from ..model.plan import CLASSES, TransferPlan
-from ..model.units import duration, short, size
 from . import arena
 from .advice import advise, hot_spots
 from .cost import Network, predict
@@ -20,7 +21,7 @@ _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 @dataclass(frozen=True)
 class Cell:
-    """Of the link matrix. `weight` is 0..1, of the link that carries most."""
+    """A cell of the link matrix. `weight` is relative to the link that carries most (0..1)."""
 
     text: str
     title: str
@@ -28,7 +29,7 @@ class Cell:
 
 
 def page(plan: TransferPlan, network: Network | None = None, title: str = "Transfer plan") -> str:
-    """The page's text. AnalysisError without jinja2."""
+    """The text of the page. AnalysisError without jinja2."""
     try:
         import jinja2
     except ImportError:
@@ -45,7 +46,7 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
         cost=cost_text(plan, network),
         cards=_cards(plan, network),
         parts=[(name, totals[name] / (plan.step_bytes or 1)) for name in CLASSES if totals[name]],
-        tasks=[short(task) for task in plan.tasks],
+        tasks=[short_task(task) for task in plan.tasks],
         matrix=_matrix(plan),
         spots=hot_spots(plan),
         memory={t: sum(k.bytes for k in plan.links if k.destination == t) for t in plan.tasks},
@@ -57,7 +58,7 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
         control_edges=plan.control_edges,
         class_names=CLASSES,
         rows=_rows(plan),
-        short=short,
+        short=short_task,
         size=size,
     )
 
@@ -84,23 +85,23 @@ def _matrix(plan: TransferPlan) -> list[tuple[str, list[Cell]]]:
         pair = source, destination
         if pair not in tensors:
             return Cell("", "nothing", 0.0)
-        title = f"{short(source)} to {short(destination)}: {tensors[pair]:,} tensors"
+        title = f"{short_task(source)} to {short_task(destination)}: {tensors[pair]:,} tensors"
         return Cell(size(totals[pair]), title, totals[pair] / most)
 
     return [
-        (short(source), [cell(source, destination) for destination in plan.tasks])
+        (short_task(source), [cell(source, destination) for destination in plan.tasks])
         for source in plan.tasks
     ]
 
 
 def _rows(plan: TransferPlan) -> str:
-    """The edges as JSON that may stand inside a script element. Columns as the page's script names."""
+    """The edges as JSON for a script element. The script of the page names the columns."""
     rows = [
         [
             edge.variable or edge.name,
             edge.name,
-            short(edge.source),
-            short(edge.destination),
+            short_task(edge.source),
+            short_task(edge.destination),
             edge.dtype,
             shape_text(edge.shape),
             edge.bytes,

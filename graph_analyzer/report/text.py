@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as tables for the terminal."""
+"""Renders a plan as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from rdmatensor.units import count, duration, short_task, size
+
 from ..model.plan import CLASSES, Difference, Edge, TransferPlan
-from ..model.units import count, duration, short, size
 from ..read.shapes import Shape
 from .advice import advise, hot_spots
 from .cost import Network, predict
 
 
 def shape_text(shape: Shape) -> str:
-    """ "64 x ?"; "scalar"; "unknown rank"."""
+    """A shape in words: "64 x ?", "scalar" or "unknown rank"."""
     if shape is None:
         return "unknown rank"
     return " x ".join("?" if dim is None else str(dim) for dim in shape) or "scalar"
@@ -31,7 +32,7 @@ def headline(plan: TransferPlan) -> str:
 
 
 def classes_text(plan: TransferPlan) -> str:
-    """Tensors and bytes of each class that occurs."""
+    """The tensors and the bytes of each class in the plan."""
     totals = plan.bytes_by_class()
     parts = []
     for name in CLASSES:
@@ -42,20 +43,20 @@ def classes_text(plan: TransferPlan) -> str:
 
 
 def cost_text(plan: TransferPlan, network: Network) -> str:
-    """The predicted time and what it is made of."""
+    """The predicted time and its parts."""
     cost = predict(plan, network)
     what = f"{network.bandwidth * 8 / 1e9:g} Gbit/s, {duration(network.latency)}"
     if not cost.busiest:
         return f"no communication ({what})"
     return (
         f"at least {duration(cost.seconds)} of communication per step ({what}): "
-        f"{duration(cost.transfer_seconds)} at the port of {short(cost.busiest)}, "
+        f"{duration(cost.transfer_seconds)} at the port of {short_task(cost.busiest)}, "
         f"{duration(cost.latency_seconds)} in {count(cost.rounds, 'round')}"
     )
 
 
 def report(plan: TransferPlan, network: Network | None = None, rows: int = 20) -> RenderableType:
-    """Everything, with the `rows` largest edges; print it with rich."""
+    """The whole report, with the `rows` largest edges, for rich to print."""
     parts: list[RenderableType] = [
         f"[bold]{headline(plan)}[/bold]",
         escape(classes_text(plan)),
@@ -84,7 +85,7 @@ def _tasks(plan: TransferPlan) -> Table:
         memory[link.destination] += link.bytes
     for spot in hot_spots(plan):
         cells = size(spot.sent), size(spot.received), f"{spot.share:.0%}", size(memory[spot.task])
-        table.add_row(short(spot.task), *cells)
+        table.add_row(short_task(spot.task), *cells)
     return table
 
 
@@ -94,7 +95,7 @@ def _links(plan: TransferPlan) -> Table:
     for link in plan.links:
         moved = totals.get((link.source, link.destination), 0)
         numbers = size(moved), size(link.bytes), str(link.rings), str(link.groups)
-        table.add_row(short(link.source), short(link.destination), *numbers)
+        table.add_row(short_task(link.source), short_task(link.destination), *numbers)
     return table
 
 
@@ -109,13 +110,13 @@ def _edges(plan: TransferPlan, rows: int) -> Table:
 
 
 def edge_cells(edge: Edge) -> tuple[str, ...]:
-    """Name, from, to, type, shape, class with its reason."""
+    """The cells of an edge: name, source, destination, type, shape, and class with its reason."""
     reason = f" ({edge.reason})" if edge.reason else ""
     loop = ", in a loop" if edge.in_loop else ""
     return (
         edge.variable or edge.name,
-        short(edge.source),
-        short(edge.destination),
+        short_task(edge.source),
+        short_task(edge.destination),
         edge.dtype,
         shape_text(edge.shape),
         f"{edge.plan_class}{loop}{reason}",
@@ -131,7 +132,7 @@ def _advice(plan: TransferPlan) -> Iterator[str]:
 
 
 def difference(found: Difference) -> RenderableType:
-    """What `diff` found."""
+    """The differences that `diff` found."""
     if not found:
         return "no difference"
     table = _table("", ("", "tensor", "from", "to", "type", "shape", "class"), ("bytes",))

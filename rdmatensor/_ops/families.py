@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This process's counters as metrics of Prometheus. docs/metrics.md lists them."""
+"""The counters of this process as Prometheus metrics, which docs/metrics.md lists."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from .. import tensorflow
-from .._api import public
+from .._api.library import __version__
 from ..device import DeviceStats, _open_devices
 from ..errors import RdmaError
 
-# Label values, and the number.
+# The values of the labels, and the number.
 _Row = tuple[Sequence[str], float]
 _MICROSECOND = 1e-6
 
 
 def families() -> Iterator[Metric]:
-    """What `rdmatensor.metrics` serves. Without the plugin: what Python's own devices count."""
+    """The metrics that `rdmatensor.metrics` serves. Without the plugin, only devices of Python count."""
     loaded = tensorflow.loaded()
     stats: Mapping[str, Any] = tensorflow.stats() if loaded else {"servers": [], "devices": []}
-    yield _gauge("info", "Version of rdmatensor.", ["version"], [([public.__version__], 1)])
+    yield _gauge("info", "Version of rdmatensor.", ["version"], [([__version__], 1)])
     yield _gauge(
         "plugin_loaded", "1 if TensorFlow's plugin is in this process.", [], [([], loaded)]
     )
@@ -56,7 +56,7 @@ def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[_Row]) ->
 
 
 def _of_keys(rows: Mapping[str, Mapping[str, float]], name: str) -> list[_Row]:
-    """A number of each entry, labelled with its key."""
+    """The number `name` of each entry, labelled with its key."""
     return [([key], entry[name]) for key, entry in rows.items()]
 
 
@@ -183,10 +183,10 @@ _DEVICE_GAUGES = {
 
 
 def _devices(of_servers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    """Of TensorFlow's servers and of Python."""
+    """The devices of TensorFlow servers and of Python."""
     devices = [([each["task"], each["address"]], each) for each in of_servers]
     for device in list(_open_devices):
-        # It may be closed meanwhile.
+        # Another thread may close it at the same time.
         with contextlib.suppress(RdmaError):
             counts: DeviceStats = device.stats()
             devices.append(([device.name, device.address], counts._asdict()))

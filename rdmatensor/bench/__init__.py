@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring: records of runs, their report, and the benchmark that needs nothing but this package."""
+"""The benchmark of the Python API, and the records and reports of all benchmarks."""

@@ -22,14 +22,14 @@ def _outputs(command: Callable[..., None]) -> Callable[..., None]:
     path = click.Path(path_type=Path, dir_okay=False)
     for option in (
         click.option("--html", type=path, help="Write a page with pictures."),
-        click.option("--json", "record", type=path, help="Write the record, with all samples."),
-        click.option("--quick", is_flag=True, help="Fewer sizes: under a minute."),
+        click.option("--json", "record", type=path, help="Write the record with its samples."),
+        click.option("--quick", is_flag=True, help="Measure fewer sizes: under a minute."),
         click.option(
             "--set",
             "settings",
             multiple=True,
             metavar="NAME=VALUE",
-            help="A setting of rdmatensor at both ends, as TRANSPORTS=verbs; may be repeated.",
+            help="Use this setting at both ends, such as TRANSPORTS=verbs; repeatable.",
         ),
     ):
         command = option(command)
@@ -40,7 +40,7 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
     split = [pair.partition("=") for pair in pairs]
     for name, equals, _ in split:
         if not equals:
-            raise click.UsageError(f"--set {name}: give NAME=VALUE")
+            raise click.UsageError(f"--set: expected NAME=VALUE, got {name!r}")
     return {name: value for name, _, value in split}
 
 
@@ -58,7 +58,7 @@ def _deliver(run: Run, record: Path | None, html: Path | None) -> None:
 
 @contextmanager
 def _drawing() -> Iterator[None]:
-    """ClickException if what draws is not installed."""
+    """ClickException if matplotlib or jinja2 is not installed."""
     try:
         yield
     except ImportError as error:
@@ -97,7 +97,7 @@ def _measure(*arguments: Any, **options: Any) -> Run:
 
 @click.group()
 def bench() -> None:
-    """Latency and bandwidth of the Python API, on this machine or between hosts.
+    """Measure latency and bandwidth of the Python API, on this machine or between hosts.
 
     \b
     rdmatensor bench local --quick
@@ -109,7 +109,7 @@ def bench() -> None:
 @bench.command()
 @_outputs
 def local(quick: bool, record: Path | None, html: Path | None, settings: tuple[str, ...]) -> None:
-    """Between two processes of this machine."""
+    """Measure between two processes of this machine."""
     from .cluster import Host, Launcher
 
     hosts = [Host("this machine"), Host("this machine")]
@@ -120,13 +120,13 @@ def local(quick: bool, record: Path | None, html: Path | None, settings: tuple[s
 @bench.command()
 @click.option("--hosts", "file", required=True,
               type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="One host a line: NAME [ADDRESS].")  # fmt: skip
+              help="File with a host per line: NAME [ADDRESS].")  # fmt: skip
 @click.option("--launcher", "kind", type=click.Choice(["ssh", "slurm"]), default="ssh",
               show_default=True)  # fmt: skip
 @click.option("--python", default=sys.executable, show_default="this one",
-              help="Python with rdmatensor on the hosts.")  # fmt: skip
+              help="Python interpreter with rdmatensor on the hosts.")  # fmt: skip
 @click.option("--launcher-option", "options", multiple=True, metavar="WORD",
-              help="For ssh or srun, as -p, then 2222; may be repeated.")  # fmt: skip
+              help="Pass this word to ssh or srun, such as -p, then 2222; repeatable.")  # fmt: skip
 @_outputs
 def cluster(
     file: Path,
@@ -138,9 +138,9 @@ def cluster(
     html: Path | None,
     settings: tuple[str, ...],
 ) -> None:
-    """From the first host of a file to each of the others, which are started by ssh or srun.
+    """Measure from the first host of a file to each of the others.
 
-    Hosts prove to each other that they belong to this run by a secret that is made for it.
+    Processes are started with ssh or srun. They share a secret that is created for this run.
     """
     from .cluster import Launcher, read_hosts
 
@@ -157,13 +157,13 @@ def cluster(
                 type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page.")
 @click.option("--json", "record", type=click.Path(path_type=Path, dir_okay=False),
-              help=f"Write one record of all, with up to {KEPT} samples of each result.")  # fmt: skip
+              help=f"Write one record with up to {KEPT} samples of each result.")  # fmt: skip
 @click.option("--pictures", type=click.Path(path_type=Path, file_okay=False),
-              help="Write the page's pictures into this folder, as SVG.")  # fmt: skip
+              help="Write the pictures of the page into this folder, as SVG.")  # fmt: skip
 def report(
     records: tuple[Path, ...], html: Path | None, record: Path | None, pictures: Path | None
 ) -> None:
-    """Show the RECORDS of any of this project's benchmarks: tables, and a page with pictures."""
+    """Show the tables of RECORDS, which any benchmark of this project writes, or a page with pictures."""
     try:
         runs = [Run.read(path) for path in records]
     except BadRecord as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the benchmark between processes: on this machine, or on hosts that ssh or Slurm reach.
+"""Runs the benchmark between processes on this machine, or on hosts that ssh or Slurm can reach.
 
-Nothing listens but the devices themselves. Orders, with a secret made for the run, go through the standard
-input of the started processes, never through an argument or an environment that others can see.
+Only the devices listen. Orders and the secret of the run go through the standard input of the processes,
+because others can see arguments and environments.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _TAIL = 2000
 
 
 class BenchFailed(Exception):
-    """A process did not do its part; the text tells which, and what it printed last."""
+    """A process failed. The text names it, with the end of its output."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine: `name` as the launcher knows it, `address` as the others reach it ("" : this machine)."""
+    """A machine: its `name` for the launcher, and its `address` for the other hosts ("": this machine)."""
 
     name: str
     address: str = ""
@@ -42,14 +42,14 @@ class Host:
 
 @dataclass(frozen=True)
 class Launcher:
-    """How a Python is started on a host: "" here, "ssh" or "slurm". `python` is its path there."""
+    """How to start `python` on a host: directly (""), with "ssh", or with "slurm"."""
 
     kind: str = ""
     python: str = sys.executable
     options: Sequence[str] = ()
 
     def command(self, host: Host, module: str) -> list[str]:
-        """That runs `module` on the host, with standard input and output passed on."""
+        """The command that runs `module` on the host, and passes on standard input and output."""
         run = [self.python, "-m", module]
         if self.kind == "ssh":
             return ["ssh", "-o", "BatchMode=yes", *self.options, host.name, " ".join(run)]
@@ -60,10 +60,10 @@ class Launcher:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """One host a line, `NAME [ADDRESS]`; "#" begins a comment. ValueError names the line that is wrong.
+    """Read one host per line: `NAME [ADDRESS]`. "#" begins a comment. ValueError names a wrong line.
 
-    NAME is what ssh or Slurm knows the host by (may be user@host); ADDRESS, by default NAME without the user,
-    is the one that the other hosts reach it at.
+    NAME is for ssh or Slurm and may be user@host. ADDRESS is for the other hosts; the default is NAME without
+    the user.
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -74,7 +74,7 @@ def parse_hosts(text: str) -> list[Host]:
             raise ValueError(f"line {number}: {line.strip()!r} is not NAME [ADDRESS]")
         hosts.append(Host(words[0], words[-1].rpartition("@")[2]))
     if len(hosts) < 2:
-        raise ValueError(f"{len(hosts)} hosts: at least two are needed, one may be named twice")
+        raise ValueError(f"{len(hosts)} hosts: at least two are needed, which may be the same")
     return hosts
 
 
@@ -93,7 +93,7 @@ class _Started:
         self.errors.extend(_pipe(self.process.stderr))
 
     def answer(self, patience: float) -> str:
-        """The next line of its output. BenchFailed if it ends, or says nothing for `patience` seconds."""
+        """The next line of its output. BenchFailed if it ends, or prints nothing for `patience` seconds."""
         late = threading.Timer(patience, _end, [self.process])
         late.start()
         try:
@@ -104,14 +104,14 @@ class _Started:
             return line
         _await_end(self.process)
         status = self.process.wait()
-        # The reason of its end may still be in the pipe. A child of its own may keep the pipe open.
+        # The reason may still be in the pipe, which a child of the process may keep open.
         self.reader.join(_GRACE_S)
-        said = "".join(self.errors)[-_TAIL:].strip() or "it printed nothing"
-        raise BenchFailed(f"{self.name} ended with status {status} or did not answer: {said}")
+        output = "".join(self.errors)[-_TAIL:].strip() or "it printed nothing"
+        raise BenchFailed(f"{self.name} ended with status {status} or did not answer: {output}")
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """First in a way that lets it clean up: a killed srun would leave its job in the queue."""
+    """Terminate before killing: a killed srun would leave its job in the queue."""
     process.terminate()
     try:
         process.wait(_GRACE_S)
@@ -120,7 +120,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _await_end(process: subprocess.Popen[str]) -> None:
-    """Of a process that should end by itself now."""
+    """Wait for a process that should end by itself now."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_S)
     _end(process)
@@ -133,7 +133,7 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
 
 @contextlib.contextmanager
 def _started(name: str, command: list[str], order: Mapping[str, Any]) -> Iterator[_Started]:
-    """A process with its order; it ends with the block, because its standard input does."""
+    """Start a process and send its order. It ends with the block, which closes its standard input."""
     try:
         process = subprocess.Popen(
             command,
@@ -141,7 +141,7 @@ def _started(name: str, command: list[str], order: Mapping[str, Any]) -> Iterato
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Not where the sources may be: there Python would import those, which are not built.
+            # In the source folder, Python would import the sources, which are not built.
             cwd="/",
         )
     except OSError as error:
@@ -149,7 +149,7 @@ def _started(name: str, command: list[str], order: Mapping[str, Any]) -> Iterato
     started = _Started(name, process)
     with process:
         try:
-            with contextlib.suppress(OSError):  # it ended at once: `answer` tells why
+            with contextlib.suppress(OSError):  # if it ended at once, `answer` reports why
                 _pipe(process.stdin).write(json.dumps(order) + "\n")
                 _pipe(process.stdin).flush()
             yield started
@@ -162,7 +162,7 @@ def _started(name: str, command: list[str], order: Mapping[str, Any]) -> Iterato
 
 @contextlib.contextmanager
 def peer_here(nbytes: int, settings: Mapping[str, str] = {}) -> Iterator[str]:
-    """The address of a peer here with a region of `nbytes`, until the end of the block. BenchFailed."""
+    """Run a local peer with a region of `nbytes` bytes, and give its address. BenchFailed if it fails."""
     order = {"bytes": nbytes, "secret": None, "settings": dict(settings), "bind": None}
     with _started("the peer", Launcher().command(Host("here"), PEER), order) as peer:
         yield json.loads(peer.answer(START_S))["address"]
@@ -175,9 +175,9 @@ def measure(
     settings: Mapping[str, str] = {},
     patience: float = 1800.0,
 ) -> Run:
-    """From the first host to each of the others, in turn. `settings` are rdmatensor's, of both ends.
+    """Measure from the first host to each of the others. `settings` apply to both ends.
 
-    BenchFailed if a process cannot be started, fails, or does not answer for `patience` seconds.
+    BenchFailed if a process cannot be started, fails, or does not answer within `patience` seconds.
     """
     effort = QUICK if quick else FULL
     order = {
@@ -204,7 +204,7 @@ def measure(
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """As parse_hosts; ValueError names the file, too."""
+    """Read hosts from a file, as in parse_hosts. ValueError names the file, too."""
     try:
         return parse_hosts(path.read_text())
     except ValueError as error:

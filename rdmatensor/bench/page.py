@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One page of HTML, complete in itself, of what runs measured. Needs the extra `bench`."""
+"""A self-contained HTML page with the results of runs. Needs the extra `bench`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import jinja2
 
-from ..demo.timing import size
+from ..units import size
 from .plots import pictures
 from .record import Result, Run
-from .report import binary, by_key, by_suite, value, ways_of
+from .report import by_key, by_suite, named_size, value, ways_of
 
 
 def page(runs: Sequence[Run], title: str = "rdmatensor: benchmarks") -> str:
-    """The runs one after the other, suites of one name together. No part of it comes from the network."""
+    """The page. Suites with the same name are shown together, and nothing is loaded from the network."""
     loader = jinja2.PackageLoader("rdmatensor.bench", ".")
     template = jinja2.Environment(loader=loader, autoescape=True).get_template("report.html.j2")
     results = [result for run in runs for result in run.results]
@@ -36,7 +36,7 @@ def _row(
     by_way = {result.way: result for result in several}
     return {
         "case": key[1],
-        "size": binary(key[2]),
+        "size": named_size(key[2]),
         "cells": [_cell(by_way[way]) if way in by_way else None for way in ways],
         "compared": [each for result in several for each in _compared(result, by_way)],
     }
@@ -65,6 +65,6 @@ def _compared(result: Result, by_way: dict[str, Result]) -> Iterator[dict[str, s
 def _used(results: Sequence[Result]) -> Iterator[list[str]]:
     for result in results:
         for process in result.processes:
-            case = f"{result.suite}: {result.case} {binary(result.nbytes)}".strip()
+            case = f"{result.suite}: {result.case} {named_size(result.nbytes)}".strip()
             cpu = f"{process.cpu_seconds:.2f}"
             yield [case, result.way, process.name, cpu, size(process.peak_bytes)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other end of the benchmark: offers a region, answers notifications, and ends with its driver.
+"""The passive end of the benchmark, which offers a region and answers notifications.
 
-`python -m rdmatensor.bench.peer` reads one line of JSON from standard input: {"bytes": of the region,
-"bind": address or null, "secret": text or null, "settings": {name: value}}, and writes one: {"address":
-"host:port"}. It ends when standard input does, or with a notification "end".
+`python -m rdmatensor.bench.peer` reads its order from standard input, a line of JSON: {"bytes": size of the
+region, "bind": address or null, "secret": text or null, "settings": {name: value}}. It prints {"address":
+"host:port"}, and ends when standard input closes or a notification says "end".
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from rdmatensor import config
 
 REGION = "rdmatensor-bench"
 END, USAGE = b"end", b"usage"
-# Somebody may look at the region with a debugger; the benchmark ends long before.
+# Long enough for a debugging session; a benchmark ends long before.
 _PATIENCE_S = 3600.0
 
 
 def configure(order: Mapping[str, Any]) -> None:
-    """Put the settings of an order in force, and its secret, by a file that only this user can read and
-    that is gone when the device has read it: call `forget_secret` then."""
+    """Apply the settings and the secret of an order.
+
+    The secret is in a file that only this user can read. Call `forget_secret` once the device is open.
+    """
     for name, value in order["settings"].items():
         config.set(name, value)
     if order["secret"]:
@@ -46,7 +48,7 @@ def forget_secret(order: Mapping[str, Any]) -> None:
 
 
 def open_device(order: Mapping[str, Any], name: str) -> rdmatensor.Device:
-    """A device with the settings of an order."""
+    """Open a device with the settings of an order."""
     configure(order)
     try:
         return rdmatensor.Device(name=name, bind=order["bind"])
@@ -55,21 +57,21 @@ def open_device(order: Mapping[str, Any], name: str) -> rdmatensor.Device:
 
 
 def serve(device: rdmatensor.Device) -> None:
-    """Answer each notification with its number, until one says "end"."""
+    """Answer each notification with its immediate value, until one says "end"."""
     for note in device.notifications(_PATIENCE_S):
         if note.payload == END:
             return
-        with contextlib.suppress(rdmatensor.RdmaError):  # of a peer that has gone meanwhile
+        with contextlib.suppress(rdmatensor.RdmaError):  # the peer may have disconnected
             note.source.notify(_answer(note.payload), note.immediate)
 
 
 def _answer(payload: bytes) -> bytes:
-    """To "usage" what this process used so far; otherwise nothing."""
+    """The answer to "usage" is what this process has used; all others are empty."""
     if payload != USAGE:
         return b""
     from .record import Process
 
-    # The kernel's own account has steps of 10 ms.
+    # The kernel counts processor time in steps of 10 ms, which is too coarse.
     return json.dumps([time.process_time(), Process.of(os.getpid(), "").peak_bytes]).encode()
 
 

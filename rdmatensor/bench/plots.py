@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of what was measured, as SVG."""
+"""Draws results as SVG."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from .record import LOSS, SECONDS, Result
-from .report import binary, by_key, turn_ratios, value, ways_of
+from .report import by_key, named_size, turn_ratios, value, ways_of
 
-# Ours first, in one family of colours; then rivals.
+# Ways of this project share a family of colours.
 _COLOURS = {
     "rdmatensor": "#0b7285",
     "rdmatensor, registered": "#0b7285",
@@ -36,13 +36,13 @@ Case = tuple[str, list[Result]]
 
 
 def colour(way: str, ways: Sequence[str]) -> str:
-    """Of a way: the same in all pictures of a suite."""
+    """The colour of a way, which is the same in all pictures of a suite."""
     unnamed = [each for each in ways if each not in _COLOURS]
     return _COLOURS.get(way) or _OTHERS[unnamed.index(way) % len(_OTHERS)]
 
 
 def by_case(results: Sequence[Result]) -> Iterator[Case]:
-    """The results of each case, all sizes together."""
+    """The results of each case, with all sizes."""
     cases: dict[str, list[Result]] = {}
     for result in results:
         cases.setdefault(result.case, []).append(result)
@@ -50,8 +50,10 @@ def by_case(results: Sequence[Result]) -> Iterator[Case]:
 
 
 def pictures(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """Of one suite: a picture by size for each case that was swept, one with bars for the rest, and curves of
-    losses over time; each with what it shows, and as SVG."""
+    """The pictures of one suite, each with its name and as SVG.
+
+    Cases with several sizes are drawn by size, losses over time, and the remaining cases as bars.
+    """
     swept, single, curves = [], [], []
     for case, several in by_case(results):
         sizes = {result.nbytes for result in several if result.nbytes}
@@ -81,7 +83,7 @@ def _tidy(axes: Axes) -> None:
 
 
 def _logarithmic(axes: Axes, text: Callable[[float], str]) -> None:
-    """A vertical axis with so many marks that its range can be read."""
+    """Use a logarithmic vertical axis, with enough labels for a narrow range."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(lambda number, _: text(number))
@@ -89,17 +91,17 @@ def _logarithmic(axes: Axes, text: Callable[[float], str]) -> None:
 
 
 def _sized(axes: Axes, results: Sequence[Result]) -> None:
-    """A horizontal axis of sizes."""
+    """Use a horizontal axis of sizes."""
     sizes = sorted({result.nbytes for result in results if result.nbytes})
     axes.set_xscale("log", base=2)
     axes.set_xticks(
-        sizes, [binary(nbytes) for nbytes in sizes], rotation=40, ha="right", fontsize=8
+        sizes, [named_size(nbytes) for nbytes in sizes], rotation=40, ha="right", fontsize=8
     )
     axes.minorticks_off()
 
 
 def _by_size(case: str, results: list[Result], ways: Sequence[str]) -> str:
-    """Medians of all ways over the size, p10 to p90 shaded; beside it how many times as good ours is."""
+    """Medians by size with p10 to p90 shaded, and beside them the ratios to the rivals."""
     figure = Figure(figsize=(11, 3.6))
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     unit = results[0].unit
@@ -121,7 +123,7 @@ def _by_size(case: str, results: list[Result], ways: Sequence[str]) -> str:
         _sized(axes, results)
         _tidy(axes)
     if _ratios(right, results, ways):
-        right.set_title("how many times as good as the rival", loc="left", fontsize=10)
+        right.set_title("speedup over the rival", loc="left", fontsize=10)
     else:
         right.remove()
     return _svg(figure)
@@ -132,7 +134,7 @@ def _nbytes(result: Result) -> int:
 
 
 def _ratios(axes: Axes, results: list[Result], ways: Sequence[str]) -> bool:
-    """The first way against each of the others, with p10 to p90 of single turns; False if it is alone."""
+    """Draw the ratios of the first way to the others, with p10 to p90 of turns. False if it is alone."""
     ours, *rivals = ways_of(results)
     for way in rivals:
         points = []
@@ -156,7 +158,7 @@ def _ratios(axes: Axes, results: list[Result], ways: Sequence[str]) -> bool:
 
 
 def _bars(results: list[Result], ways: Sequence[str]) -> str:
-    """A group of bars a case: medians, p10 to p90 as a line, and how many times as good as the rival."""
+    """A group of bars per case: medians, p10 to p90 as a line, and the ratio to the rival as text."""
     cases = by_key(results)
     shown = [way for way in ways if any(result.way == way for result in results)]
     figure = Figure(figsize=(11, 0.22 * len(shown) * len(cases) + 1.2))
@@ -174,7 +176,7 @@ def _bars(results: list[Result], ways: Sequence[str]) -> str:
             axes.text(max(spread.p90, spread.median), at, text, va="center", fontsize=7)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda number, _: value(number, SECONDS))
-    names = [f"{case} {binary(nbytes)}".strip() for _, case, nbytes in cases]
+    names = [f"{case} {named_size(nbytes)}".strip() for _, case, nbytes in cases]
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.15)
@@ -186,7 +188,7 @@ def _bars(results: list[Result], ways: Sequence[str]) -> str:
 
 
 def _curves(case: str, results: list[Result], ways: Sequence[str]) -> str:
-    """Losses over the wall time of the same way."""
+    """Losses over the time of training."""
     figure = Figure(figsize=(7, 3.4))
     axes = figure.subplots()
     for way in ways_of(results):

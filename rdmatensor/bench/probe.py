@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measuring end: the Python API towards one peer, in turns with memcpy."""
+"""The active end of the benchmark, which measures the Python API towards a peer, in turns with memcpy."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ LATENCY_UP_TO = 64 * KB
 SUITE = "micro, Python"
 OURS, COPY = "rdmatensor", "memcpy"
 BATCH = 64
-ASLEEP_S = 0.002  # longer than either end polls: both have to be woken
+ASLEEP_S = 0.002  # longer than either end polls, so that both must be woken
 IDLE_S = 1.0
 _ANSWER_S = 30.0
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: sizes, turns, and bytes that a turn moves at most."""
+    """How much to measure: the sizes, and the turns with their limits of samples and bytes."""
 
     sizes: Sequence[int]
     turns: int
@@ -42,7 +42,7 @@ class Effort:
     turn_bytes: int
 
     def count(self, nbytes: int) -> int:
-        """Operations of `nbytes` in a turn."""
+        """The number of operations of `nbytes` bytes in a turn."""
         return max(3, min(self.samples, self.turn_bytes // nbytes))
 
 
@@ -51,14 +51,14 @@ FULL = Effort(SIZES, 5, 2000, 512 * MB)
 
 
 def aligned(nbytes: int) -> Any:
-    """Page-aligned memory, as regions are: a copy's speed depends on it. Its pages are there."""
+    """Page-aligned memory, like that of regions, because alignment affects copies. Its pages are present."""
     array = np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
     array[:] = 1
     return array
 
 
 def timed(call: Callable[[], object], count: int, pause_s: float = 0.0) -> list[float]:
-    """Seconds of `count` calls, one by one, `pause_s` apart; the clock's own cost, some 0.05 us, is in it."""
+    """The seconds of each of `count` calls, `pause_s` apart. They include about 0.05 us for the clock."""
     times = []
     for _ in range(count):
         if pause_s:
@@ -70,7 +70,7 @@ def timed(call: Callable[[], object], count: int, pause_s: float = 0.0) -> list[
 
 
 def as_rate(times: Result, case: str, nbytes: int, target: float | None = None) -> Result:
-    """The same operations as bytes a second, with another target."""
+    """The same operations as bytes per second, with another target."""
     return replace(
         times,
         case=case,
@@ -82,7 +82,7 @@ def as_rate(times: Result, case: str, nbytes: int, target: float | None = None) 
 
 
 class Probe:
-    """Measures towards one peer. Errors of the connection are rdmatensor's."""
+    """Measures towards one peer. Raises the errors of rdmatensor."""
 
     def __init__(self, device: rdmatensor.Device, address: str, effort: Effort) -> None:
         self.device = device
@@ -92,17 +92,17 @@ class Probe:
 
     @property
     def transport(self) -> str:
-        """By which the peer is reached."""
+        """The transport of the connection."""
         return self.remote.transport
 
     def used(self) -> Process:
-        """What the peer used so far."""
+        """What the peer has used so far."""
         self.remote.notify(USAGE)
         cpu, peak = json.loads(self.device.next_notification(_ANSWER_S).payload)
         return Process("peer", cpu, peak)
 
     def check(self) -> str:
-        """What is wrong with what arrives, "" if nothing: random bytes there and back."""
+        """Write random bytes and read them back. Describes the difference, "" if there is none."""
         nbytes = min(MB, self.region.nbytes)
         data = np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype=np.uint8)
         self.region.write(data).wait()
@@ -110,7 +110,7 @@ class Probe:
         return f"{wrong} of {nbytes} bytes arrived wrong" if wrong else ""
 
     def results(self) -> Iterator[Result]:
-        """All cases, one after the other."""
+        """The results of all cases."""
         for nbytes in self.effort.sizes:
             if nbytes <= self.region.nbytes:
                 yield from self._of_size(nbytes)
@@ -119,7 +119,7 @@ class Probe:
         yield from self._idle()
 
     def _of_size(self, nbytes: int) -> Iterator[Result]:
-        # Memory of a region, as RDMA wants it: other memory would be registered for each operation.
+        # Other memory than a region's would be registered for each operation.
         own = self.device.allocate(nbytes)
         own.array[:] = 1
         there = aligned(nbytes)
@@ -145,7 +145,7 @@ class Probe:
     ) -> Iterator[Result]:
         count = self.effort.count(nbytes or 1) // (10 if pause_s else 1)
         for call in ways.values():
-            timed(call, max(1, count // 10))  # touches memory, fills caches
+            timed(call, max(1, count // 10))  # maps memory and warms caches
         before = self.used()
         turns = {way: lambda call=call: timed(call, count, pause_s) for way, call in ways.items()}
         for way, samples in in_turns(turns, self.effort.turns).items():
@@ -182,7 +182,7 @@ class Probe:
         yield from self._times(f"{BATCH} writes in a batch", 8, ways)
 
     def _idle(self) -> Iterator[Result]:
-        """What both ends compute while the connection is open and nothing happens."""
+        """The processor time of both ends while the connection is idle."""
         there, here = self.used(), time.process_time()
         time.sleep(IDLE_S)
         here = time.process_time() - here
@@ -192,7 +192,7 @@ class Probe:
 
 
 def measure(device: rdmatensor.Device, peers: dict[str, str], quick: bool) -> Run:
-    """Towards each of the peers, named by its key, at its address; they end afterwards."""
+    """Measure towards each peer, and end it. `peers` has the addresses by name."""
     effort = QUICK if quick else FULL
     run = Run("Python API", Environment.here(), quick)
     began = time.monotonic()
@@ -210,7 +210,7 @@ def measure(device: rdmatensor.Device, peers: dict[str, str], quick: bool) -> Ru
 
 
 def main() -> None:
-    """As peer.main, with "peers" ({name: address}) and "quick" in the order; prints the run as JSON."""
+    """Read an order as in peer.py, with "peers" ({name: address}) and "quick"; print the run as JSON."""
     order = json.loads(sys.stdin.readline())
     with open_device(order, "bench") as device:
         print(measure(device, order["peers"], order["quick"]).as_json(), flush=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark writes down: the machine, every sample, and what the processes used. JSON in and out.
+"""The record of a benchmark, in JSON: the machine, the samples, and what the processes used.
 
-All benchmarks of this project write this one format, and report.py reads it.
+All benchmarks of this project write this format, and report.py shows it.
 """
 
 from __future__ import annotations
@@ -9,94 +9,31 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import platform
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..demo import machine
-from ..demo.timing import Distribution
+from .machine import Environment as Environment
+from .turns import Distribution
 
-# Raised when a field changes its meaning or goes; readers ignore fields that they do not know.
+# Increase it when a field changes its meaning or is removed. Readers ignore unknown fields.
 SCHEMA = 1
-PACKAGES = (
-    *("rdmatensor", "tensorflow", "tensorflow-cpu", "numpy", "cffi"),
-    *("nixl", "mooncake-transfer-engine", "torch", "mpi4py"),
-)
-# Units of samples. Times are better when small, the rest when large.
+# Units of samples. Smaller times are better; of the others, larger values are better.
 SECONDS, BYTES_PER_SECOND, PER_SECOND = "s", "B/s", "1/s"
-# Of curves: as many results in SECONDS, of the same case and way, are their times.
+# A result with this unit is a curve. Its times are the result in SECONDS of the same case and way.
 LOSS = "loss"
 Parameter = str | int | float | bool | None
 
 
 class BadRecord(ValueError):
-    """A file that is no record, or one that this version cannot read."""
-
-
-@dataclass(frozen=True)
-class Environment:
-    """What was measured on, and with. Loads are one-minute averages; `mtu` is 0 where there is none."""
-
-    host: str
-    processor: str
-    cores: int
-    memory_bytes: int
-    kernel: str
-    python: str
-    versions: dict[str, str]
-    load_before: float
-    load_after: float | None = None
-    transport: str = ""
-    device: str = ""
-    mtu: int = 0
-    commit: str = ""
-
-    @classmethod
-    def here(
-        cls,
-        *,
-        transport: str = "",
-        device: str = "",
-        mtu: int = 0,
-        versions: Mapping[str, str] = {},
-    ) -> Environment:
-        """This machine now; `versions` are those of programs that are no Python packages."""
-        about = machine.describe(PACKAGES)
-        return cls(
-            host=platform.node(),
-            load_before=about.pop("load_average"),
-            versions={**about.pop("versions"), **versions},
-            transport=transport,
-            device=device,
-            mtu=mtu,
-            commit=_commit(),
-            **about,
-        )
-
-    @property
-    def summary(self) -> str:
-        """One line for people."""
-        parts = [
-            f"{self.processor}, {self.cores} cores, {self.memory_bytes / 2**30:.0f} GiB",
-            f"Linux {self.kernel}, Python {self.python}",
-            *(f"{name} {version}" for name, version in self.versions.items()),
-            self.transport,
-            self.device,
-            f"MTU {self.mtu}" if self.mtu else "",
-            f"commit {self.commit}" if self.commit else "",
-            f"load average {self.load_before:.1f}",
-        ]
-        after = "" if self.load_after is None else f" before, {self.load_after:.1f} after"
-        return ", ".join(filter(None, parts)) + after
+    """The file is not a record, or this version cannot read it."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """What one process used: processor seconds of all its threads, most bytes resident at once."""
+    """What a process used: processor time of all threads, and the peak of resident memory."""
 
     name: str
     cpu_seconds: float
@@ -104,7 +41,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int, name: str) -> Process:
-        """Since the start of process `pid` of this machine. OSError when it has ended."""
+        """What process `pid` of this machine has used. OSError if it has ended."""
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks = int(fields[11]) + int(fields[12])
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -112,19 +49,18 @@ class Process:
         return cls(name, ticks / os.sysconf("SC_CLK_TCK"), int(peak) * 1024)
 
     def since(self, before: Process) -> Process:
-        """The same with the processor seconds that came after `before`; the peak is of the whole life."""
+        """The processor time since `before`. The peak remains that of the whole life."""
         return dataclasses.replace(self, cpu_seconds=self.cpu_seconds - before.cpu_seconds)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One case, done in one way (a library, a protocol, a setting).
+    """One case, measured in one way (a library, a protocol, or a setting).
 
-    `samples` are in `unit`, each the value of one operation, of one step, or of one turn where a program
-    tells only its own median; `turns` are the medians of single turns where ways took turns, so the same
-    index of another way's was measured next to it. `nbytes` is the size of one operation, where that is what
-    a case is swept over. `target` is what the ratio to `rival` should be at least, larger meaning that this
-    way is better.
+    Each of the `samples`, in `unit`, is one operation, one step, or the median of one turn. `turns` are the
+    medians of turns: the same index of another way was measured next to it. `nbytes` is the size of an
+    operation, in cases that are measured for several sizes. `target` is the wanted ratio to `rival`, which is
+    larger if this way is better.
     """
 
     suite: str
@@ -141,23 +77,23 @@ class Result:
 
     @property
     def spread(self) -> Distribution:
-        """Median, p10 and p90 of the samples, in `unit`. ValueError if there are none."""
+        """The median, p10 and p90 of the samples. ValueError if there are none."""
         return Distribution.of(self.samples)
 
     @property
     def key(self) -> tuple[str, str, int | None]:
-        """What results of different ways have in common when they measure the same."""
+        """The key that results of different ways share if they measure the same."""
         return self.suite, self.case, self.nbytes
 
     def better_than(self, other: Result) -> float:
-        """How many times as good as `other`, which measures the same: above 1 is faster."""
+        """The ratio to `other`, which measures the same; above 1 means that this way is faster."""
         mine, theirs = self.spread.median, other.spread.median
         return theirs / mine if self.unit == SECONDS else mine / theirs
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A rival or a tool that was not there, and how to get it."""
+    """A rival that was not available, and how to install it."""
 
     name: str
     why: str
@@ -166,7 +102,7 @@ class Missing:
 
 @dataclass
 class Run:
-    """One run of one program. `faults` are what makes its numbers worthless, in words."""
+    """One run of a benchmark. `faults` are reasons why its results are not valid."""
 
     title: str
     environment: Environment
@@ -178,32 +114,32 @@ class Run:
     faults: list[str] = field(default_factory=list)
 
     def finish(self, seconds: float) -> None:
-        """Note that the run took `seconds`, and the load at its end."""
+        """Set the duration of the run, and the load at its end."""
         self.seconds = seconds
         self.environment = dataclasses.replace(self.environment, load_after=os.getloadavg()[0])
 
     def find(self, suite: str, case: str, nbytes: int | None, way: str) -> Result | None:
-        """The result with these names."""
+        """The result with these names, if there is one."""
         wanted = (suite, case, nbytes)
         return next((r for r in self.results if r.key == wanted and r.way == way), None)
 
     def write(self, path: Path) -> None:
-        """As JSON. The file appears at once, or not at all."""
+        """Write the run as JSON. The file appears complete, or not at all."""
         partial = path.with_name(path.name + ".part")
         partial.write_text(self.as_json() + "\n")
         partial.replace(path)
 
     def as_json(self) -> str:
-        """One line, for `from_json`."""
+        """One line of JSON for `from_json`."""
         return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)})
 
     @classmethod
     def from_json(cls, text: str, source: str = "the text") -> Run:
-        """The run in `text`. BadRecord, naming `source`, if it is none of this version's."""
+        """The run in `text`. BadRecord, which names `source`, if this version cannot read it."""
         try:
             fields = json.loads(text)
         except ValueError as error:
-            raise BadRecord(f"{source} is no JSON: {error}") from None
+            raise BadRecord(f"{source} is not JSON: {error}") from None
         if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
             found = fields.get("schema") if isinstance(fields, dict) else None
             raise BadRecord(
@@ -216,12 +152,12 @@ class Run:
 
     @classmethod
     def read(cls, path: Path) -> Run:
-        """The run that `write` wrote. BadRecord; OSError if it cannot be read."""
+        """The run in a file. BadRecord as for `from_json`; OSError if the file cannot be read."""
         return cls.from_json(path.read_text(), str(path))
 
 
 def thinned(samples: Sequence[float], most: int = 1000) -> list[float]:
-    """At most `most` of the samples, evenly spaced in their order of size: quantiles stay what they are."""
+    """At most `most` of the samples, evenly spaced by rank, which preserves the quantiles."""
     if len(samples) <= most:
         return list(samples)
     ordered = sorted(samples)
@@ -249,9 +185,9 @@ def _known(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(title: str, runs: Iterable[Run]) -> Run:
-    """One run with the results of all: the environment of the first, the load of the last, all versions.
+    """One run with all results and versions, the environment of the first, and the load after the last.
 
-    ValueError if there are none.
+    ValueError if there are no runs.
     """
     first, *others = list(runs)
     last = others[-1] if others else first
@@ -270,7 +206,7 @@ def merged(title: str, runs: Iterable[Run]) -> Run:
 
 
 def reduced(run: Run, most: int) -> Run:
-    """The same with at most `most` samples of each result, for a file that is kept; curves stay whole."""
+    """The run with at most `most` samples of each result; curves stay complete."""
     curves = {result.key for result in run.results if result.unit == LOSS}
     results = [
         result
@@ -279,15 +215,3 @@ def reduced(run: Run, most: int) -> Run:
         for result in run.results
     ]
     return dataclasses.replace(run, results=results)
-
-
-def _commit() -> str:
-    """Of the sources in the current folder; "" when those are not ours, or there is no git."""
-    if not Path("csrc/include/rdmatensor.h").exists():
-        return ""
-    command = ["git", "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables for a terminal of what runs measured."""
+"""The tables of runs, for a terminal."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..demo.timing import Distribution, duration, size
+from ..units import binary_size, duration, size
+from . import turns
 from .record import BYTES_PER_SECOND, LOSS, PER_SECOND, SECONDS, Missing, Result, Run
+from .turns import Distribution
 
 Key = tuple[str, str, int | None]
 
 
 def value(number: float, unit: str) -> str:
-    """A number with its unit, for people: "12.3 us", "4.2 GB/s"."""
+    """A number with its unit: "12.3 us", "4.2 GB/s"."""
     if unit == SECONDS:
         return duration(number)
     if unit == BYTES_PER_SECOND:
@@ -26,18 +28,13 @@ def value(number: float, unit: str) -> str:
     return f"{number:.4g} {unit}".strip()
 
 
-def binary(nbytes: int | None) -> str:
-    """A size as cases are named by it, in powers of two; "" for none."""
-    if nbytes is None:
-        return ""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.4g} {unit}"
-    return f"{nbytes} B"
+def named_size(nbytes: int | None) -> str:
+    """The size that a case was measured with; "" for none."""
+    return "" if nbytes is None else binary_size(nbytes)
 
 
 def by_key(results: Iterable[Result]) -> dict[Key, list[Result]]:
-    """The ways of each case together, in the order measured."""
+    """The results grouped by case, in the order measured."""
     cases: dict[Key, list[Result]] = {}
     for result in results:
         cases.setdefault(result.key, []).append(result)
@@ -45,7 +42,7 @@ def by_key(results: Iterable[Result]) -> dict[Key, list[Result]]:
 
 
 def by_suite(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The results of each suite, in the order measured."""
+    """The results grouped by suite, in the order measured."""
     suites: dict[str, list[Result]] = {}
     for result in results:
         suites.setdefault(result.suite, []).append(result)
@@ -53,22 +50,21 @@ def by_suite(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def ways_of(results: Iterable[Result]) -> list[str]:
-    """The names of the ways, in the order in which they appear."""
+    """The names of the ways, in the order of their results."""
     return list(dict.fromkeys(result.way for result in results))
 
 
 def turn_ratios(ours: Result, rival: Result) -> Distribution | None:
-    """How many times as good `ours` is in single turns; None if these are not known of both."""
+    """The ratios in single turns; None unless both results have the same number of turns."""
     if not ours.turns or len(ours.turns) != len(rival.turns):
         return None
-    pairs = zip(ours.turns, rival.turns, strict=True)
     if ours.unit == SECONDS:
-        return Distribution.of([theirs / mine for mine, theirs in pairs])
-    return Distribution.of([mine / theirs for mine, theirs in pairs])
+        return turns.turn_ratios(rival.turns, ours.turns)
+    return turns.turn_ratios(ours.turns, rival.turns)
 
 
 def comparison(ours: Result, others: Sequence[Result]) -> str:
-    """Of one way with its rival: "2.5x UCX (2.3 .. 2.6)", in green or red if there is a target; or ""."""
+    """The ratio to the rival: "2.5x UCX (2.3 .. 2.6)", in green or red if it has a target; or ""."""
     rival = next((r for r in others if r.way == ours.rival and r.unit == ours.unit), None)
     if rival is None:
         return ""
@@ -84,14 +80,14 @@ def comparison(ours: Result, others: Sequence[Result]) -> str:
 
 
 def cell(result: Result) -> str:
-    """The median; of a curve, its end."""
+    """The median, or the last value of a curve."""
     if result.unit == LOSS:
         return f"{result.samples[-1]:.4g} at the end"
     return value(result.spread.median, result.unit)
 
 
 def table(suite: str, results: Sequence[Result]) -> Table:
-    """Medians of all cases of a suite, a line for each, a column for each way."""
+    """The medians of a suite, with a line for each case and a column for each way."""
     ways = ways_of(results)
     made = Table(title=suite, title_justify="left")
     made.add_column("")
@@ -105,7 +101,7 @@ def table(suite: str, results: Sequence[Result]) -> Table:
         compared = filter(None, (comparison(each, several) for each in several))
         made.add_row(
             escape(case) if case != last else "",
-            binary(nbytes),
+            named_size(nbytes),
             *(cells.get(way, "") for way in ways),
             ", ".join(compared),
         )
@@ -114,12 +110,12 @@ def table(suite: str, results: Sequence[Result]) -> Table:
 
 
 def missing_lines(missing: Iterable[Missing]) -> list[str]:
-    """What was not there, and how to get it."""
+    """The rivals that were not available, and how to install them."""
     return [f"not measured: {each.name}: {each.why}; {each.remedy}" for each in missing]
 
 
 def show(console: Console, run: Run) -> None:
-    """Print everything: the machine, a table for each suite, what was missing, and faults in red."""
+    """Print the machine, a table for each suite, missing rivals, and faults in red."""
     console.print(escape(run.environment.summary), highlight=False)
     for suite, results in by_suite(run.results).items():
         console.print(table(suite, results))
@@ -130,7 +126,7 @@ def show(console: Console, run: Run) -> None:
 
 
 def missed(run: Run) -> list[str]:
-    """The targets that the run missed, in words."""
+    """A line for each target that the run missed."""
     lines = []
     for (suite, case, nbytes), several in by_key(run.results).items():
         for ours in several:
@@ -138,6 +134,6 @@ def missed(run: Run) -> list[str]:
             if rival is None or ours.target is None or ours.better_than(rival) >= ours.target:
                 continue
             ratio = ours.better_than(rival)
-            where = f"{suite}: {case} {binary(nbytes)}".strip()
+            where = f"{suite}: {case} {named_size(nbytes)}".strip()
             lines.append(f"{where}: {ratio:.3g}x {rival.way}, wanted {ours.target:.3g}x")
     return lines

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One module for each command of `rdmatensor`. cli.py lists them."""
+"""The commands of `rdmatensor`, each in a module. cli.py lists them."""

@@ -21,14 +21,14 @@ _WIDTH = 20
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--quick", is_flag=True, help="Without importing TensorFlow.")
+@click.option("--quick", is_flag=True, help="Do not import TensorFlow.")
 def doctor(as_json: bool, quick: bool) -> None:
     """Check this machine: library, settings, RDMA devices, limits, TensorFlow.
 
-    Each finding is ok, warn or fail, and says what to do. Over each transport that can be used, a device
-    connects with another on this machine, writes, reads and compares.
+    Each finding is ok, warn or fail, and suggests a remedy. Over each usable transport, two devices of this
+    machine connect, write, read and compare.
 
-    Exit status 0, 1 when a finding is "fail".
+    The exit status is 1 if a finding is "fail", otherwise 0.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def doctor(as_json: bool, quick: bool) -> None:
 
     found: list[Finding] = []
     console = Console(highlight=False, soft_wrap=True)
-    with Console(stderr=True).status("looking") as status:
+    with Console(stderr=True).status("examining") as status:
         for finding in examine(not quick, lambda text: status.update(text)):
             found.append(finding)
             if not as_json:

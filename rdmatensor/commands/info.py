@@ -13,12 +13,12 @@ _PROBE_SECONDS = 60.0
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(as_json: bool = False) -> None:
-    """Show what is installed, what this machine has, and the settings in force.
+    """Show what is installed, the transports of this machine, and the settings in force.
 
-    Of each setting: its value, and whether it comes from the environment. `rdmatensor doctor` tells what
-    is wrong, and what to do.
+    Each setting is shown with its value and its source. `rdmatensor doctor` finds faults and suggests
+    remedies.
 
     \b
     Examples:

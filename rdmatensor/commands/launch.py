@@ -12,13 +12,13 @@ import click
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--workers", metavar="N", type=click.IntRange(1, 256), default=1,
-              show_default=True, help="Workers.")  # fmt: skip
+              show_default=True, help="Start so many workers.")  # fmt: skip
 @click.option("--ps", metavar="N", type=click.IntRange(0, 256), default=0, show_default=True,
-              help="Parameter servers.")  # fmt: skip
+              help="Start so many parameter servers.")  # fmt: skip
 @click.option("--chief/--no-chief", default=None,
-              help="A chief besides the workers. Default: with parameter servers.")  # fmt: skip
+              help="Start a chief besides the workers. Default: only with parameter servers.")  # fmt: skip
 @click.option("--protocol", type=click.Choice(["grpc+rdma", "grpc"]), default="grpc+rdma",
-              show_default=True, help="What tasks are told in TF_CONFIG.")  # fmt: skip
+              show_default=True, help="The protocol in TF_CONFIG.")  # fmt: skip
 @click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535), default=0,
               help="Serve metrics of the tasks at PORT, PORT + 1, ..., for `rdmatensor top`.")  # fmt: skip
 @click.argument("script", type=click.Path(path_type=Path))
@@ -26,12 +26,12 @@ import click
 def launch(chief: bool | None, **options: Any) -> None:
     """Run SCRIPT ARGUMENTS as all tasks of a TensorFlow cluster on this machine.
 
-    Each task is a process that learns its place from TF_CONFIG, as on a cluster. Its lines begin with
-    "[worker 0] " and so on. When one fails, all are ended. The exit status is 0, or that of the first task
-    that failed; 128 + the signal when one ended it.
+    Each task is a process that reads its role from TF_CONFIG, as on a cluster. Its output lines begin with
+    "[worker 0] " and so on. If a task fails, all tasks are ended. The exit status is 0, or that of the first
+    task that failed; it is 128 plus the signal if a signal ended the task.
 
-    Parameter servers are ended when the other tasks have ended; and so are workers, when there is a chief
-    too: they only serve it.
+    Parameter servers are ended once all other tasks have ended. With a chief, so are workers, because they
+    only serve it.
 
     \b
     Examples:

@@ -18,35 +18,34 @@ if TYPE_CHECKING:
 
 PORT = 7479
 
-# What to do about an error whose text tells no remedy.
+# Remedies for errors whose text has none.
 HINTS = {
-    "UNREACHABLE": "start `rdmatensor ping --listen` there, and let its firewall pass TCP port {port}",
+    "UNREACHABLE": "start `rdmatensor ping --listen` there, and open TCP port {port} in its firewall",
     "DEADLINE": "a firewall may drop packets: open TCP port {port}, and for RoCE UDP port 4791",
-    "NO_TRANSPORT": "`rdmatensor doctor` on both machines tells what each of them lacks",
-    "CONNECTION_LOST": "the other side has ended, or its link is down: look at what it printed",
+    "NO_TRANSPORT": "run `rdmatensor doctor` on both machines to see what each of them lacks",
+    "CONNECTION_LOST": "the other side has ended, or its link is down: see its output",
     "PROTOCOL": "install the same rdmatensor on both, and give the port of `rdmatensor ping --listen`",
 }  # fmt: skip
 
 
 @click.command()
 @click.argument("host", required=False, metavar="[HOST[:PORT]]")
-@click.option("--listen", is_flag=True, help="Answer pings, until Ctrl-C.")
+@click.option("--listen", is_flag=True, help="Answer pings until Ctrl-C.")
 @click.option("--port", metavar="N", type=click.IntRange(0, 65535), default=PORT, show_default=True,
-              help="TCP port to listen on; 0 takes any free one.")  # fmt: skip
+              help="TCP port to listen on; 0 chooses a free one.")  # fmt: skip
 @click.option("--bind", metavar="ADDRESS",
               help="Address to listen on. Default: RDMATENSOR_BIND_ADDRESS, or all.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Stop listening when the first that connected has gone.")
+@click.option("--once", is_flag=True, help="Stop listening once the first peer has disconnected.")
 @click.option("--transport", metavar="NAME", help="Use this transport only: shm or verbs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def ping(host: str | None, listen: bool, **options: Any) -> None:
-    """Measure the way to another machine: connection, latency, bandwidth.
+    """Measure the connection to another machine: transport, latency and bandwidth.
 
-    On the other machine `rdmatensor ping --listen` must run; both need the same secret
-    (RDMATENSOR_SECRET_FILE). Prints by which transport the two are connected and why, how long a write of 8
-    bytes and the round trip of a notification take, and how many bytes go through in a second. All that
-    is written is read back and compared.
+    The other machine must run `rdmatensor ping --listen`, and both need the same secret
+    (RDMATENSOR_SECRET_FILE). Prints the transport and why it was chosen, the latency of an 8-byte write, the
+    round trip of a notification, and the bandwidth. All bytes are read back and compared.
 
-    Exit status 0, 1 when it did not work.
+    The exit status is 1 if the connection or the measurement fails, otherwise 0.
 
     \b
     Examples:
@@ -56,7 +55,7 @@ def ping(host: str | None, listen: bool, **options: Any) -> None:
       rdmatensor ping --listen --bind 10.0.0.7 --port 7500 --once
     """
     if listen == bool(host):
-        raise click.UsageError("give HOST, or --listen on the machine that is to answer")
+        raise click.UsageError("expected HOST, or --listen on the machine that answers")
     from ..errors import RdmaError
 
     try:
@@ -75,7 +74,7 @@ def ping(host: str | None, listen: bool, **options: Any) -> None:
 
 
 def address_of(host: str) -> str:
-    """ "host:port" of "host", "host:port", "v6 address" or "[v6 address]:port"."""
+    """ "host:port" from "host", "host:port", "v6 address" or "[v6 address]:port"."""
     if host.count(":") > 1 and not host.startswith("["):
         return f"[{host}]:{PORT}"
     return host if host.rpartition("]")[2].count(":") else f"{host}:{PORT}"
@@ -97,7 +96,7 @@ def _answer(bind: str | None, port: int, once: bool) -> None:
 
     everywhere = config.get("BIND_ADDRESS") or "0.0.0.0"
     with Device(name="ping, listening", bind=bind or everywhere, port=port) as device:
-        click.echo(f"listening on {device.address}; Ctrl-C ends it")
+        click.echo(f"listening on {device.address}; press Ctrl-C to stop")
         for name, found in device.transports.items():
             click.echo(f"  {name}: {found.text or 'usable'}")
         if not config.get("SECRET_FILE") and config.get("INSECURE") == "0":
@@ -133,7 +132,7 @@ def _measure(address: str, as_json: bool) -> None:
 
 
 def _progress() -> Any:
-    """A bar on standard error, if that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -142,8 +141,7 @@ def _progress() -> Any:
 
 
 def _passed_over(device: Device, address: str, chosen: str) -> dict[str, str]:
-    """Better transports than the one that was chosen, each with the reason why it does not serve: what
-    the core says when nothing else is permitted."""
+    """Better transports than the chosen one, each with the error of a connection that uses nothing else."""
     from .. import config
     from ..device import Device as Another
     from ..errors import RdmaError
@@ -159,7 +157,7 @@ def _passed_over(device: Device, address: str, chosen: str) -> dict[str, str]:
             try:
                 with Another(name="ping, another way") as other:
                     other.connect(address).close()
-                reasons[name] = "usable by now"
+                reasons[name] = "usable now"
             except RdmaError as error:
                 reasons[name] = str(error).partition(f"({name}: ")[2].partition(";")[0].rstrip(")")
                 reasons[name] = reasons[name] or str(error)
@@ -172,17 +170,17 @@ def _show(peer: str, using: str, reasons: dict[str, str], result: pinging.Result
     from rich.console import Console
     from rich.table import Table
 
-    from ..demo.timing import duration, size
+    from ..units import binary_size, duration, size
 
     console = Console(highlight=False)
-    why = "; ".join(f"{name} does not serve: {reason}" for name, reason in reasons.items())
+    why = "; ".join(f"{name} is not usable: {reason}" for name, reason in reasons.items())
     text = f"{peer} over {result.transport}" + (f", {using}" if using else "")
     console.print(text, soft_wrap=True, markup=False)
-    console.print(why or "the best transport there is", soft_wrap=True, markup=False)
+    console.print(why or "the best transport of this machine", soft_wrap=True, markup=False)
     table = Table(box=None, pad_edge=False)
     for heading in ("", "p50", "p99"):
         table.add_column(heading, justify="right" if heading else "left")
-    rows = {"write of 8 bytes": result.write, "notification, there and back": result.round_trip}
+    rows = {"write of 8 bytes": result.write, "notification, round trip": result.round_trip}
     for name, latency in rows.items():
         table.add_row(name, duration(latency.p50), duration(latency.p99))
     console.print(table)
@@ -190,10 +188,6 @@ def _show(peer: str, using: str, reasons: dict[str, str], result: pinging.Result
     for heading in ("size", "write", "read"):
         table.add_column(heading, justify="right")
     for speed in result.speeds:
-        table.add_row(_binary(speed.size), f"{size(speed.write)}/s", f"{size(speed.read)}/s")
+        table.add_row(binary_size(speed.size), f"{size(speed.write)}/s", f"{size(speed.read)}/s")
     console.print(table)
-    console.print("what was written was read back, and is the same")
-
-
-def _binary(count: int) -> str:
-    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
+    console.print("all bytes were read back and compared")

@@ -11,23 +11,23 @@ import click
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--ps", metavar="N", type=click.IntRange(0, 4096), default=0, show_default=True,
-              help="Parameter servers; with them, rank 0 is a chief.")  # fmt: skip
+              help="Number of parameter servers; with them, rank 0 is the chief.")  # fmt: skip
 @click.option("--port", metavar="PORT", type=click.IntRange(1, 65535), default=2222, show_default=True,
-              help="Of a host's first task.")  # fmt: skip
+              help="Port of the first task on each host.")  # fmt: skip
 @click.option("--protocol", type=click.Choice(["grpc+rdma", "grpc"]), default="grpc+rdma",
-              show_default=True, help="What the program is told in TF_CONFIG.")  # fmt: skip
+              show_default=True, help="The protocol in TF_CONFIG.")  # fmt: skip
 @click.option("--keep", is_flag=True,
-              help="Keep the TF_CONFIG that is set, and add the protocol: no HOSTs.")  # fmt: skip
+              help="Keep the current TF_CONFIG and add the protocol; takes no HOST.")  # fmt: skip
 @click.argument("words", metavar="[HOST,HOST,...] PROGRAM [ARGUMENTS]...", nargs=-1,
                 type=click.UNPROCESSED)  # fmt: skip
 def place(ps: int, port: int, protocol: str, keep: bool, words: tuple[str, ...]) -> NoReturn:
     """Run PROGRAM as one task of a cluster that Slurm, MPI or Kubernetes starts.
 
-    They start a process on each machine and tell it its rank; this command makes TF_CONFIG of it and becomes
-    the program. HOSTs are those of the ranks 0, 1, ... All ranks are workers; with --ps N, rank 0 is the
-    chief, the next N are parameter servers, and the others workers.
+    The launcher starts a process on each machine and sets its rank. This command sets TF_CONFIG accordingly
+    and runs the program in its place. HOSTs are those of ranks 0, 1, ... All ranks are workers. With --ps N,
+    rank 0 is the chief, the next N ranks are parameter servers, and the others are workers.
 
-    With --keep the launcher has set TF_CONFIG itself, as Kubeflow does; a protocol that it names stays.
+    Use --keep if the launcher sets TF_CONFIG itself, as Kubeflow does. A protocol in it is kept.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def place(ps: int, port: int, protocol: str, keep: bool, words: tuple[str, ...])
     hosts, program = ([], words) if keep else (words[:1], words[1:])
     if not program:
         raise click.UsageError(
-            "a program is needed" if keep or hosts else "hosts and a program are needed"
+            "expected PROGRAM" if keep or hosts else "expected HOSTs and PROGRAM"
         )
     try:
         if keep:
@@ -52,7 +52,7 @@ def place(ps: int, port: int, protocol: str, keep: bool, words: tuple[str, ...])
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if not config:
-        raise click.UsageError(f"--keep, and {NAME} is not set: name the hosts")
+        raise click.UsageError(f"--keep needs {NAME}, which is not set: give HOSTs instead")
     os.environ[NAME] = config
     try:
         os.execvp(program[0], program)

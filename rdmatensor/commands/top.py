@@ -24,19 +24,19 @@ _EDGES = 5
 @click.command()
 @click.argument("tasks", nargs=-1, metavar="[HOST:PORT]...")
 @click.option("--interval", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=1.0,
-              show_default=True, help="Time between two looks, of which rates are.")  # fmt: skip
+              show_default=True, help="Time between two readings, which rates refer to.")  # fmt: skip
 @click.option(
-    "--once", is_flag=True, help="Look twice, print, and end; as when this is no terminal."
+    "--once", is_flag=True, help="Read twice, print, and exit; the default without a terminal."
 )
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Read twice and print JSON.")
 def top(tasks: Sequence[str], interval: float, once: bool, as_json: bool) -> None:
-    """Watch running tasks: who reaches whom how, bytes by path, waits, memory, faults.
+    """Watch running tasks: transports between peers, bytes by path, waits, memory and faults.
 
-    Reads the metrics that tasks serve: HOST:PORT of each, HOST:FIRST-LAST for several, or PORT on this
-    machine; without any, RDMATENSOR_METRICS_PORT. A task serves them if it calls rdmatensor.metrics.serve(),
-    or is started by `rdmatensor launch --metrics-port`.
+    Reads the metrics that tasks serve at HOST:PORT, at HOST:FIRST-LAST for several, or at PORT on this
+    machine; the default is RDMATENSOR_METRICS_PORT. A task serves metrics if it calls
+    rdmatensor.metrics.serve(), or if `rdmatensor launch --metrics-port` started it.
 
-    Exit status 0; 1 if no task can be read.
+    The exit status is 1 if no task can be read, otherwise 0.
 
     \b
     Examples:
@@ -68,13 +68,13 @@ def _default() -> list[str]:
     port = config.get("METRICS_PORT")
     if port == "0":
         raise click.UsageError(
-            "give HOST:PORT of a task's metrics, its RDMATENSOR_METRICS_PORT (docs/metrics.md)"
+            "expected HOST:PORT of a task's metrics (docs/metrics.md), or RDMATENSOR_METRICS_PORT"
         )
     return [port]
 
 
 def _looks(addresses: Sequence[str], interval: float) -> Iterator[list[View]]:
-    """Rates are 0 in the first."""
+    """A view of each task, again and again. Rates are 0 in the first views."""
     from .._ops.watching import NotReadable, View, read_all, view
 
     before: dict[str, Reading] = {}
@@ -147,13 +147,13 @@ def _task(view: View) -> list[RenderableType]:
 
 
 def short(task: str) -> str:
-    """ "worker 0" of "/job:worker/replica:0/task:0"; what is none stays."""
+    """ "worker 0" from "/job:worker/replica:0/task:0"; other text stays as it is."""
     parts = dict(part.partition(":")[::2] for part in task.strip("/").split("/"))
     return f"{parts['job']} {parts['task']}" if {"job", "task"} <= parts.keys() else task
 
 
 def _table(*headings: str) -> Table:
-    """All but the first and the last column are numbers; only the last may be wrapped."""
+    """A table whose middle columns are numbers, and whose last column may wrap."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -167,7 +167,7 @@ def _table(*headings: str) -> Table:
 def _peers(view: View) -> Table:
     from rich.text import Text
 
-    from ..demo.timing import size
+    from ..units import size
 
     table = _table("peer", "tensors/s", "bytes/s", "waiting", "by", "why")
     for peer in view.peers:
@@ -185,7 +185,7 @@ def _peers(view: View) -> Table:
 
 
 def _paths(view: View) -> Table:
-    from ..demo.timing import size
+    from ..units import size
 
     table = _table("path", "sent/s", "", "received/s", "", "sent and received so far")
     for path, counts in view.paths.items():
@@ -205,7 +205,7 @@ def _paths(view: View) -> Table:
 def _edges(view: View) -> Table:
     from rich.text import Text
 
-    from ..demo.timing import duration
+    from ..units import duration
 
     table = _table("waited for", "times", "mean", "longest", "waiting", "edge")
     for edge in view.slow_edges[:_EDGES]:
@@ -221,7 +221,7 @@ def _edges(view: View) -> Table:
 
 
 def _memory(view: View) -> str:
-    from ..demo.timing import size
+    from ..units import size
 
     memory, waits = view.memory, view.credits
     return (

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rdmatensor.bench.record import Environment
+from rdmatensor.bench.turns import Distribution
 from rdmatensor.demo.cluster import Options, Outcome, run
 from rdmatensor.demo.launch import TaskFailed, terminate_like_interrupt
-from rdmatensor.demo.machine import describe, summary
 from rdmatensor.demo.paths import PATHS, STOCK
 from rdmatensor.demo.settings import MINIMUM_ACCURACY, WARM_UP_STEPS, model_bytes
-from rdmatensor.demo.timing import Distribution, duration, size
+from rdmatensor.units import duration, size
 
 PROTOCOLS = (STOCK, "grpc+rdma")
-PACKAGES = ("rdmatensor", "tensorflow", "tensorflow-cpu", "scikit-learn")
 
 
 def faults(outcome: Outcome, options: Options) -> list[str]:
@@ -202,8 +203,8 @@ def main(
     """
     console = Console()
     options = Options(steps, workers, hidden)
-    machine = describe(PACKAGES)
-    console.print(summary(machine), highlight=False)
+    machine = Environment.here(transport="shm")
+    console.print(machine.summary, highlight=False)
     folder = logs or Path(tempfile.mkdtemp(prefix="rdmatensor-demo-"))
     try:
         with terminate_like_interrupt():
@@ -218,7 +219,7 @@ def main(
         console.print(f"[red]{escape(fault)}[/red]")
     if json_file:
         json_file.write_text(
-            json.dumps(as_json(options, outcomes, found) | {"machine": machine}, indent=1)
+            json.dumps(as_json(options, outcomes, found) | {"machine": asdict(machine)}, indent=1)
         )
     if found:
         console.print(f"The logs are in {folder}.")

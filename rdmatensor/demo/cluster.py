@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rdmatensor._ops.processes import reserved_addresses
+from rdmatensor.bench.turns import Distribution
 from rdmatensor.demo.launch import Child, Team
 from rdmatensor.demo.paths import STOCK, Paths
-from rdmatensor.demo.timing import Distribution
 
 # The longest silence is that of all tasks importing TensorFlow at once.
 SILENCE_S = 120.0

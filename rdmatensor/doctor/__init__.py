@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `rdmatensor doctor` and `rdmatensor info` find out about this machine."""
+"""The examination of this machine for `rdmatensor doctor` and `rdmatensor info`."""

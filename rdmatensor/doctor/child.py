@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function in a process of its own: what crashes or hangs there is a finding, not the end."""
+"""Runs a function in a process of its own, so that a crash or a hang becomes a finding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-# The modules of this process: a Python started in the sources would find those, which are not built.
+# The path is that of this process: in the source folder, Python would import sources that are not built.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from {module} import {function}; print(json.dumps({function}()))"
@@ -20,7 +20,7 @@ _START = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """`value` is what the function returned, None if it did not; then `why_not` tells why."""
+    """`value` is what the function returned; if it is None, `why_not` is the reason."""
 
     value: Any
     why_not: str
@@ -28,7 +28,7 @@ class Outcome:
 
 
 def call(module: str, function: str, seconds: float, **variables: str) -> Outcome:
-    """Calls a function without arguments, which returns what JSON can carry; `variables` are set for it."""
+    """Call a function without arguments, whose result JSON can carry. `variables` extend its environment."""
     path = json.dumps([os.path.abspath(entry) for entry in sys.path])  # noqa: PTH100 - "" is the folder
     command = [sys.executable, "-c", _START.format(module=module, function=function), path]
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All findings about this machine, in the order in which they matter."""
+"""All findings about this machine, the most important first."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SECRET = "(umask 077; head -c 32 /dev/urandom | base64 > ~/rdmatensor.secret); 
 
 
 def examine(thoroughly: bool, say: Callable[[str], object]) -> Iterator[Finding]:
-    """Findings as they are made; `say` tells what is being done now.
+    """Yield findings as they are made, and describe the current work to `say`.
 
-    `thoroughly`: TensorFlow is imported, which takes seconds, and in the SoftRoCE lab's guests minutes: not
-    there.
+    `thoroughly` imports TensorFlow, which takes seconds. In the guests of the SoftRoCE lab it would take
+    minutes, so it is not done there.
     """
     say("opening devices")
     probe = child.call("rdmatensor.doctor.probe", "look_and_test", _PROBE_SECONDS)
@@ -60,7 +60,7 @@ def library(probe: child.Outcome) -> Finding:
 
 
 def settings(report: Mapping[str, Any], log: Sequence[str]) -> Iterator[Finding]:
-    """Variables that are no settings, and values that are refused: in the core's own words."""
+    """Variables that are not settings, and values that the core refuses."""
     sound = True
     for line in fabric.lines(log, "WARN"):
         unknown = _UNKNOWN.fullmatch(line)
@@ -74,13 +74,13 @@ def settings(report: Mapping[str, Any], log: Sequence[str]) -> Iterator[Finding]
     if sound:
         given = [f"RDMATENSOR_{row['name']}={row['value']}" for row in report["settings"]
                  if row["source"] == "environment"]  # fmt: skip
-        yield Finding("settings", "ok", ", ".join(given) or "all as by default")
+        yield Finding("settings", "ok", ", ".join(given) or "all have their defaults")
 
 
 def bootstrap(report: Mapping[str, Any]) -> Iterator[Finding]:
     """Whether a device can be opened, and where it listens."""
     for error in report["errors"]:
-        if "SECRET_FILE" in error:  # secret() tells
+        if "SECRET_FILE" in error:  # secret() reports it
             continue
         yield Finding("device", "fail", error, _device_remedy(error))
     address = report["address"]
@@ -88,14 +88,14 @@ def bootstrap(report: Mapping[str, Any]) -> Iterator[Finding]:
         host = address.rpartition(":")[0]
         text = f"opens, and listens on {host}"
         if host in ("127.0.0.1", "[::1]"):
-            text += ": devices of programs are reached from this machine only, unless they or "
-            text += "RDMATENSOR_BIND_ADDRESS say otherwise; TensorFlow servers take the cluster's address"
+            text += ": only this machine can reach it, unless a program or RDMATENSOR_BIND_ADDRESS names "
+            text += "another address; TensorFlow servers listen on their cluster's address"
         yield Finding("device", "ok", text)
 
 
 def _device_remedy(error: str) -> str:
     if "cannot listen" in error:
-        return "ip -brief address   (RDMATENSOR_BIND_ADDRESS has to be one of these)"
+        return "ip -brief address   (RDMATENSOR_BIND_ADDRESS must be one of these)"
     if "cannot resolve" in error:
         return "unset RDMATENSOR_BIND_ADDRESS   (or correct it)"
     if "TRANSPORTS" in error:
@@ -106,7 +106,7 @@ def _device_remedy(error: str) -> str:
 
 
 def secret(report: Mapping[str, Any]) -> Finding:
-    """Who is let in."""
+    """Whether peers need a secret to connect."""
     path = os.environ.get("RDMATENSOR_SECRET_FILE", "")
     verbs = report["transports"].get("verbs", {}).get("usable")
     if path:
@@ -120,26 +120,26 @@ def secret(report: Mapping[str, Any]) -> Finding:
             text = f"{path}, mode {file.st_mode & 0o7777:04o}, {file.st_size} bytes"
             return Finding("secret", "ok", text)
     if os.environ.get("RDMATENSOR_INSECURE", "0") not in ("", "0"):
-        text = "RDMATENSOR_INSECURE lets everybody who reaches the port read and write regions"
+        text = "RDMATENSOR_INSECURE lets everyone who can reach the port read and write regions"
         return Finding("secret", "warn", text, f"unset RDMATENSOR_INSECURE; {_SECRET}")
-    text = "none: other machines are refused"
+    text = "none: other machines cannot connect"
     return Finding("secret", "warn" if verbs else "ok", text, _SECRET if verbs else "")
 
 
 def self_tests(report: Mapping[str, Any]) -> Iterator[Finding]:
-    """What became of the transfers over each transport."""
-    from ..demo.timing import duration, size
+    """The results of test transfers over each transport."""
+    from ..units import duration, size
 
     for name, result in report["tests"].items():
         if "error" in result:
-            remedy = "docs/troubleshooting.md has errors by their text"
+            remedy = "see docs/troubleshooting.md, which lists errors by their text"
             yield Finding(f"self-test {name}", "fail", result["error"], remedy)
             continue
         speed = result["speeds"][0]
         yield Finding(
             f"self-test {name}",
             "ok",
-            f"connected, wrote, read, compared: write of 8 bytes {duration(result['write']['p50'])}, "
-            f"notification there and back {duration(result['round_trip']['p50'])}, "
+            f"connected, wrote, read and compared: write of 8 bytes {duration(result['write']['p50'])}, "
+            f"notification round trip {duration(result['round_trip']['p50'])}, "
             f"writing {size(speed['write'])}/s, reading {size(speed['read'])}/s",
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Findings about RDMA devices and transports.
 
-The kernel tells what there is (/sys/class/infiniband); which port and which GID are used, and why others
-are not, the core tells. Nothing is chosen here.
+The kernel lists devices (/sys/class/infiniband). The core reports which port and GID it uses, and why it does
+not use the others.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .finding import Finding
 _FOLDER = Path("/sys/class/infiniband")
 _LINE = re.compile(r"rdmatensor: (ERROR|WARN|INFO|DEBUG): (.*)")
 _ORDER = (
-    "of several GIDs, RoCE v2 goes before v1, IPv4 before IPv6, link-local last, an interface that is up "
-    "before an unknown one; RDMATENSOR_GID_INDEX says otherwise"
+    "the choice of a GID prefers RoCE v2 to v1, IPv4 to IPv6, other addresses to link-local ones, and an "
+    "interface that is up to an unknown one; RDMATENSOR_GID_INDEX overrides it"
 )
 _TRY = "rdmatensor softroce run -- rdmatensor doctor   (RDMA in software, on any machine)"
 
 
 def lines(log: Sequence[str], level: str) -> list[str]:
-    """What the core logged at this level."""
+    """The lines that the core logged at this level."""
     found = [match for line in log if (match := _LINE.fullmatch(line))]
     return [match[2] for match in found if match[1] == level]
 
 
 def findings(report: Mapping[str, Any], log: Sequence[str]) -> Iterator[Finding]:
-    """One for each transport, and one for each port that the kernel has."""
+    """A finding for each transport, and one for each port in the kernel."""
     for name, found in report["transports"].items():
         yield _transport(name, found)
     using = report["transports"].get("verbs", {"usable": False, "text": ""})
@@ -49,10 +49,8 @@ def _transport(name: str, found: Mapping[str, Any]) -> Finding:
     if text.startswith("not in RDMATENSOR_TRANSPORTS"):
         return Finding(area, "ok", text)
     if name != "verbs" or _there_is_a_device():
-        return Finding(
-            area, "fail", text, "see the lines about its ports below" if name == "verbs" else ""
-        )
-    consequence = "other machines cannot be reached, except by gRPC"
+        return Finding(area, "fail", text, "see its ports below" if name == "verbs" else "")
+    consequence = "other machines can be reached by gRPC only"
     if "not installed" in text:
         return Finding(
             area, "warn", f"{text}: {consequence}", "apt-get install libibverbs1 ibverbs-providers"
@@ -65,7 +63,7 @@ def _there_is_a_device() -> bool:
 
 
 def _port(name: str, port: Path, using: Mapping[str, Any], said: Sequence[str]) -> Finding:
-    """`using` is what the core says about the transport."""
+    """`using` is the core's report on the transport, and `said` its log."""
     chosen = using["usable"] and str(using["text"]).startswith(f"{name} ")
     state = _read(port / "state").partition(": ")[2] or "of unknown state"
     facts = f"{state}, {_read(port / 'link_layer')}, {_read(port / 'rate')}"
@@ -97,12 +95,12 @@ def _remedy(why: str, port: Path) -> str:
     if "no driver" in why:
         return "apt-get install ibverbs-providers"
     if "DEVICE" in why or "GID_INDEX" in why:
-        return "unset RDMATENSOR_DEVICE RDMATENSOR_GID_INDEX   (or name what there is)"
+        return "unset RDMATENSOR_DEVICE RDMATENSOR_GID_INDEX   (or correct them)"
     return "docs/troubleshooting.md"
 
 
 def _gids(name: str, port: Path, chosen: int | None, said: Sequence[str]) -> list[str]:
-    """`said` tells why those that are not chosen are not."""
+    """The GIDs of a port, each with the reason from `said` if the core did not choose it."""
     passed_over = re.compile(rf"GID (\d+) of {re.escape(name)}, \S+, is passed over: (.*)")
     why = {int(match[1]): match[2] for line in said if (match := passed_over.fullmatch(line))}
     if chosen is not None:
@@ -115,12 +113,12 @@ def _gids(name: str, port: Path, chosen: int | None, said: Sequence[str]) -> lis
 
 
 def _table(port: Path) -> list[tuple[int, str, str, str]]:
-    """Index, address, type and network interface of the entries that are not empty."""
+    """The index, address, type and network interface of each GID that is not empty."""
     rows = []
     folder = port / "gids"
     for entry in sorted(folder.iterdir(), key=lambda e: int(e.name)) if folder.is_dir() else []:
         address = ipaddress.IPv6Address(_read(entry) or "::")
-        # An entry without interface identifier, such as fe80::, holds nothing.
+        # An entry without an interface identifier, such as fe80::, is empty.
         if int(address) & (1 << 64) - 1:
             kind = _read(port / "gid_attrs" / "types" / entry.name) or "unknown type"
             netdev = _read(port / "gid_attrs" / "ndevs" / entry.name)
@@ -129,7 +127,7 @@ def _table(port: Path) -> list[tuple[int, str, str, str]]:
 
 
 def _read(path: Path) -> str:
-    """A line of sysfs; "" where the kernel refuses, as it does for some in containers."""
+    """A line of sysfs; "" if the kernel refuses it, which happens in containers."""
     with contextlib.suppress(OSError):
         return path.read_text().strip()
     return ""

@@ -18,7 +18,7 @@ AREA = "TensorFlow"
 
 
 def build() -> dict[str, Any]:
-    """What the build noted about itself; {} if it is not installed as built."""
+    """The facts that the build recorded; {} if there are none."""
     try:
         facts = json.loads((Path(__file__).parents[1] / "_build_info.json").read_text())
     except (OSError, ValueError):
@@ -27,7 +27,7 @@ def build() -> dict[str, Any]:
 
 
 def version() -> str:
-    """Of TensorFlow, without importing it; "" if it is not installed."""
+    """The version of TensorFlow, without importing it; "" if it is not installed."""
     for package in _PACKAGES:
         try:
             return metadata.version(package)
@@ -37,10 +37,10 @@ def version() -> str:
 
 
 def finding(thoroughly: bool) -> Finding:
-    """Whether protocol="grpc+rdma" works; `thoroughly`: by importing TensorFlow, in another process."""
+    """Whether protocol="grpc+rdma" works. `thoroughly` imports TensorFlow, in another process."""
     built, here = build().get("tensorflow"), version()
     if not here:
-        return Finding(AREA, "ok", "not installed; the Python API and groups work without")
+        return Finding(AREA, "ok", "not installed; the Python API and groups work without it")
     if not built:
         why = (
             build().get("no_tensorflow_because") or "rdmatensor was not installed by its own build"
@@ -51,21 +51,21 @@ def finding(thoroughly: bool) -> Finding:
     minors = [_minor(version) for version in versions]
     if _minor(here) not in minors:
         text = f"{here}, and the plugin is for {', '.join(minors)}: TensorFlow works, grpc+rdma does not"
-        # pip does not take a release candidate for the minor version.
+        # pip does not accept a release candidate for a minor version.
         released = [_minor(version) for version in versions if "rc" not in version] or minors
         return Finding(AREA, "fail", text, f"pip install 'tensorflow=={released[-1]}.*'")
     if os.environ.get("RDMATENSOR_DISABLE", "0") not in ("", "0"):
         text = f"{here}; RDMATENSOR_DISABLE leaves the plugin unloaded"
         return Finding(AREA, "warn", text, "unset RDMATENSOR_DISABLE")
     if not thoroughly:
-        return Finding(AREA, "ok", f"{here}, and the plugin is for it (not tried)")
+        return Finding(AREA, "ok", f"{here}, and the plugin was built for it (not loaded)")
     return _tried(here)
 
 
 def _tried(here: str) -> Finding:
     outcome = child.call(__name__, "why_not", _IMPORT_SECONDS, TF_CPP_MIN_LOG_LEVEL="2")
     if outcome.value == "":
-        return Finding(AREA, "ok", f"{here}; the plugin is loaded into it")
+        return Finding(AREA, "ok", f"{here}; it loads the plugin")
     why = f"`import tensorflow` {outcome.why_not}"
     if outcome.value:
         why = f"the plugin does not load: {outcome.value}"
@@ -73,7 +73,7 @@ def _tried(here: str) -> Finding:
 
 
 def why_not() -> str:
-    """Why the plugin is not in this process, after importing TensorFlow; "" if it is."""
+    """Import TensorFlow; why it did not load the plugin, "" if it did."""
     import tensorflow  # noqa: F401
 
     from .. import tensorflow as ours

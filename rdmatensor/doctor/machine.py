@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings about limits and containers: what the system gives this process."""
+"""Findings about limits and containers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .finding import Finding, size
+from ..units import binary_size
+from .finding import Finding
 
 _IPC_LOCK = 14  # bit of the capability, capability.h of the kernel
 _PEER_DESCRIPTORS = 3  # of a connection over shared memory, at each end
@@ -21,7 +22,7 @@ _DOCKER = (
 
 
 def findings(report: Mapping[str, Any]) -> Iterator[Finding]:
-    """About this machine; `report` is the probe's, {} if there is none."""
+    """The findings. `report` is the result of the probe, {} if it failed."""
     verbs = bool(report.get("transports", {}).get("verbs", {}).get("usable"))
     yield memlock(verbs, report)
     yield descriptors()
@@ -31,45 +32,46 @@ def findings(report: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def memlock(verbs: bool, report: Mapping[str, Any]) -> Finding:
-    """The limit of locked memory, against what registering needs. It counts only for RDMA."""
+    """Whether the limit of locked memory is enough for registering, which only RDMA needs."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    text = "no limit" if limit == resource.RLIM_INFINITY else size(limit)
+    text = "no limit" if limit == resource.RLIM_INFINITY else binary_size(limit)
     left = report.get("registrable")
     if not verbs:
         return Finding("memlock", "ok", f"{text}; without RDMA nothing is locked")
     if left is None:
         exempt = "" if limit == resource.RLIM_INFINITY else ", which CAP_IPC_LOCK lifts"
         return Finding("memlock", "ok", f"{text}{exempt}")
-    # Of a connection, the rings of both directions are registered.
+    # A connection registers the rings of both directions.
     needed = 2 * _setting(report, "RING_BYTES")
     remedy = "ulimit -l unlimited   (systemd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)"
-    state = f"{text}, of which {size(left)} are left"
+    state = f"{text}, of which {binary_size(left)} are free"
     if left < needed:
-        text = f"{state}: one connection over RDMA locks about {size(needed)}"
+        text = f"{state}: one connection over RDMA locks about {binary_size(needed)}"
         return Finding("memlock", "fail", text, remedy)
     wanted = _setting(report, "ARENA_LIMIT") or _memory_limit() * 3 // 4
     if left < wanted:
-        text = f"{state}: tensors of a TensorFlow server may take {size(wanted)} (RDMATENSOR_ARENA_LIMIT)"
+        text = f"{state}: the tensors of a TensorFlow server may take {binary_size(wanted)}"
+        text += " (RDMATENSOR_ARENA_LIMIT)"
         return Finding("memlock", "warn", text, remedy)
     return Finding("memlock", "ok", state)
 
 
 def descriptors() -> Finding:
-    """Open files: a connection takes some."""
+    """Whether the limit of open files is enough, because each connection needs some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError):
         used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         peers = max(0, soft - used) // _PEER_DESCRIPTORS
-        text = f"{soft} may be open: enough for about {peers} connections over shared memory"
+        text = f"the limit is {soft}: enough for about {peers} connections over shared memory"
         if peers < _FEW_PEERS:
             most = "unlimited" if hard == resource.RLIM_INFINITY else hard
             return Finding("open files", "warn", text, f"ulimit -n {most}")
         return Finding("open files", "ok", text)
-    return Finding("open files", "ok", f"{soft} may be open")
+    return Finding("open files", "ok", f"the limit is {soft}")
 
 
 def container() -> str:
-    """What kind of container this is; "" if it seems to be none."""
+    """The kind of container; "" outside one."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return "Kubernetes"
     if Path("/.dockerenv").exists():
@@ -85,7 +87,7 @@ def _in_container(kind: str) -> Finding:
     passed = Path("/dev/infiniband").exists()
     devices = kernel_devices()
     if devices and not passed:
-        text = f"{kind} did not get /dev/infiniband, and the machine has {', '.join(devices)}"
+        text = f"{kind} has no /dev/infiniband, but the machine has {', '.join(devices)}"
         return Finding("container", "fail", text, _DOCKER)
     may = "may" if _effective_capabilities() >> _IPC_LOCK & 1 else "may not"
     text = (
@@ -96,24 +98,24 @@ def _in_container(kind: str) -> Finding:
 
 
 def kernel_devices() -> list[str]:
-    """RDMA devices that the kernel has, whether or not this process may use them."""
+    """The RDMA devices of the kernel, whether or not this process may use them."""
     folder = Path("/sys/class/infiniband")
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 
 def memory(report: Mapping[str, Any]) -> Finding:
-    """Memory that this process may use, against the arena."""
+    """Whether this process may use as much memory as its arena."""
     limit = _memory_limit()
     arena = _setting(report, "ARENA_LIMIT") if report else 0
-    text = f"{size(limit)} may be used"
+    text = f"the limit is {binary_size(limit)}"
     if arena > limit:
-        text += f", and RDMATENSOR_ARENA_LIMIT permits {size(arena)}: the process would be killed"
+        text += f", but RDMATENSOR_ARENA_LIMIT is {binary_size(arena)}: the process would be killed"
         return Finding("memory", "warn", text, f"export RDMATENSOR_ARENA_LIMIT={limit * 3 // 4}")
     return Finding("memory", "ok", text)
 
 
 def _memory_limit() -> int:
-    """The machine's memory, or what the control group permits of it."""
+    """The memory of the machine, or the limit of the control group if that is lower."""
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # version 2, version 1
         with contextlib.suppress(OSError, ValueError):
@@ -133,7 +135,7 @@ def _shm() -> str:
         room = os.statvfs("/dev/shm")
     except OSError:
         return "nothing"
-    return size(room.f_blocks * room.f_frsize)
+    return binary_size(room.f_blocks * room.f_frsize)
 
 
 def _setting(report: Mapping[str, Any], name: str) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether `import graph_analyzer` leads to rdmatensor's, or to another distribution's package."""
+"""Whether `import graph_analyzer` finds the package of rdmatensor, or that of another distribution."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _NAME = "graph_analyzer"
 
 
 def finding() -> Finding:
-    """Who installed the package, and which one is found."""
+    """Which distribution installed the package, and which one Python finds."""
     others = sorted({*metadata.packages_distributions().get(_NAME, [])} - {_OURS})
     again = f"pip install --force-reinstall --no-deps {_OURS}-*.whl"
     if others:
-        text = f"graph_analyzer is also a package of {', '.join(others)}: one has overwritten the other"
+        text = f"graph_analyzer is also a package of {', '.join(others)}: one overwrites the other"
         return Finding(AREA, "fail", text, f"pip uninstall {' '.join(others)} && {again}")
     ours = Path(__file__).parents[2] / _NAME / "__init__.py"
     spec = importlib.util.find_spec(_NAME)
@@ -27,6 +27,6 @@ def finding() -> Finding:
         return Finding(AREA, "fail", "graph_analyzer is not installed beside rdmatensor", again)
     if spec.origin is None or Path(spec.origin).resolve() != ours.resolve():
         where = spec.origin or ", ".join(spec.submodule_search_locations or ())
-        text = f"import graph_analyzer takes {where}, not rdmatensor's: {ours.parent}"
+        text = f"import graph_analyzer finds {where} instead of {ours.parent}"
         return Finding(AREA, "fail", text, "rename that file or folder, or start Python elsewhere")
     return Finding(AREA, "ok", f"rdmatensor and {_NAME}, in {ours.parents[1]}")

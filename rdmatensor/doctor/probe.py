@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the core says about this machine: run by child.call, in a process of its own.
+"""Examines this machine with the core, in a process of its own that child.call runs.
 
-The core's own lines, which tell what it passed over and why, go to standard error.
+The core logs its choices to standard error.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from ..device import Device
 
 PREFIX = "RDMATENSOR_"
-# Settings that can keep a device from being opened, in the order in which they are given up.
+# Settings that can prevent opening a device, in the order in which they are reset.
 _SUSPECTS = ("SECRET_FILE", "BIND_ADDRESS", "TRANSPORTS")
 
 
 def look() -> dict[str, Any]:
-    """Versions, settings, and what a device finds when it is opened."""
+    """Versions, settings, and the transports that a device finds."""
     return _look(tests=False)
 
 
 def look_and_test() -> dict[str, Any]:
-    """As look, and a transfer over each transport from one device of this process to another."""
+    """The same as look, and test transfers over each transport between two devices."""
     return _look(tests=True)
 
 
 def _look(tests: bool) -> dict[str, Any]:
     given = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(PREFIX)}
     from .. import config
-    from .._api import public
+    from .._api.library import __version__
 
-    # The table is read without the variables, so that each of them can be refused by itself.
+    # Without the variables, the table can be read even if the core refuses one of them.
     table = {setting.name: setting for setting in config.table()}
     refused = _put_in_force(table, given)
     os.environ.update({k: v for k, v in given.items() if k.removeprefix(PREFIX) not in table})
@@ -50,7 +50,7 @@ def _look(tests: bool) -> dict[str, Any]:
     config.set("LOG_LEVEL", "debug")
     device, errors = _open()
     report: dict[str, Any] = {
-        "version": public.__version__,
+        "version": __version__,
         "settings": settings,
         "refused": refused,
         "errors": errors,
@@ -74,7 +74,7 @@ def _look(tests: bool) -> dict[str, Any]:
 
 
 def _put_in_force(table: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
-    """Sets what the environment gives; what was refused, with the reason."""
+    """Apply the settings of the environment. The result has the reasons for those that are refused."""
     from .. import config
     from ..errors import RdmaError
 
@@ -91,7 +91,7 @@ def _put_in_force(table: Mapping[str, Any], given: Mapping[str, str]) -> dict[st
 
 
 def _open() -> tuple[Device | None, list[str]]:
-    """A device, if need be without settings that prevent it; the reasons why it could not be opened."""
+    """Open a device, if necessary without the settings that prevent it, and list the errors."""
     from .. import config
     from ..device import Device
     from ..errors import RdmaError
@@ -112,7 +112,7 @@ def _open() -> tuple[Device | None, list[str]]:
 
 
 def _test(transport: str) -> dict[str, Any]:
-    """Writes, reads and notifications over this transport, between two devices of this process."""
+    """Measure writes, reads and notifications between two devices of this process."""
     import threading
 
     from .. import config

@@ -38,7 +38,7 @@ def test_what_fails_is_named_and_the_rest_goes_on() -> None:
     assert faults == [
         "breaks ended with status 3",
         "mute wrote no record",
-        "slow took longer than 1 s and was ended",
+        "slow took longer than 1 s and was killed",
     ]
     assert [result.case for run in runs for result in run.results] == ["--quick"]
 

@@ -73,7 +73,7 @@ def test_each_command_explains_itself_with_examples(name: str) -> None:
     [
         ("click", [], "pip install 'click>=8' 'rich>=13'"),
         ("rich", ["doctor"], "pip install rich"),
-        ("numpy", ["plan", "--live", "localhost:1"], "pip install numpy"),
+        ("numpy", ["ping", "localhost:1"], "pip install numpy"),
         ("prometheus_client", ["top", "9100"], "pip install 'rdmatensor[metrics]'"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the demo and the benchmarks sum up what was measured."""
+"""The paths that the demo and the benchmarks count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rdmatensor.demo.paths import PATHS, Paths
-from rdmatensor.demo.timing import Distribution, duration, size
 
 
 def _stats(**counts: int) -> dict[str, Any]:
@@ -17,31 +16,6 @@ def _stats(**counts: int) -> dict[str, Any]:
         for path in PATHS
     }
     return {"paths": paths, "rpc_reasons": {}, "peers": []}
-
-
-def test_distribution_interpolates() -> None:
-    found = Distribution.of([4.0, 1.0, 2.0, 3.0, 5.0])
-    assert (found.count, found.p10, found.median, found.p90) == pytest.approx((5, 1.4, 3.0, 4.6))
-
-
-def test_distribution_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="no times"):
-        Distribution.of([])
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(2.5e-6, "2.5 us"), (0.0123, "12.3 ms"), (0.2071, "207 ms"), (3.21, "3.21 s")],
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(4, "4 B"), (1024, "1.02 KB"), (17_425_448, "17.4 MB"), (5.3e12, "5300 GB")]
-)
-def test_size(count: float, text: str) -> None:
-    assert size(count) == text
 
 
 def test_paths_survive_json_and_add_up() -> None:

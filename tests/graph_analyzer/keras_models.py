@@ -38,8 +38,3 @@ MODELS: dict[str, Callable[[], Any]] = {
     "GRU": lambda: recurrent(keras.layers.GRU),
     "transformer block": transformer,
 }
-# Tracing these takes many seconds; bench/plan_models.py does.
-LARGE_MODELS: dict[str, Callable[[], Any]] = {
-    "ResNet50": lambda: keras.applications.ResNet50(weights=None),
-    "InceptionV3": lambda: keras.applications.InceptionV3(weights=None),
-}

@@ -19,7 +19,6 @@ from graph_analyzer import (
     analyze,
     predict,
 )
-from graph_analyzer.model import units
 from graph_analyzer.report.advice import hot_spots
 
 PS0, PS1, W0, W1 = (
@@ -132,39 +131,3 @@ def test_a_budget_that_is_too_small_is_told() -> None:
     )
     advice = next(advice for advice in advise(plan) if advice.kind == "budget")
     assert "RDMATENSOR_PLAN_LIMIT there by about 32.8 KB" in advice.text
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("100Gbit", 12.5e9),
-        ("12.5 GB/s", 12.5e9),
-        ("10gbit/s", 1.25e9),
-        ("1Gbps", 1.25e8),
-        ("8bit", 1.0),
-    ],
-)
-def test_bandwidths(text: str, value: float) -> None:
-    assert units.bandwidth(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("2us", 2e-6), ("0.1 ms", 1e-4), ("1s", 1.0), ("5ns", 5e-9)]
-)
-def test_latencies(text: str, value: float) -> None:
-    assert units.latency(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("text", ["", "fast", "10", "0Gbit", "-1Gbit", "1e9bit"])
-def test_what_is_no_bandwidth(text: str) -> None:
-    with pytest.raises(AnalysisError, match="100Gbit"):
-        units.bandwidth(text)
-
-
-def test_sizes_and_times_as_text() -> None:
-    assert [units.size(n) for n in (0, 999, 1000, 17_400_000, 999_900)] == [
-        "0 B", "999 B", "1 KB", "17.4 MB", "1 MB",
-    ]  # fmt: skip
-    assert [units.duration(s) for s in (2e-6, 0.0123, 1.5)] == ["2 us", "12.3 ms", "1.5 s"]
-    assert units.short(PS1) == "ps:1"
-    assert units.short("/job:ps/replica:2/task:1") == "ps:2:1"

@@ -25,7 +25,7 @@ class Site(Nursery):
         self,
         host: Host,
         python: str = sys.executable,
-        modules: Sequence[str] = ("numpy", "rdmatensor._api.public"),
+        modules: Sequence[str] = ("numpy", "rdmatensor.group"),
     ) -> None:
         """`python` is the interpreter of the peers, `modules` what is imported before they are made."""
         self.host = host

@@ -162,13 +162,7 @@ class LocalNursery(Nursery):
     """A nursery on this machine."""
 
     def __init__(self) -> None:
-        command = [
-            sys.executable,
-            str(PROGRAM),
-            str(PROGRAM.parent),
-            "numpy",
-            "rdmatensor._api.public",
-        ]
+        command = [sys.executable, str(PROGRAM), str(PROGRAM.parent), "numpy", "rdmatensor.group"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None and self._process.stdout is not None
         super().__init__(self._write)

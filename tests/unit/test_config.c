@@ -41,6 +41,8 @@ int main(void) {
   for (size_t i = 0; i < rdt_config_count(); i++) {
     EXPECT_STATUS(RDT_OK, rdt_config_describe(i, &entry));
     EXPECT(entry.name && entry.default_value && entry.range && strlen(entry.doc) > 10);
+    if (strcmp(entry.name, "QUEUE_DEPTH") == 0) EXPECT(entry.internal);
+    if (strcmp(entry.name, "QUEUE_PAIRS") == 0) EXPECT(!entry.internal);
   }
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_describe(rdt_config_count(), &entry));
   return 0;

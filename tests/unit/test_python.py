@@ -211,7 +211,7 @@ def documented(value: Any) -> bool:
 
 
 def test_public_names_are_documented() -> None:
-    for name in rdmatensor.__all__:
+    for name in vars(rdmatensor)["__all__"]:
         value = getattr(rdmatensor, name)
         if isinstance(value, type):
             assert documented(value), name
