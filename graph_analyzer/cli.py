@@ -49,8 +49,8 @@ from .plan import TransferPlan, closest
 @click.option("--rows", default=20, show_default=True, type=click.IntRange(0),
               help="Show so many tensors, the largest first.")  # fmt: skip
 @click.option("--live", "targets", metavar="HOST:PORT", multiple=True,
-              help="Show the current plan of a running server; with SOURCE, how it differs. Repeatable, because "
-              "a server only knows what it receives.")  # fmt: skip
+              help="Show the current plan of a running server; with SOURCE, how it differs. Repeatable, "
+              "because a server only knows what it receives.")  # fmt: skip
 def plan(source: str | None, targets: tuple[str, ...], **options: Any) -> None:
     """Show what a graph will send between tasks, and how, before a cluster exists.
 
