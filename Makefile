@@ -158,8 +158,6 @@ format: $(VENV)/.packages
 
 # Tables, and build/bench/results.html; rivals that are missing are named, with how to get them.
 bench: build $(VENV)/.packages
-	@$(BIN)/pytest -q bench/test_micro.py --benchmark-max-time=0.3 --benchmark-sort=name \
-	  --benchmark-columns=min,median,iqr,rounds
 	@$(BIN)/python bench/run.py $(BENCH_FLAGS)
 
 # From another folder, as demo.
