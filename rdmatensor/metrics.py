@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus metrics of this process: an endpoint that a Prometheus server, or `rdmatensor top`, reads.
+"""Prometheus metrics of this process, which a Prometheus server or `rdmatensor top` reads.
 
     import rdmatensor.metrics
 
-    rdmatensor.metrics.serve()         # if RDMATENSOR_METRICS_PORT is set; otherwise it does nothing
+    rdmatensor.metrics.serve()         # does nothing unless RDMATENSOR_METRICS_PORT is set
 
-A program that has its own endpoint adds ours to it:
+A program with an endpoint of its own adds these metrics to it:
 
     prometheus_client.REGISTRY.register(rdmatensor.metrics.collector())
 
-Needs prometheus-client: pip install 'rdmatensor[metrics]'. Nothing here imports TensorFlow.
+This module needs prometheus-client (pip install 'rdmatensor[metrics]'), and does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _INSTALL = "metrics need prometheus-client: pip install 'rdmatensor[metrics]'"
 
 
 class Collector:
-    """What prometheus_client's registries take: reads the counters whenever it is asked."""
+    """A collector for registries of prometheus_client, which reads the counters on request."""
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics as they are now. From any thread."""
+        """The current metrics. Thread-safe."""
         from ._ops import families
 
         return families.families()
 
 
 class Endpoint:
-    """A port that answers with this process's metrics, on a daemon thread, until `close` or its end."""
+    """A port at which a daemon thread serves the metrics of this process until `close`."""
 
     def __init__(self, server: WSGIServer) -> None:
         self._server = server
@@ -58,7 +58,7 @@ class Endpoint:
         self.port = int(port)
 
     def close(self) -> None:
-        """Stops answering. Any number of times, from any thread."""
+        """Stop serving. May be called repeatedly and from any thread."""
         global _endpoint
         with _lock:
             if _endpoint is self:
@@ -67,7 +67,7 @@ class Endpoint:
         self._server.server_close()
 
 
-# The one of METRICS_PORT.
+# The endpoint at METRICS_PORT.
 _endpoint: Endpoint | None = None
 _lock = threading.Lock()
 
@@ -75,7 +75,7 @@ _lock = threading.Lock()
 def collector() -> Collector:
     """The metrics of this process, for a registry of prometheus_client.
 
-    Unsupported, with the remedy, if that is not installed.
+    Unsupported if prometheus_client is not installed.
     """
     try:
         import prometheus_client  # noqa: F401
@@ -85,15 +85,15 @@ def collector() -> Collector:
 
 
 def serve(port: int | None = None, address: str | None = None) -> Endpoint | None:
-    """Answers Prometheus at http://`address`:`port`/metrics from now on.
+    """Serve the metrics at http://`address`:`port`/metrics.
 
-    Without `port` that of the setting METRICS_PORT; None, and nothing is done, if that is 0. So programs may
-    call it always, also more than once. `port` 0 takes any free one. Without `address` that of
-    METRICS_ADDRESS: 127.0.0.1, which only this machine reaches. Everybody who reaches the port can read the
-    metrics; there is no password.
+    The default port is the setting METRICS_PORT. If that is 0, the call does nothing and returns None, so
+    every program may call it, and more than once. Port 0 chooses a free port. The default address is the
+    setting METRICS_ADDRESS, by default 127.0.0.1, which only this machine can reach. There is no password:
+    everyone who can reach the port can read the metrics.
 
-    Raises Unsupported without prometheus-client, DeviceError if the port cannot be listened on, UsageError
-    for a port that is none.
+    Raises Unsupported without prometheus-client, DeviceError if it cannot listen, and UsageError for an
+    invalid port.
     """
     global _endpoint
     configured = port is None
@@ -130,7 +130,7 @@ def _listen(port: int, address: str) -> Endpoint:
             "SYSTEM",
         ) from error
     endpoint = Endpoint(server)
-    # A child has no thread that answers, but would keep the port after its parent's end.
+    # A forked child has no serving thread, but would keep the port open after its parent has ended.
     os.register_at_fork(after_in_child=lambda: _forget(server))
     return endpoint
 
@@ -143,10 +143,10 @@ def _forget(server: WSGIServer) -> None:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Serves, then runs a program as `python PROGRAM ARGUMENTS` would. Does not return before its end.
+    """Serve the metrics, and run a program to its end as `python PROGRAM ARGUMENTS` does.
 
-    For programs that do not call `serve`: `python -m rdmatensor.metrics train.py`. DeviceError and the like
-    as `serve`; what the program raises.
+    This is for programs that do not call `serve`: `python -m rdmatensor.metrics train.py`. Raises what
+    `serve` and the program raise.
     """
     serve()
     sys.argv = [*arguments]
@@ -157,9 +157,9 @@ def run(arguments: Sequence[str]) -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         raise SystemExit("usage: python -m rdmatensor.metrics PROGRAM [ARGUMENTS]")
-    # That one, which other modules import, and not this copy of it.
+    # Use the module that others import, not this copy of it.
     from rdmatensor import metrics
 
     if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # this folder, in which `python PROGRAM` would not look
+        del sys.path[0]  # `python PROGRAM` does not search the current folder
     metrics.run(sys.argv[1:])

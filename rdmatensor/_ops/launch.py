@@ -24,17 +24,17 @@ from .tf_config import Task
 
 EXIT_SIGNAL = 128
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
-# A line without end, such as a progress bar's, is passed on in pieces.
+# A longer line, such as that of a progress bar, is passed on in pieces.
 _LONGEST_LINE = 1 << 16
 _OUTPUT_S = 5.0
-# As `python SCRIPT`, but with metrics. Not `python -m`, which would also look for us in this folder.
+# Like `python SCRIPT`, but with metrics. `python -m` would also search the current folder for rdmatensor.
 _SERVED = "import sys; sys.path[:] = filter(None, sys.path); from rdmatensor import metrics; "
 _SERVED += "metrics.run(sys.argv[1:])"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run: as `python SCRIPT ARGUMENTS` in each task."""
+    """The program, which runs as `python SCRIPT ARGUMENTS` in each task, and the tasks."""
 
     script: Path
     arguments: Sequence[str]
@@ -43,28 +43,29 @@ class Request:
     chief: bool
     protocol: str
     metrics_port: int = 0
-    """Of the first task; the others have the next ones. 0: no metrics are served."""
+    """The port of the first task; the other tasks use the following ports. 0 serves no metrics."""
 
     @property
     def tasks(self) -> list[Task]:
-        """Of the cluster, those that others wait for first."""
+        """The tasks of the cluster. Those that others wait for come first."""
         counts = {"ps": self.ps, "worker": self.workers, "chief": int(self.chief)}
         return [Task(job, index) for job, count in counts.items() for index in range(count)]
 
     def serves(self, task: Task) -> bool:
-        """Whether a task may run for ever: it is ended when the others have ended well.
+        """Whether a task serves others, and so is ended once they have ended.
 
-        Parameter servers do; with them and a chief, workers do too, as ParameterServerStrategy has it.
+        Parameter servers do. With parameter servers and a chief, so do workers, as in
+        ParameterServerStrategy.
         """
         return task.job == "ps" or (task.job == "worker" and self.chief and self.ps > 0)
 
 
-# A task and its exit status; or no task, and a signal for this program.
+# A task and its exit status; or no task, and a signal to this program.
 _Ends = queue.SimpleQueue[tuple[Task | None, int]]
 
 
 class _Output:
-    """Standard output or error of this program, to which the tasks' lines go one at a time."""
+    """Standard output or error of this program, which gets the lines of the tasks one at a time."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -72,13 +73,13 @@ class _Output:
         self._lock = threading.Lock()
 
     def prefix(self, task: Task, colour: str) -> bytes:
-        """What a task's lines begin with; in its colour on a terminal."""
+        """The beginning of a task's lines, in its colour on a terminal."""
         with self._console.capture() as written:
             self._console.print(Text(f"[{task.name}]", style=colour), end=" ")
         return written.get().encode()
 
     def carry(self, pipe: BinaryIO, prefix: bytes) -> None:
-        """Until the pipe's end. When nobody reads our output any more, the tasks' is thrown away."""
+        """Copy lines until the pipe ends. If nothing reads our output any more, they are discarded."""
         while line := pipe.readline(_LONGEST_LINE):
             data = memoryview(prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
             with self._lock, contextlib.suppress(OSError):
@@ -105,7 +106,7 @@ def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task,
 
 
 def _follow(started: Mapping[Task, Process]) -> list[threading.Thread]:
-    """Threads that pass the tasks' output on."""
+    """Start threads that pass on the output of the tasks."""
     outputs = [_Output(1), _Output(2)]
     threads = []
     for number, (task, process) in enumerate(started.items()):
@@ -120,9 +121,9 @@ def _follow(started: Mapping[Task, Process]) -> list[threading.Thread]:
 
 @contextlib.contextmanager
 def _signals_as_ends(ends: _Ends) -> Iterator[None]:
-    """Within the block, signals that would end this program are told, so that nothing is left half done.
+    """Within the block, put signals that would end this program into `ends`, so that the tasks are ended.
 
-    Those that are ignored, as for `nohup` and for jobs in the background, stay so.
+    Signals that are ignored, as under `nohup` and in background jobs, remain ignored.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -139,7 +140,10 @@ def _signals_as_ends(ends: _Ends) -> Iterator[None]:
 def _wait_for(
     crew: Crew, request: Request, started: Mapping[Task, Process], ends: _Ends
 ) -> tuple[int, str]:
-    """Waits until all tasks that end have ended, or one has failed: the exit status, and why that."""
+    """Wait until all tasks that end by themselves have ended, or one has failed.
+
+    The result is the exit status and its reason.
+    """
 
     def wait(task: Task, process: Process) -> None:
         ends.put((task, crew.wait(process)))
@@ -158,11 +162,11 @@ def _wait_for(
 
 
 def run(request: Request, say: Callable[[str], None]) -> int:
-    """Runs the tasks to their end, their output in lines that begin with "[worker 0] "; the exit status.
+    """Run the tasks to their end, with "[worker 0] " and so on before their output. Returns the exit status.
 
-    It is 0 if all have ended well, else that of the first that failed; 128 + the signal if one ended it, or
-    this program. No process stays behind. `say` gets a line for people. Only in the main thread. OSError when
-    there is no port or no process for a task.
+    It is 0 if no task failed, otherwise that of the first task that failed; or 128 plus the signal that
+    ended a task or this program. No process stays behind. `say` gets messages for the user. Call it in the
+    main thread. OSError if there is no port or no process for a task.
     """
     ends: _Ends = queue.SimpleQueue()
     with _signals_as_ends(ends):
@@ -179,20 +183,20 @@ def run(request: Request, say: Callable[[str], None]) -> int:
 
 
 def check(script: Path) -> str:
-    """Why a file cannot be run, "" when it can."""
+    """Why a file cannot be run; "" if it can."""
     if not script.exists():
         return f"{script} does not exist"
     if not script.is_file() or not os.access(script, os.R_OK):
-        return f"{script} is not a file that can be read"
+        return f"{script} is not a readable file"
     return ""
 
 
 def check_metrics(request: Request) -> str:
-    """Why the tasks' metrics cannot be served, "" when they can or are not to be."""
+    """Why the tasks cannot serve their metrics; "" if they can, or need not."""
     if not request.metrics_port:
         return ""
     if request.metrics_port + len(request.tasks) - 1 > 65535:
-        return f"--metrics-port {request.metrics_port}: there are not so many ports behind it"
+        return f"--metrics-port {request.metrics_port}: there are too few ports above it"
     if importlib.util.find_spec("prometheus_client") is None:
         return "--metrics-port needs prometheus-client: pip install 'rdmatensor[metrics]'"
     return ""

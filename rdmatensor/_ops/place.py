@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rdmatensor place`: ranks of Slurm, MPI or Kubernetes become tasks of a cluster. See docs/launch.md."""
+"""`rdmatensor place`: makes ranks of Slurm, MPI or Kubernetes tasks of a cluster. See docs/launch.md."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 
 from .tf_config import Task, cluster_of, text_for
 
-# Where Slurm, Open MPI, MPICH, and Kubernetes' Indexed Jobs tell a process its rank.
+# The rank of a process under Slurm, Open MPI, MPICH, and in Indexed Jobs of Kubernetes.
 RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
 
 
 def rank_in(environment: Mapping[str, str]) -> int:
-    """The rank of this process. ValueError, with the variables that were looked for, if none tells it."""
+    """The rank of this process. ValueError, with the variables that were tried, if none has it."""
     for name in RANKS:
         if name in environment:
             try:
                 return int(environment[name])
             except ValueError:
-                raise ValueError(f"{name} is {environment[name]!r}, which is no rank") from None
+                raise ValueError(f"{name} is {environment[name]!r}, which is not a rank") from None
     raise ValueError(f"this process has no rank: none of {', '.join(RANKS)} is set")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `rdmatensor top` shows: metrics of running tasks, read twice, so that there are rates."""
+"""Reads the metrics of running tasks for `rdmatensor top`, twice to compute rates."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ _CONNECT_S = 2.0
 _ANSWER_S = 4.0
 _LONGEST = 16 << 20
 _HINT = (
-    "does the task call rdmatensor.metrics.serve(), with RDMATENSOR_METRICS_PORT set? From another "
-    "machine it is reached only with RDMATENSOR_METRICS_ADDRESS"
+    "does the task call rdmatensor.metrics.serve(), with RDMATENSOR_METRICS_PORT set? Other machines "
+    "can reach it only if RDMATENSOR_METRICS_ADDRESS is set"
 )
 
 
 class NotReadable(Exception):
-    """No metrics come from an address: why, and what to do."""
+    """An address does not answer with metrics. The text has the reason and a remedy."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The metrics of one task at one moment, by name without "rdmatensor_"; labels and value of each."""
+    """The metrics of a task at one time, by name without "rdmatensor_", with labels and values."""
 
     at: float
-    """Of a clock that never goes back, in seconds."""
+    """Seconds of a monotonic clock."""
     metrics: Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
     def labels(self, name: str) -> list[Mapping[str, str]]:
-        """Of all metrics of this name."""
+        """The labels of all metrics with this name."""
         return [labels for labels, _ in self.metrics.get(name, ())]
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of those with these labels; 0 if there are none."""
+        """The sum of the metrics with these labels; 0 if there are none."""
         wanted = labels.items()
         return sum(value for has, value in self.metrics.get(name, ()) if wanted <= has.items())
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums by the value of a label."""
+        """The sums for each value of a label."""
         sums: dict[str, float] = {}
         for labels, value in self.metrics.get(name, ()):
             sums[labels.get(label, "")] = sums.get(labels.get(label, ""), 0.0) + value
@@ -53,7 +53,7 @@ class Reading:
 
 
 def parse(text: str, at: float) -> Reading:
-    """Of Prometheus' text format. NotReadable if it is something else."""
+    """Read the text format of Prometheus. NotReadable if the text is something else."""
     metrics: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -63,25 +63,25 @@ def parse(text: str, at: float) -> Reading:
                     metrics.setdefault(sample.name.removeprefix(PREFIX), []).append(
                         (labels, sample.value)
                     )
-    except Exception as error:  # the parser raises whatever it stumbles over
-        raise NotReadable(f"something else answers there: {error}") from error
+    except Exception as error:  # the parser raises exceptions of many kinds
+        raise NotReadable(f"another program answers there: {error}") from error
     if not metrics:
-        raise NotReadable(f"what answers there has no metrics of rdmatensor: {_HINT}")
+        raise NotReadable(f"the answer has no metrics of rdmatensor: {_HINT}")
     return Reading(at, metrics)
 
 
 def printable(text: str) -> str:
-    """Nothing that a terminal would obey."""
+    """The text without control characters for terminals."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def read(address: str) -> Reading:
-    """The metrics at "host:port". NotReadable, with what to do."""
+    """The metrics at "host:port". NotReadable if they cannot be read."""
     return parse(fetch(address), time.monotonic())
 
 
 def fetch(address: str) -> str:
-    """What is answered there. Past proxies. NotReadable as `read`."""
+    """The answer of "host:port", without a proxy. NotReadable as for `read`."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_CONNECT_S)
     try:
@@ -91,18 +91,18 @@ def fetch(address: str) -> str:
     except OSError as error:
         raise NotReadable(f"{error.strerror or error}: {_HINT}") from error
     except http.client.HTTPException as error:
-        raise NotReadable(f"something else answers there: {error!r}") from error
+        raise NotReadable(f"another program answers there: {error!r}") from error
     finally:
         connection.close()
     if answer.status != http.client.OK:
-        raise NotReadable(f"something else answers there: HTTP status {answer.status}")
+        raise NotReadable(f"another program answers there: HTTP status {answer.status}")
     if len(text) > _LONGEST:
-        raise NotReadable(f"something else answers there: more than {_LONGEST >> 20} MiB")
+        raise NotReadable(f"another program answers there: more than {_LONGEST >> 20} MiB")
     return text.decode(errors="replace")
 
 
 def read_all(addresses: Sequence[str]) -> dict[str, Reading | NotReadable]:
-    """Of all at the same time, in some seconds whatever they do."""
+    """Read all addresses at the same time, within a few seconds."""
     found: dict[str, Reading | NotReadable] = {}
 
     def one(address: str) -> None:
@@ -117,13 +117,15 @@ def read_all(addresses: Sequence[str]) -> dict[str, Reading | NotReadable]:
     end = time.monotonic() + _ANSWER_S
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    late = NotReadable(f"no whole answer in {_ANSWER_S:.0f} s: is the task stopped, or very busy?")
+    late = NotReadable(
+        f"no complete answer in {_ANSWER_S:.0f} s: is the task stopped, or very busy?"
+    )
     return {address: found.get(address, late) for address in addresses}
 
 
 @dataclass
 class View:
-    """What is shown of one task; rates are those of the last `seconds`."""
+    """What `top` shows of a task. Rates cover the last `seconds`."""
 
     address: str
     error: str = ""
@@ -140,11 +142,11 @@ class View:
 
 
 def view(address: str, before: Reading, now: Reading) -> View:
-    """`before` and `now` may be the same: then all rates are 0."""
+    """The view of a task. All rates are 0 if `before` and `now` are the same."""
     seconds = now.at - before.at
 
     def rate(name: str, **labels: str) -> float:
-        # A task that was started again counts from 0.
+        # The counters of a restarted task begin at 0.
         more = now.value(name, **labels) - before.value(name, **labels)
         return max(0.0, more) / seconds if seconds > 0 else 0.0
 
@@ -205,7 +207,7 @@ def view(address: str, before: Reading, now: Reading) -> View:
 
 
 def _faults(now: Reading) -> dict[str, float]:
-    """What should not be, since the task began."""
+    """The counters of faults since the task began."""
     plan = now.by("plan_events_total", "event")
     return {
         "channels_lost": now.value("device_channels_lost_total"),
@@ -221,14 +223,14 @@ _ADDRESS = re.compile(r"(?:(?P<host>\[[^]]+\]|[^:\[\]]*):)?(?P<first>\d+)(?:-(?P
 
 
 def addresses(words: Iterable[str]) -> list[str]:
-    """ "HOST:PORT" of "HOST:PORT", "PORT", "HOST:FIRST-LAST". ValueError for anything else."""
+    """ "HOST:PORT" from "HOST:PORT", "PORT" or "HOST:FIRST-LAST". ValueError for other text."""
     found = []
     for word in words:
         match = _ADDRESS.fullmatch(word)
         first = int(match["first"]) if match else 0
         last = int(match["last"] or first) if match else 0
         if match is None or not 0 < first <= last <= 65535 or last - first > 1023:
-            raise ValueError(f"{word!r} is no HOST:PORT, PORT or HOST:FIRST-LAST")
+            raise ValueError(f"{word!r} is not HOST:PORT, PORT or HOST:FIRST-LAST")
         host = match["host"] or "127.0.0.1"
         found += [f"{host}:{port}" for port in range(first, last + 1)]
     return found

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from .record import BadRecord, Run, merged, reduced
+from .record import BadRecord, Run, merged, named_apart, reduced
 
 KEPT = 100
 
@@ -163,9 +163,12 @@ def cluster(
 def report(
     records: tuple[Path, ...], html: Path | None, record: Path | None, pictures: Path | None
 ) -> None:
-    """Show the tables of RECORDS, which any benchmark of this project writes, or a page with pictures."""
+    """Show the tables of RECORDS, which any benchmark of this project writes, or a page with pictures.
+
+    Two records of the same benchmark are shown side by side, to compare two versions of the sources.
+    """
     try:
-        runs = [Run.read(path) for path in records]
+        runs = named_apart({str(path): Run.read(path) for path in records})
     except BadRecord as error:
         raise click.ClickException(str(error)) from None
     whole = merged("Benchmarks", runs)

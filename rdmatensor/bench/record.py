@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,6 +204,27 @@ def merged(title: str, runs: Iterable[Run]) -> Run:
         first.environment, versions=versions, load_after=last.environment.load_after
     )
     return whole
+
+
+def named_apart(runs: Mapping[str, Run]) -> list[Run]:
+    """The runs, where ways that several of them measured have the name of the run appended."""
+    counts = Counter(
+        each
+        for run in runs.values()
+        for each in {(result.key, result.way) for result in run.results}
+    )
+
+    def named(result: Result, way: str, name: str) -> str:
+        return f"{way}, {name}" if counts[result.key, way] > 1 else way
+
+    for name, run in runs.items():
+        run.results = [
+            dataclasses.replace(
+                each, way=named(each, each.way, name), rival=named(each, each.rival, name)
+            )
+            for each in run.results
+        ]
+    return list(runs.values())
 
 
 def reduced(run: Run, most: int) -> Run:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -52,7 +53,7 @@ def test_fields_of_later_versions_are_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[]", "schema None"),
         ('{"schema": 99}', "schema 99, not 1: measure again"),
         ('{"schema": 1}', "a field is missing"),
@@ -103,3 +104,15 @@ def test_processes_are_what_the_kernel_counts() -> None:
     used = record.Process.of(os.getpid(), "test").since(before)
     assert used.cpu_seconds >= 0.1
     assert used.peak_bytes >= len(memory)
+
+
+def test_two_runs_of_one_benchmark_are_shown_side_by_side() -> None:
+    before, after = example(), example()
+    after.results[1] = dataclasses.replace(after.results[1], case="read latency")
+    runs = record.named_apart({"before.json": before, "after.json": after})
+    assert [(each.way, each.rival) for run in runs for each in run.results] == [
+        ("rdmatensor, before.json", "ucx"),
+        ("ucx", "ucx"),
+        ("rdmatensor, after.json", "ucx"),
+        ("ucx", "ucx"),
+    ]

@@ -200,7 +200,7 @@ def test_top_says_that_something_else_answers() -> None:
         done = top("--once", f"127.0.0.1:{server.server_port}")
         server.shutdown()
     assert done.returncode == 1
-    assert "something else answers there" in done.stdout and "Traceback" not in done.stderr
+    assert "another program answers there" in done.stdout and "Traceback" not in done.stderr
 
 
 def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,14 +208,14 @@ def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         found = watching.read_all([address])[address]
-    assert isinstance(found, watching.NotReadable) and "no whole answer" in str(found)
+    assert isinstance(found, watching.NotReadable) and "no complete answer" in str(found)
 
 
 def test_top_wants_addresses() -> None:
     done = top("--once")
     assert done.returncode == 2 and "RDMATENSOR_METRICS_PORT" in done.stderr
     done = top("--once", "worker")
-    assert done.returncode == 2 and "'worker' is no HOST:PORT" in done.stderr
+    assert done.returncode == 2 and "'worker' is not HOST:PORT" in done.stderr
 
 
 def test_addresses_of_several_tasks() -> None:
@@ -223,7 +223,7 @@ def test_addresses_of_several_tasks() -> None:
     ours = [f"127.0.0.1:{port}" for port in (9100, 8)]
     assert found == [ours[0], "node:1", "node:2", "node:3", "[fe80::1]:7", ours[1]]
     for wrong in ("node", "node:", "0", "node:9-7", "node:65536", "fe80::1:7", "http://node:1"):
-        with pytest.raises(ValueError, match="is no HOST:PORT"):
+        with pytest.raises(ValueError, match="is not HOST:PORT"):
             watching.addresses([wrong])
 
 

@@ -87,7 +87,7 @@ def test_a_graph_with_fetches_and_feeds(folder: Path) -> None:
         (["graph.pb", "--fetch", "nothing:0"], "no tensor 'nothing:0'"),
         (["graph.pb", "--bandwidth", "fast"], "bandwidth 'fast'"),
         (["--live", "nowhere"], "'nowhere' is no server"),
-        ([], "give SOURCE"),
+        ([], "expected SOURCE"),
     ],
 )
 def test_bad_input_is_told_in_a_line(

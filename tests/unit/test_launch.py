@@ -221,7 +221,7 @@ def test_an_ended_launcher_leaves_no_task(
     ("arguments", "words"),
     [
         (["missing.py"], "missing.py does not exist"),
-        (["."], ". is not a file that can be read"),
+        (["."], ". is not a readable file"),
         (["-n", "0", "missing.py"], "0 is not in the range"),
         (["--ps", "-1", "missing.py"], "-1 is not in the range"),
         (["--protocol", "rdma", "missing.py"], "'rdma' is not one of 'grpc+rdma', 'grpc'"),
