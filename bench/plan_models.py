@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans real models over parameter servers and workers: what is static, and what planning costs.
 
-    python bench/plan_models.py [--quick] [--json plans.json]
+    PYTHONPATH=tests python bench/plan_models.py [--quick] [--json plans.json]
 
 Times are medians of several calls of the planner alone; tracing the model with Keras, which takes seconds, is
 not counted. No cluster runs.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from pathlib import Path
 import click
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# The models are those of the tests.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/graph_analyzer"))
 
 from graph_analyzer import PlacedOn, TransferPlan, planner, sources
 from graph_analyzer.analyze import DEFAULT_DEVICE, transfers
@@ -87,7 +84,7 @@ def main(quick: bool, ps: int, workers: int, batch_size: int, path: Path | None)
     from rich.console import Console
     from rich.table import Table
 
-    import keras_models
+    from support import keras_models
 
     makers = dict(keras_models.MODELS)
     if not quick:

@@ -180,8 +180,12 @@ def test_a_host_that_ssh_cannot_reach_is_named(tmp_path: Path) -> None:
 
 def test_the_reason_of_an_end_may_come_late(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\n(sleep 0.5; echo refused >&2) >/dev/null </dev/null &\nexit 255\n")
+    python.write_text(
+        "#!/bin/sh\n(sleep 0.5; echo refused >&2) >/dev/null </dev/null &\nexit 255\n"
+    )
     python.chmod(0o755)
     hosts = [cluster.Host("one"), cluster.Host("two")]
-    with pytest.raises(cluster.BenchFailed, match="ended with status 255 or did not answer: refused"):
+    with pytest.raises(
+        cluster.BenchFailed, match="ended with status 255 or did not answer: refused"
+    ):
         cluster.measure(hosts, cluster.Launcher(python=str(python)), quick=True)

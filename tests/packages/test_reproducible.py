@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from support import tools
+
 BUILD = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
 SOURCES = ["CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "setup.py"]
 FOLDERS = ["csrc", "graph_analyzer", "rdmatensor"]
@@ -58,8 +60,7 @@ def contents(wheel: Path) -> dict[str, tuple[object, ...]]:
 def test_two_builds_are_equal(root: Path, tmp_path: Path) -> None:
     """In folders with names of different length, as two machines' would be."""
     pytest.importorskip("setuptools", minversion="77")
-    if not (shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")):
-        pytest.skip("no cmake")
+    tools.cmake()
     first, second = build(root, tmp_path / "a"), build(root, tmp_path / "another-folder")
     assert contents(first) == contents(second)
     assert first.read_bytes() == second.read_bytes()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +10,7 @@ from pathlib import Path
 import pytest
 
 import rdmatensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "transport"))
-
-from devices import Open
+from security.devices import Open
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from imports import pack
 from rdmatensor.softroce import Lab
+from softroce.imports import pack
 
 TASK = Path(__file__).parent / "tensorflow_task.py"
 PATIENCE = 900.0  # TensorFlow takes most of a minute to be imported on emulated processors

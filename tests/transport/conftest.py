@@ -7,20 +7,15 @@ RDMATENSOR_TEST_TRANSPORT names the transport, shm by default; tests/softroce ru
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import rdmatensor
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from peers import LocalNursery, Peer
-from teams import Team
+from support.peers import LocalNursery, Peer
+from support.waits import stays
+from transport.teams import Team
 
 TRANSPORT = os.environ.get("RDMATENSOR_TEST_TRANSPORT", "shm")
 
@@ -87,15 +82,6 @@ def clogged(narrow: Peer, device: rdmatensor.Device) -> Iterator[Clogged]:
         transfers.append(remote.notify(bytes(1000)))
         assert len(transfers) < 10000, "the sender never runs out of credit"
     yield Clogged(narrow, remote, transfers[-1], len(transfers))
-
-
-def stays(condition: Callable[[], bool], seconds: float = 0.2) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not condition():
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class Clogged(NamedTuple):

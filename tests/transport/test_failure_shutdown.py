@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import rdmatensor
-from waits import eventually, free_port, lost
+from support.ports import free_ports
+from support.waits import lost, until
 
 
 def test_forked_child_does_not_hide_the_death_of_its_parent(
@@ -26,7 +27,7 @@ def test_forked_child_does_not_hide_the_death_of_its_parent(
 ) -> None:
     """It has copies of all sockets: the peer would wait for an end of stream that does not come, and a
     successor could not listen where the parent did."""
-    parent, port = spawn(device=False), free_port()
+    parent, port = spawn(device=False), free_ports(1)[0]
     parent.run(
         """
         device = rdmatensor.Device(port=port)
@@ -42,7 +43,7 @@ def test_forked_child_does_not_hide_the_death_of_its_parent(
         region.write(b"1").wait(20)
         begin = time.monotonic()
         parent.kill()
-        assert eventually(lambda: lost(lambda: region.write(b"1").wait(20)))
+        until("the peer is not lost", lambda: lost(lambda: region.write(b"1").wait(20)))
         took = time.monotonic() - begin
         assert took < 3
         with pytest.raises(rdmatensor.ConnectionLost) as caught:
@@ -266,6 +267,6 @@ def test_processes_end_in_the_middle_of_everything(
             kept[:] = [now - then for now, then in zip(resources(), before, strict=True)]
             return max(kept) <= 0
 
-        assert eventually(given_back), f"descriptors, threads, mappings: {kept} more"
+        until("descriptors, threads or mappings are kept", given_back)
         assert region.array.nbytes == 1 << 20
     assert names_in_dev_shm() == []

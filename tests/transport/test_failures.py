@@ -15,7 +15,8 @@ import pytest
 
 import rdmatensor
 from rdmatensor import RemoteDevice
-from waits import NOTICED, eventually, free_port, lost
+from support.ports import free_ports
+from support.waits import NOTICED, lost, until
 
 
 def test_killed_peer_is_lost_and_others_go_on(
@@ -29,7 +30,7 @@ def test_killed_peer_is_lost_and_others_go_on(
     region.write(b"1").wait()
     begin = time.monotonic()
     doomed.kill()
-    assert eventually(lambda: lost(lambda: region.write(b"1").wait()))
+    until("the peer is not lost", lambda: lost(lambda: region.write(b"1").wait()))
     took = time.monotonic() - begin
     assert took < 3, "the transport should tell at once"
     for action in (
@@ -95,7 +96,7 @@ def test_peer_stopped_for_long_is_lost(spawn: Any, device: rdmatensor.Device, no
                 for _ in range(10000):  # where posting is slow, already this meets the deadline
                     transfer = remote.notify(bytes(1000))
                 transfer.wait(NOTICED)
-            assert eventually(lambda: transfer.done)
+            until("the transfer does not end", lambda: transfer.done)
             took = time.monotonic() - begin
             with pytest.raises(rdmatensor.ConnectionLost) as caught:
                 transfer.wait(0)
@@ -118,7 +119,7 @@ def test_restarted_peer_has_a_new_generation(
     spawn: Any, device: rdmatensor.Device, note: Any
 ) -> None:
     first = spawn(device=False)
-    port = free_port()
+    port = free_ports(1)[0]
     first.run(
         f"device = rdmatensor.Device(port={port})\nregion = device.allocate(64, name='region')"
     )
@@ -130,7 +131,7 @@ def test_restarted_peer_has_a_new_generation(
     second.run(
         f"device = rdmatensor.Device(port={port})\nregion = device.allocate(64, name='region')"
     )
-    assert eventually(lambda: lost(lambda: stale.write(b"1").wait()))
+    until("the peer is not lost", lambda: lost(lambda: stale.write(b"1").wait()))
     new = device.connect(address)
     assert new.generation != old.generation
     new.region("region").write(b"12345678").wait()
@@ -145,7 +146,7 @@ def test_peer_that_closes_is_lost(peer: Any, remote: RemoteDevice) -> None:
     peer.run("region = device.allocate(64, name='region')")
     region = remote.region("region")
     peer.run("device.close()")
-    assert eventually(lambda: lost(lambda: region.write(b"1").wait()))
+    until("the peer is not lost", lambda: lost(lambda: region.write(b"1").wait()))
 
 
 def test_own_close_cancels(clogged: Any) -> None:
@@ -180,7 +181,7 @@ def test_closing_the_device_ends_everything(clogged: Any, device: rdmatensor.Dev
 
 def test_nobody_listens(device: rdmatensor.Device) -> None:
     with pytest.raises(rdmatensor.ConnectionRefused) as caught:
-        device.connect(f"127.0.0.1:{free_port()}", timeout=5)
+        device.connect(f"127.0.0.1:{free_ports(1)[0]}", timeout=5)
     assert caught.value.status == "UNREACHABLE"
 
 

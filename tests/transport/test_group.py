@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from teams import Team
+from transport.teams import Team
 
 # ---- results ---------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import rdmatensor
-from peers import Peer
-from teams import Team
+from support.peers import Peer
+from transport.teams import Team
 
 # Members notice at once where the transport tells, else by DEADLINE_MS, which is 10 s.
 NOTICED = 15.0

@@ -18,7 +18,8 @@ import pytest
 
 import rdmatensor
 from rdmatensor import RemoteDevice
-from waits import eventually, free_port, lost
+from support.ports import free_ports
+from support.waits import lost, until, until_it_ends
 
 
 def test_idle_process_uses_no_cpu(peer: Any, remote: RemoteDevice) -> None:
@@ -99,7 +100,7 @@ def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
 def test_device_restarted_a_hundred_times(device: rdmatensor.Device, spawn: Any) -> None:
     """In one process, on one port: each is another generation, and nothing stays of those before."""
     peer = spawn(device=False)
-    port = free_port()
+    port = free_ports(1)[0]
     count = "(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')))"
     seen, before = set(), (0, 0)
     for turn in range(100):
@@ -109,7 +110,7 @@ def test_device_restarted_a_hundred_times(device: rdmatensor.Device, spawn: Any)
         region.write(b"%8d" % turn).wait()
         assert peer.get("memory.array.tobytes()") == b"%8d" % turn
         peer.run("device.close(); del memory")
-        assert eventually(lambda late=region: lost(lambda: late.write(b"too late").wait()))
+        until("the peer is not lost", lambda r=region: lost(lambda: r.write(b"too late").wait()))
         seen.add(remote.generation)
         if turn == 9:
             before = peer.get(count)
@@ -208,13 +209,7 @@ def test_use_after_fork_is_an_error_in_the_child_only(
         os.write(writer, ",".join(outcome).encode())
         os._exit(0)
     os.close(writer)
-    end = time.monotonic() + 30
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > end:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            pytest.fail("the child hangs")
-        time.sleep(0.02)
+    assert until_it_ends(child), "the child hangs"
     outcome = os.read(reader, 10000).decode().split(",")
     os.close(reader)
     text = outcome.pop(7)

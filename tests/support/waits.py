@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits, each of which ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import rdmatensor
+
+# DEADLINE_MS is 10 s; a peer that dies is noticed at once where the transport tells.
+NOTICED = 10.0
+# For what hangs: when all is well, nothing takes so long, however busy the machine is.
+PATIENCE = 60.0
+LOOK_S = 0.02
+
+
+def until(wrong: str, holds: Callable[..., object], seconds: float = PATIENCE) -> None:
+    """Waits until `holds()` is true; fails the test with the words `wrong` if that takes too long."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            pytest.fail(f"{wrong}, after {seconds:g} s")
+        time.sleep(LOOK_S)
+
+
+def stays(holds: Callable[[], bool], seconds: float = 0.2) -> bool:
+    """Whether `holds()` is true for so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not holds():
+            return False
+        time.sleep(LOOK_S / 2)
+    return True
+
+
+def lost(action: Callable[..., Any]) -> bool:
+    """Whether the action ends with ConnectionLost."""
+    try:
+        action()
+    except rdmatensor.ConnectionLost:
+        return True
+    return False
+
+
+def until_it_ends(child: int, seconds: float = PATIENCE) -> bool:
+    """Waits for a forked child, which is killed if it hangs: whether it ended by itself."""
+    end = time.monotonic() + seconds
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+        time.sleep(LOOK_S / 2)
+    return True
