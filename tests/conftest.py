@@ -9,11 +9,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rdmatensor
 from support import ROOT, TESTS, failure_table, tools
 
 # Programs that tests start, here and in guests of the lab, import `support` too.
@@ -62,6 +64,18 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.chdir(tmp_path_factory.mktemp("elsewhere"))
     yield
     os.chdir(before)
+
+
+@pytest.fixture
+def setting() -> Iterator[Callable[[str, str | int], None]]:
+    """setting(name, value): changes a setting of this process until the test ends."""
+    with ExitStack() as changed:
+
+        def change(name: str, value: str | int) -> None:
+            changed.callback(rdmatensor.config.set, name, rdmatensor.config.get(name))
+            rdmatensor.config.set(name, str(value))
+
+        yield change
 
 
 @pytest.fixture

@@ -25,18 +25,6 @@ def secret_file(tmp_path: Path) -> Callable[[bytes], Path]:
 
 
 @pytest.fixture
-def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str | int], None]]:
-    """Changes a setting until the test ends."""
-    with ExitStack() as changed:
-
-        def change(name: str, value: str | int) -> None:
-            changed.callback(rdmatensor.config.set, name, rdmatensor.config.get(name))
-            rdmatensor.config.set(name, str(value))
-
-        yield change
-
-
-@pytest.fixture
 def open_device(
     secret_file: Callable[[bytes], Path], setting: Callable[[str, str | int], None]
 ) -> Iterator[Open]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-SETTLE_S = 15.0
+SETTLE_S = 60.0
 
 
 def usage() -> dict[str, int]:

@@ -13,8 +13,8 @@ import pytest
 
 import rdmatensor
 
-# DEADLINE_MS is 10 s; a peer that dies is noticed at once where the transport tells.
-NOTICED = 10.0
+# "At once" on a machine that is busy with other things. What it is to be told from takes more than a minute.
+AT_ONCE = 40.0
 # For what hangs: when all is well, nothing takes so long, however busy the machine is.
 PATIENCE = 60.0
 LOOK_S = 0.02
