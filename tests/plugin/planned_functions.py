@@ -24,7 +24,7 @@ from support.ports import free_ports
 
 SHAPES = (1000, 50_000, 200_000, 1000)
 STEPS = 10
-# The tasks agree on places during the first step and shortly after it.
+# The tasks agree on places during the first step and shortly after it, which no one event ends.
 AGREE_S = 1.0
 
 

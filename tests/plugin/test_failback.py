@@ -171,7 +171,9 @@ def test_traffic_returns_to_its_places(shaky: Cluster, path: Way) -> None:
             waits = set()
             for number in range(10):
                 _expect(opened, 200.0 + number)
-                time.sleep(2 * FAILBACK_MS / 1000)
+                time.sleep(
+                    2 * FAILBACK_MS / 1000
+                )  # attempts fail meanwhile, which is what is looked at
                 (peer,) = [p for p in shaky.stats(0)["peers"] if p["direction"] == "receive"]
                 assert peer["transport"] == "grpc"
                 assert peer["retry_in_ms"] is not None
@@ -212,23 +214,27 @@ def test_requests_under_way_are_answered(shaky: Cluster, path: Way) -> None:
             gates = [v1.FIFOQueue(10, [tf.float32], shapes=[[]]) for _ in range(2)]
             first = gates[0].dequeue()
         with tf.device(TASK0):
-            seen = v1.FIFOQueue(10, [tf.float32], shapes=[[]])
+            seen, begun = (v1.FIFOQueue(10, [tf.float32], shapes=[[]]) for _ in range(2))
+            begin = begun.enqueue(0.0)
             with tf.control_dependencies([seen.enqueue(cross(first))]):
                 here = tf.identity(first) + 1
         with tf.device(TASK1):
             second = here + gates[1].dequeue()
         fills = [gate.enqueue(float(i + 1)) for i, gate in enumerate(gates)]
-        return fills, seen.size(), cross(second)
+        return fills, seen.size(), begun.size(), [cross(second), begin]
 
     with session(shaky, _build) as opened, session(shaky, build) as waiting:
-        fills, seen, result = waiting.built
+        fills, seen, begun, result = waiting.built
         _expect(opened, 1.0)
         with path.is_cut():
             _go_by_rpc(shaky, opened)
             got: list[Any] = []
-            step = threading.Thread(target=lambda: got.append(waiting.raw.run(result)), daemon=True)
+            step = threading.Thread(
+                target=lambda: got.append(waiting.raw.run(result)[0]), daemon=True
+            )
             step.start()
-            time.sleep(0.3)  # it has asked: its kernels wait for the gate only
+            until("the step does not begin", lambda: waiting.run(begun) > 0)
+            time.sleep(0.3)  # it asks as soon as it begins, which nothing shows
         _return(shaky, opened)
         shaky.reset_stats()
         waiting.run(fills[0])
@@ -268,6 +274,7 @@ def test_no_tensor_is_lost_while_the_way_comes_and_goes(shaky: Cluster, path: Wa
         end = time.monotonic() + STEP_S
         while min(_failbacks(shaky)) < 4 and not failed:
             assert time.monotonic() < end, _failbacks(shaky)
+            # How long the way is cut, and is not, is what the test varies.
             with path.is_cut():
                 time.sleep(chance.uniform(0.05, 0.2))
             time.sleep(chance.uniform(0.1, 0.4))
@@ -347,7 +354,7 @@ def test_stopped_for_longer_than_the_deadline(tmp_path: Path) -> None:
                             opened.built[1], {opened.built[0]: 2.0}, options=options
                         ),
                     )
-                time.sleep(1)
+                time.sleep(1)  # the peer is silent beyond the time-out, too
             end = time.monotonic() + STEP_S
             while _lost(opened, 4.0):
                 assert time.monotonic() < end, "no step succeeds"

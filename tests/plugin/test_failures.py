@@ -32,17 +32,18 @@ def _raises_within(seconds: float, expected: Any, step: Callable[[], Any]) -> fl
 def _queue_graph() -> Any:
     """A step that waits on worker 1 until somebody feeds the queue, and sends to worker 0."""
     with tf.device(TASK1):
-        queue = v1.FIFOQueue(10, [tf.float32], shapes=[[]])
-        item = queue.dequeue()
+        queue, begun = (v1.FIFOQueue(10, [tf.float32], shapes=[[]]) for _ in range(2))
+        with tf.control_dependencies([begun.enqueue(1.0)]):
+            item = queue.dequeue()
         plain = tf.random.normal([100])
     with tf.device(TASK0):
         result = item + 1 + 0 * tf.reduce_sum(plain)
-    return queue.enqueue(1.0), result
+    return queue.enqueue(1.0), result, begun.size()
 
 
 def test_step_times_out_and_the_next_one_works(cluster: Cluster) -> None:
     with session(cluster, _queue_graph) as opened:
-        fill, result = opened.built
+        fill, result, _ = opened.built
         options = v1.RunOptions(timeout_in_ms=500)
         took = _raises_within(
             STEP_S, errors.DeadlineExceededError, lambda: opened.raw.run(result, options=options)
@@ -55,7 +56,7 @@ def test_step_times_out_and_the_next_one_works(cluster: Cluster) -> None:
 
 def test_session_closed_during_a_step(cluster: Cluster) -> None:
     with session(cluster, _queue_graph) as opened:
-        _, result = opened.built
+        _, result, begun = opened.built
         ended: list[Exception] = []
 
         def step() -> None:
@@ -66,7 +67,7 @@ def test_session_closed_during_a_step(cluster: Cluster) -> None:
 
         runner = threading.Thread(target=step, daemon=True)
         runner.start()
-        time.sleep(0.5)
+        until("the step does not begin", lambda: opened.run(begun) > 0)
         within(STEP_S, opened.raw.close)
         runner.join(STEP_S)
         assert not runner.is_alive()
@@ -101,7 +102,11 @@ def test_killed_worker_and_its_successor(own_cluster: Cluster, note: Any) -> Non
         with tf.device(TASK1):
             # Never fed: the step waits here when the worker is killed.
             never = v1.FIFOQueue(1, [tf.float32], shapes=[[]]).dequeue()
-        hang = cross(never) + tf.reduce_sum(arrived)
+        with tf.device(TASK0):
+            begun = v1.FIFOQueue(1, [tf.float32], shapes=[[]])
+            with tf.control_dependencies([begun.enqueue(arrived[0])]):
+                hang = cross(never) + tf.reduce_sum(arrived)
+            has_begun = begun.size()
     assert within(STEP_S, lambda: opened.run(arrived, {started: 2.0}))[5] == 2.0
     ended: list[Any] = []
 
@@ -113,7 +118,7 @@ def test_killed_worker_and_its_successor(own_cluster: Cluster, note: Any) -> Non
 
     runner = threading.Thread(target=step, daemon=True)
     runner.start()
-    time.sleep(1.0)
+    until("the step does not begin", lambda: within(STEP_S, lambda: opened.run(has_begun)) > 0)
     assert runner.is_alive()
     # Values that a session still holds may lie in the dead worker's memory.
     start = time.monotonic()

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from support.clusters import EVERY_WAY, STEP_S, Cluster, within
 from support.graphs import TASK0, TASK1, Session, abandon, cross, session, v1
+from support.waits import PATIENCE, stays, until
 
 ELEMENTS = 1 << 20
 BYTES = ELEMENTS * 4
@@ -24,20 +25,14 @@ def _used(cluster: Cluster, index: int) -> int:
     return int(cluster.stats(index)["arena"]["used_bytes"])
 
 
-def _comes_home(cluster: Cluster, index: int, baseline: int, seconds: float = 15.0) -> None:
+def _comes_home(cluster: Cluster, index: int, baseline: int) -> None:
     """Waits until a task's arena is used as much as before: a release is a message of its own."""
-    end = time.monotonic() + seconds
-    while (used := _used(cluster, index)) > baseline:
-        assert time.monotonic() < end, f"{used - baseline} bytes are still lent"
-        time.sleep(0.05)
+    until("memory is still lent", lambda: _used(cluster, index) <= baseline)
 
 
 def _lent_during(cluster: Cluster, index: int, baseline: int) -> None:
     """Waits until a tensor of the step that is under way has been lent."""
-    end = time.monotonic() + STEP_S
-    while _used(cluster, index) < baseline + BYTES:
-        assert time.monotonic() < end, "nothing was lent"
-        time.sleep(0.05)
+    until("nothing was lent", lambda: _used(cluster, index) >= baseline + BYTES)
 
 
 @pytest.fixture(params=["off", "on"], ids=["dynamic", "planned"])
@@ -90,9 +85,10 @@ def test_after_steps_that_time_out(cluster: Cluster) -> None:
                 within(STEP_S, lambda o=options: opened.raw.run(result, {value: 1.0}, options=o))
         # On a busy machine a step can end before it begins at a task, which TensorFlow does not tell again.
         # It waits for the queue with what it received: an element for each lets them go.
-        while _used(cluster, 1) > baseline:
+        end = time.monotonic() + PATIENCE
+        while _used(cluster, 1) > baseline and time.monotonic() < end:
             within(STEP_S, lambda: opened.raw.run(fill, options=v1.RunOptions(timeout_in_ms=5000)))
-            time.sleep(1)
+            stays(lambda: _used(cluster, 1) > baseline, 1)
         _comes_home(cluster, 1, baseline)
         (received,) = opened.run_filling(fill, result, {value: 5.0})
         np.testing.assert_array_equal(received, np.full(ELEMENTS, 6.0, "f"))
@@ -125,8 +121,7 @@ def test_after_the_receiver_was_killed(lending_cluster: Cluster) -> None:
     runner = threading.Thread(target=step, daemon=True)
     runner.start()
     _lent_during(lending_cluster, 0, 0)
-    time.sleep(0.5)
-    assert _used(lending_cluster, 0) >= BYTES
+    assert stays(lambda: _used(lending_cluster, 0) >= BYTES, 0.5), "it is given back too early"
     lending_cluster.tasks[1].kill()
     runner.join(STEP_S)
     assert not runner.is_alive(), "the step hangs after its peer was killed"

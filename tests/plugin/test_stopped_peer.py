@@ -5,7 +5,6 @@ when the peer goes on so does everything else."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 from support.clusters import STEP_S, Cluster, within
 from support.graphs import TASK0, TASK1, Session, config, cross, session, v1
+from support.waits import until
 
 ELEMENTS = 100_000
 
@@ -77,10 +77,7 @@ def test_step_ends_by_its_time_out(cluster: Cluster, limit: str, note: Any) -> N
         _expect(opened, 2.0)
         before = opened.run(reached)
         step, ended = _in_thread(lambda: opened.raw.run(result, {value: 3.0}, options=options))
-        end = time.monotonic() + timeout_ms / 1000
-        while opened.run(reached) == before:
-            assert time.monotonic() < end, "the step does not get to its middle"
-            time.sleep(0.02)
+        until("the step does not get to its middle", lambda: opened.run(reached) != before)
         with cluster.tasks[1].stopped():
             opened.run(fill)  # on task 0 only: now task 1 is waited for
             step.join(STEP_S)

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ import tensorflow as tf
 import rdmatensor.tensorflow
 from support.clusters import Task
 from support.ports import free_ports
+from support.waits import until_settled
 
 STEPS = 12
-# The tasks agree on places during the first step and shortly after it.
-AGREE_S = 1.0
 HIDDEN = 200
 
 
@@ -52,7 +50,6 @@ def _loss(x: Any, y: Any, weights: list[Any]) -> Any:
 def _run(step: Callable[[], Any], forget: Callable[[], None]) -> list[str]:
     """The losses of all steps; what the first one sent is not counted."""
     losses = [step()]
-    time.sleep(AGREE_S)
     forget()
     losses += [step() for _ in range(STEPS - 1)]
     return [np.asarray(loss).tobytes().hex() for loss in losses]
@@ -117,7 +114,12 @@ def main() -> None:
         for task in tasks.values():
             task.wait_until_ready()
 
+        def places() -> list[int]:
+            return [task.ask("stats")["plan"]["place_bytes"] for task in tasks.values()]
+
         def forget() -> None:
+            if protocol == "grpc+rdma":
+                until_settled("the tasks do not agree on places", places)
             for task in tasks.values():
                 task.ask("reset")
 

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 import rdmatensor
 
 # "At once" on a machine that is busy with other things. What it is to be told from takes more than a minute.
@@ -25,7 +23,7 @@ def until(wrong: str, holds: Callable[..., object], seconds: float = PATIENCE) -
     end = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > end:
-            pytest.fail(f"{wrong}, after {seconds:g} s")
+            raise AssertionError(f"{wrong}, after {seconds:g} s")
         time.sleep(LOOK_S)
 
 
@@ -37,6 +35,20 @@ def stays(holds: Callable[[], bool], seconds: float = 0.2) -> bool:
             return False
         time.sleep(LOOK_S / 2)
     return True
+
+
+def until_settled(wrong: str, measure: Callable[..., list[int]], quiet: float = 0.5) -> None:
+    """Waits until all numbers are above zero, and have been the same for so long."""
+    seen: list[int] = []
+    since = 0.0
+
+    def settled() -> bool:
+        nonlocal seen, since
+        if (now := measure()) != seen:
+            seen, since = now, time.monotonic()
+        return min(seen) > 0 and time.monotonic() - since > quiet
+
+    until(wrong, settled)
 
 
 def lost(action: Callable[..., Any]) -> bool:
