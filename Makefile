@@ -16,6 +16,8 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 KERAS_2 = --no-deps 'tf_keras==$(lastword $(subst ==, ,$(TENSORFLOW)))'
 # Two at a time: the lab's guests mostly wait, and so do the processes that other tests start.
 PYTEST := $(BIN)/pytest -q --durations=15 -n 2 --no-loadscope-reorder
+# For the programs in tests/, which import its helpers.
+TESTS_PYTHON := PYTHONPATH=$(CURDIR)/tests $(BIN)/python
 
 # What is compiled; Python is used where it lies.
 sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
@@ -90,7 +92,7 @@ test: $(tests)
 	$(PYTEST) $(TEST_FLAGS)
 
 chaos: build $(VENV)/.packages
-	@$(BIN)/python $(CURDIR)/tests/faults/chaos.py \
+	@$(TESTS_PYTHON) -m faults.chaos \
 	  --seconds $(or $(CHAOS_SECONDS),300) $(CHAOS_FLAGS)
 
 # FILES='path.py shards=4 ...', KERAS=, VARIANTS='default bounce ...', CONFORMANCE_FLAGS=: docs/conformance.md
@@ -98,7 +100,7 @@ ifneq ($(filter conformance,$(MAKECMDGOALS)),)
   $(if $(SOURCE),,$(error SOURCE=/path/to/tensorflow is missing: a git directory or folder of its sources))
 endif
 conformance: build $(VENV)/.conformance
-	@$(BIN)/python $(CURDIR)/tests/conformance/conformance.py \
+	@$(TESTS_PYTHON) -m conformance.run \
 	  --source '$(abspath $(SOURCE))' --out $(CURDIR)/build/conformance \
 	  $(if $(FILES),--files '$(FILES)') $(if $(KERAS),--keras '$(abspath $(KERAS))') \
 	  $(if $(VARIANTS),--variants $(VARIANTS)) $(CONFORMANCE_FLAGS)
@@ -124,7 +126,7 @@ aarch64: $(VENV)/.tools
 
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.programs
-	@$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
+	@$(TESTS_PYTHON) -m fuzz.run --seconds $(FUZZ_SECONDS)
 
 # At full speed for SOAK_SECONDS, with a report.
 SOAK_SECONDS ?= 3600
@@ -137,15 +139,15 @@ failure-table: $(tests)
 	@mkdir -p build && rm -f $(failure_notes)
 	RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport \
 	  tests/softroce/test_two_hosts.py tests/softroce/test_transport_suite.py::test_transport_suite \
-	  tests/tensorflow/test_failures.py tests/tensorflow/test_stopped_peer.py \
-	  tests/tensorflow/test_arena.py
-	$(BIN)/python tests/faults/failure_table.py $(failure_notes) docs/failure.md
+	  tests/plugin/test_failures.py tests/plugin/test_stopped_peer.py \
+	  tests/plugin/test_arena.py
+	$(BIN)/python tests/support/failure_table.py $(failure_notes) docs/failure.md
 
 lint: $(VENV)/.packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file= --explicit-package-bases --check-untyped-defs \
+	MYPYPATH=tests $(BIN)/mypy --config-file= --explicit-package-bases --check-untyped-defs \
 	  --ignore-missing-imports bench examples tests
 	@$(BIN)/clang-format --dry-run -Werror $(c_files)
 	@$(MAKE) -s site

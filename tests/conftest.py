@@ -6,23 +6,26 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
+import rdmatensor
+from support import ROOT, TESTS, failure_table, tools
 
-import failure_table  # noqa: E402
+# Programs that tests start, here and in guests of the lab, import `support` too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 # The core and the Python API are complete without TensorFlow, and so are their tests.
 collect_ignore = (
-    [] if importlib.util.find_spec("tensorflow") else ["tensorflow", "demo", "graph_analyzer"]
+    [] if importlib.util.find_spec("tensorflow") else ["plugin", "demo", "graph_analyzer"]
 )
 # How the C and C++ unit programs are built: none, address or thread (make asan, make tsan).
 SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
@@ -64,9 +67,21 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
+def setting() -> Iterator[Callable[[str, str | int], None]]:
+    """setting(name, value): changes a setting of this process until the test ends."""
+    with ExitStack() as changed:
+
+        def change(name: str, value: str | int) -> None:
+            changed.callback(rdmatensor.config.set, name, rdmatensor.config.get(name))
+            rdmatensor.config.set(name, str(value))
+
+        yield change
+
+
+@pytest.fixture
 def note(request: pytest.FixtureRequest) -> Callable[..., None]:
     """note(fault, what the user sees, seconds until then, what goes on): a row of docs/failure.md."""
-    places = {"tensorflow": failure_table.TENSORFLOW, "softroce": failure_table.VERBS}
+    places = {"plugin": failure_table.TENSORFLOW, "softroce": failure_table.VERBS}
     tested = os.environ.get("RDMATENSOR_TEST_TRANSPORT", failure_table.SHM)
 
     def add(
@@ -79,16 +94,10 @@ def note(request: pytest.FixtureRequest) -> Callable[..., None]:
     return add
 
 
-def tool(name: str) -> str | None:
-    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-
-
 @pytest.fixture(scope="session")
 def programs(root: Path) -> Path:
     """The folder with the built programs."""
-    cmake, ninja = tool("cmake"), tool("ninja")
-    if cmake is None:
-        pytest.skip("no cmake")
+    cmake, ninja = tools.cmake(), tools.tool("ninja")
     folder = root / "build" / f"unit-{SANITIZE}"
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
     settings = [

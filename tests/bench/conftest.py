@@ -2,8 +2,3 @@
 """Benchmarks are programs in a folder of their own."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))

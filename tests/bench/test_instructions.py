@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import instructions
+from support import instructions
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("valgrind") and shutil.which("cc")),

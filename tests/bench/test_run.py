@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
 driver = pytest.importorskip("run", reason="bench/run.py needs the extra bench")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics and `rdmatensor top` without TensorFlow; tests/tensorflow/test_metrics.py has the plugin's."""
+"""Metrics and `rdmatensor top` without TensorFlow; tests/plugin/test_metrics.py has the plugin's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import rdmatensor
 import rdmatensor.metrics
 import rdmatensor.tensorflow
 from rdmatensor._ops import watching
-from rdmatensor._ops.processes import free_addresses
+from support.ports import free_ports
 
 SECONDS = 60
 Run = subprocess.CompletedProcess[str]
@@ -46,10 +46,6 @@ def endpoint() -> Iterator[rdmatensor.metrics.Endpoint]:
     assert endpoint
     yield endpoint
     endpoint.close()
-
-
-def free_port() -> int:
-    return int(free_addresses(1)[0].rpartition(":")[2])
 
 
 # ---- serve -------------------------------------------------------------------------------------------
@@ -146,7 +142,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_a_program_is_served_unchanged(program: Path) -> None:
-    variables = {"RDMATENSOR_METRICS_PORT": str(free_port()), "RDMATENSOR_LOG_FORMAT": "json"}
+    variables = {"RDMATENSOR_METRICS_PORT": str(free_ports(1)[0]), "RDMATENSOR_LOG_FORMAT": "json"}
     done = python("-m", "rdmatensor.metrics", program, "a", "-b", **variables)
     assert done.stdout == "__main__ ['a', '-b'] beside 1.0\n", done.stderr
     line = json.loads(done.stderr.splitlines()[0])
@@ -156,7 +152,7 @@ def test_a_program_is_served_unchanged(program: Path) -> None:
 
 
 def test_launch_serves_each_task(program: Path) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     options = ["--metrics-port", str(port), "-n", "2"]
     done = python("-m", "rdmatensor", "launch", *options, program, "x")
     assert done.returncode == 0, done.stderr
@@ -173,7 +169,7 @@ def top(*arguments: str) -> Run:
 
 
 def test_top_shows_a_process(endpoint: rdmatensor.metrics.Endpoint) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
+    nobody = f"127.0.0.1:{free_ports(1)[0]}"
     done = top("--once", endpoint.address, nobody)
     assert done.returncode == 0, done.stderr
     assert f"no grpc+rdma server at {endpoint.address}" in done.stdout

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-import counts
-from shards import BAD, Result, Results, Side
+from conformance import counts
+from conformance.shards import BAD, Result, Results, Side
 
 STOCK = "grpc"
 SLOWER = 3.0  # times

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
 
 @dataclass
 class Done:
@@ -47,7 +44,7 @@ def conformance(tmp_path: Path) -> Callable[..., Done]:
 
     def run(files: str, *options: str) -> Done:
         out = tmp_path / "out"
-        command: list[str | Path] = [sys.executable, HERE / "conformance.py", "--out", out]
+        command: list[str | Path] = [sys.executable, "-m", "conformance.run", "--out", out]
         done = subprocess.run(
             [*command, "--source", tmp_path / "source", "--files", files, *options],
             capture_output=True,

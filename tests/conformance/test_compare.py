@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-import counts
-from compare import judge
-from shards import Result, Status
+from conformance import counts
+from conformance.compare import judge
+from conformance.shards import Result, Status
 
-P, S, F, T, C = "pass", "skip", "fail", "timeout", "crash"
+P: Final = "pass"
+S: Final = "skip"
+F: Final = "fail"
+T: Final = "timeout"
+C: Final = "crash"
 
 
 def runs(*statuses: Status, seconds: float = 1.0) -> list[Result]:

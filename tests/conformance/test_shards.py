@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from shards import Limits, Side, Work, run
-from sources import Preparation, Sources, parse
+from conformance.shards import Limits, Side, Work, run
+from conformance.sources import Preparation, Sources, parse
 
 STOCK = Side("grpc", "grpc")
 EVERY_END = """

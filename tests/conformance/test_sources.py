@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shards import Limits, Side, Work, run
-from sources import Preparation, Sources, SuiteFile, Unusable, parse
+from conformance.shards import Limits, Side, Work, run
+from conformance.sources import Preparation, Sources, SuiteFile, Unusable, parse
 
 MAIN = '\nif __name__ == "__main__":\n    unittest.main()\n'
 USES_HELPER = f"""

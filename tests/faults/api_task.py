@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of the API's part of chaos.py: random operations on the other processes' memory, with
-checksums, and random collective operations. Runs in a peer of tests/transport/nursery.py."""
+checksums, and random collective operations. Runs in a peer of tests/support/nursery.py."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 import rdmatensor
-from group_checks import arenas, check
 from rdmatensor import RemoteDevice
-from usage import memory_sizes, usage
+from support.group_checks import arenas, check
+from support.usage import memory_sizes, usage
 
 __all__ = ["Member", "usage"]
 

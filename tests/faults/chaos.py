@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything at random, under random faults, for as long as it is told: make chaos.
 
-    chaos.py [--seconds 300] [--seed N] [--parts training,api] [--transport shm]
-    chaos.py --lab [--seconds 300] [--seed N]     the part api over verbs, in a guest with SoftRoCE
+    python -m faults.chaos [--seconds 300] [--seed N] [--parts training,api] [--transport shm]
+    python -m faults.chaos --lab [--seconds 300] [--seed N]     the part api over verbs, in a guest
 
 Each part runs for its share of the time. Every operation ends, well or with an error of its documented kind;
 what comes back is what was sent; training computes what it computes without faults; and afterwards nothing
@@ -20,12 +20,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
-HERE = Path(__file__).parent
-for folder in ("tensorflow", "transport", "warm"):
-    sys.path.append(str(HERE.parent / folder))
-sys.path.append(str(HERE))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 PARTS = ("training", "api")
@@ -38,10 +33,10 @@ def run_part(
 ) -> Counter[str]:
     """How often what happened in one part."""
     if part == "api":
-        import chaos_api
+        from faults import chaos_api
 
         return chaos_api.run(seconds, seed, tell, transport)
-    import chaos_training
+    from faults import chaos_training
 
     return chaos_training.run(seconds, seed, tell, transport)
 
@@ -57,7 +52,7 @@ def in_lab(seconds: float, seed: int, verbose: bool) -> int:
     minute to be imported."""
     from rdmatensor.softroce import Lab
 
-    command = [sys.executable, __file__, "--parts", "api", "--transport", "verbs"]
+    command = [sys.executable, "-m", "faults.chaos", "--parts", "api", "--transport", "verbs"]
     command += ["--seconds", str(seconds), "--seed", str(seed), *["--verbose"] * verbose]
     with Lab(1, say=print) as lab:
         done = lab.hosts[0].run(command, timeout=seconds + LAB_SECONDS, check=False)

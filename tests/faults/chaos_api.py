@@ -9,36 +9,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from peers import LocalNursery, Peer
-from storm import CALM, faults
-from usage import grown
+from faults.storm import CALM, faults
+from support.peers import LocalNursery, Peer
+from support.usage import grown
 
 MEMBERS = 3
 DEADLINE_MS = 1500
-ENDING = (
-    "post",
-    "fail",
-    "drop",
-    "break",
-    "register",
-    "map",
-    "connect",
-    "hang",
-    "duplicate",
-    "refuse",
-)
 # By transport: in a guest that emulates its processors there are few operations for faults to meet.
 OFTEN = {"shm": 0.002, "verbs": 0.05}
 PLAY_S, COLLECT_S = 3.0, 3.0
 # Groups keep the memory that they needed at most for the next operation.
 SLACK = {"descriptors": 2, "mappings": 2}
-SETUP = f"""
-import sys, rdmatensor
-sys.path.append({str(Path(__file__).parent)!r})
-import api_task
+SETUP = """
+import rdmatensor
+from faults import api_task
 device = rdmatensor.Device()
 """
 
@@ -148,7 +134,7 @@ def run(
     before = _rest(team)
     episode = 0
     while episode == 0 or time.monotonic() < end:
-        settings = [faults(dice, ENDING, OFTEN[transport]) for _ in range(MEMBERS)]
+        settings = [faults(dice, OFTEN[transport]) for _ in range(MEMBERS)]
         tell(f"api, episode {episode}: {settings}")
         team.suffer(settings)
         with team.stopping(dice, PLAY_S):
@@ -156,7 +142,7 @@ def run(
         total += _collect(team, dice, min(COLLECT_S, seconds / 3), f"group {episode}")
         team.suffer([CALM] * MEMBERS)
         for rank in range(MEMBERS):
-            more = grown(lambda r=rank: _rest(team)[r], before[rank], SLACK)  # type: ignore[misc]
+            more = grown(lambda r=rank: _rest(team)[r], before[rank], SLACK)
             held = team.all("member.holds()") if more else None
             assert not more, f"member {rank} holds more than before: {more}; all hold {held}"
         episode += 1

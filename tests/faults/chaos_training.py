@@ -21,30 +21,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from clusters import Task, free_ports, within
-from graphs import config, v1
-from storm import CALM, faults
-from usage import grown
+from faults.storm import CALM, faults
+from support.clusters import Task, within
+from support.graphs import config, v1
+from support.ports import free_ports
+from support.usage import grown
 
 DEADLINE_MS = 2000
 STEPS = 40
 STEP_S = 40.0
-ENDING = (
-    "post",
-    "fail",
-    "drop",
-    "break",
-    "register",
-    "map",
-    "connect",
-    "hang",
-    "duplicate",
-    "refuse",
-)
 OFTEN = 0.004
 SHAPES = ((100, 200), (200, 200), (200, 10))
 TASKS = (("ps", 0), ("worker", 0), ("worker", 1))
-PROGRAM = Path(__file__).with_name("training_task.py")
 # What a step may end with that a fault hit. Everything else is a defect.
 EXPECTED = (
     tf.errors.UnavailableError,
@@ -103,7 +91,7 @@ class Training:
 
     def _start(self, job: str, index: int) -> Task:
         log = self._folder / f"{job}{index}.log"
-        return Task(self._cluster, job, index, "grpc+rdma", log, self._environment, program=PROGRAM)
+        return Task(self._cluster, job, index, "grpc+rdma", log, self._environment)
 
     def _build(self) -> None:
         with tf.device("/job:ps/task:0"):
@@ -215,7 +203,7 @@ def _episodes(
     training.epoch(STEPS, Counter())
     before = training.usage()
     while not total or time.monotonic() < end:
-        settings = [faults(dice, ENDING, OFTEN) for _ in TASKS]
+        settings = [faults(dice, OFTEN) for _ in TASKS]
         tell(f"training: {settings}")
         training.suffer(settings)
         with training.stopping(dice):
@@ -225,7 +213,7 @@ def _episodes(
         assert state == reference, "the weights are not those of training without faults"
         assert training.epoch(3, total) != reference  # runs without faults, and ends what was open
         for index, task in enumerate(TASKS):
-            more = grown(lambda i=index: training.usage()[i], before[index], SLACK)  # type: ignore[misc]
+            more = grown(lambda i=index: training.usage()[i], before[index], SLACK)
             assert not more, f"{task} holds more than before: {more}"
         if training.on_rpc():
             total["training: tasks restarted"] += 1

@@ -6,11 +6,9 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-CHAOS = Path(__file__).with_name("chaos.py")
 SECONDS = {"api": 4, "training": 8}
 
 
@@ -19,7 +17,7 @@ def test_everything_at_random(part: str) -> None:
     if part == "training" and not importlib.util.find_spec("tensorflow"):
         pytest.skip("TensorFlow is not installed")
     done = subprocess.run(
-        [sys.executable, CHAOS, "--seconds", str(SECONDS[part]), "--parts", part],
+        [sys.executable, "-m", "faults.chaos", "--seconds", str(SECONDS[part]), "--parts", part],
         capture_output=True,
         text=True,
         timeout=110,

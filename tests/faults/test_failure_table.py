@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import failure_table
-from failure_table import Row
+from support import failure_table
+from support.failure_table import Row
 
 
 def test_every_fault_has_its_rows(root: Path) -> None:

@@ -18,9 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-CORPUS = HERE / "corpus"
+from fuzz import corpus
+from support import ROOT
+from support.tools import tool
+
 LONGEST = 4096  # bytes of an input that libFuzzer makes up
 GRACE = 120  # seconds: for the corpus, and one input that takes long
 
@@ -34,10 +35,6 @@ class Result:
     corpus: int
     failed: bool
     output: str
-
-
-def _tool(name: str) -> str | None:
-    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
 
 
 def _has_libfuzzer(folder: Path) -> bool:
@@ -56,7 +53,7 @@ def build(folder: Path) -> tuple[Path, bool]:
     """The folder of the built harnesses, and whether libFuzzer drives them."""
     folder.mkdir(parents=True, exist_ok=True)
     guided = _has_libfuzzer(folder)
-    cmake, ninja = _tool("cmake"), _tool("ninja")
+    cmake, ninja = tool("cmake"), tool("ninja")
     if cmake is None:
         raise SystemExit("error: no cmake: run make build")
     tree = folder / ("clang" if guided else "gcc")
@@ -82,18 +79,20 @@ def build(folder: Path) -> tuple[Path, bool]:
 _FROM_A_SHELL = ["/bin/sh", "-c", '"$@"; exit $?', "sh"]
 
 
-def _command(program: Path, guided: bool, seconds: int, work: Path) -> list[str]:
-    corpus = CORPUS / program.name.removeprefix("fuzz_")
-    corpora = [str(corpus)] if corpus.is_dir() else []
+def _harness(program: Path) -> str:
+    return program.name.removeprefix("fuzz_")
+
+
+def _command(program: Path, guided: bool, seconds: int, work: Path, kept: Path) -> list[str]:
     if not guided:
-        return [str(program), f"-seconds={seconds}", f"-random={time.time_ns()}", *corpora]
+        return [str(program), f"-seconds={seconds}", f"-random={time.time_ns()}", str(kept)]
     (work / "corpus").mkdir(exist_ok=True)
     return [
         *_FROM_A_SHELL,
         str(program),
         *(f"-max_total_time={seconds}", f"-max_len={LONGEST}", "-timeout=30", "-rss_limit_mb=2048"),
         *("-print_final_stats=1", f"-artifact_prefix={work}/", str(work / "corpus")),
-        *corpora,
+        str(kept),
     ]
 
 
@@ -111,10 +110,11 @@ def run(program: Path, guided: bool, seconds: int, work: Path) -> Result:
         "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
+    kept = corpus.unpack(_harness(program), work / "kept")
     start = time.monotonic()
     try:
         done = subprocess.run(
-            _command(program, guided, seconds, work),
+            _command(program, guided, seconds, work, kept),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -125,9 +125,9 @@ def run(program: Path, guided: bool, seconds: int, work: Path) -> Result:
         output = (error.stdout or b"").decode(errors="replace") + "\nit did not end"
         failed = True
     executed = _last(r"number_of_executed_units: (\d+)" if guided else r"executed (\d+)", output)
-    folders = [CORPUS / program.name.removeprefix("fuzz_"), work / "corpus"]
+    folders = [kept, work / "corpus"]
     return Result(
-        harness=program.name.removeprefix("fuzz_"),
+        harness=_harness(program),
         seconds=time.monotonic() - start,
         executed=executed,
         covered=_last(r"cov: (\d+)", output) if guided else None,
@@ -142,7 +142,7 @@ def run_all(seconds: int, jobs: int, only: list[str], folder: Path) -> tuple[lis
     programs = [
         path
         for path in sorted(fuzzers.iterdir())
-        if path.name.startswith("fuzz_") and (not only or path.name.removeprefix("fuzz_") in only)
+        if path.name.startswith("fuzz_") and (not only or _harness(path) in only)
     ]
     with ThreadPoolExecutor(jobs) as pool:
         results = pool.map(
@@ -153,18 +153,16 @@ def run_all(seconds: int, jobs: int, only: list[str], folder: Path) -> tuple[lis
 
 def merge(program: Path, work: Path) -> None:
     """The corpus becomes the least that reaches what it, the seeds and the last run reached."""
-    corpus = CORPUS / program.name.removeprefix("fuzz_")
+    kept = corpus.unpack(_harness(program), work / "kept")
     seeds, least = work / "seeds", work / "least"
     for folder in (seeds, least):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    corpus.mkdir(parents=True, exist_ok=True)
     subprocess.run([program], env={**os.environ, "FUZZ_SEEDS": str(seeds)}, check=True)
-    found = [str(folder) for folder in (seeds, corpus, work / "corpus") if folder.is_dir()]
+    found = [str(folder) for folder in (seeds, kept, work / "corpus") if folder.is_dir()]
     command = [str(program), "-merge=1", "-use_counters=0", f"-max_len={LONGEST}", str(least)]
     subprocess.run([*command, *found], capture_output=True, check=True)
-    shutil.rmtree(corpus)
-    shutil.copytree(least, corpus)
+    corpus.write(_harness(program), [path.read_bytes() for path in least.iterdir()])
 
 
 def table(results: list[Result]) -> str:
@@ -184,8 +182,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="harnesses at a time")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "fuzz")
     parser.add_argument("--merge", action="store_true", help="then minimise the corpus (libFuzzer)")
+    parser.add_argument(
+        "--add",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="only add it to the corpus of one harness",
+    )
     parser.add_argument("harness", nargs="*", help="only these")
     given = parser.parse_args()
+    if given.add:
+        if len(given.harness) != 1:
+            parser.error("--add needs the name of one harness")
+        added = {path.read_bytes() for path in given.add}
+        corpus.write(given.harness[0], corpus.read(given.harness[0]) | added)
+        return 0
     results, guided = run_all(given.seconds, given.jobs, given.harness, given.folder)
     for each in results:
         if each.failed:

@@ -3,26 +3,32 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
+from fuzz import corpus, run
 
 
 @pytest.mark.timeout(420)
 def test_what_comes_from_outside_breaks_nothing(root: Path) -> None:
-    spec = importlib.util.spec_from_file_location("fuzz_run", HERE / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    run = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = run
-    spec.loader.exec_module(run)
     results, _ = run.run_all(1, 1, [], root / "build" / "fuzz")
     names = {each.harness for each in results}
     assert {"wire", "device", "ring", "group", "meeting", "plan", "config"} <= names
     for each in results:
         assert not each.failed, each.output
-        assert each.executed > 0
+        assert each.executed >= len(corpus.read(each.harness)) > 0
+
+
+def test_inputs_make_one_archive_and_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [b"two", b"", bytes(5000)]
+    monkeypatch.setattr(corpus, "FOLDER", tmp_path)
+    corpus.write("made_up", inputs)
+    first = corpus.archive("made_up").read_bytes()
+    unpacked = corpus.unpack("made_up", tmp_path / "unpacked")
+    assert sorted(path.read_bytes() for path in unpacked.iterdir()) == sorted(inputs)
+    corpus.write("made_up", reversed(inputs))
+    assert corpus.archive("made_up").read_bytes() == first
+    assert corpus.read("unheard_of") == set()

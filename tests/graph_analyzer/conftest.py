@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.path.insert(0, str(Path(__file__).parent))
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
-import stock_servers
 from graph_analyzer import TransferPlan, analyze
-from placed_graphs import loop, training
+from support import stock_servers
+from support.placed_graphs import loop, training
 
 
 @pytest.fixture(scope="session")

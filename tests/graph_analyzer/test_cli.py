@@ -14,10 +14,10 @@ import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 
-import placed_graphs as graphs
-import warm
 from graph_analyzer import TransferPlan, analyze
 from graph_analyzer.cli import plan as plan_command
+from support import placed_graphs as graphs
+from support import warm
 
 MODULE = """
 import keras

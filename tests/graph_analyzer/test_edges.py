@@ -3,33 +3,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-import placed_graphs as graphs
-import warm
 from graph_analyzer import TransferPlan, analyze, closest
 from graph_analyzer.model.plan import ADDED
 from graph_analyzer.read import ops
-from placed_graphs import Step
-from stock_servers import Cluster
-
-STEPS: dict[str, Callable[[], Step]] = {
-    "training": graphs.training,
-    "unknown batch": lambda: graphs.training(batch=None),
-    "conditional": graphs.conditional,
-    "loop of Enter and Exit": lambda: graphs.loop(v2=False),
-    "While": graphs.loop,
-    "nested": graphs.nested_loop,
-    "unplaced": graphs.unplaced,
-}
+from support import placed_graphs as graphs
+from support.placed_graphs import Step
+from support.stock_servers import Cluster
 
 
 def plan_of(step: Step, optimize: bool = False) -> TransferPlan:
@@ -42,9 +28,9 @@ def unnumbered(key: tuple[str, str, str]) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("optimize", [False, True], ids=["as written", "optimised"])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", graphs.STEPS)
 def test_edges_are_those_of_tensorflow(cluster: Cluster, name: str, optimize: bool) -> None:
-    step = STEPS[name]()
+    step = graphs.STEPS[name]()
     plan = plan_of(step, optimize)
     expected = cluster.sent(step, optimize)
     assert expected
@@ -55,11 +41,7 @@ def test_edges_are_those_of_tensorflow(cluster: Cluster, name: str, optimize: bo
 
 
 def test_edges_of_functions_are_those_of_tensorflow(cluster: Cluster) -> None:
-    script = Path(__file__).with_name("function_task.py")
-    command = [warm.python(), str(script), json.dumps(cluster.addresses), "grpc"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = cluster.run_function("grpc")
     sent = sorted(unnumbered(tuple(key)) for key in found["sent"])
     assert len(sent) > 8
     planned = sorted(unnumbered(tuple(key)) for key in found["planned"])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asking a server for its plan: how it is asked, and what is told when there is none.
 
-That plans of servers with the plugin are those made beforehand is tested in tests/tensorflow.
+That plans of servers with the plugin are those made beforehand is tested in tests/plugin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from graph_analyzer import LiveError, TransferPlan, live
-from stock_servers import Cluster
+from support.stock_servers import Cluster
 
 
 def varint(number: int) -> bytes:

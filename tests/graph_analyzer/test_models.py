@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-import keras_models as models
 from graph_analyzer import AnalysisError, PlacedOn, analyze
+from support import keras_models as models
 
 CLUSTER = PlacedOn(ps=2, workers=2)
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-import placed_graphs as graphs
 from graph_analyzer import AnalysisError, Options, TransferPlan, analyze, closest, diff, join
+from support import placed_graphs as graphs
 
 
 def test_classes_and_reasons(plan: TransferPlan) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-import placed_graphs as graphs
 from graph_analyzer import AnalysisError, PlacedOn, TransferPlan, analyze
+from support import placed_graphs as graphs
 
 STEP = graphs.training()
 NAMES = [tensor.name for tensor in STEP.fetches]

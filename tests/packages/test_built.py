@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from support import tools
+
 # A program of somebody who uses rdmatensor with types. What is marked is wrong, for that reason.
 CONSUMER = """\
 from __future__ import annotations
@@ -118,8 +120,7 @@ def contents(wheel: Path) -> dict[str, tuple[object, ...]]:
 def wheels(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two builds, in folders with names of different length, as two machines' would be."""
     pytest.importorskip("setuptools", minversion="77")
-    if not (shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")):
-        pytest.skip("no cmake")
+    tools.cmake()
     folder = tmp_path_factory.mktemp("wheels")
     return build(root, folder / "a"), build(root, folder / "another-folder")
 

@@ -257,6 +257,6 @@ def test_nightly_workflow_names_variants_that_exist(root: Path) -> None:
     named = {
         name for row in job["strategy"]["matrix"]["include"] for name in row["variants"].split()
     }
-    program = text_of(root, "tests/conformance/conformance.py")
+    program = text_of(root, "tests/conformance/run.py")
     (table,) = re.findall(r"^VARIANTS = \{\n(.*?)^\}", program, re.MULTILINE | re.DOTALL)
     assert named <= set(re.findall(r'^    "(\w+)": ', table, re.MULTILINE))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +10,7 @@ from pathlib import Path
 import pytest
 
 import rdmatensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "transport"))
-
-from devices import Open
+from security.devices import Open
 
 
 @pytest.fixture
@@ -27,18 +22,6 @@ def secret_file(tmp_path: Path) -> Callable[[bytes], Path]:
         return path
 
     return write
-
-
-@pytest.fixture
-def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str | int], None]]:
-    """Changes a setting until the test ends."""
-    with ExitStack() as changed:
-
-        def change(name: str, value: str | int) -> None:
-            changed.callback(rdmatensor.config.set, name, rdmatensor.config.get(name))
-            rdmatensor.config.set(name, str(value))
-
-        yield change
 
 
 @pytest.fixture

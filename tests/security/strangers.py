@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from bootstrap import HELLO, Line, message, pack_hello
+from support.bootstrap import HELLO, Line, message, pack_hello
 
 SOMEBODY = 12345
 CLONE_NEWUSER = 0x10000000

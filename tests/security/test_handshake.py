@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 import rdmatensor
-from bootstrap import (
+from security.devices import OTHER, SECRET, Open, works
+from security.strangers import SOMEBODY, another_process, as_user
+from support.bootstrap import (
     CONNECTING,
     HEADER,
     LISTENING,
@@ -31,8 +33,6 @@ from bootstrap import (
     text,
     unpack_hello,
 )
-from devices import OTHER, SECRET, Open, works
-from strangers import SOMEBODY, another_process, as_user
 
 CAPACITY = 65536
 RING = 4096 + CAPACITY

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 import rdmatensor
-from bootstrap import Line, Meeting, Refused
-from devices import SECRET, Open, works
+from security.devices import SECRET, Open, works
+from support.bootstrap import Line, Meeting, Refused
 
 NAMESPACE = f"rdmatensor-{os.getpid()}"
 HERE, THERE = "10.213.119.1", "10.213.119.2"

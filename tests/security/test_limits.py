@@ -11,8 +11,8 @@ from contextlib import suppress
 import pytest
 
 import rdmatensor
-from bootstrap import Line, Meeting
-from devices import Open, works
+from security.devices import Open, works
+from support.bootstrap import Line, Meeting
 
 Setting = Callable[[str, str | int], None]
 SILENT = 280  # more than there are handshakes at once

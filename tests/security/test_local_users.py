@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +14,16 @@ from pathlib import Path
 import pytest
 
 import rdmatensor
-from bootstrap import Line, Meeting
-from devices import SECRET, Open, works
-from strangers import SOMEBODY, another_process, as_user, knock_with_descriptors, knows_nobody
+from security.devices import SECRET, Open, works
+from security.strangers import (
+    SOMEBODY,
+    another_process,
+    as_user,
+    knock_with_descriptors,
+    knows_nobody,
+)
+from support import tools
+from support.bootstrap import Line, Meeting
 
 PATIENCE = 60.0
 KNOCKS = 100  # as many as may wait to be let in
@@ -50,13 +56,12 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t size) {
 @pytest.fixture(scope="session")
 def older_kernel(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A library, to be loaded into a device's process, that makes the kernel look older."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
     folder = tmp_path_factory.mktemp("older")
     source, library = folder / "older.c", folder / "older.so"
     source.write_text(OLDER_KERNEL)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    subprocess.run(
+        [tools.compiler(), "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True
+    )
     return str(library)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rdmatensor
-from devices import OTHER, SECRET, Open, works
+from security.devices import OTHER, SECRET, Open, works
 
 Setting = Callable[[str, str | int], None]
 

@@ -7,18 +7,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import traceback
-from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parents[1] / "tensorflow"))
 
 import numpy as np
 
 import rdmatensor.tensorflow
-from collective_values import value
-from collective_worker import Worker
+from support.collective_values import value
+from support.collective_worker import Worker
 
 MEMBERS = 2
 # Elements: within a message, written in one piece, written in several.

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-# Test modules import the helpers beside them.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from processes import PATIENCE, TEST_SECONDS, Softroce, command_line
 from rdmatensor.softroce import Lab, Unavailable
+
+# Test modules import the helpers beside them.
+from softroce.processes import PATIENCE, TEST_SECONDS, Softroce, command_line
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

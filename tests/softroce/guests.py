@@ -7,14 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "transport"))
-
-from peers import PROGRAM, SETUP, Nursery, Peer
 from rdmatensor.softroce import Host, LabError, Process
+from support.peers import PROGRAM, SETUP, Nursery, Peer
 
-HERE = Path(__file__).resolve().parent
 FOREVER = 1e9
 
 
@@ -29,7 +25,7 @@ class Site(Nursery):
     ) -> None:
         """`python` is the interpreter of the peers, `modules` what is imported before they are made."""
         self.host = host
-        self._command = [python, str(PROGRAM), str(HERE), *modules]
+        self._command = [python, str(PROGRAM), *modules]
         self._made: list[Peer] = []
         self._process: Process
         self._watcher: threading.Thread

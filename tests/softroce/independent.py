@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A peer that shares no code with rdmatensor: its protocol in Python, its verbs by pyverbs.
 
-Written from docs/protocol.md, as tests/transport/bootstrap.py is; runs in a guest, with the interpreter that
+Written from docs/protocol.md, as tests/support/bootstrap.py is; runs in a guest, with the interpreter that
 Debian's pyverbs is built for.
 It can lie: every field of its verbs address can be replaced, and every number it announces.
 """
@@ -24,7 +24,7 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
-from bootstrap import ALLOC, FIND, READY, REGION, Line, Meeting, Reader, text
+from support.bootstrap import ALLOC, FIND, READY, REGION, Line, Meeting, Reader, text
 
 RECORD = struct.Struct("<IIQ")
 MESSAGE, PADDING = 1, 2

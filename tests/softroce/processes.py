@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from rdmatensor.softroce import Host, Process
 
@@ -24,15 +21,6 @@ Softroce = Callable[..., subprocess.CompletedProcess[str]]
 def command_line(*arguments: str) -> list[str]:
     """`rdmatensor softroce ARGUMENTS`, with this interpreter."""
     return [sys.executable, "-m", "rdmatensor", "softroce", *arguments]
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Waits for a condition; fails saying `what` did not happen."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"{what}: not in {PATIENCE:g} s")
-        time.sleep(0.05)
 
 
 def qemus_of(folder: Path) -> list[int]:

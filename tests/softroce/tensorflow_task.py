@@ -20,8 +20,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-import collective_task
 import rdmatensor.tensorflow
+from softroce import collective_task
 
 PROTOCOLS = ("grpc", "grpc+rdma")
 # Elements: in a group, written in one piece, written in several.

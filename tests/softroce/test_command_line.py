@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import sys
 
-from processes import PATIENCE, until
 from rdmatensor.softroce import Lab
+from softroce.processes import PATIENCE
+from support.waits import until
 
 RDMATENSOR = [sys.executable, "-m", "rdmatensor"]
 
@@ -36,7 +37,7 @@ def test_ping_between_hosts_goes_over_verbs(two_hosts: Lab) -> None:
     limits = ("RDMATENSOR_DEADLINE_MS", "RDMATENSOR_CONNECT_TIMEOUT_MS")
     patience = dict.fromkeys(limits, str(int(PATIENCE * 1000)))
     listener = far.start([*RDMATENSOR, "ping", "--listen", "--once"], env=patience)
-    until(lambda: b"listening" in listener.stdout, "ping listens")
+    until("ping does not listen", lambda: b"listening" in listener.stdout, PATIENCE)
     command = [*RDMATENSOR, "ping", far.address, "--json"]
     done = near.run(command, env=patience, timeout=PATIENCE, check=False)
     assert done.returncode == 0, (done.stderr, listener.stdout, listener.stderr)

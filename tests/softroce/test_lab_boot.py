@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from processes import PATIENCE, qemus_of, until
 from rdmatensor.softroce import Lab
+from softroce.processes import PATIENCE, qemus_of
+from support.waits import until
 
 
 @pytest.mark.usefixtures("lab")  # skips where there can be none
@@ -22,7 +23,7 @@ def test_a_crash_while_booting_is_tried_again(
     killed = []
 
     def crash() -> None:
-        until(lambda: qemus_of(tmp_path), "QEMU starts")
+        until("QEMU does not start", lambda: qemus_of(tmp_path), PATIENCE)
         killed.extend(qemus_of(tmp_path))
         os.kill(killed[0], signal.SIGKILL)
 

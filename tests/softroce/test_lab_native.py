@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from processes import Softroce, command_line
 from rdmatensor.softroce import Host, Lab
+from softroce.processes import Softroce, command_line
 
 DEVICES = "ls /sys/class/infiniband /sys/class/net"
 

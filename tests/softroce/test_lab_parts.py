@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from processes import Softroce
 from rdmatensor.softroce import Lab, LabError, bzimage, cache, initramfs, kernel
 from rdmatensor.softroce.guest import protocol
+from softroce.processes import Softroce
 
 
 def test_frames_survive_any_division() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from processes import rping_server
 from rdmatensor.softroce import GuestDied, Host, Lab, LabError, Process
+from softroce.processes import rping_server
 
 PINGPONG = ["ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "50"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from processes import PATIENCE, Softroce, command_line, qemus_of, until
+from softroce.processes import PATIENCE, Softroce, command_line, qemus_of
+from support.waits import until
 
 pytestmark = pytest.mark.usefixtures("lab")  # skips where there can be none
 
@@ -62,7 +63,7 @@ def started(tmp_path: Path) -> subprocess.Popen[bytes]:
 def test_a_killed_run_leaves_no_guest(tmp_path: Path) -> None:
     with started(tmp_path) as process:
         process.kill()
-    until(lambda: not qemus_of(tmp_path), "QEMU ends with the run")
+    until("QEMU survives the run", lambda: not qemus_of(tmp_path), PATIENCE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from guests import Peer, Site
 from rdmatensor.softroce import Lab
+from softroce.guests import Peer, Site
 
 # pyverbs is a package of the distribution, built for its interpreter.
 PYTHON = "/usr/bin/python3"
@@ -52,7 +52,7 @@ def sites(lab: Lab) -> Iterator[tuple[Site, Site]]:
     found = subprocess.run([PYTHON, "-c", "import pyverbs.qp"], capture_output=True, check=False)
     if found.returncode != 0:
         pytest.skip("no pyverbs here (apt install python3-pyverbs)")
-    ours, other = Site(lab.hosts[0]), Site(lab.hosts[0], PYTHON, ["independent"])
+    ours, other = Site(lab.hosts[0]), Site(lab.hosts[0], PYTHON, ["softroce.independent"])
     yield ours, other
     ours.close()
     other.close()
@@ -67,7 +67,7 @@ def both(sites: tuple[Site, Site]) -> Iterator[Both]:
         readable = device.allocate(4096, access=rdmatensor.Access.READ, name='readable')
         """
     )
-    other.run("from bootstrap import Refused; from independent import *")
+    other.run("from support.bootstrap import Refused; from softroce.independent import *")
     yield Both(ours, other, sites[0])
     for site in sites:
         site.clear()
@@ -192,7 +192,7 @@ if file:
     os.chown(own, 65534, 65534)
     os.environ["RDMATENSOR_SECRET_FILE"] = own
 os.setuid(65534)
-from traffic import *
+from softroce.traffic import *
 device = Device()
 outcome = attempt(lambda: globals().update(remote=device.connect(address, timeout=20)))
 """
@@ -224,7 +224,7 @@ def test_without_a_secret_only_our_user_comes_over_verbs(sites: tuple[Site, Site
     ours = sites[0].peer(DEADLINE_MS=5000, **NO_SECRET)
     ours.run("region = device.allocate(1 << 16, name='region')")
     other = sites[1].process()
-    other.run("from bootstrap import Refused; from independent import *")
+    other.run("from support.bootstrap import Refused; from softroce.independent import *")
     both = Both(ours, other, sites[0])
     assert "only for processes of its own user" in both.refusal(secret=b"")
     friend = sites[0].peer(**NO_SECRET)
@@ -234,7 +234,7 @@ def test_without_a_secret_only_our_user_comes_over_verbs(sites: tuple[Site, Site
     assert ours.get("bytes(region.array[:4])") == b"ours"
     ours.run("device.close()")
     gone = "until_lost(lambda: mine.write(b'1').wait(20))['kind']"
-    friend.run("from traffic import *")
+    friend.run("from softroce.traffic import *")
     assert friend.get(gone) == "ConnectionLost"
     for site in sites:
         site.clear()
@@ -244,7 +244,9 @@ def test_forged_key_for_our_own_write(both: Both) -> None:
     """It gives a key that it never made: our write fails, with the cause."""
     both.connect()
     assert both.other.get("peer.notify(b'come')") == "SUCCESS"
-    both.ours.run("from traffic import attempt; source = device.next_notification(20).source")
+    both.ours.run(
+        "from softroce.traffic import attempt; source = device.next_notification(20).source"
+    )
     both.other.start("peer.answer_find(4096, rkey=peer.memory.rkey ^ 0x5a)")
     both.ours.run("its = source.region('its', timeout=20)")
     both.other.finish()
@@ -266,7 +268,7 @@ STOLEN = {
 def steal(sites: tuple[Site, Site], windows: str, memory: str) -> tuple[Both, str]:
     """What a peer's write into memory of another comes to. The other knows nothing of it."""
     ours, other = sites[0].peer(DEADLINE_MS=5000, WINDOWS=windows), sites[1].process()
-    other.run("from bootstrap import Refused; from independent import *")
+    other.run("from support.bootstrap import Refused; from softroce.independent import *")
     both = Both(ours, other, sites[0])
     ours.run("region = device.allocate(1 << 16, name='region')")
     both.connect()
@@ -384,7 +386,9 @@ def test_notifications_without_credit_end_the_connection(both: Both) -> None:
 def test_credit_for_what_was_never_sent(both: Both, credit: str) -> None:
     both.connect()
     assert both.other.get("peer.notify(b'come')") == "SUCCESS"
-    both.ours.run("from traffic import until_lost; source = device.next_notification(20).source")
+    both.ours.run(
+        "from softroce.traffic import until_lost; source = device.next_notification(20).source"
+    )
     both.other.get(f"peer.give_credit{credit}")
     both.ours.start("lost = until_lost(lambda: source.notify(b'x').wait(20))")
     both.ours.finish()

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from imports import pack
 from rdmatensor.softroce import Lab
+from softroce.imports import pack
+from support import TESTS
 
 TASK = Path(__file__).parent / "tensorflow_task.py"
 PATIENCE = 900.0  # TensorFlow takes most of a minute to be imported on emulated processors
@@ -38,7 +39,7 @@ def results(lab: Lab, request: pytest.FixtureRequest) -> Any:
     pytest.importorskip("tensorflow", exc_type=ImportError)
     host = lab.hosts[0]
     environment = {
-        "PYTHONPATH": request.getfixturevalue("packages"),
+        "PYTHONPATH": f"{request.getfixturevalue('packages')}:{TESTS}",
         "RDMATENSOR_TRANSPORTS": "verbs",
         "RDMATENSOR_POLICY": "rdma",
         "RDMATENSOR_DEADLINE_MS": "30000",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import failure_table
 from rdmatensor.softroce import Lab
+from support import failure_table
 
 TESTS = Path(__file__).resolve().parents[1]
 SECONDS = 900.0

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from guests import Peer, Site
-from processes import until
 from rdmatensor.softroce import Lab
+from softroce.guests import Peer, Site
+from support.waits import until
 
 DEADLINE = 4.0
 # Two emulated hosts on a busy machine: their processes are scheduled late.
@@ -37,7 +37,7 @@ class Hosts(NamedTuple):
     def pair(self, region: int = 1 << 20, **settings: Any) -> Pair:
         ours, theirs = self.first.peer(**settings), self.second.peer(**settings)
         for peer in (ours, theirs):
-            peer.run("from traffic import *")
+            peer.run("from softroce.traffic import *")
         theirs.run("region = device.allocate(size, name='region')", size=region)
         connect(ours, theirs)
         return Pair(ours, theirs)
@@ -94,7 +94,7 @@ def test_hosts_without_a_secret_do_not_meet(hosts: Hosts) -> None:
     theirs, lacking = hosts.second.peer(**NO_SECRET), hosts.first.peer(**NO_SECRET)
     having = hosts.first.peer()
     for peer, words in ((lacking, "is another host"), (having, "has a secret, and")):
-        peer.run("from traffic import *")
+        peer.run("from softroce.traffic import *")
         outcome = peer.get("attempt(lambda: device.connect(address))", address=theirs.address)
         assert (outcome["kind"], outcome["status"]) == ("ConnectionRefused", "REFUSED"), outcome
         assert words in outcome["text"] and "RDMATENSOR_SECRET_FILE" in outcome["text"]
@@ -434,7 +434,7 @@ def test_clock_jumps_do_not_matter(hosts: Hosts, transport: str, note: Any) -> N
     """Time-outs, deadlines and probes go by the monotonic clock."""
     site = hosts.first
     ours, theirs = (site.peer(TRANSPORTS=transport, **IMPATIENT) for _ in range(2))
-    ours.run("from traffic import *")
+    ours.run("from softroce.traffic import *")
     theirs.run("region = device.allocate(4096, name='region')")
     connect(ours, theirs)
     assert ours.get("remote.transport") == transport
@@ -468,7 +468,7 @@ def test_limit_of_locked_memory_is_an_error(hosts: Hosts, note: Any) -> None:
     ours.run(
         """
         import os, resource
-        from traffic import *  # as root: other users may not look into the folder of the sources
+        from softroce.traffic import *  # as root: other users may not look into the folder of the sources
         limit = 24 << 20  # a device and a connection need half of it
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
         os.setuid(65534)  # before the device is opened: the kernel lets no other user go on with it
@@ -489,7 +489,7 @@ def test_removed_device(hosts: Hosts, note: Any) -> None:
     pair, host = hosts.pair(**IMPATIENT), hosts.first.host
     try:
         host.start(["rdma", "link", "delete", "rxe0"])
-        until(lambda: "rxe0" not in host.run(["rdma", "link"]).stdout, "rxe0 is removed")
+        until("rxe0 stays", lambda: "rxe0" not in host.run(["rdma", "link"]).stdout)
         pair.ours.run("region.write(b'12345678').wait(20)")
         refused = pair.ours.get("attempt(rdmatensor.Device)")
         assert refused["kind"] == "Unsupported" and "is being removed" in refused["text"], refused

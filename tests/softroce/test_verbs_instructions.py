@@ -5,16 +5,11 @@ device's library in user space are counted, too; the kernel's are not."""
 from __future__ import annotations
 
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-
-import instructions
-
 from rdmatensor.softroce import Lab
+from support import instructions
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("valgrind") and shutil.which("cc")),

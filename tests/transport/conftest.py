@@ -7,31 +7,25 @@ RDMATENSOR_TEST_TRANSPORT names the transport, shm by default; tests/softroce ru
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import rdmatensor
+from support.peers import LocalNursery, Peer
+from support.waits import stays
+from transport.teams import Team
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from peers import LocalNursery, Peer
-from teams import Team
-
+Setting = Callable[[str, str | int], None]
 TRANSPORT = os.environ.get("RDMATENSOR_TEST_TRANSPORT", "shm")
 
 
 @pytest.fixture
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def transport(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> str:
     """The transport under test, chosen for devices opened from now on, here and in peers."""
     monkeypatch.setenv("RDMATENSOR_TRANSPORTS", TRANSPORT)
-    before = rdmatensor.config.get("TRANSPORTS")
-    rdmatensor.config.set("TRANSPORTS", TRANSPORT)
-    request.addfinalizer(lambda: rdmatensor.config.set("TRANSPORTS", before))
+    setting("TRANSPORTS", TRANSPORT)
     return TRANSPORT
 
 
@@ -44,11 +38,12 @@ def nursery() -> Iterator[LocalNursery]:
 
 @pytest.fixture
 def spawn(transport: str, nursery: LocalNursery) -> Iterator[Callable[..., Peer]]:
-    """Makes peers; they end with the test."""
+    """Makes peers, which have this process's deadlines; they end with the test."""
     peers: list[Peer] = []
 
     def make(environment: dict[str, str] | None = None, device: bool = True) -> Peer:
-        variables = {"RDMATENSOR_TRANSPORTS": transport, **(environment or {})}
+        deadlines = {f"RDMATENSOR_{name}": rdmatensor.config.get(name) for name in DEADLINES}
+        variables = {"RDMATENSOR_TRANSPORTS": transport, **deadlines, **(environment or {})}
         peer = nursery.spawn(variables, device="" if device else None)
         peers.append(peer)
         return peer
@@ -63,18 +58,25 @@ def peer(spawn: Callable[..., Peer]) -> Peer:
     return spawn()
 
 
+DEADLINES = ("CONNECT_TIMEOUT_MS", "DEADLINE_MS")
+
+
+@pytest.fixture
+def patient(setting: Setting) -> None:
+    """Nothing ends by these deadlines, and nothing is lost by them on a busy machine."""
+    for name in DEADLINES:
+        setting(name, 100_000)
+
+
 NARROW = {"RING_BYTES": "65536", "NOTIFY_QUEUE_BYTES": "4096"}
 
 
 @pytest.fixture
-def narrow(spawn: Callable[..., Peer]) -> Iterator[Peer]:
+def narrow(spawn: Callable[..., Peer], setting: Setting) -> Peer:
     """A peer to which few notifications fit before the sender has to wait."""
-    before = {name: rdmatensor.config.get(name) for name in NARROW}
     for name, value in NARROW.items():
-        rdmatensor.config.set(name, value)
-    yield spawn({f"RDMATENSOR_{name}": value for name, value in NARROW.items()})
-    for name, value in before.items():
-        rdmatensor.config.set(name, value)
+        setting(name, value)
+    return spawn({f"RDMATENSOR_{name}": value for name, value in NARROW.items()})
 
 
 @pytest.fixture
@@ -87,15 +89,6 @@ def clogged(narrow: Peer, device: rdmatensor.Device) -> Iterator[Clogged]:
         transfers.append(remote.notify(bytes(1000)))
         assert len(transfers) < 10000, "the sender never runs out of credit"
     yield Clogged(narrow, remote, transfers[-1], len(transfers))
-
-
-def stays(condition: Callable[[], bool], seconds: float = 0.2) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not condition():
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class Clogged(NamedTuple):

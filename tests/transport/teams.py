@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers import Peer
+from support.peers import Peer
 
-MEMBER_SETUP = "from group_checks import *"
+MEMBER_SETUP = "from support.group_checks import *"
 
 
 class Team:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rdmatensor
+from support.waits import AT_ONCE
 
 # In a peer. A limit of descriptors is one of their numbers, and there may be holes below.
 DESCRIPTORS = """
@@ -47,7 +48,9 @@ def attempts(action):
         if made is not None:
             made.close()
             return ends, kept
-        time.sleep(0.05)  # workers end
+        end = time.monotonic() + 20  # for workers to end
+        while len(used()) > before and time.monotonic() < end:
+            time.sleep(0.01)
         kept.append(len(used()) - before)
     raise AssertionError('it never works')
 """
@@ -69,7 +72,7 @@ def check(ends: list[Any], kept: list[int], transport: str) -> None:
         assert kind in ("DeviceError", "Unsupported", "UsageError"), (kind, text)
         # libibverbs finds no device where it cannot read about it.
         assert "ulimit -n" in text or transport == "verbs", text
-        assert took < 10
+        assert took < AT_ONCE
     assert max(kept) <= 0, kept
 
 
@@ -103,6 +106,7 @@ def test_no_descriptors_to_connect(
     assert starved.get("kept.up")
 
 
+@pytest.mark.usefixtures("patient")
 def test_listener_without_descriptors_keeps_its_peers_and_recovers(
     starved: Any, device: rdmatensor.Device, transport: str, note: Any
 ) -> None:
@@ -116,7 +120,7 @@ def test_listener_without_descriptors_keeps_its_peers_and_recovers(
         device.connect(address, timeout=2)
     took = time.monotonic() - begin
     assert isinstance(caught.value, rdmatensor.DeadlineExceeded | rdmatensor.ConnectionFailure)
-    assert took < 10
+    assert took < AT_ONCE
     region.write(b"12345678").wait(20)
     remote.notify(b"still there").wait(20)
     assert starved.get("device.next_notification(20).payload") == b"still there"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bootstrap import Line, Meeting
+from support.bootstrap import Line, Meeting
 
 PATIENCE = 60.0
 # Opens a device, connects to what it is told, and forks when it is told to. The child lives until standard

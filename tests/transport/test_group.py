@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from teams import Team
+from transport.teams import Team
 
 # ---- results ---------------------------------------------------------------------------------------
 
@@ -64,6 +64,7 @@ def test_all_members_have_the_same_bits(team: Any, algorithm: str) -> None:
 def test_barrier_waits_for_all(pair: Team) -> None:
     first, second = pair.peers
     first.start("group.barrier(); passed = time.monotonic()")
+    # The delay is what the other waits for.
     second.run("time.sleep(0.5); called = time.monotonic(); group.barrier()")
     first.finish()
     assert first.get("passed") >= second.get("called"), "both clocks are the machine's"

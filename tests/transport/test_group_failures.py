@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 import rdmatensor
-from peers import Peer
-from teams import Team
+from support.peers import Peer
+from support.waits import AT_ONCE
+from transport.teams import Team
 
 # Members notice at once where the transport tells, else by DEADLINE_MS, which is 10 s.
-NOTICED = 15.0
+NOTICED = (
+    60.0  # in so far as the machine is not busy otherwise: far below the operations' time-outs
+)
 
 
 # ---- wrong use -------------------------------------------------------------------------------------
@@ -160,12 +163,13 @@ def test_members_may_come_late(team: Any) -> None:
         peer.finish()
 
 
+@pytest.mark.usefixtures("patient")
 def test_missing_members_are_named(team: Any) -> None:
     members = team(2)
     members.run("size = 4")
     begin = time.monotonic()
     outcomes = members.get("failure(lambda: rdmatensor.Group(device, rank, 4, root, timeout=1))")
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < AT_ONCE
     assert {kind for kind, _ in outcomes} <= {"DeadlineExceeded", "ConnectionRefused"}
     kind, text = outcomes[0]
     assert kind == "DeadlineExceeded" and "2" in text and "3" in text, text
@@ -219,14 +223,14 @@ def test_killed_member(spawn: Callable[..., Peer], count: int) -> None:
     source = """
     def play():
         while True:
-            group.all_reduce(np.zeros(count, "float32"), timeout=20)
+            group.all_reduce(np.zeros(count, "float32"), timeout=100)
     """
     members.run(source, count=count)
     *others, doomed = members.peers
     doomed.start("play()")
     for peer in others:
-        peer.start("outcome = failure(play); later = failure(lambda: group.barrier(timeout=20))")
-    time.sleep(0.5)
+        peer.start("outcome = failure(play); later = failure(lambda: group.barrier(timeout=100))")
+    time.sleep(0.5)  # they are in the middle of some operation; any will do
     begin = time.monotonic()
     doomed.kill()
     for peer in others:
@@ -269,17 +273,18 @@ def test_loss_is_the_cause(spawn: Callable[..., Peer]) -> None:
 
 @pytest.mark.parametrize("count", [10, 1 << 20])
 @pytest.mark.parametrize("registered", [False, True])
+@pytest.mark.usefixtures("patient")
 def test_timed_out(pair: Team, count: int, registered: bool) -> None:
     first, second = pair.peers
     pair.run("make = group.empty if registered else np.zeros", registered=registered)
     call = "failure(lambda: group.all_reduce(make(count), timeout=0.3))"
     begin = time.monotonic()
     assert first.get(call, count=count)[0] == "DeadlineExceeded"
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < AT_ONCE
     # It failed for all: the other need not wait for what will not come.
     begin = time.monotonic()
-    late = second.get("failure(lambda: group.all_reduce(make(count), timeout=20))", count=count)
-    assert time.monotonic() - begin < 5
+    late = second.get("failure(lambda: group.all_reduce(make(count), timeout=90))", count=count)
+    assert time.monotonic() - begin < AT_ONCE
     assert late[0] == "DeadlineExceeded", late
     pair.run("check(group, 'all_reduce', 'int32', 100000, 'in place', registered)")
 
@@ -317,7 +322,9 @@ def test_cancelled_by_another_thread(pair: Team) -> None:
 def test_cancelled_before_it_starts(pair: Team) -> None:
     first, second = pair.peers
     first.run("group.cancel(tag=9)")
-    first.run("time.sleep(0.2)")
+    first.run(
+        "time.sleep(0.2)"
+    )  # most likely the other knows by now; the outcome is the same if not
     assert second.get("failure(lambda: group.barrier(tag=9))[0]") == "Cancelled"
     assert first.get("failure(lambda: group.barrier(tag=9))[0]") == "Cancelled"
     pair.run("check(group, 'all_reduce', 'int32', 1000, 'new', False)")
@@ -365,12 +372,12 @@ def test_keyboard_interrupt(pair: Team) -> None:
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            group.all_reduce(np.zeros(10), timeout=60)
+            group.all_reduce(np.zeros(10), timeout=100)
         except KeyboardInterrupt:
             interrupted = True
         """
     )
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < AT_ONCE
     assert first.get("interrupted")
     assert (
         second.get("failure(lambda: group.all_reduce(np.zeros(10), timeout=20))[0]") == "Cancelled"
@@ -381,6 +388,7 @@ def test_keyboard_interrupt(pair: Team) -> None:
 def test_waiting_uses_no_cpu(pair: Team) -> None:
     first, second = pair.peers
     first.start("begin = time.process_time(); group.barrier(); used = time.process_time() - begin")
+    # The delay is what the other waits for.
     second.run("time.sleep(1.5); group.barrier()")
     first.finish()
     assert first.get("used") < 0.75, "a member that waits for a late one sleeps most of the time"

@@ -18,16 +18,21 @@ import pytest
 
 import rdmatensor
 from rdmatensor import RemoteDevice
-from waits import eventually, free_port, lost
+from support.nursery import state
+from support.ports import free_ports
+from support.usage import grown
+from support.waits import AT_ONCE, PATIENCE, lost, until, until_it_ends
+
+HELD = ("descriptors", "threads", "mappings")
 
 
 def test_idle_process_uses_no_cpu(peer: Any, remote: RemoteDevice) -> None:
     """An open connection, nothing to do: both sides sleep."""
     remote.notify(b"warm").wait()
     peer.run("device.next_notification(20)")
-    time.sleep(0.5)
+    time.sleep(0.5)  # what was begun ends
     begin, theirs = time.process_time(), peer.get("time.process_time()")
-    time.sleep(2)
+    time.sleep(2)  # the idle time that is measured
     used = time.process_time() - begin
     theirs = peer.get("time.process_time()") - theirs
     assert used < 0.04, f"{used / 2:.1%} of a core while idle"
@@ -76,30 +81,29 @@ def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
     count = "(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')), "
     count += "len(open('/proc/self/maps').readlines()))"
 
-    def settle() -> tuple[Any, Any]:
+    def ours() -> dict[str, int]:
         gc.collect()
+        return dict(zip(HELD, resources(), strict=True))
+
+    def theirs() -> dict[str, int]:
         peer.run("for _ in device.notifications(0.3): pass\nimport gc; gc.collect()")
-        time.sleep(0.3)
-        return resources(), peer.get(count)
+        return dict(zip(HELD, peer.get(count), strict=True))
 
     for _ in range(5):
         cycle()
-    before, theirs_before = settle()
+    measures = (ours, theirs)
+    before = [measure() for measure in measures]
     for _ in range(20):
         cycle()
-    after, theirs_after = settle()
-    for name, ours, now in zip(("fds", "threads", "mappings"), before, after, strict=True):
-        assert now <= ours + 5, f"{name} grew from {ours} to {now}"
-    for name, ours, now in zip(
-        ("fds", "threads", "mappings"), theirs_before, theirs_after, strict=True
-    ):
-        assert now <= ours + 5, f"{name} of the peer grew from {ours} to {now}"
+    slack = dict.fromkeys(HELD, 5)
+    for measure, were in zip(measures, before, strict=True):
+        assert not grown(measure, were, slack), measure.__name__
 
 
 def test_device_restarted_a_hundred_times(device: rdmatensor.Device, spawn: Any) -> None:
     """In one process, on one port: each is another generation, and nothing stays of those before."""
     peer = spawn(device=False)
-    port = free_port()
+    port = free_ports(1)[0]
     count = "(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')))"
     seen, before = set(), (0, 0)
     for turn in range(100):
@@ -109,7 +113,7 @@ def test_device_restarted_a_hundred_times(device: rdmatensor.Device, spawn: Any)
         region.write(b"%8d" % turn).wait()
         assert peer.get("memory.array.tobytes()") == b"%8d" % turn
         peer.run("device.close(); del memory")
-        assert eventually(lambda late=region: lost(lambda: late.write(b"too late").wait()))
+        until("the peer is not lost", lambda r=region: lost(lambda: r.write(b"too late").wait()))
         seen.add(remote.generation)
         if turn == 9:
             before = peer.get(count)
@@ -208,13 +212,7 @@ def test_use_after_fork_is_an_error_in_the_child_only(
         os.write(writer, ",".join(outcome).encode())
         os._exit(0)
     os.close(writer)
-    end = time.monotonic() + 30
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > end:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            pytest.fail("the child hangs")
-        time.sleep(0.02)
+    assert until_it_ends(child), "the child hangs"
     outcome = os.read(reader, 10000).decode().split(",")
     os.close(reader)
     text = outcome.pop(7)
@@ -272,9 +270,9 @@ def test_signals_reach_a_waiting_process(transport: str, tmp_path: Path) -> None
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    time.sleep(0.2)
+    until("it does not wait", lambda: state(Path(f"/proc/{process.pid}")) == "S")
     begin = time.monotonic()
     process.send_signal(2)
-    _, errors = process.communicate(timeout=20)
-    assert time.monotonic() - begin < 3
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert time.monotonic() - begin < AT_ONCE
     assert "KeyboardInterrupt" in errors

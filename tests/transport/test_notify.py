@@ -12,6 +12,7 @@ import pytest
 
 import rdmatensor
 from rdmatensor import RemoteDevice
+from support.waits import AT_ONCE
 
 
 @pytest.mark.parametrize("size", [0, 1, 8, 4096])
@@ -48,12 +49,13 @@ def test_both_directions_over_one_connection(
     assert note.source is remote
 
 
+@pytest.mark.usefixtures("patient")
 def test_flood_with_a_slow_consumer_loses_nothing(
     narrow: Any, device: rdmatensor.Device, note: Any
 ) -> None:
     """More than any ring holds, while nobody takes them; then they arrive complete, in order."""
     remote = device.connect(narrow.address)
-    count, payload = 5000, bytes(2000)
+    count, payload = 1000, bytes(2000)
     transfers = [remote.notify(payload, immediate=turn) for turn in range(count)]
     assert not transfers[-1].done, "the sender should have run out of credit"
     for turn in range(50):
@@ -102,12 +104,13 @@ def test_small_ring(spawn: Any, device: rdmatensor.Device) -> None:
     assert peer.get("seen == list(range(2000))")
 
 
+@pytest.mark.usefixtures("patient")
 def test_deadlines_of_waiting(device: rdmatensor.Device) -> None:
     for timeout in (0, 0.05, 0.3):
         begin = time.monotonic()
         with pytest.raises(rdmatensor.DeadlineExceeded):
             device.next_notification(timeout)
-        assert timeout <= time.monotonic() - begin + 0.002 < timeout + 1
+        assert timeout <= time.monotonic() - begin + 0.002 < timeout + AT_ONCE
     with pytest.raises(rdmatensor.UsageError):
         device.next_notification(-1)
     with pytest.raises(rdmatensor.UsageError):
@@ -131,7 +134,7 @@ def test_close_ends_a_wait_of_another_thread(device: rdmatensor.Device) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    time.sleep(0.2)
+    time.sleep(0.2)  # most likely it waits by now; the outcome is the same if it does not
     device.close()
     thread.join(5)
     assert not thread.is_alive()
@@ -141,31 +144,25 @@ def test_close_ends_a_wait_of_another_thread(device: rdmatensor.Device) -> None:
 def test_asyncio(peer: Any, device: rdmatensor.Device, remote: RemoteDevice) -> None:
     peer.run("region = device.allocate(1 << 20, name='region')")
 
-    async def play() -> int:
+    async def play() -> None:
         region = await asyncio.to_thread(remote.region, "region")
         await region.write(b"12345678")
         data = bytearray(8)
         await region.read_into(data)
         assert data == b"12345678"
-        ticks = 0
 
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
+        async def go() -> None:
+            for _ in range(10):
                 await asyncio.sleep(0.01)
-                ticks += 1
+            await remote.notify(b"go")
 
-        ticker = asyncio.create_task(tick())
-        peer.start(
-            "time.sleep(0.5)\nnote = device.next_notification(20)\nnote.source.notify(b'later')"
-        )
-        await remote.notify(b"go")
-        note = await device.anext_notification(20)
-        ticker.cancel()
-        assert note.payload == b"later"
-        return ticks
+        # Nothing comes before the loop has turned: a wait that blocks it ends by its time-out.
+        peer.start("device.next_notification(60).source.notify(b'later')")
+        going = asyncio.create_task(go())
+        assert (await device.anext_notification(60)).payload == b"later"
+        await going
 
-    assert asyncio.run(play()) > 10, "the event loop was blocked"
+    asyncio.run(play())
     peer.finish()
 
 
@@ -173,12 +170,14 @@ def test_asyncio_waits_for_a_transfer_in_progress(clogged: Any) -> None:
     async def wait() -> None:
         await clogged.waiting
 
+    # The delay is what is waited for.
     clogged.peer.start("time.sleep(0.3)\nfor _ in device.notifications(0.5): pass")
     asyncio.run(asyncio.wait_for(wait(), 20))
     assert clogged.waiting.done
     clogged.peer.finish()
 
 
+@pytest.mark.usefixtures("patient")
 def test_asyncio_wait_can_be_cancelled(clogged: Any) -> None:
     async def wait() -> None:
         await clogged.waiting
@@ -186,7 +185,7 @@ def test_asyncio_wait_can_be_cancelled(clogged: Any) -> None:
     begin = time.monotonic()
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(asyncio.wait_for(wait(), 0.1))
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < AT_ONCE
     assert not clogged.waiting.done
 
 
@@ -198,11 +197,11 @@ def test_cancelled_await_loses_no_notification(
 
     async def play() -> None:
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(device.anext_notification(20), 0.05)
+            await asyncio.wait_for(device.anext_notification(100), 0.05)
 
     begin = time.monotonic()
     asyncio.run(play())
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < AT_ONCE
     peer.run("source.notify(b'one'); source.notify(b'two')")
     notes = [device.next_notification(20).payload for _ in range(2)]
     assert notes == [b"one", b"two"]

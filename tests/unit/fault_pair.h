@@ -15,7 +15,7 @@
 #include "unit.h"
 
 #define BYTES 32768
-#define PATIENCE_MS 20000
+#define PATIENCE_MS (1000 * PATIENCE_S)
 
 typedef struct {
   rdt_device *device;
@@ -60,12 +60,6 @@ static inline void on_down(void *context, rdt_channel *channel, rdt_status why) 
   (void)channel;
   EXPECT(why < 0);
   atomic_fetch_add(&((end *)context)->down, 1);
-}
-
-static inline bool becomes(const atomic_int *value, int wanted) {
-  rdt_deadline deadline = rdt_deadline_after(PATIENCE_MS);
-  while (atomic_load(value) < wanted && rdt_deadline_left(deadline) > 0) usleep(500);
-  return atomic_load(value) == wanted;
 }
 
 static inline void faults(const char *text) {

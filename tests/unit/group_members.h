@@ -119,10 +119,21 @@ static inline rdt_collective sum_call(uint64_t tag, int32_t *numbers, uint64_t c
                           .timeout_ms = 20000};
 }
 
-static inline bool comes_true(const atomic_int *value, int wanted) {
-  rdt_deadline deadline = rdt_deadline_after(20000);
-  while (atomic_load(value) < wanted && rdt_deadline_left(deadline) > 0) usleep(200);
-  return atomic_load(value) == wanted;
+/* Operations of a member's group that were called and have not ended. */
+static inline unsigned started_of(const member *m) {
+  pthread_mutex_lock(&m->group->lock);
+  unsigned started = m->group->started;
+  pthread_mutex_unlock(&m->group->lock);
+  return started;
+}
+
+/* Members that wait for this one to create their group. */
+static inline unsigned visitors_of(const member *m) {
+  rdt_groups *groups = m->device->groups;
+  pthread_mutex_lock(&groups->lock);
+  unsigned count = groups->visitor_count;
+  pthread_mutex_unlock(&groups->lock);
+  return count;
 }
 
 #endif

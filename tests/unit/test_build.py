@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from support import tools
+
 
 def fake_tensorflow(site: Path, version: str, name: str = "tensorflow") -> Path:
     """What the build looks at of an installed TensorFlow: headers and the version beside it."""
@@ -112,13 +114,9 @@ def test_an_isolated_build_finds_the_tensorflow_that_it_is_for(root: Path, tmp_p
 def configure(
     root: Path, folder: Path, package: Path, mode: str
 ) -> subprocess.CompletedProcess[str]:
-    beside = str(Path(sys.executable).parent)
-    cmake = shutil.which("cmake", path=beside) or shutil.which("cmake")
-    if cmake is None:
-        pytest.skip("no cmake")
     return subprocess.run(
         [
-            *(cmake, "-S", root, "-B", folder, f"-DRDT_BUILD_TENSORFLOW={mode}"),
+            *(tools.cmake(), "-S", root, "-B", folder, f"-DRDT_BUILD_TENSORFLOW={mode}"),
             f"-DPython3_EXECUTABLE={sys.executable}",
         ],
         env={**os.environ, "RDMATENSOR_TENSORFLOW": str(package)},

@@ -126,8 +126,7 @@ static void test_drop_and_close(bool device) {
   uint64_t before = injected("drop");
   rdt_op op = write_op(&p, &byte, 1, 0);
   EXPECT_STATUS(RDT_IN_PROGRESS, rdt_channel_post(p.channel, &op, 1, count_done, &t));
-  rdt_deadline deadline = rdt_deadline_after(PATIENCE_MS);
-  while (injected("drop") == before && rdt_deadline_left(deadline) > 0) usleep(500);
+  UNTIL(injected("drop") > before);
   if (!device) {
     rdt_channel_close(p.channel);
     EXPECT(becomes(&t.done, 1) && becomes(&p.a.down, 1));

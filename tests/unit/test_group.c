@@ -234,7 +234,7 @@ static void check_many(member *members, uint32_t size, uint64_t longest) {
                     rdt_group_start(members[i].group, &call, count_done, &tallies[i]));
     }
   for (uint32_t i = 0; i < size; i++) {
-    EXPECT(comes_true(&tallies[i].done, MANY));
+    EXPECT(becomes(&tallies[i].done, MANY));
     EXPECT(atomic_load(&tallies[i].failed) == 0);
     for (uint32_t which = 0; which < MANY; which++) {
       uint64_t count = which % 50 ? 1 + which * 4 : longest;

@@ -179,23 +179,11 @@ static void test_two_roots(void) {
 
 /* ---- rdt_group_abort ----------------------------------------------------------------------------------- */
 
-static unsigned started_of(const member *m) {
+static rdt_status aborted(const member *m) {
   pthread_mutex_lock(&m->group->lock);
-  unsigned started = m->group->started;
+  rdt_status why = m->group->aborted;
   pthread_mutex_unlock(&m->group->lock);
-  return started;
-}
-
-static bool learns(const member *m) {
-  rdt_deadline deadline = rdt_deadline_after(20000);
-  rdt_status aborted = RDT_OK;
-  while (aborted == RDT_OK && rdt_deadline_left(deadline) > 0) {
-    usleep(200);
-    pthread_mutex_lock(&m->group->lock);
-    aborted = m->group->aborted;
-    pthread_mutex_unlock(&m->group->lock);
-  }
-  return aborted != RDT_OK;
+  return why;
 }
 
 /* Rank 1 waits for the others; rank 0 aborts; rank 2 calls afterwards, and everybody calls something new. */
@@ -207,11 +195,11 @@ static void test_abort(void) {
   expect_sum(members, 3, 1, NULL);
   for (uint32_t i = 0; i < 3; i++) tasks[i] = new_task(&members[i], RDT_ALL_REDUCE, 2, LONG, NULL);
   pthread_create(&thread, NULL, run_task, &tasks[1]);
-  while (started_of(&members[1]) == 0) usleep(200);
+  UNTIL(started_of(&members[1]) > 0);
   EXPECT_STATUS(RDT_OK, rdt_group_abort(members[0].group, RDT_ERR_LIMIT, "the reason"));
   EXPECT_STATUS(RDT_OK, rdt_group_abort(members[0].group, RDT_ERR_ACCESS, "another one"));
   pthread_join(thread, NULL);
-  EXPECT(learns(&members[2]));
+  UNTIL(aborted(&members[2]) != RDT_OK);
   rdt_algorithm unused;
   EXPECT_STATUS(RDT_ERR_LIMIT, rdt_group_choose(members[2].group, RDT_BARRIER, 0, &unused));
   EXPECT_STATUS(RDT_OK, rdt_group_abort(members[2].group, RDT_ERR_ACCESS, "too late"));
@@ -241,7 +229,7 @@ static void test_wrong_aborts(void) {
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_abort(members[0].group, RDT_OK, ""));
   expect_sum(members, 2, 1, NULL);
   EXPECT_STATUS(RDT_OK, rdt_group_abort(members[0].group, RDT_ERR_LIMIT, reason));
-  EXPECT(learns(&members[1]));
+  UNTIL(aborted(&members[1]) != RDT_OK);
   for (uint32_t i = 0; i < 2; i++) tasks[i] = new_task(&members[i], RDT_ALL_REDUCE, 2, 6, NULL);
   run_tasks(tasks, 2);
   reason[511] = '\0';

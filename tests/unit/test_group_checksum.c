@@ -68,16 +68,11 @@ static void note(void *context, rdt_status status) {
   atomic_store((atomic_int *)context, status < 0 ? -status : 1);
 }
 
-static void await_message(rdt_group *group) {
-  rdt_deadline deadline = rdt_deadline_after(20000);
-  unsigned early = 0;
-  while (!early && rdt_deadline_left(deadline) > 0) {
-    usleep(200);
-    pthread_mutex_lock(&group->lock);
-    early = group->early;
-    pthread_mutex_unlock(&group->lock);
-  }
-  EXPECT(early > 0);
+static unsigned early(rdt_group *group) {
+  pthread_mutex_lock(&group->lock);
+  unsigned count = group->early;
+  pthread_mutex_unlock(&group->lock);
+  return count;
 }
 
 /* Wherever the first message lies. No sanitizer can know that its sender is done with it. */
@@ -108,14 +103,14 @@ static void test_lent(rdt_collective_kind kind, bool registered) {
   call.algorithm = kind == RDT_ALL_REDUCE ? RDT_ALGORITHM_DIRECT : RDT_ALGORITHM_AUTO;
   call.output = kind == RDT_ALL_REDUCE ? numbers[2] : lent;
   EXPECT_STATUS(RDT_IN_PROGRESS, rdt_group_start(members[0].group, &call, note, &ended));
-  await_message(members[1].group);
+  UNTIL(early(members[1].group) > 0);
   turn_over(lent);
   task receiver = {.member = &members[1], .call = call};
   receiver.call.input = receiver.call.output = numbers[1];
   run_tasks(&receiver, 1);
   expect_corrupted(&receiver, 1);
   EXPECT(strstr(receiver.error, "what member 0 sent to member 1 "));
-  EXPECT(comes_true(&ended, -RDT_ERR_CORRUPTED));
+  EXPECT(becomes(&ended, -RDT_ERR_CORRUPTED));
   rdt_region_close(region);
   close_group(members, 2);
 }

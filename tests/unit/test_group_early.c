@@ -30,13 +30,7 @@ static void start(member *m, uint64_t tag, int timeout_ms, atomic_int *over) {
 static void fail_many(member *m, uint64_t first, uint64_t count) {
   atomic_int over = 0;
   for (uint64_t i = 0; i < count; i++) start(m, first + i, 1, &over);
-  EXPECT(comes_true(&over, (int)count));
-}
-
-static void until_early(member *m, unsigned least) {
-  rdt_deadline deadline = rdt_deadline_after(20000);
-  while (early(m) < least && rdt_deadline_left(deadline) > 0) usleep(500);
-  EXPECT(early(m) >= least);
+  EXPECT(becomes(&over, (int)count));
 }
 
 /* It is when messages come that somebody looks: a few, as each is of an operation that is early itself. Until
@@ -57,15 +51,15 @@ static void test_failed_elsewhere(void) {
   atomic_int over = 0;
   open_group(members, 2, "failed");
   for (uint64_t tag = 1; tag <= WANTED; tag++) start(&members[1], tag, 20000, &over);
-  until_early(&members[0], WANTED);
+  UNTIL(early(&members[0]) >= WANTED);
   fail_many(&members[1], 1000, MANY);
-  until_early(&members[0], MANY);
+  UNTIL(early(&members[0]) >= MANY);
   expect_dropped(&members[0], &members[1], MANY / 2);
   for (uint64_t tag = 1; tag <= WANTED; tag++) { /* their sender still waits: they were kept */
     rdt_collective call = barrier_call(tag);
     EXPECT_STATUS(RDT_OK, rdt_group_run(members[0].group, &call));
   }
-  EXPECT(comes_true(&over, WANTED));
+  EXPECT(becomes(&over, WANTED));
   close_group(members, 2);
 }
 
@@ -75,26 +69,12 @@ static void test_sender_is_gone(void) {
   atomic_int over = 0;
   open_group(members, 3, "gone");
   for (uint64_t tag = 0; tag < MANY; tag++) start(&members[1], 1000 + tag, 20000, &over);
-  until_early(&members[2], MANY); /* to whom it speaks first */
+  UNTIL(early(&members[2]) >= MANY); /* to whom it speaks first */
   for (uint32_t i = 0; i < 3; i++)
     if (i != 1) rdt_channel_close(members[1].group->links[i].channel);
-  EXPECT(comes_true(&over, MANY));
+  EXPECT(becomes(&over, MANY));
   expect_dropped(&members[2], &members[0], MANY / 2);
   close_group(members, 3);
-}
-
-static unsigned visitors(const member *m) {
-  rdt_groups *groups = m->device->groups;
-  pthread_mutex_lock(&groups->lock);
-  unsigned count = groups->visitor_count;
-  pthread_mutex_unlock(&groups->lock);
-  return count;
-}
-
-static void until_visitors(const member *m, unsigned wanted) {
-  rdt_deadline deadline = rdt_deadline_after(20000);
-  while (visitors(m) != wanted && rdt_deadline_left(deadline) > 0) usleep(500);
-  EXPECT(visitors(m) == wanted);
 }
 
 /* Who wanted to join a group that this process never makes is forgotten when it goes, and its channel with it. */
@@ -105,9 +85,9 @@ static void test_visitor_is_gone(void) {
   members[1].options.timeout_ms = 300;
   create_member(&members[1]);
   EXPECT_STATUS(RDT_ERR_DEADLINE, members[1].status);
-  until_visitors(&members[0], 1);
+  UNTIL(visitors_of(&members[0]) == 1);
   rdt_device_close(members[1].device);
-  until_visitors(&members[0], 0);
+  UNTIL(visitors_of(&members[0]) == 0);
   rdt_device_close(members[0].device);
 }
 

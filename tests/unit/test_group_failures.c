@@ -37,14 +37,6 @@ static void close_devices(member *members, uint32_t count) {
   for (uint32_t i = 0; i < count; i++) rdt_device_close(members[i].device);
 }
 
-static unsigned visitors_of(const member *m) {
-  rdt_groups *groups = m->device->groups;
-  pthread_mutex_lock(&groups->lock);
-  unsigned count = groups->visitor_count;
-  pthread_mutex_unlock(&groups->lock);
-  return count;
-}
-
 static void test_missing_members(void) {
   member members[4];
   pthread_t thread;
@@ -52,7 +44,7 @@ static void test_missing_members(void) {
   prepare(members, 4, "missing");
   members[0].options.timeout_ms = 200;
   pthread_create(&thread, NULL, create_member, &members[1]);
-  while (visitors_of(&members[0]) == 0) usleep(1000);
+  UNTIL(visitors_of(&members[0]) > 0);
   create_member(&members[0]); /* ranks 2 and 3 do not come */
   pthread_join(thread, NULL);
   EXPECT(members[0].status == RDT_ERR_DEADLINE && mentions(members[0].error, "rank 2, 3"));
@@ -93,7 +85,7 @@ static void test_close_while_joining(void) {
   open_devices(members, 2);
   prepare(members, 2, "never");
   pthread_create(&thread, NULL, create_member, &members[1]);
-  while (visitors_of(&members[0]) == 0) usleep(1000);
+  UNTIL(visitors_of(&members[0]) > 0);
   rdt_device_close(members[1].device);
   pthread_join(thread, NULL);
   EXPECT_STATUS(RDT_ERR_CLOSED, members[1].status);
@@ -107,7 +99,7 @@ static void test_late_root(void) {
   open_devices(members, 2);
   prepare(members, 2, "late");
   pthread_create(&thread, NULL, create_member, &members[1]);
-  while (visitors_of(&members[0]) == 0) usleep(1000);
+  UNTIL(visitors_of(&members[0]) > 0);
   create_member(&members[0]);
   pthread_join(thread, NULL);
   for (uint32_t i = 0; i < 2; i++) EXPECT_STATUS(RDT_OK, members[i].status);
@@ -236,7 +228,7 @@ static void test_started_deadline(void) {
                   rdt_group_start(members[0].group, &calls[i], note_outcome, &outcomes[i]));
   }
   for (int i = 0; i < 2; i++) {
-    EXPECT(comes_true(&outcomes[i].done, 1));
+    EXPECT(becomes(&outcomes[i].done, 1));
     EXPECT(atomic_load(&outcomes[i].status) == RDT_ERR_DEADLINE);
   }
   check_sum(members, 2, 3);
@@ -258,7 +250,7 @@ static void test_cancel(void) {
   const uint64_t tag[2] = {1, 2}, later[2] = {2, 2};
   EXPECT_STATUS(RDT_OK, rdt_group_cancel(members[1].group, tag));
   for (int i = 0; i < 2; i++) {
-    EXPECT(comes_true(&outcomes[i].done, 1));
+    EXPECT(becomes(&outcomes[i].done, 1));
     EXPECT(atomic_load(&outcomes[i].status) == RDT_ERR_CANCELLED);
   }
   task last = {.member = &members[2], .call = sum_call(1, numbers[2], LONG)};
@@ -281,7 +273,6 @@ static void test_cancel(void) {
 
 static void *close_member(void *argument) {
   member *m = argument;
-  usleep(100000);
   rdt_group_close(m->group);
   m->group = NULL;
   return NULL;
@@ -307,7 +298,10 @@ static void test_closed_member(void) {
   free(numbers[1]);
 }
 
-static void *close_own_group(void *argument) { return close_member(argument); }
+static void *close_own_group(void *argument) {
+  UNTIL(started_of(argument) > 0);
+  return close_member(argument);
+}
 
 /* Closing cancels what runs, here and there; a new group of the same devices works. */
 static void test_close_while_running(void) {
@@ -330,7 +324,7 @@ static void test_close_while_running(void) {
 }
 
 static void *close_device(void *argument) {
-  usleep(100000);
+  usleep(100000); /* most likely the other member's operation runs by now; it fails either way */
   rdt_device_close(((member *)argument)->device);
   return NULL;
 }

@@ -41,12 +41,6 @@ static void on_released(void *context, rdt_channel *channel) {
   atomic_fetch_add(&releases, 1);
 }
 
-static void await_count(atomic_int *count, int wanted) {
-  rdt_deadline deadline = rdt_deadline_after(20000);
-  while (atomic_load(count) < wanted && rdt_deadline_left(deadline) > 0) usleep(1000);
-  EXPECT(atomic_load(count) == wanted);
-}
-
 static void send_message(int socket, rdt_wire *wire, const rdt_fds *fds) {
   EXPECT_STATUS(RDT_OK, rdt_wire_end(wire));
   EXPECT_STATUS(RDT_OK, rdt_net_send(socket, wire, fds, rdt_deadline_after(10000)));
@@ -125,9 +119,7 @@ static void test_descriptors(void) {
     rdt_net_send_part(socket, (const uint8_t *)"", 0, &fds, &sent);
     close(socket);
   }
-  rdt_deadline deadline = rdt_deadline_after(20000);
-  while (count_fds() > before + 8 && rdt_deadline_left(deadline) > 0) usleep(1000);
-  EXPECT(count_fds() <= before + 8);
+  UNTIL(count_fds() <= before + 8);
 }
 
 /* Writing to a full pipe would hold up every channel of the device. */
@@ -183,9 +175,7 @@ static rdt_channel *join(end *hostile) {
   receive(hostile->socket, &wire, &hostile->theirs, RDT_MESSAGE_ATTACH);
   rdt_wire_begin(&wire, RDT_MESSAGE_READY, 0);
   send_message(hostile->socket, &wire, NULL);
-  rdt_deadline deadline = rdt_deadline_after(10000);
-  while (!atomic_load(&arrived) && rdt_deadline_left(deadline) > 0) usleep(1000);
-  EXPECT(atomic_load(&arrived));
+  UNTIL(atomic_load(&arrived));
   return atomic_load(&arrived);
 }
 
@@ -209,7 +199,7 @@ static void test_answers(void) {
   pthread_join(thread, NULL);
   rdt_channel_unref(channel);
   hang_up(&hostile);
-  await_count(&releases, 1);
+  EXPECT(becomes(&releases, 1));
 }
 
 static void ask_for_lent(int socket) {
@@ -249,14 +239,14 @@ static void test_lent_memory(void (*offend)(int socket)) {
   atomic_store(&downs, 0);
   atomic_store(&releases, 0);
   offend(hostile.socket);
-  await_count(&downs, 1);
+  EXPECT(becomes(&downs, 1));
   /* What the progress thread did with the one, it has done when it sees the next. */
   rdt_channel_unref(join(&other));
   EXPECT(atomic_load(&releases) == 0);
   hang_up(&other);
-  await_count(&releases, 1);
+  EXPECT(becomes(&releases, 1));
   hang_up(&hostile);
-  await_count(&releases, 2);
+  EXPECT(becomes(&releases, 2));
   rdt_fds_close(&lent);
   rdt_region_close(region);
 }

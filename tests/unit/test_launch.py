@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rdmatensor launch` as users call it. No TensorFlow: tests/tensorflow/test_examples.py has that."""
+"""`rdmatensor launch` as users call it. No TensorFlow: tests/plugin/test_examples.py has that."""
 
 from __future__ import annotations
 

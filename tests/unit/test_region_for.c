@@ -35,11 +35,9 @@ static rdt_device *owner, *peer;
 /* The peer's end, and in `own` the owner's. */
 static rdt_channel *join(rdt_device *from, rdt_channel **own) {
   rdt_channel *channel;
-  rdt_deadline deadline = rdt_deadline_after(20000);
   EXPECT_STATUS(RDT_OK, rdt_device_connect(from, rdt_device_address(owner), -1, &channel));
-  while (!atomic_load(&arrived) && rdt_deadline_left(deadline) > 0) usleep(500);
+  UNTIL(atomic_load(&arrived));
   *own = atomic_exchange(&arrived, NULL);
-  EXPECT(*own);
   return channel;
 }
 
@@ -144,12 +142,10 @@ static void test_closed_under_its_peer(void) {
   rdt_channel_unref(own);
 }
 
-static void await_down(rdt_channel *channel) {
+static bool is_up(rdt_channel *channel) {
   rdt_channel_info about = {.up = 1};
-  rdt_deadline deadline = rdt_deadline_after(20000);
-  for (; about.up && rdt_deadline_left(deadline) > 0; usleep(500))
-    rdt_channel_get_info(channel, &about);
-  EXPECT(!about.up);
+  rdt_channel_get_info(channel, &about);
+  return about.up;
 }
 
 /* A region may outlive its channel; a new connection of the same peer gets a new one. */
@@ -161,7 +157,7 @@ static void test_reconnect(void) {
     char word[8] = "again";
     rdt_remote_region_unref(reach(channel, &info));
     rdt_channel_close(channel);
-    await_down(own);
+    UNTIL(!is_up(own));
     EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, rdt_region_alloc_for(own, 4096, ACCESS, &late));
     rdt_channel_unref(channel);
     rdt_channel_unref(own);
@@ -209,10 +205,8 @@ static void test_restarted_owner(const rdt_device_options *options) {
 static void test_not_from_a_handler(void) {
   rdt_channel *own, *channel = join(peer, &own);
   rdt_op op = {.kind = RDT_OP_NOTIFY};
-  rdt_deadline deadline = rdt_deadline_after(20000);
   EXPECT(rdt_channel_post(channel, &op, 1, NULL, NULL) >= 0);
-  while (!atomic_load(&refused) && rdt_deadline_left(deadline) > 0) usleep(500);
-  EXPECT(atomic_load(&refused));
+  UNTIL(atomic_load(&refused));
   rdt_channel_unref(channel);
   rdt_channel_unref(own);
 }

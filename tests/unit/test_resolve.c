@@ -69,9 +69,8 @@ static void test_close(void) {
   pthread_t thread;
   rdt_device *device = open_device("localhost");
   int before = atomic_load(&asked);
-  rdt_deadline deadline = rdt_deadline_after(20000);
   EXPECT(pthread_create(&thread, NULL, connect_for_long, device) == 0);
-  while (atomic_load(&asked) == before && rdt_deadline_left(deadline) > 0) usleep(1000);
+  UNTIL(atomic_load(&asked) != before);
   rdt_device_interrupt(device);
   pthread_join(thread, NULL);
   rdt_device_close(device);

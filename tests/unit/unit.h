@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C unit programs' one tool: EXPECT says what did not hold, and where, and ends with status 1.
+ * The C unit programs' tools. EXPECT says what did not hold, and where, and ends with status 1. UNTIL waits for a
+ * condition first.
  */
 #ifndef RDT_TESTS_UNIT_H
 #define RDT_TESTS_UNIT_H
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "rdmatensor.h"
 
@@ -28,5 +31,27 @@
       exit(1);                                                                          \
     }                                                                                   \
   } while (0)
+
+/* Nothing takes so long, neither on a busy machine nor on an emulated one, unless it hangs. */
+#define PATIENCE_S 60
+
+#define UNTIL(condition)                                       \
+  do {                                                         \
+    time_t unit_end = time(NULL) + PATIENCE_S;                 \
+    while (!(condition) && time(NULL) < unit_end) usleep(500); \
+    EXPECT(condition);                                         \
+  } while (0)
+
+#ifndef __cplusplus
+#include <stdatomic.h>
+#include <stdbool.h>
+
+/* Waits for a counter; false if it becomes more, or hangs. */
+static inline bool becomes(const atomic_int *value, int wanted) {
+  time_t end = time(NULL) + PATIENCE_S;
+  while (atomic_load(value) < wanted && time(NULL) < end) usleep(500);
+  return atomic_load(value) == wanted;
+}
+#endif
 
 #endif

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective operations over grpc+rdma: values, and that nothing of them goes by gRPC."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plugin.collective_cluster import Members
+from support.collective_values import Array, expected, numpy_dtype, value
+
+KINDS = ["all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"]
+REDUCED = ["float32", "float64", "float16", "bfloat16", "int32", "int64"]
+# Sums of few terms, in another order than numpy's and rounded to the type after each.
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-2, "bfloat16": 1e-1}
+
+_groups = itertools.count(1000)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
+    """Four workers; groups of fewer are made among them."""
+    members = Members(4, "grpc+rdma", tmp_path_factory.mktemp("four"))
+    yield members
+    members.close()
+
+
+@pytest.fixture
+def cluster(four: Members) -> Members:
+    """The same with counters at zero."""
+    four.ask("reset")
+    return four
+
+
+def check(
+    cluster: Members, operations: list[dict[str, Any]], size: int, times: int = 1
+) -> list[Any]:
+    """Run operations among the first `size` members, and compare all that comes out."""
+    of = list(range(size))
+    answers = cluster.ask(
+        "run", of=of, operations=operations, members=of, group=next(_groups), times=times
+    )
+    for rank, answer in enumerate(answers):
+        assert "results" in answer, answer
+        for operation, result in zip(operations, answer["results"], strict=True):
+            compare(operation, rank, size, result)
+    return answers
+
+
+def compare(operation: dict[str, Any], rank: int, size: int, result: str) -> None:
+    """One result of one member with what must come out."""
+    dtype, seed = operation["dtype"], operation.get("seed", 0)
+    inputs = [value(member, dtype, operation["shape"], seed) for member in range(size)]
+    options = operation.get("options", {})
+    kind = "all_reduce" if operation["kind"] == "reduce_v1" else operation["kind"]
+    wanted = expected(kind, inputs, rank, options.get("merge_op", "Add"))
+    if options.get("final_op") == "Div":
+        wanted = wanted / size
+    got: Array = np.frombuffer(bytes.fromhex(result), numpy_dtype(dtype)).reshape(wanted.shape)
+    if size == 2 and options.get("final_op") != "Div":
+        # a + b is b + a: every order gives the same bits.
+        np.testing.assert_array_equal(got, wanted.astype(numpy_dtype(dtype)), str(operation))
+    elif dtype in TOLERANCE:
+        difference = np.abs(got.astype(np.float64) - wanted)
+        assert difference.max(initial=0) <= TOLERANCE[dtype], operation
+    else:
+        np.testing.assert_array_equal(got, wanted, str(operation))
+
+
+def went_by_rdmatensor(cluster: Members, size: int, operations: int) -> None:
+    """All members of the group ran that many on it, and none otherwise."""
+    for stats in cluster.ask("stats", of=list(range(size))):
+        collectives = stats["collectives"]
+        done = sum(each["operations"] for each in collectives["operations"].values())
+        assert done == operations, collectives
+        assert collectives["by_tensorflow"] == {} and collectives["failed"] == 0, collectives
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_and_sizes(cluster: Members, kind: str, size: int) -> None:
+    # TensorFlow wants one row for each member of an all-to-all.
+    rows = {"all_to_all": [size], "reduce_scatter": [size, 1021 * size]}.get(kind, [1, 7, 1021])
+    operations = [
+        {"kind": kind, "dtype": "float32", "shape": [n, *more], "seed": i}
+        for i, (n, more) in enumerate(itertools.product(rows, ([], [5], [3, 17])))
+    ]
+    check(cluster, operations, size)
+    went_by_rdmatensor(cluster, size, len(operations))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_types_and_reductions(cluster: Members, size: int) -> None:
+    reductions = [
+        {"kind": kind, "dtype": dtype, "shape": [6 * 37], "options": {"merge_op": reduction}}
+        for kind in ("all_reduce", "reduce_scatter")
+        for dtype in REDUCED
+        for reduction in ("Add", "Min", "Max")
+    ]
+    divided = [
+        {"kind": "all_reduce", "dtype": dtype, "shape": [999], "options": {"final_op": "Div"}}
+        for dtype in ("float32", "float64")
+    ]
+    moved = [
+        {"kind": kind, "dtype": dtype, "shape": [size, 5]}
+        for kind in ("all_gather", "all_to_all", "broadcast")
+        for dtype in (*REDUCED, "bool")
+        # Those that TensorFlow's operations take.
+        if dtype != "bfloat16" and (dtype != "bool" or kind == "broadcast")
+    ]
+    check(cluster, reductions + divided + moved, size)
+    went_by_rdmatensor(cluster, size, len(reductions + divided + moved))
+
+
+@pytest.mark.parametrize("elements", [0, 1, 1023, 4097, 65537, 1048577])
+def test_odd_sizes(cluster: Members, elements: int) -> None:
+    for size in (2, 3):
+        check(cluster, [{"kind": "all_reduce", "dtype": "float32", "shape": [elements]}], size)
+
+
+def test_all_members_have_the_same_bits(cluster: Members) -> None:
+    operations = [
+        {"kind": "all_reduce", "dtype": "float32", "shape": [n]} for n in (10, 3001, 300007)
+    ]
+    answers = check(cluster, operations, 4)
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_keys_are_used_again(cluster: Members) -> None:
+    operations = [{"kind": "all_reduce", "dtype": "int32", "shape": [n]} for n in (1, 1000, 100000)]
+    check(cluster, operations, 3, times=20)
+    went_by_rdmatensor(cluster, 3, 60)
+
+
+def test_first_version_of_the_operation(cluster: Members) -> None:
+    check(cluster, [{"kind": "reduce_v1", "dtype": "float32", "shape": [501]}], 2, times=3)
+    went_by_rdmatensor(cluster, 2, 3)
+
+
+def test_many_groups_at_once(cluster: Members) -> None:
+    """Each pair of workers has its own group, and all are formed and used at the same time."""
+    pairs = list(itertools.combinations(range(4), 2))
+    first = next(_groups)
+    operation = {"kind": "all_reduce", "dtype": "float32", "shape": [20011]}
+    rounds = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
+    for number, round_ in enumerate(rounds):
+        for pair in round_:
+            for member in pair:
+                cluster.all[member].begin(
+                    "run",
+                    operations=[operation],
+                    members=list(pair),
+                    group=first + 10 * number + pairs.index(pair),
+                    times=5,
+                )
+    answers = {
+        (number, member): cluster.all[member].answer(60)
+        for number in range(3)
+        for member in range(4)
+    }
+    for number, round_ in enumerate(rounds):
+        for pair in round_:
+            one, *others = (value(member, "float32", [20011], 0) for member in pair)
+            total = sum(others, one)
+            for member in pair:
+                assert answers[number, member]["results"] == [total.tobytes().hex()]
+
+
+def test_nothing_goes_by_grpc(cluster: Members) -> None:
+    """Of 64 MB: a worker serves, and counts, every buffer that is asked for by RecvBuf."""
+    operations = [{"kind": kind, "dtype": "float32", "shape": [4, 1 << 16]} for kind in KINDS]
+    check(cluster, operations, 4, times=16)
+    for stats in cluster.ask("stats"):
+        assert stats["collectives"]["served_by_grpc"] == {"buffers": 0, "bytes": 0}
+
+
+def test_strategy(cluster: Members) -> None:
+    for shape in ([1], [33, 7], [1 << 18]):
+        answers = cluster.ask("strategy_reduce", dtype="float32", shape=shape)
+        for rank, answer in enumerate(answers):
+            for kind, result in zip(("all_reduce", "all_gather"), answer["results"], strict=True):
+                compare({"kind": kind, "dtype": "float32", "shape": shape}, rank, 4, result)
+    for stats in cluster.ask("stats"):
+        assert stats["collectives"]["by_tensorflow"] == {}, stats["collectives"]
+    assert cluster.warnings() == []

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A peer that breaks the protocol: its channel is closed, with one warning, and nobody else notices."""
+
+from __future__ import annotations
+
+import random
+import struct
+from contextlib import suppress
+
+import pytest
+
+import rdmatensor
+from plugin.hostile import (
+    ABORT,
+    ANSWERED,
+    ASKED,
+    CONTESTED,
+    LOST,
+    READY,
+    REFERRAL,
+    RELEASE,
+    SELF,
+    SOURCE,
+    TENSOR,
+    WILL_ASK,
+    Messages,
+    device_address,
+    expect_a_correct_step,
+    ready,
+    source,
+)
+from support.clusters import Cluster
+from support.graphs import Session
+from support.waits import until
+
+KEY = b"/job:hostile/replica:0/task:0/device:CPU:0;0000000000000001;/job:worker/x;edge;0:0"
+
+
+def _tensor(flags: int, size: int, rest: bytes = b"", key_size: int = len(KEY)) -> bytes:
+    """One float vector with a claim about its size."""
+    return struct.pack("=qiBBIQq", 1, 1, flags, 1, key_size, size, size // 4) + KEY + rest
+
+
+def _garbage(seed: int) -> Messages:
+    numbers = random.Random(seed)
+    return [(numbers.getrandbits(64), numbers.randbytes(numbers.randrange(3000)))] * 3
+
+
+CASES: dict[str, Messages] = {
+    "no_such_kind": [(0, b""), (99, b"x" * 100), (255, b"")],
+    "garbage": _garbage(1),
+    "ready_too_short": [(READY, b"\1\0\0")],
+    "ready_of_another_version": [ready(version=1)],
+    "ready_of_no_task": [ready(b"")],
+    "ready_of_a_device": [ready(SELF + b"/device:CPU:0")],
+    "ready_of_a_huge_task": [ready(b"/job:" + b"a" * 1_000_000 + b"/replica:0/task:0")],
+    "ready_in_a_huge_session": [ready(session=b"s" * 100_000)],
+    "ready_under_too_many_names": [
+        ready(b"/job:hostile/replica:0/task:%d" % index) for index in range(65)
+    ],
+    "source_of_nothing": [(SOURCE, b"\1")],
+    "source_that_receives": [ready(), source()],
+    "source_of_another_version": [source(version=1)],
+    "source_of_no_task": [source(sender=b"")],
+    "contested_from_no_source": [(CONTESTED, ready()[1])],
+    "will_ask_when_ready": [ready(), (WILL_ASK, b"")],
+    "release_of_nothing": [(RELEASE, b"")],
+    "release_of_unknown_loans": [ready(), *[(RELEASE | n << 8, b"") for n in (1, 1 << 55)]],
+    "tensor_from_no_source": [(TENSOR, _tensor(2, 8, b"12345678"))],
+    "tensor_from_a_receiver": [ready(), (TENSOR, _tensor(2, 8, b"12345678"))],
+    "tensor_elsewhere": [(TENSOR, _tensor(0, 1 << 40, struct.pack("=QQQ", 7, 1 << 63, 1)))],
+    "tensor_with_a_huge_key": [(TENSOR, _tensor(2, 8, b"12345678", key_size=0xFFFFFFFF))],
+    "referral_from_no_source": [(REFERRAL, struct.pack("=qiB", 1, 0, 0) + KEY)],
+    "abort_from_no_source": [(ABORT, struct.pack("=qiB", 1, 14, 0) + b"text")],
+    "asked_without_a_step": [(ASKED, b"\1\2\3")],
+    "asked_for_too_much": [(ASKED, struct.pack("=qiB", 1, 0, 0) + b"k" * 60_000)] * 300,
+    "answered_before_ready": [(ANSWERED, struct.pack("=qiB", 1, 0, 0) + KEY)],
+    "answered_without_a_step": [ready(), (ANSWERED, b"")],
+    "lost_from_no_source": [(LOST, struct.pack("=qiB", 1, 0, 0) + KEY)],
+    "flood": [(99, b"z" * 1000)] * 50,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_channel_is_closed_and_the_server_goes_on(
+    cluster: Cluster, steps: Session, case: str
+) -> None:
+    expect_a_correct_step(steps, 3.0)
+    before = len(cluster.warnings(0))
+    address = device_address(cluster.tasks[0].ask("pid"))
+    with rdmatensor.Device("hostile") as device, device.connect(address, timeout=10) as server:
+        for immediate, payload in CASES[case]:
+            # The first of several may have been enough.
+            with suppress(rdmatensor.ConnectionFailure):
+                server.notify(payload, immediate)
+        until("the server takes anything", lambda: not server.up)
+        expect_a_correct_step(steps, 5.0)
+    said = cluster.warnings(0)[before:]
+    assert len(said) == 1, said
+    assert "hostile" in said[0]
+    assert "malformed" in said[0]
+    expect_a_correct_step(steps, 7.0)
+    assert cluster.stats(1)["paths"]["rpc"]["sent_tensors"] == 0
