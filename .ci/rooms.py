@@ -3,8 +3,8 @@
 
 docs/rooms.toml is the table. Every #include and import of the sources is read, and each one that the table
 does not allow is named with its line. So is each circle of files, and each file without a room.
-The diagram and the file map of docs/architecture.md are made from the table and each file's first sentence;
---write renews them.
+The file map of docs/architecture.md is made from each file's first sentence, and docs/img/rooms.mmd from the
+table; --write renews both.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ else:
 
 TABLE = "docs/rooms.toml"
 PAGE = "docs/architecture.md"
+DIAGRAM = "docs/img/rooms"
 SUFFIXES = (".c", ".cc", ".h", ".py")
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 
@@ -83,7 +84,7 @@ class Table:
 
 
 def _key(name: str) -> str:
-    return re.sub(r"\W", "_", name)
+    return re.sub(r"\W", "", name) + "_"
 
 
 def includes(root: Path, file: str) -> Iterator[Arrow]:
@@ -187,16 +188,33 @@ def file_map(root: Path, table: Table) -> str:
 
 
 def page(text: str, root: Path, table: Table) -> str:
-    """docs/architecture.md with the diagram and the map as they should be."""
-    parts = {"diagram": f"```mermaid\n{table.diagram()}```", "map": file_map(root, table).rstrip()}
-    for name, part in parts.items():
-        begin, end = f"<!-- {name}: made by .ci/rooms.py --write -->\n", f"<!-- end of {name} -->"
-        head, _, rest = text.partition(begin)
-        _, found, tail = rest.partition(end)
-        if not found:
-            raise ValueError(f"{PAGE}: {begin.strip()} ... {end.strip()} are missing")
-        text = f"{head}{begin}{part}\n{end}{tail}"
-    return text
+    """docs/architecture.md with the map as it should be."""
+    begin, end = "<!-- map: made by .ci/rooms.py --write -->\n", "<!-- end of map -->"
+    head, _, rest = text.partition(begin)
+    _, found, tail = rest.partition(end)
+    if not found:
+        raise ValueError(f"{PAGE}: {begin.strip()} ... {end} are missing")
+    return f"{head}{begin}{file_map(root, table).rstrip()}\n{end}{tail}"
+
+
+def old(root: Path, table: Table, write: bool) -> list[str]:
+    """The page and the diagram if they are older than the sources and the table. `write` renews them."""
+    text = (root / PAGE).read_text()
+    wanted = {PAGE: page(text, root, table), f"{DIAGRAM}.mmd": table.diagram()}
+    outdated = []
+    for name, content in wanted.items():
+        file = root / name
+        if write:
+            file.write_text(content)
+        elif not file.is_file() or file.read_text() != content:
+            outdated.append(f"{name} is outdated: run .ci/rooms.py --write")
+    picture = root / f"{DIAGRAM}.svg"
+    drawn = set(
+        re.findall(r'"L_(\w+_)_0"', picture.read_text() if picture.is_file() else "")
+    )
+    if drawn != {f"{_key(room)}_{_key(used)}" for room, used in table.arrows.edges}:
+        outdated.append(f"{DIAGRAM}.svg is outdated: draw it from {DIAGRAM}.mmd (CONTRIBUTING.md)")
+    return outdated
 
 
 def check(root: Path, table: Table) -> list[str]:
@@ -231,13 +249,7 @@ def check(root: Path, table: Table) -> list[str]:
 def main(write: bool, folder: str = ".") -> int:
     root = Path(folder)
     table = Table((root / TABLE).read_text())
-    text = (root / PAGE).read_text()
-    made = page(text, root, table)
-    if write:
-        (root / PAGE).write_text(made)
-    wrong = check(root, table)
-    if made != text and not write:
-        wrong.append(f"{PAGE} is older than the sources: run .ci/rooms.py --write")
+    wrong = check(root, table) + old(root, table, write)
     print("\n".join(wrong), end="\n" if wrong else "")
     return bool(wrong)
 
