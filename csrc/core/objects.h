@@ -123,18 +123,17 @@ struct rdt_device {
 };
 
 /* Posted operations that are not complete: they wait in the channel's queue, or for the transport. */
-struct rdt_request {
-  rdt_request *next;
+typedef struct rdt_posting {
+  rdt_request request; /* first: what transports see of it */
+  struct rdt_posting *next;
   rdt_channel *channel; /* it is posted on; outlives it */
   unsigned batch;       /* of that channel's */
   rdt_done_fn done;
   void *context;
-  bool wants_event;
-  atomic_uint holds; /* one for the queue or the poster, one for each piece the transport posted */
   atomic_int status; /* the first failure */
   size_t at, count;  /* ops[at] is the first that is not wholly posted, and what is left of it */
   rdt_op ops[];
-};
+} rdt_posting;
 
 /* A control message that waits for its answer. */
 typedef struct rdt_call {
@@ -190,7 +189,7 @@ struct rdt_channel {
   unsigned polls_seen,
       polls_armed;           /* progress thread only: `polls` when it last looked, and armed */
   pthread_mutex_t send_lock; /* endpoint's send side, queue */
-  rdt_request *queue, **queue_tail;
+  rdt_posting *queue, **queue_tail;
   int64_t last_credit; /* ms: when the queue last moved or began, or had to wait for no peer */
   atomic_bool queued;  /* queue is not empty: lets posters skip the lock */
 
@@ -278,8 +277,8 @@ void rdt_channel_break(rdt_channel *channel);
 void rdt_channel_end_queue(rdt_channel *channel, rdt_status why);
 /* Ends the queue and stops the endpoint; what is posted completes by itself. */
 void rdt_channel_stop(rdt_channel *channel);
-/* Gives up one hold; the last one completes the request. Progress thread only. */
-void rdt_request_complete(rdt_request *request, rdt_status status);
+/* Gives up one hold; the last one completes it. */
+void rdt_posting_complete(rdt_posting *posting, rdt_status status);
 /* Has the transport let the peer reach a registration: posted like an operation, and completed by `done`. As
  * rdt_channel_post, and RDT_NO_CREDIT, which may be tried again. */
 rdt_status rdt_channel_post_grant(rdt_channel *channel, rdt_registration *registration,
@@ -297,9 +296,9 @@ rdt_status rdt_channel_fail_transfer(rdt_channel *channel, rdt_status status);
 
 /* overdue.c */
 /* A request begins, gets on, and ends. */
-void rdt_overdue_begin(rdt_channel *channel, rdt_request *request);
-void rdt_overdue_moved(const rdt_request *request);
-void rdt_overdue_end(const rdt_request *request);
+void rdt_overdue_begin(rdt_channel *channel, rdt_posting *posting);
+void rdt_overdue_moved(const rdt_posting *posting);
+void rdt_overdue_end(const rdt_posting *posting);
 /* Breaks the channel if its transport forgot a request. Called on the progress thread, three times within
  * DEADLINE_MS. */
 void rdt_overdue_tick(rdt_channel *channel);

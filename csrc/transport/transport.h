@@ -20,6 +20,7 @@
 #include <stdbool.h>
 
 #include "base/net.h"
+#include "transport/request.h"
 
 #define RDT_BUNDLE_SIZE 512
 #define RDT_MAX_TRANSPORTS 2
@@ -40,12 +41,6 @@ typedef struct rdt_domain rdt_domain;
 typedef struct rdt_registration rdt_registration;
 typedef struct rdt_endpoint rdt_endpoint;
 typedef struct rdt_mapping rdt_mapping;
-typedef struct rdt_request rdt_request;
-
-/* Counts a posted piece of the request; each is later completed once, through rdt_events. */
-void rdt_request_hold(rdt_request *request);
-/* Must its completion wake a sleeping progress thread? Not if somebody looks for it, or nobody cares. */
-bool rdt_request_wants_event(const rdt_request *request);
 
 /* Local memory behind a region, as the core knows it. */
 typedef struct rdt_region_memory {

@@ -199,67 +199,63 @@ static void ring_doorbell(rdt_channel *channel) {
 
 /* ---- requests ------------------------------------------------------------------------------------ */
 
-bool rdt_request_wants_event(const rdt_request *request) { return request->wants_event; }
-
-void rdt_request_hold(rdt_request *request) { atomic_fetch_add(&request->holds, 1); }
-
-static void note_failure(rdt_request *request, rdt_status status) {
+static void note_failure(rdt_posting *posting, rdt_status status) {
   int none = RDT_OK;
-  if (status < 0) atomic_compare_exchange_strong(&request->status, &none, status);
+  if (status < 0) atomic_compare_exchange_strong(&posting->status, &none, status);
 }
 
 /* Gives up one hold; true for the last. */
-static bool let_go(rdt_request *request, rdt_status status) {
-  note_failure(request, status);
-  return atomic_fetch_sub(&request->holds, 1) == 1;
+static bool let_go(rdt_posting *posting, rdt_status status) {
+  note_failure(posting, status);
+  return atomic_fetch_sub(&posting->request.holds, 1) == 1;
 }
 
-static void request_free(rdt_request *request) {
-  for (size_t i = 0; i < request->count; i++) rdt_remote_region_unref(request->ops[i].remote);
-  free(request);
+static void posting_free(rdt_posting *posting) {
+  for (size_t i = 0; i < posting->count; i++) rdt_remote_region_unref(posting->ops[i].remote);
+  free(posting);
 }
 
-void rdt_request_complete(rdt_request *request, rdt_status status) {
-  rdt_overdue_moved(request);
-  if (!let_go(request, status)) return;
-  rdt_overdue_end(request);
-  if (request->done) request->done(request->context, (rdt_status)atomic_load(&request->status));
-  request_free(request);
+void rdt_posting_complete(rdt_posting *posting, rdt_status status) {
+  rdt_overdue_moved(posting);
+  if (!let_go(posting, status)) return;
+  rdt_overdue_end(posting);
+  if (posting->done) posting->done(posting->context, (rdt_status)atomic_load(&posting->status));
+  posting_free(posting);
 }
 
-static rdt_request *request_new(rdt_channel *channel, const rdt_op *ops, size_t count,
+static rdt_posting *posting_new(rdt_channel *channel, const rdt_op *ops, size_t count,
                                 rdt_done_fn done, void *context) {
-  rdt_request *request = malloc(sizeof(*request) + count * sizeof(*ops));
-  if (!request) {
+  rdt_posting *posting = malloc(sizeof(*posting) + count * sizeof(*ops));
+  if (!posting) {
     rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
     return NULL;
   }
-  *request = (rdt_request){.done = done,
+  /* A thread that waits for a transfer looks for the completion itself, or asks for an event. */
+  bool wants_event = done && done != rdt_transfer_complete;
+  *posting = (rdt_posting){.request = {.holds = 1, .wants_event = wants_event},
+                           .done = done,
                            .context = context,
-                           /* Who waits for a transfer looks for it, or asks for an event. */
-                           .wants_event = done && done != rdt_transfer_complete,
-                           .holds = 1,
                            .count = count};
-  memcpy(request->ops, ops, count * sizeof(*ops));
+  memcpy(posting->ops, ops, count * sizeof(*ops));
   for (size_t i = 0; i < count; i++)
-    if (request->ops[i].remote) rdt_remote_region_ref(request->ops[i].remote);
-  rdt_overdue_begin(channel, request);
-  return request;
+    if (posting->ops[i].remote) rdt_remote_region_ref(posting->ops[i].remote);
+  rdt_overdue_begin(channel, posting);
+  return posting;
 }
 
 /* RDT_OK when all is posted. Under send_lock, as all below. */
-static rdt_status execute_request(rdt_channel *channel, rdt_request *request) {
-  for (; request->at < request->count; request->at++) {
-    rdt_status status = execute_op(channel, &request->ops[request->at], request);
+static rdt_status execute_posting(rdt_channel *channel, rdt_posting *posting) {
+  for (; posting->at < posting->count; posting->at++) {
+    rdt_status status = execute_op(channel, &posting->ops[posting->at], &posting->request);
     if (status != RDT_OK) return status;
   }
   return RDT_OK;
 }
 
-static rdt_status enqueue(rdt_channel *channel, rdt_request *request) {
+static rdt_status enqueue(rdt_channel *channel, rdt_posting *posting) {
   if (!channel->queue) channel->last_credit = rdt_now_ms();
-  *channel->queue_tail = request;
-  channel->queue_tail = &request->next;
+  *channel->queue_tail = posting;
+  channel->queue_tail = &posting->next;
   atomic_store(&channel->queued, true);
   rdt_count(&channel->device->counters.queued, 1);
   rdt_device_wake(channel->device); /* it must watch the deadline from now on */
@@ -293,7 +289,7 @@ static rdt_status post_directly(rdt_channel *channel, const rdt_op *ops, size_t 
     rdt_status status = execute_op(channel, &op, NULL);
     if (status == RDT_OK) continue;
     if (status != RDT_NO_CREDIT) return status;
-    rdt_request *rest = request_new(channel, ops + at, count - at, done, context);
+    rdt_posting *rest = posting_new(channel, ops + at, count - at, done, context);
     if (!rest) return RDT_ERR_NO_MEMORY;
     rest->ops[0] = op;
     return enqueue(channel, rest);
@@ -302,37 +298,38 @@ static rdt_status post_directly(rdt_channel *channel, const rdt_op *ops, size_t 
 }
 
 /* Pieces of a failed request may be under way: then it is they who complete it. */
-static rdt_status end_posting(rdt_request *request, rdt_status status) {
-  if (!let_go(request, status)) return RDT_IN_PROGRESS;
-  int failure = atomic_load(&request->status);
-  rdt_overdue_end(request);
-  request_free(request);
+static rdt_status end_posting(rdt_posting *posting, rdt_status status) {
+  if (!let_go(posting, status)) return RDT_IN_PROGRESS;
+  int failure = atomic_load(&posting->status);
+  rdt_overdue_end(posting);
+  posting_free(posting);
   if (failure < 0) return (rdt_status)failure;
   return status == RDT_NO_CREDIT ? status : RDT_OK;
 }
 
-static rdt_status post_request(rdt_channel *channel, const rdt_op *ops, size_t count,
-                               rdt_done_fn done, void *context) {
-  rdt_request *request = request_new(channel, ops, count, done, context);
-  if (!request) return RDT_ERR_NO_MEMORY;
-  if (channel->queue) return enqueue(channel, request);
-  rdt_status status = execute_request(channel, request);
-  if (status == RDT_NO_CREDIT) return enqueue(channel, request);
-  return end_posting(request, status);
+static rdt_status post_queued(rdt_channel *channel, const rdt_op *ops, size_t count,
+                              rdt_done_fn done, void *context) {
+  rdt_posting *posting = posting_new(channel, ops, count, done, context);
+  if (!posting) return RDT_ERR_NO_MEMORY;
+  if (channel->queue) return enqueue(channel, posting);
+  rdt_status status = execute_posting(channel, posting);
+  if (status == RDT_NO_CREDIT) return enqueue(channel, posting);
+  return end_posting(posting, status);
 }
 
 rdt_status rdt_channel_post_grant(rdt_channel *channel, rdt_registration *registration,
                                   rdt_done_fn done, void *context) {
   if (!channel->transport->region_grant) return RDT_OK;
-  rdt_request *request = request_new(channel, NULL, 0, done, context);
-  if (!request) return RDT_ERR_NO_MEMORY;
+  rdt_posting *posting = posting_new(channel, NULL, 0, done, context);
+  if (!posting) return RDT_ERR_NO_MEMORY;
   pthread_mutex_lock(&channel->send_lock);
-  rdt_status status = atomic_load(&channel->down) ? rdt_channel_fail_down(channel)
-                                                  : channel->transport->region_grant(
-                                                        channel->endpoint, registration, request);
+  rdt_status status =
+      atomic_load(&channel->down)
+          ? rdt_channel_fail_down(channel)
+          : channel->transport->region_grant(channel->endpoint, registration, &posting->request);
   ring_doorbell(channel);
   pthread_mutex_unlock(&channel->send_lock);
-  return end_posting(request, status);
+  return end_posting(posting, status);
 }
 
 /* Any other failure concerns one operation only. */
@@ -395,7 +392,7 @@ rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t coun
   else if (!channel->queue && all_complete_at_once(channel, ops, count))
     status = post_directly(channel, ops, count, done, context);
   else
-    status = post_request(channel, ops, count, done, context);
+    status = post_queued(channel, ops, count, done, context);
   ring_doorbell(channel);
   const rdt_transport *transport = channel->transport;
   bool stalled = transport->wants_doorbell && transport->wants_doorbell(channel->endpoint);
@@ -408,18 +405,18 @@ rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t coun
 
 /* ---- queue --------------------------------------------------------------------------------------- */
 
-static void complete_all(rdt_request *request, rdt_status status) {
-  while (request) {
-    rdt_request *next = request->next;
-    rdt_request_complete(request, status);
-    request = next;
+static void complete_all(rdt_posting *posting, rdt_status status) {
+  while (posting) {
+    rdt_posting *next = posting->next;
+    rdt_posting_complete(posting, status);
+    posting = next;
   }
 }
 
 /* Takes what stands before `stop` off the queue; everything when it is NULL. */
-static rdt_request *detach_until(rdt_channel *channel, rdt_request *stop) {
-  rdt_request *first = channel->queue;
-  rdt_request **link = &channel->queue;
+static rdt_posting *detach_until(rdt_channel *channel, rdt_posting *stop) {
+  rdt_posting *first = channel->queue;
+  rdt_posting **link = &channel->queue;
   while (*link && *link != stop) link = &(*link)->next;
   *link = NULL;
   channel->queue = stop;
@@ -429,20 +426,20 @@ static rdt_request *detach_until(rdt_channel *channel, rdt_request *stop) {
 }
 
 /* Executes what has credit and returns the first request that waits on, NULL if none does. */
-static rdt_request *execute_queue(rdt_channel *channel, rdt_status *status) {
-  rdt_request *request = channel->queue;
-  for (*status = RDT_OK; request; request = request->next) {
-    size_t at = request->at;
-    uint64_t left = at < request->count ? request->ops[at].size : 0;
-    *status = execute_request(channel, request);
-    if (*status == RDT_OK || request->at != at || request->ops[at].size != left) {
+static rdt_posting *execute_queue(rdt_channel *channel, rdt_status *status) {
+  rdt_posting *posting = channel->queue;
+  for (*status = RDT_OK; posting; posting = posting->next) {
+    size_t at = posting->at;
+    uint64_t left = at < posting->count ? posting->ops[at].size : 0;
+    *status = execute_posting(channel, posting);
+    if (*status == RDT_OK || posting->at != at || posting->ops[at].size != left) {
       channel->last_credit = rdt_now_ms();
-      rdt_overdue_moved(request);
+      rdt_overdue_moved(posting);
     }
     if (*status == RDT_NO_CREDIT || breaks_channel(*status)) break;
-    note_failure(request, *status);
+    note_failure(posting, *status);
   }
-  return request;
+  return posting;
 }
 
 /* Has the peer given no credit for too long? While what it would be for is on its way, overdue.c watches. */
@@ -460,8 +457,8 @@ void rdt_channel_flush(rdt_channel *channel) {
       !(transport->wants_doorbell && transport->wants_doorbell(channel->endpoint)))
     return;
   pthread_mutex_lock(&channel->send_lock);
-  rdt_request *waiting = execute_queue(channel, &status);
-  rdt_request *finished = detach_until(channel, waiting);
+  rdt_posting *waiting = execute_queue(channel, &status);
+  rdt_posting *finished = detach_until(channel, waiting);
   int64_t limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   bool stuck = waiting && is_stuck(channel, limit);
   ring_doorbell(channel);
@@ -475,7 +472,7 @@ void rdt_channel_flush(rdt_channel *channel) {
 
 void rdt_channel_end_queue(rdt_channel *channel, rdt_status why) {
   pthread_mutex_lock(&channel->send_lock);
-  rdt_request *pending = detach_until(channel, NULL);
+  rdt_posting *pending = detach_until(channel, NULL);
   pthread_mutex_unlock(&channel->send_lock);
   complete_all(pending, why);
 }

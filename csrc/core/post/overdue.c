@@ -12,19 +12,19 @@
 
 #define QUIET_TICKS 3 /* as many as make DEADLINE_MS */
 
-void rdt_overdue_begin(rdt_channel *channel, rdt_request *request) {
-  request->channel = channel;
-  request->batch = atomic_load(&channel->batch);
-  atomic_fetch_add(&channel->batches[request->batch].waiting, 1);
+void rdt_overdue_begin(rdt_channel *channel, rdt_posting *posting) {
+  posting->channel = channel;
+  posting->batch = atomic_load(&channel->batch);
+  atomic_fetch_add(&channel->batches[posting->batch].waiting, 1);
 }
 
-void rdt_overdue_moved(const rdt_request *request) {
-  atomic_store_explicit(&request->channel->batches[request->batch].moved, true,
+void rdt_overdue_moved(const rdt_posting *posting) {
+  atomic_store_explicit(&posting->channel->batches[posting->batch].moved, true,
                         memory_order_relaxed);
 }
 
-void rdt_overdue_end(const rdt_request *request) {
-  atomic_fetch_sub(&request->channel->batches[request->batch].waiting, 1);
+void rdt_overdue_end(const rdt_posting *posting) {
+  atomic_fetch_sub(&posting->channel->batches[posting->batch].waiting, 1);
 }
 
 static uint64_t pending_of(const rdt_channel *channels) {

@@ -28,7 +28,7 @@ static void take_completion(void *context, rdt_request *request, rdt_status stat
   rdt_channel *channel = context;
   if (status < 0 && atomic_load(&channel->down)) status = channel->why;
   if (status < 0) rdt_channel_note_cause(channel);
-  rdt_request_complete(request, status);
+  rdt_posting_complete((rdt_posting *)request, status);
 }
 
 rdt_events rdt_channel_events(rdt_channel *channel) {

@@ -103,7 +103,7 @@ static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t
                        .target = t->read ? t->op->local : NULL,
                        .size = size,
                        .fence = !t->read && index > 0,
-                       .event = rdt_request_wants_event(t->request)};
+                       .event = t->request->wants_event};
   if (piece.registration) verbs_registration_ref(piece.registration);
   if (piece.fence) atomic_fetch_add(&endpoint->fences, 1);
   if (piece.event) atomic_fetch_add(&endpoint->wanted, 1);
@@ -185,7 +185,7 @@ rdt_status verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
 static void post_bind(rdt_endpoint *endpoint, uint32_t index, rdt_registration *registration,
                       rdt_request *request) {
   verbs_piece piece = {
-      .request = request, .registration = registration, .event = rdt_request_wants_event(request)};
+      .request = request, .registration = registration, .event = request->wants_event};
   verbs_registration_ref(registration);
   if (piece.event) atomic_fetch_add(&endpoint->wanted, 1);
   rdt_request_hold(request);
