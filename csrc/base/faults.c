@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/config.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/text.h"
 
 #define LONGEST_MS 600000
 
@@ -93,10 +93,8 @@ static rdt_status malformed(const char *item) {
 
 static rdt_status unknown_kind(const char *word) {
   char known[256] = "";
-  for (int i = 0; i < RDT_FAULT_KINDS; i++) {
-    size_t used = strlen(known);
-    snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", kinds[i].word);
-  }
+  for (int i = 0; i < RDT_FAULT_KINDS; i++)
+    rdt_text_append(known, sizeof(known), "%s%s", i ? ", " : "", kinds[i].word);
   return rdt_fail(RDT_ERR_RANGE, "%sFAULTS: there is no fault \"%s\"; choose from %s",
                   RDT_ENV_PREFIX, word, known);
 }
@@ -123,8 +121,7 @@ static rdt_status parse_item(fault_plan *plan, char *item) {
 static rdt_status parse(fault_plan *plan, const char *text) {
   char item[256];
   for (int i = 0; i < RDT_FAULT_KINDS; i++) plan->rates[i].lasts_us = kinds[i].lasts_ms * 1000;
-  for (const char *at = text; *at; at += strcspn(at, ","), at += *at == ',') {
-    snprintf(item, sizeof(item), "%.*s", (int)strcspn(at, ","), at);
+  for (const char *at = text; rdt_text_next(&at, item, sizeof(item));) {
     rdt_status status = parse_item(plan, item);
     if (status != RDT_OK) return status;
   }

@@ -8,14 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "base/forks.h"
+#include "base/random.h"
 #include "base/status.h"
+#include "base/wait.h"
 
 #ifndef SO_PASSRIGHTS /* as of Linux 6.16 */
 #define SO_PASSRIGHTS 83
@@ -143,8 +144,8 @@ static rdt_status open_folder(const char *path, int *folder) {
 static rdt_status listen_abstract(int socket, char name[RDT_LOCAL_NAME_SIZE]) {
   struct sockaddr_un to;
   uint64_t random[2];
-  if (getrandom(random, sizeof(random), 0) != sizeof(random))
-    return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  rdt_status status = rdt_random(random, sizeof(random));
+  if (status != RDT_OK) return status;
   snprintf(name, RDT_LOCAL_NAME_SIZE, FOLDER_PREFIX "%016llx%016llx", (unsigned long long)random[0],
            (unsigned long long)random[1]);
   socklen_t length = abstract_address(&to, name);
@@ -232,7 +233,7 @@ static rdt_status dial(int socket, const struct sockaddr_un *to, socklen_t lengt
     /* The peer's backlog is full for the moment; there is no event to wait for. */
     if (error == EAGAIN && rdt_deadline_left(deadline) > 0) {
       rdt_deadline soon = rdt_now_ms() + 1;
-      rdt_status status = rdt_net_wait(-1, 0, soon < deadline ? soon : deadline, "connecting");
+      rdt_status status = rdt_wait_ready(-1, 0, soon < deadline ? soon : deadline, "connecting");
       if (status != RDT_ERR_DEADLINE) return status;
       continue;
     }

@@ -2,12 +2,14 @@
 #include "base/log.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "base/config.h"
+static _Atomic rdt_log_level least_severe = RDT_LOG_INFO;
+static atomic_bool as_json;
 
 static const char *const level_names[] = {"ERROR", "WARN", "INFO", "DEBUG"};
 static const char *const json_levels[] = {"error", "warn", "info", "debug"};
@@ -92,7 +94,7 @@ static void write_json(rdt_log_level level, const char *text) {
 
 static void write_to_stderr(void *context, rdt_log_level level, const char *line) {
   (void)context;
-  if (rdt_config_log_json())
+  if (atomic_load_explicit(&as_json, memory_order_relaxed))
     write_json(level, line);
   else
     fprintf(stderr, "rdmatensor: %s: %s\n", level_names[level], line);
@@ -106,8 +108,14 @@ void rdt_log_set_sink(rdt_log_fn sink, void *context) {
   log_sink = sink ? sink : write_to_stderr;
 }
 
-void rdt_log_line(rdt_log_level level, const char *line) {
-  if (level >= RDT_LOG_ERROR && level <= RDT_LOG_DEBUG && level <= rdt_config_log_level())
+void rdt_log_configure(rdt_log_level level, bool json) {
+  atomic_store(&least_severe, level);
+  atomic_store(&as_json, json);
+}
+
+void rdt_log_write(rdt_log_level level, const char *line) {
+  if (level >= RDT_LOG_ERROR && level <= RDT_LOG_DEBUG &&
+      level <= atomic_load_explicit(&least_severe, memory_order_relaxed))
     log_sink(log_context, level, line);
 }
 
@@ -117,5 +125,5 @@ void rdt_log(rdt_log_level level, const char *format, ...) {
   va_start(args, format);
   vsnprintf(line, sizeof(line), format, args);
   va_end(args);
-  rdt_log_line(level, line);
+  rdt_log_write(level, line);
 }

@@ -16,6 +16,7 @@
 #include "base/forks.h"
 #include "base/resolve.h"
 #include "base/status.h"
+#include "base/wait.h"
 
 void rdt_fds_close(rdt_fds *fds) {
   while (fds->count > 0) close(fds->fd[--fds->count]);
@@ -34,21 +35,6 @@ rdt_status rdt_fds_check(const rdt_fds *fds) {
                               "the peer's memory cannot be opened: this process has as many open "
                               "files as it may: raise the limit with ulimit -n")
                    : RDT_OK;
-}
-
-static _Thread_local int interrupt = -1;
-
-void rdt_net_interrupt_by(int fd) { interrupt = fd; }
-
-rdt_status rdt_net_wait(int socket, short events, rdt_deadline deadline, const char *what) {
-  struct pollfd wait[] = {{.fd = socket, .events = events}, {.fd = interrupt, .events = POLLIN}};
-  for (;;) {
-    int ready = poll(wait, 2, rdt_deadline_left(deadline));
-    if (ready > 0 && wait[1].revents) return rdt_fail(RDT_ERR_CLOSED, "the device is being closed");
-    if (ready > 0) return RDT_OK;
-    if (ready == 0) return rdt_fail(RDT_ERR_DEADLINE, "the peer did not answer in time (%s)", what);
-    if (errno != EINTR) return rdt_fail_errno(errno, "poll");
-  }
 }
 
 /* "host:port" or "[v6]:port" into its parts. */
@@ -123,7 +109,7 @@ rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline
 static rdt_status finish_connect(int fd, rdt_deadline deadline, const char *where) {
   int error = 0;
   socklen_t length = sizeof(error);
-  rdt_status status = rdt_net_wait(fd, POLLOUT, deadline, where);
+  rdt_status status = rdt_wait_ready(fd, POLLOUT, deadline, where);
   if (status != RDT_OK) return status;
   getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
   if (error) {
@@ -209,7 +195,7 @@ rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,
   for (size_t sent = 0, more = 0; sent < wire->size; more = 0) {
     rdt_status status = rdt_net_send_part(socket, wire->data + sent, wire->size - sent,
                                           sent == 0 ? fds : NULL, &more);
-    if (status == RDT_IN_PROGRESS) status = rdt_net_wait(socket, POLLOUT, deadline, "sending");
+    if (status == RDT_IN_PROGRESS) status = rdt_wait_ready(socket, POLLOUT, deadline, "sending");
     if (status != RDT_OK) return status;
     sent += more;
   }
@@ -307,7 +293,7 @@ rdt_status rdt_net_receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_deadlin
   rdt_status status;
   if (fds) *fds = (rdt_fds){.count = 0};
   while ((status = rdt_net_receive_part(socket, wire, &have, fds)) == RDT_IN_PROGRESS) {
-    status = rdt_net_wait(socket, POLLIN, deadline, "receiving");
+    status = rdt_wait_ready(socket, POLLIN, deadline, "receiving");
     if (status != RDT_OK) break;
   }
   if (status != RDT_OK && fds) rdt_fds_close(fds);

@@ -25,14 +25,6 @@ int rdt_fds_take(rdt_fds *fds);
 /* RDT_ERR_LIMIT if descriptors that the peer sent were lost because this process may open no more. */
 rdt_status rdt_fds_check(const rdt_fds *fds);
 
-/* From now on every wait of the calling thread in the functions below ends with RDT_ERR_CLOSED as soon as `fd` is
- * readable; -1: none does. */
-void rdt_net_interrupt_by(int fd);
-
-/* Waits until the socket is ready for `events` (of poll); one below 0 never is. RDT_ERR_DEADLINE says that the peer
- * did not answer in time, and `what` was waited for. */
-rdt_status rdt_net_wait(int socket, short events, rdt_deadline deadline, const char *what);
-
 /* A listening socket and the "host:port" it got. The deadline is for names that have to be looked up. */
 rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline, int *socket_out,
                           char *address);

@@ -7,16 +7,17 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/net.h"
 #include "base/status.h"
+#include "base/thread.h"
+#include "base/wait.h"
 
 #define MOST_ABANDONED 64
 
@@ -52,12 +53,7 @@ static void *look_up(void *argument) {
 }
 
 static rdt_status start(lookup *given) {
-  pthread_t thread;
-  pthread_attr_t detached;
-  pthread_attr_init(&detached);
-  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-  int error = pthread_create(&thread, &detached, look_up, given);
-  pthread_attr_destroy(&detached);
+  int error = rdt_thread_detached(look_up, given);
   return error ? rdt_fail_errno(error, "cannot start a thread to resolve %s", given->host) : RDT_OK;
 }
 
@@ -74,7 +70,7 @@ static rdt_status result(lookup *given, struct addrinfo **found) {
 }
 
 static rdt_status await(lookup *given, rdt_deadline deadline, struct addrinfo **found) {
-  rdt_status status = rdt_net_wait(given->event, POLLIN, deadline, "resolving");
+  rdt_status status = rdt_wait_ready(given->event, POLLIN, deadline, "resolving");
   if (atomic_load(&given->done)) return result(given, found);
   atomic_fetch_add(&abandoned, 1);
   atomic_store(&given->abandoned, true);

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "rdmatensor.h"
 
-/* getaddrinfo(3) for stream sockets and numeric ports, which ends at the deadline or when rdt_net_interrupt_by says
+/* getaddrinfo(3) for stream sockets and numeric ports, which ends at the deadline or when rdt_wait_interrupt_by says
  * so, whatever the name server does. `flags` are of getaddrinfo. The caller frees *found (freeaddrinfo).
  * RDT_ERR_UNREACHABLE: there is no such name. RDT_ERR_DEADLINE, RDT_ERR_CLOSED. RDT_ERR_LIMIT: too many lookups that
  * were given up have not ended yet. */

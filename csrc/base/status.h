@@ -4,6 +4,9 @@
 
 #include "rdmatensor.h"
 
+/* Settings come from environment variables with this prefix, and error texts name them. */
+#define RDT_ENV_PREFIX "RDMATENSOR_"
+
 /* Records the formatted text as the calling thread's last error and returns `status`: the first
  * function that knows the cause calls it, callers only pass the status on. */
 rdt_status rdt_fail(rdt_status status, const char *format, ...)

@@ -137,11 +137,6 @@ void rdt_wire_get_text(rdt_wire *wire, char *text, size_t size) {
     if (iscntrl((unsigned char)text[i])) wire->bad = true;
 }
 
-void rdt_text_clean(char *text, size_t size) {
-  for (size_t i = 0; i < size; i++)
-    if (iscntrl((unsigned char)text[i])) text[i] = '?';
-}
-
 rdt_status rdt_wire_close(const rdt_wire *wire) {
   if (wire->bad || wire->at != wire->size)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent a malformed control message of type %u",

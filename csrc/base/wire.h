@@ -65,8 +65,6 @@ size_t rdt_wire_get_bytes(rdt_wire *wire, void *bytes, size_t capacity);
 /* Terminated; a text of `size` or more bytes is bad, and one with control characters, which would let
  * a peer write lines of its own into our log. */
 void rdt_wire_get_text(rdt_wire *wire, char *text, size_t size);
-/* Replaces control characters, in a peer's text that must be shown even if it has some. */
-void rdt_text_clean(char *text, size_t size);
 /* RDT_ERR_PROTOCOL if any read was bad or bytes are left over. */
 rdt_status rdt_wire_close(const rdt_wire *wire);
 

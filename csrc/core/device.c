@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,10 +12,13 @@
 #include "base/faults.h"
 #include "base/forks.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "core/objects.h"
 #include "group/groups.h"
 #include "transport/fault/fault.h"
+#include "transport/registry.h"
 
 rdt_status rdt_device_check(const rdt_device *device) {
   if (device->fork_epoch != rdt_forks_epoch())
@@ -67,9 +69,8 @@ static void read_host_id(char *host_id) {
   host_id[length] = '\0';
   host_id[strcspn(host_id, "\n")] = '\0';
   if (host_id[0] == '\0') gethostname(host_id, RDT_HOST_ID_SIZE - 1);
-  size_t used = strlen(host_id);
   if (stat("/proc/self/ns/net", &space) == 0)
-    snprintf(host_id + used, RDT_HOST_ID_SIZE - used, "/%llu", (unsigned long long)space.st_ino);
+    rdt_text_append(host_id, RDT_HOST_ID_SIZE, "/%llu", (unsigned long long)space.st_ino);
 }
 
 static void choose_name(rdt_device *device, const char *given) {
@@ -86,26 +87,19 @@ static rdt_status fill(rdt_device *device, const rdt_device_options *options) {
   if (options) memcpy(&device->options, options, options->struct_size);
   choose_name(device, device->options.name);
   read_host_id(device->host_id);
-  if (getrandom(&device->generation, sizeof(device->generation), 0) != sizeof(device->generation))
-    return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  rdt_status status = rdt_random(&device->generation, sizeof(device->generation));
+  if (status != RDT_OK) return status;
   device->fork_epoch = rdt_forks_epoch();
   device->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (device->wake_fd < 0) return rdt_fail_errno(errno, "cannot create an eventfd");
   return RDT_OK;
 }
 
-bool rdt_listed(const char *list, const char *name) {
-  size_t length = strlen(name);
-  for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',')
-    if (strcspn(at, ",") == length && strncmp(at, name, length) == 0) return true;
-  return false;
-}
-
 static void open_transport(rdt_device *device, size_t index, const char *wanted) {
   rdt_device_transport *own = &device->transports[index];
   const rdt_transport *transport = rdt_transports[index];
   own->ops = rdt_faults_wanted() ? rdt_fault_wrap(index) : transport;
-  if (!rdt_listed(wanted, transport->name)) {
+  if (!rdt_text_lists(wanted, ',', transport->name)) {
     snprintf(own->why_not, sizeof(own->why_not), "not in %sTRANSPORTS", RDT_ENV_PREFIX);
   } else if (own->ops->domain_open(&own->domain) == RDT_OK) {
     own->open = true;
@@ -120,9 +114,8 @@ static void open_transport(rdt_device *device, size_t index, const char *wanted)
 /* A misspelt name would otherwise be a transport that silently is not used. */
 static rdt_status check_names(const char *wanted) {
   char name[64];
-  for (const char *at = wanted; *at; at += strcspn(at, ","), at += *at == ',') {
-    snprintf(name, sizeof(name), "%.*s", (int)strcspn(at, ","), at);
-    if (!rdt_listed(RDT_TRANSPORT_NAMES, name))
+  for (const char *at = wanted; rdt_text_next(&at, name, sizeof(name));) {
+    if (!rdt_text_lists(RDT_TRANSPORT_NAMES, ',', name))
       return rdt_fail(RDT_ERR_INVALID,
                       "%sTRANSPORTS=%s: there is no transport \"%s\"; choose from %s",
                       RDT_ENV_PREFIX, wanted, name, RDT_TRANSPORT_NAMES);
@@ -140,9 +133,8 @@ static rdt_status open_transports(rdt_device *device) {
   for (size_t i = 0; i < rdt_transport_count; i++) {
     open_transport(device, i, wanted);
     any |= device->transports[i].open;
-    size_t used = strlen(reasons);
-    snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "",
-             rdt_transports[i]->name, device->transports[i].why_not);
+    rdt_text_append(reasons, sizeof(reasons), "%s%s: %s", reasons[0] ? "; " : "",
+                    rdt_transports[i]->name, device->transports[i].why_not);
   }
   if (any) return RDT_OK;
   return rdt_fail(RDT_ERR_UNSUPPORTED, "no transport of %sTRANSPORTS=%s can be used here (%s)",
@@ -173,6 +165,18 @@ static rdt_device *new_device(void) {
   return device;
 }
 
+static void warn_of_variable(const char *name, const char *nearest) {
+  rdt_log(RDT_LOG_WARN, "%s%s is not a setting; the nearest is %s%s", RDT_ENV_PREFIX, name,
+          RDT_ENV_PREFIX, nearest);
+}
+
+static rdt_status check_settings(void) {
+  static atomic_flag warned = ATOMIC_FLAG_INIT;
+  rdt_status status = rdt_config_check();
+  if (!atomic_flag_test_and_set(&warned)) rdt_config_unknown_variables(warn_of_variable);
+  return status;
+}
+
 static rdt_status check_options(const rdt_device_options *options) {
   if (options &&
       (options->struct_size < sizeof(size_t) || options->struct_size > sizeof(rdt_device_options)))
@@ -185,7 +189,7 @@ static rdt_status check_options(const rdt_device_options *options) {
   for (const char *at = options && options->name ? options->name : ""; *at; at++)
     if (iscntrl((unsigned char)*at))
       return rdt_fail(RDT_ERR_INVALID, "a device's name cannot have control characters");
-  return rdt_config_check();
+  return check_settings();
 }
 
 rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **device_out) {

@@ -222,8 +222,6 @@ struct rdt_remote_region {
 /* device.c */
 /* RDT_ERR_FORKED in a child of the process that opened the device, RDT_ERR_CLOSED while it closes. */
 rdt_status rdt_device_check(const rdt_device *device);
-/* True if `name` stands in a list such as "shm,verbs". */
-bool rdt_listed(const char *list, const char *name);
 void rdt_device_ref(rdt_device *device);
 void rdt_device_unref(rdt_device *device);
 void rdt_device_wake(rdt_device *device);

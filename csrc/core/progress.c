@@ -18,6 +18,7 @@
 #include "core/memory/control.h"
 #include "core/objects.h"
 #include "group/groups.h"
+#include "transport/registry.h"
 
 #define EVENTS_EVERY 64      /* rounds between looks at sockets while polling */
 #define WARM_MS 1            /* how often a channel is looked at that other threads poll */

@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 
+#include "base/thread.h"
 #include "core/objects.h"
 
 /* Handshakes: those of bootstrap.c, and evicted ones that have not noticed yet. */
@@ -40,22 +41,12 @@ static bool enlist(rdt_device *device, rdt_work kind) {
   return room;
 }
 
-static bool start_thread(work *given) {
-  pthread_t thread;
-  pthread_attr_t detached;
-  pthread_attr_init(&detached);
-  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-  bool started = pthread_create(&thread, &detached, run_work, given) == 0;
-  pthread_attr_destroy(&detached);
-  return started;
-}
-
 bool rdt_worker_start(rdt_device *device, rdt_work kind, void (*run)(void *), void *argument) {
   if (!enlist(device, kind)) return false;
   work *given = malloc(sizeof(*given));
   if (given) {
     *given = (work){device, kind, run, argument};
-    if (start_thread(given)) return true;
+    if (rdt_thread_detached(run_work, given) == 0) return true;
     free(given);
   }
   retire(device, kind);

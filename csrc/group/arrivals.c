@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "base/text.h"
 #include "group/group.h"
 
 #define EARLY_MESSAGES 65536u /* from one member, for operations that have not started */

@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/config.h"
+#include "base/random.h"
 #include "base/status.h"
 #include "group/meeting.h"
 
@@ -183,9 +183,8 @@ static void number_hosts(rdt_group *group, rdt_member *members) {
 
 static rdt_status new_id(rdt_group *group) {
   uint64_t id = 0;
-  while (id == 0)
-    if (getrandom(&id, sizeof(id), 0) != sizeof(id))
-      return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  rdt_status status = rdt_random_id(&id);
+  if (status != RDT_OK) return status;
   pthread_mutex_lock(&group->groups->lock);
   group->id = id;
   pthread_mutex_unlock(&group->groups->lock);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "group/schedule_make.h"
 
 /* ---- barrier -------------------------------------------------------------------------------------- */
 

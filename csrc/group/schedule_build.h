@@ -65,26 +65,7 @@ static inline rdt_place schedule_scratch(uint64_t at) {
   return (rdt_place){RDT_BUFFER_SCRATCH, at};
 }
 
-/* Lists one lane of an operation. The range: ALL_REDUCE, BROADCAST: the lane's share of the data; the other
- * kinds: its share of every member's part. */
-typedef void (*schedule_lane_fn)(schedule_builder *b, schedule_range range);
-
-void schedule_flat_all_reduce(schedule_builder *b, schedule_range range);
-void schedule_flat_reduce_scatter(schedule_builder *b, schedule_range range);
-void schedule_flat_all_gather(schedule_builder *b, schedule_range range);
-void schedule_flat_broadcast(schedule_builder *b, schedule_range range);
-void schedule_flat_all_to_all(schedule_builder *b, schedule_range range);
-void schedule_direct_all_reduce(schedule_builder *b, schedule_range range);
-void schedule_direct_broadcast(schedule_builder *b, schedule_range range);
-void schedule_halving_all_reduce(schedule_builder *b, schedule_range range);
-void schedule_halving_all_gather(schedule_builder *b, schedule_range range);
-void schedule_halving_broadcast(schedule_builder *b, schedule_range range);
-void schedule_ring_all_reduce(schedule_builder *b, schedule_range range);
-void schedule_ring_reduce_scatter(schedule_builder *b, schedule_range range);
-void schedule_ring_all_gather(schedule_builder *b, schedule_range range);
-void schedule_ring_broadcast(schedule_builder *b, schedule_range range);
-void schedule_ring_all_to_all(schedule_builder *b, schedule_range range);
-void schedule_hierarchical_all_reduce(schedule_builder *b, schedule_range range);
-void schedule_hierarchical_broadcast(schedule_builder *b, schedule_range range);
+/* The number of chunks in `count` elements: at least 1 and at most `most`. */
+uint32_t schedule_chunks(const schedule_builder *b, uint64_t count, uint32_t most);
 
 #endif

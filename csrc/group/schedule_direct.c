@@ -3,7 +3,7 @@
  * DIRECT: each member reduces, or takes from the root, one part of the data, then hands it to all. Two
  * rounds, in which a member sends the data less than twice.
  */
-#include "group/schedule_build.h"
+#include "group/schedule_algorithms.h"
 
 static schedule_range part_of(const schedule_builder *b, schedule_range range, uint32_t rank) {
   return schedule_part(range, b->request->size, rank);

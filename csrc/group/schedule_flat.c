@@ -2,7 +2,7 @@
  *
  * FLAT: every member sends what another needs straight to it, all at once. The fewest rounds.
  */
-#include "group/schedule_build.h"
+#include "group/schedule_algorithms.h"
 
 static uint32_t peer_after(const schedule_builder *b, uint32_t k) {
   return (b->request->rank + k) % b->request->size;

@@ -4,7 +4,7 @@
  * member leads each part: it takes it from the others there, exchanges it with those that lead it on the
  * other hosts, and hands it out. So the data crosses between hosts once, over all their links.
  */
-#include "group/schedule_build.h"
+#include "group/schedule_algorithms.h"
 
 static uint32_t rank_at(const schedule_builder *b, uint32_t host, uint32_t local) {
   return b->topology.order[b->topology.starts[host] + local];

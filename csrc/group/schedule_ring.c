@@ -3,7 +3,7 @@
  * RING: each member sends to the next only, so that every link carries the least there can be; members of
  * one host are neighbours. All-to-all goes in pairs, one after the other.
  */
-#include "group/schedule_build.h"
+#include "group/schedule_algorithms.h"
 
 /* Rank `k` places further round the ring; k may be negative, but not below -size. */
 static uint32_t neighbour(const schedule_builder *b, int64_t k) {

@@ -148,11 +148,4 @@ typedef struct rdt_transport {
   void *(*region_address)(const rdt_mapping *mapping);
 } rdt_transport;
 
-/* Every transport of this build, best first, and the one called `name` (NULL if none is). */
-extern const rdt_transport *const rdt_transports[];
-extern const size_t rdt_transport_count;
-const rdt_transport *rdt_transport_find(const char *name);
-/* Its place in rdt_transports, or that of the one it wraps, whose very name it has. */
-size_t rdt_transport_index(const rdt_transport *transport);
-
 #endif

@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 #include "group/costs.h"
-#include "group/schedule.h"
+#include "group/schedule_make.h"
 #include "unit.h"
 
 #define MEMBERS_MOST 64u

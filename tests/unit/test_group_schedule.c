@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "group/schedule.h"
+#include "group/schedule_make.h"
 #include "unit.h"
 
 #define MEMBERS_MOST 40u

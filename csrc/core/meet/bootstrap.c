@@ -19,7 +19,9 @@
 #include "base/forks.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/wait.h"
 #include "core/meet/handshake.h"
+#include "transport/registry.h"
 
 #define HANDSHAKE_MS 5000
 #define MAX_HANDSHAKES 256
@@ -186,7 +188,7 @@ static void run_handshake(void *argument) {
   rdt_handshake *work = argument;
   rdt_greeting greeting;
   rdt_deadline deadline = rdt_deadline_after(HANDSHAKE_MS);
-  rdt_net_interrupt_by(work->device->bootstrap_wake);
+  rdt_wait_interrupt_by(work->device->bootstrap_wake);
   rdt_greeting_begin(&greeting, work->device, RDT_SIDE_LISTENING, work->socket);
   rdt_status status = answer_hello(&greeting, work, deadline);
   if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);

@@ -12,7 +12,10 @@
 #include "base/config.h"
 #include "base/forks.h"
 #include "base/status.h"
+#include "base/text.h"
+#include "base/wait.h"
 #include "core/meet/handshake.h"
+#include "transport/registry.h"
 
 /* A peer's refusal in its own words. */
 static rdt_status read_refusal(rdt_wire *wire, const char *address) {
@@ -68,7 +71,7 @@ static rdt_status choose_transport(const rdt_device *device, const rdt_hello *pe
     const rdt_transport *each = rdt_transports[i];
     if (!device->transports[i].open) {
       snprintf(why, sizeof(why), "%s", device->transports[i].why_not);
-    } else if (!rdt_listed(peer->transports, each->name)) {
+    } else if (!rdt_text_lists(peer->transports, ',', each->name)) {
       snprintf(why, sizeof(why), "the peer does not have it");
     } else if (each->usable(device->host_id, peer->host_id, why, sizeof(why))) {
       rdt_status status = check_user(device, peer, each, deadline, local);
@@ -76,8 +79,7 @@ static rdt_status choose_transport(const rdt_device *device, const rdt_hello *pe
       if (status != RDT_ERR_REFUSED) return status;
       snprintf(why, sizeof(why), "%s", rdt_last_error());
     }
-    size_t used = strlen(reasons);
-    snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "", each->name, why);
+    rdt_text_append(reasons, sizeof(reasons), "%s%s: %s", reasons[0] ? "; " : "", each->name, why);
   }
   return rdt_fail(RDT_ERR_NO_TRANSPORT, "no transport reaches %s at %s (%s)", peer->name,
                   peer->address, reasons);
@@ -197,8 +199,8 @@ rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_pu
     return rdt_fail(RDT_ERR_INVALID,
                     "rdt_device_connect waits: it cannot be called from a handler");
   if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
-  rdt_net_interrupt_by(device->bootstrap_wake);
+  rdt_wait_interrupt_by(device->bootstrap_wake);
   status = connect_to(device, address, purpose, rdt_deadline_after(timeout_ms), channel);
-  rdt_net_interrupt_by(-1);
+  rdt_wait_interrupt_by(-1);
   return status;
 }

@@ -10,10 +10,12 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/config.h"
+#include "base/random.h"
 #include "base/status.h"
+#include "base/text.h"
+#include "transport/registry.h"
 
 /* ---- Bodies ------------------------------------------------------------------------------------- */
 
@@ -122,17 +124,13 @@ static rdt_status describe_us(const rdt_device *device, rdt_hello *hello) {
   memcpy(hello->address, device->address, sizeof(hello->address));
   memcpy(hello->host_id, device->host_id, sizeof(hello->host_id));
   memcpy(hello->local_name, device->local_name, sizeof(hello->local_name));
-  for (size_t i = 0, used = 0; i < rdt_transport_count; i++) {
-    if (!device->transports[i].open) continue;
-    snprintf(hello->transports + used, sizeof(hello->transports) - used, "%s%s", used ? "," : "",
-             rdt_transports[i]->name);
-    used = strlen(hello->transports);
-  }
+  for (size_t i = 0; i < rdt_transport_count; i++)
+    if (device->transports[i].open)
+      rdt_text_append(hello->transports, sizeof(hello->transports), "%s%s",
+                      hello->transports[0] ? "," : "", rdt_transports[i]->name);
   hello->generation = device->generation;
   hello->has_secret = device->secret != NULL;
-  if (getrandom(hello->nonce, sizeof(hello->nonce), 0) != sizeof(hello->nonce))
-    return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
-  return RDT_OK;
+  return rdt_random(hello->nonce, sizeof(hello->nonce));
 }
 
 rdt_status rdt_greeting_send_hello(rdt_greeting *greeting, rdt_deadline deadline) {

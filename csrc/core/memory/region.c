@@ -2,21 +2,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/forks.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "base/status.h"
 #include "core/objects.h"
-
-/* Unguessable and never reused: an old key must not open a new region. */
-static rdt_status new_key(uint64_t *key) {
-  do {
-    if (getrandom(key, sizeof(*key), 0) != sizeof(*key))
-      return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
-  } while (*key == 0);
-  return RDT_OK;
-}
+#include "transport/registry.h"
 
 static rdt_status check_arguments(const rdt_device *device, uint64_t size, uint32_t access,
                                   const char *name, rdt_region **region) {
@@ -112,7 +104,8 @@ static rdt_status create(const rdt_region *region, rdt_channel *only, rdt_region
   added->owned = added->memory.address == NULL;
   added->memory.one_peer = only != NULL;
   added->reserved_for = only ? only->number : 0;
-  rdt_status status = new_key(&added->key);
+  /* Never reused either: an old key must not open a new region. */
+  rdt_status status = rdt_random_id(&added->key);
   if (status == RDT_OK && added->owned)
     status = rdt_memory_alloc(added->memory.size, &added->memory.address);
   if (status == RDT_OK) status = register_memory(added->device, added);

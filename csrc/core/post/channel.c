@@ -11,6 +11,7 @@
 #include "base/forks.h"
 #include "base/status.h"
 #include "core/objects.h"
+#include "transport/registry.h"
 
 rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport, rdt_bundle *offer,
                               rdt_channel **channel_out) {

@@ -7,7 +7,7 @@
 #ifndef RDT_TRANSPORT_FAULT_FAULT_H
 #define RDT_TRANSPORT_FAULT_FAULT_H
 
-#include "transport/transport.h"
+#include "transport/registry.h"
 
 /* Transport `index` of rdt_transports, wrapped. */
 const rdt_transport *rdt_fault_wrap(size_t index);

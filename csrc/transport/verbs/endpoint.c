@@ -4,14 +4,16 @@
  * the order in which things may be freed: no memory before its queue pairs are in the error state and
  * everything posted was completed.
  */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "base/status.h"
 #include "transport/verbs/objects.h"
 #include "transport/verbs/registration.h"
@@ -127,10 +129,9 @@ static rdt_status create_queue(rdt_endpoint *endpoint, verbs_queue *queue, uint3
   queue->depth = depth;
   queue->pieces = calloc(depth, sizeof(*queue->pieces));
   if (!queue->pieces) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  if (getrandom(&queue->psn, sizeof(queue->psn), 0) != sizeof(queue->psn))
-    return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  rdt_status status = rdt_random(&queue->psn, sizeof(queue->psn));
   queue->psn &= MASK_24;
-  rdt_status status = create_qp(endpoint, queue, &endpoint->max_inline);
+  if (status == RDT_OK) status = create_qp(endpoint, queue, &endpoint->max_inline);
   return status == RDT_OK ? set_init(endpoint, queue) : status;
 }
 
@@ -286,6 +287,22 @@ static rdt_status check_fabric(const rdt_endpoint *endpoint, const char *peer) {
   return RDT_OK;
 }
 
+/* Waits for the bind of the ring's window. Nobody else polls the endpoint yet; what an impatient peer has sent
+ * already is looked at later. */
+static rdt_status await_bind(rdt_endpoint *endpoint) {
+  rdt_events none = {0};
+  int64_t limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
+  int64_t end = rdt_now_ms() + limit;
+  while (verbs_outstanding(&endpoint->queues[0]) > 0) {
+    if (verbs_poll(endpoint, 0, &none) < 0) return RDT_ERR_CONNECTION_LOST;
+    if (rdt_now_ms() > end)
+      return rdt_fail(RDT_ERR_DEADLINE, "%s did not bind a memory window within %lld ms",
+                      endpoint->domain->text, (long long)limit);
+    sched_yield();
+  }
+  return RDT_OK;
+}
+
 rdt_status verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer) {
   snprintf(endpoint->peer, sizeof(endpoint->peer), "%s", peer);
   rdt_status status = verbs_address_decode(offer, &endpoint->remote);
@@ -301,7 +318,7 @@ rdt_status verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_
   if (status != RDT_OK || !endpoint->inbound.window.mw) return status;
   /* The peer knows the key, but sends nothing before we say that we are ready. */
   verbs_bind_ring(endpoint);
-  return verbs_endpoint_await_bind(endpoint);
+  return await_bind(endpoint);
 }
 
 uint64_t verbs_max_notify(const rdt_endpoint *endpoint) {

@@ -239,8 +239,6 @@ void verbs_grant_close(rdt_registration *registration);
 rdt_status verbs_grant_keys(const rdt_registration *registration, verbs_keys *keys);
 /* Those of its ring and of what was granted to it. */
 void verbs_endpoint_close_windows(rdt_endpoint *endpoint);
-/* Waits for what was posted to the first queue pair. Only before the endpoint is anybody's. */
-rdt_status verbs_endpoint_await_bind(rdt_endpoint *endpoint);
 
 /* ---- endpoint.c: connecting and ending -------------------------------------------------------------- */
 

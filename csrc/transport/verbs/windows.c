@@ -9,11 +9,9 @@
  * registration ends.
  */
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "base/status.h"
@@ -121,20 +119,4 @@ void verbs_endpoint_close_windows(rdt_endpoint *endpoint) {
   while (endpoint->grants) end_grant(endpoint->grants);
   pthread_mutex_unlock(&endpoint->domain->windows_lock);
   verbs_window_close(&endpoint->inbound.window);
-}
-
-/* Nobody else polls the endpoint yet. A peer that cannot wait may have sent something already; what it
- * says is looked at later. */
-rdt_status verbs_endpoint_await_bind(rdt_endpoint *endpoint) {
-  rdt_events none = {0};
-  int64_t limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
-  int64_t end = rdt_now_ms() + limit;
-  while (verbs_outstanding(&endpoint->queues[0]) > 0) {
-    if (verbs_poll(endpoint, 0, &none) < 0) return RDT_ERR_CONNECTION_LOST;
-    if (rdt_now_ms() > end)
-      return rdt_fail(RDT_ERR_DEADLINE, "%s did not bind a memory window within %lld ms",
-                      endpoint->domain->text, (long long)limit);
-    sched_yield();
-  }
-  return RDT_OK;
 }

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group/schedule_make.h"
+
+#include <stdlib.h>
+
+#include "base/status.h"
+#include "group/schedule_algorithms.h"
+
+/* Enough for transfers to overlap with reductions; each lane costs messages. */
+#define LANES_MOST 4u
+
+/* ---- Who is where ---------------------------------------------------------------------------------- */
+
+static bool first_of_host(const uint32_t *hosts, uint32_t rank) {
+  for (uint32_t earlier = 0; earlier < rank; earlier++) {
+    if (hosts[earlier] == hosts[rank]) return false;
+  }
+  return true;
+}
+
+/* The members on `rank`'s host, from `rank` on, go to the end of the order. */
+static void add_host(schedule_topology *t, const rdt_schedule_request *request, uint32_t rank) {
+  const uint32_t begin = t->starts[t->hosts];
+  uint32_t end = begin;
+  for (uint32_t other = rank; other < request->size; other++) {
+    if (request->hosts[other] != request->hosts[rank]) continue;
+    if (other == request->root) {
+      t->origin_host = t->hosts;
+      t->origin = end;
+    }
+    if (other == request->rank) {
+      t->host = t->hosts;
+      t->local = end - begin;
+      t->position = end;
+    }
+    t->order[end++] = other;
+  }
+  if (end - begin < t->least) t->least = end - begin;
+  t->starts[++t->hosts] = end;
+}
+
+static rdt_status make_topology(const rdt_schedule_request *request, schedule_topology *t) {
+  *t = (schedule_topology){.least = request->size};
+  t->order = calloc(2 * (size_t)request->size + 1, sizeof *t->order);
+  if (t->order == NULL) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a schedule");
+  t->starts = t->order + request->size;
+  for (uint32_t rank = 0; rank < request->size; rank++) {
+    if (first_of_host(request->hosts, rank)) add_host(t, request, rank);
+  }
+  return RDT_OK;
+}
+
+/* ---- Which function lists an operation ----------------------------------------------------------- */
+
+/* What lanes share out: nothing, so that there is one lane; the longest message being all of the elements; or
+ * about one member's part of them. */
+typedef enum split { SPLIT_NONE, SPLIT_WHOLE, SPLIT_PARTS } split;
+
+typedef struct plan {
+  schedule_lane_fn list;
+  split split;
+} plan;
+
+#define FLAT(kind) {schedule_flat_##kind, SPLIT_NONE}
+#define RING(kind) {schedule_ring_##kind, SPLIT_WHOLE}
+
+/* A kind that an algorithm has nothing of its own for takes the one that is most like it. */
+static const plan plans[RDT_BARRIER][RDT_ALGORITHM_COUNT] = {
+    [RDT_ALL_REDUCE] = {[RDT_ALGORITHM_FLAT] = FLAT(all_reduce),
+                        [RDT_ALGORITHM_HALVING] = {schedule_halving_all_reduce, SPLIT_WHOLE},
+                        [RDT_ALGORITHM_RING] = {schedule_ring_all_reduce, SPLIT_PARTS},
+                        [RDT_ALGORITHM_DIRECT] = {schedule_direct_all_reduce, SPLIT_PARTS},
+                        [RDT_ALGORITHM_HIERARCHICAL] = {schedule_hierarchical_all_reduce,
+                                                        SPLIT_PARTS}},
+    [RDT_REDUCE_SCATTER] = {[RDT_ALGORITHM_FLAT] = FLAT(reduce_scatter),
+                            [RDT_ALGORITHM_HALVING] = FLAT(reduce_scatter),
+                            [RDT_ALGORITHM_RING] = RING(reduce_scatter),
+                            [RDT_ALGORITHM_DIRECT] = FLAT(reduce_scatter),
+                            [RDT_ALGORITHM_HIERARCHICAL] = RING(reduce_scatter)},
+    [RDT_ALL_GATHER] = {[RDT_ALGORITHM_FLAT] = FLAT(all_gather),
+                        [RDT_ALGORITHM_HALVING] = {schedule_halving_all_gather, SPLIT_NONE},
+                        [RDT_ALGORITHM_RING] = RING(all_gather),
+                        [RDT_ALGORITHM_DIRECT] = FLAT(all_gather),
+                        [RDT_ALGORITHM_HIERARCHICAL] = RING(all_gather)},
+    [RDT_BROADCAST] = {[RDT_ALGORITHM_FLAT] = FLAT(broadcast),
+                       [RDT_ALGORITHM_HALVING] = {schedule_halving_broadcast, SPLIT_WHOLE},
+                       [RDT_ALGORITHM_RING] = RING(broadcast),
+                       [RDT_ALGORITHM_DIRECT] = {schedule_direct_broadcast, SPLIT_PARTS},
+                       [RDT_ALGORITHM_HIERARCHICAL] = {schedule_hierarchical_broadcast,
+                                                       SPLIT_PARTS}},
+    [RDT_ALL_TO_ALL] = {[RDT_ALGORITHM_FLAT] = FLAT(all_to_all),
+                        [RDT_ALGORITHM_HALVING] = FLAT(all_to_all),
+                        [RDT_ALGORITHM_RING] = RING(all_to_all),
+                        [RDT_ALGORITHM_DIRECT] = FLAT(all_to_all),
+                        [RDT_ALGORITHM_HIERARCHICAL] = FLAT(all_to_all)},
+};
+
+/* A group of one: the result is the input. */
+static void list_alone(schedule_builder *b, schedule_range range) { schedule_copy_input(b, range); }
+
+static plan choose_plan(const schedule_builder *b) {
+  const rdt_schedule_request *request = b->request;
+  const schedule_topology *t = &b->topology;
+  const plan *of_kind = plans[request->kind];
+  if (request->size == 1) return (plan){list_alone, SPLIT_NONE};
+  /* Without two levels DIRECT is the same, or better. */
+  if (request->algorithm == RDT_ALGORITHM_HIERARCHICAL &&
+      (t->hosts == 1 || t->hosts == request->size))
+    return of_kind[RDT_ALGORITHM_DIRECT];
+  return of_kind[request->algorithm];
+}
+
+/* The elements that lanes share among themselves. */
+static uint64_t shared_count(const rdt_schedule_request *request) {
+  const bool parts = request->kind == RDT_REDUCE_SCATTER || request->kind == RDT_ALL_TO_ALL;
+  return parts ? request->count / request->size : request->count;
+}
+
+static void list_lanes(schedule_builder *b) {
+  const plan chosen = choose_plan(b);
+  const schedule_range all = {0, shared_count(b->request)};
+  const uint32_t parts = chosen.split == SPLIT_PARTS ? b->request->size : 1;
+  const uint64_t message = schedule_part(all, parts, 0).count;
+  const uint32_t lanes = chosen.split == SPLIT_NONE ? 1 : schedule_chunks(b, message, LANES_MOST);
+  b->schedule->lanes = lanes;
+  for (b->lane = 0; b->lane < lanes; b->lane++) {
+    b->round = 0;
+    chosen.list(b, schedule_part(all, lanes, b->lane));
+  }
+}
+
+static bool possible(const rdt_schedule_request *request) {
+  return request->kind >= RDT_ALL_REDUCE && request->kind < RDT_BARRIER &&
+         request->algorithm > RDT_ALGORITHM_AUTO && request->algorithm < RDT_ALGORITHM_COUNT;
+}
+
+rdt_status rdt_schedule_make(const rdt_schedule_request *request, rdt_schedule **schedule) {
+  *schedule = NULL;
+  if (!possible(request))
+    return rdt_fail(RDT_ERR_UNSUPPORTED,
+                    "there is no schedule for collective kind %d, algorithm %d", (int)request->kind,
+                    (int)request->algorithm);
+  schedule_builder builder = {.request = request};
+  builder.status = make_topology(request, &builder.topology);
+  builder.schedule = calloc(1, sizeof *builder.schedule);
+  if (builder.schedule == NULL)
+    builder.status = rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a schedule");
+  if (builder.status == RDT_OK) list_lanes(&builder);
+  free(builder.topology.order);
+  if (builder.status == RDT_OK) {
+    *schedule = builder.schedule;
+  } else {
+    rdt_schedule_free(builder.schedule);
+  }
+  return builder.status;
+}
