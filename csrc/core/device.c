@@ -15,21 +15,14 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "base/text.h"
-#include "core/objects.h"
-#include "group/groups.h"
+#include "core/client.h"
+#include "core/meet/bootstrap.h"
+#include "core/memory/region.h"
+#include "core/post/overdue.h"
+#include "core/progress.h"
+#include "core/workers.h"
 #include "transport/fault/fault.h"
 #include "transport/registry.h"
-
-rdt_status rdt_device_check(const rdt_device *device) {
-  if (device->fork_epoch != rdt_forks_epoch())
-    return rdt_fail(RDT_ERR_FORKED,
-                    "device %s was opened before fork and its threads are in the parent: open a "
-                    "device of its own in each process, or start processes with \"spawn\"",
-                    device->name);
-  if (atomic_load_explicit(&device->stop, memory_order_relaxed))
-    return rdt_fail(RDT_ERR_CLOSED, "device %s is closed", device->name);
-  return RDT_OK;
-}
 
 static void close_transports(rdt_device *device) {
   for (size_t i = 0; i < rdt_transport_count; i++)
@@ -37,13 +30,9 @@ static void close_transports(rdt_device *device) {
       device->transports[i].ops->domain_close(device->transports[i].domain);
 }
 
-void rdt_device_ref(rdt_device *device) { atomic_fetch_add(&device->refs, 1); }
-
-void rdt_device_unref(rdt_device *device) {
-  if (atomic_fetch_sub(&device->refs, 1) != 1) return;
+static void device_free(rdt_device *device) {
   close_transports(device); /* endpoints outlive the closed device while their channels are held */
-  rdt_inbox_destroy(&device->inbox);
-  rdt_groups_free(device->groups);
+  rdt_clients_free(device);
   rdt_secret_free(device->secret);
   rdt_admission_destroy(&device->admission);
   pthread_cond_destroy(&device->workers_done);
@@ -51,12 +40,6 @@ void rdt_device_unref(rdt_device *device) {
   if (device->wake_fd >= 0) close(device->wake_fd);
   if (device->bootstrap_wake >= 0) close(device->bootstrap_wake);
   free(device);
-}
-
-void rdt_device_wake(rdt_device *device) {
-  uint64_t one = 1;
-  ssize_t ignored = write(device->wake_fd, &one, sizeof(one));
-  (void)ignored;
 }
 
 /* Same boot, same machine; and the network namespace, whose unix sockets are its own: what decides
@@ -158,8 +141,8 @@ static rdt_device *new_device(void) {
   pthread_mutex_init(&device->lock, NULL);
   pthread_cond_init(&device->workers_done, NULL);
   rdt_admission_init(&device->admission);
-  rdt_inbox_init(&device->inbox);
   atomic_init(&device->refs, 1);
+  device->free = device_free;
   device->wake_fd = device->epoll_fd = device->bootstrap_wake = -1;
   device->tcp_socket = device->local_socket = -1;
   return device;
@@ -199,8 +182,8 @@ rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **devic
   rdt_forks_watch();
   rdt_device *device = new_device();
   if (!device) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  device->groups = rdt_groups_new(device);
-  status = device->groups ? fill(device, options) : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  status = rdt_clients_open(device);
+  if (status == RDT_OK) status = fill(device, options);
   if (status == RDT_OK) status = read_secret(device);
   if (status == RDT_OK) status = open_transports(device);
   if (status != RDT_OK) goto err_unref;
@@ -221,7 +204,7 @@ err_unref:
 void rdt_device_interrupt(rdt_device *device) {
   if (!device || device->fork_epoch != rdt_forks_epoch()) return;
   rdt_bootstrap_interrupt(device);
-  rdt_groups_interrupt(device);
+  rdt_clients_interrupt(device);
 }
 
 void rdt_device_close(rdt_device *device) {
@@ -232,10 +215,10 @@ void rdt_device_close(rdt_device *device) {
   device->closing = true;
   pthread_mutex_unlock(&device->lock);
   rdt_bootstrap_stop(device);
-  rdt_groups_stop(device);
+  rdt_clients_stop(device);
   rdt_workers_wait(device);
   rdt_progress_stop(device);
-  rdt_inbox_close(&device->inbox);
+  rdt_clients_closed(device);
   rdt_regions_free(device, NULL);
   rdt_device_unref(device);
 }

@@ -49,21 +49,6 @@ struct rdt_region {
   bool owned; /* the memory too */
 };
 
-/* Notifications waiting for rdt_device_next_notification. */
-typedef struct rdt_inbox_entry {
-  struct rdt_inbox_entry *next;
-  rdt_notification notification;
-} rdt_inbox_entry;
-
-typedef struct rdt_inbox {
-  pthread_mutex_t lock;
-  pthread_cond_t arrived;
-  rdt_inbox_entry *head, **tail;
-  uint64_t bytes, limit;
-  bool closed;
-  bool throttled; /* the progress thread stopped reading rings until there is room */
-} rdt_inbox;
-
 typedef struct rdt_watch {
   enum { RDT_WATCH_CONTROL, RDT_WATCH_ENDPOINT, RDT_WATCH_DOMAIN } kind;
   rdt_channel *channel; /* of the first two */
@@ -80,14 +65,22 @@ typedef struct rdt_device_transport {
   rdt_watch watch;
 } rdt_device_transport;
 
-typedef struct rdt_groups rdt_groups;       /* group/groups.h */
-typedef struct rdt_handshake rdt_handshake; /* bootstrap.c */
+typedef struct rdt_client rdt_client;       /* client.h */
+typedef struct rdt_handshake rdt_handshake; /* meet/bootstrap.c */
+
+/* Whom a channel serves; a number on the wire. */
+typedef enum rdt_purpose {
+  RDT_PURPOSE_USER = 0,
+  RDT_PURPOSE_GROUPS = 1, /* not shown to the user */
+  RDT_PURPOSE_COUNT
+} rdt_purpose;
 
 /* What workers are for; each has its own number of them. */
 typedef enum rdt_work { RDT_WORK_HANDSHAKE, RDT_WORK_ALLOCATION, RDT_WORK_KINDS } rdt_work;
 
 struct rdt_device {
   atomic_int refs;
+  void (*free)(rdt_device *device);
   rdt_device_options options;
   char name[RDT_NAME_SIZE], address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
   char local_name[RDT_LOCAL_NAME_SIZE]; /* of the unix socket; empty: there is none */
@@ -97,8 +90,10 @@ struct rdt_device {
   rdt_admission admission;
   rdt_device_transport transports[RDT_MAX_TRANSPORTS]; /* as rdt_transports */
   rdt_counters counters;
-  rdt_inbox inbox;
-  rdt_groups *groups;
+  void *client_states[RDT_PURPOSE_COUNT];
+  /* Operations of clients that nobody but the progress thread watches: it looks after them every now and then. */
+  atomic_uint client_work;
+  atomic_bool throttled; /* the user reads too slowly: senders shall wait */
 
   pthread_mutex_t lock; /* regions, arrivals, closing; `active` for all but the progress thread */
   rdt_region *regions;
@@ -145,11 +140,9 @@ typedef struct rdt_call {
   rdt_fds fds;
 } rdt_call;
 
-/* Whose messages a channel carries. Channels of groups are not shown to the user. */
-typedef enum rdt_purpose { RDT_PURPOSE_USER = 0, RDT_PURPOSE_GROUPS = 1 } rdt_purpose;
-
 struct rdt_channel {
   atomic_int refs;
+  void (*free)(rdt_channel *channel);
   uint64_t number;   /* from 1, of all in this process; never used again */
   rdt_channel *next; /* in arrivals or active */
   rdt_device *device;
@@ -160,6 +153,7 @@ struct rdt_channel {
   bool accepted;
   rdt_guest *guest; /* its place among those that peers may have; NULL if we connected */
   rdt_purpose purpose;
+  const rdt_client *client; /* of that purpose */
   char peer_name[RDT_NAME_SIZE], peer_address[RDT_ADDRESS_SIZE];
   uint64_t peer_generation, max_notify;
   _Atomic(void *) context;
@@ -213,136 +207,26 @@ struct rdt_channel {
 
 struct rdt_remote_region {
   atomic_int refs;
+  void (*free)(rdt_remote_region *region);
   rdt_remote_region *next;
   rdt_channel *channel;
   rdt_mapping *mapping;
   rdt_region_info info;
 };
 
-/* device.c */
 /* RDT_ERR_FORKED in a child of the process that opened the device, RDT_ERR_CLOSED while it closes. */
 rdt_status rdt_device_check(const rdt_device *device);
 void rdt_device_ref(rdt_device *device);
 void rdt_device_unref(rdt_device *device);
+/* Has the progress thread look at everything. */
 void rdt_device_wake(rdt_device *device);
-
-/* polling.c */
-#define RDT_POLL_BUDGET 64 /* notifications of one channel before the next gets its turn */
-/* Where a transport hands what it finds for the channel. */
-rdt_events rdt_channel_events(rdt_channel *channel);
-/* Takes completions and up to `budget` notifications; what the transport's poll returns. */
-int rdt_channel_take(rdt_channel *channel, int budget);
-/* Takes completions on a thread that waits for one. */
-void rdt_channel_help(rdt_channel *channel);
-/* A thread begins and ends taking a channel of groups' notifications itself, and does it. One that ends
- * because it is about to sleep has the peer wake the progress thread from then on; false if something came
- * meanwhile, and it should look again instead. */
-void rdt_channel_begin_polling(rdt_channel *channel);
-int rdt_channel_poll(rdt_channel *channel);
-void rdt_channel_end_polling(rdt_channel *channel);
-bool rdt_channel_end_polling_to_sleep(rdt_channel *channel);
-
-/* progress.c */
-rdt_status rdt_progress_start(rdt_device *device);
-void rdt_progress_stop(rdt_device *device);
-/* True on any device's progress thread, where nothing may block. */
-bool rdt_on_progress_thread(void);
 /* Hands a connected channel to the progress thread; takes over one reference on success.
  * RDT_ERR_CLOSED once the device is closing. */
-rdt_status rdt_progress_adopt(rdt_channel *channel);
+rdt_status rdt_device_adopt(rdt_channel *channel);
 
-/* connect.c */
-/* rdt_device_connect for a purpose. */
-rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_purpose purpose,
-                                 int timeout_ms, rdt_channel **channel);
-
-/* bootstrap.c */
-rdt_status rdt_bootstrap_start(rdt_device *device);
-/* No connection is made any more, and handshakes under way, in and out, end. */
-void rdt_bootstrap_interrupt(rdt_device *device);
-void rdt_bootstrap_stop(rdt_device *device);
-
-/* channel.c */
-rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport, rdt_bundle *offer,
-                              rdt_channel **channel);
-/* Posts what waits in the queue; on the progress thread, or one that polls the channel. */
-void rdt_channel_flush(rdt_channel *channel);
-/* Records the calling thread's last error as the cause of the channel's end, unless there is one. */
-void rdt_channel_note_cause(rdt_channel *channel);
-/* The same, and has the progress thread end the channel. */
-void rdt_channel_break(rdt_channel *channel);
-/* Completes what waits in the queue with `why`. */
-void rdt_channel_end_queue(rdt_channel *channel, rdt_status why);
-/* Ends the queue and stops the endpoint; what is posted completes by itself. */
-void rdt_channel_stop(rdt_channel *channel);
-/* Gives up one hold; the last one completes it. */
-void rdt_posting_complete(rdt_posting *posting, rdt_status status);
-/* Has the transport let the peer reach a registration: posted like an operation, and completed by `done`. As
- * rdt_channel_post, and RDT_NO_CREDIT, which may be tried again. */
-rdt_status rdt_channel_post_grant(rdt_channel *channel, rdt_registration *registration,
-                                  rdt_done_fn done, void *context);
-/* Lets the transport find out whether the peer's host is still there; progress thread only. */
-void rdt_channel_probe(rdt_channel *channel);
-/* Posts reads and writes of a synchronous transport that nothing is queued before: complete on return, or an
- * error in *status; without lock, copy or memory. False if these operations are not of that kind. */
-bool rdt_channel_post_now(rdt_channel *channel, const rdt_op *ops, size_t count,
-                          rdt_status *status);
-/* Sets the calling thread's error to why the channel carries no traffic, and returns the status. */
-rdt_status rdt_channel_fail_down(const rdt_channel *channel);
-/* The same for a transfer that failed with `status`, alone or with the channel. */
-rdt_status rdt_channel_fail_transfer(rdt_channel *channel, rdt_status status);
-
-/* overdue.c */
-/* A request begins, gets on, and ends. */
-void rdt_overdue_begin(rdt_channel *channel, rdt_posting *posting);
-void rdt_overdue_moved(const rdt_posting *posting);
-void rdt_overdue_end(const rdt_posting *posting);
-/* Breaks the channel if its transport forgot a request. Called on the progress thread, three times within
- * DEADLINE_MS. */
-void rdt_overdue_tick(rdt_channel *channel);
-/* Requests of all the device's channels that are not complete at present. */
-uint64_t rdt_overdue_pending(rdt_device *device);
-
-/* transfer.c */
-/* The same as rdt_channel_post_grant, to its end; at most DEADLINE_MS. Not on the progress thread. */
-rdt_status rdt_channel_grant(rdt_channel *channel, rdt_registration *registration);
-/* The `done` of transfers. */
-void rdt_transfer_complete(void *context, rdt_status status);
-
-/* workers.c */
-/* Runs `run` on a thread of its own; false if there are too many of the kind or the device is closing. */
-bool rdt_worker_start(rdt_device *device, rdt_work kind, void (*run)(void *argument),
-                      void *argument);
-/* Waits until none is left; no new ones start once the device is closing. */
-void rdt_workers_wait(rdt_device *device);
-
-/* region.c */
-/* Allocates, registers and adds a region that the channel's peer asked for, and that ends with it. */
-rdt_status rdt_region_create_for_tenant(rdt_channel *channel, uint64_t size, uint32_t access,
-                                        uint64_t *key);
-/* Describes the region with `key`, or, if `name` is not empty, with that name, and how the channel's
- * peer can import it. */
-rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const char *name,
-                             rdt_region_info *info, rdt_bundle *bundle);
-/* The region that holds [address, address + size), grants peers `access`, and reaches the channel's peer:
- * its key, and where in it the bytes lie. False if there is none. */
-bool rdt_region_at(const rdt_channel *channel, const void *address, uint64_t size, uint32_t access,
-                   uint64_t *key, uint64_t *offset);
-/* Frees the regions that the channel's peer allocated; with NULL, all of them. */
-void rdt_regions_free(rdt_device *device, const rdt_channel *tenant);
-
-/* remote.c */
-bool rdt_channel_holds_regions(rdt_channel *channel);
-
-/* inbox.c */
-void rdt_inbox_init(rdt_inbox *inbox);
-/* Drops what waits and wakes the readers. */
-void rdt_inbox_close(rdt_inbox *inbox);
-void rdt_inbox_destroy(rdt_inbox *inbox);
-/* Copies a notification in; false when memory ran out. */
-bool rdt_inbox_put(rdt_inbox *inbox, rdt_channel *channel, uint64_t immediate, const void *data,
-                   size_t size);
-/* True when the reader is so far behind that rings should wait. */
-bool rdt_inbox_full(rdt_inbox *inbox);
+/* True on any device's progress thread, where nothing may block. */
+bool rdt_on_progress_thread(void);
+/* Marks the calling thread as one. */
+void rdt_begin_progress_thread(void);
 
 #endif

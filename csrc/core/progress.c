@@ -4,6 +4,8 @@
  * and carries channels through their end. It polls while there is work and for SPIN_US after; then it
  * asks every peer for a wake-up and sleeps, so that an idle process uses no core.
  */
+#include "core/progress.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -15,9 +17,14 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "core/client.h"
 #include "core/memory/control.h"
-#include "core/objects.h"
-#include "group/groups.h"
+#include "core/memory/region.h"
+#include "core/memory/remote.h"
+#include "core/post/channel.h"
+#include "core/post/overdue.h"
+#include "core/post/polling.h"
+#include "core/post/posting.h"
 #include "transport/registry.h"
 
 #define EVENTS_EVERY 64      /* rounds between looks at sockets while polling */
@@ -25,10 +32,6 @@
 #define WATCH_MS 50          /* how often what no event announces is looked at while asleep */
 #define DRAIN_MS 1000        /* what an ending channel may take to complete what was posted */
 #define CONTROL_PER_EVENT 16 /* control messages of one channel before the next gets its turn */
-
-static _Thread_local bool on_progress_thread;
-
-bool rdt_on_progress_thread(void) { return on_progress_thread; }
 
 /* ---- channels of groups that other threads poll ------------------------------------------------- */
 
@@ -38,7 +41,7 @@ static bool stays_warm(rdt_channel *channel) {
   if (!atomic_load(&channel->warm)) return false;
   unsigned polls = atomic_load(&channel->polls);
   bool used = atomic_load(&channel->pollers) > 0 ||
-              (polls != channel->polls_armed && !rdt_groups_need_ticks(channel->device));
+              (polls != channel->polls_armed && atomic_load(&channel->device->client_work) == 0);
   channel->polls_armed = polls;
   if (!used) atomic_store(&channel->warm, false);
   return used;
@@ -80,9 +83,8 @@ static void close_gently(rdt_channel *channel, rdt_status why, const char *text)
   take_down(channel, why, RDT_LOG_DEBUG);
 }
 
-/* True once everything posted is complete; tells the user that traffic has ended. */
+/* True once everything posted is complete; tells the client that traffic has ended. */
 static bool drain(rdt_channel *channel) {
-  rdt_device *device = channel->device;
   if (channel->drained) return true;
   if (!idle(channel)) {
     if (rdt_now_ms() < channel->drain_deadline) return false;
@@ -93,12 +95,7 @@ static bool drain(rdt_channel *channel) {
   }
   rdt_channel_take(channel, 0); /* what came until it stopped was taken from what peers share */
   channel->drained = true;
-  if (channel->purpose == RDT_PURPOSE_GROUPS)
-    rdt_groups_down(channel);
-  else if (device->options.on_down) {
-    rdt_channel_fail_transfer(channel, channel->why); /* the handler's rdt_last_error() */
-    device->options.on_down(device->options.context, channel, channel->why);
-  }
+  channel->client->down(channel);
   return true;
 }
 
@@ -116,10 +113,7 @@ static bool finish(rdt_channel *channel) {
     channel->released = true; /* no region can be added for it any more */
     pthread_mutex_unlock(&device->lock);
     rdt_regions_free(device, channel);
-    if (channel->purpose == RDT_PURPOSE_GROUPS)
-      rdt_groups_released(channel);
-    else if (device->options.on_released)
-      device->options.on_released(device->options.context, channel);
+    channel->client->released(channel);
   }
   return channel->released && (channel->own_end_sent || !channel->transport->local);
 }
@@ -136,22 +130,6 @@ static void forget(rdt_device *device, rdt_channel *channel) {
 }
 
 /* ---- arrivals -------------------------------------------------------------------------------------- */
-
-rdt_status rdt_progress_adopt(rdt_channel *channel) {
-  rdt_device *device = channel->device;
-  rdt_status status = RDT_OK;
-  channel->max_notify = channel->transport->max_notify(channel->endpoint);
-  pthread_mutex_lock(&device->lock);
-  if (device->closing) {
-    status = rdt_fail(RDT_ERR_CLOSED, "device %s is closing", device->name);
-  } else {
-    channel->next = device->arrivals;
-    device->arrivals = channel;
-  }
-  pthread_mutex_unlock(&device->lock);
-  if (status == RDT_OK) rdt_device_wake(device);
-  return status;
-}
 
 static bool watch(rdt_device *device, int fd, rdt_watch *target) {
   struct epoll_event event = {.events = EPOLLIN, .data.ptr = target};
@@ -178,10 +156,7 @@ static void adopt_arrivals(rdt_device *device) {
     bool watched =
         watch(device, channel->control, &channel->control_watch) &&
         watch(device, channel->transport->event_fd(channel->endpoint), &channel->event_watch);
-    if (channel->purpose == RDT_PURPOSE_GROUPS)
-      rdt_groups_connected(channel);
-    else if (channel->accepted && device->options.on_connect)
-      device->options.on_connect(device->options.context, channel);
+    channel->client->connected(channel);
     if (!watched)
       take_down(channel, rdt_fail_errno(errno, "it cannot be watched for events"), RDT_LOG_WARN);
     if (device->transports[rdt_transport_index(channel->transport)].lost)
@@ -228,7 +203,7 @@ static int advance_all(rdt_device *device, bool may_take) {
   int taken = 0;
   for (rdt_channel *channel = device->active, *next; channel; channel = next) {
     next = channel->next;
-    taken += advance_channel(channel, may_take || channel->purpose == RDT_PURPOSE_GROUPS);
+    taken += advance_channel(channel, may_take || !channel->client->throttled);
     if (atomic_load_explicit(&channel->down, memory_order_relaxed) && finish(channel))
       forget(device, channel);
   }
@@ -297,7 +272,7 @@ static int probe_all(rdt_device *device) {
     if (channel->transport->synchronous || atomic_load(&channel->down)) continue;
     if (now >= channel->next_probe) {
       if (channel->next_probe && channel->transport->probe) rdt_channel_probe(channel);
-      if (channel->next_probe) rdt_overdue_tick(channel);
+      if (channel->next_probe && rdt_overdue_tick(channel)) rdt_channel_break(channel);
       channel->next_probe = now + every;
     }
     if (next < 0 || channel->next_probe - now < next) next = channel->next_probe - now;
@@ -315,7 +290,7 @@ static bool arm(rdt_channel *channel, bool may_take) {
                      atomic_load(&channel->sleepers) > 0 ||
                      (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
   pthread_mutex_lock(&channel->poll_lock);
-  may_take |= channel->purpose == RDT_PURPOSE_GROUPS;
+  may_take |= !channel->client->throttled;
   bool quiet = (!down && stays_warm(channel)) ||
                transport->arm(channel->endpoint, may_take && !down, completions);
   pthread_mutex_unlock(&channel->poll_lock);
@@ -348,7 +323,7 @@ static int shorter(int limit, int wanted) { return limit < 0 || limit > wanted ?
 
 static int sleep_limit(rdt_device *device) {
   int limit = probe_all(device);
-  if (rdt_groups_need_ticks(device)) limit = shorter(limit, WATCH_MS);
+  if (atomic_load(&device->client_work) > 0) limit = shorter(limit, WATCH_MS);
   for (const rdt_channel *channel = device->active; channel; channel = channel->next)
     if (needs_watching(channel)) limit = shorter(limit, WATCH_MS);
   return limit;
@@ -393,17 +368,17 @@ static void end_all(rdt_device *device) {
 static void *run_progress(void *argument) {
   rdt_device *device = argument;
   int64_t spin_us = (int64_t)rdt_config_number(RDT_CONFIG_SPIN_US), last_work = 0;
-  bool queues = device->options.on_notify == NULL;
-  on_progress_thread = true;
+  rdt_begin_progress_thread();
   for (unsigned round = 0; !atomic_load(&device->stop); round++) {
     if (round % EVENTS_EVERY == 0) {
       serve_events(device, 0);
       probe_all(device);
     }
     adopt_arrivals(device);
-    bool may_take = !(queues && rdt_inbox_full(&device->inbox));
+    bool may_take = !atomic_load_explicit(&device->throttled, memory_order_relaxed);
     int taken = advance_all(device, may_take);
-    taken += rdt_groups_progress(device);
+    if (atomic_load_explicit(&device->client_work, memory_order_relaxed) > 0)
+      taken += rdt_clients_progress(device);
     if (taken > 0) {
       last_work = rdt_now_us();
     } else if (rdt_now_us() - last_work >= spin_us) {

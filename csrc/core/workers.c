@@ -3,10 +3,11 @@
  * Short-lived threads for what would hold up the progress thread: handshakes with strangers, and
  * allocations for peers, whose registration takes as long as the memory is large.
  */
+#include "core/workers.h"
+
 #include <stdlib.h>
 
 #include "base/thread.h"
-#include "core/objects.h"
 
 /* Handshakes: those of bootstrap.c, and evicted ones that have not noticed yet. */
 static const int most[RDT_WORK_KINDS] = {[RDT_WORK_HANDSHAKE] = 320, [RDT_WORK_ALLOCATION] = 64};

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "base/text.h"
+#include "core/post/channel.h"
 #include "group/group.h"
 
 #define EARLY_MESSAGES 65536u /* from one member, for operations that have not started */
@@ -152,7 +153,7 @@ static void take_operation(rdt_channel *channel, rdt_message_kind kind, const vo
     malformed(channel);
     return;
   }
-  rdt_group *group = find_group(channel->device->groups, head.group);
+  rdt_group *group = find_group(rdt_groups_of(channel->device), head.group);
   if (!group) return; /* closed here meanwhile */
   size_t payload = size - sizeof(head);
   if (is_sound(group, channel, kind, &head, payload))
@@ -174,7 +175,7 @@ void rdt_groups_take(rdt_channel *channel, uint64_t type, const void *data, size
 /* ---- channels ------------------------------------------------------------------------------------------ */
 
 void rdt_groups_connected(rdt_channel *channel) {
-  rdt_groups *groups = channel->device->groups;
+  rdt_groups *groups = rdt_groups_of(channel->device);
   rdt_channel_entry *entry = malloc(sizeof(*entry));
   if (!entry) return; /* then it is not used for other groups */
   rdt_channel_ref(channel);
@@ -209,7 +210,7 @@ static void mark_links(rdt_groups *groups, const rdt_channel *channel, bool rele
 }
 
 void rdt_groups_down(rdt_channel *channel) {
-  rdt_groups *groups = channel->device->groups;
+  rdt_groups *groups = rdt_groups_of(channel->device);
   pthread_mutex_lock(&groups->lock);
   mark_links(groups, channel, false);
   rdt_groups_forget_channel(groups, channel);
@@ -219,7 +220,7 @@ void rdt_groups_down(rdt_channel *channel) {
 }
 
 void rdt_groups_released(rdt_channel *channel) {
-  rdt_groups *groups = channel->device->groups;
+  rdt_groups *groups = rdt_groups_of(channel->device);
   pthread_mutex_lock(&groups->lock);
   mark_links(groups, channel, true);
   pthread_mutex_unlock(&groups->lock);

@@ -9,6 +9,7 @@
 
 #include "base/config.h"
 #include "base/status.h"
+#include "core/post/polling.h"
 #include "group/group.h"
 
 #define TICK_MS 50  /* how often deadlines of operations are looked at that nobody waits for */
@@ -132,7 +133,7 @@ static void drive(rdt_operation *operation) {
   void *context = operation->context;
   rdt_group_ref(group);
   rdt_status status = conclude(operation);
-  atomic_fetch_sub(&group->groups->async, 1);
+  atomic_fetch_sub(&group->device->client_work, 1);
   rdt_operation_retire(operation);
   done(context, status);
   rdt_operation_over(group);
@@ -177,12 +178,12 @@ static void tick(rdt_groups *groups) {
 }
 
 int rdt_groups_progress(rdt_device *device) {
-  rdt_groups *groups = device->groups;
+  rdt_groups *groups = rdt_groups_of(device);
   int driven = 0;
-  if (atomic_load_explicit(&groups->async, memory_order_relaxed) > 0) {
-    int64_t now = rdt_now_ms();
-    if (now >= groups->next_tick) tick(groups);
-    if (now >= groups->next_tick) groups->next_tick = now + TICK_MS;
+  int64_t now = rdt_now_ms();
+  if (now >= groups->next_tick) {
+    tick(groups);
+    groups->next_tick = now + TICK_MS;
   }
   while (atomic_load_explicit(&groups->light, memory_order_acquire) > 0) {
     pthread_mutex_lock(&groups->ready_lock);
@@ -195,10 +196,6 @@ int rdt_groups_progress(rdt_device *device) {
   return driven;
 }
 
-bool rdt_groups_need_ticks(const rdt_device *device) {
-  return atomic_load(&device->groups->async) > 0;
-}
-
 rdt_status rdt_group_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
                            void *context) {
   rdt_operation *operation;
@@ -206,7 +203,7 @@ rdt_status rdt_group_start(rdt_group *group, const rdt_collective *call, rdt_don
   if (status == RDT_OK && !done) status = rdt_fail(RDT_ERR_INVALID, "done must not be NULL");
   if (status == RDT_OK) status = rdt_operation_start(group, call, done, context, &operation);
   if (status != RDT_OK) return status;
-  if (atomic_fetch_add(&group->groups->async, 1) == 0) rdt_device_wake(group->device);
+  if (atomic_fetch_add(&group->device->client_work, 1) == 0) rdt_device_wake(group->device);
   /* What goes out at once goes out now; the end is always told on another thread. */
   if (operation->driver == RDT_DRIVER_PROGRESS) operation->over = rdt_operation_advance(operation);
   put_aside(operation, operation->over || operation->driver == RDT_DRIVER_RUNNER);

@@ -85,84 +85,6 @@ void rdt_group_forget_regions(rdt_group *group, rdt_link *link) {
   pthread_mutex_unlock(&group->lock);
 }
 
-/* ---- a device's groups --------------------------------------------------------------------------------- */
-
-rdt_groups *rdt_groups_new(rdt_device *device) {
-  rdt_groups *groups = calloc(1, sizeof(*groups));
-  if (!groups) return NULL;
-  groups->device = device;
-  pthread_mutex_init(&groups->lock, NULL);
-  rdt_cond_init(&groups->visited);
-  pthread_mutex_init(&groups->ready_lock, NULL);
-  pthread_mutex_init(&groups->slab_lock, NULL);
-  rdt_cond_init(&groups->ready);
-  for (size_t i = 0; i < 2; i++) groups->queues[i].tail = &groups->queues[i].head;
-  return groups;
-}
-
-static void close_all(rdt_group *group, rdt_status status, const char *text) {
-  pthread_mutex_lock(&group->lock);
-  group->closing = true;
-  rdt_group_abort_all(group, status, text, true);
-  pthread_mutex_unlock(&group->lock);
-}
-
-static void await_end(rdt_group *group) {
-  pthread_mutex_lock(&group->lock);
-  while (group->started > 0) pthread_cond_wait(&group->changed, &group->lock);
-  pthread_mutex_unlock(&group->lock);
-}
-
-static rdt_group *next_held(rdt_groups *groups, rdt_group *group) {
-  pthread_mutex_lock(&groups->lock);
-  rdt_group *next = group ? group->next : groups->list;
-  if (next) rdt_group_ref(next);
-  pthread_mutex_unlock(&groups->lock);
-  rdt_group_unref(group);
-  return next;
-}
-
-void rdt_groups_interrupt(rdt_device *device) {
-  rdt_groups *groups = device->groups;
-  pthread_mutex_lock(&groups->lock);
-  groups->stopping = true;
-  pthread_cond_broadcast(&groups->visited);
-  pthread_mutex_unlock(&groups->lock);
-}
-
-void rdt_groups_stop(rdt_device *device) {
-  rdt_groups *groups = device->groups;
-  rdt_groups_interrupt(device);
-  pthread_mutex_lock(&groups->lock);
-  while (groups->joining > 0) pthread_cond_wait(&groups->visited, &groups->lock);
-  pthread_mutex_unlock(&groups->lock);
-  for (rdt_group *each = next_held(groups, NULL); each; each = next_held(groups, each)) {
-    close_all(each, RDT_ERR_CLOSED, "the device is being closed");
-    await_end(each);
-  }
-  rdt_runners_stop(groups);
-  pthread_mutex_lock(&groups->lock);
-  while (groups->channels) rdt_groups_forget_channel(groups, groups->channels->channel);
-  rdt_visitors_expire(groups, INT64_MAX);
-  pthread_mutex_unlock(&groups->lock);
-}
-
-void rdt_groups_free(rdt_groups *groups) {
-  if (!groups) return;
-  for (size_t i = 0; i < sizeof(groups->blocks) / sizeof(groups->blocks[0]); i++)
-    while (groups->blocks[i]) {
-      rdt_block *block = groups->blocks[i];
-      groups->blocks[i] = block->next;
-      free(block); /* its region went with the device's */
-    }
-  pthread_cond_destroy(&groups->visited);
-  pthread_cond_destroy(&groups->ready);
-  pthread_mutex_destroy(&groups->lock);
-  pthread_mutex_destroy(&groups->ready_lock);
-  pthread_mutex_destroy(&groups->slab_lock);
-  free(groups);
-}
-
 /* ---- create, close --------------------------------------------------------------------------------------- */
 
 static rdt_status check_options(const rdt_device *device, const rdt_group_options *options,
@@ -211,7 +133,7 @@ static rdt_group *group_new(rdt_device *device, const rdt_group_options *options
   rdt_group *group = calloc(1, sizeof(*group));
   if (!group) return NULL;
   atomic_init(&group->refs, 1);
-  group->groups = device->groups;
+  group->groups = rdt_groups_of(device);
   group->device = device;
   rdt_device_ref(device);
   snprintf(group->name, sizeof(group->name), "%s", options->name);
@@ -296,6 +218,14 @@ rdt_status rdt_group_create(rdt_device *device, const rdt_group_options *options
   return RDT_OK;
 }
 
+void rdt_group_end(rdt_group *group, rdt_status status, const char *text) {
+  pthread_mutex_lock(&group->lock);
+  group->closing = true;
+  rdt_group_abort_all(group, status, text, true);
+  while (group->started > 0) pthread_cond_wait(&group->changed, &group->lock);
+  pthread_mutex_unlock(&group->lock);
+}
+
 static void say_leave(rdt_group *group) {
   for (uint32_t peer = 0; peer < group->size; peer++) {
     if (peer == group->rank || atomic_load(&group->links[peer].down)) continue;
@@ -309,8 +239,7 @@ static void say_leave(rdt_group *group) {
 
 void rdt_group_close(rdt_group *group) {
   if (!group || rdt_device_check(group->device) == RDT_ERR_FORKED) return;
-  close_all(group, RDT_ERR_CANCELLED, "the group is being closed");
-  await_end(group);
+  rdt_group_end(group, RDT_ERR_CANCELLED, "the group is being closed");
   say_leave(group);
   delist(group);
   for (uint32_t i = 0; i < group->size; i++) rdt_group_forget_regions(group, &group->links[i]);

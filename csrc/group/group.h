@@ -282,7 +282,6 @@ struct rdt_groups {
   rdt_block *blocks[64]; /* free ones, by the logarithm of their size */
   unsigned runner_count, idle_runners;
   bool runners_stop;
-  atomic_uint async; /* operations that no caller waits for */
   int64_t next_tick;
 
   pthread_mutex_t slab_lock;
@@ -299,6 +298,8 @@ void rdt_group_stir(rdt_group *group);
  * group->lock. */
 void rdt_operation_mark_aborted(rdt_operation *operation, rdt_status status, const char *text,
                                 size_t length);
+/* Fails everything with `status` and waits until all is over; nothing starts any more. */
+void rdt_group_end(rdt_group *group, rdt_status status, const char *text);
 /* The peer's memory has to be let go before it learns that nobody uses it. */
 void rdt_group_forget_regions(rdt_group *group, rdt_link *link);
 /* Under groups->lock. arrivals.c */

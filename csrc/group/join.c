@@ -12,6 +12,7 @@
 #include "base/config.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "core/post/channel.h"
 #include "group/meeting.h"
 
 #define AGAIN_MS 500 /* between two JOINs: rank 0 forgets those of groups it does not know yet */

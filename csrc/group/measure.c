@@ -6,6 +6,8 @@
 #include <time.h>
 
 #include "base/status.h"
+#include "core/post/channel.h"
+#include "core/post/polling.h"
 #include "group/meeting.h"
 #include "group/reduce.h"
 

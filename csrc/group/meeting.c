@@ -6,6 +6,8 @@
 
 #include "base/config.h"
 #include "base/status.h"
+#include "core/meet/connect.h"
+#include "core/post/channel.h"
 
 #define VISITORS 4096u /* kept by a device */
 
@@ -97,7 +99,7 @@ static void refuse_late(rdt_channel *channel, const char *name) {
 }
 
 static void keep(rdt_channel *channel, rdt_message_kind kind, const void *data, size_t size) {
-  rdt_groups *groups = channel->device->groups;
+  rdt_groups *groups = rdt_groups_of(channel->device);
   rdt_visitor *visitor = malloc(sizeof(*visitor) + size);
   if (!visitor) return; /* it comes again, or its sender's deadline passes */
   rdt_channel_ref(channel);
@@ -126,7 +128,7 @@ static void answer_ping(rdt_channel *channel) {
 
 /* Is it a JOIN for a group that has all its members? */
 static bool comes_late(rdt_channel *channel, const void *data, size_t size, char *name) {
-  rdt_groups *groups = channel->device->groups;
+  rdt_groups *groups = rdt_groups_of(channel->device);
   rdt_wire wire;
   rdt_wire_load(&wire, data, size);
   rdt_wire_get_text(&wire, name, RDT_GROUP_NAME_SIZE);
@@ -145,7 +147,7 @@ void rdt_group_visit(rdt_channel *channel, rdt_message_kind kind, const void *da
   } else if (kind == RDT_GROUP_PING) {
     answer_ping(channel);
   } else if (kind == RDT_GROUP_PONG) {
-    atomic_fetch_add(&channel->device->groups->pongs, 1);
+    atomic_fetch_add(&rdt_groups_of(channel->device)->pongs, 1);
   } else if (kind == RDT_GROUP_JOIN && comes_late(channel, data, size, name)) {
     refuse_late(channel, name);
   } else {
@@ -220,8 +222,8 @@ rdt_status rdt_meeting_connect(rdt_group *group, const char *address, uint64_t g
                                rdt_deadline deadline, rdt_channel **channel) {
   *channel = find_channel(group->groups, address, generation);
   if (*channel) return RDT_OK;
-  rdt_status status = rdt_bootstrap_connect(group->device, address, RDT_PURPOSE_GROUPS,
-                                            rdt_deadline_left(deadline), channel);
+  rdt_status status = rdt_connect_for(group->device, address, RDT_PURPOSE_GROUPS,
+                                      rdt_deadline_left(deadline), channel);
   if (status == RDT_OK && generation != 0 && (*channel)->peer_generation != generation) {
     rdt_channel_unref(*channel);
     status = rdt_fail(RDT_ERR_CONNECTION_LOST, "another device than the one that joined is at %s",

@@ -8,6 +8,7 @@
 
 #include "base/copy.h"
 #include "base/status.h"
+#include "core/memory/region.h"
 #include "group/group.h"
 #include "group/reduce.h"
 

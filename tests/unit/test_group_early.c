@@ -84,7 +84,7 @@ static void test_sender_is_gone(void) {
 }
 
 static unsigned visitors(const member *m) {
-  rdt_groups *groups = m->device->groups;
+  rdt_groups *groups = rdt_groups_of(m->device);
   pthread_mutex_lock(&groups->lock);
   unsigned count = groups->visitor_count;
   pthread_mutex_unlock(&groups->lock);

@@ -38,7 +38,7 @@ static void close_devices(member *members, uint32_t count) {
 }
 
 static unsigned visitors_of(const member *m) {
-  rdt_groups *groups = m->device->groups;
+  rdt_groups *groups = rdt_groups_of(m->device);
   pthread_mutex_lock(&groups->lock);
   unsigned count = groups->visitor_count;
   pthread_mutex_unlock(&groups->lock);

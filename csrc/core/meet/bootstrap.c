@@ -6,6 +6,8 @@
  * Each incoming connection is a handshake on a worker with a deadline, so that a peer that connects and
  * says nothing delays nobody. When there are too many, the host that has most of them loses its oldest.
  */
+#include "core/meet/bootstrap.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -21,6 +23,8 @@
 #include "base/status.h"
 #include "base/wait.h"
 #include "core/meet/handshake.h"
+#include "core/post/channel.h"
+#include "core/workers.h"
 #include "transport/registry.h"
 
 #define HANDSHAKE_MS 5000
@@ -90,14 +94,14 @@ static rdt_status create_channel(const rdt_handshake *work, const rdt_attach *as
   rdt_guest *guest = NULL;
   rdt_status status = check_transport(device, asked->transport, work->local);
   if (status == RDT_OK) status = rdt_admission_enter(&device->admission, work->origin.host, &guest);
-  if (status == RDT_OK) status = rdt_channel_create(device, asked->transport, offer, channel);
+  if (status == RDT_OK)
+    status = rdt_channel_create(device, asked->transport, asked->purpose, offer, channel);
   if (status != RDT_OK) {
     rdt_admission_leave(&device->admission, guest);
     return status;
   }
   (*channel)->guest = guest;
   (*channel)->accepted = true;
-  (*channel)->purpose = asked->purpose;
   return RDT_OK;
 }
 
@@ -154,7 +158,7 @@ static rdt_status open_channel(rdt_greeting *greeting, rdt_handshake *work, rdt_
   if (status == RDT_OK) status = await_ready(channel, deadline);
   if (status == RDT_OK && !settle(work))
     status = rdt_fail(RDT_ERR_CONNECTION_LOST, "it was dropped in favour of a newer one");
-  return status == RDT_OK ? rdt_progress_adopt(channel) : status;
+  return status == RDT_OK ? rdt_device_adopt(channel) : status;
 }
 
 static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,

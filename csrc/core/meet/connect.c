@@ -6,6 +6,8 @@
  * channel's control connection.
  * docs/protocol.md draws it; bootstrap.c is the other side.
  */
+#include "core/meet/connect.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -15,6 +17,7 @@
 #include "base/text.h"
 #include "base/wait.h"
 #include "core/meet/handshake.h"
+#include "core/post/channel.h"
 #include "transport/registry.h"
 
 /* A peer's refusal in its own words. */
@@ -151,15 +154,15 @@ static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_
   rdt_status status =
       choose_transport(greeting->device, &greeting->peer, deadline, &transport, &local);
   if (status == RDT_OK && local >= 0) status = switch_to_local(greeting, local, deadline);
-  if (status == RDT_OK) status = rdt_channel_create(greeting->device, transport, &offer, &channel);
+  if (status == RDT_OK)
+    status = rdt_channel_create(greeting->device, transport, purpose, &offer, &channel);
   if (status != RDT_OK) return status;
-  channel->purpose = purpose;
   rdt_greeting_introduce(greeting, channel);
   status = attach(channel, greeting, &offer, deadline);
   rdt_fds_close(&offer.fds);
   if (status == RDT_OK) {
     rdt_channel_ref(channel); /* the progress thread's */
-    status = rdt_progress_adopt(channel);
+    status = rdt_device_adopt(channel);
     if (status != RDT_OK) rdt_channel_unref(channel);
   }
   if (status != RDT_OK) {
@@ -188,11 +191,11 @@ rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeo
                               rdt_channel **channel) {
   if (!device || !address || !channel)
     return rdt_fail(RDT_ERR_INVALID, "device, address and channel must not be NULL");
-  return rdt_bootstrap_connect(device, address, RDT_PURPOSE_USER, timeout_ms, channel);
+  return rdt_connect_for(device, address, RDT_PURPOSE_USER, timeout_ms, channel);
 }
 
-rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_purpose purpose,
-                                 int timeout_ms, rdt_channel **channel) {
+rdt_status rdt_connect_for(rdt_device *device, const char *address, rdt_purpose purpose,
+                           int timeout_ms, rdt_channel **channel) {
   rdt_status status = rdt_device_check(device);
   if (status != RDT_OK) return status;
   if (rdt_on_progress_thread())

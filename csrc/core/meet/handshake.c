@@ -55,7 +55,7 @@ void rdt_attach_get(rdt_wire *wire, rdt_attach *attach) {
   attach->transport = wire->bad ? NULL : rdt_transport_find(name);
   attach->purpose = (rdt_purpose)purpose;
   attach->proven = proof == sizeof(attach->proof);
-  if (!attach->transport || purpose > RDT_PURPOSE_GROUPS || (proof && !attach->proven))
+  if (!attach->transport || purpose >= RDT_PURPOSE_COUNT || (proof && !attach->proven))
     wire->bad = true;
 }
 

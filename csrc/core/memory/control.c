@@ -11,7 +11,8 @@
 
 #include "base/config.h"
 #include "base/status.h"
-#include "core/objects.h"
+#include "core/memory/region.h"
+#include "core/workers.h"
 
 #define UNSENT_LIMIT (64u * 1024) /* of a peer that does not read */
 #define ALLOCATING_LIMIT 16       /* requests of one peer under way at once */

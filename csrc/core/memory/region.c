@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "core/memory/region.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +9,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "core/objects.h"
+#include "core/post/transfer.h"
 #include "transport/registry.h"
 
 static rdt_status check_arguments(const rdt_device *device, uint64_t size, uint32_t access,

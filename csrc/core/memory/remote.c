@@ -3,14 +3,14 @@
  * Remote regions: a peer's memory opened over a channel. Each is imported once per channel and shared
  * by its handles; the last handle releases it, and with it, perhaps, the peer's lease.
  */
+#include "core/memory/remote.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/config.h"
-#include "base/forks.h"
 #include "base/status.h"
 #include "core/memory/control.h"
-#include "core/objects.h"
 
 /* Takes a reference unless the last one is just being dropped. */
 static bool try_ref(rdt_remote_region *region) {
@@ -71,6 +71,22 @@ static rdt_status check_answer(const rdt_channel *channel, const rdt_region_requ
                   channel->peer_name);
 }
 
+/* On a closing channel the progress thread waits for the last region, to give the lease back. */
+static void remote_region_free(rdt_remote_region *region) {
+  rdt_channel *channel = region->channel;
+  pthread_mutex_lock(&channel->lock);
+  rdt_remote_region **link = &channel->remote_regions;
+  while (*link != region) link = &(*link)->next;
+  *link = region->next;
+  bool last = channel->remote_regions == NULL;
+  pthread_mutex_unlock(&channel->lock);
+  channel->transport->region_release(region->mapping);
+  give_back(channel, region->info.size);
+  free(region);
+  if (last && atomic_load(&channel->down)) rdt_device_wake(channel->device);
+  rdt_channel_unref(channel);
+}
+
 static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_bundle *bundle,
                          rdt_remote_region **region_out) {
   rdt_region_memory claimed = {.size = info->size, .access = info->access};
@@ -86,6 +102,7 @@ static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_
     return status;
   }
   atomic_init(&region->refs, 1);
+  region->free = remote_region_free;
   region->channel = channel;
   rdt_channel_ref(channel);
   region->info = *info;
@@ -141,29 +158,6 @@ rdt_status rdt_remote_region_alloc(rdt_channel *channel, uint64_t size, uint32_t
                                    int timeout_ms, rdt_remote_region **region) {
   rdt_region_request request = {.type = RDT_MESSAGE_ALLOC, .size = size, .access = access};
   return ask_and_import(channel, &request, timeout_ms, region);
-}
-
-void rdt_remote_region_ref(rdt_remote_region *region) {
-  atomic_fetch_add_explicit(&region->refs, 1, memory_order_relaxed);
-}
-
-/* A forked child's copy is left alone, as that of a channel is. */
-void rdt_remote_region_unref(rdt_remote_region *region) {
-  if (!region || region->channel->device->fork_epoch != rdt_forks_epoch()) return;
-  if (atomic_fetch_sub(&region->refs, 1) != 1) return;
-  rdt_channel *channel = region->channel;
-  pthread_mutex_lock(&channel->lock);
-  rdt_remote_region **link = &channel->remote_regions;
-  while (*link != region) link = &(*link)->next;
-  *link = region->next;
-  bool last = channel->remote_regions == NULL;
-  pthread_mutex_unlock(&channel->lock);
-  channel->transport->region_release(region->mapping);
-  give_back(channel, region->info.size);
-  free(region);
-  /* On a closing channel the progress thread waits for this to give the lease back. */
-  if (last && atomic_load(&channel->down)) rdt_device_wake(channel->device);
-  rdt_channel_unref(channel);
 }
 
 bool rdt_channel_holds_regions(rdt_channel *channel) {

@@ -6,9 +6,10 @@
  * long backlog is no fault: the channel is lost only if for DEADLINE_MS nothing of the older batch moved,
  * neither a piece that completed nor an operation that left the queue.
  */
+#include "core/post/overdue.h"
+
 #include "base/config.h"
 #include "base/status.h"
-#include "core/objects.h"
 
 #define QUIET_TICKS 3 /* as many as make DEADLINE_MS */
 
@@ -42,18 +43,18 @@ uint64_t rdt_overdue_pending(rdt_device *device) {
   return pending;
 }
 
-void rdt_overdue_tick(rdt_channel *channel) {
+bool rdt_overdue_tick(rdt_channel *channel) {
   unsigned older = !atomic_load(&channel->batch);
   if (atomic_load(&channel->batches[older].waiting) == 0) {
     channel->quiet_ticks = 0;
     atomic_store(&channel->batch, older);
-    return;
+    return false;
   }
   bool moved = atomic_exchange(&channel->batches[older].moved, false);
   channel->quiet_ticks = moved ? 0 : channel->quiet_ticks + 1;
-  if (channel->quiet_ticks < QUIET_TICKS) return;
+  if (channel->quiet_ticks < QUIET_TICKS) return false;
   rdt_fail(RDT_ERR_CONNECTION_LOST, "%s did not complete an operation for %llu ms (%sDEADLINE_MS)",
            channel->transport->name, (unsigned long long)rdt_config_number(RDT_CONFIG_DEADLINE_MS),
            RDT_ENV_PREFIX);
-  rdt_channel_break(channel);
+  return true;
 }

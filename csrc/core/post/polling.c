@@ -3,23 +3,18 @@
  * Taking what a channel's endpoint has: notifications and completions. Usually the progress thread does, one
  * thread at a time in any case.
  */
-#include "base/status.h"
-#include "core/objects.h"
-#include "group/groups.h"
+#include "core/post/polling.h"
+
+#include "core/client.h"
+#include "core/post/channel.h"
+#include "core/post/posting.h"
 
 static void take_notification(void *context, uint64_t immediate, const void *data, size_t size) {
   rdt_channel *channel = context;
   rdt_device *device = channel->device;
   rdt_count(&device->counters.notifies_received, 1);
   rdt_count(&device->counters.notify_bytes_received, size);
-  if (channel->purpose == RDT_PURPOSE_GROUPS) {
-    rdt_groups_take(channel, immediate, data, size);
-  } else if (device->options.on_notify) {
-    device->options.on_notify(device->options.context, channel, immediate, data, size);
-  } else if (!rdt_inbox_put(&device->inbox, channel, immediate, data, size)) {
-    rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a notification from %s", channel->peer_name);
-    rdt_channel_break(channel);
-  }
+  channel->client->take(channel, immediate, data, size);
 }
 
 /* What fails because the channel is down fails for the reason that brought it down; what fails before is

@@ -2,6 +2,8 @@
  *
  * A completion that a thread can wait for: of operations posted on a channel, or of one of a group.
  */
+#include "core/post/transfer.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,7 +12,9 @@
 
 #include "base/config.h"
 #include "base/status.h"
-#include "core/objects.h"
+#include "core/post/channel.h"
+#include "core/post/polling.h"
+#include "core/post/posting.h"
 
 #define ROOM_US 1000      /* between looks at whether queues have room */
 #define POLLS_PER_LOOK 32 /* at the endpoint, before the transfer itself is looked at */
@@ -24,7 +28,7 @@ struct rdt_transfer {
   char text[256];       /* why that failed */
 };
 
-static rdt_transfer *transfer_new(rdt_channel *channel) {
+rdt_transfer *rdt_transfer_new(rdt_channel *channel) {
   rdt_transfer *transfer = calloc(1, sizeof(*transfer));
   if (!transfer) return NULL;
   rdt_cond_init(&transfer->completed);
@@ -42,6 +46,11 @@ void rdt_transfer_free(rdt_transfer *transfer) {
   pthread_mutex_destroy(&transfer->lock);
   rdt_channel_unref(transfer->channel);
   free(transfer);
+}
+
+void rdt_transfer_drop(rdt_transfer *transfer) {
+  rdt_transfer_free(transfer);
+  rdt_transfer_free(transfer);
 }
 
 void rdt_transfer_complete(void *context, rdt_status status) {
@@ -62,12 +71,13 @@ static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
     if (at_once == RDT_OK) *transfer = NULL;
     return at_once;
   }
-  rdt_transfer *waitable = transfer_new(channel);
+  rdt_transfer *waitable = rdt_transfer_new(channel);
   if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status = rdt_channel_post(channel, ops, count, rdt_transfer_complete, waitable);
+  /* Whoever waits looks for the completion, or asks for an event. */
+  const rdt_completion completion = {rdt_transfer_complete, waitable, .wants_event = false};
+  rdt_status status = rdt_channel_post_queued(channel, ops, count, &completion);
   if (status != RDT_IN_PROGRESS) {
-    rdt_transfer_free(waitable); /* the completion's, which will not come */
-    rdt_transfer_free(waitable);
+    rdt_transfer_drop(waitable);
     waitable = NULL;
   }
   if (status >= 0) *transfer = waitable;
@@ -84,15 +94,14 @@ rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t co
 /* `transfer` completes when the grant does, if it is under way. */
 static rdt_status post_grant(rdt_channel *channel, rdt_registration *registration,
                              rdt_transfer **transfer) {
-  rdt_transfer *waitable = transfer_new(channel);
+  rdt_transfer *waitable = rdt_transfer_new(channel);
   if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status =
-      rdt_channel_post_grant(channel, registration, rdt_transfer_complete, waitable);
+  const rdt_completion completion = {rdt_transfer_complete, waitable, .wants_event = false};
+  rdt_status status = rdt_channel_post_grant(channel, registration, &completion);
   if (status == RDT_IN_PROGRESS) {
     *transfer = waitable;
   } else {
-    rdt_transfer_free(waitable); /* the completion's, which will not come */
-    rdt_transfer_free(waitable);
+    rdt_transfer_drop(waitable);
   }
   return status;
 }
@@ -110,21 +119,6 @@ rdt_status rdt_channel_grant(rdt_channel *channel, rdt_registration *registratio
   if (status != RDT_IN_PROGRESS) return status;
   status = rdt_transfer_wait(transfer, RDT_TIMEOUT_DEFAULT);
   rdt_transfer_free(transfer);
-  return status;
-}
-
-rdt_status rdt_group_submit(rdt_group *group, const rdt_collective *collective,
-                            rdt_transfer **transfer) {
-  if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
-  rdt_transfer *waitable = transfer_new(NULL);
-  if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status = rdt_group_start(group, collective, rdt_transfer_complete, waitable);
-  if (status == RDT_IN_PROGRESS) {
-    *transfer = waitable;
-  } else {
-    rdt_transfer_free(waitable); /* the completion's, which will not come */
-    rdt_transfer_free(waitable);
-  }
   return status;
 }
 
