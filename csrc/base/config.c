@@ -62,7 +62,7 @@ static rdt_log_level level_from(const char *text) {
   return (rdt_log_level)(strchr(initials, text[0]) - initials);
 }
 
-/* The log reads no settings: it is told of them. */
+/* The log does not read settings; this passes them on. */
 static void configure_log(void) {
   const char *level = values[RDT_CONFIG_LOG_LEVEL].text,
              *format = values[RDT_CONFIG_LOG_FORMAT].text;
@@ -127,7 +127,7 @@ static rdt_status unknown_name(const char *name) {
                   nearest_name(name));
 }
 
-/* Variables of the lab, the build and the tests are not settings. */
+/* The lab, the build and the tests have variables of their own, which are no settings. */
 static bool is_others(const char *name) {
   const char *const prefixes[] = {"LAB_", "BUILD_", "TEST_"};
   for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++)

@@ -24,7 +24,7 @@ static const struct {
 
 typedef struct fault_rate {
   double probability;
-  uint64_t only; /* the one occasion, counted from 1; 0: by probability */
+  uint64_t only; /* the number of the only occasion, counted from 1; 0 if probability decides */
   int64_t lasts_us;
 } fault_rate;
 
@@ -33,7 +33,7 @@ typedef struct fault_plan {
   fault_rate rates[RDT_FAULT_KINDS];
 } fault_plan;
 
-/* Read by any thread while it is replaced: for a moment some kinds may be as before. */
+/* Threads read this while it is replaced, so for a moment some kinds may have their old values. */
 static _Atomic uint64_t seed;
 static struct {
   _Atomic double probability;
@@ -99,7 +99,7 @@ static rdt_status unknown_kind(const char *word) {
                   RDT_ENV_PREFIX, word, known);
 }
 
-/* "KIND=RATE[:TIME]"; takes `item` apart. */
+/* Parses "KIND=RATE[:TIME]", and writes into `item` as it does. */
 static rdt_status parse_item(fault_plan *plan, char *item) {
   char whole[256];
   snprintf(whole, sizeof(whole), "%s", item);
@@ -144,7 +144,8 @@ rdt_status rdt_faults_set(const char *text) {
 
 /* ---- chance ----------------------------------------------------------------------------------------- */
 
-/* SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): its n-th number without those before it. */
+/* The n-th number of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), without computing those
+ * before it. */
 static uint64_t mix(uint64_t n) {
   uint64_t z = (n + 1) * 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;

@@ -13,7 +13,7 @@ static atomic_bool as_json;
 
 static const char *const level_names[] = {"ERROR", "WARN", "INFO", "DEBUG"};
 static const char *const json_levels[] = {"error", "warn", "info", "debug"};
-/* What a line may begin with, to say what part of the program it is of; all others are the core's. */
+/* The prefixes that name the component a line comes from. Lines without one come from the core. */
 static const char *const components[] = {"tensorflow", "plan", "verbs", "metrics"};
 
 #define JSON_SIZE 8192
@@ -24,7 +24,7 @@ typedef struct {
   size_t size;
 } json_line;
 
-/* All of `text` or, where it would leave no room for the line's end, nothing. */
+/* Appends all of `text`, or nothing if no room would remain for the end of the line. */
 static int put(json_line *line, const char *text, size_t size) {
   if (size > sizeof(line->text) - sizeof(json_end) - line->size) return 0;
   memcpy(line->text + line->size, text, size);
@@ -32,7 +32,8 @@ static int put(json_line *line, const char *text, size_t size) {
   return 1;
 }
 
-/* Bytes of the UTF-8 character at `text`, which ends with a zero; 0 if there is none. RFC 3629, section 4. */
+/* Returns the length of the UTF-8 character at `text`, which is zero-terminated, or 0 if it is
+ * none. RFC 3629, section 4. */
 static size_t utf8_size(const unsigned char *text) {
   unsigned char first = text[0], low = 0x80, high = 0xbf;
   if (first < 0x80) return 1;
@@ -48,7 +49,7 @@ static size_t utf8_size(const unsigned char *text) {
   return size;
 }
 
-/* Lines quote peers, who may send any bytes. RFC 8259, section 7. */
+/* Escapes the text, because lines quote peers, who may send any bytes. RFC 8259, section 7. */
 static void put_quoted(json_line *line, const char *text) {
   for (const unsigned char *at = (const unsigned char *)text; *at;) {
     size_t size = utf8_size(at);
@@ -65,7 +66,7 @@ static void put_quoted(json_line *line, const char *text) {
   }
 }
 
-/* One object per line: time (UTC, RFC 3339), level, pid, component, message. */
+/* Writes one object per line: time (UTC, RFC 3339), level, pid, component, message. */
 static void write_json(rdt_log_level level, const char *text) {
   json_line line = {.size = 0};
   const char *component = "core";
@@ -88,7 +89,7 @@ static void write_json(rdt_log_level level, const char *text) {
   put(&line, head, (size_t)length);
   put_quoted(&line, text);
   memcpy(line.text + line.size, json_end, sizeof(json_end));
-  /* In one piece, so that lines of several threads and processes stay whole. */
+  /* One call per line, so that lines of several threads and processes stay whole. */
   fputs(line.text, stderr);
 }
 

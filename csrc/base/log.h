@@ -6,7 +6,7 @@
 
 #include "rdmatensor.h"
 
-/* What LOG_LEVEL and LOG_FORMAT say. Until it is called, lines up to INFO are logged, as text. */
+/* Applies LOG_LEVEL and LOG_FORMAT. Before the first call, lines up to INFO are logged as text. */
 void rdt_log_configure(rdt_log_level level, bool json);
 /* Writes one line into the sink if `level` is enabled by LOG_LEVEL. Thread-safe. */
 void rdt_log(rdt_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

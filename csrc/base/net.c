@@ -37,13 +37,13 @@ rdt_status rdt_fds_check(const rdt_fds *fds) {
                    : RDT_OK;
 }
 
-/* "host:port" or "[v6]:port" into its parts. */
+/* Splits "host:port" or "[v6]:port" into its parts. */
 static rdt_status split_address(const char *address, char *host, size_t size, const char **port) {
   const char *colon = address ? strrchr(address, ':') : NULL;
   if (!colon || colon == address || !colon[1])
     return rdt_fail(RDT_ERR_INVALID, "\"%s\" is not an address: give host:port",
                     address ? address : "");
-  /* The resolver would take it modulo 65536. */
+  /* The resolver would reduce a larger number modulo 65536. */
   if (strspn(colon + 1, "0123456789") == strlen(colon + 1) &&
       strtoul(colon + 1, NULL, 10) > UINT16_MAX)
     return rdt_fail(RDT_ERR_INVALID, "\"%s\" is not an address: ports go up to %d", address,
@@ -224,7 +224,7 @@ static bool has_ended(int socket) {
   return poll(&look, 1, 0) > 0;
 }
 
-/* Up to `size` bytes, or one packet; RDT_IN_PROGRESS if nothing is there. */
+/* Receives up to `size` bytes, or one packet. Returns RDT_IN_PROGRESS if there is nothing. */
 static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fds,
                                size_t *received) {
   union {
@@ -239,7 +239,9 @@ static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fd
                              .msg_controllen = sizeof(control.bytes)};
     ssize_t done = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     int error = errno;
-    if (done >= 0) collect_fds(&message, fds); /* also what came with an empty packet is ours now */
+    if (done >= 0)
+      collect_fds(&message,
+                  fds); /* even an empty packet may bring descriptors, which are ours now */
     if (done > 0) {
       if (fds && (message.msg_flags & MSG_CTRUNC)) fds->lost = true;
       *received = (size_t)done;
@@ -258,7 +260,8 @@ bool rdt_net_has_packets(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
 }
 
-/* Bytes of the message that starts in wire->data[0..have), as far as they say. */
+/* Returns the size of the message that starts in wire->data[0..have), as far as those bytes tell
+ * it. */
 static rdt_status message_size(const rdt_wire *wire, size_t have, size_t *size) {
   *size = RDT_WIRE_HEADER_SIZE;
   if (have < RDT_WIRE_HEADER_SIZE) return RDT_OK;

@@ -16,7 +16,7 @@ static uint64_t fetch(const uint8_t *at, size_t bytes) {
   return value;
 }
 
-/* The next `size` bytes, or NULL (and bad) when they are not there. */
+/* Moves over the next `size` bytes. Returns NULL and sets `bad` if they are not there. */
 static uint8_t *advance(rdt_wire *wire, size_t size, size_t limit) {
   if (wire->bad || size > limit - wire->at) {
     wire->bad = true;
