@@ -42,8 +42,8 @@ static void device_free(rdt_device *device) {
   free(device);
 }
 
-/* Same boot, same machine; and the network namespace, whose unix sockets are its own: what decides
- * whether memory can be shared. */
+/* Processes can share memory if they have the same boot id, hence the same machine, and the same
+ * network namespace, hence the same unix sockets. */
 static void read_host_id(char *host_id) {
   struct stat space;
   FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -94,7 +94,7 @@ static void open_transport(rdt_device *device, size_t index, const char *wanted)
           own->why_not);
 }
 
-/* A misspelt name would otherwise be a transport that silently is not used. */
+/* A misspelt name would otherwise silently disable a transport. */
 static rdt_status check_names(const char *wanted) {
   char name[64];
   for (const char *at = wanted; rdt_text_next(&at, name, sizeof(name));) {
@@ -106,7 +106,7 @@ static rdt_status check_names(const char *wanted) {
   return RDT_OK;
 }
 
-/* Those that are wanted and that this machine has; there must be one. */
+/* Opens the transports that are wanted and that this machine has. There must be at least one. */
 static rdt_status open_transports(rdt_device *device) {
   char wanted[64], reasons[640] = "";
   bool any = false;
@@ -124,7 +124,7 @@ static rdt_status open_transports(rdt_device *device) {
                   RDT_ENV_PREFIX, wanted, reasons);
 }
 
-/* The secret is read here, so that what is wrong with its file is said to whoever opens the device. */
+/* The secret is read here, so that whoever opens the device learns what is wrong with its file. */
 static rdt_status read_secret(rdt_device *device) {
   rdt_status status = rdt_secret_configured(&device->secret);
   if (status == RDT_OK && !device->secret && rdt_config_number(RDT_CONFIG_INSECURE))

@@ -44,7 +44,7 @@ static rdt_status open_inbox(rdt_device *device, void **state) {
   return RDT_OK;
 }
 
-/* Drops what waits and wakes the readers. */
+/* Drops the notifications and wakes the readers. */
 static void close_inbox(rdt_device *device) {
   inbox *in = inbox_of(device);
   pthread_mutex_lock(&in->lock);
@@ -69,7 +69,7 @@ static void free_inbox(void *state) {
   free(in);
 }
 
-/* Copies a notification in; false when memory ran out. */
+/* Copies a notification into the inbox. Returns false if there is no memory. */
 static bool put(rdt_channel *channel, uint64_t immediate, const void *data, size_t size) {
   inbox *in = inbox_of(channel->device);
   entry *added = calloc(1, sizeof(*added));
@@ -92,7 +92,8 @@ static bool put(rdt_channel *channel, uint64_t immediate, const void *data, size
   return true;
 }
 
-/* True in *resume if senders that were held up may go on. */
+/* Takes the oldest notification, or returns NULL at the deadline. Sets *resume if senders that
+ * were held up may go on. */
 static entry *take(rdt_device *device, rdt_deadline deadline, bool *resume) {
   inbox *in = inbox_of(device);
   pthread_mutex_lock(&in->lock);
@@ -139,7 +140,7 @@ void rdt_notification_clear(rdt_notification *notification) {
 
 /* ---- the client ------------------------------------------------------------------------------------- */
 
-/* Channels that this process connected itself are no news to the user. */
+/* The user already knows the channels that this process connected itself. */
 static void on_connected(rdt_channel *channel) {
   const rdt_device_options *user = &channel->device->options;
   if (channel->accepted && user->on_connect) user->on_connect(user->context, channel);

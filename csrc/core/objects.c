@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What every object of the core may call: references, and the way to the progress thread. The last reference frees
- * an object through the function that its creator left in it, so that this file needs none of theirs.
+ * References, and the functions by which all of the core reaches the progress thread. Dropping the
+ * last reference calls the `free` function that the object's creator set, so this file depends on
+ * none of them.
  */
 #include "core/objects.h"
 

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The core's objects and who may touch what. docs/ownership.md has the prose.
- *
- *   device ──owns──> regions, active channels        (device->lock)
- *   channel ──owns─> endpoint, control socket, queue (send_lock), calls and remote regions (lock)
- *   remote region ──holds──> its channel
- *
- * References: a channel is held by the device while active, by each user handle and each remote
- * region; a device by its opener and by each channel. What a channel's threads may be using (endpoint,
- * socket) is freed with the last reference only.
+ * The core's objects, and who may access what. docs/ownership.md explains it. device ──owns──>
+ * regions, active channels (device->lock) channel ──owns─> endpoint, control socket, queue
+ * (send_lock), calls and remote regions (lock) remote region ──holds──> its channel References: a
+ * channel is held by the device while active, by each user handle and each remote region; a device
+ * by its opener and by each channel. What a channel's threads may be using (endpoint, socket) is
+ * freed with the last reference only.
  */
 #ifndef RDT_CORE_OBJECTS_H
 #define RDT_CORE_OBJECTS_H
@@ -40,13 +37,14 @@ static inline void rdt_count(_Atomic uint64_t *counter, uint64_t by) {
 struct rdt_region {
   rdt_region *next;
   rdt_device *device;
-  const rdt_channel *tenant; /* the channel whose peer allocated it; NULL for our own */
-  uint64_t reserved_for;     /* number of the channel whose peer alone may open it; 0: any may */
+  const rdt_channel *tenant; /* the channel whose peer allocated it; NULL if this process did */
+  uint64_t reserved_for; /* the number of the only channel whose peer may open it; 0 if any may */
   rdt_region_memory memory;
-  rdt_registration *registrations[RDT_MAX_TRANSPORTS]; /* NULL where a transport cannot share it */
+  rdt_registration
+      *registrations[RDT_MAX_TRANSPORTS]; /* NULL for a transport that cannot share it */
   uint64_t key;
   char name[RDT_REGION_NAME_SIZE];
-  bool owned; /* the memory too */
+  bool owned; /* the memory is freed with the region */
 };
 
 typedef struct rdt_watch {
@@ -55,12 +53,12 @@ typedef struct rdt_watch {
   size_t transport;     /* of the last */
 } rdt_watch;
 
-/* A transport as one device has it. */
+/* A transport, as one device uses it. */
 typedef struct rdt_device_transport {
-  const rdt_transport *ops; /* that of rdt_transports, or with faults */
+  const rdt_transport *ops; /* from rdt_transports, or wrapped to inject faults */
   rdt_domain *domain;
   bool open;
-  bool lost; /* progress thread only: the domain works no more */
+  bool lost; /* progress thread only: the domain failed */
   char why_not[256];
   rdt_watch watch;
 } rdt_device_transport;
@@ -68,14 +66,14 @@ typedef struct rdt_device_transport {
 typedef struct rdt_client rdt_client;       /* client.h */
 typedef struct rdt_handshake rdt_handshake; /* meet/bootstrap.c */
 
-/* Whom a channel serves; a number on the wire. */
+/* The client that a channel serves. The number goes over the wire. */
 typedef enum rdt_purpose {
   RDT_PURPOSE_USER = 0,
   RDT_PURPOSE_GROUPS = 1, /* not shown to the user */
   RDT_PURPOSE_COUNT
 } rdt_purpose;
 
-/* What workers are for; each has its own number of them. */
+/* What workers do. Each kind of work has a limit of its own. */
 typedef enum rdt_work { RDT_WORK_HANDSHAKE, RDT_WORK_ALLOCATION, RDT_WORK_KINDS } rdt_work;
 
 struct rdt_device {
@@ -83,17 +81,18 @@ struct rdt_device {
   void (*free)(rdt_device *device);
   rdt_device_options options;
   char name[RDT_NAME_SIZE], address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
-  char local_name[RDT_LOCAL_NAME_SIZE]; /* of the unix socket; empty: there is none */
+  char local_name[RDT_LOCAL_NAME_SIZE]; /* of the unix socket; empty if there is none */
   uint64_t generation;
   unsigned fork_epoch;
-  rdt_secret *secret; /* NULL: none */
+  rdt_secret *secret; /* NULL if there is none */
   rdt_admission admission;
-  rdt_device_transport transports[RDT_MAX_TRANSPORTS]; /* as rdt_transports */
+  rdt_device_transport transports[RDT_MAX_TRANSPORTS]; /* indexed as rdt_transports */
   rdt_counters counters;
   void *client_states[RDT_PURPOSE_COUNT];
-  /* Operations of clients that nobody but the progress thread watches: it looks after them every now and then. */
+  /* The number of clients' operations that only the progress thread watches. While there are
+   * any, it calls the clients, and sleeps for WATCH_MS at most. */
   atomic_uint client_work;
-  atomic_bool throttled; /* the user reads too slowly: senders shall wait */
+  atomic_bool throttled; /* the user reads too slowly, so senders have to wait */
 
   pthread_mutex_t lock; /* regions, arrivals, closing; `active` for all but the progress thread */
   rdt_region *regions;
@@ -102,7 +101,7 @@ struct rdt_device {
 
   /* progress thread */
   pthread_t progress_thread;
-  rdt_channel *active; /* it alone changes the list, under lock */
+  rdt_channel *active; /* only this thread changes the list, under lock */
   int epoll_fd, wake_fd;
   atomic_bool stop;
 
@@ -110,23 +109,24 @@ struct rdt_device {
   pthread_t bootstrap_thread;
   int tcp_socket, local_socket, bootstrap_wake;
 
-  rdt_handshake *handshakes; /* that may be evicted; under lock */
+  rdt_handshake *handshakes; /* those that may be evicted; under lock */
   int handshake_count;
 
-  int workers[RDT_WORK_KINDS]; /* running, under lock */
+  int workers[RDT_WORK_KINDS]; /* how many run; under lock */
   pthread_cond_t workers_done;
 };
 
-/* Posted operations that are not complete: they wait in the channel's queue, or for the transport. */
+/* Operations that are posted and not complete. They wait in the channel's queue or for the
+ * transport. */
 typedef struct rdt_posting {
-  rdt_request request; /* first: what transports see of it */
+  rdt_request request; /* the part that transports see; must be first */
   struct rdt_posting *next;
-  rdt_channel *channel; /* it is posted on; outlives it */
-  unsigned batch;       /* of that channel's */
+  rdt_channel *channel; /* the channel it is posted on, which outlives it */
+  unsigned batch;       /* index into channel->batches */
   rdt_done_fn done;
   void *context;
   atomic_int status; /* the first failure */
-  size_t at, count;  /* ops[at] is the first that is not wholly posted, and what is left of it */
+  size_t at, count;  /* ops[at] is what remains of the first operation that is not wholly posted */
   rdt_op ops[];
 } rdt_posting;
 
@@ -143,30 +143,29 @@ typedef struct rdt_call {
 struct rdt_channel {
   atomic_int refs;
   void (*free)(rdt_channel *channel);
-  uint64_t number;   /* from 1, of all in this process; never used again */
+  uint64_t number;   /* counted from 1 over the whole process; never reused */
   rdt_channel *next; /* in arrivals or active */
   rdt_device *device;
   const rdt_transport *transport;
   rdt_endpoint *endpoint;
-  int control; /* socket; of a local transport also the lease: its end of stream says that the peer
-                  holds nothing of ours */
+  int control; /* socket. With a local transport it is also the lease: its end of stream says that the peer holds nothing of ours */
   bool accepted;
-  rdt_guest *guest; /* its place among those that peers may have; NULL if we connected */
+  rdt_guest *guest; /* its place in the device's admission; NULL if we connected */
   rdt_purpose purpose;
-  const rdt_client *client; /* of that purpose */
+  const rdt_client *client; /* the client of that purpose */
   char peer_name[RDT_NAME_SIZE], peer_address[RDT_ADDRESS_SIZE];
   uint64_t peer_generation, max_notify;
   _Atomic(void *) context;
   rdt_watch control_watch, event_watch;
 
   atomic_bool down, close_requested, broken;
-  rdt_status why;  /* it went down; set before `down` */
-  char cause[384]; /* the first one, in words; under `lock` until `down` */
+  rdt_status why;  /* why it went down; set before `down` */
+  char cause[384]; /* the first cause, in words; under `lock` until `down` */
   /* progress thread only */
   bool closing, peer_gone, own_end_sent, drained, released;
   int64_t drain_deadline, next_probe; /* ms */
 
-  /* Control messages that are not whole, and that the socket did not take. */
+  /* A control message that has not arrived whole, and bytes that the socket did not take. */
   rdt_wire incoming; /* progress thread only */
   size_t incoming_size;
   pthread_mutex_t control_lock;
@@ -174,25 +173,25 @@ struct rdt_channel {
   size_t unsent_size;
   atomic_bool has_unsent;
 
-  pthread_mutex_t poll_lock; /* endpoint's receive side */
+  pthread_mutex_t poll_lock; /* the endpoint's receive side */
   atomic_uint sleepers;      /* threads that sleep until a transfer completes */
-  /* Threads that take this channel's notifications themselves. While it is `warm`, no doorbell wakes the
-   * progress thread for it, which looks by itself from time to time instead. */
+  /* Threads that take this channel's notifications themselves. While the channel is `warm`, no
+   * doorbell wakes the progress thread for it; the progress thread looks every WARM_MS instead. */
   atomic_uint pollers, polls;
   atomic_bool warm;
   unsigned polls_seen,
       polls_armed;           /* progress thread only: `polls` when it last looked, and armed */
-  pthread_mutex_t send_lock; /* endpoint's send side, queue */
+  pthread_mutex_t send_lock; /* the endpoint's send side, and the queue */
   rdt_posting *queue, **queue_tail;
-  int64_t last_credit; /* ms: when the queue last moved or began, or had to wait for no peer */
-  atomic_bool queued;  /* queue is not empty: lets posters skip the lock */
+  int64_t last_credit; /* ms: when the queue last moved or began, or did not depend on the peer */
+  atomic_bool queued;  /* the queue is not empty; lets posters skip the lock */
 
   /* See overdue.c. */
   struct {
     atomic_uint waiting; /* requests that are not complete */
     atomic_bool moved;
   } batches[2];
-  atomic_uint batch;    /* the one that new requests belong to */
+  atomic_uint batch;    /* the batch that new requests join */
   unsigned quiet_ticks; /* progress thread only */
 
   pthread_mutex_t lock; /* calls, remote regions, what the peer allocated */
@@ -214,19 +213,20 @@ struct rdt_remote_region {
   rdt_region_info info;
 };
 
-/* RDT_ERR_FORKED in a child of the process that opened the device, RDT_ERR_CLOSED while it closes. */
+/* Returns RDT_ERR_FORKED in a child of the process that opened the device, and RDT_ERR_CLOSED
+ * while it closes. */
 rdt_status rdt_device_check(const rdt_device *device);
 void rdt_device_ref(rdt_device *device);
 void rdt_device_unref(rdt_device *device);
-/* Has the progress thread look at everything. */
+/* Wakes the progress thread, which then looks at everything. */
 void rdt_device_wake(rdt_device *device);
-/* Hands a connected channel to the progress thread; takes over one reference on success.
+/* Hands a connected channel to the progress thread, which takes over one reference. Returns
  * RDT_ERR_CLOSED once the device is closing. */
 rdt_status rdt_device_adopt(rdt_channel *channel);
 
-/* True on any device's progress thread, where nothing may block. */
+/* Returns true on any device's progress thread, where nothing may block. */
 bool rdt_on_progress_thread(void);
-/* Marks the calling thread as one. */
+/* Marks the calling thread as a progress thread. */
 void rdt_begin_progress_thread(void);
 
 #endif

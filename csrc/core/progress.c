@@ -27,16 +27,16 @@
 #include "core/post/posting.h"
 #include "transport/registry.h"
 
-#define EVENTS_EVERY 64      /* rounds between looks at sockets while polling */
-#define WARM_MS 1            /* how often a channel is looked at that other threads poll */
-#define WATCH_MS 50          /* how often what no event announces is looked at while asleep */
-#define DRAIN_MS 1000        /* what an ending channel may take to complete what was posted */
+#define EVENTS_EVERY 64      /* rounds between checks of sockets while polling */
+#define WARM_MS 1            /* interval of checking channels that other threads poll */
+#define WATCH_MS 50          /* interval of checking what no event announces, while asleep */
+#define DRAIN_MS 1000        /* time an ending channel has to complete what was posted */
 #define CONTROL_PER_EVENT 16 /* control messages of one channel before the next gets its turn */
 
 /* ---- channels of groups that other threads poll ------------------------------------------------- */
 
-/* Must the progress thread look by itself, as no doorbell wakes it? Not once nobody has polled between two
- * looks. */
+/* Returns true if the progress thread must check the channel by itself, because no doorbell
+ * wakes it. That ends when nobody has polled the channel between two checks. */
 static bool stays_warm(rdt_channel *channel) {
   if (!atomic_load(&channel->warm)) return false;
   unsigned polls = atomic_load(&channel->polls);
@@ -54,7 +54,7 @@ static bool idle(const rdt_channel *channel) {
   return !transport->endpoint_idle || transport->endpoint_idle(channel->endpoint);
 }
 
-/* Ends traffic; what the peer may still use of ours ends in finish(). */
+/* Ends traffic. finish() ends the peer's access to our memory. */
 static void take_down(rdt_channel *channel, rdt_status why, rdt_log_level level) {
   rdt_device *device = channel->device;
   if (atomic_load(&channel->down)) return;
@@ -83,7 +83,7 @@ static void close_gently(rdt_channel *channel, rdt_status why, const char *text)
   take_down(channel, why, RDT_LOG_DEBUG);
 }
 
-/* True once everything posted is complete; tells the client that traffic has ended. */
+/* Returns true once everything posted is complete, and tells the client that traffic has ended. */
 static bool drain(rdt_channel *channel) {
   if (channel->drained) return true;
   if (!idle(channel)) {
@@ -93,13 +93,14 @@ static bool drain(rdt_channel *channel) {
     channel->transport->endpoint_abort(channel->endpoint, &events);
     pthread_mutex_unlock(&channel->poll_lock);
   }
-  rdt_channel_take(channel, 0); /* what came until it stopped was taken from what peers share */
+  rdt_channel_take(channel,
+                   0); /* what arrived before it stopped used receives that all peers share */
   channel->drained = true;
   channel->client->down(channel);
   return true;
 }
 
-/* Moves a channel that is down towards its end; true when nothing is left to wait for. */
+/* Moves a channel that is down towards its end. Returns true when nothing is left to wait for. */
 static bool finish(rdt_channel *channel) {
   rdt_device *device = channel->device;
   if (!drain(channel)) return false;
@@ -136,7 +137,8 @@ static bool watch(rdt_device *device, int fd, rdt_watch *target) {
   return epoll_ctl(device->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-/* Those that arrived stand before the one that is returned in device->active. */
+/* Moves arrivals to the front of device->active. Returns the first channel that was active
+ * before. */
 static rdt_channel *activate_arrivals(rdt_device *device) {
   rdt_channel **last = &device->arrivals;
   pthread_mutex_lock(&device->lock);
@@ -167,8 +169,8 @@ static void adopt_arrivals(rdt_device *device) {
 
 /* ---- work ------------------------------------------------------------------------------------------ */
 
-/* Has another thread polled the channel since this one last asked? Then it will again: but not while it is
- * busy with what it found. */
+/* Returns true if another thread has polled the channel since the last call. That thread will
+ * poll again, but not while it is busy with what it found. */
 static bool others_poll(rdt_channel *channel) {
   if (atomic_load(&channel->pollers) == 0) return false;
   unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
@@ -177,7 +179,7 @@ static bool others_poll(rdt_channel *channel) {
   return polled;
 }
 
-/* The number of notifications and completions taken. */
+/* Returns the number of notifications and completions taken. */
 static int advance_channel(rdt_channel *channel, bool may_take) {
   if (channel->drained) return 0;
   bool down = atomic_load_explicit(&channel->down, memory_order_relaxed);
@@ -219,11 +221,11 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
   if (channel->peer_gone) {
     epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control, NULL);
   } else if (!goodbye) {
-    /* It broke the rules, and is told goodbye. Its end of the stream is waited for. */
+    /* The peer broke the protocol. It gets a goodbye, and we wait for its end of the stream. */
     take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
     return;
   }
-  /* What the peer completed before it left is still good. */
+  /* What the peer completed before it left still counts. */
   while (rdt_channel_take(channel, RDT_POLL_BUDGET) >= RDT_POLL_BUDGET) continue;
   rdt_fail(RDT_ERR_CONNECTION_LOST, goodbye ? "%s closed the channel" : "%s closed the connection",
            channel->peer_name);
@@ -236,13 +238,13 @@ static void drain_wake_fd(rdt_device *device) {
   (void)ignored;
 }
 
-/* The transport's port or adapter is gone: so are its channels. */
+/* The transport's port or adapter is gone, and its channels with it. */
 static void serve_domain(rdt_device *device, size_t index) {
   const rdt_transport *transport = device->transports[index].ops;
   rdt_domain *domain = device->transports[index].domain;
   if (transport->domain_events(domain) == RDT_OK) return;
   device->transports[index].lost = true;
-  /* A device that was removed would report that for ever, and keep this thread awake. */
+  /* A removed device would report that for ever and keep this thread awake. */
   epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, transport->domain_event_fd(domain), NULL);
   for (rdt_channel *channel = device->active; channel; channel = channel->next)
     if (channel->transport == transport) take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
@@ -263,8 +265,8 @@ static void serve_events(rdt_device *device, int timeout_ms) {
   }
 }
 
-/* Looks after channels that are silent or forgot a request, and returns how long that can wait:
- * milliseconds, or -1. */
+/* Probes channels that are silent and breaks those that forgot a request. Returns when to call
+ * it again, in milliseconds, or -1. */
 static int probe_all(rdt_device *device) {
   int64_t now = rdt_now_ms(), every = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS) / 3 + 1;
   int64_t next = -1;
@@ -282,7 +284,7 @@ static int probe_all(rdt_device *device) {
 
 /* ---- sleep ------------------------------------------------------------------------------------------ */
 
-/* Own completions need to wake us only if something waits for them. */
+/* Completions of our operations need to wake us only if something waits for them. */
 static bool arm(rdt_channel *channel, bool may_take) {
   const rdt_transport *transport = channel->transport;
   bool down = atomic_load(&channel->down);
@@ -312,7 +314,8 @@ static void disarm_all(rdt_device *device) {
   }
 }
 
-/* Something that no event announces: a queue's deadline, or a peer that does not take our bytes. */
+/* Returns true if the channel waits for something that no event announces: a queue's deadline,
+ * or a peer that does not take our bytes. */
 static bool needs_watching(const rdt_channel *channel) {
   bool ending = channel->closing || atomic_load(&channel->down);
   return atomic_load(&channel->queued) || atomic_load(&channel->has_unsent) ||
@@ -342,7 +345,7 @@ static void sleep_until_event(rdt_device *device, bool may_take) {
   disarm_all(device);
 }
 
-/* When the device closes: everything comes to its end, gently for as long as DRAIN_MS. */
+/* Ends all channels of a closing device, gently for at most DRAIN_MS. */
 static void end_all(rdt_device *device) {
   int64_t deadline = rdt_now_ms() + 2 * DRAIN_MS;
   adopt_arrivals(device);
@@ -385,7 +388,7 @@ static void *run_progress(void *argument) {
       sleep_until_event(device, may_take);
       last_work = rdt_now_us();
     } else {
-      sched_yield(); /* on a busy machine whoever we wait for may need this core */
+      sched_yield(); /* the thread we wait for may need this core */
     }
   }
   end_all(device);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Short-lived threads for what would hold up the progress thread: handshakes with strangers, and
- * allocations for peers, whose registration takes as long as the memory is large.
+ * Short-lived threads for work that would hold up the progress thread: handshakes with strangers,
+ * and allocations for peers, whose registration takes time in proportion to their size.
  */
 #include "core/workers.h"
 
@@ -9,7 +9,7 @@
 
 #include "base/thread.h"
 
-/* Handshakes: those of bootstrap.c, and evicted ones that have not noticed yet. */
+/* Handshakes: MAX_HANDSHAKES of bootstrap.c, and evicted ones that have not noticed yet. */
 static const int most[RDT_WORK_KINDS] = {[RDT_WORK_HANDSHAKE] = 320, [RDT_WORK_ALLOCATION] = 64};
 
 typedef struct work {

@@ -4,10 +4,11 @@
 
 #include "core/objects.h"
 
-/* Runs `run` on a thread of its own; false if there are too many of the kind or the device is closing. */
+/* Runs `run` on a thread of its own. Returns false if there are too many of the kind, or if the
+ * device is closing. */
 bool rdt_worker_start(rdt_device *device, rdt_work kind, void (*run)(void *argument),
                       void *argument);
-/* Waits until none is left; no new ones start once the device is closing. */
+/* Waits until no worker is left. None starts once the device is closing. */
 void rdt_workers_wait(rdt_device *device);
 
 #endif

@@ -5,7 +5,7 @@
 #include "core/objects.h"
 
 rdt_status rdt_bootstrap_start(rdt_device *device);
-/* No connection is made any more, and handshakes under way, in and out, end. */
+/* Ends all handshakes, incoming and outgoing, and lets no new ones begin. */
 void rdt_bootstrap_interrupt(rdt_device *device);
 void rdt_bootstrap_stop(rdt_device *device);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connecting to a device. Over TCP both say HELLO, which tells each which transports the other has; a
- * transport that both can use is then attached: over a unix socket, after another HELLO there, if it is
- * local or the user is all that proves who comes, else over the same TCP connection. That socket stays as the
- * channel's control connection.
- * docs/protocol.md draws it; bootstrap.c is the other side.
+ * The connecting side. Over TCP both devices send HELLO, which lists their transports. Then the
+ * connecting device attaches a transport that both can use. A local transport is attached over a
+ * unix socket, after another HELLO there, and so is any transport if only the user proves who the
+ * peer is. Otherwise it is attached over the same TCP connection. That socket stays as the
+ * channel's control connection. docs/protocol.md draws this; bootstrap.c is the other side.
  */
 #include "core/meet/connect.h"
 
@@ -20,7 +20,7 @@
 #include "core/post/channel.h"
 #include "transport/registry.h"
 
-/* A peer's refusal in its own words. */
+/* Records a peer's refusal in its own words. */
 static rdt_status read_refusal(rdt_wire *wire, const char *address) {
   char text[512];
   rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
@@ -29,7 +29,7 @@ static rdt_status read_refusal(rdt_wire *wire, const char *address) {
   return rdt_fail(rdt_status_refused(status), "%s refused: %s", address, text);
 }
 
-/* The answer to what we said, unless it is a refusal. */
+/* Receives the answer to our message. A refusal is an error. */
 static rdt_status receive_answer(rdt_greeting *greeting, const char *address, rdt_wire *wire,
                                  rdt_fds *fds, rdt_deadline deadline) {
   rdt_status status = rdt_net_receive(greeting->socket, wire, fds, deadline);
@@ -50,8 +50,9 @@ static rdt_status exchange_hello(rdt_greeting *greeting, const char *address,
   return status == RDT_OK ? rdt_greeting_check_trust(greeting, &origin) : status;
 }
 
-/* A local transport needs a peer of our user, and others do where no secret tells who it is: *local is then
- * its unix socket. RDT_OK, or RDT_ERR_REFUSED if the transport is not for this peer. */
+/* A local transport needs a peer of our user, and so do others if there is no secret. Connects
+ * *local to the peer's unix socket in these cases. Returns RDT_ERR_REFUSED if the transport is
+ * not for this peer. */
 static rdt_status check_user(const rdt_device *device, const rdt_hello *peer,
                              const rdt_transport *transport, rdt_deadline deadline, int *local) {
   if (!transport->local && device->secret) return RDT_OK;
@@ -64,8 +65,8 @@ static rdt_status check_user(const rdt_device *device, const rdt_hello *peer,
                   "set " RDT_ENV_PREFIX "SECRET_FILE for both (docs/security.md)");
 }
 
-/* The first transport that this device and the peer have and that reaches it; *local is the unix socket
- * over which it must be attached, -1 for none. A peer of another user is not reached by all. */
+/* Chooses the first transport that both devices have and that reaches the peer, which depends on
+ * the peer's user. *local is the unix socket over which the transport must be attached, or -1. */
 static rdt_status choose_transport(const rdt_device *device, const rdt_hello *peer,
                                    rdt_deadline deadline, const rdt_transport **chosen,
                                    int *local) {
@@ -108,7 +109,7 @@ static rdt_status join_answer(rdt_channel *channel, rdt_greeting *greeting, rdt_
   return status;
 }
 
-/* Until now the peer could not know that its messages would be received. */
+/* From this message the peer learns that we receive its messages. */
 static rdt_status send_ready(rdt_channel *channel, rdt_deadline deadline) {
   rdt_wire wire;
   rdt_wire_begin(&wire, RDT_MESSAGE_READY, 0);
@@ -130,7 +131,8 @@ static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt
   return status;
 }
 
-/* The unix socket instead of the TCP connection. It begins anew there, with the same peer. */
+/* Replaces the TCP connection by the unix socket, and repeats the greeting there with the same
+ * peer. */
 static rdt_status switch_to_local(rdt_greeting *greeting, int local, rdt_deadline deadline) {
   const rdt_hello known = greeting->peer;
   rdt_forks_close(greeting->socket);
@@ -144,7 +146,7 @@ static rdt_status switch_to_local(rdt_greeting *greeting, int local, rdt_deadlin
   return status;
 }
 
-/* Takes over the greeting's socket on success. */
+/* On success the channel takes over the greeting's socket. */
 static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_deadline deadline,
                                rdt_channel **channel_out) {
   const rdt_transport *transport = NULL;

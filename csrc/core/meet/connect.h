@@ -4,7 +4,7 @@
 
 #include "core/objects.h"
 
-/* rdt_device_connect for a purpose. */
+/* Connects like rdt_device_connect, for any purpose. */
 rdt_status rdt_connect_for(rdt_device *device, const char *address, rdt_purpose purpose,
                            int timeout_ms, rdt_channel **channel);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A proof is an HMAC over the side that makes it and everything said on the connection until then: both
- * HELLOs, with their nonces, and the ATTACHes with what the transports need. So it is good for nothing else:
- * not for another connection, not for the other side, and not after any bit was changed.
- *
- * The connecting side proves first: whoever only knocks at a port is given nothing to try secrets on.
+ * A proof is an HMAC over the label of the side that makes it and over all messages of the
+ * connection so far: both HELLOs with their nonces, and the ATTACHes with what the transports
+ * need. So a proof is invalid on another connection, for the other side, and if any bit was
+ * changed. The connecting side proves first, so that whoever only opens a connection gets nothing
+ * to try secrets on.
  */
 #include "core/meet/handshake.h"
 
@@ -51,7 +51,7 @@ void rdt_attach_get(rdt_wire *wire, rdt_attach *attach) {
       rdt_wire_get_bytes(wire, attach->bundle.bytes, sizeof(attach->bundle.bytes));
   uint32_t purpose = rdt_wire_get_u32(wire);
   size_t proof = rdt_wire_get_bytes(wire, attach->proof, sizeof(attach->proof));
-  /* An unknown transport is as malformed as a bad length: we offered the choice. */
+  /* An unknown transport makes the message malformed, because we offered the choice. */
   attach->transport = wire->bad ? NULL : rdt_transport_find(name);
   attach->purpose = (rdt_purpose)purpose;
   attach->proven = proof == sizeof(attach->proof);
@@ -80,7 +80,7 @@ static rdt_status hear(rdt_greeting *greeting, const rdt_wire *wire) {
   return status;
 }
 
-/* The proof of `side` that what was said, and the body in `wire` up to `end`, comes from who has the secret. */
+/* Computes the proof of `side` over the transcript and the body in `wire` up to `end`. */
 static rdt_status prove(rdt_greeting *greeting, rdt_side side, const rdt_wire *wire, size_t end,
                         uint8_t proof[RDT_MAC_SIZE]) {
   static const char labels[][RDT_LABEL_SIZE] = {"rdmatensor 4 connecting",

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Remote regions: a peer's memory opened over a channel. Each is imported once per channel and shared
- * by its handles; the last handle releases it, and with it, perhaps, the peer's lease.
+ * Remote regions: a peer's memory, opened over a channel. Each is imported once per channel and
+ * shared by its handles. The last handle releases it and, on a closing channel, perhaps the peer's
+ * lease.
  */
 #include "core/memory/remote.h"
 
@@ -12,7 +13,7 @@
 #include "base/status.h"
 #include "core/memory/control.h"
 
-/* Takes a reference unless the last one is just being dropped. */
+/* Takes a reference, unless the last one is being dropped. */
 static bool try_ref(rdt_remote_region *region) {
   int refs = atomic_load(&region->refs);
   while (refs > 0)
@@ -35,7 +36,7 @@ static rdt_status check_claim(const rdt_channel *channel, const rdt_region_info 
   return RDT_OK;
 }
 
-/* A peer that names ever more regions must not fill our address space. */
+/* Limits what a peer that describes ever more regions can take of our address space. */
 static rdt_status reserve(rdt_channel *channel, uint64_t size) {
   uint64_t most = rdt_config_number(RDT_CONFIG_REMOTE_REGIONS);
   uint64_t limit = rdt_config_number(RDT_CONFIG_REMOTE_OPEN_LIMIT);
@@ -60,7 +61,8 @@ static void give_back(rdt_channel *channel, uint64_t size) {
   pthread_mutex_unlock(&channel->lock);
 }
 
-/* Is it the region that was asked for? By name, its key is not known before. */
+/* Checks that this is the region that was asked for. If asked for by name, its key was not known
+ * before. */
 static rdt_status check_answer(const rdt_channel *channel, const rdt_region_request *request,
                                const rdt_region_info *info) {
   bool found = request->type == RDT_MESSAGE_FIND;
@@ -71,7 +73,8 @@ static rdt_status check_answer(const rdt_channel *channel, const rdt_region_requ
                   channel->peer_name);
 }
 
-/* On a closing channel the progress thread waits for the last region, to give the lease back. */
+/* On a closing channel the progress thread waits for the last region before it gives the lease
+ * back. */
 static void remote_region_free(rdt_remote_region *region) {
   rdt_channel *channel = region->channel;
   pthread_mutex_lock(&channel->lock);

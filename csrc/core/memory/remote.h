@@ -4,7 +4,7 @@
 
 #include "core/objects.h"
 
-/* Are any of the peer's regions open? */
+/* Reports whether any of the peer's regions is open. */
 bool rdt_channel_holds_regions(rdt_channel *channel);
 
 #endif

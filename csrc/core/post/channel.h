@@ -4,16 +4,18 @@
 
 #include "core/objects.h"
 
-/* `offer` is what the peer's end needs. */
+/* Creates one end of a channel. Fills `offer` with what the peer's end needs. */
 rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport,
                               rdt_purpose purpose, rdt_bundle *offer, rdt_channel **channel);
-/* Records the calling thread's last error as the cause of the channel's end, unless there is one. */
+/* Records the calling thread's last error as the cause of the channel's end, unless it has one
+ * already. */
 void rdt_channel_note_cause(rdt_channel *channel);
-/* The same, and has the progress thread end the channel. */
+/* Records the last error as the cause likewise, and has the progress thread end the channel. */
 void rdt_channel_break(rdt_channel *channel);
-/* Sets the calling thread's error to why the channel carries no traffic, and returns the status. */
+/* Sets the calling thread's error to the reason why the channel carries no traffic, and returns
+ * the status. */
 rdt_status rdt_channel_fail_down(const rdt_channel *channel);
-/* The same for a transfer that failed with `status`, alone or with the channel. */
+/* Does the same for a transfer that failed with `status`, alone or with the channel. */
 rdt_status rdt_channel_fail_transfer(rdt_channel *channel, rdt_status status);
 
 #endif

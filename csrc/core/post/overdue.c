@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Requests that a transport took and never completes: a device that lost a completion would otherwise keep
- * their owners waiting for ever. Requests are counted in two batches: those that are posted at present, and
- * those posted before, which get no new ones. When the older batch is complete the other takes its place. A
- * long backlog is no fault: the channel is lost only if for DEADLINE_MS nothing of the older batch moved,
- * neither a piece that completed nor an operation that left the queue.
+ * Detects requests that a transport took and never completes: a device that lost a completion
+ * would otherwise keep their owners waiting for ever. Requests are counted in two batches. New
+ * requests join the newer one; when the older batch is complete, the newer takes its place. A long
+ * backlog is no fault. The channel is lost only if nothing of the older batch moved for
+ * DEADLINE_MS: no piece completed, and no operation left the queue.
  */
 #include "core/post/overdue.h"
 
 #include "base/config.h"
 #include "base/status.h"
 
-#define QUIET_TICKS 3 /* as many as make DEADLINE_MS */
+#define QUIET_TICKS 3 /* together DEADLINE_MS */
 
 void rdt_overdue_begin(rdt_channel *channel, rdt_posting *posting) {
   posting->channel = channel;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Taking what a channel's endpoint has: notifications and completions. Usually the progress thread does, one
- * thread at a time in any case.
+ * Takes notifications and completions from a channel's endpoint. Usually the progress thread does
+ * so; it is one thread at a time in any case.
  */
 #include "core/post/polling.h"
 
@@ -17,8 +17,8 @@ static void take_notification(void *context, uint64_t immediate, const void *dat
   channel->client->take(channel, immediate, data, size);
 }
 
-/* What fails because the channel is down fails for the reason that brought it down; what fails before is
- * that reason, and whoever waits for it may ask before the channel is taken down. */
+/* An operation that fails because the channel is down fails with the reason for that. One that
+ * fails before is the reason, which its waiter may ask for before the channel is taken down. */
 static void take_completion(void *context, rdt_request *request, rdt_status status) {
   rdt_channel *channel = context;
   if (status < 0 && atomic_load(&channel->down)) status = channel->why;

@@ -4,16 +4,17 @@
 
 #include "core/objects.h"
 
-#define RDT_POLL_BUDGET 64 /* notifications of one channel before the next gets its turn */
-/* Where a transport hands what it finds for the channel. */
+#define RDT_POLL_BUDGET 64 /* notifications of one channel before the next channel's turn */
+/* The callbacks to which a transport hands what it finds for the channel. */
 rdt_events rdt_channel_events(rdt_channel *channel);
-/* Takes completions and up to `budget` notifications; what the transport's poll returns. */
+/* Takes completions and up to `budget` notifications. Returns the result of the transport's
+ * poll. */
 int rdt_channel_take(rdt_channel *channel, int budget);
 /* Takes completions on a thread that waits for one. */
 void rdt_channel_help(rdt_channel *channel);
-/* A thread begins and ends taking a channel of groups' notifications itself, and does it. One that ends
- * because it is about to sleep has the peer wake the progress thread from then on; false if something came
- * meanwhile, and it should look again instead. */
+/* A thread takes a channel's notifications itself: it begins, polls, and ends. If it ends in
+ * order to sleep, the peer wakes the progress thread from then on; false means that something
+ * came meanwhile, and that the thread should poll again instead. */
 void rdt_channel_begin_polling(rdt_channel *channel);
 int rdt_channel_poll(rdt_channel *channel);
 void rdt_channel_end_polling(rdt_channel *channel);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Posting: operations run at once on the poster's thread; what finds no credit waits in the channel's
- * queue, in order, for the progress thread.
+ * Posting. Operations run at once on the poster's thread. Those that find no credit wait in the
+ * channel's queue, in order, for the progress thread.
  */
 #include "core/post/posting.h"
 
@@ -61,7 +61,7 @@ static rdt_status check_post(const rdt_channel *channel, const rdt_op *ops, size
 
 /* ---- execution ----------------------------------------------------------------------------------- */
 
-/* `bytes` of the operation were posted, and with `whole` all that was left of it. */
+/* Counts `bytes` of the operation as posted. With `whole`, nothing of it is left. */
 static void count_op(rdt_device *device, uint32_t kind, uint64_t bytes, bool whole) {
   rdt_counters *counters = &device->counters;
   if (kind == RDT_OP_READ) {
@@ -96,7 +96,7 @@ static rdt_status move(rdt_channel *channel, rdt_op *op, rdt_request *request) {
   return whole ? RDT_OK : status;
 }
 
-/* Posts the operation as far as there is credit; on RDT_NO_CREDIT, *op is what is left of it. */
+/* Posts the operation as far as credit goes. On RDT_NO_CREDIT, *op is what is left of it. */
 static rdt_status execute_op(rdt_channel *channel, rdt_op *op, rdt_request *request) {
   rdt_status status = op->kind == RDT_OP_NOTIFY ? RDT_OK : move(channel, op, request);
   if (status != RDT_OK || op->kind == RDT_OP_READ || op->kind == RDT_OP_WRITE) return status;
@@ -118,7 +118,7 @@ static void note_failure(rdt_posting *posting, rdt_status status) {
   if (status < 0) atomic_compare_exchange_strong(&posting->status, &none, status);
 }
 
-/* Gives up one hold; true for the last. */
+/* Gives up one hold. Returns true for the last one. */
 static bool let_go(rdt_posting *posting, rdt_status status) {
   note_failure(posting, status);
   return atomic_fetch_sub(&posting->request.holds, 1) == 1;
@@ -155,7 +155,7 @@ static rdt_posting *posting_new(rdt_channel *channel, const rdt_op *ops, size_t 
   return posting;
 }
 
-/* RDT_OK when all is posted. Under send_lock, as all below. */
+/* Returns RDT_OK when all is posted. This and the functions below run under send_lock. */
 static rdt_status execute_posting(rdt_channel *channel, rdt_posting *posting) {
   for (; posting->at < posting->count; posting->at++) {
     rdt_status status = execute_op(channel, &posting->ops[posting->at], &posting->request);
@@ -193,7 +193,7 @@ static bool all_complete_at_once(const rdt_channel *channel, const rdt_op *ops, 
   return true;
 }
 
-/* Operations that need no request unless one finds no credit. */
+/* Posts operations that need no request, unless one finds no credit. */
 static rdt_status post_directly(rdt_channel *channel, const rdt_op *ops, size_t count,
                                 const rdt_completion *completion) {
   for (size_t at = 0; at < count; at++) {
@@ -209,7 +209,7 @@ static rdt_status post_directly(rdt_channel *channel, const rdt_op *ops, size_t 
   return RDT_OK;
 }
 
-/* Pieces of a failed request may be under way: then it is they who complete it. */
+/* If pieces of a failed request are in flight, they complete it. */
 static rdt_status end_posting(rdt_posting *posting, rdt_status status) {
   if (!let_go(posting, status)) return RDT_IN_PROGRESS;
   int failure = atomic_load(&posting->status);
@@ -244,12 +244,12 @@ rdt_status rdt_channel_post_grant(rdt_channel *channel, rdt_registration *regist
   return end_posting(posting, status);
 }
 
-/* Any other failure concerns one operation only. */
+/* Returns true if the failure ends the channel. Any other failure concerns one operation only. */
 static bool breaks_channel(rdt_status status) {
   return status == RDT_ERR_PROTOCOL || status == RDT_ERR_CONNECTION_LOST;
 }
 
-/* A synchronous transport never runs out of credit for it, and leaves *op as it is. */
+/* A synchronous transport always has credit for reads and writes, and does not change *op. */
 static rdt_status move_now(rdt_channel *channel, const rdt_op *op) {
   const rdt_transport *transport = channel->transport;
   rdt_status status =
@@ -285,7 +285,7 @@ rdt_status rdt_channel_post_queued(rdt_channel *channel, const rdt_op *ops, size
   const rdt_transport *transport = channel->transport;
   bool stalled = transport->wants_doorbell && transport->wants_doorbell(channel->endpoint);
   pthread_mutex_unlock(&channel->send_lock);
-  if (stalled) rdt_device_wake(channel->device); /* it must see that completions matter now */
+  if (stalled) rdt_device_wake(channel->device); /* completions matter from now on */
   if (!breaks_channel(status)) return status;
   rdt_channel_break(channel);
   return RDT_ERR_CONNECTION_LOST;
@@ -309,7 +309,7 @@ static void complete_all(rdt_posting *posting, rdt_status status) {
   }
 }
 
-/* Takes what stands before `stop` off the queue; everything when it is NULL. */
+/* Takes the requests before `stop` off the queue, or all if it is NULL. */
 static rdt_posting *detach_until(rdt_channel *channel, rdt_posting *stop) {
   rdt_posting *first = channel->queue;
   rdt_posting **link = &channel->queue;
@@ -321,7 +321,7 @@ static rdt_posting *detach_until(rdt_channel *channel, rdt_posting *stop) {
   return first == stop ? NULL : first;
 }
 
-/* Executes what has credit and returns the first request that waits on, NULL if none does. */
+/* Executes requests as far as credit goes. Returns the first one that still waits, or NULL. */
 static rdt_posting *execute_queue(rdt_channel *channel, rdt_status *status) {
   rdt_posting *posting = channel->queue;
   for (*status = RDT_OK; posting; posting = posting->next) {
@@ -338,7 +338,8 @@ static rdt_posting *execute_queue(rdt_channel *channel, rdt_status *status) {
   return posting;
 }
 
-/* Has the peer given no credit for too long? While what it would be for is on its way, overdue.c watches. */
+/* Returns true if the peer has given no credit for too long. While our messages are still in
+ * flight, it cannot have; overdue.c watches these. */
 static bool is_stuck(rdt_channel *channel, int64_t limit) {
   const rdt_transport *transport = channel->transport;
   int64_t now = rdt_now_ms();

@@ -4,15 +4,16 @@
 
 #include "core/objects.h"
 
-/* A completion that a thread can wait for, held twice: by the waiter and for rdt_transfer_complete. Each gives its
- * hold up with rdt_transfer_free. `channel` is NULL for an operation of a group; then an error keeps its text. NULL
- * without memory. */
+/* Creates a completion that a thread can wait for. The waiter and rdt_transfer_complete each
+ * hold it, and each calls rdt_transfer_free. `channel` is NULL for an operation of a group; then
+ * an error keeps its text. Returns NULL if there is no memory. */
 rdt_transfer *rdt_transfer_new(rdt_channel *channel);
-/* Gives up both holds of a transfer whose completion will not come. */
+/* Gives up both holds, if the completion will never come. */
 void rdt_transfer_drop(rdt_transfer *transfer);
-/* An rdt_done_fn whose context is the transfer. */
+/* The `done` of transfers; its context is the transfer. */
 void rdt_transfer_complete(void *transfer, rdt_status status);
-/* rdt_channel_post_grant to its end, at most DEADLINE_MS. Not on the progress thread. */
+/* Posts a grant (rdt_channel_post_grant) and waits for it, for at most DEADLINE_MS. Not on the
+ * progress thread. */
 rdt_status rdt_channel_grant(rdt_channel *channel, rdt_registration *registration);
 
 #endif
