@@ -28,7 +28,7 @@ uint64_t records_configured_capacity(void) {
 
 uint64_t records_max_payload(const records *r) { return r->capacity / 4; }
 
-/* Positions only move forward, and are never further apart than one lap. */
+/* Positions only grow, and are never further apart than one lap. */
 bool records_producer_learn(records *r, uint64_t consumed) {
   if (r->position - consumed > r->capacity) return false;
   r->seen = consumed;
@@ -66,7 +66,7 @@ records_result records_peek(records *r, uint64_t *immediate, const void **data, 
   while (r->seen != r->position) {
     uint64_t at = r->position & (r->capacity - 1), available = r->seen - r->position;
     if (available < sizeof(record_header) || at % RECORD_ALIGN) return RECORDS_CORRUPT;
-    record_header record; /* a copy: the producer may change its own under us */
+    record_header record; /* a copy, because the producer may change the original meanwhile */
     memcpy(&record, r->data + at, sizeof(record));
     uint64_t bytes = record_bytes(record.size);
     if (bytes > available || bytes > r->capacity - at) return RECORDS_CORRUPT;

@@ -4,11 +4,13 @@
 
 #include "transport/transport.h"
 
-/* Every transport of this build, best first, and the one called `name` (NULL if none is). */
+/* Every transport of this build, best first. rdt_transport_find returns the one called `name`,
+ * or NULL. */
 extern const rdt_transport *const rdt_transports[];
 extern const size_t rdt_transport_count;
 const rdt_transport *rdt_transport_find(const char *name);
-/* Its place in rdt_transports, or that of the one it wraps, whose very name it has. */
+/* Returns the transport's index in rdt_transports. A transport with faults has the name, and so
+ * the index, of the one it wraps. */
 size_t rdt_transport_index(const rdt_transport *transport);
 
 #endif

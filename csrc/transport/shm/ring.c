@@ -18,7 +18,7 @@ records_result ring_produce(ring *r, uint64_t immediate, const void *data, uint3
   records_result result = put(r, immediate, data, size);
   if (result == RECORDS_NONE) {
     atomic_store(&r->control->out_of_space, 1);
-    /* The consumer may have given space back before it could see the request. */
+    /* The consumer may have freed space before it could see the request. */
     atomic_thread_fence(memory_order_seq_cst);
     result = put(r, immediate, data, size);
   }
@@ -28,7 +28,8 @@ records_result ring_produce(ring *r, uint64_t immediate, const void *data, uint3
 }
 
 bool ring_consumer_sleeps(ring *r) {
-  /* Pairs with the fence in ring_arm: either we see the request or the consumer sees the record. */
+  /* Pairs with the fence in ring_arm: either this side sees the request, or the consumer sees
+   * the record. */
   atomic_thread_fence(memory_order_seq_cst);
   return atomic_load_explicit(&r->control->sleeping, memory_order_relaxed) &&
          atomic_exchange(&r->control->sleeping, 0);

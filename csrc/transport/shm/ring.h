@@ -16,10 +16,12 @@
 
 /* Each word on a cache line of its own: producer and consumer write different ones. */
 typedef struct ring_control {
-  alignas(RING_LINE) _Atomic uint64_t tail;         /* bytes ever produced */
-  alignas(RING_LINE) _Atomic uint64_t head;         /* bytes ever consumed */
-  alignas(RING_LINE) _Atomic uint32_t sleeping;     /* consumer: wake me at the next record */
-  alignas(RING_LINE) _Atomic uint32_t out_of_space; /* producer: wake me when space frees */
+  alignas(RING_LINE) _Atomic uint64_t tail; /* bytes ever produced */
+  alignas(RING_LINE) _Atomic uint64_t head; /* bytes ever consumed */
+  alignas(
+      RING_LINE) _Atomic uint32_t sleeping; /* set by the consumer: wake me at the next record */
+  alignas(RING_LINE) _Atomic uint32_t
+      out_of_space; /* set by the producer: wake me when space frees */
 } ring_control;
 
 /* One process's view of a ring. */
@@ -31,17 +33,19 @@ typedef struct ring {
 /* `memory` holds RING_DATA_OFFSET + capacity bytes. */
 void ring_init(ring *r, void *memory, uint64_t capacity);
 
-/* Copies one record in and publishes it. RECORDS_NONE leaves a request to be woken. */
+/* Copies one record into the ring and publishes it. If there is no room, returns RECORDS_NONE
+ * and leaves a request to be woken. */
 records_result ring_produce(ring *r, uint64_t immediate, const void *data, uint32_t size);
-/* True if the consumer asked to be woken; takes the request back, so that one wake-up is sent. */
+/* Returns true if the consumer asked to be woken, and clears the request, so that only one wake-
+ * up is sent. */
 bool ring_consumer_sleeps(ring *r);
 
-/* As records_peek and records_pass. Space is not given back before ring_give_back. */
+/* Same as records_peek and records_pass. Space is freed by ring_give_back only. */
 records_result ring_peek(ring *r, uint64_t *immediate, const void **data, uint32_t *size);
 void ring_release(ring *r, uint32_t size);
-/* Returns consumed space to the producer; true if it waits to be woken. */
+/* Returns consumed space to the producer. Returns true if the producer waits to be woken. */
 bool ring_give_back(ring *r);
-/* Asks to be woken; false if a record is there after all. */
+/* Asks to be woken. Returns false if there is a record already. */
 bool ring_arm(ring *r);
 void ring_disarm(ring *r);
 

@@ -35,7 +35,7 @@ struct rdt_mapping {
   uint64_t offset; /* of that byte in it */
 };
 
-/* Every Linux has it, and it needs nothing of its own. */
+/* Every Linux has shared memory, and it needs no state of its own. */
 static rdt_status shm_domain_open(rdt_domain **domain) {
   *domain = NULL;
   return RDT_OK;
@@ -268,7 +268,8 @@ static rdt_status shm_region_import(const rdt_region_memory *claimed, rdt_bundle
   rdt_mapping *mapping = calloc(1, sizeof(*mapping));
   status = mapping ? RDT_OK : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   if (mapping) {
-    /* No more than the region: what is opened of a peer is counted by its regions' sizes. */
+    /* Maps no more than the region, because a peer's open memory is counted by its regions'
+     * sizes. */
     mapping->offset = offset % (uint64_t)sysconf(_SC_PAGESIZE);
     mapping->length = mapping->offset + claimed->size;
     status = rdt_memory_map(fd, offset - mapping->offset, mapping->length,

@@ -38,7 +38,7 @@ static bool plausible(const verbs_address *address) {
   good &= address->link_layer == IBV_LINK_LAYER_INFINIBAND ||
           address->link_layer == IBV_LINK_LAYER_ETHERNET;
   good &= address->gid_type <= VERBS_GID_UNKNOWN;
-  /* Without a read that the peer serves at once, ours would wait for ever. */
+  /* If the peer serves no reads, ours would wait for ever. */
   good &= address->reads > 0;
   good &= address->notifies > 0 && address->notifies <= 1u << 20;
   good &= records_valid_capacity(address->ring_capacity);

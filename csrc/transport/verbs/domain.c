@@ -33,8 +33,8 @@ static rdt_status choose_port(rdt_domain *domain) {
   return verbs_windows_choose(domain);
 }
 
-/* Receives carry no memory: payloads are written into the endpoint's ring, and a receive only says
- * that something came. */
+/* Receives carry no memory. Payloads are written into the endpoint's ring, and a receive only
+ * says that one arrived. */
 static rdt_status create_receives(rdt_domain *domain) {
   const verbs_limits *limits = &domain->choice.port->limits;
   uint32_t wanted = (uint32_t)rdt_config_number(RDT_CONFIG_RECEIVES);
@@ -64,7 +64,8 @@ rdt_status verbs_domain_receives(rdt_domain *domain, uint32_t count, bool pledge
                                          .next = i + 1 < some ? &receives[i + 1] : NULL};
     rdt_status status =
         verbs_result(ibv_post_srq_recv(domain->srq, receives, &bad), "post a receive");
-    /* Full, of those that ended endpoints left: more than are pledged, and as good as ours. */
+    /* The queue is full of receives that ended endpoints left behind. They exceed what is
+     * pledged, and serve as well. */
     if (status == RDT_ERR_NO_MEMORY) return RDT_OK;
     if (status != RDT_OK) return status;
     count -= some;
@@ -72,7 +73,7 @@ rdt_status verbs_domain_receives(rdt_domain *domain, uint32_t count, bool pledge
   return RDT_OK;
 }
 
-/* The receives themselves stay in the queue: they are anybody's. */
+/* The receives stay in the queue for any endpoint. */
 void verbs_domain_unpledge(rdt_domain *domain, uint32_t count) {
   pthread_mutex_lock(&domain->lock);
   domain->receives -= count;
@@ -108,7 +109,7 @@ rdt_status verbs_domain_open(rdt_domain **domain_out) {
   return RDT_OK;
 }
 
-/* Nothing can be done about what a device refuses to give back, but it should be known. */
+/* Nothing can be done if a device refuses to release an object, but the log should say so. */
 static void complain(rdt_status status) {
   if (status != RDT_OK) rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
 }
@@ -131,7 +132,8 @@ static void mark_broken(void *endpoint) {
   if (endpoint) atomic_store(&((rdt_endpoint *)endpoint)->broken, true);
 }
 
-/* RDT_OK if the domain goes on. The event keeps its object alive until it is acknowledged. */
+/* Returns RDT_OK if the domain still works. The event keeps its object alive until it is
+ * acknowledged. */
 static rdt_status handle_event(rdt_domain *domain, const struct ibv_async_event *event) {
   const char *what = verbs_event_text(event->event_type);
   switch (event->event_type) {
@@ -149,7 +151,7 @@ static rdt_status handle_event(rdt_domain *domain, const struct ibv_async_event 
     case IBV_EVENT_PORT_ERR:
     case IBV_EVENT_GID_CHANGE:
     case IBV_EVENT_LID_CHANGE:
-      /* Connections live through a short loss of link; the device says when it was too long. */
+      /* Connections survive a short loss of link. The device reports when it was too long. */
       rdt_log(RDT_LOG_WARN, "verbs: %s: %s", domain->text, what);
       return RDT_OK;
     default:

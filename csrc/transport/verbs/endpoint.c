@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An endpoint from its creation to its end: resources, the queue pairs' way through their states, and
- * the order in which things may be freed: no memory before its queue pairs are in the error state and
- * everything posted was completed.
+ * An endpoint from its creation to its end: its resources, the states of its queue pairs, and the
+ * order of freeing them. No memory is freed before the queue pairs are in the error state and
+ * everything posted is complete.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -18,12 +18,12 @@
 #include "transport/verbs/objects.h"
 #include "transport/verbs/registration.h"
 
-#define CREDIT_PAGE 4096u /* both credits, at the block's start */
+#define CREDIT_PAGE 4096u /* both credits, at the start of the block */
 #define CREDIT_OUT 64u    /* on a cache line of its own */
-#define MAX_INLINE 256u   /* bytes; asked for, less where the device has less */
-#define RETRIES 6u        /* 7 is for ever on some devices */
+#define MAX_INLINE 256u   /* bytes; requested, and reduced if the device supports less */
+#define RETRIES 6u        /* 7 means for ever on some devices */
 #define RNR_TIMER \
-  24u /* 41 ms (InfiniBand specification, table 45): only misbehaviour of others needs it */
+  24u /* 41 ms (InfiniBand specification, table 45); needed only if a peer misbehaves */
 #define HOP_LIMIT 64u
 #define MASK_24 0xffffffu
 #define MAX_MIRROR (64u << 20) /* bytes, unless our own ring is larger */
@@ -47,7 +47,7 @@ static void destroy_block(verbs_block *block) {
   if (block->start) munmap(block->start, block->size);
 }
 
-/* What the peer writes: credit and its notifications. */
+/* Creates the memory that the peer writes: credit and notifications. */
 static rdt_status create_inbound(rdt_endpoint *endpoint) {
   uint64_t capacity = records_configured_capacity();
   bool windows = endpoint->domain->windows;
@@ -62,8 +62,8 @@ static rdt_status create_inbound(rdt_endpoint *endpoint) {
   return RDT_OK;
 }
 
-/* The mirror of the peer's ring: records are written here and sent from here, and a place that the
- * peer has freed was sent long ago. */
+/* Creates the mirror of the peer's ring. Records are written here and sent from here. Space that
+ * the peer has freed was sent long ago. */
 static rdt_status create_outbound(rdt_endpoint *endpoint) {
   uint64_t capacity = endpoint->remote.ring_capacity;
   if (capacity > MAX_MIRROR && capacity > endpoint->receive.capacity)
@@ -85,7 +85,7 @@ static uint32_t queue_depth(const rdt_domain *domain) {
   return depth;
 }
 
-/* As many entries as completions can be outstanding: it cannot overflow. */
+/* The queue has as many entries as completions can be outstanding, so it cannot overflow. */
 static rdt_status create_completions(rdt_endpoint *endpoint, uint32_t depth) {
   struct ibv_context *context = endpoint->domain->context;
   uint32_t entries = endpoint->queue_count * depth + VERBS_RECEIVES;
@@ -100,7 +100,7 @@ static rdt_status create_completions(rdt_endpoint *endpoint, uint32_t depth) {
   return verbs_create_cq(context, (int)entries, endpoint, endpoint->events, &endpoint->cq);
 }
 
-/* No attribute tells how much may travel inline: the device refuses what is too much. */
+/* No attribute says how much data can be inline: the device refuses too large a value. */
 static rdt_status create_qp(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t *max_inline) {
   rdt_status status;
   for (;;) {
@@ -169,8 +169,9 @@ static rdt_status create(rdt_endpoint *endpoint, rdt_bundle *offer) {
   if (status == RDT_OK) status = create_completions(endpoint, depth);
   for (uint32_t i = 0; i < endpoint->queue_count && status == RDT_OK; i++)
     status = create_queue(endpoint, &endpoint->queues[i], depth);
-  /* After the queue pair that it is bound to: when a process is killed, the kernel takes the last first, and
-   * SoftRoCE's queue pairs wait for their windows. */
+  /* The window is created after the queue pair that it is bound to. When a process is killed,
+   * the kernel frees the newest objects first, and SoftRoCE's queue pairs wait for their
+   * windows. */
   if (status == RDT_OK && endpoint->domain->windows)
     status = verbs_window_open(endpoint->domain, &endpoint->inbound.window);
   if (status == RDT_OK) status = verbs_domain_receives(endpoint->domain, VERBS_RECEIVES, true);
@@ -237,8 +238,9 @@ static rdt_status set_ready_to_receive(rdt_endpoint *endpoint, uint32_t index) {
                              IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
-/* The device gives up after (RETRIES + 1) time-outs of 4.096 us * 2^n: the largest n that stays within
- * half the deadline, so that a silent peer, probed every third of it, is known in time. */
+/* The device gives up after (RETRIES + 1) time-outs of 4.096 us * 2^n. Returns the largest n
+ * that stays within half the deadline: a silent peer is probed every third of the deadline, and
+ * so found in time. */
 static uint8_t timeout_exponent(void) {
   uint64_t limit_ns = rdt_config_number(RDT_CONFIG_DEADLINE_MS) * 500000;
   uint8_t exponent = 8; /* 1 ms */
@@ -265,7 +267,7 @@ static bool is_ipv4(const uint8_t *gid) {
   return memcmp(gid, mapped, sizeof(mapped)) == 0;
 }
 
-/* Could packets with our kind of address reach the peer's? */
+/* Checks whether packets with our kind of address could reach the peer's. */
 static rdt_status check_fabric(const rdt_endpoint *endpoint, const char *peer) {
   const verbs_choice *choice = &endpoint->domain->choice;
   const verbs_address *remote = &endpoint->remote;
@@ -308,7 +310,7 @@ rdt_status verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_
   rdt_status status = verbs_address_decode(offer, &endpoint->remote);
   if (status == RDT_OK) status = check_fabric(endpoint, peer);
   if (status != RDT_OK) return status;
-  /* What the peer has no partner for stays in its first state and is never used. */
+  /* Queue pairs without a partner at the peer stay in their first state and are never used. */
   endpoint->queue_count = lower(endpoint->queue_count, endpoint->remote.queue_count);
   status = create_outbound(endpoint);
   for (uint32_t i = 0; i < endpoint->queue_count && status == RDT_OK; i++) {
@@ -368,7 +370,7 @@ void verbs_endpoint_destroy(rdt_endpoint *endpoint) {
   if (endpoint->flushed > 0)
     rdt_log(RDT_LOG_DEBUG, "verbs: %llu more operations to %s failed with the first",
             (unsigned long long)endpoint->flushed, endpoint->peer);
-  verbs_endpoint_stop(endpoint); /* of a peer that never got so far as to be a channel's */
+  verbs_endpoint_stop(endpoint); /* the endpoint may never have become a channel's */
   if (endpoint->pledged) verbs_return_receives(endpoint);
   destroy_queues(endpoint);
   if (endpoint->cq && verbs_destroy_cq(endpoint->cq) != RDT_OK)

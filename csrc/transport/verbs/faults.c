@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "transport/verbs/objects.h"
 
-/* The provider's own functions; of the first provider, should there be several. */
+/* The provider's functions. If there are several providers, those of the first one. */
 static int (*real_poll)(struct ibv_cq *, int, struct ibv_wc *);
 static int (*real_post)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
 

@@ -127,14 +127,15 @@ __attribute__((format(printf, 3, 4))) static rdt_status fail(int error, const ch
                   hint ? hint : hint_for(error));
 }
 
-/* The errno value behind the result of a verb that returns int; 0 if it succeeded. Most return the
- * value itself, some -1 with errno set, a few drivers the negated value. */
+/* Returns the errno value behind the result of a verb that returns int, or 0 if it succeeded.
+ * Most verbs return the value itself, some return -1 and set errno, and a few drivers return the
+ * negated value. */
 static int error_of(int result) {
   if (result == -1) return errno ? errno : EIO;
   return result < 0 ? -result : result;
 }
 
-/* The same for a verb that returned NULL. */
+/* Does the same for a verb that returned NULL. */
 static int error_of_null(void) { return errno ? errno : EIO; }
 
 static const char *name_of(struct ibv_context *context) {
@@ -146,13 +147,14 @@ rdt_status verbs_result(int result, const char *what) {
   return error ? fail(error, NULL, "cannot %s", what) : RDT_OK;
 }
 
-/* What a create verb returned: `object` is NULL on failure. */
+/* Checks the result of a create verb: `object` is NULL on failure. */
 static rdt_status created(const void *object, struct ibv_context *context, const char *what) {
   if (object) return RDT_OK;
   return fail(error_of_null(), NULL, "cannot create a %s on %s", what, name_of(context));
 }
 
-/* What a destroy verb returned; `device` was read before it, because the object may be gone. */
+/* Checks the result of a destroy verb. `device` was read before the call, because the object may
+ * be gone. */
 static rdt_status destroyed(int result, const char *device, const char *what) {
   int error = error_of(result);
   if (!error) return RDT_OK;
@@ -174,7 +176,8 @@ rdt_status verbs_list_devices(struct ibv_device ***list_out, int *count_out) {
   int count = 0;
   errno = 0;
   struct ibv_device **list = functions.get_device_list(&count);
-  /* ENOSYS: the kernel's RDMA modules are not there or not loaded, which is to have no device. */
+  /* ENOSYS means that the kernel's RDMA modules are missing or not loaded, so there is no
+   * device. */
   if (!list && errno != ENOSYS) return fail(error_of_null(), "", "cannot list the RDMA devices");
   *list_out = list;
   *count_out = list ? count : 0;
@@ -185,8 +188,8 @@ void verbs_free_devices(struct ibv_device **list) {
   if (list) functions.free_device_list(list);
 }
 
-/* libibverbs tries several ways to open a device and reports how the last one failed: the device node
- * itself tells more. */
+/* libibverbs tries several ways to open a device and reports only how the last one failed. The
+ * device node itself tells more. */
 static rdt_status cannot_open(struct ibv_device *device, int error) {
   char path[sizeof("/dev/infiniband/") + IBV_SYSFS_NAME_MAX];
   const char *hint = NULL;
@@ -237,7 +240,7 @@ rdt_status verbs_close_device(struct ibv_context *context) {
   return error ? fail(error, NULL, "cannot close %s", device) : RDT_OK;
 }
 
-/* verbs.h implements the next two inline, but over symbols, and there they would be linked. */
+/* verbs.h implements the next two inline, in terms of symbols that would then have to be linked. */
 rdt_status verbs_query_device(struct ibv_context *context, struct ibv_device_attr_ex *attr) {
   struct verbs_context *extended = verbs_get_ctx_op(context, query_device_ex);
   memset(attr, 0, sizeof(*attr));

@@ -100,7 +100,8 @@ rdt_status verbs_region_import(const rdt_region_memory *claimed, rdt_bundle *bun
 
 void verbs_region_release(rdt_mapping *mapping) { free(mapping); }
 
-/* The region that holds the buffer, held for the caller; NULL if none does. */
+/* Finds the region that contains the buffer, and takes a reference for the caller. Returns NULL
+ * if there is none. */
 static rdt_registration *find_region(rdt_domain *domain, const void *buffer, uint64_t size,
                                      bool target) {
   uint64_t start = (uintptr_t)buffer;
@@ -174,7 +175,7 @@ rdt_status verbs_local_acquire(rdt_domain *domain, void *buffer, uint64_t size, 
         .address = (uintptr_t)slot->memory, .lkey = domain->slot_mr->lkey, .slot = slot};
     return RDT_OK;
   }
-  /* Pinning for one operation costs less than copying what is longer than a slot. */
+  /* Pinning a buffer for one operation costs less than copying one that is longer than a slot. */
   rdt_status status =
       registration_new(domain, buffer, size, RDT_ACCESS_NONE,
                        target ? VERBS_LOCAL_TARGET : VERBS_LOCAL_SOURCE, &registration);

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the verbs transport is made of, and who may touch what.
- *
- *   domain    an opened port: protection domain, shared receive queue, registrations, staging slots
- *   endpoint  one peer: queue pairs, one completion queue, the ring of records that the peer writes
- *             to with the words of credit, and a mirror of the peer's ring
- *   queue     one queue pair and the pieces posted to it, in order
- *   piece     one work request, and what its completion releases
- *
- * Threads: the send side of an endpoint belongs to whoever holds the channel's send lock, the receive
- * side to whoever polls, one at a time. They meet in the atomics only.
+ * The objects of the verbs transport, and who may access what. domain an opened port: protection
+ * domain, shared receive queue, registrations, staging slots endpoint one peer: queue pairs, one
+ * completion queue, the ring of records that the peer writes to with the words of credit, and a
+ * mirror of the peer's ring queue one queue pair and the pieces posted to it, in order piece one
+ * work request, and what its completion releases Threads: the send side of an endpoint belongs to
+ * whoever holds the channel's send lock, the receive side to whoever polls, one at a time. They
+ * meet in the atomics only.
  */
 #ifndef RDT_TRANSPORT_VERBS_OBJECTS_H
 #define RDT_TRANSPORT_VERBS_OBJECTS_H
@@ -24,16 +21,18 @@
 #include "transport/verbs/ports.h"
 
 #define VERBS_BATCH 32u  /* work requests handed over with one doorbell */
-#define VERBS_RESERVE 8u /* of a queue, for credit and probes, which data never takes */
-/* A piece of a transfer has at most so many bytes, and from so many on reports its completion itself: so a slow
- * network is told from a device that forgot (core/overdue.c). */
+#define VERBS_RESERVE 8u /* of a queue, kept free of data for credit and probes */
+/* A piece of a transfer has at most VERBS_PIECE_BYTES. One of VERBS_REPORT_BYTES or more reports
+ * its own completion, so that a slow network is told from a device that lost a completion
+ * (core/post/overdue.c). */
 #define VERBS_PIECE_BYTES (64u << 20)
 #define VERBS_REPORT_BYTES (1u << 20)
 #define VERBS_SLOT_BYTES 16384u /* of a staging slot */
 #define VERBS_SLOTS 64u
-#define VERBS_RECEIVE_ID UINT64_MAX /* as work request identity; sends have queue and position */
-/* Receives of an endpoint: for notifications, for credit (see give_credit), and those that were taken
- * and are posted anew together. */
+#define VERBS_RECEIVE_ID \
+  UINT64_MAX /* the work request id of receives; sends use queue and position */
+/* Receives of an endpoint: for notifications, for credit (see give_credit), and those that were
+ * used and are reposted in a batch. */
 #define VERBS_NOTIFY_RECEIVES 104u
 #define VERBS_CREDIT_RECEIVES 8u
 #define VERBS_REPOST 16u
@@ -45,7 +44,7 @@ typedef struct verbs_slot {
   void *memory;
 } verbs_slot;
 
-/* A key of its own to a part of a registration, for one queue pair. */
+/* A key to a registration that is valid for one queue pair. */
 typedef struct verbs_window {
   struct ibv_mw *mw;
   uint32_t rkey;
@@ -54,7 +53,7 @@ typedef struct verbs_window {
 /* One peer's access to a registration: a window for each of its queue pairs. Under windows_lock. */
 typedef struct verbs_grant {
   struct verbs_grant *next; /* of the endpoint's */
-  rdt_endpoint *endpoint;   /* NULL when that ended, and the windows with it */
+  rdt_endpoint *endpoint;   /* NULL once the endpoint, and with it the windows, ended */
   uint32_t count;
   verbs_window windows[VERBS_MAX_QUEUES];
 } verbs_grant;
@@ -65,10 +64,10 @@ struct rdt_registration {
   struct ibv_mr *mr;
   uint64_t start, size;
   uint32_t access;    /* of peers */
-  bool one_peer;      /* which it has through the windows of its grant */
+  bool one_peer;      /* peers reach it through the windows of its grant */
   verbs_grant *grant; /* under windows_lock */
   bool target;        /* the device may write into it */
-  atomic_int refs;    /* the owner's, and one for each piece under way */
+  atomic_int refs;    /* the owner's, and one for each piece in flight */
 };
 
 struct rdt_domain {
@@ -104,7 +103,7 @@ typedef struct verbs_piece {
   verbs_slot *slot;               /* likewise */
   void *target;                   /* of a read through a slot */
   uint32_t size;
-  bool fence; /* a notification has to wait for it */
+  bool fence; /* notifications have to wait for it */
   bool notification;
   bool event; /* its completion has to wake the progress thread */
 } verbs_piece;
@@ -115,16 +114,16 @@ typedef struct verbs_queue {
   verbs_piece *pieces; /* those in [completed, posted), modulo depth */
   uint32_t depth;      /* a power of two */
   _Atomic uint32_t posted, completed;
-  _Atomic uint32_t handed; /* what the device took; less than posted after a failure */
+  _Atomic uint32_t handed; /* what the device accepted; less than posted after a failure */
   uint32_t batched;
   struct ibv_send_wr requests[VERBS_BATCH];
   struct ibv_sge segments[VERBS_BATCH];
 } verbs_queue;
 
-/* Written by the peer, each word after what it counts was done. */
+/* Written by the peer. Each word changes after what it counts. */
 typedef struct verbs_credit {
   _Atomic uint64_t consumed; /* bytes of records */
-  _Atomic uint64_t receives; /* notifications taken, and their receives posted anew */
+  _Atomic uint64_t receives; /* notifications taken whose receives were reposted */
 } verbs_credit;
 
 /* Registered memory of an endpoint. */
@@ -132,10 +131,10 @@ typedef struct verbs_block {
   void *start;
   size_t size;
   struct ibv_mr *mr;
-  verbs_window window; /* through which the peer reaches it; or none */
+  verbs_window window; /* the window through which the peer reaches it, if any */
 } verbs_block;
 
-/* Notifications are sent as solicited: a sleeping receiver need not be woken by its own completions. */
+/* Notifications are solicited, so a sleeping receiver is not woken by its own completions. */
 enum verbs_armed { VERBS_UNARMED, VERBS_SOLICITED, VERBS_ALL };
 
 struct rdt_endpoint {
@@ -155,17 +154,17 @@ struct rdt_endpoint {
 
   /* Send side. */
   records mirror;     /* of the peer's ring, in the outbound block */
-  uint64_t published; /* mirror.position that the peer was told of */
+  uint64_t published; /* mirror.position as last sent to the peer */
   verbs_address remote;
-  uint64_t notifies; /* messages to the peer that took one of its receives */
+  uint64_t notifies; /* messages to the peer that used one of its receives */
   uint32_t next_queue;
   atomic_bool stopped;
 
   /* Shared. */
-  atomic_uint wanted;     /* pieces under way whose completion has to wake the progress thread */
-  atomic_int armed;       /* verbs_armed: what the completion queue makes an event of */
-  atomic_uint fences;     /* pieces under way that notifications wait for */
-  atomic_uint notifying;  /* messages under way that carry notifications */
+  atomic_uint wanted;     /* pieces in flight whose completion has to wake the progress thread */
+  atomic_int armed;       /* verbs_armed: which completions raise an event */
+  atomic_uint fences;     /* pieces in flight that notifications wait for */
+  atomic_uint notifying;  /* messages in flight that carry notifications */
   atomic_bool credit_due; /* the peer should learn what was consumed */
   atomic_bool stalled;    /* notifications wait for credit or room */
   _Atomic uint64_t consumed, granted; /* credit_in, as of the last credit message */
@@ -175,10 +174,10 @@ struct rdt_endpoint {
   bool failed, reported;
   struct ibv_wc stash; /* found while arming */
   bool stashed;
-  uint64_t taken; /* notifications that took a receive */
+  uint64_t taken; /* notifications that used a receive */
   uint64_t told_consumed, told_taken;
-  uint32_t unposted;     /* receives to post anew */
-  uint32_t idle_credits; /* credit messages in a row that said nothing new */
+  uint32_t unposted;     /* receives to repost */
+  uint32_t idle_credits; /* consecutive credit messages that brought no credit */
   uint32_t pledged;      /* receives held in the domain's queue */
   uint64_t flushed;
   char failure[384];
@@ -190,7 +189,8 @@ rdt_status verbs_domain_open(rdt_domain **domain);
 void verbs_domain_close(rdt_domain *domain);
 int verbs_domain_event_fd(const rdt_domain *domain);
 rdt_status verbs_domain_events(rdt_domain *domain);
-/* Posts `count` receives of the shared queue; with `pledge` they are new ones, for a new endpoint. */
+/* Posts `count` receives to the shared queue. With `pledge` they are additional, for a new
+ * endpoint. */
 rdt_status verbs_domain_receives(rdt_domain *domain, uint32_t count, bool pledge);
 void verbs_domain_unpledge(rdt_domain *domain, uint32_t count);
 
@@ -206,7 +206,8 @@ void verbs_region_release(rdt_mapping *mapping);
 rdt_status verbs_slots_create(rdt_domain *domain);
 void verbs_slots_destroy(rdt_domain *domain);
 
-/* A local buffer that the device can reach: inside a region, through a slot, or registered for this. */
+/* A local buffer that the device can reach: inside a region, through a slot, or registered for
+ * one operation. */
 typedef struct verbs_local {
   uint64_t address;
   uint32_t lkey;
@@ -214,8 +215,8 @@ typedef struct verbs_local {
   verbs_slot *slot;               /* held, or NULL */
 } verbs_local;
 
-/* Finds the way to reach [buffer, buffer + size), `target` if the device is to write there.
- * RDT_NO_CREDIT: all slots are taken. Errors concern this operation only. */
+/* Makes [buffer, buffer + size) reachable for the device, with `target` for writing. Returns
+ * RDT_NO_CREDIT if all slots are taken. Errors concern this operation only. */
 rdt_status verbs_local_acquire(rdt_domain *domain, void *buffer, uint64_t size, bool target,
                                verbs_local *local);
 void verbs_registration_ref(rdt_registration *registration);
@@ -224,20 +225,22 @@ void verbs_slot_free(rdt_domain *domain, verbs_slot *slot);
 
 /* ---- windows.c ------------------------------------------------------------------------------------ */
 
-/* Whether the domain uses windows. RDT_ERR_UNSUPPORTED if the setting asks for what the device lacks. */
+/* Decides whether the domain uses windows. Returns RDT_ERR_UNSUPPORTED if the setting demands
+ * windows and the device has none. */
 rdt_status verbs_windows_choose(rdt_domain *domain);
 rdt_status verbs_window_open(rdt_domain *domain, verbs_window *window);
-/* Ends access through it. One that is not open is ignored. */
+/* Ends access through the window. Ignores one that is not open. */
 void verbs_window_close(verbs_window *window);
-/* The work request that binds it to all of `mr`, for the queue pair that it is posted to. */
+/* Returns the work request that binds the window to all of `mr`, for the queue pair that it is
+ * posted to. */
 struct ibv_send_wr verbs_window_bind(const verbs_window *window, struct ibv_mr *mr,
                                      uint32_t access);
-/* Windows for the endpoint's queue pairs, not bound yet. */
+/* Creates windows for the endpoint's queue pairs, without binding them. */
 rdt_status verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *registration);
 void verbs_grant_close(rdt_registration *registration);
-/* RDT_ERR_ACCESS once the endpoint has ended. */
+/* Returns the keys of the grant, or RDT_ERR_ACCESS once the endpoint has ended. */
 rdt_status verbs_grant_keys(const rdt_registration *registration, verbs_keys *keys);
-/* Those of its ring and of what was granted to it. */
+/* Closes the windows of the endpoint's ring and of what was granted to its peer. */
 void verbs_endpoint_close_windows(rdt_endpoint *endpoint);
 
 /* ---- endpoint.c: connecting and ending -------------------------------------------------------------- */
@@ -270,8 +273,9 @@ rdt_status verbs_probe(rdt_endpoint *endpoint);
 /* ---- poll.c: the receive side ------------------------------------------------------------------------ */
 
 int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
-/* Posts what the peer took of the shared receives anew, also what was not polled; other completions are dropped.
- * Of a stopped endpoint whose queue pairs are still there: with them, devices drop what they completed. */
+/* Reposts the shared receives that the peer used, including those not polled yet, and drops
+ * other completions. Call it for a stopped endpoint while its queue pairs exist: destroying them
+ * drops their completions. */
 void verbs_return_receives(rdt_endpoint *endpoint);
 bool verbs_arm(rdt_endpoint *endpoint, bool may_take, bool completions);
 void verbs_disarm(rdt_endpoint *endpoint);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The receive side of an endpoint: completions of what was posted, notifications and credit from the
- * peer, and the first thing that went wrong. One thread at a time.
+ * The receive side of an endpoint: completions of what was posted, notifications and credit from
+ * the peer, and the first failure. One thread at a time runs it.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ static const char *hint(enum ibv_wc_status status) {
     case IBV_WC_LOC_PROT_ERR:
       return "a local buffer was freed, or its region closed, before the transfer completed";
     case IBV_WC_LOC_QP_OP_ERR:
-    case IBV_WC_WR_FLUSH_ERR: /* the first that fails where the device itself gives a queue pair up */
+    case IBV_WC_WR_FLUSH_ERR: /* the first failure if the device gives a queue pair up */
       return "the connection was closed, or the own port is down";
     case IBV_WC_REM_OP_ERR:
     case IBV_WC_REM_INV_REQ_ERR:
@@ -56,7 +56,7 @@ static void fail(rdt_endpoint *endpoint, const char *text) {
   snprintf(endpoint->failure, sizeof(endpoint->failure), "%s", text);
 }
 
-/* The first failure says what happened; those after it are its consequences. */
+/* The first failure is the cause; those after it are its consequences. */
 static void note_failure(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
   char text[384];
   if (endpoint->failed || endpoint->stopped) {
@@ -88,15 +88,16 @@ void verbs_complete_until(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t e
   for (;;) {
     uint32_t at = atomic_load(&queue->completed);
     if ((int32_t)(end - at) <= 0) return;
-    /* The device tells of work that another thread posted, but only this makes its writes ours. */
+    /* The completion is of work that another thread posted; this acquire makes that thread's
+     * writes visible. */
     if ((int32_t)(atomic_load(&queue->posted) - at) <= 0) return;
     verbs_piece piece = queue->pieces[at & (queue->depth - 1)];
-    atomic_store(&queue->completed, at + 1); /* from here on the place may be taken */
+    atomic_store(&queue->completed, at + 1); /* from here on the slot may be reused */
     release(endpoint, &piece, status, events);
   }
 }
 
-/* A completion is that of everything posted before it too. */
+/* A completion also completes everything posted before it. */
 static void complete(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_events *events) {
   verbs_queue *queue = &endpoint->queues[wc->wr_id >> 32];
   uint32_t at = (uint32_t)wc->wr_id;
@@ -106,8 +107,8 @@ static void complete(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_
   verbs_complete_until(endpoint, queue, at + 1, status, events);
 }
 
-/* What the device was never given, it never completes. Only of a stopped endpoint, whose send side does
- * not move any more. */
+/* Completes what the device never accepted. Only for a stopped endpoint, whose send side no
+ * longer moves. */
 static void complete_unhanded(rdt_endpoint *endpoint, const rdt_events *events) {
   for (uint32_t i = 0; i < endpoint->queue_count; i++) {
     verbs_queue *queue = &endpoint->queues[i];
@@ -119,8 +120,9 @@ static void complete_unhanded(rdt_endpoint *endpoint, const rdt_events *events) 
 
 /* ---- notifications and credit ------------------------------------------------------------------------------ */
 
-/* A later message may have overwritten the words before this one is handled: then the next says nothing
- * new. More of those than can be under way come from a peer that only wants to use up receives. */
+/* A later message may overwrite the words before this one is handled; then the next message
+ * brings nothing new. More of those than can be in flight come from a peer that only wants to
+ * use up receives. */
 static void receive_credit(rdt_endpoint *endpoint) {
   uint64_t granted = atomic_load(&endpoint->credit_in->receives);
   uint64_t consumed = atomic_load(&endpoint->credit_in->consumed);
@@ -140,7 +142,7 @@ static void receive(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
     return;
   }
   endpoint->taken++;
-  /* Receives are shared: who takes more than its part would leave other peers without. */
+  /* Receives are shared. A peer that uses more than its part would leave none to others. */
   if (endpoint->taken - endpoint->told_taken > VERBS_NOTIFY_RECEIVES)
     fail(endpoint, "the peer sent notifications without credit");
   if (!records_consumer_learn(&endpoint->receive, endpoint->receive.seen + announced))
@@ -170,7 +172,8 @@ static void repost(rdt_endpoint *endpoint) {
     fail(endpoint, rdt_last_error());
 }
 
-/* The peer learns of every quarter that was freed: what it may send at once, it then always can. */
+/* The peer learns of every quarter that was freed, so it can always send what fits into a
+ * quarter. */
 static void offer_credit(rdt_endpoint *endpoint) {
   uint64_t consumed = endpoint->receive.position;
   bool quarter = consumed - endpoint->told_consumed >= endpoint->receive.capacity / 4 ||
@@ -211,7 +214,7 @@ static void handle(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_ev
   complete(endpoint, wc, events);
 }
 
-/* The error is told once: after it the channel is stopped, and the rest only drains. */
+/* The error is reported once. After it the channel is stopped, and the rest only drains. */
 static int outcome(rdt_endpoint *endpoint, int taken) {
   if (atomic_load(&endpoint->broken)) fail(endpoint, "the device reported a broken queue");
   if (!endpoint->failed || endpoint->reported || endpoint->stopped) return taken;
@@ -229,7 +232,7 @@ int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   } while (count == COMPLETIONS);
   if (endpoint->stopped) {
     complete_unhanded(endpoint, events);
-    repost(endpoint); /* they are shared: this peer is gone, others are not */
+    repost(endpoint); /* receives are shared: this peer is gone, others are not */
   } else {
     taken += deliver(endpoint, budget, events);
     offer_credit(endpoint);
@@ -244,7 +247,8 @@ void verbs_return_receives(rdt_endpoint *endpoint) {
     count = take_completions(endpoint, completions);
     for (int i = 0; i < count; i++) endpoint->unposted += completions[i].wr_id == VERBS_RECEIVE_ID;
   } while (count > 0);
-  /* A completion queue that overflowed does not tell how many there were. What is too many does not fit. */
+  /* An overflowed completion queue does not tell how many completions there were. Excess
+   * receives do not fit. */
   if (atomic_load(&endpoint->broken)) endpoint->unposted = endpoint->domain->max_receives;
   repost(endpoint);
 }
@@ -258,13 +262,13 @@ static bool request_events(rdt_endpoint *endpoint, enum verbs_armed wanted) {
 bool verbs_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
   if (endpoint->stashed) return false;
   if (!request_events(endpoint, completions ? VERBS_ALL : VERBS_SOLICITED)) return false;
-  /* Either the poster sees that only notifications make events, or we see what it posted. */
+  /* Either the poster sees that only notifications raise events, or we see what it posted. */
   if (atomic_load(&endpoint->wanted) > 0) {
     atomic_store(&endpoint->armed, VERBS_ALL);
-    /* Again, even if the poster did: devices differ in which of two requests wins. */
+    /* Arm again even if the poster did: devices differ in which of two requests wins. */
     if (ibv_req_notify_cq(endpoint->cq, 0) != 0) return false;
   }
-  /* What came before the request for an event makes none. */
+  /* Completions from before the request raise no event. */
   endpoint->stashed = ibv_poll_cq(endpoint->cq, 1, &endpoint->stash) > 0;
   bool records = endpoint->receive.seen != endpoint->receive.position;
   return !endpoint->stashed && !(may_take && records);

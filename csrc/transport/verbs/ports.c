@@ -62,7 +62,8 @@ void verbs_choice_text(const verbs_choice *choice, char *text, size_t size) {
 
 /* ---- Settings ----------------------------------------------------------------------------------- */
 
-/* A whole number from `low` to `high` that is all of [text, text + length); -1 if it is not. */
+/* Parses all of [text, text + length) as a whole number from `low` to `high`. Returns -1 if it
+ * is not one. */
 static int parse_number(const char *text, size_t length, int low, int high) {
   int number = 0;
   if (length == 0 || length > 6) return -1;
@@ -95,14 +96,15 @@ rdt_status verbs_parse_device(const char *setting, char name[IBV_SYSFS_NAME_MAX]
   return RDT_OK;
 }
 
-/* One "device:index" of a GID_INDEX list. */
+/* One item, "device:index", of a GID_INDEX list. */
 typedef struct gid_item {
   const char *device;
   size_t length;
   int index;
 } gid_item;
 
-/* Takes the item at *at and moves *at behind it and its comma; false if it is malformed. */
+/* Takes the item at *at, and moves *at behind it and its comma. Returns false if it is
+ * malformed. */
 static bool next_gid_item(const char **at, gid_item *item) {
   size_t length = strcspn(*at, ",");
   const char *colon = memchr(*at, ':', length);
@@ -154,14 +156,14 @@ static gid_scope scope_of(const uint8_t raw[16]) {
     if (ip[0] == 127) return SCOPE_LOOPBACK;
     return ip[0] == 169 && ip[1] == 254 ? SCOPE_LINK : SCOPE_IPV4;
   }
-  /* fe80:: is what an entry without interface identifier holds: as good as empty. */
+  /* An entry that is only fe80:: has no interface identifier, and counts as empty. */
   if (memcmp(raw + 8, zero, 8) == 0) return SCOPE_NONE;
   if (memcmp(raw, loopback, sizeof(loopback)) == 0) return SCOPE_LOOPBACK;
   return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80 ? SCOPE_LINK : SCOPE_IPV6;
 }
 
-/* By scope, for interfaces that are up, and for those nothing is known of: they may belong to another
- * network namespace, where the port reaches peers that this one's routes do not. */
+/* Ranks by scope, for interfaces that are up or unknown. An unknown one may belong to another
+ * network namespace, where the port reaches peers that this namespace's routes do not. */
 static const int rank_up[] = {0, 2, 4, 7, 8}, rank_unknown[] = {0, 1, 3, 5, 6};
 #define RANK_ROCE_V1 10
 #define RANK_ROCE_V2 20
@@ -183,12 +185,12 @@ int verbs_gid_rank(const verbs_gid *gid) {
 typedef struct chooser {
   const verbs_port *ports;
   size_t count;
-  char wanted_device[IBV_SYSFS_NAME_MAX]; /* "": any */
-  uint8_t wanted_port;                    /* 0: any */
+  char wanted_device[IBV_SYSFS_NAME_MAX]; /* "" for any */
+  uint8_t wanted_port;                    /* 0 for any */
   const char *gid_setting;
   verbs_explain_fn explain;
   void *context;
-  char refusals[768]; /* every reason, for the error when nothing is left */
+  char refusals[768]; /* all reasons, for the error if no port remains */
 } chooser;
 
 typedef struct candidate {
@@ -196,7 +198,7 @@ typedef struct candidate {
   int rank;
 } candidate;
 
-/* Appends to a text of fixed size, and marks what did not fit. */
+/* Appends to a text of fixed size, and marks it if it does not fit. */
 __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size,
                                                          const char *format, ...) {
   size_t used = strlen(text);
@@ -266,7 +268,7 @@ static const char *scope_text(gid_scope scope) {
   return names[scope];
 }
 
-/* Why `gid` does not serve, or goes after `best`; NULL: none serves. */
+/* Explains why `gid` cannot be used, or ranks below `best`, which is NULL if none can be used. */
 static void why_not_gid(const verbs_gid *gid, const verbs_gid *best, char *text, size_t size) {
   gid_scope scope = scope_of(gid->raw), best_scope = best ? scope_of(best->raw) : SCOPE_NONE;
   if (gid->index > VERBS_GID_INDEX_MAX)
@@ -285,7 +287,7 @@ static void why_not_gid(const verbs_gid *gid, const verbs_gid *best, char *text,
     snprintf(text, size, "it is as good as GID %u, which comes first", best->index);
 }
 
-/* A line for each address of the port but the best. */
+/* Writes a line for each address of the port except the best. */
 static void explain_gids(const chooser *self, const verbs_port *port, const verbs_gid *best) {
   for (size_t i = 0; i < port->gid_count && self->explain; i++) {
     const verbs_gid *gid = &port->gids[i];
@@ -299,7 +301,7 @@ static void explain_gids(const chooser *self, const verbs_port *port, const verb
   }
 }
 
-/* Is the port itself fit? Refuses it with the reason otherwise. */
+/* Returns true if the port itself can be used. Otherwise refuses it with the reason. */
 static bool is_fit(chooser *self, const verbs_port *port) {
   if (port->unusable[0])
     refuse(self, port, "%s", port->unusable);
@@ -315,7 +317,7 @@ static bool is_fit(chooser *self, const verbs_port *port) {
   return false;
 }
 
-/* Finds the address of a fit port; refuses the port if there is none. */
+/* Finds the address of a usable port. Refuses the port if it has none. */
 static bool find_address(chooser *self, const verbs_port *port, int wanted_index,
                          candidate *found) {
   bool ethernet = port->link_layer == IBV_LINK_LAYER_ETHERNET;
@@ -350,7 +352,7 @@ static bool is_better(const candidate *a, const candidate *b) {
   return order ? order < 0 : left->number < right->number;
 }
 
-/* Keeps the better of the two in `best`, and explains the other. */
+/* Keeps the better port in `best`, and explains the other. */
 static void settle(const chooser *self, candidate *best, const candidate *found) {
   candidate other = *found;
   if (!best->choice.port || is_better(found, best)) {
@@ -372,7 +374,7 @@ static void list_ports(const chooser *self, char *text, size_t size) {
   if (!self->count) append(text, size, "none");
 }
 
-/* DEVICE must name something of this machine. */
+/* Checks that DEVICE names something on this machine. */
 static rdt_status check_wanted_device(const chooser *self, const char *setting) {
   char names[256];
   for (size_t i = 0; i < self->count; i++)
@@ -382,7 +384,7 @@ static rdt_status check_wanted_device(const chooser *self, const char *setting) 
                   setting, names);
 }
 
-/* If GID_INDEX names devices, one of them must be of this machine. */
+/* Checks that, if GID_INDEX names devices, this machine has one of them. */
 static rdt_status check_gid_setting(const chooser *self) {
   if (!self->gid_setting[0]) return RDT_OK;
   for (size_t i = 0; i < self->count; i++) {
@@ -397,8 +399,8 @@ static rdt_status check_gid_setting(const chooser *self) {
                   self->gid_setting, names);
 }
 
-/* Syntax always; whether what they name exists only if there is anything, because a machine without RDMA
- * is no fault of the settings. */
+/* Checks the syntax in any case, and whether the named devices exist only if the machine has
+ * any: that it has no RDMA is no fault of the settings. */
 static rdt_status read_settings(chooser *self, const char *device_setting) {
   int index;
   rdt_status status = verbs_parse_gid_index(self->gid_setting, "", &index);

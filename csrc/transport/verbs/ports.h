@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which port of which device to use, and by which address (GID) peers reach it.
- *
- * Scanning reads the machine into plain tables; choosing is pure arithmetic over such tables, so that
- * the tables of machines that are not here can be tested.
+ * Which port of which device to use, and by which address (GID) peers reach it. Scanning reads the
+ * machine into plain tables. Choosing is a pure function of such tables, so that tables of other
+ * machines can be tested.
  */
 #ifndef RDT_TRANSPORT_VERBS_PORTS_H
 #define RDT_TRANSPORT_VERBS_PORTS_H
@@ -18,11 +17,11 @@ typedef enum verbs_gid_type {
   VERBS_GID_IB = 0,
   VERBS_GID_ROCE_V1 = 1,
   VERBS_GID_ROCE_V2 = 2,
-  VERBS_GID_UNKNOWN = 3 /* neither the library nor sysfs tells */
+  VERBS_GID_UNKNOWN = 3 /* neither the library nor sysfs reports it */
 } verbs_gid_type;
 
 typedef enum verbs_netdev_state {
-  VERBS_NETDEV_UNKNOWN = 0, /* none told, or one of another network namespace */
+  VERBS_NETDEV_UNKNOWN = 0, /* not reported, or in another network namespace */
   VERBS_NETDEV_DOWN = 1,
   VERBS_NETDEV_UP = 2
 } verbs_netdev_state;
@@ -48,7 +47,7 @@ typedef struct verbs_limits {
   uint32_t max_srq_wr;        /* receives of one shared queue */
   uint32_t max_mr, max_pd;
   uint32_t max_sge, max_srq_sge;
-  uint32_t max_qp_rd_atom;      /* reads and atomics a queue pair serves at once */
+  uint32_t max_qp_rd_atom;      /* reads and atomics that a queue pair serves at a time */
   uint32_t max_qp_init_rd_atom; /* reads and atomics a queue pair may have outstanding */
   enum ibv_atomic_cap atomics;
   bool windows;          /* memory windows of type 2B */
@@ -79,7 +78,7 @@ typedef struct verbs_port {
 /* The port and address to use, pointing into the table that they were chosen from. */
 typedef struct verbs_choice {
   const verbs_port *port;
-  const verbs_gid *gid; /* NULL only on InfiniBand, when use_grh is false */
+  const verbs_gid *gid; /* NULL only on InfiniBand without use_grh */
   bool use_grh;         /* address peers by GID (always on Ethernet), not by LID */
 } verbs_choice;
 
@@ -87,14 +86,14 @@ typedef struct verbs_choice {
  * are a result, not an error. RDT_ERR_UNSUPPORTED as verbs_library(), RDT_ERR_SYSTEM if the kernel
  * refuses the list, RDT_ERR_NO_MEMORY. The caller frees the table with verbs_ports_free. */
 rdt_status verbs_ports_scan(verbs_port **ports, size_t *count);
-/* NULL is ignored. */
+/* Ignores NULL. */
 void verbs_ports_free(verbs_port *ports, size_t count);
 
 /* How good an address is on Ethernet: 0 must not or cannot be used, more is better. RoCE v2 before v1; IPv4 before
  * routable IPv6 before link-local before loopback; a live network interface before an unknown one. */
 int verbs_gid_rank(const verbs_gid *gid);
 
-/* Receives one line per port and address that was passed over, and why. */
+/* Receives one line for each port and address that was not chosen, with the reason. */
 typedef void (*verbs_explain_fn)(void *context, const char *line);
 
 /* The best port of the table: active, with reliable connections and an address that peers can reach; of

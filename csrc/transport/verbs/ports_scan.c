@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads the machine's RDMA ports into tables: from libibverbs, and from sysfs where that is too old to
- * tell the types and interfaces of GIDs.
+ * Reads the machine's RDMA ports into tables, from libibverbs and, if that is too old to report
+ * types and interfaces of GIDs, from sysfs.
  */
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -20,7 +20,8 @@
 #define SYSFS_DEVICES "/sys/class/infiniband"
 #define SYSFS_VERBS "/sys/class/infiniband_verbs"
 
-/* Of gid_attrs/types. InfiniBand and RoCE v1 share a name there: the link layer tells them apart. */
+/* Parses gid_attrs/types, where InfiniBand and RoCE v1 share a name. The link layer tells them
+ * apart. */
 #define SYSFS_ROCE_V2 "RoCE v2"
 #define SYSFS_ROCE_V1 "IB/RoCE v1"
 
@@ -35,7 +36,7 @@ typedef struct scan {
 
 static rdt_status no_memory(void) { return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left"); }
 
-/* The first line of a file, without its newline; "" if it cannot be read. */
+/* Reads the first line of a file without its newline; "" if it cannot be read. */
 static void read_line(const char *path, char *text, int size) {
   FILE *file = fopen(path, "re");
   if (!file || !fgets(text, size, file)) text[0] = '\0';
@@ -43,7 +44,7 @@ static void read_line(const char *path, char *text, int size) {
   if (file) fclose(file);
 }
 
-/* Adds a port that has nothing but its device's name; NULL: no memory. */
+/* Adds a port that has only its device's name. Returns NULL if there is no memory. */
 static verbs_port *add_port(scan *self, const char *device) {
   if (self->count == self->capacity) {
     size_t capacity = self->capacity ? 2 * self->capacity : 8;
@@ -69,8 +70,8 @@ static rdt_status add_unusable(scan *self, const char *device, uint8_t number, c
 
 /* ---- Network interfaces of GIDs ----------------------------------------------------------------- */
 
-/* Do the last bytes of `raw` follow from the hardware address `mac`, as those of a link-local GID do? A
- * VLAN's number may stand between the two halves. */
+/* Returns true if the last bytes of `raw` derive from the hardware address `mac`, as in a link-
+ * local GID. A VLAN's number may be between the two halves. */
 static bool is_from_mac(const uint8_t raw[16], const uint8_t mac[6]) {
   return raw[8] == (mac[0] ^ 2) && memcmp(raw + 9, mac + 1, 2) == 0 &&
          memcmp(raw + 13, mac + 3, 3) == 0;
@@ -92,7 +93,7 @@ static bool is_address(const struct sockaddr *address, const uint8_t raw[16]) {
   }
 }
 
-/* Does the interface called `name` of this namespace hold the address in `raw`? */
+/* Returns true if the interface called `name` of this namespace has the address in `raw`. */
 static bool holds_address(const scan *self, const char *name, const uint8_t raw[16]) {
   for (const struct ifaddrs *each = self->interfaces; each; each = each->ifa_next)
     if (each->ifa_addr && strcmp(each->ifa_name, name) == 0 && is_address(each->ifa_addr, raw))
@@ -108,9 +109,9 @@ static verbs_netdev_state interface_state(const scan *self, const char *name) {
   return VERBS_NETDEV_UNKNOWN;
 }
 
-/* The kernel names and numbers interfaces in the namespace where the device lives. Seen from another, as
- * in a container, the same name or number may be an unrelated interface: hence the comparison of
- * `ifindex` (0: not told) and of the address. */
+/* The kernel reports names and numbers of interfaces in the device's namespace. In another
+ * namespace, such as a container's, the same name or number may be an unrelated interface. So
+ * this compares `ifindex` (0 if not reported) and the address. */
 static void set_netdev(const scan *self, verbs_gid *gid, const char *name, unsigned ifindex) {
   char from_index[IF_NAMESIZE] = "";
   if (ifindex) if_indextoname(ifindex, from_index);
@@ -118,13 +119,13 @@ static void set_netdev(const scan *self, verbs_gid *gid, const char *name, unsig
   snprintf(gid->netdev, sizeof(gid->netdev), "%s", name);
   if (!name[0] || (ifindex && strcmp(name, from_index) != 0)) return;
   verbs_netdev_state state = interface_state(self, name);
-  /* An interface that is down has lost its IPv6 addresses, and keeps its GIDs for a moment. */
+  /* An interface that goes down loses its IPv6 addresses at once, and its GIDs a moment later. */
   if (state == VERBS_NETDEV_DOWN || holds_address(self, name, gid->raw)) gid->netdev_state = state;
 }
 
 /* ---- GIDs --------------------------------------------------------------------------------------- */
 
-/* The attribute of a GID; "" if it has none, as in some containers. */
+/* Reads an attribute of a GID; "" if it has none, as in some containers. */
 static void read_gid_attribute(const char *ibdev_path, uint8_t port, const char *attribute,
                                uint32_t index, char *text, int size) {
   char path[IBV_SYSFS_PATH_MAX + 64];
@@ -144,7 +145,8 @@ static verbs_gid_type type_from_library(uint32_t type, uint8_t link_layer) {
   return type == IBV_GID_TYPE_ROCE_V1 ? VERBS_GID_ROCE_V1 : VERBS_GID_UNKNOWN;
 }
 
-/* rdma-core 32 and newer: the table of the whole device at once. False if it does not tell. */
+/* Reads the GID table of the whole device at once, with rdma-core 32 and newer. Returns false if
+ * that is not supported. */
 static bool read_gids_by_table(const scan *self, struct ibv_context *context, verbs_port *port,
                                size_t table_size, size_t port_count) {
   size_t capacity = table_size * port_count;
@@ -191,8 +193,8 @@ static void read_gids_one_by_one(const scan *self, struct ibv_context *context, 
 
 /* ---- Ports and devices -------------------------------------------------------------------------- */
 
-/* Active speed x width. Speeds are per lane, in the units of the specification: powers of two, from
- * SDR's 1 to NDR's 128. */
+/* Multiplies active speed and width. Speeds are per lane, in the units of the specification:
+ * powers of two, from SDR's 1 to NDR's 128. */
 static uint32_t rate_of(const struct ibv_port_attr *attr) {
   static const struct {
     uint8_t code;
@@ -240,7 +242,7 @@ static verbs_limits limits_of(const struct ibv_device_attr_ex *extended) {
 static void fill_port(verbs_port *port, const struct ibv_port_attr *attr) {
   port->state = attr->state;
   port->link_layer = attr->link_layer;
-  /* Drivers from before RoCE do not say. */
+  /* Drivers older than RoCE do not report it. */
   if (port->link_layer == IBV_LINK_LAYER_UNSPECIFIED) port->link_layer = IBV_LINK_LAYER_INFINIBAND;
   port->active_mtu = attr->active_mtu;
   port->max_message = attr->max_msg_sz;
@@ -293,7 +295,7 @@ static rdt_status scan_device(scan *self, struct ibv_device *device) {
   return status;
 }
 
-/* Why libibverbs does not list a device that the kernel has. */
+/* Explains why libibverbs does not list a device that the kernel has. */
 static const char *why_unlisted(const char *device) {
   char path[NAME_MAX + 64], name[IBV_SYSFS_NAME_MAX];
   DIR *directory = opendir(SYSFS_VERBS);
@@ -339,7 +341,7 @@ rdt_status verbs_ports_scan(verbs_port **ports, size_t *count) {
   int devices;
   rdt_status status = verbs_list_devices(&list, &devices);
   if (status != RDT_OK) return status;
-  if (getifaddrs(&interfaces) != 0) interfaces = NULL; /* then no GID's interface is known */
+  if (getifaddrs(&interfaces) != 0) interfaces = NULL; /* without it no GID's interface is known */
   scan self = {.interfaces = interfaces};
   for (int i = 0; i < devices && status == RDT_OK; i++) status = scan_device(&self, list[i]);
   if (status == RDT_OK) status = add_unlisted(&self);

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The send side of an endpoint: operations are cut into pieces, pieces become work requests, and a
- * doorbell hands over what has gathered. Runs under the channel's send lock.
- *
- * Order: everything up to the stripe size goes over the first queue, which keeps it in order, and so
- * do notifications. Longer operations go over all queues; a notification waits until such writes are
- * complete. Notifications are written into the peer's ring, many with one work request, the last of
- * which takes one of the peer's receives.
+ * The send side of an endpoint, which runs under the channel's send lock. Operations are cut into
+ * pieces, pieces become work requests, and a doorbell hands over the work requests that have
+ * gathered. Operations up to the stripe size and notifications go over the first queue, which
+ * keeps them in order. Longer operations go over all queues, and a notification waits until such
+ * writes are complete. Notifications are written into the peer's ring, many with one work request,
+ * which uses one of the peer's receives.
  */
 #include <arpa/inet.h>
 #include <string.h>
@@ -16,7 +15,7 @@
 
 /* ---- queues -------------------------------------------------------------------------------------------- */
 
-/* Before the work is handed over, so that none of its completions is missed. */
+/* Runs before the work is handed over, so that no completion is missed. */
 static void want_events(rdt_endpoint *endpoint) {
   if (atomic_load(&endpoint->wanted) == 0 || atomic_load(&endpoint->armed) != VERBS_SOLICITED)
     return;
@@ -24,9 +23,9 @@ static void want_events(rdt_endpoint *endpoint) {
   if (ibv_req_notify_cq(endpoint->cq, 0) != 0) atomic_store(&endpoint->broken, true);
 }
 
-/* Only the last request of a batch and long ones report their completion, for all before them. The device
- * takes work in order: after a refusal it gets no more, and what it did not take is completed by poll, as a
- * failure. */
+/* Only the last request of a batch and long ones report their completion, for all before them.
+ * The device accepts work in order. After a refusal it gets no more, and poll completes what it
+ * did not accept, as a failure. */
 static int hand_over(rdt_endpoint *endpoint, verbs_queue *queue) {
   struct ibv_send_wr *bad = NULL;
   uint32_t count = queue->batched;
@@ -45,12 +44,12 @@ static int hand_over(rdt_endpoint *endpoint, verbs_queue *queue) {
   return 1;
 }
 
-/* Room for another piece of data, beside what is reserved. */
+/* Reports whether there is room for another piece of data, beside the reserve. */
 static bool has_room(const verbs_queue *queue, uint32_t reserve) {
   return verbs_outstanding(queue) + reserve < queue->depth;
 }
 
-/* Appends a work request; `wr` is complete but for its identity, list and segments. */
+/* Appends a work request. `wr` is complete except for its id, next pointer and segments. */
 static void append(rdt_endpoint *endpoint, uint32_t index, struct ibv_send_wr wr,
                    struct ibv_sge segment, verbs_piece piece) {
   verbs_queue *queue = &endpoint->queues[index];
@@ -112,7 +111,7 @@ static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t
   advance(t->op, size);
 }
 
-/* Not more pieces than all queues take together, unless a piece cannot be so long. */
+/* Cuts into no more pieces than all queues take together, unless pieces would be too long. */
 static uint64_t piece_size(const rdt_endpoint *endpoint, uint64_t size) {
   uint64_t piece = size / ((uint64_t)endpoint->queue_count * 16);
   uint64_t longest = endpoint->domain->choice.port->max_message;
@@ -121,7 +120,7 @@ static uint64_t piece_size(const rdt_endpoint *endpoint, uint64_t size) {
   return piece < longest ? piece : longest;
 }
 
-/* The next queue with room, RDT_NO_CREDIT if none has. */
+/* Finds the next queue with room. Returns RDT_NO_CREDIT if none has any. */
 static rdt_status next_queue(rdt_endpoint *endpoint, uint32_t *index) {
   for (uint32_t tried = 0; tried < endpoint->queue_count; tried++) {
     *index = endpoint->next_queue++ % endpoint->queue_count;
@@ -195,7 +194,7 @@ static void post_bind(rdt_endpoint *endpoint, uint32_t index, rdt_registration *
          (struct ibv_sge){0}, piece);
 }
 
-/* Every queue pair has a key of its own: so large transfers go over all of them here too. */
+/* Every queue pair gets a key of its own, so that large transfers can use all of them here too. */
 rdt_status verbs_region_grant(rdt_endpoint *endpoint, rdt_registration *registration,
                               rdt_request *request) {
   if (!registration->one_peer) return RDT_OK;
@@ -229,8 +228,8 @@ rdt_status verbs_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *
                                                                             : RDT_NO_CREDIT;
 }
 
-/* A write from a block of ours into the peer's. Unless `silent` it takes a receive there and says how many
- * bytes of records were written, 0 for credit. */
+/* Posts a write from a block of ours into the peer's. Unless `silent`, it uses a receive there
+ * and says how many bytes of records it wrote, 0 for credit. */
 static void write_block(rdt_endpoint *endpoint, const verbs_block *block, const void *from,
                         uint64_t to, uint32_t size, bool silent, uint32_t announced) {
   struct ibv_sge segment = {.addr = (uintptr_t)from, .length = size, .lkey = block->mr->lkey};
@@ -244,7 +243,8 @@ static void write_block(rdt_endpoint *endpoint, const verbs_block *block, const 
   append(endpoint, 0, wr, segment, (verbs_piece){.size = size, .notification = notification});
 }
 
-/* Sends the records that gathered in the mirror: in two parts at the ring's end. */
+/* Sends the records that gathered in the mirror, in two parts if they wrap around the ring's
+ * end. */
 static void publish(rdt_endpoint *endpoint) {
   const records *mirror = &endpoint->mirror;
   uint64_t total = mirror->position - endpoint->published;
@@ -266,11 +266,11 @@ static void publish(rdt_endpoint *endpoint) {
   endpoint->notifies++;
 }
 
-/* Tells the peer what we consumed. Each such message frees at least a quarter of the ring or of the
- * receives, and the peer cannot have more under way, so that at most eight of them are: they have
- * receives of their own, and need no credit themselves. */
+/* Tells the peer what we consumed. Each such message frees at least a quarter of the ring or of
+ * the receives, so at most eight are in flight. They have receives of their own, and need no
+ * credit. */
 static void give_credit(rdt_endpoint *endpoint) {
-  if (!has_room(&endpoint->queues[0], 1)) return; /* completions will call again */
+  if (!has_room(&endpoint->queues[0], 1)) return; /* completions will trigger another call */
   if (!atomic_exchange(&endpoint->credit_due, false)) return;
   write_block(endpoint, &endpoint->inbound, endpoint->credit_out, endpoint->remote.credit,
               sizeof(verbs_credit), false, 0);
@@ -281,7 +281,7 @@ bool verbs_wants_doorbell(const rdt_endpoint *endpoint) {
          atomic_load_explicit(&endpoint->stalled, memory_order_relaxed);
 }
 
-/* Long writes can be in front of notifications, or hold them back. */
+/* Long writes may precede notifications, or hold them back. */
 bool verbs_delivering(const rdt_endpoint *endpoint) {
   return atomic_load(&endpoint->fences) > 0 || atomic_load(&endpoint->notifying) > 0;
 }
@@ -296,7 +296,7 @@ int verbs_doorbell(rdt_endpoint *endpoint) {
   return rung;
 }
 
-/* Nothing is written; but the peer's device has to answer, which its host need not notice. */
+/* Posts an empty write. The peer's device answers it without its host. */
 rdt_status verbs_probe(rdt_endpoint *endpoint) {
   struct ibv_send_wr wr = {
       .opcode = IBV_WR_RDMA_WRITE,

@@ -19,10 +19,10 @@
 
 /* ---- The limit of pinned memory ----------------------------------------------------------------- */
 
-/* The number behind `label` in the text of /proc/self/status; 0 if there is none. */
+/* Reads the number after `label` in the text of /proc/self/status; 0 if there is none. */
 static uint64_t status_field(const char *text, const char *label, int base) {
   const char *line = strstr(text, label);
-  /* A label may occur inside another line, such as that of the process's name. */
+  /* A label may also occur inside another line, such as the one with the process's name. */
   while (line && line != text && line[-1] != '\n') line = strstr(line + 1, label);
   return line ? strtoull(line + strlen(label), NULL, base) : 0;
 }
@@ -58,7 +58,8 @@ rdt_status verbs_memlock_check(const verbs_memlock *memlock, uint64_t needed) {
                   need, have, limit);
 }
 
-/* The lines of /proc/self/status that verbs_memlock_parse wants; others can be of any length. */
+/* Reads the lines of /proc/self/status that verbs_memlock_parse needs. Others can have any
+ * length. */
 static void read_status(char *text, size_t size) {
   char line[128];
   size_t used = 0;
@@ -71,8 +72,8 @@ static void read_status(char *text, size_t size) {
   if (file) fclose(file);
 }
 
-/* What the kernel will compare. It counts pages pinned for devices (VmPin) apart from those that mlock
- * holds (VmLck), and the limit applies to either alone. */
+/* Reads what the kernel compares. It counts pages pinned for devices (VmPin) apart from pages
+ * locked by mlock (VmLck), and applies the limit to each alone. */
 static void read_memlock(verbs_memlock *memlock) {
   struct rlimit limit;
   char text[256];
@@ -110,8 +111,8 @@ static int device_access(uint32_t access, verbs_local_use use) {
   return bits | (access == VERBS_ACCESS_WINDOWS ? IBV_ACCESS_MW_BIND : verbs_remote_access(access));
 }
 
-/* ENOMEM has three causes; the limit is the one that can be told, also where a capability seemed to lift
- * it: inside a user namespace it does not. */
+/* ENOMEM has three causes, of which only the limit can be identified. It applies even with the
+ * capability inside a user namespace. */
 static rdt_status explain_no_memory(uint64_t size, uint64_t pinned, const char *device) {
   verbs_memlock memlock;
   read_memlock(&memlock);

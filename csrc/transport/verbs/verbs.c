@@ -4,7 +4,7 @@
 #include "transport/verbs/objects.h"
 #include "transport/verbs/registration.h"
 
-/* Whether two ports share a fabric shows when they are connected. */
+/* Connecting them shows whether two ports share a fabric. */
 static bool verbs_usable(const char *own_host, const char *peer_host, char *why, size_t size) {
   (void)own_host, (void)peer_host, (void)why, (void)size;
   return true;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory windows of type 2B: an rkey that is good for one queue pair, over a registration that has none for
- * peers. So the peer at the other end of that queue pair reaches the memory, and nobody else, whatever
- * keys he guesses (InfiniBand specification, 10.6.7.2).
- *
- * A window's key is known when it is made (ibv_inc_rkey), good when its bind is complete, and no more
- * when the window is given back. That has to happen before its queue pair is destroyed and its
- * registration ends.
+ * Memory windows of type 2B. A window has an rkey that is valid for one queue pair, over a
+ * registration that gives peers no access. So only the peer at the other end of that queue pair
+ * reaches the memory, whatever keys others guess (InfiniBand specification, 10.6.7.2). A window's
+ * key is known when the window is created (ibv_inc_rkey), valid once its bind is complete, and
+ * invalid once the window is freed. A window must be freed before its queue pair is destroyed and
+ * its registration ends.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -82,7 +81,7 @@ rdt_status verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *registrati
   return RDT_OK;
 }
 
-/* Takes it off its endpoint's list; under windows_lock. */
+/* Takes the grant off its endpoint's list. Call it under windows_lock. */
 static void end_grant(verbs_grant *grant) {
   if (!grant->endpoint) return;
   verbs_grant **link = &grant->endpoint->grants;
