@@ -64,18 +64,18 @@ def in_guest(host: Host) -> Runner:
 
 
 def library() -> Path:
-    """The installed librdmatensor.so: what users run."""
+    """The installed librdmatensor.so.0: what users run."""
     spec = importlib.util.find_spec("rdmatensor")
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).with_name("librdmatensor.so")
+    return Path(spec.origin).with_name("librdmatensor.so.0")
 
 
 def build(folder: Path) -> Path:
     """paths.c, linked with the installed library."""
     program, beside = folder / "paths", library().parent
     compile_ = ["cc", "-O2", "-I", str(HERE.parents[1] / "csrc" / "include"), str(HERE / "paths.c")]
-    link = ["-o", str(program), f"-L{beside}", "-lrdmatensor", f"-Wl,-rpath,{beside}"]
+    link = ["-o", str(program), f"-L{beside}", "-l:librdmatensor.so.0", f"-Wl,-rpath,{beside}"]
     subprocess.run([*compile_, *link], check=True, timeout=60)
     return program
 
