@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Members must call the same. Every message of an operation carries its sender's view, with a hash of the
- * caller's detail, so whoever takes one finds out. The words travel in the ABORTs that follow: a member ends
- * only when it has those of all others, so that each can tell its own view and a differing one, whoever found out.
+ * Detects members that call different operations. Every message of an operation carries its
+ * sender's view, with a hash of the caller's detail, so the receiver notices a difference. The
+ * details follow in ABORTs. A member ends the operation only when it has those of all others, so
+ * each member can report its own view and a differing one, whoever noticed.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "group/group.h"
 
-/* FNV-1a: the same at every member, and short for texts that are. */
+/* FNV-1a, which gives every member the same hash and is quick for short texts. */
 static uint64_t hash_of(const char *text, size_t length) {
   uint64_t hash = 0xcbf29ce484222325ull;
   for (size_t i = 0; i < length; i++) hash = (hash ^ (uint8_t)text[i]) * 0x100000001b3ull;
@@ -29,7 +30,7 @@ static bool is_own(const rdt_operation *operation, const rdt_shape *shape) {
   return memcmp(shape, &operation->shape, sizeof(*shape)) == 0;
 }
 
-/* The first one that differs; its words come later. */
+/* Notes the first view that differs. Its detail comes later. */
 static void note(rdt_operation *operation, const rdt_message *head, const char *detail) {
   if (operation->differs && operation->other_rank != head->from) return;
   operation->differs = true;
@@ -53,7 +54,7 @@ void rdt_agreement_learn(rdt_operation *operation, const rdt_part *part) {
   bool runs_there = head->number == RDT_ABORT_OPERATION && head->shape.kind != 0;
   if (!runs_there || is_own(operation, &head->shape)) return;
   note(operation, head, (const char *)(part + 1));
-  /* Each waited for a message that the other one would not send. */
+  /* Each member waited for a message that the other would not send. */
   if (operation->status == RDT_ERR_DEADLINE) operation->status = RDT_ERR_PROTOCOL;
 }
 

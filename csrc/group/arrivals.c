@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What channels bring: messages on their way to operations, also those that have not started here, and the
- * news that a channel is up or down.
+ * Handles what channels bring: messages for operations, including those that have not started
+ * here, and the events that a channel is up or down.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +12,9 @@
 #include "core/post/channel.h"
 #include "group/group.h"
 
-#define EARLY_MESSAGES 65536u /* from one member, for operations that have not started */
+#define EARLY_MESSAGES 65536u /* kept from one member for operations that have not started */
 
-/* The group with this number, held. */
+/* Finds the group with this number, and takes a reference. */
 static rdt_group *find_group(rdt_groups *groups, uint64_t id) {
   pthread_mutex_lock(&groups->lock);
   rdt_group *group = groups->list;
@@ -31,7 +31,7 @@ static void malformed(rdt_channel *channel) {
   rdt_channel_break(channel);
 }
 
-/* Appends the part to the operation's inbox. Under group->lock. */
+/* Appends the part to the operation's inbox. Call it under group->lock. */
 static void put(rdt_operation *operation, rdt_part *part) {
   part->next = NULL;
   *operation->inbox_tail = part;
@@ -39,8 +39,9 @@ static void put(rdt_operation *operation, rdt_part *part) {
   rdt_operation_stir(operation);
 }
 
-/* Of an operation that has not started here. The first ABORT of each member is kept, for what it tells about that
- * one's call. True if this one was. Under group->lock. */
+/* Takes an ABORT of an operation that has not started here. Keeps the first one of each member,
+ * which tells what that member called. Returns true if it kept this one. Call it under
+ * group->lock. */
 static bool abort_early(rdt_group *group, rdt_operation *operation, rdt_part *part) {
   const rdt_message *head = &part->head;
   char why[RDT_GROUP_REASON + 64];
@@ -55,9 +56,10 @@ static bool abort_early(rdt_group *group, rdt_operation *operation, rdt_part *pa
   return true;
 }
 
-/* Of an operation that runs here its driver answers; of others nobody touches anything. */
+/* An operation that runs here answers through its driver. For others this answers at once,
+ * because nobody accesses their memory. */
 static void take_abort(rdt_group *group, rdt_part *part) {
-  const rdt_message head = part->head; /* a part that was put away is the driver's */
+  const rdt_message head = part->head; /* a part in an inbox belongs to the driver */
   bool asks = head.number == RDT_ABORT_OPERATION, runs = false, kept = false;
   pthread_mutex_lock(&group->lock);
   rdt_operation *operation =
@@ -76,7 +78,7 @@ static void take_abort(rdt_group *group, rdt_part *part) {
   if (!kept) rdt_part_free(group, part);
 }
 
-/* May it come before the operation starts here? */
+/* Returns true if such a message may come before the operation starts here. */
 static bool may_be_early(rdt_message_kind kind) {
   return kind != RDT_GROUP_ACK && kind != RDT_GROUP_PUSHED;
 }
@@ -177,7 +179,7 @@ void rdt_groups_take(rdt_channel *channel, uint64_t type, const void *data, size
 void rdt_groups_connected(rdt_channel *channel) {
   rdt_groups *groups = rdt_groups_of(channel->device);
   rdt_channel_entry *entry = malloc(sizeof(*entry));
-  if (!entry) return; /* then it is not used for other groups */
+  if (!entry) return; /* without an entry, other groups do not use the channel */
   rdt_channel_ref(channel);
   entry->channel = channel;
   pthread_mutex_lock(&groups->lock);
@@ -196,7 +198,7 @@ void rdt_groups_forget_channel(rdt_groups *groups, rdt_channel *channel) {
   free(entry);
 }
 
-/* Every link over the channel, in every group. Under groups->lock. */
+/* Marks every link over the channel, in every group. Call it under groups->lock. */
 static void mark_links(rdt_groups *groups, const rdt_channel *channel, bool released) {
   for (rdt_group *group = groups->list; group; group = group->next) {
     for (uint32_t i = 0; i < group->size; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ending operations from outside: one, all that are under way here, or all of the group for good.
+ * Ends operations from outside: one, all that run here, or the whole group for good.
  */
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +25,7 @@ void rdt_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status sta
 void rdt_group_abort_all(rdt_group *group, rdt_status status, const char *text, bool early) {
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
     for (rdt_operation *each = group->table[i]; each; each = each->next) {
-      if (!early && !each->started) continue; /* it is not this member's yet */
+      if (!early && !each->started) continue; /* this member has not started it */
       rdt_operation_mark_aborted(each, status, text, strlen(text));
       rdt_operation_stir(each);
     }
@@ -47,7 +47,7 @@ rdt_status rdt_group_cancel(rdt_group *group, const uint64_t tag[2]) {
 
 /* ---- the whole group ------------------------------------------------------------------------------- */
 
-/* False if it was aborted before. */
+/* Ends the group. Returns false if it was aborted before. */
 static bool end_group(rdt_group *group, uint32_t from, rdt_status status, const char *text,
                       size_t length) {
   char why[RDT_GROUP_REASON + 64];
@@ -67,7 +67,7 @@ rdt_status rdt_group_usable(const rdt_group *group) {
   pthread_mutex_t *lock = (pthread_mutex_t *)&group->lock;
   pthread_mutex_lock(lock);
   rdt_status status = group->aborted;
-  pthread_mutex_unlock(lock); /* the text is written once, before */
+  pthread_mutex_unlock(lock); /* the text was written once, before the status */
   return status == RDT_OK ? RDT_OK : rdt_fail(status, "%s", group->abort_text);
 }
 

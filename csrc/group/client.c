@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The client of groups' channels, and what a device has for all its groups.
+ * The client of groups' channels, and the state that all groups of a device share.
  */
 #include "core/client.h"
 
@@ -61,7 +61,7 @@ static void free_groups(void *state) {
     while (groups->blocks[i]) {
       rdt_block *block = groups->blocks[i];
       groups->blocks[i] = block->next;
-      free(block); /* its region went with the device's */
+      free(block); /* its region was freed with the device's */
     }
   pthread_cond_destroy(&groups->visited);
   pthread_cond_destroy(&groups->ready);

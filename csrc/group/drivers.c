@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Who drives operations: the thread that called rdt_group_run, which polls for what it waits for; the progress
- * thread, short ones; a few threads of the device, long ones. None of these waits for one operation while
+ * The threads that drive operations. The thread that calls rdt_group_run drives its operation and
+ * polls for messages. Of started operations, the progress thread drives short ones, and a few
+ * threads of the device, the runners, drive long ones. None of these waits for one operation while
  * another could move, so operations may be started in any order.
  */
 #include <sched.h>
@@ -12,11 +13,11 @@
 #include "core/post/polling.h"
 #include "group/group.h"
 
-#define TICK_MS 50  /* how often deadlines of operations are looked at that nobody waits for */
-#define LOOKS 64    /* at links between looks at the clock */
-#define YIELD_US 5  /* of waiting, after which others that need this core get it */
-#define SLEEP_MS 50 /* at most: then a caller is asked, and a failed operation looked after */
-#define ASK_MS 100  /* how often a waiting caller is asked whether to go on */
+#define TICK_MS 50  /* interval of checking deadlines of operations that nobody waits for */
+#define LOOKS 64    /* polls of links between reads of the clock */
+#define YIELD_US 5  /* time of waiting after which other threads get this core */
+#define SLEEP_MS 50 /* longest sleep; then the caller is asked, and a failed operation checked */
+#define ASK_MS 100  /* interval of asking a waiting caller whether to go on */
 
 /* ---- the end --------------------------------------------------------------------------------------- */
 
@@ -88,7 +89,7 @@ void rdt_ready_drop(rdt_operation *operation) {
   pthread_mutex_unlock(&groups->ready_lock);
 }
 
-/* Under ready_lock. */
+/* Call it under ready_lock. */
 static rdt_operation *pop(rdt_groups *groups, int which) {
   rdt_ready_queue *queue = &groups->queues[which];
   rdt_operation *operation = queue->head;
@@ -107,7 +108,7 @@ static void set_driver(rdt_operation *operation, rdt_driver driver) {
   pthread_mutex_unlock(&operation->group->lock);
 }
 
-/* Puts an operation aside until there are news of it, or back if there are. */
+/* Puts an operation aside until there is news of it, or back into the queue if there is. */
 static void put_aside(rdt_operation *operation, bool at_once) {
   rdt_groups *groups = operation->group->groups;
   bool moves = operation->needs_runner;
@@ -204,7 +205,7 @@ rdt_status rdt_group_start(rdt_group *group, const rdt_collective *call, rdt_don
   if (status == RDT_OK) status = rdt_operation_start(group, call, done, context, &operation);
   if (status != RDT_OK) return status;
   if (atomic_fetch_add(&group->device->client_work, 1) == 0) rdt_device_wake(group->device);
-  /* What goes out at once goes out now; the end is always told on another thread. */
+  /* Whatever can be sent at once is sent now. `done` always runs on another thread. */
   if (operation->driver == RDT_DRIVER_PROGRESS) operation->over = rdt_operation_advance(operation);
   put_aside(operation, operation->over || operation->driver == RDT_DRIVER_RUNNER);
   return RDT_IN_PROGRESS;
@@ -240,7 +241,7 @@ static bool look(rdt_operation *operation) {
   return has_news(operation);
 }
 
-/* True when there are news; false when it is time to sleep. */
+/* Returns true when there is news, and false when it is time to sleep. */
 static bool spin(rdt_operation *operation) {
   int64_t limit = operation->group->spin_us, start = 0;
   for (;;) {
@@ -266,7 +267,7 @@ static void sleep_once(rdt_operation *operation) {
   pthread_mutex_unlock(&group->lock);
 }
 
-/* Fails the operation if its caller wants no more of it. */
+/* Fails the operation if its caller wants to stop. */
 static void ask_caller(rdt_operation *operation, const rdt_collective *call, int64_t *next) {
   int64_t now = rdt_now_ms();
   if (!call->stop || now < *next) return;
@@ -276,14 +277,14 @@ static void ask_caller(rdt_operation *operation, const rdt_collective *call, int
   *next = now + ASK_MS;
 }
 
-/* The progress thread takes messages meanwhile. */
+/* Sleeps until there is news; the progress thread takes messages meanwhile. */
 static void sleep_for_news(rdt_operation *operation, const rdt_collective *call, int64_t *ask) {
   bool asleep = end_polling_to_sleep(operation->group), failing = operation->status < 0;
   while (asleep && !has_news(operation)) {
     sleep_once(operation);
     rdt_operation_check_time(operation);
     ask_caller(operation, call, ask);
-    if (failing || operation->status < 0) break; /* that has to go on */
+    if (failing || operation->status < 0) break; /* a failing operation has to go on */
   }
   begin_polling(operation->group);
 }

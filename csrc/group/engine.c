@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Driving an operation: its messages go to their steps, lanes go from round to round, and what fails ends at
- * all members. All of it by one thread at a time, which never waits here.
- *
- * The end of a failed operation: a member that fails tells all others in an ABORT, after its last access
- * to their memory; whoever learns of it that way fails too, and says so. When all have answered, or can reach
- * nothing of ours any more, nobody touches the buffers. By then each also knows what the others called, if that
- * was the reason: agreement.c.
+ * Drives an operation: messages go to their steps, lanes go from round to round, and a failure
+ * ends the operation at all members. One thread at a time does so, and never waits here. A member
+ * that fails sends all others an ABORT after its last access to their memory. A member that
+ * receives one fails too, and answers. When all have answered, or can reach nothing of ours any
+ * more, nobody accesses the buffers. By then each member also knows what the others called, if
+ * that was the reason (agreement.c).
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,9 +15,10 @@
 #include "base/status.h"
 #include "group/group.h"
 
-/* Of the deadline: for a member's answer to an ABORT, before its channel is closed. */
+/* The share of the deadline that a member has to answer an ABORT before its channel is closed. */
 #define GRACE_PART 3
-/* Messages of one step that wait for their turn: an honest member has no more under way. */
+/* The number of messages of one step that may wait for their turn: an honest member has no more
+ * in flight. */
 #define WAITING_MOST 8u
 
 /* ---- failing --------------------------------------------------------------------------------------- */
@@ -60,7 +60,7 @@ static void fail_gone(rdt_operation *operation, uint32_t peer) {
       atomic_load(&group->links[peer].left) ? "closed the group" : "cannot be reached any more");
 }
 
-/* Members that are gone matter only to those who still need them, and have taken all that they sent. */
+/* A lost member matters only if this member still needs it and has taken all that it sent. */
 static void check_links(rdt_operation *operation) {
   const rdt_group *group = operation->group;
   for (uint32_t i = 0; i < operation->program->count; i++) {
@@ -69,7 +69,7 @@ static void check_links(rdt_operation *operation) {
     if (state->done || state->parts || step->kind == RDT_STEP_COPY ||
         step->kind == RDT_STEP_ACCUMULATE || !is_gone(&group->links[step->peer]))
       continue;
-    if (atomic_load(&operation->news) == operation->seen) /* otherwise that comes first */
+    if (atomic_load(&operation->news) == operation->seen) /* otherwise the messages come first */
       fail_gone(operation, step->peer);
     return;
   }
@@ -77,7 +77,7 @@ static void check_links(rdt_operation *operation) {
 
 /* ---- messages -------------------------------------------------------------------------------------- */
 
-/* Members get out of step when one is lost: then that is the cause. */
+/* When a member is lost, others get out of step. Then the loss is the cause. */
 static void fail_different(rdt_operation *operation, const rdt_message *head) {
   const rdt_group *group = operation->group;
   for (uint32_t peer = 0; peer < group->size; peer++)
@@ -99,7 +99,7 @@ static bool to_receiver(rdt_message_kind kind) {
          kind == RDT_GROUP_PUSHED;
 }
 
-/* The step that the message is for; fails the operation if there is none. */
+/* Finds the step that the message is for. Fails the operation if there is none. */
 static int64_t step_of(rdt_operation *operation, const rdt_part *part) {
   const rdt_message *head = &part->head;
   if (memcmp(&head->shape, &operation->shape, sizeof(head->shape)) != 0) {
@@ -130,7 +130,7 @@ static void take_written(rdt_operation *operation, rdt_part *part) {
                        rdt_status_text((rdt_status)part->head.status));
 }
 
-/* True if the part was kept. */
+/* Returns true if it kept the part. */
 static bool hand_over(rdt_operation *operation, rdt_part *part) {
   if (part->kind == RDT_GROUP_ABORT) {
     take_abort(operation, part);
@@ -156,7 +156,7 @@ static bool hand_over(rdt_operation *operation, rdt_part *part) {
   return true;
 }
 
-/* True if there was news: then steps that could not move before may now. */
+/* Returns true if there was news, so that steps may move that could not before. */
 static bool take_inbox(rdt_operation *operation) {
   rdt_group *group = operation->group;
   unsigned news = atomic_load_explicit(&operation->news, memory_order_acquire);
@@ -209,7 +209,7 @@ static bool try_step(rdt_operation *operation, rdt_lane_state *lane, uint32_t in
   return moved;
 }
 
-/* False at the lane's end. */
+/* Returns false at the lane's end. */
 static bool next_round(const rdt_program *program, rdt_lane_state *lane, uint32_t number) {
   uint32_t end = program->lane_begin[number + 1];
   lane->begin = lane->end;
@@ -220,7 +220,7 @@ static bool next_round(const rdt_program *program, rdt_lane_state *lane, uint32_
   return lane->left > 0;
 }
 
-/* What others wait for goes first. */
+/* Sends go first, because others wait for them. */
 static bool try_round(rdt_operation *operation, rdt_lane_state *lane) {
   bool moved = false;
   for (int sends = 1; sends >= 0; sends--)
@@ -273,7 +273,7 @@ static void send_aborts(rdt_operation *operation) {
       rdt_operation_abort_send(operation, peer);
 }
 
-/* Can this member still touch our buffers? */
+/* Returns true if this member can still access our buffers. */
 static bool holds(const rdt_operation *operation, uint32_t peer) {
   const rdt_group *group = operation->group;
   const rdt_link *link = &group->links[peer];
@@ -293,19 +293,19 @@ static void close_silent(rdt_operation *operation) {
     if (holds(operation, peer)) rdt_channel_close(operation->group->links[peer].channel);
 }
 
-/* True when nobody touches the buffers any more. */
+/* Returns true when nobody accesses the buffers any more. */
 static bool end_failed(rdt_operation *operation) {
   int64_t now = rdt_now_ms(), limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   if (!operation->aborting) {
-    if (operation->posted > 0) return false; /* their memory is still written to */
+    if (operation->posted > 0) return false; /* writes to their memory are in flight */
     operation->aborting = true;
     operation->grace = now + limit / GRACE_PART;
     send_aborts(operation);
   }
   if (!anybody_holds(operation)) return true;
   if (now < operation->grace) return false;
-  /* A process that is stopped answers nothing, and releases nothing: but it does not touch anything
-   * either, and what it reads after its own deadline does not count. */
+  /* A stopped process neither answers nor releases memory. But it accesses nothing either, and
+   * discards what it reads after its own deadline. */
   if (operation->closing) return true;
   operation->closing = true;
   operation->grace = now + limit;
@@ -316,11 +316,11 @@ static bool end_failed(rdt_operation *operation) {
 bool rdt_operation_advance(rdt_operation *operation) {
   unsigned before = operation->seen;
   take_inbox(operation);
-  if (operation->fresh) check_links(operation); /* before others hear of what cannot be done */
+  if (operation->fresh) check_links(operation); /* before others learn of a failure */
   operation->fresh = false;
   if (operation->status == RDT_IN_PROGRESS) advance_lanes(operation);
   if (operation->status == RDT_IN_PROGRESS && operation->left == 0 && operation->posted == 0) {
-    /* What was read after the deadline may not have been there any more. */
+    /* Bytes that were read after the deadline may have been overwritten. */
     if (operation->reads_loans) rdt_operation_check_time(operation);
     if (operation->status == RDT_IN_PROGRESS) operation->status = RDT_OK;
   }

@@ -122,7 +122,7 @@ static bool wants_checksums(void) {
   return strcmp(text, "crc32c") == 0;
 }
 
-/* What fits into a notification to this device, too. */
+/* The limit also has to fit into a notification to this device. */
 static uint64_t eager_limit(void) {
   uint64_t wanted = rdt_config_number(RDT_CONFIG_GROUP_EAGER_BYTES);
   uint64_t room = rdt_config_number(RDT_CONFIG_RING_BYTES) / 4 - sizeof(rdt_message);
@@ -153,7 +153,8 @@ static rdt_group *group_new(rdt_device *device, const rdt_group_options *options
   return NULL;
 }
 
-/* A group is listed from the beginning, so that its links learn what happens to their channels. */
+/* Lists the group before its members meet, so that its links learn what happens to their
+ * channels. */
 static rdt_status enlist(rdt_group *group) {
   rdt_groups *groups = group->groups;
   rdt_status status = RDT_OK;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a device's channels bring to its groups. All groups between two devices share these channels
- * (RDT_PURPOSE_GROUPS). client.c registers the functions.
+ * The functions through which a device's channels reach its groups. All groups between two devices
+ * share a channel (RDT_PURPOSE_GROUPS). client.c registers the functions.
  */
 #ifndef RDT_GROUP_GROUPS_H
 #define RDT_GROUP_GROUPS_H
@@ -14,7 +14,7 @@ static inline rdt_groups *rdt_groups_of(const rdt_device *device) {
   return rdt_client_state(device, RDT_PURPOSE_GROUPS);
 }
 
-/* arrivals.c; on the progress thread, but for `take`: see core/client.h. */
+/* arrivals.c: see core/client.h for the threads that call these. */
 void rdt_groups_connected(rdt_channel *channel);
 void rdt_groups_down(rdt_channel *channel);
 void rdt_groups_released(rdt_channel *channel);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How members meet. Each sends JOIN to rank 0, which measures costs when all have come, and sends the TABLE
- * of all; then each connects to those of lower rank (LINK), says READY to rank 0 when it has all its links,
- * and goes on when rank 0, which has heard that from all, says GO. So nobody uses a group that a member does
- * not know yet.
+ * How members meet. Each member sends JOIN to rank 0. When all have come, rank 0 measures costs
+ * and sends all the TABLE of members. Then each member connects to those of lower rank (LINK), and
+ * sends READY to rank 0 when it has all its links. When all are ready, rank 0 sends GO. So nobody
+ * uses a group that a member does not know yet.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +15,10 @@
 #include "core/post/channel.h"
 #include "group/meeting.h"
 
-#define AGAIN_MS 500 /* between two JOINs: rank 0 forgets those of groups it does not know yet */
-#define FAR_CHUNK (512u * 1024) /* lets transfers go on while others are reduced */
-/* Its last digit counts the versions of operations' messages. */
+#define AGAIN_MS \
+  500 /* interval of sending JOIN again, because rank 0 forgets JOINs of groups it does not know yet */
+#define FAR_CHUNK (512u * 1024) /* room for transfers to continue while others are reduced */
+/* Its last digit is the version of operations' messages. */
 #define BYTE_ORDER_MARK 0x01020305u
 
 /* ---- JOIN ------------------------------------------------------------------------------------------ */
@@ -35,7 +36,7 @@ static rdt_status send_join(const rdt_group *group, rdt_channel *channel, const 
   rdt_wire wire;
   uint32_t order = BYTE_ORDER_MARK;
   rdt_meeting_begin(&wire, group, RDT_GROUP_JOIN);
-  rdt_wire_put_bytes(&wire, &order, sizeof(order)); /* as it lies in memory */
+  rdt_wire_put_bytes(&wire, &order, sizeof(order)); /* in memory order */
   rdt_wire_put_u32(&wire, group->rank);
   rdt_wire_put_u32(&wire, group->size);
   rdt_wire_put_u32(&wire, group->forced);
@@ -102,7 +103,7 @@ static void seat(rdt_member *seat, rdt_channel *channel, const join_request *req
   memcpy(seat->host_id, request->host_id, sizeof(seat->host_id));
 }
 
-/* True for one more member; false for one that asks again. */
+/* Returns true for a new member, and false for one that asks again. */
 static rdt_status admit(rdt_group *group, rdt_member *members, rdt_visitor *visitor, rdt_wire *wire,
                         rdt_measure_place *places, uint32_t *missing) {
   join_request request = {0};
@@ -133,7 +134,7 @@ static void refuse(const rdt_group *group, rdt_channel *channel, rdt_status stat
   rdt_meeting_send(channel, RDT_GROUP_REFUSE, &wire);
 }
 
-/* Whoever has come learns why it was for nothing. */
+/* Tells the members that have come why there will be no group. */
 static rdt_status refuse_all(const rdt_group *group, const rdt_member *members, rdt_channel *last,
                              rdt_status status) {
   char text[384];
@@ -194,7 +195,8 @@ static rdt_status new_id(rdt_group *group) {
 
 /* ---- READY, GO ------------------------------------------------------------------------------------------- */
 
-/* Can this member read the memory of all whose regions it maps? What is not theirs is not read. */
+/* Checks whether this member can read the memory of all members whose regions it maps. A wrong
+ * value means another process. */
 static bool can_read(const rdt_group *group, const rdt_member *members) {
   for (uint32_t i = 0; i < group->size; i++) {
     const rdt_link *link = &group->links[i];
@@ -258,7 +260,7 @@ static void describe_self(const rdt_group *group, rdt_member *self) {
   self->mark = mark_of(group);
 }
 
-/* Where the receiver reads for itself, cutting up saves nothing. */
+/* If the receiver reads the bytes itself, cutting messages up saves nothing. */
 static void choose_chunk(rdt_group *group) {
   for (uint32_t i = 1; i < group->size; i++)
     if (group->chunk == 0 && !group->links[i].maps) group->chunk = FAR_CHUNK;
@@ -296,7 +298,7 @@ static rdt_status read_refusal(const rdt_group *group, rdt_wire *wire) {
   return rdt_fail(rdt_status_refused(status), "group %s: rank 0 refused: %s", group->name, text);
 }
 
-/* The whole table, or why there will be none. */
+/* Receives the whole table, or the reason why there will be none. */
 static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_block *block,
                               rdt_member *members, rdt_deadline deadline) {
   const unsigned kinds = RDT_MEETING_BIT(RDT_GROUP_TABLE) | RDT_MEETING_BIT(RDT_GROUP_REFUSE);
@@ -316,7 +318,7 @@ static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_blo
                       group->name, root->peer_address);
     if (status != RDT_OK) return status;
     if (visitor->channel != root)
-      status = RDT_OK; /* a stranger's; not for us */
+      status = RDT_OK; /* a stranger's */
     else if (visitor->kind == RDT_GROUP_REFUSE)
       status = read_refusal(group, &wire);
     else if (!rdt_table_get(group, &wire, members, &known))

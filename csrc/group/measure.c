@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What messages, transfers and reductions cost here, found out by rank 0 when the group meets.
+ * Measures what messages, transfers and reductions cost here. Rank 0 does so when the group meets.
  */
 #include <string.h>
 #include <time.h>
@@ -13,7 +13,7 @@
 
 #define PINGS 64
 #define READS 8
-#define BUDGET_NS 5000000 /* for each, after which no more are made; at least one always is */
+#define BUDGET_NS 5000000 /* time for each measurement, which has at least one lap */
 #define PING_MS 1000
 
 static double now_ns(void) {
@@ -22,7 +22,7 @@ static double now_ns(void) {
   return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 }
 
-/* The shortest counts: what is longer was interrupted by something else. */
+/* The shortest lap counts: longer ones were interrupted. */
 typedef struct {
   double start, began, best;
 } stopwatch;
@@ -30,7 +30,7 @@ typedef struct {
 static void begin(stopwatch *watch) { watch->began = watch->best = 0, watch->start = now_ns(); }
 static void lap_begin(stopwatch *watch) { watch->began = now_ns(); }
 
-/* True while there is time for another lap. */
+/* Returns true while there is time for another lap. */
 static bool lap_end(stopwatch *watch) {
   double now = now_ns(), took = now - watch->began;
   if (watch->best == 0 || took < watch->best) watch->best = took;
@@ -117,7 +117,7 @@ static double measure_reduction(char *memory) {
   return watch.best / (double)half;
 }
 
-/* The first member inside, or outside of, this host; 0 if there is none. */
+/* Returns the first member inside, or outside, this host; 0 if there is none. */
 static uint32_t example(const rdt_group *group, rdt_pair pair) {
   for (uint32_t i = 1; i < group->size; i++)
     if ((group->hosts[i] != group->hosts[0]) == (pair == RDT_PAIR_REMOTE)) return i;

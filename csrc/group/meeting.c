@@ -13,7 +13,7 @@
 
 /* ---- sending --------------------------------------------------------------------------------------- */
 
-/* Until a group has its number it is known by its name. */
+/* A group is known by its name until it has a number. */
 static bool by_name(rdt_message_kind kind) {
   return kind == RDT_GROUP_JOIN || kind == RDT_GROUP_REFUSE || kind == RDT_GROUP_TABLE;
 }
@@ -70,7 +70,7 @@ void rdt_visitors_expire(rdt_groups *groups, int64_t now) {
 }
 
 void rdt_visitors_forget(rdt_groups *groups) {
-  if (groups->joining > 0) return; /* what a peer said before it went may tell a member why */
+  if (groups->joining > 0) return; /* the last message of a lost peer may say why it left */
   for (rdt_visitor **link = &groups->visitors; *link;) {
     if (atomic_load(&(*link)->channel->down))
       rdt_visitor_free(unlink_visitor(groups, link));
@@ -79,7 +79,7 @@ void rdt_visitors_forget(rdt_groups *groups) {
   }
 }
 
-/* A group that is complete takes no more members, but the last may ask twice. */
+/* A complete group takes no more members, but the last may ask twice. */
 static bool is_complete(rdt_groups *groups, const rdt_channel *channel, const char *name) {
   const rdt_group *group = groups->list;
   while (group && strcmp(group->name, name) != 0) group = group->next;
@@ -101,7 +101,7 @@ static void refuse_late(rdt_channel *channel, const char *name) {
 static void keep(rdt_channel *channel, rdt_message_kind kind, const void *data, size_t size) {
   rdt_groups *groups = rdt_groups_of(channel->device);
   rdt_visitor *visitor = malloc(sizeof(*visitor) + size);
-  if (!visitor) return; /* it comes again, or its sender's deadline passes */
+  if (!visitor) return; /* its sender repeats it, or its deadline passes */
   rdt_channel_ref(channel);
   *visitor = (rdt_visitor){.channel = channel, .kind = kind, .came = rdt_now_ms(), .size = size};
   memcpy(visitor->data, data, size);
@@ -109,7 +109,7 @@ static void keep(rdt_channel *channel, rdt_message_kind kind, const void *data, 
   rdt_visitors_expire(groups, visitor->came);
   bool room = groups->visitor_count < VISITORS && !groups->stopping;
   if (room) {
-    rdt_visitor **link = &groups->visitors; /* in the order in which they came */
+    rdt_visitor **link = &groups->visitors; /* appended, to keep the order of arrival */
     while (*link) link = &(*link)->next;
     *link = visitor;
     groups->visitor_count++;
@@ -126,7 +126,7 @@ static void answer_ping(rdt_channel *channel) {
   rdt_meeting_send(channel, RDT_GROUP_PONG, &wire);
 }
 
-/* Is it a JOIN for a group that has all its members? */
+/* Returns true for a JOIN to a group that has all its members. */
 static bool comes_late(rdt_channel *channel, const void *data, size_t size, char *name) {
   rdt_groups *groups = rdt_groups_of(channel->device);
   rdt_wire wire;
@@ -155,7 +155,7 @@ void rdt_group_visit(rdt_channel *channel, rdt_message_kind kind, const void *da
   }
 }
 
-/* Loads the message behind what names its group; false if that is another one. */
+/* Loads the message behind the name of its group. Returns false if it is for another group. */
 static bool is_for(const rdt_group *group, const rdt_visitor *visitor, rdt_wire *wire) {
   char name[RDT_GROUP_NAME_SIZE];
   rdt_wire_load(wire, visitor->data, visitor->size);

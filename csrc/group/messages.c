@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sending messages of operations, the credit of eager ones, and the peers' regions that messages name.
+ * Sends messages of operations, and keeps the credit of eager ones and the peers' regions that
+ * messages name.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,10 +14,11 @@
 #define SHORT_PAYLOAD 256u
 #define FREE_PARTS 256u /* kept of each kind */
 
-/* What a peer may have sent eagerly that is not done with; beyond it messages go the longer way. */
+/* How much a peer may have sent eagerly that is not done with. Beyond it messages are lent or
+ * pushed. */
 #define EAGER_WINDOW (1024u * 1024)
 #define EAGER_COST 256u    /* of a message, besides its payload */
-#define EMPTY_LIMIT 65536u /* of messages without payload, which go out without credit */
+#define EMPTY_LIMIT 65536u /* of messages without payload, which are sent without credit */
 
 /* ---- parts ----------------------------------------------------------------------------------------- */
 
@@ -79,12 +81,12 @@ void rdt_message_begin(rdt_operation *operation, rdt_part *part, rdt_message_kin
 static void sent(void *context, rdt_status status) {
   rdt_part *part = context;
   rdt_group *group = part->group;
-  (void)status; /* the channel is down then, and everybody learns it from that */
+  (void)status; /* on failure the channel is down, and everybody learns it from that */
   rdt_part_free(group, part);
   rdt_group_unref(group);
 }
 
-/* Every message returns credit by the way. */
+/* Every message also returns credit. */
 static void return_credit(rdt_group *group, uint32_t peer, rdt_message *message) {
   rdt_link *link = &group->links[peer];
   uint64_t taken = atomic_load_explicit(&link->eager_taken, memory_order_relaxed);
@@ -141,12 +143,12 @@ rdt_status rdt_part_push(rdt_group *group, uint32_t peer, rdt_part *part, const 
   return status;
 }
 
-/* The head has what is not the same in all of them. */
+/* `head` has the fields in which ABORTs differ. */
 static void send_abort(rdt_group *group, uint32_t peer, rdt_message head, const char *detail,
                        const char *text) {
   size_t size = strnlen(detail, RDT_GROUP_DETAIL - 1), length = strnlen(text, RDT_GROUP_REASON - 1);
   rdt_part *part = rdt_part_new(group, size + length);
-  if (!part) return; /* then the peer learns it when its own deadline passes */
+  if (!part) return; /* the peer learns it when its own deadline passes */
   part->kind = RDT_GROUP_ABORT;
   part->head = head;
   part->head.group = group->id;
@@ -190,7 +192,7 @@ void rdt_credit_return(rdt_group *group, uint32_t peer, uint64_t bytes) {
   uint64_t told = atomic_load_explicit(&link->eager_told, memory_order_relaxed);
   if ((int64_t)(taken - told) < (int64_t)EAGER_WINDOW / 2 || atomic_load(&link->down)) return;
   rdt_part *part = rdt_part_new(group, 0);
-  if (!part) return; /* the next message brings it */
+  if (!part) return; /* the next message returns the credit */
   part->kind = RDT_GROUP_CREDIT;
   part->head = (rdt_message){.group = group->id, .from = group->rank};
   rdt_part_send(group, peer, part);
@@ -225,7 +227,7 @@ static rdt_remote_region *find_open(rdt_group *group, rdt_link *link, uint64_t k
   return found;
 }
 
-/* Keeps the region open for the next message, in place of the one that was used the longest ago. */
+/* Keeps the region open for the next message, in place of the least recently used one. */
 static void keep_open(rdt_group *group, rdt_link *link, uint64_t key, rdt_remote_region *region) {
   rdt_remote_region *dropped = NULL;
   pthread_mutex_lock(&group->lock);

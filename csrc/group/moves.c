@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How the elements of one step move. Short messages carry them (EAGER). Longer ones lie in a region of the
- * sender, or anywhere if the system permits it, where the receiver reads or reduces them (LEND), or, over transports that cannot map memory,
- * are written into a region of the receiver (OFFER, PUSHED). What lies in no region passes through scratch.
+ * Moves the elements of one step. Short messages carry the elements (EAGER). The elements of
+ * longer ones are in a region of the sender, or anywhere if the system permits it, where the
+ * receiver reads or reduces them (LEND). Over transports that cannot map memory, the sender writes
+ * them into a region of the receiver (OFFER, PUSHED). Buffers that are in no region pass through
+ * scratch.
  */
 #include <string.h>
 
@@ -12,8 +14,10 @@
 #include "group/group.h"
 #include "group/reduce.h"
 
-#define READ_BYTES (64u * 1024) /* that are read before they are reduced: they stay in the cache */
-#define STAGE_BYTES (256u * 1024) /* of scratch that a step moves at a time; it has two of these */
+#define READ_BYTES \
+  (64u * 1024) /* bytes to read before they are reduced, so that they stay in the cache */
+#define STAGE_BYTES \
+  (256u * 1024) /* bytes of scratch that a step moves at a time; a step has two such halves */
 
 char *rdt_place_address(const rdt_operation *operation, const rdt_place *place) {
   char *base = place->buffer == RDT_BUFFER_INPUT    ? (char *)operation->input
@@ -48,7 +52,7 @@ static void fail_malformed(rdt_operation *operation, uint32_t peer) {
                      operation->group->name, peer);
 }
 
-/* Scratch for the step's two stages. */
+/* Takes scratch for the step's two halves. */
 static bool take_block(rdt_operation *operation, rdt_step_state *state, uint64_t bytes) {
   if (state->block) return true;
   rdt_status status =
@@ -60,7 +64,7 @@ static bool take_block(rdt_operation *operation, rdt_step_state *state, uint64_t
   return false;
 }
 
-/* A message of a step without payload. */
+/* Sends a message of a step without payload. */
 static void tell(rdt_operation *operation, uint32_t index, rdt_message_kind kind, uint64_t at,
                  uint64_t size, uint64_t key, uint64_t offset) {
   const rdt_program_step *step = step_at(operation, index);
@@ -117,7 +121,7 @@ static void send_eager(rdt_operation *operation, uint32_t index, uint64_t bytes)
   count_sent(operation, bytes);
 }
 
-/* Announces all of it at once. */
+/* Announces all bytes at once. */
 static bool lend_in_place(rdt_operation *operation, uint32_t index, uint64_t bytes) {
   rdt_step_state *state = &operation->steps[index];
   if (state->moved == bytes) return false;
@@ -127,7 +131,7 @@ static bool lend_in_place(rdt_operation *operation, uint32_t index, uint64_t byt
   return true;
 }
 
-/* One half of the scratch is filled while the peer reads the other. */
+/* Fills one half of the scratch while the peer reads the other. */
 static bool lend_staged(rdt_operation *operation, uint32_t index, uint64_t bytes) {
   rdt_step_state *state = &operation->steps[index];
   const char *from = rdt_place_address(operation, &step_at(operation, index)->step.from);
@@ -149,7 +153,7 @@ static bool lend_staged(rdt_operation *operation, uint32_t index, uint64_t bytes
   return moved;
 }
 
-/* Writes what the peer has offered place for. */
+/* Writes as much as the peer has offered memory for. */
 static void push_part(rdt_operation *operation, uint32_t index, const rdt_message *offer,
                       rdt_remote_region *region) {
   const rdt_program_step *step = step_at(operation, index);
@@ -188,7 +192,8 @@ static rdt_part *take_part(rdt_step_state *state) {
   return part;
 }
 
-/* The peer's region, or false if the driver has to be another one, or the operation fails. */
+/* Opens the peer's region. Returns false if another driver has to do that, or if the operation
+ * fails. */
 static bool open_region(rdt_operation *operation, const rdt_message *head,
                         rdt_remote_region **region) {
   rdt_status status = rdt_link_open(operation->group, head->from, head->key, region);
@@ -221,7 +226,7 @@ static bool push_offered(rdt_operation *operation, uint32_t index) {
   return moved;
 }
 
-/* How the message will travel. */
+/* Decides how the message will travel. */
 static void begin_send(rdt_operation *operation, uint32_t index, uint64_t bytes) {
   const rdt_step *step = &step_at(operation, index)->step;
   rdt_link *link = &operation->group->links[step->peer];
@@ -238,7 +243,8 @@ static void begin_send(rdt_operation *operation, uint32_t index, uint64_t bytes)
       state->key = 0;
       state->offset = (uintptr_t)from;
     }
-  } else if (bytes <= operation->group->eager) /* otherwise the peer makes an offer by itself */
+  } else if (bytes <=
+             operation->group->eager) /* for longer ones the peer makes an offer by itself */
     tell(operation, index, RDT_GROUP_ASK, 0, bytes, 0, 0);
 }
 
@@ -264,7 +270,7 @@ bool rdt_step_send(rdt_operation *operation, uint32_t index) {
 
 /* ---- receiving ----------------------------------------------------------------------------------------- */
 
-/* Takes `size` bytes of the message, from byte `at` on, that lie at `from`. */
+/* Takes `size` bytes at `from`, which are those of the message from byte `at` on. */
 static void consume(rdt_operation *operation, uint32_t index, const char *from, uint64_t at,
                     uint64_t size) {
   const rdt_step *step = &step_at(operation, index)->step;
@@ -278,7 +284,7 @@ static void consume(rdt_operation *operation, uint32_t index, const char *from, 
              rdt_place_address(operation, &step->from) + at, from, size / operation->element);
 }
 
-/* Reads what is to be reduced piece by piece. */
+/* Reads the bytes to reduce piece by piece. */
 static rdt_status reduce_process(rdt_operation *operation, uint32_t index, const rdt_message *loan,
                                  pid_t process) {
   rdt_groups *groups = operation->group->groups;
@@ -298,7 +304,7 @@ static rdt_status reduce_process(rdt_operation *operation, uint32_t index, const
   return status;
 }
 
-/* Reads what lies in no region. */
+/* Reads a peer's memory that is in no region. */
 static void read_process(rdt_operation *operation, uint32_t index, const rdt_message *loan) {
   rdt_group *group = operation->group;
   const rdt_step *step = &step_at(operation, index)->step;
@@ -342,7 +348,7 @@ static bool read_loan(rdt_operation *operation, uint32_t index, const rdt_messag
   return true;
 }
 
-/* Where the peer may write the bytes from `state->offered` on. */
+/* Finds where the peer may write the bytes from `state->offered` on. */
 static bool offer(rdt_operation *operation, uint32_t index, uint64_t bytes) {
   rdt_step_state *state = &operation->steps[index];
   uint64_t stage = smaller(bytes, STAGE_BYTES);
@@ -365,7 +371,7 @@ static bool offer(rdt_operation *operation, uint32_t index, uint64_t bytes) {
   return moved;
 }
 
-/* Where the peer has written what it says. */
+/* Finds where the peer has written the bytes that it announces. */
 static const char *pushed_bytes(const rdt_operation *operation, uint32_t index,
                                 const rdt_message *head, uint64_t bytes) {
   const rdt_step_state *state = &operation->steps[index];
@@ -385,20 +391,20 @@ static void take_pushed(rdt_operation *operation, uint32_t index, const rdt_mess
   }
   const char *from = pushed_bytes(operation, index, head, bytes);
   if (!rdt_seal_holds(operation, head, from) || state->direct) return;
-  /* A reduction needs a place for what comes in any case. */
+  /* A reduction always needs a place for what comes. */
   if (step_at(operation, index)->step.kind == RDT_STEP_RECEIVE) operation->copied += head->size;
   consume(operation, index, from, head->at, head->size);
 }
 
-/* Only what is eager may be empty: there is nothing to lend, to offer or to push otherwise, and no place was
- * taken for it. */
+/* Only eager messages may be empty: otherwise there is nothing to lend, offer or push, and no
+ * place for it. */
 static bool makes_sense(const rdt_step_state *state, const rdt_part *part, uint64_t bytes) {
   const rdt_message *head = &part->head;
   if (part->kind == RDT_GROUP_ASK) return head->at == 0 && head->size == bytes && bytes > 0;
   return head->at == state->moved && (head->size > 0 || part->kind == RDT_GROUP_EAGER);
 }
 
-/* Takes the oldest part of the message; false if that has to wait. */
+/* Takes the oldest part of the message. Returns false if that has to wait. */
 static bool receive_part(rdt_operation *operation, uint32_t index, uint64_t bytes) {
   rdt_step_state *state = &operation->steps[index];
   rdt_part *part = state->parts;

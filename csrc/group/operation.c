@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Operations from their tag to their end: the table in which messages find them, also those that have not
- * started here yet, and what they are set up with.
+ * Operations from their tag to their end: the table in which messages find them, including those
+ * that have not started here, and setting them up.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,8 @@
 #include "group/reduce.h"
 
 #define EARLY_LIMIT 65536u /* operations that others have started and this member has not */
-#define EARLY_SWEEP 1024u  /* how many there are before some are dropped */
-#define AUTO_TAG 0x7264742d6175746full /* second half of the tags of numbered calls */
+#define EARLY_SWEEP 1024u  /* the number of these at which some are dropped */
+#define AUTO_TAG 0x7264742d6175746full /* second half of the tags of calls without a tag */
 #define SMALL_SCRATCH 65536u
 
 /* ---- table ----------------------------------------------------------------------------------------- */
@@ -86,7 +86,7 @@ void rdt_operation_stir(rdt_operation *operation) {
     pthread_cond_signal(&operation->wakes);
 }
 
-/* Their credit goes back: they were kept for an operation that does not take them. */
+/* Returns the credit of parts that no operation will take. */
 void rdt_operation_drop_parts(rdt_group *group, rdt_part *parts) {
   while (parts) {
     rdt_part *next = parts->next;
@@ -108,7 +108,7 @@ static bool sender_is_gone(const rdt_operation *operation) {
   return !part;
 }
 
-/* Takes it out; the parts that it had are the caller's. */
+/* Takes the operation out of the table. The caller gets its parts. */
 static rdt_part *forget(rdt_operation **link) {
   rdt_operation *operation = *link;
   rdt_group *group = operation->group;
@@ -123,7 +123,7 @@ static rdt_part *forget(rdt_operation **link) {
   return parts;
 }
 
-/* In the bucket, those before `until`, in front of `parts`. */
+/* Drops operations of the bucket from before `until`, and puts their parts in front of `parts`. */
 static rdt_part *sweep(rdt_operation **link, int64_t until, rdt_part *parts) {
   while (*link) {
     rdt_operation *each = *link;
@@ -206,7 +206,7 @@ static uint64_t output_count(const rdt_group *group, const rdt_collective *call)
   }
 }
 
-/* Is the input where the output has it? */
+/* Returns true if the input is already in its place in the output. */
 static bool in_place(const rdt_group *group, const rdt_collective *call, size_t element) {
   const char *input = call->input, *output = call->output;
   if (call->kind == RDT_ALL_GATHER) output += group->rank * call->count * element;
@@ -276,8 +276,8 @@ static rdt_schedule_request request_of(const rdt_group *group, const rdt_collect
                                        rdt_algorithm algorithm, size_t element) {
   rdt_schedule_request request = {
       .rank = group->rank, .size = group->size, .hosts = group->hosts, .kind = RDT_BARRIER};
-  /* Without elements nothing would travel, and a member that has some would wait for ever. But no root
-   * of a broadcast waits for the others. */
+  /* With no elements nothing would be sent, and a member that has some would wait for ever. The
+   * root of a broadcast, however, waits for nobody. */
   if (call->kind == RDT_BARRIER || (call->count == 0 && call->kind != RDT_BROADCAST))
     return request;
   request.kind = call->kind;
@@ -327,7 +327,7 @@ static void begin_steps(rdt_operation *operation) {
   operation->left = program->count;
 }
 
-/* What the driver has; the program is there already. */
+/* Sets up the driver's fields. The program exists already. */
 static void begin(rdt_operation *operation, const rdt_collective *call, rdt_algorithm algorithm) {
   rdt_group *group = operation->group;
   operation->shape = (rdt_shape){.kind = (uint8_t)call->kind, .algorithm = (uint8_t)algorithm};
@@ -343,7 +343,7 @@ static void begin(rdt_operation *operation, const rdt_collective *call, rdt_algo
   if (input_count(group, call) == 0) operation->input = operation->output;
   operation->deadline = rdt_deadline_after(call->timeout_ms);
   operation->grace = 0;
-  operation->seen = atomic_load(&operation->news) - 1; /* the first look is at everything */
+  operation->seen = atomic_load(&operation->news) - 1; /* the first advance looks at everything */
   operation->posted = 0;
   operation->fresh = true;
   operation->needs_runner = operation->over = false;
@@ -370,7 +370,7 @@ static void number(rdt_group *group, const rdt_collective *call, uint64_t tag[2]
   tag[1] = AUTO_TAG;
 }
 
-/* Enters the operation, for which messages may have come already. */
+/* Enters the operation into the table. Messages may have come for it already. */
 static rdt_status enter(rdt_group *group, const uint64_t tag[2], rdt_operation **operation_out) {
   if (group->closing) return rdt_fail(RDT_ERR_CANCELLED, "group %s is being closed", group->name);
   if (group->aborted != RDT_OK) return rdt_fail(group->aborted, "%s", group->abort_text);
@@ -396,7 +396,7 @@ static rdt_status set_up(rdt_group *group, const rdt_collective *call, rdt_opera
   return RDT_OK;
 }
 
-/* From here on messages are the driver's. */
+/* From here on messages belong to the driver. */
 static void commit(rdt_operation *operation, rdt_done_fn done, void *context) {
   rdt_group *group = operation->group;
   begin_steps(operation);
@@ -411,7 +411,7 @@ static void commit(rdt_operation *operation, rdt_done_fn done, void *context) {
   group->started++;
 }
 
-/* What could not be started fails at the others, who would wait for it. */
+/* Fails an operation that could not start at the others, who would wait for it. */
 static rdt_status give_up(rdt_group *group, const uint64_t tag[2], rdt_status status) {
   char text[128];
   snprintf(text, sizeof(text), "%s", rdt_last_error());

@@ -8,7 +8,7 @@
 
 #include "base/status.h"
 
-#define MOST (1u << 30) /* bytes of one call: the system takes no more than 2 GB */
+#define MOST (1u << 30) /* bytes of one call, of which the system takes at most 2 GB */
 
 pid_t rdt_process_of(const rdt_channel *channel) {
   struct ucred peer = {0};

@@ -9,8 +9,8 @@
 
 /* ---- barrier -------------------------------------------------------------------------------------- */
 
-/* Dissemination: after the k-th round each member has heard of 2^k others. Source: Hensgen, Finkel,
- * Manber, Two algorithms for barrier synchronization (1988). */
+/* Builds a dissemination barrier: after the k-th round each member has heard of 2^k others.
+ * Source: Hensgen, Finkel, Manber, Two algorithms for barrier synchronization (1988). */
 static rdt_status make_barrier(const rdt_schedule_request *request, rdt_schedule **schedule_out) {
   uint32_t rounds = 0;
   while ((1u << rounds) < request->size) rounds++;
@@ -60,7 +60,7 @@ static bool must_wait(const rdt_program *program, uint32_t index) {
   return false;
 }
 
-/* The order of by_message, by which messages are found. */
+/* Compares in the order of by_message, in which messages are found. */
 static int compare(const rdt_program_step *a, uint32_t lane, uint32_t peer, uint32_t number) {
   if (a->step.lane != lane) return a->step.lane < lane ? -1 : 1;
   if (a->step.peer != peer) return a->step.peer < peer ? -1 : 1;

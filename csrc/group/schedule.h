@@ -43,7 +43,7 @@ typedef struct rdt_place {
 typedef struct rdt_step {
   rdt_step_kind kind;
   uint32_t lane, round; /* sorted by lane, then round */
-  uint32_t peer;        /* rank; of COPY and ACCUMULATE unused */
+  uint32_t peer;        /* rank; unused in COPY and ACCUMULATE */
   uint64_t count;       /* elements, > 0 */
   rdt_place from, to;
 } rdt_step;
@@ -55,15 +55,15 @@ typedef struct rdt_schedule {
   uint64_t scratch; /* elements that RDT_BUFFER_SCRATCH must have */
 } rdt_schedule;
 
-/* All that a schedule depends on; the same at every member, but for `rank`. */
+/* Everything that a schedule depends on. It is the same at every member, except `rank`. */
 typedef struct rdt_schedule_request {
   rdt_collective_kind kind; /* not BARRIER, which is an exchange of empty messages */
   rdt_algorithm algorithm;  /* not AUTO */
   uint32_t rank, size, root;
   uint64_t count;        /* elements, as in rdt_collective */
-  uint64_t chunk;        /* elements that one message should carry at most; 0: no limit */
+  uint64_t chunk;        /* the most elements that one message should carry; 0 for no limit */
   const uint32_t *hosts; /* `size` numbers: members with the same one share a host */
-  bool input_is_output;  /* nothing need be copied where the result lies already */
+  bool input_is_output;  /* the input needs no copy where it is already in the result's place */
 } rdt_schedule_request;
 
 void rdt_schedule_free(rdt_schedule *schedule);

@@ -7,8 +7,8 @@
 
 #include "group/schedule_build.h"
 
-/* Lists one lane of an operation. The range: ALL_REDUCE, BROADCAST: the lane's share of the data; the other
- * kinds: its share of every member's part. */
+/* Lists one lane of an operation. For ALL_REDUCE and BROADCAST the range is the lane's share of
+ * the data; for the other kinds it is the lane's share of every member's part. */
 typedef void (*schedule_lane_fn)(schedule_builder *b, schedule_range range);
 
 void schedule_flat_all_reduce(schedule_builder *b, schedule_range range);

@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 
-/* Of a message: bounds the schedule's length, whatever the chunk. */
+/* Pieces of a message, which bounds the schedule's length whatever the chunk. */
 #define PIECES_MOST 256u
 
 static rdt_step *append(schedule_builder *b) {

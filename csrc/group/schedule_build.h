@@ -7,7 +7,7 @@
 
 #include "group/schedule.h"
 
-/* Elements [at, at + count) of the data. */
+/* The elements [at, at + count) of the data. */
 typedef struct schedule_range {
   uint64_t at, count;
 } schedule_range;
@@ -25,8 +25,8 @@ typedef struct schedule_topology {
   uint32_t *starts;     /* hosts + 1 */
   uint32_t hosts;       /* how many there are */
   uint32_t least;       /* members on the host that has the fewest */
-  uint32_t host, local; /* this member's host, and its number there */
-  uint32_t position, origin; /* in `order`: of this member, of the root */
+  uint32_t host, local; /* this member's host, and its index on it */
+  uint32_t position, origin; /* positions of this member and of the root in `order` */
   uint32_t origin_host;
 } schedule_topology;
 
@@ -36,27 +36,28 @@ typedef struct schedule_builder {
   rdt_schedule *schedule;
   size_t capacity;
   uint32_t lane, round;   /* of the steps listed from here on */
-  uint32_t piece, pieces; /* steps are cut into so many, and listed for one of them: see below */
+  uint32_t piece, pieces; /* steps are cut into `pieces`, and listed for one piece: see below */
   rdt_status status;      /* RDT_OK, or why steps are missing */
 } schedule_builder;
 
-/* A long message goes as several shorter ones. Around steps of `longest` elements at most (the same number at
- * both ends of a message) this lists them piece by piece. A round lists its sends first, then what
- * receives, so that transfers begin early and sums stay in the cache. */
+/* A long message is sent as several shorter ones. This loop lists steps of at most `longest`
+ * elements (the same number at both ends of a message) piece by piece. A round lists its sends
+ * before its receives, so that transfers begin early and sums stay in the cache. */
 #define SCHEDULE_PIECES(b, longest) \
   for (schedule_cut((b), (longest)); (b)->piece < (b)->pieces; (b)->piece++)
 void schedule_cut(schedule_builder *b, uint64_t longest);
 
-/* List the current piece of a step over `count` elements; nothing if that is empty. */
+/* List the current piece of a step over `count` elements, unless it is empty. */
 void schedule_send(schedule_builder *b, uint32_t peer, rdt_place from, uint64_t count);
 void schedule_receive(schedule_builder *b, uint32_t peer, rdt_place to, uint64_t count);
 void schedule_reduce(schedule_builder *b, uint32_t peer, rdt_place from, rdt_place to,
                      uint64_t count);
 void schedule_copy(schedule_builder *b, rdt_place from, rdt_place to, uint64_t count);
 void schedule_accumulate(schedule_builder *b, rdt_place from, rdt_place to, uint64_t count);
-/* The input, at the place in the output that it has there; nothing in place. Cuts into pieces itself. */
+/* Copies the input to its place in the output, unless it is there already. Cuts into pieces
+ * itself. */
 void schedule_copy_input(schedule_builder *b, schedule_range range);
-/* Makes sure that there are so many elements of scratch. */
+/* Ensures that scratch has at least so many elements. */
 void schedule_need_scratch(schedule_builder *b, uint64_t elements);
 
 static inline rdt_place schedule_input(uint64_t at) { return (rdt_place){RDT_BUFFER_INPUT, at}; }
@@ -65,7 +66,7 @@ static inline rdt_place schedule_scratch(uint64_t at) {
   return (rdt_place){RDT_BUFFER_SCRATCH, at};
 }
 
-/* The number of chunks in `count` elements: at least 1 and at most `most`. */
+/* Returns the number of chunks in `count` elements: at least 1 and at most `most`. */
 uint32_t schedule_chunks(const schedule_builder *b, uint64_t count, uint32_t most);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * DIRECT: each member reduces, or takes from the root, one part of the data, then hands it to all. Two
- * rounds, in which a member sends the data less than twice.
+ * DIRECT: each member reduces, or takes from the root, one part of the data, and then sends it to
+ * all. It takes two rounds, in which a member sends the data less than twice.
  */
 #include "group/schedule_algorithms.h"
 
@@ -13,7 +13,7 @@ static uint32_t peer_after(const schedule_builder *b, uint32_t k) {
   return (b->request->rank + k) % b->request->size;
 }
 
-/* Each peer gets its part of the input. */
+/* Sends each peer its part of the input. */
 static void scatter(schedule_builder *b, schedule_range range) {
   SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
     for (uint32_t k = 1; k < b->request->size; k++) {
@@ -23,7 +23,7 @@ static void scatter(schedule_builder *b, schedule_range range) {
   }
 }
 
-/* All but `except` get this member's part; it gets theirs, from all. */
+/* Sends this member's part to all except `except`, and receives theirs. */
 static void gather(schedule_builder *b, schedule_range range, rdt_place from, uint32_t except) {
   const uint32_t size = b->request->size;
   const uint64_t count = part_of(b, range, b->request->rank).count;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * FLAT: every member sends what another needs straight to it, all at once. The fewest rounds.
+ * FLAT: every member sends each other member what it needs, all at once. It takes the fewest
+ * rounds.
  */
 #include "group/schedule_algorithms.h"
 
@@ -90,7 +91,8 @@ void schedule_flat_all_gather(schedule_builder *b, schedule_range range) {
   }
 }
 
-/* In place, a peer may still read the part that its own part shall replace: those wait in scratch. */
+/* In place, a peer may still read the part that its own part will replace, so received parts
+ * wait in scratch. */
 void schedule_flat_all_to_all(schedule_builder *b, schedule_range range) {
   const rdt_schedule_request *q = b->request;
   const uint64_t part = q->count / q->size, mine = q->rank * part + range.at;

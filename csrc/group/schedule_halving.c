@@ -7,13 +7,14 @@
 
 #define BITS_MOST 32
 
-/* The largest power of two of members take part; each of the others folds its data into a neighbour's. */
+/* The largest power of two of members takes part. Each of the others folds its data into a
+ * neighbour's. */
 typedef struct halving_member {
   uint32_t bits;  /* 2^bits members take part */
   uint32_t extra; /* the others */
   uint32_t index; /* among those that take part */
   bool folds, takes;
-  uint32_t partner; /* rank that it folds into, or takes from */
+  uint32_t partner; /* the rank that it folds into, or takes from */
 } halving_member;
 
 static halving_member place_member(const schedule_builder *b) {
@@ -100,7 +101,8 @@ static void list_parts(schedule_builder *b, rdt_step_kind kind, uint32_t peer, u
   }
 }
 
-/* Bruck's, but parts arrive where they belong. Round k: what a member has goes 2^k ranks down. */
+/* Bruck's algorithm, except that parts arrive where they belong. In round k a member sends what
+ * it has 2^k ranks down. */
 void schedule_halving_all_gather(schedule_builder *b, schedule_range range) {
   const rdt_schedule_request *q = b->request;
   for (uint32_t have = 1; have < q->size; have *= 2, b->round++) {

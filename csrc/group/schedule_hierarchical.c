@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * HIERARCHICAL: the data is cut into as many parts as the smallest host has members. On each host, one
- * member leads each part: it takes it from the others there, exchanges it with those that lead it on the
- * other hosts, and hands it out. So the data crosses between hosts once, over all their links.
+ * HIERARCHICAL: the data is cut into as many parts as the smallest host has members. On each host,
+ * one member leads each part: it collects the part from the others there, exchanges it with its
+ * leaders on the other hosts, and distributes it. So the data crosses between hosts once, over all
+ * their links.
  */
 #include "group/schedule_algorithms.h"
 
@@ -17,7 +18,7 @@ static uint32_t members_here(const schedule_builder *b) {
 
 static bool leads(const schedule_builder *b) { return b->topology.local < b->topology.least; }
 
-/* What the member leads; the first is the longest. */
+/* The part that the member leads. The first part is the longest. */
 static schedule_range led(const schedule_builder *b, schedule_range range, uint32_t local) {
   return schedule_part(range, b->topology.least, local);
 }
@@ -91,7 +92,7 @@ static void hand_shares(schedule_builder *b, schedule_range range) {
   }
 }
 
-/* Leaders give their parts to the members of their host, but for `has_all`. */
+/* Leaders give their parts to the members of their host, except `has_all`. */
 static void hand_out(schedule_builder *b, schedule_range range, uint32_t has_all) {
   const schedule_topology *t = &b->topology;
   const uint32_t here = members_here(b), self = b->request->rank;

@@ -6,7 +6,7 @@
 #include "base/status.h"
 #include "group/schedule_algorithms.h"
 
-/* Enough for transfers to overlap with reductions; each lane costs messages. */
+/* Enough lanes for transfers to overlap with reductions. Each lane costs messages. */
 #define LANES_MOST 4u
 
 /* ---- Who is where ---------------------------------------------------------------------------------- */
@@ -18,7 +18,7 @@ static bool first_of_host(const uint32_t *hosts, uint32_t rank) {
   return true;
 }
 
-/* The members on `rank`'s host, from `rank` on, go to the end of the order. */
+/* Appends the members on `rank`'s host, from `rank` on, to the order. */
 static void add_host(schedule_topology *t, const rdt_schedule_request *request, uint32_t rank) {
   const uint32_t begin = t->starts[t->hosts];
   uint32_t end = begin;
@@ -52,8 +52,8 @@ static rdt_status make_topology(const rdt_schedule_request *request, schedule_to
 
 /* ---- Which function lists an operation ----------------------------------------------------------- */
 
-/* What lanes share out: nothing, so that there is one lane; the longest message being all of the elements; or
- * about one member's part of them. */
+/* How elements are split into lanes: not at all; by chunks of all elements; or by chunks of one
+ * member's part of them. */
 typedef enum split { SPLIT_NONE, SPLIT_WHOLE, SPLIT_PARTS } split;
 
 typedef struct plan {
@@ -64,7 +64,7 @@ typedef struct plan {
 #define FLAT(kind) {schedule_flat_##kind, SPLIT_NONE}
 #define RING(kind) {schedule_ring_##kind, SPLIT_WHOLE}
 
-/* A kind that an algorithm has nothing of its own for takes the one that is most like it. */
+/* If an algorithm has no schedule for a kind, the most similar algorithm serves. */
 static const plan plans[RDT_BARRIER][RDT_ALGORITHM_COUNT] = {
     [RDT_ALL_REDUCE] = {[RDT_ALGORITHM_FLAT] = FLAT(all_reduce),
                         [RDT_ALGORITHM_HALVING] = {schedule_halving_all_reduce, SPLIT_WHOLE},
@@ -103,14 +103,14 @@ static plan choose_plan(const schedule_builder *b) {
   const schedule_topology *t = &b->topology;
   const plan *of_kind = plans[request->kind];
   if (request->size == 1) return (plan){list_alone, SPLIT_NONE};
-  /* Without two levels DIRECT is the same, or better. */
+  /* Without two levels, DIRECT is the same or better. */
   if (request->algorithm == RDT_ALGORITHM_HIERARCHICAL &&
       (t->hosts == 1 || t->hosts == request->size))
     return of_kind[RDT_ALGORITHM_DIRECT];
   return of_kind[request->algorithm];
 }
 
-/* The elements that lanes share among themselves. */
+/* Returns the number of elements that lanes share. */
 static uint64_t shared_count(const rdt_schedule_request *request) {
   const bool parts = request->kind == RDT_REDUCE_SCATTER || request->kind == RDT_ALL_TO_ALL;
   return parts ? request->count / request->size : request->count;

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * RING: each member sends to the next only, so that every link carries the least there can be; members of
- * one host are neighbours. All-to-all goes in pairs, one after the other.
+ * RING: each member sends to the next one only, so that every link carries as little as possible.
+ * Members of one host are neighbours. All-to-all exchanges between pairs, one after the other.
  */
 #include "group/schedule_algorithms.h"
 
-/* Rank `k` places further round the ring; k may be negative, but not below -size. */
+/* Returns the rank `k` places further round the ring. k may be negative, but not below -size. */
 static uint32_t neighbour(const schedule_builder *b, int64_t k) {
   const int64_t size = b->request->size;
   return b->topology.order[(b->topology.position + size + k) % size];
 }
 
-/* The part of the member `k` places further, by its place in the ring. */
+/* Returns the part of the member `k` places further, by its place in the ring. */
 static schedule_range part_after(const schedule_builder *b, schedule_range range, int64_t k) {
   const int64_t size = b->request->size;
   return schedule_part(range, (uint64_t)size,
                        (uint64_t)(b->topology.position + 2 * size + k) % (uint64_t)size);
 }
 
-/* One round: `sent` goes to the next member; what comes from the one before, added to `with` where that is
- * not NULL, goes to `received`. */
+/* Lists one round: sends `sent` to the next member, and stores what comes from the previous one,
+ * added to `with` unless that is NULL, in `received`. */
 typedef struct ring_move {
   rdt_place sent, received;
   const rdt_place *with;
@@ -51,7 +51,7 @@ void schedule_ring_all_reduce(schedule_builder *b, schedule_range range) {
   }
 }
 
-/* Partial sums are kept in two places in turn: one is sent while the other is made. */
+/* Partial sums alternate between two places: one is sent while the other is computed. */
 void schedule_ring_reduce_scatter(schedule_builder *b, schedule_range range) {
   const rdt_schedule_request *q = b->request;
   const uint64_t part = q->count / q->size, count = range.count;
@@ -84,7 +84,7 @@ void schedule_ring_all_gather(schedule_builder *b, schedule_range range) {
   }
 }
 
-/* A chain from the root: a member hands one piece on while the next comes in. */
+/* A chain from the root: a member passes one piece on while it receives the next. */
 void schedule_ring_broadcast(schedule_builder *b, schedule_range range) {
   const rdt_schedule_request *q = b->request;
   const schedule_topology *ring = &b->topology;
@@ -105,8 +105,8 @@ void schedule_ring_broadcast(schedule_builder *b, schedule_range range) {
   }
 }
 
-/* Round k pairs the members whose ranks add up to k, modulo size. In place, what came waits in scratch
- * until the partner has what lies in its place. */
+/* Round k pairs the members whose ranks add up to k, modulo size. In place, a received part
+ * waits in scratch until the partner has read the part that it replaces. */
 void schedule_ring_all_to_all(schedule_builder *b, schedule_range range) {
   const rdt_schedule_request *q = b->request;
   const uint64_t part = q->count / q->size, count = range.count;

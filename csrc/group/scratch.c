@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Registered memory of a device's groups: blocks of powers of two, used again, because registering costs more
- * than most operations. Small ones are cut from slabs, because each region costs descriptors and a question
- * of every peer.
+ * Registered memory of a device's groups: blocks of powers of two, which are reused because
+ * registering costs more than most operations. Small blocks are cut from slabs, because each
+ * region costs descriptors and a request by every peer.
  */
 #include <stdlib.h>
 
@@ -29,7 +29,7 @@ static rdt_status region_new(rdt_groups *groups, uint64_t size, rdt_slab *slab) 
   return RDT_OK;
 }
 
-/* The next `size` bytes of the slab; what is left of one that is too short stays unused. */
+/* Takes the next `size` bytes of the slab. The rest of a slab that is too short stays unused. */
 static rdt_status cut(rdt_groups *groups, uint64_t size, rdt_block *block) {
   rdt_slab *slab = &groups->slab;
   if (slab->size - slab->used < size) {

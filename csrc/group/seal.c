@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * CHECKSUM=crc32c: who announces bytes tells their CRC32C (RFC 3720), computed where they lie before they are
- * copied, lent or written; who takes them compares, before they are reduced or the operation completes. What
- * differs fails the operation at all members.
+ * CHECKSUM=crc32c: the sender announces bytes with their CRC32C (RFC 3720), computed in place
+ * before they are copied, lent or written. The receiver compares it before the bytes are reduced
+ * or the operation completes. A difference fails the operation at all members.
  */
 #include "base/log.h"
 #include "base/status.h"
 #include "group/group.h"
 
-/* 0 stands for none: so that of one checksum in 2^32 is told as 1. */
+/* 0 stands for no checksum, so a checksum of 0 is sent as 1. */
 static uint32_t told(uint32_t crc) { return crc ? crc : 1; }
 
 void rdt_seal(const rdt_group *group, rdt_message *head, const void *bytes) {

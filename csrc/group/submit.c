@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Starting an operation of a group as a transfer that a thread can wait for.
+ * Starts an operation of a group as a transfer that a thread can wait for.
  */
 #include "base/status.h"
 #include "core/post/transfer.h"

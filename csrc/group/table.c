@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The TABLE by which rank 0 tells all members of each other, and what operations cost: in parts, because one
- * message does not hold a large group.
+ * The TABLE, in which rank 0 tells all members about each other and about costs. It is sent in
+ * parts, because one message does not hold a large group.
  */
 #include <string.h>
 
@@ -16,7 +16,7 @@ static void put_double(rdt_wire *wire, double value) {
   rdt_wire_put_u64(wire, bits);
 }
 
-/* A cost in nanoseconds: finite, not negative, and less than a quarter of an hour. */
+/* Checks a cost in nanoseconds: finite, not negative, and less than a quarter of an hour. */
 static double get_cost(rdt_wire *wire) {
   uint64_t bits = rdt_wire_get_u64(wire);
   double value;
@@ -42,7 +42,7 @@ static void get_costs(rdt_wire *wire, rdt_costs *costs) {
   costs->reduce_byte_ns = get_cost(wire);
 }
 
-/* A part of the table: of the members from `first` on, as many as fit. */
+/* Sends a part of the table: as many members from `first` on as fit. */
 static uint32_t put_table(rdt_wire *wire, const rdt_group *group, const rdt_member *members,
                           uint32_t first) {
   uint32_t next = first;
@@ -74,7 +74,7 @@ rdt_status rdt_table_send(const rdt_group *group, const rdt_member *members) {
   return RDT_OK;
 }
 
-/* Hosts are numbered in the order in which they occur. */
+/* Numbers hosts in the order in which they occur. */
 static bool is_next_host(const rdt_group *group, uint32_t known, uint32_t host) {
   uint32_t hosts = 0;
   for (uint32_t i = 0; i < known; i++)
