@@ -6,9 +6,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 TEXT = "hello from another process"
 
 
+@pytest.mark.timeout(300)  # the programs are built first
 def test_two_processes_greet(programs: Path) -> None:
     with subprocess.Popen([programs / "hello"], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
