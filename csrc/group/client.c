@@ -48,10 +48,10 @@ static void stop(rdt_device *device) {
   pthread_mutex_unlock(&groups->lock);
   for (rdt_group *each = next_held(groups, NULL); each; each = next_held(groups, each))
     rdt_group_end(each, RDT_ERR_CLOSED, "the device is being closed");
-  rdt_runners_stop(groups);
+  rdt_group_runners_stop(groups);
   pthread_mutex_lock(&groups->lock);
   while (groups->channels) rdt_groups_forget_channel(groups, groups->channels->channel);
-  rdt_visitors_expire(groups, INT64_MAX);
+  rdt_group_visitors_expire(groups, INT64_MAX);
   pthread_mutex_unlock(&groups->lock);
 }
 
@@ -59,7 +59,7 @@ static void free_groups(void *state) {
   rdt_groups *groups = state;
   for (size_t i = 0; i < sizeof(groups->blocks) / sizeof(groups->blocks[0]); i++)
     while (groups->blocks[i]) {
-      rdt_block *block = groups->blocks[i];
+      rdt_group_block *block = groups->blocks[i];
       groups->blocks[i] = block->next;
       free(block); /* its region was freed with the device's */
     }

@@ -27,10 +27,10 @@ typedef struct layout {
 
 /* One prediction. */
 typedef struct estimate {
-  const rdt_costs *costs;
+  const rdt_group_costs *costs;
   layout at;
-  double bytes;   /* of input */
-  rdt_pair worst; /* the slowest kind of pair in the group */
+  double bytes;         /* of input */
+  rdt_group_pair worst; /* the slowest kind of pair in the group */
 } estimate;
 
 static double greater(double a, double b) { return a > b ? a : b; }
@@ -58,7 +58,7 @@ static uint32_t rounds_up(uint32_t members) {
 /* ---- Parts of an operation -------------------------------------------------------------------------- */
 
 /* Returns the time until the last of `messages` small messages of a round arrives. */
-static double latency(const estimate *e, rdt_pair pair, double messages) {
+static double latency(const estimate *e, rdt_group_pair pair, double messages) {
   return messages < 1 ? 0 : e->costs->latency_ns[pair] * (1 + FURTHER_MESSAGE * (messages - 1));
 }
 
@@ -96,7 +96,7 @@ static double ring_step(const estimate *e, double bytes, bool reduce) {
 }
 
 /* Every member exchanges `bytes` with one other. */
-static double pair_step(const estimate *e, rdt_pair pair, double bytes, bool reduce) {
+static double pair_step(const estimate *e, rdt_group_pair pair, double bytes, bool reduce) {
   const double sharing = pair == RDT_PAIR_REMOTE ? e->at.most : 1;
   const double transfer = e->costs->byte_ns[pair] * sharing * bytes;
   return e->costs->latency_ns[pair] +
@@ -114,7 +114,7 @@ static double halving_all_reduce(const estimate *e) {
   double sum = 0, bytes = e->bytes;
   if (extra) sum += pair_step(e, e->worst, bytes, true) + pair_step(e, e->worst, bytes, false);
   for (uint32_t bit = 0; bit < bits; bit++) {
-    const rdt_pair pair = bit < local ? RDT_PAIR_LOCAL : e->worst;
+    const rdt_group_pair pair = bit < local ? RDT_PAIR_LOCAL : e->worst;
     bytes /= 2;
     sum += pair_step(e, pair, bytes, true) + pair_step(e, pair, bytes, false);
   }
@@ -229,9 +229,9 @@ static bool redundant(const layout *at, rdt_algorithm algorithm) {
   return at->size <= 2 && algorithm != RDT_ALGORITHM_FLAT && algorithm != RDT_ALGORITHM_DIRECT;
 }
 
-static double predict(const rdt_costs *costs, rdt_collective_kind kind, rdt_algorithm algorithm,
-                      uint64_t bytes, layout at) {
-  const rdt_pair worst = at.hosts > 1 ? RDT_PAIR_REMOTE : RDT_PAIR_LOCAL;
+static double predict(const rdt_group_costs *costs, rdt_collective_kind kind,
+                      rdt_algorithm algorithm, uint64_t bytes, layout at) {
+  const rdt_group_pair worst = at.hosts > 1 ? RDT_PAIR_REMOTE : RDT_PAIR_LOCAL;
   const estimate e = {costs, at, (double)bytes, worst};
   if (algorithm <= RDT_ALGORITHM_AUTO || algorithm >= RDT_ALGORITHM_COUNT ||
       redundant(&at, algorithm))
@@ -252,13 +252,14 @@ static double predict(const rdt_costs *costs, rdt_collective_kind kind, rdt_algo
   }
 }
 
-double rdt_costs_predict(const rdt_costs *costs, rdt_collective_kind kind, rdt_algorithm algorithm,
-                         uint64_t bytes, uint32_t size, const uint32_t *hosts) {
+double rdt_group_costs_predict(const rdt_group_costs *costs, rdt_collective_kind kind,
+                               rdt_algorithm algorithm, uint64_t bytes, uint32_t size,
+                               const uint32_t *hosts) {
   return predict(costs, kind, algorithm, bytes, lay_out(size, hosts));
 }
 
-rdt_algorithm rdt_costs_choose(const rdt_costs *costs, rdt_collective_kind kind, uint64_t bytes,
-                               uint32_t size, const uint32_t *hosts) {
+rdt_algorithm rdt_group_costs_choose(const rdt_group_costs *costs, rdt_collective_kind kind,
+                                     uint64_t bytes, uint32_t size, const uint32_t *hosts) {
   /* If two are equal, the simpler one wins. */
   static const rdt_algorithm simplest_first[] = {RDT_ALGORITHM_FLAT, RDT_ALGORITHM_DIRECT,
                                                  RDT_ALGORITHM_HALVING, RDT_ALGORITHM_RING,

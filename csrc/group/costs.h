@@ -13,13 +13,13 @@
 typedef enum {
   RDT_PAIR_LOCAL = 0,
   RDT_PAIR_REMOTE = 1
-} rdt_pair; /* inside a host, between hosts */
+} rdt_group_pair; /* inside a host, between hosts */
 
-typedef struct rdt_costs {
-  double latency_ns[2]; /* of a small message, by rdt_pair; 0 if there is no such pair */
+typedef struct rdt_group_costs {
+  double latency_ns[2]; /* of a small message, by rdt_group_pair; 0 if there is no such pair */
   double byte_ns[2];    /* of each byte of a large one */
   double reduce_byte_ns;
-} rdt_costs;
+} rdt_group_costs;
 
 #define RDT_COSTS_MEMBERS 1024u
 
@@ -28,10 +28,11 @@ typedef struct rdt_costs {
  * the order in which they first appear). Returns a very large number if the algorithm does the
  * same as another one for that kind. Use it to compare algorithms: it is an alpha-beta-gamma
  * model (Thakur et al.). */
-double rdt_costs_predict(const rdt_costs *costs, rdt_collective_kind kind, rdt_algorithm algorithm,
-                         uint64_t bytes, uint32_t size, const uint32_t *hosts);
+double rdt_group_costs_predict(const rdt_group_costs *costs, rdt_collective_kind kind,
+                               rdt_algorithm algorithm, uint64_t bytes, uint32_t size,
+                               const uint32_t *hosts);
 /* Returns the cheapest algorithm; RDT_ALGORITHM_FLAT for kinds that have no other. */
-rdt_algorithm rdt_costs_choose(const rdt_costs *costs, rdt_collective_kind kind, uint64_t bytes,
-                               uint32_t size, const uint32_t *hosts);
+rdt_algorithm rdt_group_costs_choose(const rdt_group_costs *costs, rdt_collective_kind kind,
+                                     uint64_t bytes, uint32_t size, const uint32_t *hosts);
 
 #endif

@@ -18,33 +18,33 @@ void rdt_group_ref(rdt_group *group) {
   atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
 }
 
-static void free_parts(rdt_part *part) {
+static void free_parts(rdt_group_part *part) {
   while (part) {
-    rdt_part *next = part->next;
+    rdt_group_part *next = part->next;
     free(part);
     part = next;
   }
 }
 
-static void free_operations(rdt_operation *operation) {
+static void free_operations(rdt_group_operation *operation) {
   while (operation) {
-    rdt_operation *next = operation->next;
+    rdt_group_operation *next = operation->next;
     free_parts(operation->inbox);
-    rdt_operation_free(operation);
+    rdt_group_operation_free(operation);
     operation = next;
   }
 }
 
 static void group_free(rdt_group *group) {
   for (uint32_t i = 0; group->links && i < group->size; i++) {
-    rdt_link_forget(&group->links[i]);
+    rdt_group_link_forget(&group->links[i]);
     rdt_channel_unref(group->links[i].channel);
   }
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++) free_operations(group->table[i]);
   free_operations(group->free_operations);
   free_parts(group->free_parts[0]);
   free_parts(group->free_parts[1]);
-  rdt_programs_clear(&group->programs);
+  rdt_group_programs_clear(&group->programs);
   pthread_cond_destroy(&group->changed);
   pthread_mutex_destroy(&group->lock);
   rdt_device *device = group->device;
@@ -62,7 +62,8 @@ void rdt_group_unref(rdt_group *group) {
 
 static void stir_all(rdt_group *group) {
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
-    for (rdt_operation *each = group->table[i]; each; each = each->next) rdt_operation_stir(each);
+    for (rdt_group_operation *each = group->table[i]; each; each = each->next)
+      rdt_group_operation_stir(each);
 }
 
 void rdt_group_stir(rdt_group *group) {
@@ -71,17 +72,17 @@ void rdt_group_stir(rdt_group *group) {
   pthread_mutex_unlock(&group->lock);
 }
 
-void rdt_operation_mark_aborted(rdt_operation *operation, rdt_status status, const char *text,
-                                size_t length) {
+void rdt_group_operation_mark_aborted(rdt_group_operation *operation, rdt_status status,
+                                      const char *text, size_t length) {
   if (operation->aborted != RDT_OK) return;
   operation->aborted = status;
   operation->since = rdt_now_ms();
   snprintf(operation->abort_text, sizeof(operation->abort_text), "%.*s", (int)length, text);
 }
 
-void rdt_group_forget_regions(rdt_group *group, rdt_link *link) {
+void rdt_group_forget_regions(rdt_group *group, rdt_group_link *link) {
   pthread_mutex_lock(&group->lock);
-  rdt_link_forget(link);
+  rdt_group_link_forget(link);
   pthread_mutex_unlock(&group->lock);
 }
 
@@ -125,7 +126,7 @@ static bool wants_checksums(void) {
 /* The limit also has to fit into a notification to this device. */
 static uint64_t eager_limit(void) {
   uint64_t wanted = rdt_config_number(RDT_CONFIG_GROUP_EAGER_BYTES);
-  uint64_t room = rdt_config_number(RDT_CONFIG_RING_BYTES) / 4 - sizeof(rdt_message);
+  uint64_t room = rdt_config_number(RDT_CONFIG_RING_BYTES) / 4 - sizeof(rdt_group_message);
   return wanted < room ? wanted : room;
 }
 
@@ -177,7 +178,7 @@ static rdt_status enlist(rdt_group *group) {
 static void end_joining(rdt_groups *groups) {
   pthread_mutex_lock(&groups->lock);
   groups->joining--;
-  rdt_visitors_forget(groups);
+  rdt_group_visitors_forget(groups);
   pthread_cond_broadcast(&groups->visited);
   pthread_mutex_unlock(&groups->lock);
 }
@@ -230,11 +231,11 @@ void rdt_group_end(rdt_group *group, rdt_status status, const char *text) {
 static void say_leave(rdt_group *group) {
   for (uint32_t peer = 0; peer < group->size; peer++) {
     if (peer == group->rank || atomic_load(&group->links[peer].down)) continue;
-    rdt_part *part = rdt_part_new(group, 0);
+    rdt_group_part *part = rdt_group_part_new(group, 0);
     if (!part) return;
     part->kind = RDT_GROUP_LEAVE;
-    part->head = (rdt_message){.group = group->id, .from = group->rank};
-    rdt_part_send(group, peer, part);
+    part->head = (rdt_group_message){.group = group->id, .from = group->rank};
+    rdt_group_part_send(group, peer, part);
   }
 }
 
@@ -281,6 +282,6 @@ rdt_status rdt_group_choose(const rdt_group *group, rdt_collective_kind kind, ui
   if (kind == RDT_BARRIER)
     *algorithm = RDT_ALGORITHM_AUTO;
   else if (*algorithm == RDT_ALGORITHM_AUTO)
-    *algorithm = rdt_costs_choose(&group->costs, kind, bytes, group->size, group->hosts);
+    *algorithm = rdt_group_costs_choose(&group->costs, kind, bytes, group->size, group->hosts);
   return RDT_OK;
 }

@@ -14,11 +14,11 @@
 /* ---- sending --------------------------------------------------------------------------------------- */
 
 /* A group is known by its name until it has a number. */
-static bool by_name(rdt_message_kind kind) {
+static bool by_name(rdt_group_message_kind kind) {
   return kind == RDT_GROUP_JOIN || kind == RDT_GROUP_REFUSE || kind == RDT_GROUP_TABLE;
 }
 
-void rdt_meeting_begin(rdt_wire *wire, const rdt_group *group, rdt_message_kind kind) {
+void rdt_group_meeting_begin(rdt_wire *wire, const rdt_group *group, rdt_group_message_kind kind) {
   rdt_wire_begin(wire, (rdt_message_type)0, 0);
   if (by_name(kind))
     rdt_wire_put_text(wire, group->name);
@@ -31,7 +31,8 @@ static void free_sent(void *context, rdt_status status) {
   free(context);
 }
 
-rdt_status rdt_meeting_send(rdt_channel *channel, rdt_message_kind kind, const rdt_wire *wire) {
+rdt_status rdt_group_meeting_send(rdt_channel *channel, rdt_group_message_kind kind,
+                                  const rdt_wire *wire) {
   size_t size;
   uint8_t *bytes = malloc(RDT_WIRE_MESSAGE_SIZE);
   if (!bytes) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
@@ -46,34 +47,34 @@ rdt_status rdt_meeting_send(rdt_channel *channel, rdt_message_kind kind, const r
 
 /* ---- visitors -------------------------------------------------------------------------------------- */
 
-void rdt_visitor_free(rdt_visitor *visitor) {
+void rdt_group_visitor_free(rdt_group_visitor *visitor) {
   if (!visitor) return;
   rdt_channel_unref(visitor->channel);
   free(visitor);
 }
 
-static rdt_visitor *unlink_visitor(rdt_groups *groups, rdt_visitor **link) {
-  rdt_visitor *visitor = *link;
+static rdt_group_visitor *unlink_visitor(rdt_groups *groups, rdt_group_visitor **link) {
+  rdt_group_visitor *visitor = *link;
   *link = visitor->next;
   groups->visitor_count--;
   return visitor;
 }
 
-void rdt_visitors_expire(rdt_groups *groups, int64_t now) {
+void rdt_group_visitors_expire(rdt_groups *groups, int64_t now) {
   int64_t span = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
-  for (rdt_visitor **link = &groups->visitors; *link;) {
+  for (rdt_group_visitor **link = &groups->visitors; *link;) {
     if (now - (*link)->came > span)
-      rdt_visitor_free(unlink_visitor(groups, link));
+      rdt_group_visitor_free(unlink_visitor(groups, link));
     else
       link = &(*link)->next;
   }
 }
 
-void rdt_visitors_forget(rdt_groups *groups) {
+void rdt_group_visitors_forget(rdt_groups *groups) {
   if (groups->joining > 0) return; /* the last message of a lost peer may say why it left */
-  for (rdt_visitor **link = &groups->visitors; *link;) {
+  for (rdt_group_visitor **link = &groups->visitors; *link;) {
     if (atomic_load(&(*link)->channel->down))
-      rdt_visitor_free(unlink_visitor(groups, link));
+      rdt_group_visitor_free(unlink_visitor(groups, link));
     else
       link = &(*link)->next;
   }
@@ -95,35 +96,36 @@ static void refuse_late(rdt_channel *channel, const char *name) {
   rdt_wire_put_text(&wire, name);
   rdt_wire_put_u32(&wire, (uint32_t)RDT_ERR_REFUSED);
   rdt_wire_put_text(&wire, "the group is complete: other devices have all its ranks");
-  rdt_meeting_send(channel, RDT_GROUP_REFUSE, &wire);
+  rdt_group_meeting_send(channel, RDT_GROUP_REFUSE, &wire);
 }
 
-static void keep(rdt_channel *channel, rdt_message_kind kind, const void *data, size_t size) {
+static void keep(rdt_channel *channel, rdt_group_message_kind kind, const void *data, size_t size) {
   rdt_groups *groups = rdt_groups_of(channel->device);
-  rdt_visitor *visitor = malloc(sizeof(*visitor) + size);
+  rdt_group_visitor *visitor = malloc(sizeof(*visitor) + size);
   if (!visitor) return; /* its sender repeats it, or its deadline passes */
   rdt_channel_ref(channel);
-  *visitor = (rdt_visitor){.channel = channel, .kind = kind, .came = rdt_now_ms(), .size = size};
+  *visitor =
+      (rdt_group_visitor){.channel = channel, .kind = kind, .came = rdt_now_ms(), .size = size};
   memcpy(visitor->data, data, size);
   pthread_mutex_lock(&groups->lock);
-  rdt_visitors_expire(groups, visitor->came);
+  rdt_group_visitors_expire(groups, visitor->came);
   bool room = groups->visitor_count < VISITORS && !groups->stopping;
   if (room) {
-    rdt_visitor **link = &groups->visitors; /* appended, to keep the order of arrival */
+    rdt_group_visitor **link = &groups->visitors; /* appended, to keep the order of arrival */
     while (*link) link = &(*link)->next;
     *link = visitor;
     groups->visitor_count++;
     pthread_cond_broadcast(&groups->visited);
   }
   pthread_mutex_unlock(&groups->lock);
-  if (!room) rdt_visitor_free(visitor);
+  if (!room) rdt_group_visitor_free(visitor);
 }
 
 static void answer_ping(rdt_channel *channel) {
   rdt_wire wire;
   rdt_wire_begin(&wire, (rdt_message_type)0, 0);
   rdt_wire_put_u64(&wire, 0);
-  rdt_meeting_send(channel, RDT_GROUP_PONG, &wire);
+  rdt_group_meeting_send(channel, RDT_GROUP_PONG, &wire);
 }
 
 /* Returns true for a JOIN to a group that has all its members. */
@@ -139,7 +141,8 @@ static bool comes_late(rdt_channel *channel, const void *data, size_t size, char
   return late;
 }
 
-void rdt_group_visit(rdt_channel *channel, rdt_message_kind kind, const void *data, size_t size) {
+void rdt_group_visit(rdt_channel *channel, rdt_group_message_kind kind, const void *data,
+                     size_t size) {
   char name[RDT_GROUP_NAME_SIZE];
   if (size > RDT_WIRE_MESSAGE_SIZE - RDT_WIRE_HEADER_SIZE) {
     rdt_fail(RDT_ERR_PROTOCOL, "%s sent a malformed message of a group", channel->peer_name);
@@ -156,7 +159,7 @@ void rdt_group_visit(rdt_channel *channel, rdt_message_kind kind, const void *da
 }
 
 /* Loads the message behind the name of its group. Returns false if it is for another group. */
-static bool is_for(const rdt_group *group, const rdt_visitor *visitor, rdt_wire *wire) {
+static bool is_for(const rdt_group *group, const rdt_group_visitor *visitor, rdt_wire *wire) {
   char name[RDT_GROUP_NAME_SIZE];
   rdt_wire_load(wire, visitor->data, visitor->size);
   if (!by_name(visitor->kind)) return rdt_wire_get_u64(wire) == group->id && !wire->bad;
@@ -164,9 +167,9 @@ static bool is_for(const rdt_group *group, const rdt_visitor *visitor, rdt_wire 
   return !wire->bad && strcmp(name, group->name) == 0;
 }
 
-static rdt_visitor *find_visitor(rdt_group *group, unsigned kinds, rdt_wire *wire) {
+static rdt_group_visitor *find_visitor(rdt_group *group, unsigned kinds, rdt_wire *wire) {
   rdt_groups *groups = group->groups;
-  for (rdt_visitor **link = &groups->visitors; *link; link = &(*link)->next)
+  for (rdt_group_visitor **link = &groups->visitors; *link; link = &(*link)->next)
     if ((kinds & RDT_MEETING_BIT((*link)->kind)) && is_for(group, *link, wire))
       return unlink_visitor(groups, link);
   return NULL;
@@ -179,8 +182,8 @@ static rdt_status check_members(const rdt_group *group) {
   return RDT_OK;
 }
 
-rdt_status rdt_meeting_await(rdt_group *group, unsigned kinds, rdt_deadline until,
-                             rdt_visitor **visitor, rdt_wire *wire) {
+rdt_status rdt_group_meeting_await(rdt_group *group, unsigned kinds, rdt_deadline until,
+                                   rdt_group_visitor **visitor, rdt_wire *wire) {
   rdt_groups *groups = group->groups;
   rdt_status status = RDT_OK;
   pthread_mutex_lock(&groups->lock);
@@ -206,7 +209,7 @@ rdt_status rdt_meeting_await(rdt_group *group, unsigned kinds, rdt_deadline unti
 static rdt_channel *find_channel(rdt_groups *groups, const char *address, uint64_t generation) {
   rdt_channel *found = NULL;
   pthread_mutex_lock(&groups->lock);
-  for (rdt_channel_entry *each = groups->channels; each && !found; each = each->next) {
+  for (rdt_group_channel *each = groups->channels; each && !found; each = each->next) {
     rdt_channel *channel = each->channel;
     if (strcmp(channel->peer_address, address) == 0 && !atomic_load(&channel->down) &&
         !atomic_load(&channel->broken) && !atomic_load(&channel->close_requested) &&
@@ -218,8 +221,8 @@ static rdt_channel *find_channel(rdt_groups *groups, const char *address, uint64
   return found;
 }
 
-rdt_status rdt_meeting_connect(rdt_group *group, const char *address, uint64_t generation,
-                               rdt_deadline deadline, rdt_channel **channel) {
+rdt_status rdt_group_meeting_connect(rdt_group *group, const char *address, uint64_t generation,
+                                     rdt_deadline deadline, rdt_channel **channel) {
   *channel = find_channel(group->groups, address, generation);
   if (*channel) return RDT_OK;
   rdt_status status = rdt_connect_for(group->device, address, RDT_PURPOSE_GROUPS,
@@ -232,13 +235,13 @@ rdt_status rdt_meeting_connect(rdt_group *group, const char *address, uint64_t g
   return status;
 }
 
-void rdt_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel) {
-  rdt_link *link = &group->links[rank];
+void rdt_group_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel) {
+  rdt_group_link *link = &group->links[rank];
   pthread_mutex_lock(&group->groups->lock);
   rdt_channel_ref(channel);
   link->channel = channel;
   link->maps = (channel->transport->capabilities & RDT_CAP_MAP) != 0;
-  link->process = rdt_process_of(channel);
+  link->process = rdt_group_process_of(channel);
   if (atomic_load(&channel->down)) atomic_store(&link->down, true);
   pthread_mutex_unlock(&group->groups->lock);
 }

@@ -12,9 +12,9 @@
 #include "core/objects.h"
 
 /* Returns the process at the other end of a channel of a local transport; 0 if it is unknown. */
-pid_t rdt_process_of(const rdt_channel *channel);
+pid_t rdt_group_process_of(const rdt_channel *channel);
 /* Copies [address, address + size) of the process to `to`. Returns RDT_ERR_CONNECTION_LOST with
  * the cause. */
-rdt_status rdt_process_read(pid_t process, uint64_t address, void *to, uint64_t size);
+rdt_status rdt_group_process_read(pid_t process, uint64_t address, void *to, uint64_t size);
 
 #endif

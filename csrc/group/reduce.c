@@ -254,8 +254,8 @@ static void reduce_streamed(rdt_dtype dtype, rdt_reduction reduction, char *to, 
 
 /* ---- The interface ---------------------------------------------------------------------------------- */
 
-void rdt_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
-                const void *right, size_t count) {
+void rdt_group_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
+                      const void *right, size_t count) {
   /* An operand that is replaced is read in any case. */
   if (to == left || to == right || count < RDT_GROUP_STREAMED / rdt_dtype_size(dtype)) {
     reduce(dtype, reduction, to, left, right, count);
@@ -264,7 +264,7 @@ void rdt_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *
   }
 }
 
-rdt_status rdt_reduce_check(rdt_dtype dtype, rdt_reduction reduction) {
+rdt_status rdt_group_reduce_check(rdt_dtype dtype, rdt_reduction reduction) {
   if (rdt_dtype_size(dtype) == 0)
     return rdt_fail(RDT_ERR_INVALID, "%d is no element type (rdt_dtype)", (int)dtype);
   if (reduction < RDT_SUM || reduction > RDT_MAX)

@@ -17,10 +17,10 @@
  * `left` or `right`; otherwise none may overlap. Integers wrap; float16 and bfloat16 are
  * computed in float and rounded to nearest even at the end of each call. A NaN result is always
  * the same quiet NaN, and -0 is less than +0: swapping left and right never changes a bit. Check
- * the arguments with rdt_reduce_check first. */
-void rdt_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
-                const void *right, size_t count);
+ * the arguments with rdt_group_reduce_check first. */
+void rdt_group_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
+                      const void *right, size_t count);
 /* Returns RDT_ERR_INVALID if there is no such dtype or reduction. */
-rdt_status rdt_reduce_check(rdt_dtype dtype, rdt_reduction reduction);
+rdt_status rdt_group_reduce_check(rdt_dtype dtype, rdt_reduction reduction);
 
 #endif

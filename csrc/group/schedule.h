@@ -24,32 +24,36 @@
 
 #include "rdmatensor.h"
 
-typedef enum rdt_buffer { RDT_BUFFER_INPUT, RDT_BUFFER_OUTPUT, RDT_BUFFER_SCRATCH } rdt_buffer;
+typedef enum rdt_group_buffer {
+  RDT_BUFFER_INPUT,
+  RDT_BUFFER_OUTPUT,
+  RDT_BUFFER_SCRATCH
+} rdt_group_buffer;
 
-typedef enum rdt_step_kind {
+typedef enum rdt_group_step_kind {
   RDT_STEP_SEND,      /* from -> peer */
   RDT_STEP_RECEIVE,   /* peer -> to */
   RDT_STEP_REDUCE,    /* to = from op (what peer sends); `from` may be `to` */
   RDT_STEP_COPY,      /* to = from, both here */
   RDT_STEP_ACCUMULATE /* to = to op from, both here */
-} rdt_step_kind;
+} rdt_group_step_kind;
 
 /* `count` elements (of the step) of one of the operation's buffers, beginning with element `at`. */
-typedef struct rdt_place {
-  rdt_buffer buffer;
+typedef struct rdt_group_place {
+  rdt_group_buffer buffer;
   uint64_t at;
-} rdt_place;
+} rdt_group_place;
 
-typedef struct rdt_step {
-  rdt_step_kind kind;
+typedef struct rdt_group_step {
+  rdt_group_step_kind kind;
   uint32_t lane, round; /* sorted by lane, then round */
   uint32_t peer;        /* rank; unused in COPY and ACCUMULATE */
   uint64_t count;       /* elements, > 0 */
-  rdt_place from, to;
-} rdt_step;
+  rdt_group_place from, to;
+} rdt_group_step;
 
 typedef struct rdt_schedule {
-  rdt_step *steps;
+  rdt_group_step *steps;
   size_t count;
   uint32_t lanes;
   uint64_t scratch; /* elements that RDT_BUFFER_SCRATCH must have */

@@ -19,7 +19,7 @@ static bool first_of_host(const uint32_t *hosts, uint32_t rank) {
 }
 
 /* Appends the members on `rank`'s host, from `rank` on, to the order. */
-static void add_host(schedule_topology *t, const rdt_schedule_request *request, uint32_t rank) {
+static void add_host(rdt_schedule_topology *t, const rdt_schedule_request *request, uint32_t rank) {
   const uint32_t begin = t->starts[t->hosts];
   uint32_t end = begin;
   for (uint32_t other = rank; other < request->size; other++) {
@@ -39,8 +39,8 @@ static void add_host(schedule_topology *t, const rdt_schedule_request *request, 
   t->starts[++t->hosts] = end;
 }
 
-static rdt_status make_topology(const rdt_schedule_request *request, schedule_topology *t) {
-  *t = (schedule_topology){.least = request->size};
+static rdt_status make_topology(const rdt_schedule_request *request, rdt_schedule_topology *t) {
+  *t = (rdt_schedule_topology){.least = request->size};
   t->order = calloc(2 * (size_t)request->size + 1, sizeof *t->order);
   if (t->order == NULL) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a schedule");
   t->starts = t->order + request->size;
@@ -57,20 +57,20 @@ static rdt_status make_topology(const rdt_schedule_request *request, schedule_to
 typedef enum split { SPLIT_NONE, SPLIT_WHOLE, SPLIT_PARTS } split;
 
 typedef struct plan {
-  schedule_lane_fn list;
+  rdt_schedule_lane_fn list;
   split split;
 } plan;
 
-#define FLAT(kind) {schedule_flat_##kind, SPLIT_NONE}
-#define RING(kind) {schedule_ring_##kind, SPLIT_WHOLE}
+#define FLAT(kind) {rdt_schedule_flat_##kind, SPLIT_NONE}
+#define RING(kind) {rdt_schedule_ring_##kind, SPLIT_WHOLE}
 
 /* If an algorithm has no schedule for a kind, the most similar algorithm serves. */
 static const plan plans[RDT_BARRIER][RDT_ALGORITHM_COUNT] = {
     [RDT_ALL_REDUCE] = {[RDT_ALGORITHM_FLAT] = FLAT(all_reduce),
-                        [RDT_ALGORITHM_HALVING] = {schedule_halving_all_reduce, SPLIT_WHOLE},
-                        [RDT_ALGORITHM_RING] = {schedule_ring_all_reduce, SPLIT_PARTS},
-                        [RDT_ALGORITHM_DIRECT] = {schedule_direct_all_reduce, SPLIT_PARTS},
-                        [RDT_ALGORITHM_HIERARCHICAL] = {schedule_hierarchical_all_reduce,
+                        [RDT_ALGORITHM_HALVING] = {rdt_schedule_halving_all_reduce, SPLIT_WHOLE},
+                        [RDT_ALGORITHM_RING] = {rdt_schedule_ring_all_reduce, SPLIT_PARTS},
+                        [RDT_ALGORITHM_DIRECT] = {rdt_schedule_direct_all_reduce, SPLIT_PARTS},
+                        [RDT_ALGORITHM_HIERARCHICAL] = {rdt_schedule_hierarchical_all_reduce,
                                                         SPLIT_PARTS}},
     [RDT_REDUCE_SCATTER] = {[RDT_ALGORITHM_FLAT] = FLAT(reduce_scatter),
                             [RDT_ALGORITHM_HALVING] = FLAT(reduce_scatter),
@@ -78,15 +78,15 @@ static const plan plans[RDT_BARRIER][RDT_ALGORITHM_COUNT] = {
                             [RDT_ALGORITHM_DIRECT] = FLAT(reduce_scatter),
                             [RDT_ALGORITHM_HIERARCHICAL] = RING(reduce_scatter)},
     [RDT_ALL_GATHER] = {[RDT_ALGORITHM_FLAT] = FLAT(all_gather),
-                        [RDT_ALGORITHM_HALVING] = {schedule_halving_all_gather, SPLIT_NONE},
+                        [RDT_ALGORITHM_HALVING] = {rdt_schedule_halving_all_gather, SPLIT_NONE},
                         [RDT_ALGORITHM_RING] = RING(all_gather),
                         [RDT_ALGORITHM_DIRECT] = FLAT(all_gather),
                         [RDT_ALGORITHM_HIERARCHICAL] = RING(all_gather)},
     [RDT_BROADCAST] = {[RDT_ALGORITHM_FLAT] = FLAT(broadcast),
-                       [RDT_ALGORITHM_HALVING] = {schedule_halving_broadcast, SPLIT_WHOLE},
+                       [RDT_ALGORITHM_HALVING] = {rdt_schedule_halving_broadcast, SPLIT_WHOLE},
                        [RDT_ALGORITHM_RING] = RING(broadcast),
-                       [RDT_ALGORITHM_DIRECT] = {schedule_direct_broadcast, SPLIT_PARTS},
-                       [RDT_ALGORITHM_HIERARCHICAL] = {schedule_hierarchical_broadcast,
+                       [RDT_ALGORITHM_DIRECT] = {rdt_schedule_direct_broadcast, SPLIT_PARTS},
+                       [RDT_ALGORITHM_HIERARCHICAL] = {rdt_schedule_hierarchical_broadcast,
                                                        SPLIT_PARTS}},
     [RDT_ALL_TO_ALL] = {[RDT_ALGORITHM_FLAT] = FLAT(all_to_all),
                         [RDT_ALGORITHM_HALVING] = FLAT(all_to_all),
@@ -96,11 +96,13 @@ static const plan plans[RDT_BARRIER][RDT_ALGORITHM_COUNT] = {
 };
 
 /* A group of one: the result is the input. */
-static void list_alone(schedule_builder *b, schedule_range range) { schedule_copy_input(b, range); }
+static void list_alone(rdt_schedule_builder *b, rdt_schedule_range range) {
+  rdt_schedule_copy_input(b, range);
+}
 
-static plan choose_plan(const schedule_builder *b) {
+static plan choose_plan(const rdt_schedule_builder *b) {
   const rdt_schedule_request *request = b->request;
-  const schedule_topology *t = &b->topology;
+  const rdt_schedule_topology *t = &b->topology;
   const plan *of_kind = plans[request->kind];
   if (request->size == 1) return (plan){list_alone, SPLIT_NONE};
   /* Without two levels, DIRECT is the same or better. */
@@ -116,16 +118,17 @@ static uint64_t shared_count(const rdt_schedule_request *request) {
   return parts ? request->count / request->size : request->count;
 }
 
-static void list_lanes(schedule_builder *b) {
+static void list_lanes(rdt_schedule_builder *b) {
   const plan chosen = choose_plan(b);
-  const schedule_range all = {0, shared_count(b->request)};
+  const rdt_schedule_range all = {0, shared_count(b->request)};
   const uint32_t parts = chosen.split == SPLIT_PARTS ? b->request->size : 1;
-  const uint64_t message = schedule_part(all, parts, 0).count;
-  const uint32_t lanes = chosen.split == SPLIT_NONE ? 1 : schedule_chunks(b, message, LANES_MOST);
+  const uint64_t message = rdt_schedule_part(all, parts, 0).count;
+  const uint32_t lanes =
+      chosen.split == SPLIT_NONE ? 1 : rdt_schedule_chunks(b, message, LANES_MOST);
   b->schedule->lanes = lanes;
   for (b->lane = 0; b->lane < lanes; b->lane++) {
     b->round = 0;
-    chosen.list(b, schedule_part(all, lanes, b->lane));
+    chosen.list(b, rdt_schedule_part(all, lanes, b->lane));
   }
 }
 
@@ -140,7 +143,7 @@ rdt_status rdt_schedule_make(const rdt_schedule_request *request, rdt_schedule *
     return rdt_fail(RDT_ERR_UNSUPPORTED,
                     "there is no schedule for collective kind %d, algorithm %d", (int)request->kind,
                     (int)request->algorithm);
-  schedule_builder builder = {.request = request};
+  rdt_schedule_builder builder = {.request = request};
   builder.status = make_topology(request, &builder.topology);
   builder.schedule = calloc(1, sizeof *builder.schedule);
   if (builder.schedule == NULL)

@@ -29,6 +29,7 @@ POSTED = {
 }
 # What devices' threads do with 64 notifications: they sleep at once when none is left.
 TAKEN = ("poll",)
+TAKING = {"shm": "shm_poll", "verbs": "rdt_verbs_poll"}
 COUNTS = {"shm": 500, "verbs": 30}
 # Another compiler, or a C library that copies otherwise, may take a little more.
 MARGIN = 1.10
@@ -84,7 +85,7 @@ def count(program: Path, transport: str = "shm", run: Runner = here) -> dict[str
     """Instructions of one call of each path. RuntimeError if valgrind fails, or finds no such function."""
     return {
         **_inside("run_path", program, transport, POSTED[transport], run),
-        **_inside(f"{transport}_poll", program, transport, TAKEN, run),
+        **_inside(TAKING[transport], program, transport, TAKEN, run),
     }
 
 

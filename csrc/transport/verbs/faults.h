@@ -9,6 +9,6 @@
 
 /* Gives the context's device the faults of the setting FAULTS. Call it before the first queue is
  * created. */
-void verbs_faults_install(struct ibv_context *context);
+void rdt_verbs_faults_install(struct ibv_context *context);
 
 #endif

@@ -12,9 +12,9 @@
 
 /* ---- Words -------------------------------------------------------------------------------------- */
 
-const char *verbs_gid_type_text(verbs_gid_type type) {
+const char *rdt_verbs_gid_type_text(rdt_verbs_gid_type type) {
   static const char *const names[] = {"InfiniBand", "RoCE v1", "RoCE v2"};
-  return type < VERBS_GID_UNKNOWN ? names[type] : "unknown type";
+  return type < RDT_VERBS_GID_UNKNOWN ? names[type] : "unknown type";
 }
 
 static const char *state_text(enum ibv_port_state state) {
@@ -38,22 +38,22 @@ static bool is_ipv4(const uint8_t raw[16]) {
   return memcmp(raw, ipv4_prefix, sizeof(ipv4_prefix)) == 0;
 }
 
-void verbs_gid_text(const uint8_t raw[16], char text[VERBS_GID_TEXT_SIZE]) {
+void rdt_verbs_gid_text(const uint8_t raw[16], char text[RDT_VERBS_GID_TEXT_SIZE]) {
   if (is_ipv4(raw))
-    inet_ntop(AF_INET, raw + sizeof(ipv4_prefix), text, VERBS_GID_TEXT_SIZE);
+    inet_ntop(AF_INET, raw + sizeof(ipv4_prefix), text, RDT_VERBS_GID_TEXT_SIZE);
   else
-    inet_ntop(AF_INET6, raw, text, VERBS_GID_TEXT_SIZE);
+    inet_ntop(AF_INET6, raw, text, RDT_VERBS_GID_TEXT_SIZE);
 }
 
-void verbs_choice_text(const verbs_choice *choice, char *text, size_t size) {
-  const verbs_port *port = choice->port;
-  char address[VERBS_GID_TEXT_SIZE + 64] = "", gid[VERBS_GID_TEXT_SIZE];
-  if (choice->gid) verbs_gid_text(choice->gid->raw, gid);
+void rdt_verbs_choice_text(const rdt_verbs_choice *choice, char *text, size_t size) {
+  const rdt_verbs_port *port = choice->port;
+  char address[RDT_VERBS_GID_TEXT_SIZE + 64] = "", gid[RDT_VERBS_GID_TEXT_SIZE];
+  if (choice->gid) rdt_verbs_gid_text(choice->gid->raw, gid);
   if (!choice->use_grh)
     snprintf(address, sizeof(address), "LID %u", port->lid);
   else if (choice->gid)
     snprintf(address, sizeof(address), "GID %u %s (%s%s%s)", choice->gid->index, gid,
-             verbs_gid_type_text(choice->gid->type), choice->gid->netdev[0] ? " on " : "",
+             rdt_verbs_gid_type_text(choice->gid->type), choice->gid->netdev[0] ? " on " : "",
              choice->gid->netdev);
   snprintf(text, size, "%s:%u (%s, %g Gbit/s, MTU %u), %s", port->device, port->number,
            port->link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand",
@@ -81,7 +81,8 @@ static bool is_device_name(const char *text, size_t length) {
   return true;
 }
 
-rdt_status verbs_parse_device(const char *setting, char name[IBV_SYSFS_NAME_MAX], uint8_t *port) {
+rdt_status rdt_verbs_parse_device(const char *setting, char name[IBV_SYSFS_NAME_MAX],
+                                  uint8_t *port) {
   size_t length = strcspn(setting, ":");
   const char *number = setting + length;
   int parsed = *number ? parse_number(number + 1, strlen(number + 1), 1, UINT8_MAX) : 0;
@@ -124,7 +125,7 @@ static bool item_is_for(const gid_item *item, const char *device) {
   return strlen(device) == item->length && memcmp(device, item->device, item->length) == 0;
 }
 
-rdt_status verbs_parse_gid_index(const char *setting, const char *device, int *index) {
+rdt_status rdt_verbs_parse_gid_index(const char *setting, const char *device, int *index) {
   int found = parse_number(setting, strlen(setting), 0, UINT16_MAX);
   if (found < 0) {
     for (const char *at = setting; *at;) {
@@ -170,31 +171,31 @@ static const int rank_up[] = {0, 2, 4, 7, 8}, rank_unknown[] = {0, 1, 3, 5, 6};
 #define RANK_BEST \
   28 /* on Ethernet; also what InfiniBand, and a GID that the user names, counts as */
 
-int verbs_gid_rank(const verbs_gid *gid) {
+int rdt_verbs_gid_rank(const rdt_verbs_gid *gid) {
   gid_scope scope = scope_of(gid->raw);
-  if (scope == SCOPE_NONE || gid->netdev_state == VERBS_NETDEV_DOWN) return 0;
-  if (gid->index > VERBS_GID_INDEX_MAX) return 0;
-  int rank = gid->netdev_state == VERBS_NETDEV_UP ? rank_up[scope] : rank_unknown[scope];
-  if (gid->type == VERBS_GID_ROCE_V2) return rank + RANK_ROCE_V2;
-  return gid->type == VERBS_GID_ROCE_V1 ? rank + RANK_ROCE_V1 : rank;
+  if (scope == SCOPE_NONE || gid->netdev_state == RDT_VERBS_NETDEV_DOWN) return 0;
+  if (gid->index > RDT_VERBS_GID_INDEX_MAX) return 0;
+  int rank = gid->netdev_state == RDT_VERBS_NETDEV_UP ? rank_up[scope] : rank_unknown[scope];
+  if (gid->type == RDT_VERBS_GID_ROCE_V2) return rank + RANK_ROCE_V2;
+  return gid->type == RDT_VERBS_GID_ROCE_V1 ? rank + RANK_ROCE_V1 : rank;
 }
 
 /* ---- Choosing ----------------------------------------------------------------------------------- */
 
-/* What one call of verbs_ports_choose works with. */
+/* What one call of rdt_verbs_ports_choose works with. */
 typedef struct chooser {
-  const verbs_port *ports;
+  const rdt_verbs_port *ports;
   size_t count;
   char wanted_device[IBV_SYSFS_NAME_MAX]; /* "" for any */
   uint8_t wanted_port;                    /* 0 for any */
   const char *gid_setting;
-  verbs_explain_fn explain;
+  rdt_verbs_explain_fn explain;
   void *context;
   char refusals[768]; /* all reasons, for the error if no port remains */
 } chooser;
 
 typedef struct candidate {
-  verbs_choice choice;
+  rdt_verbs_choice choice;
   int rank;
 } candidate;
 
@@ -210,7 +211,7 @@ __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size
 }
 
 /* "mlx5_0:1", or "mlx5_0" for a device that did not open. */
-static const char *port_name(const verbs_port *port, char name[IBV_SYSFS_NAME_MAX + 8]) {
+static const char *port_name(const rdt_verbs_port *port, char name[IBV_SYSFS_NAME_MAX + 8]) {
   if (port->number)
     snprintf(name, IBV_SYSFS_NAME_MAX + 8, "%s:%u", port->device, port->number);
   else
@@ -218,13 +219,13 @@ static const char *port_name(const verbs_port *port, char name[IBV_SYSFS_NAME_MA
   return name;
 }
 
-static bool is_wanted(const chooser *self, const verbs_port *port) {
+static bool is_wanted(const chooser *self, const rdt_verbs_port *port) {
   if (!self->wanted_device[0]) return true;
   if (strcmp(self->wanted_device, port->device) != 0) return false;
   return self->wanted_port == 0 || port->number == 0 || self->wanted_port == port->number;
 }
 
-__attribute__((format(printf, 3, 4))) static void refuse(chooser *self, const verbs_port *port,
+__attribute__((format(printf, 3, 4))) static void refuse(chooser *self, const rdt_verbs_port *port,
                                                          const char *format, ...) {
   char line[384], name[IBV_SYSFS_NAME_MAX + 8], why[256];
   va_list args;
@@ -237,30 +238,31 @@ __attribute__((format(printf, 3, 4))) static void refuse(chooser *self, const ve
 }
 
 /* "0 fe80::1 (RoCE v1 on eth2), ..." */
-static void list_gids(const verbs_port *port, char *text, size_t size) {
+static void list_gids(const rdt_verbs_port *port, char *text, size_t size) {
   text[0] = '\0';
   for (size_t i = 0; i < port->gid_count; i++) {
-    const verbs_gid *gid = &port->gids[i];
-    char address[VERBS_GID_TEXT_SIZE];
-    verbs_gid_text(gid->raw, address);
+    const rdt_verbs_gid *gid = &port->gids[i];
+    char address[RDT_VERBS_GID_TEXT_SIZE];
+    rdt_verbs_gid_text(gid->raw, address);
     append(text, size, "%s%u %s (%s%s%s%s)", i ? ", " : "", gid->index, address,
-           verbs_gid_type_text(gid->type), gid->netdev[0] ? " on " : "", gid->netdev,
-           gid->netdev_state == VERBS_NETDEV_DOWN ? ", which is down" : "");
+           rdt_verbs_gid_type_text(gid->type), gid->netdev[0] ? " on " : "", gid->netdev,
+           gid->netdev_state == RDT_VERBS_NETDEV_DOWN ? ", which is down" : "");
   }
   if (!port->gid_count) append(text, size, "none");
 }
 
-static const verbs_gid *find_gid(const verbs_port *port, uint32_t index) {
+static const rdt_verbs_gid *find_gid(const rdt_verbs_port *port, uint32_t index) {
   for (size_t i = 0; i < port->gid_count; i++)
     if (port->gids[i].index == index) return &port->gids[i];
   return NULL;
 }
 
-static const verbs_gid *best_gid(const verbs_port *port) {
-  const verbs_gid *best = NULL;
+static const rdt_verbs_gid *best_gid(const rdt_verbs_port *port) {
+  const rdt_verbs_gid *best = NULL;
   for (size_t i = 0; i < port->gid_count; i++)
-    if (!best || verbs_gid_rank(&port->gids[i]) > verbs_gid_rank(best)) best = &port->gids[i];
-  return best && verbs_gid_rank(best) > 0 ? best : NULL;
+    if (!best || rdt_verbs_gid_rank(&port->gids[i]) > rdt_verbs_gid_rank(best))
+      best = &port->gids[i];
+  return best && rdt_verbs_gid_rank(best) > 0 ? best : NULL;
 }
 
 static const char *scope_text(gid_scope scope) {
@@ -269,31 +271,33 @@ static const char *scope_text(gid_scope scope) {
 }
 
 /* Explains why `gid` cannot be used, or ranks below `best`, which is NULL if none can be used. */
-static void why_not_gid(const verbs_gid *gid, const verbs_gid *best, char *text, size_t size) {
+static void why_not_gid(const rdt_verbs_gid *gid, const rdt_verbs_gid *best, char *text,
+                        size_t size) {
   gid_scope scope = scope_of(gid->raw), best_scope = best ? scope_of(best->raw) : SCOPE_NONE;
-  if (gid->index > VERBS_GID_INDEX_MAX)
-    snprintf(text, size, "connections can name indices up to %d only", VERBS_GID_INDEX_MAX);
-  else if (scope == SCOPE_NONE || !best || gid->netdev_state == VERBS_NETDEV_DOWN)
+  if (gid->index > RDT_VERBS_GID_INDEX_MAX)
+    snprintf(text, size, "connections can name indices up to %d only", RDT_VERBS_GID_INDEX_MAX);
+  else if (scope == SCOPE_NONE || !best || gid->netdev_state == RDT_VERBS_NETDEV_DOWN)
     snprintf(text, size, "%s",
              scope == SCOPE_NONE ? "it holds no address" : "its interface is down");
   else if (gid->type != best->type)
-    snprintf(text, size, "%s goes after %s", verbs_gid_type_text(gid->type),
-             verbs_gid_type_text(best->type));
+    snprintf(text, size, "%s goes after %s", rdt_verbs_gid_type_text(gid->type),
+             rdt_verbs_gid_type_text(best->type));
   else if (scope < best_scope)
     snprintf(text, size, "%s address goes after %s one", scope_text(scope), scope_text(best_scope));
-  else if (verbs_gid_rank(gid) < verbs_gid_rank(best))
+  else if (rdt_verbs_gid_rank(gid) < rdt_verbs_gid_rank(best))
     snprintf(text, size, "no interface that has it is seen here");
   else
     snprintf(text, size, "it is as good as GID %u, which comes first", best->index);
 }
 
 /* Writes a line for each address of the port except the best. */
-static void explain_gids(const chooser *self, const verbs_port *port, const verbs_gid *best) {
+static void explain_gids(const chooser *self, const rdt_verbs_port *port,
+                         const rdt_verbs_gid *best) {
   for (size_t i = 0; i < port->gid_count && self->explain; i++) {
-    const verbs_gid *gid = &port->gids[i];
-    char line[320], name[IBV_SYSFS_NAME_MAX + 8], address[VERBS_GID_TEXT_SIZE], why[96];
+    const rdt_verbs_gid *gid = &port->gids[i];
+    char line[320], name[IBV_SYSFS_NAME_MAX + 8], address[RDT_VERBS_GID_TEXT_SIZE], why[96];
     if (gid == best) continue;
-    verbs_gid_text(gid->raw, address);
+    rdt_verbs_gid_text(gid->raw, address);
     why_not_gid(gid, best, why, sizeof(why));
     snprintf(line, sizeof(line), "GID %u of %s, %s, is passed over: %s", gid->index,
              port_name(port, name), address, why);
@@ -302,7 +306,7 @@ static void explain_gids(const chooser *self, const verbs_port *port, const verb
 }
 
 /* Returns true if the port itself can be used. Otherwise refuses it with the reason. */
-static bool is_fit(chooser *self, const verbs_port *port) {
+static bool is_fit(chooser *self, const rdt_verbs_port *port) {
   if (port->unusable[0])
     refuse(self, port, "%s", port->unusable);
   else if (port->transport == IBV_TRANSPORT_IWARP)
@@ -318,26 +322,26 @@ static bool is_fit(chooser *self, const verbs_port *port) {
 }
 
 /* Finds the address of a usable port. Refuses the port if it has none. */
-static bool find_address(chooser *self, const verbs_port *port, int wanted_index,
+static bool find_address(chooser *self, const rdt_verbs_port *port, int wanted_index,
                          candidate *found) {
   bool ethernet = port->link_layer == IBV_LINK_LAYER_ETHERNET;
   char gids[192];
-  const verbs_gid *gid = wanted_index >= 0 ? find_gid(port, (uint32_t)wanted_index)
-                         : ethernet        ? best_gid(port)
-                                           : find_gid(port, 0);
+  const rdt_verbs_gid *gid = wanted_index >= 0 ? find_gid(port, (uint32_t)wanted_index)
+                             : ethernet        ? best_gid(port)
+                                               : find_gid(port, 0);
   bool use_grh = ethernet || port->grh_required || port->lid == 0;
   list_gids(port, gids, sizeof(gids));
   if (ethernet && wanted_index < 0) explain_gids(self, port, gid);
   if (!gid && wanted_index >= 0)
     refuse(self, port, "has no GID %d, which GID_INDEX names; there is: %s", wanted_index, gids);
-  else if (gid && gid->index > VERBS_GID_INDEX_MAX)
+  else if (gid && gid->index > RDT_VERBS_GID_INDEX_MAX)
     refuse(self, port,
            "cannot use GID %d, which GID_INDEX names: connections can name indices up to %d only",
-           wanted_index, VERBS_GID_INDEX_MAX);
+           wanted_index, RDT_VERBS_GID_INDEX_MAX);
   else if (!gid && use_grh)
     refuse(self, port, "has no GID that peers could reach; there is: %s", gids);
   else {
-    int rank = ethernet && wanted_index < 0 ? verbs_gid_rank(gid) : RANK_BEST;
+    int rank = ethernet && wanted_index < 0 ? rdt_verbs_gid_rank(gid) : RANK_BEST;
     *found = (candidate){{port, gid, use_grh}, rank};
     return true;
   }
@@ -345,7 +349,7 @@ static bool find_address(chooser *self, const verbs_port *port, int wanted_index
 }
 
 static bool is_better(const candidate *a, const candidate *b) {
-  const verbs_port *left = a->choice.port, *right = b->choice.port;
+  const rdt_verbs_port *left = a->choice.port, *right = b->choice.port;
   if (a->rank != b->rank) return a->rank > b->rank;
   if (left->mbit_per_s != right->mbit_per_s) return left->mbit_per_s > right->mbit_per_s;
   int order = strverscmp(left->device, right->device); /* mlx5_2 before mlx5_10 */
@@ -389,7 +393,7 @@ static rdt_status check_gid_setting(const chooser *self) {
   if (!self->gid_setting[0]) return RDT_OK;
   for (size_t i = 0; i < self->count; i++) {
     int index;
-    rdt_status status = verbs_parse_gid_index(self->gid_setting, self->ports[i].device, &index);
+    rdt_status status = rdt_verbs_parse_gid_index(self->gid_setting, self->ports[i].device, &index);
     if (status != RDT_OK || index >= 0) return status;
   }
   char names[256];
@@ -403,9 +407,9 @@ static rdt_status check_gid_setting(const chooser *self) {
  * any: that it has no RDMA is no fault of the settings. */
 static rdt_status read_settings(chooser *self, const char *device_setting) {
   int index;
-  rdt_status status = verbs_parse_gid_index(self->gid_setting, "", &index);
+  rdt_status status = rdt_verbs_parse_gid_index(self->gid_setting, "", &index);
   if (status == RDT_OK && device_setting[0])
-    status = verbs_parse_device(device_setting, self->wanted_device, &self->wanted_port);
+    status = rdt_verbs_parse_device(device_setting, self->wanted_device, &self->wanted_port);
   if (status != RDT_OK || !self->count) return status;
   status = check_wanted_device(self, device_setting);
   return status == RDT_OK ? check_gid_setting(self) : status;
@@ -424,9 +428,10 @@ static rdt_status nothing_left(const chooser *self, const char *device_setting) 
   return rdt_fail(RDT_ERR_UNSUPPORTED, "no RDMA port is usable: %s", self->refusals);
 }
 
-rdt_status verbs_ports_choose(const verbs_port *ports, size_t count, const char *device_setting,
-                              const char *gid_setting, verbs_explain_fn explain, void *context,
-                              verbs_choice *choice) {
+rdt_status rdt_verbs_ports_choose(const rdt_verbs_port *ports, size_t count,
+                                  const char *device_setting, const char *gid_setting,
+                                  rdt_verbs_explain_fn explain, void *context,
+                                  rdt_verbs_choice *choice) {
   chooser self = {.ports = ports,
                   .count = count,
                   .gid_setting = gid_setting,
@@ -438,7 +443,7 @@ rdt_status verbs_ports_choose(const verbs_port *ports, size_t count, const char 
     candidate found;
     int wanted_index;
     if (!is_wanted(&self, &ports[i]) || !is_fit(&self, &ports[i])) continue;
-    status = verbs_parse_gid_index(gid_setting, ports[i].device, &wanted_index);
+    status = rdt_verbs_parse_gid_index(gid_setting, ports[i].device, &wanted_index);
     if (status != RDT_OK || !find_address(&self, &ports[i], wanted_index, &found)) continue;
     settle(&self, &best, &found);
   }

@@ -47,7 +47,7 @@ static bool may_touch(uintptr_t start, uintptr_t end, bool write, bool ours) {
   return start >= end;
 }
 
-bool verbs_touch_by_hand(char *start, size_t size, bool write) {
+bool rdt_verbs_touch_by_hand(char *start, size_t size, bool write) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
   int fd;
   uint64_t offset;
@@ -66,7 +66,7 @@ bool verbs_touch_by_hand(char *start, size_t size, bool write) {
 static void populate(char *start, size_t size, bool write) {
   if (madvise(start, size, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) != 0 &&
       errno == EINVAL)
-    verbs_touch_by_hand(start, size, write);
+    rdt_verbs_touch_by_hand(start, size, write);
 }
 
 /* Populating resident pages costs as much as registering them, so this checks first. */
@@ -86,7 +86,7 @@ static void *touch(void *argument) {
   return NULL;
 }
 
-unsigned verbs_pretouch_threads(uint64_t size, unsigned processors) {
+unsigned rdt_verbs_pretouch_threads(uint64_t size, unsigned processors) {
   uint64_t threads = size / BYTES_PER_THREAD;
   if (threads > processors) threads = processors;
   if (threads > MAX_THREADS) threads = MAX_THREADS;
@@ -115,12 +115,12 @@ static void touch_all(piece *pieces, unsigned count) {
     if (started[i]) pthread_join(threads[i], NULL);
 }
 
-void verbs_pretouch(void *address, uint64_t size, bool write) {
+void rdt_verbs_pretouch(void *address, uint64_t size, bool write) {
   piece pieces[MAX_THREADS];
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
   uintptr_t start = (uintptr_t)address & ~(uintptr_t)(page - 1);
   size_t pages = ((uintptr_t)address + size - start + page - 1) / page;
-  unsigned count = verbs_pretouch_threads(pages * page, usable_processors());
+  unsigned count = rdt_verbs_pretouch_threads(pages * page, usable_processors());
   /* Huge pages are faster to fault in, to pin and to translate. This requests them, for machines
    * that give them only on request. They cost no memory, because all of the range becomes
    * resident anyway. */

@@ -17,7 +17,7 @@
 #include "transport/verbs/objects.h"
 #include "transport/verbs/registration.h"
 
-rdt_status verbs_windows_choose(rdt_domain *domain) {
+rdt_status rdt_verbs_windows_choose(rdt_domain *domain) {
   char wanted[8];
   rdt_config_text(RDT_CONFIG_WINDOWS, wanted, sizeof(wanted));
   domain->windows = strcmp(wanted, "off") != 0 && domain->choice.port->limits.windows;
@@ -31,21 +31,21 @@ rdt_status verbs_windows_choose(rdt_domain *domain) {
 
 /* ---- one window ------------------------------------------------------------------------------------ */
 
-rdt_status verbs_window_open(rdt_domain *domain, verbs_window *window) {
+rdt_status rdt_verbs_window_open(rdt_domain *domain, rdt_verbs_window *window) {
   struct ibv_mw *made;
-  rdt_status status = verbs_alloc_mw(domain->pd, &made);
-  if (status == RDT_OK) *window = (verbs_window){made, ibv_inc_rkey(made->rkey)};
+  rdt_status status = rdt_verbs_alloc_mw(domain->pd, &made);
+  if (status == RDT_OK) *window = (rdt_verbs_window){made, ibv_inc_rkey(made->rkey)};
   return status;
 }
 
-void verbs_window_close(verbs_window *window) {
-  if (window->mw && verbs_dealloc_mw(window->mw) != RDT_OK)
+void rdt_verbs_window_close(rdt_verbs_window *window) {
+  if (window->mw && rdt_verbs_dealloc_mw(window->mw) != RDT_OK)
     rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
   window->mw = NULL;
 }
 
-struct ibv_send_wr verbs_window_bind(const verbs_window *window, struct ibv_mr *mr,
-                                     uint32_t access) {
+struct ibv_send_wr rdt_verbs_window_bind(const rdt_verbs_window *window, struct ibv_mr *mr,
+                                         uint32_t access) {
   return (struct ibv_send_wr){
       .opcode = IBV_WR_BIND_MW,
       .bind_mw = {.mw = window->mw,
@@ -53,22 +53,22 @@ struct ibv_send_wr verbs_window_bind(const verbs_window *window, struct ibv_mr *
                   .bind_info = {.mr = mr,
                                 .addr = (uintptr_t)mr->addr,
                                 .length = mr->length,
-                                .mw_access_flags = (unsigned)verbs_remote_access(access)}}};
+                                .mw_access_flags = (unsigned)rdt_verbs_remote_access(access)}}};
 }
 
 /* ---- windows of a region ----------------------------------------------------------------------------- */
 
-rdt_status verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *registration) {
+rdt_status rdt_verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *registration) {
   rdt_domain *domain = endpoint->domain;
-  verbs_grant *grant = calloc(1, sizeof(*grant));
+  rdt_verbs_grant *grant = calloc(1, sizeof(*grant));
   if (!grant) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   rdt_status status = RDT_OK;
   while (grant->count < endpoint->queue_count && status == RDT_OK) {
-    status = verbs_window_open(domain, &grant->windows[grant->count]);
+    status = rdt_verbs_window_open(domain, &grant->windows[grant->count]);
     if (status == RDT_OK) grant->count++;
   }
   if (status != RDT_OK) {
-    for (uint32_t i = 0; i < grant->count; i++) verbs_window_close(&grant->windows[i]);
+    for (uint32_t i = 0; i < grant->count; i++) rdt_verbs_window_close(&grant->windows[i]);
     free(grant);
     return status;
   }
@@ -82,16 +82,16 @@ rdt_status verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *registrati
 }
 
 /* Takes the grant off its endpoint's list. Call it under windows_lock. */
-static void end_grant(verbs_grant *grant) {
+static void end_grant(rdt_verbs_grant *grant) {
   if (!grant->endpoint) return;
-  verbs_grant **link = &grant->endpoint->grants;
+  rdt_verbs_grant **link = &grant->endpoint->grants;
   while (*link != grant) link = &(*link)->next;
   *link = grant->next;
   grant->endpoint = NULL;
-  for (uint32_t i = 0; i < grant->count; i++) verbs_window_close(&grant->windows[i]);
+  for (uint32_t i = 0; i < grant->count; i++) rdt_verbs_window_close(&grant->windows[i]);
 }
 
-void verbs_grant_close(rdt_registration *registration) {
+void rdt_verbs_grant_close(rdt_registration *registration) {
   rdt_domain *domain = registration->domain;
   pthread_mutex_lock(&domain->windows_lock);
   if (registration->grant) end_grant(registration->grant);
@@ -100,10 +100,10 @@ void verbs_grant_close(rdt_registration *registration) {
   pthread_mutex_unlock(&domain->windows_lock);
 }
 
-rdt_status verbs_grant_keys(const rdt_registration *registration, verbs_keys *keys) {
+rdt_status rdt_verbs_grant_keys(const rdt_registration *registration, rdt_verbs_keys *keys) {
   rdt_domain *domain = registration->domain;
   pthread_mutex_lock(&domain->windows_lock);
-  const verbs_grant *grant = registration->grant;
+  const rdt_verbs_grant *grant = registration->grant;
   bool open = grant && grant->endpoint;
   keys->count = open ? grant->count : 0;
   for (uint32_t i = 0; i < keys->count; i++) keys->rkeys[i] = grant->windows[i].rkey;
@@ -113,9 +113,9 @@ rdt_status verbs_grant_keys(const rdt_registration *registration, verbs_keys *ke
 
 /* ---- windows of an endpoint ----------------------------------------------------------------------------- */
 
-void verbs_endpoint_close_windows(rdt_endpoint *endpoint) {
+void rdt_verbs_endpoint_close_windows(rdt_endpoint *endpoint) {
   pthread_mutex_lock(&endpoint->domain->windows_lock);
   while (endpoint->grants) end_grant(endpoint->grants);
   pthread_mutex_unlock(&endpoint->domain->windows_lock);
-  verbs_window_close(&endpoint->inbound.window);
+  rdt_verbs_window_close(&endpoint->inbound.window);
 }
