@@ -239,7 +239,7 @@ static void map_ring(peer *p) {
   if (wire.type == RDT_MESSAGE_ATTACH && fds.count == 2) {
     FUZZ_EXPECT(rdt_memory_map(fds.fd[0], 0, RDT_SHM_RING_DATA_OFFSET + CAPACITY, true,
                                &p->outbound) == RDT_OK);
-    ring_init(&p->to_device, p->outbound, CAPACITY);
+    rdt_shm_ring_init(&p->to_device, p->outbound, CAPACITY);
     p->its_event = dup(fds.fd[1]);
   }
   rdt_fds_close(&fds);
@@ -258,7 +258,7 @@ static void write_ring(peer *p, fuzz_input *input) {
   if (what & 1) {
     uint64_t immediate = fuzz_u64(input);
     const uint8_t *bytes = fuzz_bytes(input, fuzz_u8(input), &size);
-    ring_produce(&p->to_device, immediate, bytes, (uint32_t)size);
+    rdt_shm_ring_produce(&p->to_device, immediate, bytes, (uint32_t)size);
   } else {
     /* The other ring's head is a claim too: credit that we do not have. */
     char *into = what & 2 ? p->inbound : p->outbound;
