@@ -21,7 +21,7 @@ TESTS_PYTHON := PYTHONPATH=$(CURDIR)/tests $(BIN)/python
 
 # What is compiled; Python is used where it lies.
 sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
-c_files = $(shell find csrc tests bench -name '*.c' -o -name '*.h' -o -name '*.cc')
+c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 .PHONY: help build demo test chaos conformance docs site lint bench bench-quick bench-api bench-verbs asan tsan \
         aarch64 fuzz soak failure-table format wheel dist clean
@@ -216,5 +216,5 @@ site: $(VENV)/.packages
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
-	rm -f rdmatensor/*.so rdmatensor/*.layout rdmatensor/_build_info.json
+	rm -f rdmatensor/*.so rdmatensor/*.so.* rdmatensor/*.layout rdmatensor/_build_info.json
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

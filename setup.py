@@ -147,7 +147,7 @@ class BuildWithCMake(build_ext):
     def put_beside_sources(self, tree: Path) -> None:
         package = ROOT / "rdmatensor"
         # Removed, not overwritten: a process may have them loaded.
-        for pattern in ("*.so", "*.layout", "_build_info.json"):
+        for pattern in ("*.so", "*.so.*", "*.layout", "_build_info.json"):
             for old in package.glob(pattern):
                 old.unlink()
         for product in (tree / "rdmatensor").iterdir():

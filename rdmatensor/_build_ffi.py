@@ -65,9 +65,8 @@ def ffibuilder() -> FFI:
         "rdmatensor._ffi",
         '#include "rdmatensor.h"\n' + MORE_SOURCE,
         include_dirs=[str(INCLUDE)],
-        libraries=["rdmatensor"],
         # The library is installed beside the module; the TensorFlow plugin links the same file.
-        extra_link_args=["-Wl,-rpath,$ORIGIN"],
+        extra_link_args=["-l:librdmatensor.so.0", "-Wl,-rpath,$ORIGIN"],
         # Some Pythons were built with -g and hand that on; debug information names the folders of the build,
         # and two builds would differ.
         extra_compile_args=["-O2", "-g0"],

@@ -3,7 +3,6 @@
 
 #include <ctype.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +10,7 @@
 
 #include "base/faults.h"
 #include "base/log.h"
-#include "base/status.h"
+#include "base/text.h"
 
 #define VALUE_SIZE 256
 
@@ -43,9 +42,6 @@ static char default_texts[RDT_CONFIG_COUNT][24], ranges[RDT_CONFIG_COUNT][64];
 static char environment_error[512];
 static pthread_mutex_t config_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t config_once = PTHREAD_ONCE_INIT;
-/* Apart from the table, because every log call asks for it. */
-static _Atomic rdt_log_level log_level = RDT_LOG_INFO;
-static atomic_bool log_json;
 
 /* "64", "64K", "64KiB", "2G": a whole number with an optional binary suffix. */
 static int parse_number(const char *text, uint64_t *number) {
@@ -64,16 +60,16 @@ static int parse_number(const char *text, uint64_t *number) {
   return 1;
 }
 
-static int is_choice(const char *choices, const char *text) {
-  size_t length = strlen(text);
-  for (const char *at = choices; *at; at += strcspn(at, "|"), at += *at == '|')
-    if (strcspn(at, "|") == length && strncmp(at, text, length) == 0) return 1;
-  return 0;
-}
-
 static rdt_log_level level_from(const char *text) {
   static const char initials[] = "ewid";
   return (rdt_log_level)(strchr(initials, text[0]) - initials);
+}
+
+/* The log does not read settings; this passes them on. */
+static void configure_log(void) {
+  const char *level = values[RDT_CONFIG_LOG_LEVEL].text,
+             *format = values[RDT_CONFIG_LOG_FORMAT].text;
+  if (*level) rdt_log_configure(level_from(level), strcmp(format, "json") == 0);
 }
 
 /* Checks `text` against the row and puts it in force. */
@@ -86,15 +82,14 @@ static rdt_status assign(rdt_config_id id, const char *text) {
       (!parse_number(text, &number) || number < row->minimum || number > row->maximum))
     return rdt_fail(RDT_ERR_RANGE, "%s%s is \"%s\": give a whole number in %s", RDT_ENV_PREFIX,
                     row->name, text, ranges[id]);
-  if (row->kind == CHOICE && !is_choice(row->choices, text))
+  if (row->kind == CHOICE && !rdt_text_lists(row->choices, '|', text))
     return rdt_fail(RDT_ERR_RANGE, "%s%s is \"%s\": choose one of %s", RDT_ENV_PREFIX, row->name,
                     text, row->choices);
   rdt_status status = id == RDT_CONFIG_FAULTS ? rdt_faults_set(text) : RDT_OK;
   if (status != RDT_OK) return status;
   snprintf(values[id].text, VALUE_SIZE, "%s", text);
   values[id].number = number;
-  if (id == RDT_CONFIG_LOG_LEVEL) atomic_store(&log_level, level_from(text));
-  if (id == RDT_CONFIG_LOG_FORMAT) atomic_store(&log_json, strcmp(text, "json") == 0);
+  if (id == RDT_CONFIG_LOG_LEVEL || id == RDT_CONFIG_LOG_FORMAT) configure_log();
   return RDT_OK;
 }
 
@@ -135,7 +130,7 @@ static rdt_status unknown_name(const char *name) {
                   nearest_name(name));
 }
 
-/* Variables of the lab, the build and the tests are not settings. */
+/* The lab, the build and the tests have variables of their own, which are no settings. */
 static bool is_others(const char *name) {
   const char *const prefixes[] = {"LAB_", "BUILD_", "TEST_"};
   for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++)
@@ -143,16 +138,13 @@ static bool is_others(const char *name) {
   return false;
 }
 
-/* A misspelt variable would otherwise be a setting that silently has no effect. */
-static void warn_of_unknown_variables(void) {
+void rdt_config_unknown_variables(void (*found)(const char *name, const char *nearest)) {
   for (char **variable = environ; variable && *variable; variable++) {
     char name[64];
     if (strncmp(*variable, RDT_ENV_PREFIX, strlen(RDT_ENV_PREFIX)) != 0) continue;
     const char *start = *variable + strlen(RDT_ENV_PREFIX);
     snprintf(name, sizeof(name), "%.*s", (int)smaller(strcspn(start, "="), 63), start);
-    if (find_row(name) < 0 && !is_others(name))
-      rdt_log(RDT_LOG_WARN, "%s%s is not a setting; the nearest is %s%s", RDT_ENV_PREFIX, name,
-              RDT_ENV_PREFIX, nearest_name(name));
+    if (find_row(name) < 0 && !is_others(name)) found(name, nearest_name(name));
   }
 }
 
@@ -178,9 +170,7 @@ static void load(void) {
 static void load_once(void) { pthread_once(&config_once, load); }
 
 rdt_status rdt_config_check(void) {
-  static atomic_flag warned = ATOMIC_FLAG_INIT;
   load_once();
-  if (!atomic_flag_test_and_set(&warned)) warn_of_unknown_variables();
   return environment_error[0] ? rdt_fail(RDT_ERR_RANGE, "%s", environment_error) : RDT_OK;
 }
 
@@ -199,14 +189,10 @@ void rdt_config_text(rdt_config_id id, char *value, size_t size) {
   pthread_mutex_unlock(&config_lock);
 }
 
-rdt_log_level rdt_config_log_level(void) {
+/* Callers outside the library may log before anything has read a setting. */
+void rdt_log_line(rdt_log_level level, const char *line) {
   load_once();
-  return atomic_load_explicit(&log_level, memory_order_relaxed);
-}
-
-bool rdt_config_log_json(void) {
-  load_once();
-  return atomic_load_explicit(&log_json, memory_order_relaxed);
+  rdt_log_write(level, line);
 }
 
 size_t rdt_config_count(void) { return RDT_CONFIG_COUNT; }

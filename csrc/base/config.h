@@ -8,9 +8,7 @@
 
 #include <stdbool.h>
 
-#include "rdmatensor.h"
-
-#define RDT_ENV_PREFIX "RDMATENSOR_"
+#include "base/status.h"
 
 #define RDT_KIB 1024ull
 #define RDT_MIB (1024ull * 1024)
@@ -160,10 +158,11 @@ typedef enum rdt_config_id {
 uint64_t rdt_config_number(rdt_config_id id);
 /* Copies the text in force of any row, cut to `size`. Thread-safe. */
 void rdt_config_text(rdt_config_id id, char *value, size_t size);
-/* RDT_ERR_RANGE naming the first environment variable whose value was refused. */
+/* Returns RDT_ERR_RANGE, which names the variable, if the environment has a value that was
+ * refused. */
 rdt_status rdt_config_check(void);
-rdt_log_level rdt_config_log_level(void);
-/* True if LOG_FORMAT is json. */
-bool rdt_config_log_json(void);
+/* Calls `found` with each variable of the environment that looks like a setting and is none, and with the name of
+ * the setting nearest to it: a misspelt variable would otherwise have no effect, silently. */
+void rdt_config_unknown_variables(void (*found)(const char *name, const char *nearest));
 
 #endif

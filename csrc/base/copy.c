@@ -14,14 +14,15 @@
 #define LINE ((size_t)64)
 #define PAGE ((size_t)4096)
 #define SIDE_BY_SIDE ((size_t)8) /* pages */
-#define AHEAD 512 /* bytes that are on their way from memory while others are copied */
+#define AHEAD 512                /* bytes to prefetch while others are copied */
 #define USUAL_CACHE ((size_t)32 << 20)
 #define MOST_CACHE ((size_t)64 << 20)
 
 #if defined(__x86_64__)
 #define INLINE static inline __attribute__((always_inline))
 
-/* AMD's read fastest what they need not keep; on Intel's the same hint halves the speed of the whole copy. */
+/* AMD processors read fastest with a hint not to cache; on Intel processors that hint halves the
+ * speed of the whole copy. */
 INLINE void read_soon(const char *line, bool amd) {
   if (amd)
     _mm_prefetch(line, _MM_HINT_NTA);
@@ -34,7 +35,8 @@ INLINE void stream_line(char *to, const char *from) {
     _mm_stream_si128((void *)(to + i), _mm_loadu_si128((const void *)(from + i)));
 }
 
-/* The processor looks ahead in each page by itself: in several at once it keeps more reads under way. */
+/* The processor prefetches within each page by itself. Copying in several pages at once keeps
+ * more reads in flight. */
 INLINE void stream_pages(char *to, const char *from, bool amd) {
   for (size_t i = 0; i < PAGE; i += 2 * LINE) {
     for (size_t at = i; at < SIDE_BY_SIDE * PAGE; at += PAGE) {
@@ -46,8 +48,9 @@ INLINE void stream_pages(char *to, const char *from, bool amd) {
   }
 }
 
-/* AMD's take reads for reads of what was just written where the last 12 bits of the addresses are the same: side by
- * side that costs most of the speed, in sequence nothing. */
+/* AMD processors compare only the last 12 bits of addresses to find reads of what was just
+ * written. Where these bits are equal, copying side by side loses most of the speed; copying in
+ * sequence loses none. */
 static bool too_alike(const char *to, const char *from) {
   const size_t apart = ((uintptr_t)to - (uintptr_t)from) % PAGE;
   return apart < 8 * LINE || apart > PAGE - 8 * LINE;
@@ -55,7 +58,7 @@ static bool too_alike(const char *to, const char *from) {
 
 INLINE void stream(char *to, const char *from, size_t size, bool amd) {
   const char *const end = from + size;
-  /* Lines that are not written as a whole are read first. */
+  /* A cache line that is not written as a whole is read first. */
   const size_t gap = -(uintptr_t)to % LINE, head = gap < size ? gap : size;
   memcpy(to, from, head);
   to += head, from += head;
@@ -77,14 +80,16 @@ void rdt_stream(void *to, const void *from, size_t size) {
 
 void rdt_stream_end(void) { _mm_sfence(); }
 
-/* What C libraries copy by one instruction (rep movsb), from 2 KB on up to a second-level cache, AMD's Zen 3 and 4
- * copy at a twentieth of the speed where the target begins less than half a line after the source, seen within their
- * pages. So numpy's large arrays lie to regions. */
+/* C libraries copy 2 KB and more, up to the size of the second-level cache, by one instruction
+ * (rep movsb). AMD's Zen 3 and 4 run it at a twentieth of the speed if the target's offset in
+ * its page is less than half a line above the source's. Large numpy arrays and regions have such
+ * offsets. */
 static bool trails(const char *to, const char *from) {
   return ((uintptr_t)to - (uintptr_t)from) % PAGE - 1 < LINE / 2 - 1;
 }
 
-/* Reads a line before it writes one: reads that follow a write to a like address wait for it. */
+/* Reads a line before it writes one, because a read waits for an earlier write to a similar
+ * address. */
 static void copy_line(char *to, const char *from) {
   const __m128i a = _mm_loadu_si128((const void *)from);
   const __m128i b = _mm_loadu_si128((const void *)(from + 16));
@@ -122,7 +127,7 @@ void rdt_copy(void *to, const void *from, size_t size, size_t streamed) {
   rdt_stream_end();
 }
 
-/* What sysconf says is on some processors the sum of several caches, of which a thread has one. */
+/* On some processors sysconf returns the sum of several caches, of which one thread uses one. */
 static size_t last_cache(void) {
   size_t kilobytes = 0;
   FILE *file = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "re");

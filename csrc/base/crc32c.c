@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * CRC32C, the polynomial of Castagnoli as in RFC 3720. Where the processor has an instruction for it, three
- * streams run side by side, because it takes three cycles but one can be begun in each (Gopal et al.,
- * "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction", Intel, 2011). Elsewhere by tables,
+ * CRC32C (RFC 3720). Where the processor has an instruction for it, three streams run side by
+ * side: the instruction takes three cycles, but one can start in each (Gopal et al., "Fast CRC
+ * Computation for iSCSI Polynomial Using CRC32 Instruction", Intel, 2011). Elsewhere by tables,
  * eight bytes at a time (Kounavis and Berry, "A Systematic Approach to Building High Performance
- * Software-based CRC Generators", ISCC 2005).
- *
- * Registers are reflected: bit 31 is the coefficient of x^0.
+ * Software-based CRC Generators", ISCC 2005). Registers are reflected: bit 31 is the coefficient
+ * of x^0.
  */
 #include "base/crc32c.h"
 
@@ -17,7 +16,7 @@
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #define INSTRUCTION __attribute__((target("sse4.2")))
-#define ADD_WORD(crc, word) _mm_crc32_u64(crc, word) /* of 64 bits: no moves between two */
+#define ADD_WORD(crc, word) _mm_crc32_u64(crc, word) /* 64 bits wide, to avoid moves between two */
 #define ADD_BYTE(crc, byte) _mm_crc32_u8(crc, byte)
 #elif defined(__aarch64__)
 #include <arm_acle.h>
@@ -31,7 +30,7 @@
 #define X0 0x80000000u
 #define X8 0x00800000u
 
-/* Bytes of each of three streams; powers of two. */
+/* The number of bytes in each of three streams; powers of two. */
 #define LONG 8192
 #define SHORT 256
 
@@ -82,7 +81,8 @@ static uint32_t shift(shift_table table, uint32_t crc) {
          table[3][crc >> 24];
 }
 
-/* Whole blocks of three streams of `length` bytes; what is left of the data is in *at and *size. */
+/* Processes whole blocks of three streams of `length` bytes, and moves *at and *size behind
+ * them. */
 INSTRUCTION static inline uint32_t three_streams(uint32_t crc, const uint8_t **at, uint64_t *size,
                                                  uint64_t length, shift_table by_length) {
   for (; *size >= 3 * length; *at += 3 * length, *size -= 3 * length) {

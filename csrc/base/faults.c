@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/config.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/text.h"
 
 #define LONGEST_MS 600000
 
@@ -24,7 +24,7 @@ static const struct {
 
 typedef struct fault_rate {
   double probability;
-  uint64_t only; /* the one occasion, counted from 1; 0: by probability */
+  uint64_t only; /* the number of the only occasion, counted from 1; 0 if probability decides */
   int64_t lasts_us;
 } fault_rate;
 
@@ -33,7 +33,7 @@ typedef struct fault_plan {
   fault_rate rates[RDT_FAULT_KINDS];
 } fault_plan;
 
-/* Read by any thread while it is replaced: for a moment some kinds may be as before. */
+/* Threads read this while it is replaced, so for a moment some kinds may have their old values. */
 static _Atomic uint64_t seed;
 static struct {
   _Atomic double probability;
@@ -93,15 +93,13 @@ static rdt_status malformed(const char *item) {
 
 static rdt_status unknown_kind(const char *word) {
   char known[256] = "";
-  for (int i = 0; i < RDT_FAULT_KINDS; i++) {
-    size_t used = strlen(known);
-    snprintf(known + used, sizeof(known) - used, "%s%s", i ? ", " : "", kinds[i].word);
-  }
+  for (int i = 0; i < RDT_FAULT_KINDS; i++)
+    rdt_text_append(known, sizeof(known), "%s%s", i ? ", " : "", kinds[i].word);
   return rdt_fail(RDT_ERR_RANGE, "%sFAULTS: there is no fault \"%s\"; choose from %s",
                   RDT_ENV_PREFIX, word, known);
 }
 
-/* "KIND=RATE[:TIME]"; takes `item` apart. */
+/* Parses "KIND=RATE[:TIME]", and writes into `item` as it does. */
 static rdt_status parse_item(fault_plan *plan, char *item) {
   char whole[256];
   snprintf(whole, sizeof(whole), "%s", item);
@@ -123,8 +121,7 @@ static rdt_status parse_item(fault_plan *plan, char *item) {
 static rdt_status parse(fault_plan *plan, const char *text) {
   char item[256];
   for (int i = 0; i < RDT_FAULT_KINDS; i++) plan->rates[i].lasts_us = kinds[i].lasts_ms * 1000;
-  for (const char *at = text; *at; at += strcspn(at, ","), at += *at == ',') {
-    snprintf(item, sizeof(item), "%.*s", (int)strcspn(at, ","), at);
+  for (const char *at = text; rdt_text_next(&at, item, sizeof(item));) {
     rdt_status status = parse_item(plan, item);
     if (status != RDT_OK) return status;
   }
@@ -147,7 +144,8 @@ rdt_status rdt_faults_set(const char *text) {
 
 /* ---- chance ----------------------------------------------------------------------------------------- */
 
-/* SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): its n-th number without those before it. */
+/* The n-th number of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), without computing those
+ * before it. */
 static uint64_t mix(uint64_t n) {
   uint64_t z = (n + 1) * 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;

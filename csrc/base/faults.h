@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which faults the setting FAULTS asks for, and when: "seed=7,post=0.01,delay=0.1:5ms,break=#40". A kind of
- * fault is asked for with a probability, or as #n for the n-th time only. Whether the n-th occasion of a kind
- * has its fault depends on the seed, the kind and n alone, so a run that does the same again meets the
- * same faults.
+ * The faults that the setting FAULTS injects, as in "seed=7,post=0.01,delay=0.1:5ms,break=#40".
+ * Each kind of fault has a probability, or #n for the n-th occasion only. Whether the n-th
+ * occasion has a fault depends only on the seed, the kind and n, so a run that repeats another
+ * meets the same faults.
  */
 #ifndef RDT_BASE_FAULTS_H
 #define RDT_BASE_FAULTS_H
@@ -13,7 +13,7 @@
 
 #include "rdmatensor.h"
 
-/* KIND(name, word, milliseconds that it lasts unless given, or 0 for kinds that do not last) */
+/* KIND(name, word, default duration in milliseconds, or 0 for kinds without a duration) */
 #define RDT_FAULT_TABLE(KIND)                                                             \
   KIND(POST, "post", 0)         /* a write or read is refused: memory cannot be pinned */ \
   KIND(FAIL, "fail", 0)         /* one completes with an error, which ends the channel */ \
@@ -40,16 +40,17 @@ typedef enum rdt_fault_kind {
       RDT_FAULT_KINDS
 } rdt_fault_kind;
 
-/* Puts the setting's new text in force, at once and for the whole process; counting begins anew. RDT_ERR_RANGE
- * with what is wrong with it: then nothing changes. Not from two threads at a time. */
+/* Applies the setting's new text at once to the whole process, and restarts the counts. Returns
+ * RDT_ERR_RANGE and changes nothing if the text is malformed. Not thread-safe. */
 rdt_status rdt_faults_set(const char *text);
-/* Are there any? Devices that are opened then have their transports wrapped. */
+/* Reports whether any faults are configured. A device that opens then wraps its transports. */
 bool rdt_faults_wanted(void);
-/* Does this occasion have its fault? Counted, and logged at DEBUG as having happened to `whom`. */
+/* Reports whether this occasion has a fault. A fault is counted, and logged at DEBUG with
+ * `whom`. */
 bool rdt_fault_happens(rdt_fault_kind kind, const char *whom);
-/* Are there faults of this kind? */
+/* Reports whether faults of this kind are configured. */
 bool rdt_fault_possible(rdt_fault_kind kind);
-/* How long those of this kind last. */
+/* Returns how long a fault of this kind lasts. */
 int64_t rdt_fault_us(rdt_fault_kind kind);
 
 #endif

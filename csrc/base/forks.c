@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 static atomic_uint epoch;
-/* Held across fork, so that a child finds no socket open that is not marked. */
+/* Held across fork, so that a child inherits no socket that is not in the list. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool *marked; /* by descriptor: a child closes it */
+static bool *marked; /* indexed by descriptor: a child closes these */
 static size_t marks;
 
 static void before_fork(void) { pthread_mutex_lock(&lock); }
@@ -49,7 +49,7 @@ static bool make_room(size_t wanted) {
   return true;
 }
 
-/* Under lock, as is what made `fd`. */
+/* Call it under the lock under which `fd` was created. */
 static int mark(int fd) {
   if (fd < 0) return fd;
   if (make_room((size_t)fd + 1)) {
@@ -79,7 +79,7 @@ void rdt_forks_close(int fd) {
   if (fd < 0) return;
   pthread_mutex_lock(&lock);
   if ((size_t)fd < marks) marked[fd] = false;
-  shutdown(fd, SHUT_RDWR); /* a child that comes before the close hides nothing from the peer */
+  shutdown(fd, SHUT_RDWR); /* ends the stream even if a child still holds a copy */
   pthread_mutex_unlock(&lock);
-  close(fd); /* which may block: not under a lock that each fork needs */
+  close(fd); /* may block, and every fork needs the lock */
 }

@@ -8,23 +8,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "base/forks.h"
+#include "base/random.h"
 #include "base/status.h"
+#include "base/wait.h"
 
-#ifndef SO_PASSRIGHTS /* as of Linux 6.16 */
+#ifndef SO_PASSRIGHTS /* since Linux 6.16 */
 #define SO_PASSRIGHTS 83
 #endif
 #define BACKLOG 128
 #define SOCKET_FILE "socket"
 #define FOLDER_PREFIX "rdmatensor-"
 
-/* Where folders with sockets are made: the first that can be written to. */
+/* Folders with sockets are created in the first of these that is writable. */
 static const char *const places[] = {"/tmp/", "/dev/shm/"};
 #define PLACES (sizeof(places) / sizeof(places[0]))
 
@@ -38,7 +39,8 @@ static unsigned long read_number(const char *path, unsigned long otherwise) {
   return number;
 }
 
-/* Has every user of the system a number of its own here? It has, but in user namespaces. */
+/* Reports whether every user of the system has a number of its own here, which user namespaces
+ * do not guarantee. */
 static bool knows_all_users(void) {
   unsigned long first = 1, count = 0;
   FILE *file = fopen("/proc/self/uid_map", "re");
@@ -47,7 +49,7 @@ static bool knows_all_users(void) {
   return read && first == 0 && count >= UINT32_MAX;
 }
 
-/* Descriptors may come, or, where the kernel can tell senders, not. */
+/* Lets a socket receive descriptors, or, where the kernel supports it, refuse them. */
 static bool let_descriptors(int socket, int whether) {
   int now = !whether;
   socklen_t length = sizeof(now);
@@ -95,7 +97,7 @@ static socklen_t abstract_address(struct sockaddr_un *to, const char *name) {
   return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
 }
 
-/* By the descriptor of its folder, which cannot become another one meanwhile. */
+/* Names the socket relative to the descriptor of its folder, which nobody can replace meanwhile. */
 static socklen_t file_address(struct sockaddr_un *to, int folder) {
   memset(to, 0, sizeof(*to));
   to->sun_family = AF_UNIX;
@@ -103,7 +105,8 @@ static socklen_t file_address(struct sockaddr_un *to, int folder) {
   return (socklen_t)sizeof(*to);
 }
 
-/* The folder of a name such as "/tmp/rdmatensor-xxxxxx/socket", as it came from a peer; false for other names. */
+/* Extracts the folder of a peer's name such as "/tmp/rdmatensor-xxxxxx/socket". Returns false
+ * for other names. */
 static bool folder_of(const char *name, char folder[RDT_LOCAL_NAME_SIZE]) {
   for (size_t i = 0; i < PLACES; i++) {
     size_t start = strlen(places[i]);
@@ -118,7 +121,7 @@ static bool folder_of(const char *name, char folder[RDT_LOCAL_NAME_SIZE]) {
   return false;
 }
 
-/* RDT_ERR_REFUSED unless it is a folder of our user that nobody else can enter. */
+/* Returns RDT_ERR_REFUSED unless this is a folder of our user that nobody else can enter. */
 static rdt_status open_folder(const char *path, int *folder) {
   struct stat found;
   *folder = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -143,8 +146,8 @@ static rdt_status open_folder(const char *path, int *folder) {
 static rdt_status listen_abstract(int socket, char name[RDT_LOCAL_NAME_SIZE]) {
   struct sockaddr_un to;
   uint64_t random[2];
-  if (getrandom(random, sizeof(random), 0) != sizeof(random))
-    return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  rdt_status status = rdt_random(random, sizeof(random));
+  if (status != RDT_OK) return status;
   snprintf(name, RDT_LOCAL_NAME_SIZE, FOLDER_PREFIX "%016llx%016llx", (unsigned long long)random[0],
            (unsigned long long)random[1]);
   socklen_t length = abstract_address(&to, name);
@@ -205,7 +208,8 @@ void rdt_local_unlisten(const char *name, int socket) {
 
 /* ---- Connecting ----------------------------------------------------------------------------------- */
 
-/* The address for a name; *folder is what has to be open while it is used, or -1. */
+/* Finds the address for a name. *folder must stay open while the address is used, unless it is
+ * -1. */
 static rdt_status find(const char *name, int socket, struct sockaddr_un *to, socklen_t *length,
                        int *folder) {
   char path[RDT_LOCAL_NAME_SIZE];
@@ -232,7 +236,7 @@ static rdt_status dial(int socket, const struct sockaddr_un *to, socklen_t lengt
     /* The peer's backlog is full for the moment; there is no event to wait for. */
     if (error == EAGAIN && rdt_deadline_left(deadline) > 0) {
       rdt_deadline soon = rdt_now_ms() + 1;
-      rdt_status status = rdt_net_wait(-1, 0, soon < deadline ? soon : deadline, "connecting");
+      rdt_status status = rdt_wait_ready(-1, 0, soon < deadline ? soon : deadline, "connecting");
       if (status != RDT_ERR_DEADLINE) return status;
       continue;
     }

@@ -2,16 +2,18 @@
 #include "base/log.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "base/config.h"
+static _Atomic rdt_log_level least_severe = RDT_LOG_INFO;
+static atomic_bool as_json;
 
 static const char *const level_names[] = {"ERROR", "WARN", "INFO", "DEBUG"};
 static const char *const json_levels[] = {"error", "warn", "info", "debug"};
-/* What a line may begin with, to say what part of the program it is of; all others are the core's. */
+/* The prefixes that name the component a line comes from. Lines without one come from the core. */
 static const char *const components[] = {"tensorflow", "plan", "verbs", "metrics"};
 
 #define JSON_SIZE 8192
@@ -22,7 +24,7 @@ typedef struct {
   size_t size;
 } json_line;
 
-/* All of `text` or, where it would leave no room for the line's end, nothing. */
+/* Appends all of `text`, or nothing if no room would remain for the end of the line. */
 static int put(json_line *line, const char *text, size_t size) {
   if (size > sizeof(line->text) - sizeof(json_end) - line->size) return 0;
   memcpy(line->text + line->size, text, size);
@@ -30,7 +32,8 @@ static int put(json_line *line, const char *text, size_t size) {
   return 1;
 }
 
-/* Bytes of the UTF-8 character at `text`, which ends with a zero; 0 if there is none. RFC 3629, section 4. */
+/* Returns the length of the UTF-8 character at `text`, which is zero-terminated, or 0 if it is
+ * none. RFC 3629, section 4. */
 static size_t utf8_size(const unsigned char *text) {
   unsigned char first = text[0], low = 0x80, high = 0xbf;
   if (first < 0x80) return 1;
@@ -46,7 +49,7 @@ static size_t utf8_size(const unsigned char *text) {
   return size;
 }
 
-/* Lines quote peers, who may send any bytes. RFC 8259, section 7. */
+/* Escapes the text, because lines quote peers, who may send any bytes. RFC 8259, section 7. */
 static void put_quoted(json_line *line, const char *text) {
   for (const unsigned char *at = (const unsigned char *)text; *at;) {
     size_t size = utf8_size(at);
@@ -63,7 +66,7 @@ static void put_quoted(json_line *line, const char *text) {
   }
 }
 
-/* One object per line: time (UTC, RFC 3339), level, pid, component, message. */
+/* Writes one object per line: time (UTC, RFC 3339), level, pid, component, message. */
 static void write_json(rdt_log_level level, const char *text) {
   json_line line = {.size = 0};
   const char *component = "core";
@@ -86,13 +89,13 @@ static void write_json(rdt_log_level level, const char *text) {
   put(&line, head, (size_t)length);
   put_quoted(&line, text);
   memcpy(line.text + line.size, json_end, sizeof(json_end));
-  /* In one piece, so that lines of several threads and processes stay whole. */
+  /* One call per line, so that lines of several threads and processes stay whole. */
   fputs(line.text, stderr);
 }
 
 static void write_to_stderr(void *context, rdt_log_level level, const char *line) {
   (void)context;
-  if (rdt_config_log_json())
+  if (atomic_load_explicit(&as_json, memory_order_relaxed))
     write_json(level, line);
   else
     fprintf(stderr, "rdmatensor: %s: %s\n", level_names[level], line);
@@ -106,8 +109,14 @@ void rdt_log_set_sink(rdt_log_fn sink, void *context) {
   log_sink = sink ? sink : write_to_stderr;
 }
 
-void rdt_log_line(rdt_log_level level, const char *line) {
-  if (level >= RDT_LOG_ERROR && level <= RDT_LOG_DEBUG && level <= rdt_config_log_level())
+void rdt_log_configure(rdt_log_level level, bool json) {
+  atomic_store(&least_severe, level);
+  atomic_store(&as_json, json);
+}
+
+void rdt_log_write(rdt_log_level level, const char *line) {
+  if (level >= RDT_LOG_ERROR && level <= RDT_LOG_DEBUG &&
+      level <= atomic_load_explicit(&least_severe, memory_order_relaxed))
     log_sink(log_context, level, line);
 }
 
@@ -117,5 +126,5 @@ void rdt_log(rdt_log_level level, const char *format, ...) {
   va_start(args, format);
   vsnprintf(line, sizeof(line), format, args);
   va_end(args);
-  rdt_log_line(level, line);
+  rdt_log_write(level, line);
 }

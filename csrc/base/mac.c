@@ -15,9 +15,10 @@
 
 #include "base/status.h"
 
-#define BLOCK 64 /* of SHA-256 */
+#define BLOCK 64 /* bytes of a block of SHA-256 */
 
-/* Of OpenSSL 3, 4 and 1.1; the declarations are the same. What most programs have loaded already comes first. */
+/* OpenSSL 3, 4 and 1.1 have the same declarations. The version that most programs have already
+ * loaded comes first. */
 static const char *const libraries[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
 
 static struct {
@@ -32,7 +33,7 @@ static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
 /* ---- HMAC ---------------------------------------------------------------------------------------- */
 
-/* SHA-256 of two pieces. */
+/* Computes the SHA-256 of two pieces. */
 static bool hash(const void *first, size_t first_size, const void *second, size_t second_size,
                  uint8_t out[RDT_MAC_SIZE]) {
   alignas(16) uint8_t state[256]; /* SHA256_CTX has 112 bytes */
@@ -99,7 +100,7 @@ static bool is_usable(void *library) {
          find(library, "CRYPTO_memcmp", &crypto.compare) && knows_the_answer();
 }
 
-/* Takes the first one that works: OpenSSL can be built without the functions that it advises against. */
+/* Takes the first library that works: OpenSSL can be built without its deprecated functions. */
 static void load(void) {
   bool found = false;
   for (size_t i = 0; i < sizeof(libraries) / sizeof(libraries[0]); i++) {

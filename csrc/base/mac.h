@@ -13,12 +13,13 @@
 
 #define RDT_MAC_SIZE 32
 
-/* RDT_ERR_UNSUPPORTED if there is no usable libcrypto; the text names the package. Thread-safe. */
+/* Opens libcrypto. Returns RDT_ERR_UNSUPPORTED, and names the package, if none is usable.
+ * Thread-safe. */
 rdt_status rdt_mac_load(void);
-/* The code of `data` under `key`. Needs rdt_mac_load first. Thread-safe. */
+/* Computes the authentication code of `data` under `key`. Call rdt_mac_load first. Thread-safe. */
 rdt_status rdt_mac(const void *key, size_t key_size, const void *data, size_t size,
                    uint8_t mac[RDT_MAC_SIZE]);
-/* Takes the same time wherever they differ. Needs rdt_mac_load first. */
+/* Compares in constant time. Call rdt_mac_load first. */
 bool rdt_mac_equal(const uint8_t a[RDT_MAC_SIZE], const uint8_t b[RDT_MAC_SIZE]);
 
 #endif

@@ -19,13 +19,13 @@ typedef struct block {
   struct block *next;
   char *address;
   size_t size;
-  int fd; /* -1 in a forked child: there the block is memory of its own */
+  int fd; /* -1 in a forked child, where the block is private memory */
 } block;
 
 static block *blocks;
 static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Held across fork, so that the child finds the list whole. */
+/* Held across fork, so that the child finds a consistent list. */
 static void before_fork(void) { pthread_mutex_lock(&blocks_lock); }
 static void after_fork(void) { pthread_mutex_unlock(&blocks_lock); }
 
@@ -33,7 +33,7 @@ static void after_fork(void) { pthread_mutex_unlock(&blocks_lock); }
  * mapping of the same file copies a page when the child first writes to it. Without memory to promise, the
  * child may only read. A mapping that registration hid from children (ibv_fork_init) is there again. */
 static void make_private(block *each) {
-  if (each->fd < 0) return; /* private in the parent already: fork copies it as any memory */
+  if (each->fd < 0) return; /* already private in the parent, so fork copies it */
   int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED;
   if (mmap(each->address, each->size, PROT_READ | PROT_WRITE, flags, each->fd, 0) == MAP_FAILED &&
       mmap(each->address, each->size, PROT_READ, flags, each->fd, 0) == MAP_FAILED)
@@ -55,7 +55,7 @@ static size_t round_to_pages(size_t size) {
 }
 
 static rdt_status map_shared(int fd, uint64_t offset, size_t size, int protection, void **address) {
-  /* NORESERVE: an arena is sized for the machine and touched only where it is used. */
+  /* NORESERVE, because an arena is sized for the machine and touched only where it is used. */
   void *mapped = mmap(NULL, size, protection, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
   if (mapped == MAP_FAILED) {
     rdt_fail_errno(errno, "cannot map %zu bytes of shared memory", size);
@@ -168,7 +168,7 @@ rdt_status rdt_memory_map(int fd, uint64_t offset, size_t size, bool writable, v
   if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &file) != 0 ||
       (uint64_t)file.st_size < size || (uint64_t)file.st_size - size < offset)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent shared memory that is unsealed or too small");
-  /* Touching huge pages faults when the machine has none left. */
+  /* Touching a huge page faults if the machine has none left. */
   if (fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent shared memory of an unknown kind");
   return map_shared(fd, offset, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, address);

@@ -9,16 +9,16 @@
 
 #include "rdmatensor.h"
 
-/* Creates a zero-filled memfd of `size` bytes whose size is sealed, so that no holder can shrink it
- * under a mapping (that would be SIGBUS), and maps it. The caller owns both. */
+/* Creates and maps a zero-filled memfd of `size` bytes. Its size is sealed, so that no holder
+ * can shrink it under a mapping, which would raise SIGBUS. The caller owns both. */
 rdt_status rdt_memory_create(size_t size, int *fd, void **address);
-/* The memfd and offset behind [address, address + size), which must lie in one rdt_memory_alloc block:
- * else RDT_ERR_UNSUPPORTED. The descriptor stays the block's. */
+/* Finds the memfd and offset behind [address, address + size). Returns RDT_ERR_UNSUPPORTED
+ * unless the range lies in one block of rdt_memory_alloc. The block keeps the descriptor. */
 rdt_status rdt_memory_find(const void *address, size_t size, int *fd, uint64_t *offset);
-/* A new descriptor for the same memfd that cannot be mapped writable. */
+/* Opens another descriptor of the memfd, which cannot be mapped writable. */
 rdt_status rdt_memory_reopen_readonly(int fd, int *readonly_fd);
-/* Maps a part of a peer's memfd, from a page's start, after checking that it is one, sealed, and long
- * enough. */
+/* Maps a part of a peer's memfd, starting at a page, after checking that it is a sealed memfd
+ * and long enough. */
 rdt_status rdt_memory_map(int fd, uint64_t offset, size_t size, bool writable, void **address);
 
 #endif

@@ -16,6 +16,7 @@
 #include "base/forks.h"
 #include "base/resolve.h"
 #include "base/status.h"
+#include "base/wait.h"
 
 void rdt_fds_close(rdt_fds *fds) {
   while (fds->count > 0) close(fds->fd[--fds->count]);
@@ -36,28 +37,13 @@ rdt_status rdt_fds_check(const rdt_fds *fds) {
                    : RDT_OK;
 }
 
-static _Thread_local int interrupt = -1;
-
-void rdt_net_interrupt_by(int fd) { interrupt = fd; }
-
-rdt_status rdt_net_wait(int socket, short events, rdt_deadline deadline, const char *what) {
-  struct pollfd wait[] = {{.fd = socket, .events = events}, {.fd = interrupt, .events = POLLIN}};
-  for (;;) {
-    int ready = poll(wait, 2, rdt_deadline_left(deadline));
-    if (ready > 0 && wait[1].revents) return rdt_fail(RDT_ERR_CLOSED, "the device is being closed");
-    if (ready > 0) return RDT_OK;
-    if (ready == 0) return rdt_fail(RDT_ERR_DEADLINE, "the peer did not answer in time (%s)", what);
-    if (errno != EINTR) return rdt_fail_errno(errno, "poll");
-  }
-}
-
-/* "host:port" or "[v6]:port" into its parts. */
+/* Splits "host:port" or "[v6]:port" into its parts. */
 static rdt_status split_address(const char *address, char *host, size_t size, const char **port) {
   const char *colon = address ? strrchr(address, ':') : NULL;
   if (!colon || colon == address || !colon[1])
     return rdt_fail(RDT_ERR_INVALID, "\"%s\" is not an address: give host:port",
                     address ? address : "");
-  /* The resolver would take it modulo 65536. */
+  /* The resolver would reduce a larger number modulo 65536. */
   if (strspn(colon + 1, "0123456789") == strlen(colon + 1) &&
       strtoul(colon + 1, NULL, 10) > UINT16_MAX)
     return rdt_fail(RDT_ERR_INVALID, "\"%s\" is not an address: ports go up to %d", address,
@@ -123,7 +109,7 @@ rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline
 static rdt_status finish_connect(int fd, rdt_deadline deadline, const char *where) {
   int error = 0;
   socklen_t length = sizeof(error);
-  rdt_status status = rdt_net_wait(fd, POLLOUT, deadline, where);
+  rdt_status status = rdt_wait_ready(fd, POLLOUT, deadline, where);
   if (status != RDT_OK) return status;
   getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
   if (error) {
@@ -209,7 +195,7 @@ rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,
   for (size_t sent = 0, more = 0; sent < wire->size; more = 0) {
     rdt_status status = rdt_net_send_part(socket, wire->data + sent, wire->size - sent,
                                           sent == 0 ? fds : NULL, &more);
-    if (status == RDT_IN_PROGRESS) status = rdt_net_wait(socket, POLLOUT, deadline, "sending");
+    if (status == RDT_IN_PROGRESS) status = rdt_wait_ready(socket, POLLOUT, deadline, "sending");
     if (status != RDT_OK) return status;
     sent += more;
   }
@@ -238,7 +224,7 @@ static bool has_ended(int socket) {
   return poll(&look, 1, 0) > 0;
 }
 
-/* Up to `size` bytes, or one packet; RDT_IN_PROGRESS if nothing is there. */
+/* Receives up to `size` bytes, or one packet. Returns RDT_IN_PROGRESS if there is nothing. */
 static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fds,
                                size_t *received) {
   union {
@@ -253,7 +239,9 @@ static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fd
                              .msg_controllen = sizeof(control.bytes)};
     ssize_t done = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     int error = errno;
-    if (done >= 0) collect_fds(&message, fds); /* also what came with an empty packet is ours now */
+    if (done >= 0)
+      collect_fds(&message,
+                  fds); /* even an empty packet may bring descriptors, which are ours now */
     if (done > 0) {
       if (fds && (message.msg_flags & MSG_CTRUNC)) fds->lost = true;
       *received = (size_t)done;
@@ -272,7 +260,8 @@ bool rdt_net_has_packets(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
 }
 
-/* Bytes of the message that starts in wire->data[0..have), as far as they say. */
+/* Returns the size of the message that starts in wire->data[0..have), as far as those bytes tell
+ * it. */
 static rdt_status message_size(const rdt_wire *wire, size_t have, size_t *size) {
   *size = RDT_WIRE_HEADER_SIZE;
   if (have < RDT_WIRE_HEADER_SIZE) return RDT_OK;
@@ -307,7 +296,7 @@ rdt_status rdt_net_receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_deadlin
   rdt_status status;
   if (fds) *fds = (rdt_fds){.count = 0};
   while ((status = rdt_net_receive_part(socket, wire, &have, fds)) == RDT_IN_PROGRESS) {
-    status = rdt_net_wait(socket, POLLIN, deadline, "receiving");
+    status = rdt_wait_ready(socket, POLLIN, deadline, "receiving");
     if (status != RDT_OK) break;
   }
   if (status != RDT_OK && fds) rdt_fds_close(fds);

@@ -1,35 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * getaddrinfo has no deadline, and nothing ends it. So names are looked up by threads of their own. Who gives up
- * leaves its thread behind, until the name server answers or the system's resolver gives up, too.
+ * getaddrinfo has no deadline and cannot be interrupted. So a thread of its own looks up each
+ * name. A caller that gives up leaves the thread behind, until the name server answers or the
+ * system's resolver gives up too.
  */
 #include "base/resolve.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/net.h"
 #include "base/status.h"
+#include "base/thread.h"
+#include "base/wait.h"
 
 #define MOST_ABANDONED 64
 
 typedef struct lookup {
-  atomic_int holds; /* of who waits, and of the thread */
+  atomic_int holds; /* the caller's and the thread's */
   atomic_bool done, abandoned;
-  int event; /* readable when it is done */
+  int event; /* an eventfd, readable when the lookup is done */
   char host[256], port[16];
   struct addrinfo hints, *found;
   int error;
 } lookup;
 
-static atomic_int abandoned; /* lookups under way that nobody waits for any more */
+static atomic_int abandoned; /* lookups in progress that nobody waits for any more */
 
 static void let_go(lookup *given) {
   if (atomic_fetch_sub(&given->holds, 1) != 1) return;
@@ -52,12 +54,7 @@ static void *look_up(void *argument) {
 }
 
 static rdt_status start(lookup *given) {
-  pthread_t thread;
-  pthread_attr_t detached;
-  pthread_attr_init(&detached);
-  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-  int error = pthread_create(&thread, &detached, look_up, given);
-  pthread_attr_destroy(&detached);
+  int error = rdt_thread_detached(look_up, given);
   return error ? rdt_fail_errno(error, "cannot start a thread to resolve %s", given->host) : RDT_OK;
 }
 
@@ -74,7 +71,7 @@ static rdt_status result(lookup *given, struct addrinfo **found) {
 }
 
 static rdt_status await(lookup *given, rdt_deadline deadline, struct addrinfo **found) {
-  rdt_status status = rdt_net_wait(given->event, POLLIN, deadline, "resolving");
+  rdt_status status = rdt_wait_ready(given->event, POLLIN, deadline, "resolving");
   if (atomic_load(&given->done)) return result(given, found);
   atomic_fetch_add(&abandoned, 1);
   atomic_store(&given->abandoned, true);
@@ -116,7 +113,7 @@ rdt_status rdt_resolve(const char *host, const char *port, int flags, rdt_deadli
   struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
                            .ai_flags = flags | AI_NUMERICSERV | AI_NUMERICHOST};
   lookup *given;
-  int error = getaddrinfo(host, port, &hints, found); /* addresses ask nobody */
+  int error = getaddrinfo(host, port, &hints, found); /* a numeric address needs no name server */
   if (error == 0) return RDT_OK;
   if (error != EAI_NONAME) return fail(host, port, error);
   hints.ai_flags &= ~AI_NUMERICHOST;

@@ -7,10 +7,11 @@
 #include "base/clock.h"
 #include "rdmatensor.h"
 
-/* getaddrinfo(3) for stream sockets and numeric ports, which ends at the deadline or when rdt_net_interrupt_by says
- * so, whatever the name server does. `flags` are of getaddrinfo. The caller frees *found (freeaddrinfo).
- * RDT_ERR_UNREACHABLE: there is no such name. RDT_ERR_DEADLINE, RDT_ERR_CLOSED. RDT_ERR_LIMIT: too many lookups that
- * were given up have not ended yet. */
+/* Looks up a name for stream sockets, as getaddrinfo(3) with `flags` does, but returns at the
+ * deadline or at an interrupt (rdt_wait_interrupt_by) whatever the name server does. The caller
+ * frees *found with freeaddrinfo. Returns RDT_ERR_UNREACHABLE if there is no such name,
+ * RDT_ERR_DEADLINE, RDT_ERR_CLOSED, or RDT_ERR_LIMIT if too many abandoned lookups have not
+ * ended yet. */
 rdt_status rdt_resolve(const char *host, const char *port, int flags, rdt_deadline deadline,
                        struct addrinfo **found);
 

@@ -76,7 +76,7 @@ rdt_status rdt_fail(rdt_status status, const char *format, ...) {
   return status;
 }
 
-/* What to do about errors that users can mend. */
+/* Names the remedy for errors that users can fix. */
 static const char *remedy(int error) {
   switch (error) {
     case EMFILE:

@@ -16,7 +16,7 @@ static uint64_t fetch(const uint8_t *at, size_t bytes) {
   return value;
 }
 
-/* The next `size` bytes, or NULL (and bad) when they are not there. */
+/* Moves over the next `size` bytes. Returns NULL and sets `bad` if they are not there. */
 static uint8_t *advance(rdt_wire *wire, size_t size, size_t limit) {
   if (wire->bad || size > limit - wire->at) {
     wire->bad = true;
@@ -135,11 +135,6 @@ void rdt_wire_get_text(rdt_wire *wire, char *text, size_t size) {
   text[length] = '\0';
   for (size_t i = 0; i < length; i++)
     if (iscntrl((unsigned char)text[i])) wire->bad = true;
-}
-
-void rdt_text_clean(char *text, size_t size) {
-  for (size_t i = 0; i < size; i++)
-    if (iscntrl((unsigned char)text[i])) text[i] = '?';
 }
 
 rdt_status rdt_wire_close(const rdt_wire *wire) {

@@ -19,12 +19,12 @@
 #define RDT_WIRE_MESSAGE_SIZE 2048 /* header and body of the largest message */
 
 typedef enum rdt_message_type {
-  RDT_MESSAGE_HELLO = 1,   /* who I am, which transports I have, a nonce */
+  RDT_MESSAGE_HELLO = 1,   /* the sender's name, its transports, a nonce */
   RDT_MESSAGE_ATTACH = 2,  /* what the transport's peer endpoint needs, purpose, proof */
   RDT_MESSAGE_FIND = 3,    /* a region by key or by name */
   RDT_MESSAGE_ALLOC = 4,   /* a new region for the sender */
   RDT_MESSAGE_REGION = 5,  /* answer to FIND and ALLOC */
-  RDT_MESSAGE_REFUSAL = 6, /* instead of an answer: status and text */
+  RDT_MESSAGE_REFUSAL = 6, /* in place of an answer: status and text */
   RDT_MESSAGE_GOODBYE = 7, /* no more traffic; bytes in use stay leased until end of stream */
   RDT_MESSAGE_READY = 8    /* the connecting end can receive */
 } rdt_message_type;
@@ -48,26 +48,25 @@ void rdt_wire_put_text(rdt_wire *wire, const char *text);
 /* Completes the header. RDT_ERR_RANGE if the message did not fit. */
 rdt_status rdt_wire_end(rdt_wire *wire);
 
-/* The same fields inside another message: what was put since rdt_wire_begin is copied out without a
- * header (RDT_ERR_RANGE if it exceeds `capacity`), and loaded for reading with get_ and close. */
+/* For fields inside another message. Unload copies out what was put since rdt_wire_begin,
+ * without a header, and returns RDT_ERR_RANGE if it exceeds `capacity`. Load makes it readable
+ * with get_ and close. */
 rdt_status rdt_wire_unload(const rdt_wire *wire, void *bytes, size_t capacity, size_t *size);
 void rdt_wire_load(rdt_wire *wire, const void *bytes, size_t size);
 
-/* Checks the header in data[0..size) and positions behind it; `size` must be the message's size.
- * RDT_ERR_PROTOCOL with the cause. */
+/* Checks the header in data[0..size) and moves behind it. `size` must be the message's size.
+ * Returns RDT_ERR_PROTOCOL with the cause. */
 rdt_status rdt_wire_open(rdt_wire *wire, size_t size);
-/* The body's length from a header alone, for streams; same errors. */
+/* Reads the body's length from a header, for streams. Returns the same errors. */
 rdt_status rdt_wire_body_size(const uint8_t *header, size_t *size);
 uint32_t rdt_wire_get_u32(rdt_wire *wire);
 uint64_t rdt_wire_get_u64(rdt_wire *wire);
-/* The bytes' length; more than `capacity` is bad. */
+/* Returns the number of bytes. More than `capacity` sets `bad`. */
 size_t rdt_wire_get_bytes(rdt_wire *wire, void *bytes, size_t capacity);
-/* Terminated; a text of `size` or more bytes is bad, and one with control characters, which would let
- * a peer write lines of its own into our log. */
+/* Reads and terminates a text. A text of `size` or more bytes sets `bad`, and so do control
+ * characters, with which a peer could write lines of its own into our log. */
 void rdt_wire_get_text(rdt_wire *wire, char *text, size_t size);
-/* Replaces control characters, in a peer's text that must be shown even if it has some. */
-void rdt_text_clean(char *text, size_t size);
-/* RDT_ERR_PROTOCOL if any read was bad or bytes are left over. */
+/* Returns RDT_ERR_PROTOCOL if any read was bad or bytes are left over. */
 rdt_status rdt_wire_close(const rdt_wire *wire);
 
 #endif

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,21 +12,17 @@
 #include "base/faults.h"
 #include "base/forks.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "base/status.h"
-#include "core/objects.h"
-#include "group/groups.h"
+#include "base/text.h"
+#include "core/client.h"
+#include "core/meet/bootstrap.h"
+#include "core/memory/region.h"
+#include "core/post/overdue.h"
+#include "core/progress.h"
+#include "core/workers.h"
 #include "transport/fault/fault.h"
-
-rdt_status rdt_device_check(const rdt_device *device) {
-  if (device->fork_epoch != rdt_forks_epoch())
-    return rdt_fail(RDT_ERR_FORKED,
-                    "device %s was opened before fork and its threads are in the parent: open a "
-                    "device of its own in each process, or start processes with \"spawn\"",
-                    device->name);
-  if (atomic_load_explicit(&device->stop, memory_order_relaxed))
-    return rdt_fail(RDT_ERR_CLOSED, "device %s is closed", device->name);
-  return RDT_OK;
-}
+#include "transport/registry.h"
 
 static void close_transports(rdt_device *device) {
   for (size_t i = 0; i < rdt_transport_count; i++)
@@ -35,13 +30,9 @@ static void close_transports(rdt_device *device) {
       device->transports[i].ops->domain_close(device->transports[i].domain);
 }
 
-void rdt_device_ref(rdt_device *device) { atomic_fetch_add(&device->refs, 1); }
-
-void rdt_device_unref(rdt_device *device) {
-  if (atomic_fetch_sub(&device->refs, 1) != 1) return;
+static void device_free(rdt_device *device) {
   close_transports(device); /* endpoints outlive the closed device while their channels are held */
-  rdt_inbox_destroy(&device->inbox);
-  rdt_groups_free(device->groups);
+  rdt_clients_free(device);
   rdt_secret_free(device->secret);
   rdt_admission_destroy(&device->admission);
   pthread_cond_destroy(&device->workers_done);
@@ -51,14 +42,8 @@ void rdt_device_unref(rdt_device *device) {
   free(device);
 }
 
-void rdt_device_wake(rdt_device *device) {
-  uint64_t one = 1;
-  ssize_t ignored = write(device->wake_fd, &one, sizeof(one));
-  (void)ignored;
-}
-
-/* Same boot, same machine; and the network namespace, whose unix sockets are its own: what decides
- * whether memory can be shared. */
+/* Processes can share memory if they have the same boot id, hence the same machine, and the same
+ * network namespace, hence the same unix sockets. */
 static void read_host_id(char *host_id) {
   struct stat space;
   FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -67,9 +52,8 @@ static void read_host_id(char *host_id) {
   host_id[length] = '\0';
   host_id[strcspn(host_id, "\n")] = '\0';
   if (host_id[0] == '\0') gethostname(host_id, RDT_HOST_ID_SIZE - 1);
-  size_t used = strlen(host_id);
   if (stat("/proc/self/ns/net", &space) == 0)
-    snprintf(host_id + used, RDT_HOST_ID_SIZE - used, "/%llu", (unsigned long long)space.st_ino);
+    rdt_text_append(host_id, RDT_HOST_ID_SIZE, "/%llu", (unsigned long long)space.st_ino);
 }
 
 static void choose_name(rdt_device *device, const char *given) {
@@ -86,26 +70,19 @@ static rdt_status fill(rdt_device *device, const rdt_device_options *options) {
   if (options) memcpy(&device->options, options, options->struct_size);
   choose_name(device, device->options.name);
   read_host_id(device->host_id);
-  if (getrandom(&device->generation, sizeof(device->generation), 0) != sizeof(device->generation))
-    return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  rdt_status status = rdt_random(&device->generation, sizeof(device->generation));
+  if (status != RDT_OK) return status;
   device->fork_epoch = rdt_forks_epoch();
   device->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (device->wake_fd < 0) return rdt_fail_errno(errno, "cannot create an eventfd");
   return RDT_OK;
 }
 
-bool rdt_listed(const char *list, const char *name) {
-  size_t length = strlen(name);
-  for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',')
-    if (strcspn(at, ",") == length && strncmp(at, name, length) == 0) return true;
-  return false;
-}
-
 static void open_transport(rdt_device *device, size_t index, const char *wanted) {
   rdt_device_transport *own = &device->transports[index];
   const rdt_transport *transport = rdt_transports[index];
   own->ops = rdt_faults_wanted() ? rdt_fault_wrap(index) : transport;
-  if (!rdt_listed(wanted, transport->name)) {
+  if (!rdt_text_lists(wanted, ',', transport->name)) {
     snprintf(own->why_not, sizeof(own->why_not), "not in %sTRANSPORTS", RDT_ENV_PREFIX);
   } else if (own->ops->domain_open(&own->domain) == RDT_OK) {
     own->open = true;
@@ -117,12 +94,11 @@ static void open_transport(rdt_device *device, size_t index, const char *wanted)
           own->why_not);
 }
 
-/* A misspelt name would otherwise be a transport that silently is not used. */
+/* A misspelt name would otherwise silently disable a transport. */
 static rdt_status check_names(const char *wanted) {
   char name[64];
-  for (const char *at = wanted; *at; at += strcspn(at, ","), at += *at == ',') {
-    snprintf(name, sizeof(name), "%.*s", (int)strcspn(at, ","), at);
-    if (!rdt_listed(RDT_TRANSPORT_NAMES, name))
+  for (const char *at = wanted; rdt_text_next(&at, name, sizeof(name));) {
+    if (!rdt_text_lists(RDT_TRANSPORT_NAMES, ',', name))
       return rdt_fail(RDT_ERR_INVALID,
                       "%sTRANSPORTS=%s: there is no transport \"%s\"; choose from %s",
                       RDT_ENV_PREFIX, wanted, name, RDT_TRANSPORT_NAMES);
@@ -130,7 +106,7 @@ static rdt_status check_names(const char *wanted) {
   return RDT_OK;
 }
 
-/* Those that are wanted and that this machine has; there must be one. */
+/* Opens the transports that are wanted and that this machine has. There must be at least one. */
 static rdt_status open_transports(rdt_device *device) {
   char wanted[64], reasons[640] = "";
   bool any = false;
@@ -140,16 +116,15 @@ static rdt_status open_transports(rdt_device *device) {
   for (size_t i = 0; i < rdt_transport_count; i++) {
     open_transport(device, i, wanted);
     any |= device->transports[i].open;
-    size_t used = strlen(reasons);
-    snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "",
-             rdt_transports[i]->name, device->transports[i].why_not);
+    rdt_text_append(reasons, sizeof(reasons), "%s%s: %s", reasons[0] ? "; " : "",
+                    rdt_transports[i]->name, device->transports[i].why_not);
   }
   if (any) return RDT_OK;
   return rdt_fail(RDT_ERR_UNSUPPORTED, "no transport of %sTRANSPORTS=%s can be used here (%s)",
                   RDT_ENV_PREFIX, wanted, reasons);
 }
 
-/* The secret is read here, so that what is wrong with its file is said to whoever opens the device. */
+/* The secret is read here, so that whoever opens the device learns what is wrong with its file. */
 static rdt_status read_secret(rdt_device *device) {
   rdt_status status = rdt_secret_configured(&device->secret);
   if (status == RDT_OK && !device->secret && rdt_config_number(RDT_CONFIG_INSECURE))
@@ -166,11 +141,23 @@ static rdt_device *new_device(void) {
   pthread_mutex_init(&device->lock, NULL);
   pthread_cond_init(&device->workers_done, NULL);
   rdt_admission_init(&device->admission);
-  rdt_inbox_init(&device->inbox);
   atomic_init(&device->refs, 1);
+  device->free = device_free;
   device->wake_fd = device->epoll_fd = device->bootstrap_wake = -1;
   device->tcp_socket = device->local_socket = -1;
   return device;
+}
+
+static void warn_of_variable(const char *name, const char *nearest) {
+  rdt_log(RDT_LOG_WARN, "%s%s is not a setting; the nearest is %s%s", RDT_ENV_PREFIX, name,
+          RDT_ENV_PREFIX, nearest);
+}
+
+static rdt_status check_settings(void) {
+  static atomic_flag warned = ATOMIC_FLAG_INIT;
+  rdt_status status = rdt_config_check();
+  if (!atomic_flag_test_and_set(&warned)) rdt_config_unknown_variables(warn_of_variable);
+  return status;
 }
 
 static rdt_status check_options(const rdt_device_options *options) {
@@ -185,7 +172,7 @@ static rdt_status check_options(const rdt_device_options *options) {
   for (const char *at = options && options->name ? options->name : ""; *at; at++)
     if (iscntrl((unsigned char)*at))
       return rdt_fail(RDT_ERR_INVALID, "a device's name cannot have control characters");
-  return rdt_config_check();
+  return check_settings();
 }
 
 rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **device_out) {
@@ -195,8 +182,8 @@ rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **devic
   rdt_forks_watch();
   rdt_device *device = new_device();
   if (!device) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  device->groups = rdt_groups_new(device);
-  status = device->groups ? fill(device, options) : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  status = rdt_clients_open(device);
+  if (status == RDT_OK) status = fill(device, options);
   if (status == RDT_OK) status = read_secret(device);
   if (status == RDT_OK) status = open_transports(device);
   if (status != RDT_OK) goto err_unref;
@@ -217,7 +204,7 @@ err_unref:
 void rdt_device_interrupt(rdt_device *device) {
   if (!device || device->fork_epoch != rdt_forks_epoch()) return;
   rdt_bootstrap_interrupt(device);
-  rdt_groups_interrupt(device);
+  rdt_clients_interrupt(device);
 }
 
 void rdt_device_close(rdt_device *device) {
@@ -228,10 +215,10 @@ void rdt_device_close(rdt_device *device) {
   device->closing = true;
   pthread_mutex_unlock(&device->lock);
   rdt_bootstrap_stop(device);
-  rdt_groups_stop(device);
+  rdt_clients_stop(device);
   rdt_workers_wait(device);
   rdt_progress_stop(device);
-  rdt_inbox_close(&device->inbox);
+  rdt_clients_closed(device);
   rdt_regions_free(device, NULL);
   rdt_device_unref(device);
 }

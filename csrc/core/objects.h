@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The core's objects and who may touch what. docs/ownership.md has the prose.
- *
- *   device ──owns──> regions, active channels        (device->lock)
- *   channel ──owns─> endpoint, control socket, queue (send_lock), calls and remote regions (lock)
- *   remote region ──holds──> its channel
- *
- * References: a channel is held by the device while active, by each user handle and each remote
- * region; a device by its opener and by each channel. What a channel's threads may be using (endpoint,
- * socket) is freed with the last reference only.
+ * The core's objects, and who may access what. docs/ownership.md explains it. device ──owns──>
+ * regions, active channels (device->lock) channel ──owns─> endpoint, control socket, queue
+ * (send_lock), calls and remote regions (lock) remote region ──holds──> its channel References: a
+ * channel is held by the device while active, by each user handle and each remote region; a device
+ * by its opener and by each channel. What a channel's threads may be using (endpoint, socket) is
+ * freed with the last reference only.
  */
 #ifndef RDT_CORE_OBJECTS_H
 #define RDT_CORE_OBJECTS_H
@@ -40,29 +37,15 @@ static inline void rdt_count(_Atomic uint64_t *counter, uint64_t by) {
 struct rdt_region {
   rdt_region *next;
   rdt_device *device;
-  const rdt_channel *tenant; /* the channel whose peer allocated it; NULL for our own */
-  uint64_t reserved_for;     /* number of the channel whose peer alone may open it; 0: any may */
+  const rdt_channel *tenant; /* the channel whose peer allocated it; NULL if this process did */
+  uint64_t reserved_for; /* the number of the only channel whose peer may open it; 0 if any may */
   rdt_region_memory memory;
-  rdt_registration *registrations[RDT_MAX_TRANSPORTS]; /* NULL where a transport cannot share it */
+  rdt_registration
+      *registrations[RDT_MAX_TRANSPORTS]; /* NULL for a transport that cannot share it */
   uint64_t key;
   char name[RDT_REGION_NAME_SIZE];
-  bool owned; /* the memory too */
+  bool owned; /* the memory is freed with the region */
 };
-
-/* Notifications waiting for rdt_device_next_notification. */
-typedef struct rdt_inbox_entry {
-  struct rdt_inbox_entry *next;
-  rdt_notification notification;
-} rdt_inbox_entry;
-
-typedef struct rdt_inbox {
-  pthread_mutex_t lock;
-  pthread_cond_t arrived;
-  rdt_inbox_entry *head, **tail;
-  uint64_t bytes, limit;
-  bool closed;
-  bool throttled; /* the progress thread stopped reading rings until there is room */
-} rdt_inbox;
 
 typedef struct rdt_watch {
   enum { RDT_WATCH_CONTROL, RDT_WATCH_ENDPOINT, RDT_WATCH_DOMAIN } kind;
@@ -70,35 +53,46 @@ typedef struct rdt_watch {
   size_t transport;     /* of the last */
 } rdt_watch;
 
-/* A transport as one device has it. */
+/* A transport, as one device uses it. */
 typedef struct rdt_device_transport {
-  const rdt_transport *ops; /* that of rdt_transports, or with faults */
+  const rdt_transport *ops; /* from rdt_transports, or wrapped to inject faults */
   rdt_domain *domain;
   bool open;
-  bool lost; /* progress thread only: the domain works no more */
+  bool lost; /* progress thread only: the domain failed */
   char why_not[256];
   rdt_watch watch;
 } rdt_device_transport;
 
-typedef struct rdt_groups rdt_groups;       /* group/groups.h */
-typedef struct rdt_handshake rdt_handshake; /* bootstrap.c */
+typedef struct rdt_client rdt_client;       /* client.h */
+typedef struct rdt_handshake rdt_handshake; /* meet/bootstrap.c */
 
-/* What workers are for; each has its own number of them. */
+/* The client that a channel serves. The number goes over the wire. */
+typedef enum rdt_purpose {
+  RDT_PURPOSE_USER = 0,
+  RDT_PURPOSE_GROUPS = 1, /* not shown to the user */
+  RDT_PURPOSE_COUNT
+} rdt_purpose;
+
+/* What workers do. Each kind of work has a limit of its own. */
 typedef enum rdt_work { RDT_WORK_HANDSHAKE, RDT_WORK_ALLOCATION, RDT_WORK_KINDS } rdt_work;
 
 struct rdt_device {
   atomic_int refs;
+  void (*free)(rdt_device *device);
   rdt_device_options options;
   char name[RDT_NAME_SIZE], address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
-  char local_name[RDT_LOCAL_NAME_SIZE]; /* of the unix socket; empty: there is none */
+  char local_name[RDT_LOCAL_NAME_SIZE]; /* of the unix socket; empty if there is none */
   uint64_t generation;
   unsigned fork_epoch;
-  rdt_secret *secret; /* NULL: none */
+  rdt_secret *secret; /* NULL if there is none */
   rdt_admission admission;
-  rdt_device_transport transports[RDT_MAX_TRANSPORTS]; /* as rdt_transports */
+  rdt_device_transport transports[RDT_MAX_TRANSPORTS]; /* indexed as rdt_transports */
   rdt_counters counters;
-  rdt_inbox inbox;
-  rdt_groups *groups;
+  void *client_states[RDT_PURPOSE_COUNT];
+  /* The number of clients' operations that only the progress thread watches. While there are
+   * any, it calls the clients, and sleeps for WATCH_MS at most. */
+  atomic_uint client_work;
+  atomic_bool throttled; /* the user reads too slowly, so senders have to wait */
 
   pthread_mutex_t lock; /* regions, arrivals, closing; `active` for all but the progress thread */
   rdt_region *regions;
@@ -107,7 +101,7 @@ struct rdt_device {
 
   /* progress thread */
   pthread_t progress_thread;
-  rdt_channel *active; /* it alone changes the list, under lock */
+  rdt_channel *active; /* only this thread changes the list, under lock */
   int epoll_fd, wake_fd;
   atomic_bool stop;
 
@@ -115,26 +109,26 @@ struct rdt_device {
   pthread_t bootstrap_thread;
   int tcp_socket, local_socket, bootstrap_wake;
 
-  rdt_handshake *handshakes; /* that may be evicted; under lock */
+  rdt_handshake *handshakes; /* those that may be evicted; under lock */
   int handshake_count;
 
-  int workers[RDT_WORK_KINDS]; /* running, under lock */
+  int workers[RDT_WORK_KINDS]; /* how many run; under lock */
   pthread_cond_t workers_done;
 };
 
-/* Posted operations that are not complete: they wait in the channel's queue, or for the transport. */
-struct rdt_request {
-  rdt_request *next;
-  rdt_channel *channel; /* it is posted on; outlives it */
-  unsigned batch;       /* of that channel's */
+/* Operations that are posted and not complete. They wait in the channel's queue or for the
+ * transport. */
+typedef struct rdt_posting {
+  rdt_request request; /* the part that transports see; must be first */
+  struct rdt_posting *next;
+  rdt_channel *channel; /* the channel it is posted on, which outlives it */
+  unsigned batch;       /* index into channel->batches */
   rdt_done_fn done;
   void *context;
-  bool wants_event;
-  atomic_uint holds; /* one for the queue or the poster, one for each piece the transport posted */
   atomic_int status; /* the first failure */
-  size_t at, count;  /* ops[at] is the first that is not wholly posted, and what is left of it */
+  size_t at, count;  /* ops[at] is what remains of the first operation that is not wholly posted */
   rdt_op ops[];
-};
+} rdt_posting;
 
 /* A control message that waits for its answer. */
 typedef struct rdt_call {
@@ -146,34 +140,32 @@ typedef struct rdt_call {
   rdt_fds fds;
 } rdt_call;
 
-/* Whose messages a channel carries. Channels of groups are not shown to the user. */
-typedef enum rdt_purpose { RDT_PURPOSE_USER = 0, RDT_PURPOSE_GROUPS = 1 } rdt_purpose;
-
 struct rdt_channel {
   atomic_int refs;
-  uint64_t number;   /* from 1, of all in this process; never used again */
+  void (*free)(rdt_channel *channel);
+  uint64_t number;   /* counted from 1 over the whole process; never reused */
   rdt_channel *next; /* in arrivals or active */
   rdt_device *device;
   const rdt_transport *transport;
   rdt_endpoint *endpoint;
-  int control; /* socket; of a local transport also the lease: its end of stream says that the peer
-                  holds nothing of ours */
+  int control; /* socket. With a local transport it is also the lease: its end of stream says that the peer holds nothing of ours */
   bool accepted;
-  rdt_guest *guest; /* its place among those that peers may have; NULL if we connected */
+  rdt_guest *guest; /* its place in the device's admission; NULL if we connected */
   rdt_purpose purpose;
+  const rdt_client *client; /* the client of that purpose */
   char peer_name[RDT_NAME_SIZE], peer_address[RDT_ADDRESS_SIZE];
   uint64_t peer_generation, max_notify;
   _Atomic(void *) context;
   rdt_watch control_watch, event_watch;
 
   atomic_bool down, close_requested, broken;
-  rdt_status why;  /* it went down; set before `down` */
-  char cause[384]; /* the first one, in words; under `lock` until `down` */
+  rdt_status why;  /* why it went down; set before `down` */
+  char cause[384]; /* the first cause, in words; under `lock` until `down` */
   /* progress thread only */
   bool closing, peer_gone, own_end_sent, drained, released;
   int64_t drain_deadline, next_probe; /* ms */
 
-  /* Control messages that are not whole, and that the socket did not take. */
+  /* A control message that has not arrived whole, and bytes that the socket did not take. */
   rdt_wire incoming; /* progress thread only */
   size_t incoming_size;
   pthread_mutex_t control_lock;
@@ -181,25 +173,25 @@ struct rdt_channel {
   size_t unsent_size;
   atomic_bool has_unsent;
 
-  pthread_mutex_t poll_lock; /* endpoint's receive side */
+  pthread_mutex_t poll_lock; /* the endpoint's receive side */
   atomic_uint sleepers;      /* threads that sleep until a transfer completes */
-  /* Threads that take this channel's notifications themselves. While it is `warm`, no doorbell wakes the
-   * progress thread for it, which looks by itself from time to time instead. */
+  /* Threads that take this channel's notifications themselves. While the channel is `warm`, no
+   * doorbell wakes the progress thread for it; the progress thread looks every WARM_MS instead. */
   atomic_uint pollers, polls;
   atomic_bool warm;
   unsigned polls_seen,
       polls_armed;           /* progress thread only: `polls` when it last looked, and armed */
-  pthread_mutex_t send_lock; /* endpoint's send side, queue */
-  rdt_request *queue, **queue_tail;
-  int64_t last_credit; /* ms: when the queue last moved or began, or had to wait for no peer */
-  atomic_bool queued;  /* queue is not empty: lets posters skip the lock */
+  pthread_mutex_t send_lock; /* the endpoint's send side, and the queue */
+  rdt_posting *queue, **queue_tail;
+  int64_t last_credit; /* ms: when the queue last moved or began, or did not depend on the peer */
+  atomic_bool queued;  /* the queue is not empty; lets posters skip the lock */
 
   /* See overdue.c. */
   struct {
     atomic_uint waiting; /* requests that are not complete */
     atomic_bool moved;
   } batches[2];
-  atomic_uint batch;    /* the one that new requests belong to */
+  atomic_uint batch;    /* the batch that new requests join */
   unsigned quiet_ticks; /* progress thread only */
 
   pthread_mutex_t lock; /* calls, remote regions, what the peer allocated */
@@ -214,138 +206,27 @@ struct rdt_channel {
 
 struct rdt_remote_region {
   atomic_int refs;
+  void (*free)(rdt_remote_region *region);
   rdt_remote_region *next;
   rdt_channel *channel;
   rdt_mapping *mapping;
   rdt_region_info info;
 };
 
-/* device.c */
-/* RDT_ERR_FORKED in a child of the process that opened the device, RDT_ERR_CLOSED while it closes. */
+/* Returns RDT_ERR_FORKED in a child of the process that opened the device, and RDT_ERR_CLOSED
+ * while it closes. */
 rdt_status rdt_device_check(const rdt_device *device);
-/* True if `name` stands in a list such as "shm,verbs". */
-bool rdt_listed(const char *list, const char *name);
 void rdt_device_ref(rdt_device *device);
 void rdt_device_unref(rdt_device *device);
+/* Wakes the progress thread, which then looks at everything. */
 void rdt_device_wake(rdt_device *device);
-
-/* polling.c */
-#define RDT_POLL_BUDGET 64 /* notifications of one channel before the next gets its turn */
-/* Where a transport hands what it finds for the channel. */
-rdt_events rdt_channel_events(rdt_channel *channel);
-/* Takes completions and up to `budget` notifications; what the transport's poll returns. */
-int rdt_channel_take(rdt_channel *channel, int budget);
-/* Takes completions on a thread that waits for one. */
-void rdt_channel_help(rdt_channel *channel);
-/* A thread begins and ends taking a channel of groups' notifications itself, and does it. One that ends
- * because it is about to sleep has the peer wake the progress thread from then on; false if something came
- * meanwhile, and it should look again instead. */
-void rdt_channel_begin_polling(rdt_channel *channel);
-int rdt_channel_poll(rdt_channel *channel);
-void rdt_channel_end_polling(rdt_channel *channel);
-bool rdt_channel_end_polling_to_sleep(rdt_channel *channel);
-
-/* progress.c */
-rdt_status rdt_progress_start(rdt_device *device);
-void rdt_progress_stop(rdt_device *device);
-/* True on any device's progress thread, where nothing may block. */
-bool rdt_on_progress_thread(void);
-/* Hands a connected channel to the progress thread; takes over one reference on success.
+/* Hands a connected channel to the progress thread, which takes over one reference. Returns
  * RDT_ERR_CLOSED once the device is closing. */
-rdt_status rdt_progress_adopt(rdt_channel *channel);
+rdt_status rdt_device_adopt(rdt_channel *channel);
 
-/* connect.c */
-/* rdt_device_connect for a purpose. */
-rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_purpose purpose,
-                                 int timeout_ms, rdt_channel **channel);
-
-/* bootstrap.c */
-rdt_status rdt_bootstrap_start(rdt_device *device);
-/* No connection is made any more, and handshakes under way, in and out, end. */
-void rdt_bootstrap_interrupt(rdt_device *device);
-void rdt_bootstrap_stop(rdt_device *device);
-
-/* channel.c */
-rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport, rdt_bundle *offer,
-                              rdt_channel **channel);
-/* Posts what waits in the queue; on the progress thread, or one that polls the channel. */
-void rdt_channel_flush(rdt_channel *channel);
-/* Records the calling thread's last error as the cause of the channel's end, unless there is one. */
-void rdt_channel_note_cause(rdt_channel *channel);
-/* The same, and has the progress thread end the channel. */
-void rdt_channel_break(rdt_channel *channel);
-/* Completes what waits in the queue with `why`. */
-void rdt_channel_end_queue(rdt_channel *channel, rdt_status why);
-/* Ends the queue and stops the endpoint; what is posted completes by itself. */
-void rdt_channel_stop(rdt_channel *channel);
-/* Gives up one hold; the last one completes the request. Progress thread only. */
-void rdt_request_complete(rdt_request *request, rdt_status status);
-/* Has the transport let the peer reach a registration: posted like an operation, and completed by `done`. As
- * rdt_channel_post, and RDT_NO_CREDIT, which may be tried again. */
-rdt_status rdt_channel_post_grant(rdt_channel *channel, rdt_registration *registration,
-                                  rdt_done_fn done, void *context);
-/* Lets the transport find out whether the peer's host is still there; progress thread only. */
-void rdt_channel_probe(rdt_channel *channel);
-/* Posts reads and writes of a synchronous transport that nothing is queued before: complete on return, or an
- * error in *status; without lock, copy or memory. False if these operations are not of that kind. */
-bool rdt_channel_post_now(rdt_channel *channel, const rdt_op *ops, size_t count,
-                          rdt_status *status);
-/* Sets the calling thread's error to why the channel carries no traffic, and returns the status. */
-rdt_status rdt_channel_fail_down(const rdt_channel *channel);
-/* The same for a transfer that failed with `status`, alone or with the channel. */
-rdt_status rdt_channel_fail_transfer(rdt_channel *channel, rdt_status status);
-
-/* overdue.c */
-/* A request begins, gets on, and ends. */
-void rdt_overdue_begin(rdt_channel *channel, rdt_request *request);
-void rdt_overdue_moved(const rdt_request *request);
-void rdt_overdue_end(const rdt_request *request);
-/* Breaks the channel if its transport forgot a request. Called on the progress thread, three times within
- * DEADLINE_MS. */
-void rdt_overdue_tick(rdt_channel *channel);
-/* Requests of all the device's channels that are not complete at present. */
-uint64_t rdt_overdue_pending(rdt_device *device);
-
-/* transfer.c */
-/* The same as rdt_channel_post_grant, to its end; at most DEADLINE_MS. Not on the progress thread. */
-rdt_status rdt_channel_grant(rdt_channel *channel, rdt_registration *registration);
-/* The `done` of transfers. */
-void rdt_transfer_complete(void *context, rdt_status status);
-
-/* workers.c */
-/* Runs `run` on a thread of its own; false if there are too many of the kind or the device is closing. */
-bool rdt_worker_start(rdt_device *device, rdt_work kind, void (*run)(void *argument),
-                      void *argument);
-/* Waits until none is left; no new ones start once the device is closing. */
-void rdt_workers_wait(rdt_device *device);
-
-/* region.c */
-/* Allocates, registers and adds a region that the channel's peer asked for, and that ends with it. */
-rdt_status rdt_region_create_for_tenant(rdt_channel *channel, uint64_t size, uint32_t access,
-                                        uint64_t *key);
-/* Describes the region with `key`, or, if `name` is not empty, with that name, and how the channel's
- * peer can import it. */
-rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const char *name,
-                             rdt_region_info *info, rdt_bundle *bundle);
-/* The region that holds [address, address + size), grants peers `access`, and reaches the channel's peer:
- * its key, and where in it the bytes lie. False if there is none. */
-bool rdt_region_at(const rdt_channel *channel, const void *address, uint64_t size, uint32_t access,
-                   uint64_t *key, uint64_t *offset);
-/* Frees the regions that the channel's peer allocated; with NULL, all of them. */
-void rdt_regions_free(rdt_device *device, const rdt_channel *tenant);
-
-/* remote.c */
-bool rdt_channel_holds_regions(rdt_channel *channel);
-
-/* inbox.c */
-void rdt_inbox_init(rdt_inbox *inbox);
-/* Drops what waits and wakes the readers. */
-void rdt_inbox_close(rdt_inbox *inbox);
-void rdt_inbox_destroy(rdt_inbox *inbox);
-/* Copies a notification in; false when memory ran out. */
-bool rdt_inbox_put(rdt_inbox *inbox, rdt_channel *channel, uint64_t immediate, const void *data,
-                   size_t size);
-/* True when the reader is so far behind that rings should wait. */
-bool rdt_inbox_full(rdt_inbox *inbox);
+/* Returns true on any device's progress thread, where nothing may block. */
+bool rdt_on_progress_thread(void);
+/* Marks the calling thread as a progress thread. */
+void rdt_begin_progress_thread(void);
 
 #endif

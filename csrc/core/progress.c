@@ -4,6 +4,8 @@
  * and carries channels through their end. It polls while there is work and for SPIN_US after; then it
  * asks every peer for a wake-up and sleeps, so that an idle process uses no core.
  */
+#include "core/progress.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -15,29 +17,31 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "core/client.h"
 #include "core/memory/control.h"
-#include "core/objects.h"
-#include "group/groups.h"
+#include "core/memory/region.h"
+#include "core/memory/remote.h"
+#include "core/post/channel.h"
+#include "core/post/overdue.h"
+#include "core/post/polling.h"
+#include "core/post/posting.h"
+#include "transport/registry.h"
 
-#define EVENTS_EVERY 64      /* rounds between looks at sockets while polling */
-#define WARM_MS 1            /* how often a channel is looked at that other threads poll */
-#define WATCH_MS 50          /* how often what no event announces is looked at while asleep */
-#define DRAIN_MS 1000        /* what an ending channel may take to complete what was posted */
+#define EVENTS_EVERY 64      /* rounds between checks of sockets while polling */
+#define WARM_MS 1            /* interval of checking channels that other threads poll */
+#define WATCH_MS 50          /* interval of checking what no event announces, while asleep */
+#define DRAIN_MS 1000        /* time an ending channel has to complete what was posted */
 #define CONTROL_PER_EVENT 16 /* control messages of one channel before the next gets its turn */
-
-static _Thread_local bool on_progress_thread;
-
-bool rdt_on_progress_thread(void) { return on_progress_thread; }
 
 /* ---- channels of groups that other threads poll ------------------------------------------------- */
 
-/* Must the progress thread look by itself, as no doorbell wakes it? Not once nobody has polled between two
- * looks. */
+/* Returns true if the progress thread must check the channel by itself, because no doorbell
+ * wakes it. That ends when nobody has polled the channel between two checks. */
 static bool stays_warm(rdt_channel *channel) {
   if (!atomic_load(&channel->warm)) return false;
   unsigned polls = atomic_load(&channel->polls);
   bool used = atomic_load(&channel->pollers) > 0 ||
-              (polls != channel->polls_armed && !rdt_groups_need_ticks(channel->device));
+              (polls != channel->polls_armed && atomic_load(&channel->device->client_work) == 0);
   channel->polls_armed = polls;
   if (!used) atomic_store(&channel->warm, false);
   return used;
@@ -50,7 +54,7 @@ static bool idle(const rdt_channel *channel) {
   return !transport->endpoint_idle || transport->endpoint_idle(channel->endpoint);
 }
 
-/* Ends traffic; what the peer may still use of ours ends in finish(). */
+/* Ends traffic. finish() ends the peer's access to our memory. */
 static void take_down(rdt_channel *channel, rdt_status why, rdt_log_level level) {
   rdt_device *device = channel->device;
   if (atomic_load(&channel->down)) return;
@@ -79,9 +83,8 @@ static void close_gently(rdt_channel *channel, rdt_status why, const char *text)
   take_down(channel, why, RDT_LOG_DEBUG);
 }
 
-/* True once everything posted is complete; tells the user that traffic has ended. */
+/* Returns true once everything posted is complete, and tells the client that traffic has ended. */
 static bool drain(rdt_channel *channel) {
-  rdt_device *device = channel->device;
   if (channel->drained) return true;
   if (!idle(channel)) {
     if (rdt_now_ms() < channel->drain_deadline) return false;
@@ -90,18 +93,14 @@ static bool drain(rdt_channel *channel) {
     channel->transport->endpoint_abort(channel->endpoint, &events);
     pthread_mutex_unlock(&channel->poll_lock);
   }
-  rdt_channel_take(channel, 0); /* what came until it stopped was taken from what peers share */
+  rdt_channel_take(channel,
+                   0); /* what arrived before it stopped used receives that all peers share */
   channel->drained = true;
-  if (channel->purpose == RDT_PURPOSE_GROUPS)
-    rdt_groups_down(channel);
-  else if (device->options.on_down) {
-    rdt_channel_fail_transfer(channel, channel->why); /* the handler's rdt_last_error() */
-    device->options.on_down(device->options.context, channel, channel->why);
-  }
+  channel->client->down(channel);
   return true;
 }
 
-/* Moves a channel that is down towards its end; true when nothing is left to wait for. */
+/* Moves a channel that is down towards its end. Returns true when nothing is left to wait for. */
 static bool finish(rdt_channel *channel) {
   rdt_device *device = channel->device;
   if (!drain(channel)) return false;
@@ -115,10 +114,7 @@ static bool finish(rdt_channel *channel) {
     channel->released = true; /* no region can be added for it any more */
     pthread_mutex_unlock(&device->lock);
     rdt_regions_free(device, channel);
-    if (channel->purpose == RDT_PURPOSE_GROUPS)
-      rdt_groups_released(channel);
-    else if (device->options.on_released)
-      device->options.on_released(device->options.context, channel);
+    channel->client->released(channel);
   }
   return channel->released && (channel->own_end_sent || !channel->transport->local);
 }
@@ -136,28 +132,13 @@ static void forget(rdt_device *device, rdt_channel *channel) {
 
 /* ---- arrivals -------------------------------------------------------------------------------------- */
 
-rdt_status rdt_progress_adopt(rdt_channel *channel) {
-  rdt_device *device = channel->device;
-  rdt_status status = RDT_OK;
-  channel->max_notify = channel->transport->max_notify(channel->endpoint);
-  pthread_mutex_lock(&device->lock);
-  if (device->closing) {
-    status = rdt_fail(RDT_ERR_CLOSED, "device %s is closing", device->name);
-  } else {
-    channel->next = device->arrivals;
-    device->arrivals = channel;
-  }
-  pthread_mutex_unlock(&device->lock);
-  if (status == RDT_OK) rdt_device_wake(device);
-  return status;
-}
-
 static bool watch(rdt_device *device, int fd, rdt_watch *target) {
   struct epoll_event event = {.events = EPOLLIN, .data.ptr = target};
   return epoll_ctl(device->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-/* Those that arrived stand before the one that is returned in device->active. */
+/* Moves arrivals to the front of device->active. Returns the first channel that was active
+ * before. */
 static rdt_channel *activate_arrivals(rdt_device *device) {
   rdt_channel **last = &device->arrivals;
   pthread_mutex_lock(&device->lock);
@@ -177,10 +158,7 @@ static void adopt_arrivals(rdt_device *device) {
     bool watched =
         watch(device, channel->control, &channel->control_watch) &&
         watch(device, channel->transport->event_fd(channel->endpoint), &channel->event_watch);
-    if (channel->purpose == RDT_PURPOSE_GROUPS)
-      rdt_groups_connected(channel);
-    else if (channel->accepted && device->options.on_connect)
-      device->options.on_connect(device->options.context, channel);
+    channel->client->connected(channel);
     if (!watched)
       take_down(channel, rdt_fail_errno(errno, "it cannot be watched for events"), RDT_LOG_WARN);
     if (device->transports[rdt_transport_index(channel->transport)].lost)
@@ -191,8 +169,8 @@ static void adopt_arrivals(rdt_device *device) {
 
 /* ---- work ------------------------------------------------------------------------------------------ */
 
-/* Has another thread polled the channel since this one last asked? Then it will again: but not while it is
- * busy with what it found. */
+/* Returns true if another thread has polled the channel since the last call. That thread will
+ * poll again, but not while it is busy with what it found. */
 static bool others_poll(rdt_channel *channel) {
   if (atomic_load(&channel->pollers) == 0) return false;
   unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
@@ -201,7 +179,7 @@ static bool others_poll(rdt_channel *channel) {
   return polled;
 }
 
-/* The number of notifications and completions taken. */
+/* Returns the number of notifications and completions taken. */
 static int advance_channel(rdt_channel *channel, bool may_take) {
   if (channel->drained) return 0;
   bool down = atomic_load_explicit(&channel->down, memory_order_relaxed);
@@ -227,7 +205,7 @@ static int advance_all(rdt_device *device, bool may_take) {
   int taken = 0;
   for (rdt_channel *channel = device->active, *next; channel; channel = next) {
     next = channel->next;
-    taken += advance_channel(channel, may_take || channel->purpose == RDT_PURPOSE_GROUPS);
+    taken += advance_channel(channel, may_take || !channel->client->throttled);
     if (atomic_load_explicit(&channel->down, memory_order_relaxed) && finish(channel))
       forget(device, channel);
   }
@@ -243,11 +221,11 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
   if (channel->peer_gone) {
     epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control, NULL);
   } else if (!goodbye) {
-    /* It broke the rules, and is told goodbye. Its end of the stream is waited for. */
+    /* The peer broke the protocol. It gets a goodbye, and we wait for its end of the stream. */
     take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
     return;
   }
-  /* What the peer completed before it left is still good. */
+  /* What the peer completed before it left still counts. */
   while (rdt_channel_take(channel, RDT_POLL_BUDGET) >= RDT_POLL_BUDGET) continue;
   rdt_fail(RDT_ERR_CONNECTION_LOST, goodbye ? "%s closed the channel" : "%s closed the connection",
            channel->peer_name);
@@ -260,13 +238,13 @@ static void drain_wake_fd(rdt_device *device) {
   (void)ignored;
 }
 
-/* The transport's port or adapter is gone: so are its channels. */
+/* The transport's port or adapter is gone, and its channels with it. */
 static void serve_domain(rdt_device *device, size_t index) {
   const rdt_transport *transport = device->transports[index].ops;
   rdt_domain *domain = device->transports[index].domain;
   if (transport->domain_events(domain) == RDT_OK) return;
   device->transports[index].lost = true;
-  /* A device that was removed would report that for ever, and keep this thread awake. */
+  /* A removed device would report that for ever and keep this thread awake. */
   epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, transport->domain_event_fd(domain), NULL);
   for (rdt_channel *channel = device->active; channel; channel = channel->next)
     if (channel->transport == transport) take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
@@ -287,8 +265,8 @@ static void serve_events(rdt_device *device, int timeout_ms) {
   }
 }
 
-/* Looks after channels that are silent or forgot a request, and returns how long that can wait:
- * milliseconds, or -1. */
+/* Probes channels that are silent and breaks those that forgot a request. Returns when to call
+ * it again, in milliseconds, or -1. */
 static int probe_all(rdt_device *device) {
   int64_t now = rdt_now_ms(), every = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS) / 3 + 1;
   int64_t next = -1;
@@ -296,7 +274,7 @@ static int probe_all(rdt_device *device) {
     if (channel->transport->synchronous || atomic_load(&channel->down)) continue;
     if (now >= channel->next_probe) {
       if (channel->next_probe && channel->transport->probe) rdt_channel_probe(channel);
-      if (channel->next_probe) rdt_overdue_tick(channel);
+      if (channel->next_probe && rdt_overdue_tick(channel)) rdt_channel_break(channel);
       channel->next_probe = now + every;
     }
     if (next < 0 || channel->next_probe - now < next) next = channel->next_probe - now;
@@ -306,7 +284,7 @@ static int probe_all(rdt_device *device) {
 
 /* ---- sleep ------------------------------------------------------------------------------------------ */
 
-/* Own completions need to wake us only if something waits for them. */
+/* Completions of our operations need to wake us only if something waits for them. */
 static bool arm(rdt_channel *channel, bool may_take) {
   const rdt_transport *transport = channel->transport;
   bool down = atomic_load(&channel->down);
@@ -314,7 +292,7 @@ static bool arm(rdt_channel *channel, bool may_take) {
                      atomic_load(&channel->sleepers) > 0 ||
                      (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
   pthread_mutex_lock(&channel->poll_lock);
-  may_take |= channel->purpose == RDT_PURPOSE_GROUPS;
+  may_take |= !channel->client->throttled;
   bool quiet = (!down && stays_warm(channel)) ||
                transport->arm(channel->endpoint, may_take && !down, completions);
   pthread_mutex_unlock(&channel->poll_lock);
@@ -336,7 +314,8 @@ static void disarm_all(rdt_device *device) {
   }
 }
 
-/* Something that no event announces: a queue's deadline, or a peer that does not take our bytes. */
+/* Returns true if the channel waits for something that no event announces: a queue's deadline,
+ * or a peer that does not take our bytes. */
 static bool needs_watching(const rdt_channel *channel) {
   bool ending = channel->closing || atomic_load(&channel->down);
   return atomic_load(&channel->queued) || atomic_load(&channel->has_unsent) ||
@@ -347,7 +326,7 @@ static int shorter(int limit, int wanted) { return limit < 0 || limit > wanted ?
 
 static int sleep_limit(rdt_device *device) {
   int limit = probe_all(device);
-  if (rdt_groups_need_ticks(device)) limit = shorter(limit, WATCH_MS);
+  if (atomic_load(&device->client_work) > 0) limit = shorter(limit, WATCH_MS);
   for (const rdt_channel *channel = device->active; channel; channel = channel->next)
     if (needs_watching(channel)) limit = shorter(limit, WATCH_MS);
   return limit;
@@ -366,7 +345,7 @@ static void sleep_until_event(rdt_device *device, bool may_take) {
   disarm_all(device);
 }
 
-/* When the device closes: everything comes to its end, gently for as long as DRAIN_MS. */
+/* Ends all channels of a closing device, gently for at most DRAIN_MS. */
 static void end_all(rdt_device *device) {
   int64_t deadline = rdt_now_ms() + 2 * DRAIN_MS;
   adopt_arrivals(device);
@@ -392,24 +371,24 @@ static void end_all(rdt_device *device) {
 static void *run_progress(void *argument) {
   rdt_device *device = argument;
   int64_t spin_us = (int64_t)rdt_config_number(RDT_CONFIG_SPIN_US), last_work = 0;
-  bool queues = device->options.on_notify == NULL;
-  on_progress_thread = true;
+  rdt_begin_progress_thread();
   for (unsigned round = 0; !atomic_load(&device->stop); round++) {
     if (round % EVENTS_EVERY == 0) {
       serve_events(device, 0);
       probe_all(device);
     }
     adopt_arrivals(device);
-    bool may_take = !(queues && rdt_inbox_full(&device->inbox));
+    bool may_take = !atomic_load_explicit(&device->throttled, memory_order_relaxed);
     int taken = advance_all(device, may_take);
-    taken += rdt_groups_progress(device);
+    if (atomic_load_explicit(&device->client_work, memory_order_relaxed) > 0)
+      taken += rdt_clients_progress(device);
     if (taken > 0) {
       last_work = rdt_now_us();
     } else if (rdt_now_us() - last_work >= spin_us) {
       sleep_until_event(device, may_take);
       last_work = rdt_now_us();
     } else {
-      sched_yield(); /* on a busy machine whoever we wait for may need this core */
+      sched_yield(); /* the thread we wait for may need this core */
     }
   }
   end_all(device);

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Short-lived threads for what would hold up the progress thread: handshakes with strangers, and
- * allocations for peers, whose registration takes as long as the memory is large.
+ * Short-lived threads for work that would hold up the progress thread: handshakes with strangers,
+ * and allocations for peers, whose registration takes time in proportion to their size.
  */
+#include "core/workers.h"
+
 #include <stdlib.h>
 
-#include "core/objects.h"
+#include "base/thread.h"
 
-/* Handshakes: those of bootstrap.c, and evicted ones that have not noticed yet. */
+/* Handshakes: MAX_HANDSHAKES of bootstrap.c, and evicted ones that have not noticed yet. */
 static const int most[RDT_WORK_KINDS] = {[RDT_WORK_HANDSHAKE] = 320, [RDT_WORK_ALLOCATION] = 64};
 
 typedef struct work {
@@ -40,22 +42,12 @@ static bool enlist(rdt_device *device, rdt_work kind) {
   return room;
 }
 
-static bool start_thread(work *given) {
-  pthread_t thread;
-  pthread_attr_t detached;
-  pthread_attr_init(&detached);
-  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-  bool started = pthread_create(&thread, &detached, run_work, given) == 0;
-  pthread_attr_destroy(&detached);
-  return started;
-}
-
 bool rdt_worker_start(rdt_device *device, rdt_work kind, void (*run)(void *), void *argument) {
   if (!enlist(device, kind)) return false;
   work *given = malloc(sizeof(*given));
   if (given) {
     *given = (work){device, kind, run, argument};
-    if (start_thread(given)) return true;
+    if (rdt_thread_detached(run_work, given) == 0) return true;
     free(given);
   }
   retire(device, kind);

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Members must call the same. Every message of an operation carries its sender's view, with a hash of the
- * caller's detail, so whoever takes one finds out. The words travel in the ABORTs that follow: a member ends
- * only when it has those of all others, so that each can tell its own view and a differing one, whoever found out.
+ * Detects members that call different operations. Every message of an operation carries its
+ * sender's view, with a hash of the caller's detail, so the receiver notices a difference. The
+ * details follow in ABORTs. A member ends the operation only when it has those of all others, so
+ * each member can report its own view and a differing one, whoever noticed.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "group/group.h"
 
-/* FNV-1a: the same at every member, and short for texts that are. */
+/* FNV-1a, which gives every member the same hash and is quick for short texts. */
 static uint64_t hash_of(const char *text, size_t length) {
   uint64_t hash = 0xcbf29ce484222325ull;
   for (size_t i = 0; i < length; i++) hash = (hash ^ (uint8_t)text[i]) * 0x100000001b3ull;
   return hash ? hash : 1;
 }
 
-void rdt_agreement_begin(rdt_operation *operation, const char *detail) {
+void rdt_group_agreement_begin(rdt_group_operation *operation, const char *detail) {
   size_t length = detail ? strlen(detail) : 0;
   size_t kept = length < RDT_GROUP_DETAIL ? length : RDT_GROUP_DETAIL - 1;
   operation->differs = false;
@@ -25,12 +26,13 @@ void rdt_agreement_begin(rdt_operation *operation, const char *detail) {
   operation->detail[kept] = '\0';
 }
 
-static bool is_own(const rdt_operation *operation, const rdt_shape *shape) {
+static bool is_own(const rdt_group_operation *operation, const rdt_group_shape *shape) {
   return memcmp(shape, &operation->shape, sizeof(*shape)) == 0;
 }
 
-/* The first one that differs; its words come later. */
-static void note(rdt_operation *operation, const rdt_message *head, const char *detail) {
+/* Notes the first view that differs. Its detail comes later. */
+static void note(rdt_group_operation *operation, const rdt_group_message *head,
+                 const char *detail) {
   if (operation->differs && operation->other_rank != head->from) return;
   operation->differs = true;
   operation->other_rank = head->from;
@@ -39,31 +41,31 @@ static void note(rdt_operation *operation, const rdt_message *head, const char *
            detail);
 }
 
-void rdt_agreement_fail(rdt_operation *operation, const rdt_message *head) {
+void rdt_group_agreement_fail(rdt_group_operation *operation, const rdt_group_message *head) {
   if (operation->status == RDT_IN_PROGRESS) {
-    rdt_message view = *head;
+    rdt_group_message view = *head;
     view.size = 0;
     note(operation, &view, "");
   }
-  rdt_operation_fail(operation, RDT_ERR_PROTOCOL, "members disagree about the operation");
+  rdt_group_operation_fail(operation, RDT_ERR_PROTOCOL, "members disagree about the operation");
 }
 
-void rdt_agreement_learn(rdt_operation *operation, const rdt_part *part) {
-  const rdt_message *head = &part->head;
+void rdt_group_agreement_learn(rdt_group_operation *operation, const rdt_group_part *part) {
+  const rdt_group_message *head = &part->head;
   bool runs_there = head->number == RDT_ABORT_OPERATION && head->shape.kind != 0;
   if (!runs_there || is_own(operation, &head->shape)) return;
   note(operation, head, (const char *)(part + 1));
-  /* Each waited for a message that the other one would not send. */
+  /* Each member waited for a message that the other would not send. */
   if (operation->status == RDT_ERR_DEADLINE) operation->status = RDT_ERR_PROTOCOL;
 }
 
-static void describe(char *out, size_t size, const rdt_shape *shape, const char *detail) {
+static void describe(char *out, size_t size, const rdt_group_shape *shape, const char *detail) {
   snprintf(out, size, "kind %u, type %u, reduction %u, algorithm %u, root %u, %llu elements%s%s",
            shape->kind, shape->dtype, shape->reduction, shape->algorithm, shape->root,
            (unsigned long long)shape->count, detail[0] ? ", " : "", detail);
 }
 
-void rdt_agreement_tell(rdt_operation *operation) {
+void rdt_group_agreement_tell(rdt_group_operation *operation) {
   char own[RDT_GROUP_DETAIL + 128], other[RDT_GROUP_DETAIL + 128];
   if (!operation->differs || operation->status != RDT_ERR_PROTOCOL) return;
   describe(own, sizeof(own), &operation->shape, operation->detail);

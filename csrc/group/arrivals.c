@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What channels bring: messages on their way to operations, also those that have not started here, and the
- * news that a channel is up or down.
+ * Handles what channels bring: messages for operations, including those that have not started
+ * here, and the events that a channel is up or down.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/status.h"
+#include "base/text.h"
+#include "core/post/channel.h"
 #include "group/group.h"
 
-#define EARLY_MESSAGES 65536u /* from one member, for operations that have not started */
+#define EARLY_MESSAGES 65536u /* kept from one member for operations that have not started */
 
-/* The group with this number, held. */
+/* Finds the group with this number, and takes a reference. */
 static rdt_group *find_group(rdt_groups *groups, uint64_t id) {
   pthread_mutex_lock(&groups->lock);
   rdt_group *group = groups->list;
@@ -29,22 +31,23 @@ static void malformed(rdt_channel *channel) {
   rdt_channel_break(channel);
 }
 
-/* Appends the part to the operation's inbox. Under group->lock. */
-static void put(rdt_operation *operation, rdt_part *part) {
+/* Appends the part to the operation's inbox. Call it under group->lock. */
+static void put(rdt_group_operation *operation, rdt_group_part *part) {
   part->next = NULL;
   *operation->inbox_tail = part;
   operation->inbox_tail = &part->next;
-  rdt_operation_stir(operation);
+  rdt_group_operation_stir(operation);
 }
 
-/* Of an operation that has not started here. The first ABORT of each member is kept, for what it tells about that
- * one's call. True if this one was. Under group->lock. */
-static bool abort_early(rdt_group *group, rdt_operation *operation, rdt_part *part) {
-  const rdt_message *head = &part->head;
+/* Takes an ABORT of an operation that has not started here. Keeps the first one of each member,
+ * which tells what that member called. Returns true if it kept this one. Call it under
+ * group->lock. */
+static bool abort_early(rdt_group *group, rdt_group_operation *operation, rdt_group_part *part) {
+  const rdt_group_message *head = &part->head;
   char why[RDT_GROUP_REASON + 64];
   snprintf(why, sizeof(why), "member %u failed: %.*s", head->from, (int)(part->size - head->size),
-           (const char *)rdt_part_payload(part) + head->size);
-  rdt_operation_mark_aborted(operation, (rdt_status)head->status, why, strlen(why));
+           (const char *)rdt_group_part_payload(part) + head->size);
+  rdt_group_operation_mark_aborted(operation, (rdt_status)head->status, why, strlen(why));
   bool first = !operation->answered[head->from];
   operation->answered[head->from] = 1;
   if (!first || group->links[head->from].early >= EARLY_MESSAGES) return false;
@@ -53,46 +56,48 @@ static bool abort_early(rdt_group *group, rdt_operation *operation, rdt_part *pa
   return true;
 }
 
-/* Of an operation that runs here its driver answers; of others nobody touches anything. */
-static void take_abort(rdt_group *group, rdt_part *part) {
-  const rdt_message head = part->head; /* a part that was put away is the driver's */
+/* An operation that runs here answers through its driver. For others this answers at once,
+ * because nobody accesses their memory. */
+static void take_abort(rdt_group *group, rdt_group_part *part) {
+  const rdt_group_message head = part->head; /* a part in an inbox belongs to the driver */
   bool asks = head.number == RDT_ABORT_OPERATION, runs = false, kept = false;
   pthread_mutex_lock(&group->lock);
-  rdt_operation *operation =
-      rdt_operation_find(group, head.tag, asks && !rdt_tag_finished(group, head.tag));
+  rdt_group_operation *operation =
+      rdt_group_operation_find(group, head.tag, asks && !rdt_group_tag_finished(group, head.tag));
   if (operation && operation->started) {
     put(operation, part);
     runs = kept = true;
   } else if (operation) {
     kept = abort_early(group, operation, part);
   }
-  bool many = rdt_operations_many(group);
+  bool many = rdt_group_operations_many(group);
   pthread_mutex_unlock(&group->lock);
-  if (many) rdt_operations_expire(group);
+  if (many) rdt_group_operations_expire(group);
   if (asks && !runs)
-    rdt_abort_send(group, head.from, head.tag, (rdt_status)head.status, "", RDT_ABORT_ANSWER);
-  if (!kept) rdt_part_free(group, part);
+    rdt_group_abort_send(group, head.from, head.tag, (rdt_status)head.status, "", RDT_ABORT_ANSWER);
+  if (!kept) rdt_group_part_free(group, part);
 }
 
-/* May it come before the operation starts here? */
-static bool may_be_early(rdt_message_kind kind) {
+/* Returns true if such a message may come before the operation starts here. */
+static bool may_be_early(rdt_group_message_kind kind) {
   return kind != RDT_GROUP_ACK && kind != RDT_GROUP_PUSHED;
 }
 
-static void take_message(rdt_group *group, rdt_channel *channel, rdt_part *part) {
-  rdt_link *link = &group->links[part->head.from];
+static void take_message(rdt_group *group, rdt_channel *channel, rdt_group_part *part) {
+  rdt_group_link *link = &group->links[part->head.from];
   bool good = true;
   pthread_mutex_lock(&group->lock);
-  if (part->kind == RDT_GROUP_EAGER) good = rdt_credit_charge(link, part->size);
-  rdt_operation *operation = rdt_operation_find(group, part->head.tag, may_be_early(part->kind));
+  if (part->kind == RDT_GROUP_EAGER) good = rdt_group_credit_charge(link, part->size);
+  rdt_group_operation *operation =
+      rdt_group_operation_find(group, part->head.tag, may_be_early(part->kind));
   if (operation && !operation->started) good &= ++link->early <= EARLY_MESSAGES;
   if (operation && good) put(operation, part);
-  bool many = rdt_operations_many(group);
+  bool many = rdt_group_operations_many(group);
   pthread_mutex_unlock(&group->lock);
-  if (many) rdt_operations_expire(group);
+  if (many) rdt_group_operations_expire(group);
   if (!good) malformed(channel);
   if (operation && good) return;
-  rdt_operation_drop_parts(group, part);
+  rdt_group_operation_drop_parts(group, part);
 }
 
 static void take_leave(rdt_group *group, uint32_t from) {
@@ -100,15 +105,15 @@ static void take_leave(rdt_group *group, uint32_t from) {
   rdt_group_stir(group);
 }
 
-static void dispatch(rdt_group *group, rdt_channel *channel, rdt_message_kind kind,
-                     const rdt_message *head, const void *payload, size_t size) {
-  rdt_credit_learn(&group->links[head->from], head->credit);
+static void dispatch(rdt_group *group, rdt_channel *channel, rdt_group_message_kind kind,
+                     const rdt_group_message *head, const void *payload, size_t size) {
+  rdt_group_credit_learn(&group->links[head->from], head->credit);
   if (kind == RDT_GROUP_CREDIT) return;
   if (kind == RDT_GROUP_LEAVE) {
     take_leave(group, head->from);
     return;
   }
-  rdt_part *part = rdt_part_new(group, size);
+  rdt_group_part *part = rdt_group_part_new(group, size);
   if (!part) {
     rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a message from %s", channel->peer_name);
     rdt_channel_break(channel);
@@ -116,22 +121,23 @@ static void dispatch(rdt_group *group, rdt_channel *channel, rdt_message_kind ki
   }
   part->kind = kind;
   part->head = *head;
-  if (size) memcpy(rdt_part_payload(part), payload, size);
+  if (size) memcpy(rdt_group_part_payload(part), payload, size);
   if (kind == RDT_GROUP_ABORT) {
-    rdt_text_clean(rdt_part_payload(part), size);
+    rdt_text_clean(rdt_group_part_payload(part), size);
     if (head->number != RDT_ABORT_GROUP) {
       take_abort(group, part);
       return;
     }
-    rdt_group_aborted(group, head->from, (rdt_status)head->status, rdt_part_payload(part), size);
-    rdt_part_free(group, part);
+    rdt_group_aborted(group, head->from, (rdt_status)head->status, rdt_group_part_payload(part),
+                      size);
+    rdt_group_part_free(group, part);
   } else {
     take_message(group, channel, part);
   }
 }
 
-static bool is_sound(const rdt_group *group, const rdt_channel *channel, rdt_message_kind kind,
-                     const rdt_message *head, size_t payload) {
+static bool is_sound(const rdt_group *group, const rdt_channel *channel,
+                     rdt_group_message_kind kind, const rdt_group_message *head, size_t payload) {
   if (head->from >= group->size || group->links[head->from].channel != channel) return false;
   if (kind == RDT_GROUP_ABORT)
     return head->status < 0 && head->size <= payload && head->size < RDT_GROUP_DETAIL &&
@@ -139,9 +145,9 @@ static bool is_sound(const rdt_group *group, const rdt_channel *channel, rdt_mes
   return payload <= (kind == RDT_GROUP_EAGER ? group->eager : 256);
 }
 
-static void take_operation(rdt_channel *channel, rdt_message_kind kind, const void *data,
+static void take_operation(rdt_channel *channel, rdt_group_message_kind kind, const void *data,
                            size_t size) {
-  rdt_message head;
+  rdt_group_message head;
   if (size < sizeof(head)) {
     malformed(channel);
     return;
@@ -151,7 +157,7 @@ static void take_operation(rdt_channel *channel, rdt_message_kind kind, const vo
     malformed(channel);
     return;
   }
-  rdt_group *group = find_group(channel->device->groups, head.group);
+  rdt_group *group = find_group(rdt_groups_of(channel->device), head.group);
   if (!group) return; /* closed here meanwhile */
   size_t payload = size - sizeof(head);
   if (is_sound(group, channel, kind, &head, payload))
@@ -163,9 +169,9 @@ static void take_operation(rdt_channel *channel, rdt_message_kind kind, const vo
 
 void rdt_groups_take(rdt_channel *channel, uint64_t type, const void *data, size_t size) {
   if (type >= RDT_GROUP_EAGER && type < RDT_GROUP_WRITTEN)
-    take_operation(channel, (rdt_message_kind)type, data, size);
+    take_operation(channel, (rdt_group_message_kind)type, data, size);
   else if (type >= RDT_GROUP_JOIN && type <= RDT_GROUP_PONG)
-    rdt_group_visit(channel, (rdt_message_kind)type, data, size);
+    rdt_group_visit(channel, (rdt_group_message_kind)type, data, size);
   else
     malformed(channel);
 }
@@ -173,9 +179,9 @@ void rdt_groups_take(rdt_channel *channel, uint64_t type, const void *data, size
 /* ---- channels ------------------------------------------------------------------------------------------ */
 
 void rdt_groups_connected(rdt_channel *channel) {
-  rdt_groups *groups = channel->device->groups;
-  rdt_channel_entry *entry = malloc(sizeof(*entry));
-  if (!entry) return; /* then it is not used for other groups */
+  rdt_groups *groups = rdt_groups_of(channel->device);
+  rdt_group_channel *entry = malloc(sizeof(*entry));
+  if (!entry) return; /* without an entry, other groups do not use the channel */
   rdt_channel_ref(channel);
   entry->channel = channel;
   pthread_mutex_lock(&groups->lock);
@@ -185,20 +191,20 @@ void rdt_groups_connected(rdt_channel *channel) {
 }
 
 void rdt_groups_forget_channel(rdt_groups *groups, rdt_channel *channel) {
-  rdt_channel_entry **link = &groups->channels;
+  rdt_group_channel **link = &groups->channels;
   while (*link && (*link)->channel != channel) link = &(*link)->next;
-  rdt_channel_entry *entry = *link;
+  rdt_group_channel *entry = *link;
   if (!entry) return;
   *link = entry->next;
   rdt_channel_unref(channel);
   free(entry);
 }
 
-/* Every link over the channel, in every group. Under groups->lock. */
+/* Marks every link over the channel, in every group. Call it under groups->lock. */
 static void mark_links(rdt_groups *groups, const rdt_channel *channel, bool released) {
   for (rdt_group *group = groups->list; group; group = group->next) {
     for (uint32_t i = 0; i < group->size; i++) {
-      rdt_link *link = &group->links[i];
+      rdt_group_link *link = &group->links[i];
       if (link->channel != channel) continue;
       atomic_store(released ? &link->released : &link->down, true);
       if (!released) rdt_group_forget_regions(group, link);
@@ -208,17 +214,17 @@ static void mark_links(rdt_groups *groups, const rdt_channel *channel, bool rele
 }
 
 void rdt_groups_down(rdt_channel *channel) {
-  rdt_groups *groups = channel->device->groups;
+  rdt_groups *groups = rdt_groups_of(channel->device);
   pthread_mutex_lock(&groups->lock);
   mark_links(groups, channel, false);
   rdt_groups_forget_channel(groups, channel);
-  rdt_visitors_forget(groups);
+  rdt_group_visitors_forget(groups);
   pthread_cond_broadcast(&groups->visited);
   pthread_mutex_unlock(&groups->lock);
 }
 
 void rdt_groups_released(rdt_channel *channel) {
-  rdt_groups *groups = channel->device->groups;
+  rdt_groups *groups = rdt_groups_of(channel->device);
   pthread_mutex_lock(&groups->lock);
   mark_links(groups, channel, true);
   pthread_mutex_unlock(&groups->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ending operations from outside: one, all that are under way here, or all of the group for good.
+ * Ends operations from outside: one, all that run here, or the whole group for good.
  */
 #include <stdio.h>
 #include <string.h>
@@ -9,25 +9,26 @@
 #include "base/status.h"
 #include "group/group.h"
 
-void rdt_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
-                         const char *text) {
+void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
+                               const char *text) {
   pthread_mutex_lock(&group->lock);
-  rdt_operation *operation = rdt_operation_find(group, tag, !rdt_tag_finished(group, tag));
+  rdt_group_operation *operation =
+      rdt_group_operation_find(group, tag, !rdt_group_tag_finished(group, tag));
   bool early = operation && !operation->started;
-  if (operation) rdt_operation_mark_aborted(operation, status, text, strlen(text));
-  if (operation) rdt_operation_stir(operation);
+  if (operation) rdt_group_operation_mark_aborted(operation, status, text, strlen(text));
+  if (operation) rdt_group_operation_stir(operation);
   pthread_mutex_unlock(&group->lock);
   for (uint32_t peer = 0; early && peer < group->size; peer++)
     if (peer != group->rank && !atomic_load(&group->links[peer].down))
-      rdt_abort_send(group, peer, tag, status, text, RDT_ABORT_OPERATION);
+      rdt_group_abort_send(group, peer, tag, status, text, RDT_ABORT_OPERATION);
 }
 
 void rdt_group_abort_all(rdt_group *group, rdt_status status, const char *text, bool early) {
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
-    for (rdt_operation *each = group->table[i]; each; each = each->next) {
-      if (!early && !each->started) continue; /* it is not this member's yet */
-      rdt_operation_mark_aborted(each, status, text, strlen(text));
-      rdt_operation_stir(each);
+    for (rdt_group_operation *each = group->table[i]; each; each = each->next) {
+      if (!early && !each->started) continue; /* this member has not started it */
+      rdt_group_operation_mark_aborted(each, status, text, strlen(text));
+      rdt_group_operation_stir(each);
     }
 }
 
@@ -36,7 +37,7 @@ rdt_status rdt_group_cancel(rdt_group *group, const uint64_t tag[2]) {
   rdt_status status = rdt_device_check(group->device);
   if (status != RDT_OK) return status;
   if (tag) {
-    rdt_operation_abort(group, tag, RDT_ERR_CANCELLED, "cancelled");
+    rdt_group_operation_abort(group, tag, RDT_ERR_CANCELLED, "cancelled");
     return RDT_OK;
   }
   pthread_mutex_lock(&group->lock);
@@ -47,7 +48,7 @@ rdt_status rdt_group_cancel(rdt_group *group, const uint64_t tag[2]) {
 
 /* ---- the whole group ------------------------------------------------------------------------------- */
 
-/* False if it was aborted before. */
+/* Ends the group. Returns false if it was aborted before. */
 static bool end_group(rdt_group *group, uint32_t from, rdt_status status, const char *text,
                       size_t length) {
   char why[RDT_GROUP_REASON + 64];
@@ -67,7 +68,7 @@ rdt_status rdt_group_usable(const rdt_group *group) {
   pthread_mutex_t *lock = (pthread_mutex_t *)&group->lock;
   pthread_mutex_lock(lock);
   rdt_status status = group->aborted;
-  pthread_mutex_unlock(lock); /* the text is written once, before */
+  pthread_mutex_unlock(lock); /* the text was written once, before the status */
   return status == RDT_OK ? RDT_OK : rdt_fail(status, "%s", group->abort_text);
 }
 
@@ -86,6 +87,6 @@ rdt_status rdt_group_abort(rdt_group *group, rdt_status status, const char *text
     return RDT_OK;
   for (uint32_t peer = 0; peer < group->size; peer++)
     if (peer != group->rank && !atomic_load(&group->links[peer].down))
-      rdt_abort_send(group, peer, no_tag, status, text, RDT_ABORT_GROUP);
+      rdt_group_abort_send(group, peer, no_tag, status, text, RDT_ABORT_GROUP);
   return RDT_OK;
 }

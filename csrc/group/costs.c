@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A message of b bytes takes latency + b * byte_ns. In a round all members work at the same time; the slowest
- * counts. Members on one host share its link to the others, so what they send there adds up; inside a
- * host each receiver copies for itself. A reduction runs while the next piece is on its way, except in FLAT.
- * Plain double arithmetic in a fixed order: members that run the same build choose the same.
+ * Predicts costs. A message of b bytes takes latency + b * byte_ns. In a round all members work at
+ * the same time, and the slowest counts. Members on one host share its link to other hosts, so
+ * their traffic adds up; inside a host each receiver copies for itself. A reduction overlaps with
+ * the transfer of the next piece, except in FLAT. The arithmetic is plain double in a fixed order,
+ * so members that run the same build choose the same algorithm.
  */
 #include "group/costs.h"
 
@@ -11,11 +12,11 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Each further message of a round, as a share of the latency of the first. */
+/* The cost of each further message of a round, as a share of the latency of the first. */
 #define FURTHER_MESSAGE 0.3
-/* Of the time of a reduction, what reading more of the own input adds. */
+/* The share of a reduction's time that reading more of the member's own input adds. */
 #define OWN_INPUT (1.0 / 12)
-/* What a chain hands on at a time. */
+/* The bytes that a chain passes on at a time. */
 #define CHAIN_BYTES 262144.0
 #define NEVER 1e300
 
@@ -26,10 +27,10 @@ typedef struct layout {
 
 /* One prediction. */
 typedef struct estimate {
-  const rdt_costs *costs;
+  const rdt_group_costs *costs;
   layout at;
-  double bytes;   /* of input */
-  rdt_pair worst; /* the slowest kind of pair that there is */
+  double bytes;         /* of input */
+  rdt_group_pair worst; /* the slowest kind of pair in the group */
 } estimate;
 
 static double greater(double a, double b) { return a > b ? a : b; }
@@ -49,21 +50,21 @@ static layout lay_out(uint32_t size, const uint32_t *hosts) {
   return found;
 }
 
-/* Rounds of a tree over so many members. */
+/* Returns the rounds of a tree over so many members. */
 static uint32_t rounds_up(uint32_t members) {
   return members <= 1 ? 0 : 32 - (uint32_t)__builtin_clz(members - 1);
 }
 
 /* ---- Parts of an operation -------------------------------------------------------------------------- */
 
-/* Until the last of `messages` small ones of a round is here. */
-static double latency(const estimate *e, rdt_pair pair, double messages) {
+/* Returns the time until the last of `messages` small messages of a round arrives. */
+static double latency(const estimate *e, rdt_group_pair pair, double messages) {
   return messages < 1 ? 0 : e->costs->latency_ns[pair] * (1 + FURTHER_MESSAGE * (messages - 1));
 }
 
 static double latency_to_all(const estimate *e) { return latency(e, e->worst, e->at.size - 1.0); }
 
-/* Every member sends `bytes` to every other one; on a host with `here` members. */
+/* Every member sends `bytes` to every other one. Returns the time on a host with `here` members. */
 static double transfers_on(const estimate *e, double here, double bytes) {
   return ((here - 1) * e->costs->byte_ns[RDT_PAIR_LOCAL] +
           here * (e->at.size - here) * e->costs->byte_ns[RDT_PAIR_REMOTE]) *
@@ -78,7 +79,7 @@ static double reductions(const estimate *e, double operands, double bytes) {
   return e->costs->reduce_byte_ns * operands * bytes;
 }
 
-/* All exchange parts of `bytes`, and reduce what comes. */
+/* All members exchange parts of `bytes`, and reduce what they receive. */
 static double reduce_parts(const estimate *e, double bytes) {
   return latency_to_all(e) + greater(transfers(e, bytes), reductions(e, e->at.size - 1.0, bytes));
 }
@@ -95,7 +96,7 @@ static double ring_step(const estimate *e, double bytes, bool reduce) {
 }
 
 /* Every member exchanges `bytes` with one other. */
-static double pair_step(const estimate *e, rdt_pair pair, double bytes, bool reduce) {
+static double pair_step(const estimate *e, rdt_group_pair pair, double bytes, bool reduce) {
   const double sharing = pair == RDT_PAIR_REMOTE ? e->at.most : 1;
   const double transfer = e->costs->byte_ns[pair] * sharing * bytes;
   return e->costs->latency_ns[pair] +
@@ -107,13 +108,13 @@ static double pair_step(const estimate *e, rdt_pair pair, double bytes, bool red
 static double halving_all_reduce(const estimate *e) {
   const uint32_t bits = 31 - (uint32_t)__builtin_clz(e->at.size);
   const bool extra = e->at.size != 1u << bits;
-  /* Rounds in which all pairs are on one host. */
+  /* Returns the number of rounds in which all pairs are on one host. */
   const bool regular = !extra && e->at.least == e->at.most;
   const uint32_t local = !regular ? 0 : (uint32_t)__builtin_ctz(e->at.least);
   double sum = 0, bytes = e->bytes;
   if (extra) sum += pair_step(e, e->worst, bytes, true) + pair_step(e, e->worst, bytes, false);
   for (uint32_t bit = 0; bit < bits; bit++) {
-    const rdt_pair pair = bit < local ? RDT_PAIR_LOCAL : e->worst;
+    const rdt_group_pair pair = bit < local ? RDT_PAIR_LOCAL : e->worst;
     bytes /= 2;
     sum += pair_step(e, pair, bytes, true) + pair_step(e, pair, bytes, false);
   }
@@ -134,7 +135,7 @@ static double all_reduce(const estimate *e, rdt_algorithm algorithm) {
   const double members = e->at.size, part = e->bytes / members;
   switch (algorithm) {
     case RDT_ALGORITHM_FLAT:
-      /* Where memory is shared, reductions read it where it lies; but all of the own input, too. */
+      /* Reductions read shared memory in place, but also all of the member's own input. */
       if (e->worst == RDT_PAIR_LOCAL)
         return reduce_parts(e, e->bytes) + reductions(e, OWN_INPUT * (members - 1), e->bytes);
       return hand_parts(e, e->bytes) + reductions(e, members - 1, e->bytes);
@@ -221,16 +222,16 @@ static double all_to_all(const estimate *e, rdt_algorithm algorithm) {
 
 /* ---- The interface --------------------------------------------------------------------------------------- */
 
-/* Whether it is another algorithm under this name. */
+/* Returns true if this algorithm is another one under a different name. */
 static bool redundant(const layout *at, rdt_algorithm algorithm) {
   if (algorithm == RDT_ALGORITHM_HIERARCHICAL)
     return at->hosts == 1 || at->hosts == at->size; /* DIRECT */
   return at->size <= 2 && algorithm != RDT_ALGORITHM_FLAT && algorithm != RDT_ALGORITHM_DIRECT;
 }
 
-static double predict(const rdt_costs *costs, rdt_collective_kind kind, rdt_algorithm algorithm,
-                      uint64_t bytes, layout at) {
-  const rdt_pair worst = at.hosts > 1 ? RDT_PAIR_REMOTE : RDT_PAIR_LOCAL;
+static double predict(const rdt_group_costs *costs, rdt_collective_kind kind,
+                      rdt_algorithm algorithm, uint64_t bytes, layout at) {
+  const rdt_group_pair worst = at.hosts > 1 ? RDT_PAIR_REMOTE : RDT_PAIR_LOCAL;
   const estimate e = {costs, at, (double)bytes, worst};
   if (algorithm <= RDT_ALGORITHM_AUTO || algorithm >= RDT_ALGORITHM_COUNT ||
       redundant(&at, algorithm))
@@ -251,14 +252,15 @@ static double predict(const rdt_costs *costs, rdt_collective_kind kind, rdt_algo
   }
 }
 
-double rdt_costs_predict(const rdt_costs *costs, rdt_collective_kind kind, rdt_algorithm algorithm,
-                         uint64_t bytes, uint32_t size, const uint32_t *hosts) {
+double rdt_group_costs_predict(const rdt_group_costs *costs, rdt_collective_kind kind,
+                               rdt_algorithm algorithm, uint64_t bytes, uint32_t size,
+                               const uint32_t *hosts) {
   return predict(costs, kind, algorithm, bytes, lay_out(size, hosts));
 }
 
-rdt_algorithm rdt_costs_choose(const rdt_costs *costs, rdt_collective_kind kind, uint64_t bytes,
-                               uint32_t size, const uint32_t *hosts) {
-  /* Where two are equal, the simpler. */
+rdt_algorithm rdt_group_costs_choose(const rdt_group_costs *costs, rdt_collective_kind kind,
+                                     uint64_t bytes, uint32_t size, const uint32_t *hosts) {
+  /* If two are equal, the simpler one wins. */
   static const rdt_algorithm simplest_first[] = {RDT_ALGORITHM_FLAT, RDT_ALGORITHM_DIRECT,
                                                  RDT_ALGORITHM_HALVING, RDT_ALGORITHM_RING,
                                                  RDT_ALGORITHM_HIERARCHICAL};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Who drives operations: the thread that called rdt_group_run, which polls for what it waits for; the progress
- * thread, short ones; a few threads of the device, long ones. None of these waits for one operation while
+ * The threads that drive operations. The thread that calls rdt_group_run drives its operation and
+ * polls for messages. Of started operations, the progress thread drives short ones, and a few
+ * threads of the device, the runners, drive long ones. None of these waits for one operation while
  * another could move, so operations may be started in any order.
  */
 #include <sched.h>
@@ -9,17 +10,18 @@
 
 #include "base/config.h"
 #include "base/status.h"
+#include "core/post/polling.h"
 #include "group/group.h"
 
-#define TICK_MS 50  /* how often deadlines of operations are looked at that nobody waits for */
-#define LOOKS 64    /* at links between looks at the clock */
-#define YIELD_US 5  /* of waiting, after which others that need this core get it */
-#define SLEEP_MS 50 /* at most: then a caller is asked, and a failed operation looked after */
-#define ASK_MS 100  /* how often a waiting caller is asked whether to go on */
+#define TICK_MS 50  /* interval of checking deadlines of operations that nobody waits for */
+#define LOOKS 64    /* polls of links between reads of the clock */
+#define YIELD_US 5  /* time of waiting after which other threads get this core */
+#define SLEEP_MS 50 /* longest sleep; then the caller is asked, and a failed operation checked */
+#define ASK_MS 100  /* interval of asking a waiting caller whether to go on */
 
 /* ---- the end --------------------------------------------------------------------------------------- */
 
-static void count(rdt_operation *operation) {
+static void count(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   uint8_t algorithm = operation->shape.algorithm;
   if (operation->status == RDT_OK) rdt_count(&group->operations[algorithm], 1);
@@ -28,7 +30,7 @@ static void count(rdt_operation *operation) {
 }
 
 /* Leaves the status as the thread's last error. */
-static rdt_status conclude(rdt_operation *operation) {
+static rdt_status conclude(rdt_group_operation *operation) {
   rdt_status status = operation->status;
   count(operation);
   if (status < 0) rdt_fail(status, "%s", operation->text);
@@ -37,12 +39,12 @@ static rdt_status conclude(rdt_operation *operation) {
 
 /* ---- ready operations -------------------------------------------------------------------------------- */
 
-static rdt_ready_queue *queue_of(rdt_groups *groups, const rdt_operation *operation) {
+static rdt_group_ready_queue *queue_of(rdt_groups *groups, const rdt_group_operation *operation) {
   return &groups->queues[operation->driver == RDT_DRIVER_RUNNER];
 }
 
-static void append(rdt_groups *groups, rdt_operation *operation) {
-  rdt_ready_queue *queue = queue_of(groups, operation);
+static void append(rdt_groups *groups, rdt_group_operation *operation) {
+  rdt_group_ready_queue *queue = queue_of(groups, operation);
   operation->ready = RDT_READY_QUEUED;
   operation->next_ready = NULL;
   *queue->tail = operation;
@@ -59,7 +61,7 @@ static void wake_runner(rdt_groups *groups) {
     groups->runner_count++;
 }
 
-static void put_locked(rdt_groups *groups, rdt_operation *operation) {
+static void put_locked(rdt_groups *groups, rdt_group_operation *operation) {
   append(groups, operation);
   if (operation->driver == RDT_DRIVER_RUNNER) {
     wake_runner(groups);
@@ -69,7 +71,7 @@ static void put_locked(rdt_groups *groups, rdt_operation *operation) {
   }
 }
 
-void rdt_ready_put(rdt_operation *operation) {
+void rdt_group_ready_put(rdt_group_operation *operation) {
   rdt_groups *groups = operation->group->groups;
   pthread_mutex_lock(&groups->ready_lock);
   if (operation->ready == RDT_READY_NOT)
@@ -79,7 +81,7 @@ void rdt_ready_put(rdt_operation *operation) {
   pthread_mutex_unlock(&groups->ready_lock);
 }
 
-void rdt_ready_drop(rdt_operation *operation) {
+void rdt_group_ready_drop(rdt_group_operation *operation) {
   rdt_groups *groups = operation->group->groups;
   if (operation->driver == RDT_DRIVER_CALLER) return;
   pthread_mutex_lock(&groups->ready_lock);
@@ -87,10 +89,10 @@ void rdt_ready_drop(rdt_operation *operation) {
   pthread_mutex_unlock(&groups->ready_lock);
 }
 
-/* Under ready_lock. */
-static rdt_operation *pop(rdt_groups *groups, int which) {
-  rdt_ready_queue *queue = &groups->queues[which];
-  rdt_operation *operation = queue->head;
+/* Call it under ready_lock. */
+static rdt_group_operation *pop(rdt_groups *groups, int which) {
+  rdt_group_ready_queue *queue = &groups->queues[which];
+  rdt_group_operation *operation = queue->head;
   if (!operation) return NULL;
   queue->head = operation->next_ready;
   if (!queue->head) queue->tail = &queue->head;
@@ -99,15 +101,15 @@ static rdt_operation *pop(rdt_groups *groups, int which) {
   return operation;
 }
 
-static void set_driver(rdt_operation *operation, rdt_driver driver) {
+static void set_driver(rdt_group_operation *operation, rdt_group_driver driver) {
   pthread_mutex_lock(&operation->group->lock);
   operation->driver = driver;
   operation->needs_runner = false;
   pthread_mutex_unlock(&operation->group->lock);
 }
 
-/* Puts an operation aside until there are news of it, or back if there are. */
-static void put_aside(rdt_operation *operation, bool at_once) {
+/* Puts an operation aside until there is news of it, or back into the queue if there is. */
+static void put_aside(rdt_group_operation *operation, bool at_once) {
   rdt_groups *groups = operation->group->groups;
   bool moves = operation->needs_runner;
   if (moves) set_driver(operation, RDT_DRIVER_RUNNER);
@@ -119,11 +121,11 @@ static void put_aside(rdt_operation *operation, bool at_once) {
   pthread_mutex_unlock(&groups->ready_lock);
 }
 
-static void drive(rdt_operation *operation) {
+static void drive(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   if (!operation->over) {
-    rdt_operation_check_time(operation);
-    if (!rdt_operation_advance(operation)) {
+    rdt_group_operation_check_time(operation);
+    if (!rdt_group_operation_advance(operation)) {
       put_aside(operation, false);
       return;
     }
@@ -132,10 +134,10 @@ static void drive(rdt_operation *operation) {
   void *context = operation->context;
   rdt_group_ref(group);
   rdt_status status = conclude(operation);
-  atomic_fetch_sub(&group->groups->async, 1);
-  rdt_operation_retire(operation);
+  atomic_fetch_sub(&group->device->client_work, 1);
+  rdt_group_operation_retire(operation);
   done(context, status);
-  rdt_operation_over(group);
+  rdt_group_operation_over(group);
   rdt_group_unref(group);
 }
 
@@ -143,7 +145,7 @@ static void *run_runner(void *argument) {
   rdt_groups *groups = argument;
   pthread_mutex_lock(&groups->ready_lock);
   for (;;) {
-    rdt_operation *operation = pop(groups, 1);
+    rdt_group_operation *operation = pop(groups, 1);
     if (!operation && groups->runners_stop) break;
     if (operation) {
       pthread_mutex_unlock(&groups->ready_lock);
@@ -159,7 +161,7 @@ static void *run_runner(void *argument) {
   return NULL;
 }
 
-void rdt_runners_stop(rdt_groups *groups) {
+void rdt_group_runners_stop(rdt_groups *groups) {
   pthread_mutex_lock(&groups->ready_lock);
   groups->runners_stop = true;
   pthread_cond_broadcast(&groups->ready);
@@ -177,16 +179,16 @@ static void tick(rdt_groups *groups) {
 }
 
 int rdt_groups_progress(rdt_device *device) {
-  rdt_groups *groups = device->groups;
+  rdt_groups *groups = rdt_groups_of(device);
   int driven = 0;
-  if (atomic_load_explicit(&groups->async, memory_order_relaxed) > 0) {
-    int64_t now = rdt_now_ms();
-    if (now >= groups->next_tick) tick(groups);
-    if (now >= groups->next_tick) groups->next_tick = now + TICK_MS;
+  int64_t now = rdt_now_ms();
+  if (now >= groups->next_tick) {
+    tick(groups);
+    groups->next_tick = now + TICK_MS;
   }
   while (atomic_load_explicit(&groups->light, memory_order_acquire) > 0) {
     pthread_mutex_lock(&groups->ready_lock);
-    rdt_operation *operation = pop(groups, 0);
+    rdt_group_operation *operation = pop(groups, 0);
     pthread_mutex_unlock(&groups->ready_lock);
     if (!operation) break;
     drive(operation);
@@ -195,20 +197,17 @@ int rdt_groups_progress(rdt_device *device) {
   return driven;
 }
 
-bool rdt_groups_need_ticks(const rdt_device *device) {
-  return atomic_load(&device->groups->async) > 0;
-}
-
 rdt_status rdt_group_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
                            void *context) {
-  rdt_operation *operation;
-  rdt_status status = rdt_operation_check(group, call);
+  rdt_group_operation *operation;
+  rdt_status status = rdt_group_operation_check(group, call);
   if (status == RDT_OK && !done) status = rdt_fail(RDT_ERR_INVALID, "done must not be NULL");
-  if (status == RDT_OK) status = rdt_operation_start(group, call, done, context, &operation);
+  if (status == RDT_OK) status = rdt_group_operation_start(group, call, done, context, &operation);
   if (status != RDT_OK) return status;
-  if (atomic_fetch_add(&group->groups->async, 1) == 0) rdt_device_wake(group->device);
-  /* What goes out at once goes out now; the end is always told on another thread. */
-  if (operation->driver == RDT_DRIVER_PROGRESS) operation->over = rdt_operation_advance(operation);
+  if (atomic_fetch_add(&group->device->client_work, 1) == 0) rdt_device_wake(group->device);
+  /* Whatever can be sent at once is sent now. `done` always runs on another thread. */
+  if (operation->driver == RDT_DRIVER_PROGRESS)
+    operation->over = rdt_group_operation_advance(operation);
   put_aside(operation, operation->over || operation->driver == RDT_DRIVER_RUNNER);
   return RDT_IN_PROGRESS;
 }
@@ -232,19 +231,19 @@ static bool end_polling_to_sleep(const rdt_group *group) {
   return quiet;
 }
 
-static bool has_news(const rdt_operation *operation) {
+static bool has_news(const rdt_group_operation *operation) {
   return atomic_load_explicit(&operation->news, memory_order_acquire) != operation->seen;
 }
 
-static bool look(rdt_operation *operation) {
+static bool look(rdt_group_operation *operation) {
   const rdt_group *group = operation->group;
   for (uint32_t i = 0; i < group->size; i++)
     if (i != group->rank) rdt_channel_poll(group->links[i].channel);
   return has_news(operation);
 }
 
-/* True when there are news; false when it is time to sleep. */
-static bool spin(rdt_operation *operation) {
+/* Returns true when there is news, and false when it is time to sleep. */
+static bool spin(rdt_group_operation *operation) {
   int64_t limit = operation->group->spin_us, start = 0;
   for (;;) {
     for (uint32_t i = 0; i < LOOKS; i += operation->group->size)
@@ -256,7 +255,7 @@ static bool spin(rdt_operation *operation) {
   }
 }
 
-static void sleep_once(rdt_operation *operation) {
+static void sleep_once(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   rdt_deadline until = rdt_now_ms() + SLEEP_MS;
   if (operation->deadline < until && operation->status == RDT_IN_PROGRESS)
@@ -269,49 +268,50 @@ static void sleep_once(rdt_operation *operation) {
   pthread_mutex_unlock(&group->lock);
 }
 
-/* Fails the operation if its caller wants no more of it. */
-static void ask_caller(rdt_operation *operation, const rdt_collective *call, int64_t *next) {
+/* Fails the operation if its caller wants to stop. */
+static void ask_caller(rdt_group_operation *operation, const rdt_collective *call, int64_t *next) {
   int64_t now = rdt_now_ms();
   if (!call->stop || now < *next) return;
   if (*next && call->stop(call->context))
-    rdt_operation_fail(operation, RDT_ERR_CANCELLED, "group %s: the operation was interrupted",
-                       operation->group->name);
+    rdt_group_operation_fail(operation, RDT_ERR_CANCELLED,
+                             "group %s: the operation was interrupted", operation->group->name);
   *next = now + ASK_MS;
 }
 
-/* The progress thread takes messages meanwhile. */
-static void sleep_for_news(rdt_operation *operation, const rdt_collective *call, int64_t *ask) {
+/* Sleeps until there is news; the progress thread takes messages meanwhile. */
+static void sleep_for_news(rdt_group_operation *operation, const rdt_collective *call,
+                           int64_t *ask) {
   bool asleep = end_polling_to_sleep(operation->group), failing = operation->status < 0;
   while (asleep && !has_news(operation)) {
     sleep_once(operation);
-    rdt_operation_check_time(operation);
+    rdt_group_operation_check_time(operation);
     ask_caller(operation, call, ask);
-    if (failing || operation->status < 0) break; /* that has to go on */
+    if (failing || operation->status < 0) break; /* a failing operation has to go on */
   }
   begin_polling(operation->group);
 }
 
-static void wait_for_end(rdt_operation *operation, const rdt_collective *call) {
+static void wait_for_end(rdt_group_operation *operation, const rdt_collective *call) {
   int64_t ask = 0;
   begin_polling(operation->group);
   for (bool ended = false; !ended;) {
     if (!spin(operation)) sleep_for_news(operation, call, &ask);
-    ended = rdt_operation_advance(operation);
+    ended = rdt_group_operation_advance(operation);
   }
   end_polling(operation->group);
 }
 
 rdt_status rdt_group_run(rdt_group *group, const rdt_collective *call) {
-  rdt_operation *operation;
-  rdt_status status = rdt_operation_check(group, call);
+  rdt_group_operation *operation;
+  rdt_status status = rdt_group_operation_check(group, call);
   if (status != RDT_OK) return status;
   if (rdt_on_progress_thread())
     return rdt_fail(RDT_ERR_INVALID, "rdt_group_run waits: it cannot be called from a handler");
-  status = rdt_operation_start(group, call, NULL, NULL, &operation);
+  status = rdt_group_operation_start(group, call, NULL, NULL, &operation);
   if (status != RDT_OK) return status;
-  if (!rdt_operation_advance(operation)) wait_for_end(operation, call);
+  if (!rdt_group_operation_advance(operation)) wait_for_end(operation, call);
   status = conclude(operation);
-  rdt_operation_retire(operation);
-  rdt_operation_over(group);
+  rdt_group_operation_retire(operation);
+  rdt_group_operation_over(group);
   return status;
 }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Driving an operation: its messages go to their steps, lanes go from round to round, and what fails ends at
- * all members. All of it by one thread at a time, which never waits here.
- *
- * The end of a failed operation: a member that fails tells all others in an ABORT, after its last access
- * to their memory; whoever learns of it that way fails too, and says so. When all have answered, or can reach
- * nothing of ours any more, nobody touches the buffers. By then each also knows what the others called, if that
- * was the reason: agreement.c.
+ * Drives an operation: messages go to their steps, lanes go from round to round, and a failure
+ * ends the operation at all members. One thread at a time does so, and never waits here. A member
+ * that fails sends all others an ABORT after its last access to their memory. A member that
+ * receives one fails too, and answers. When all have answered, or can reach nothing of ours any
+ * more, nobody accesses the buffers. By then each member also knows what the others called, if
+ * that was the reason (agreement.c).
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,14 +15,16 @@
 #include "base/status.h"
 #include "group/group.h"
 
-/* Of the deadline: for a member's answer to an ABORT, before its channel is closed. */
+/* The share of the deadline that a member has to answer an ABORT before its channel is closed. */
 #define GRACE_PART 3
-/* Messages of one step that wait for their turn: an honest member has no more under way. */
+/* The number of messages of one step that may wait for their turn: an honest member has no more
+ * in flight. */
 #define WAITING_MOST 8u
 
 /* ---- failing --------------------------------------------------------------------------------------- */
 
-void rdt_operation_fail(rdt_operation *operation, rdt_status status, const char *format, ...) {
+void rdt_group_operation_fail(rdt_group_operation *operation, rdt_status status, const char *format,
+                              ...) {
   if (operation->status != RDT_IN_PROGRESS) return;
   va_list args;
   va_start(args, format);
@@ -32,44 +33,45 @@ void rdt_operation_fail(rdt_operation *operation, rdt_status status, const char 
   operation->status = status;
 }
 
-static const rdt_step *first_open(const rdt_operation *operation) {
+static const rdt_group_step *first_open(const rdt_group_operation *operation) {
   for (uint32_t i = 0; i < operation->program->count; i++)
     if (!operation->steps[i].done) return &operation->program->steps[i].step;
   return NULL;
 }
 
-void rdt_operation_check_time(rdt_operation *operation) {
+void rdt_group_operation_check_time(rdt_group_operation *operation) {
   if (operation->status != RDT_IN_PROGRESS || rdt_now_ms() < operation->deadline) return;
-  const rdt_step *step = first_open(operation);
-  rdt_operation_fail(operation, RDT_ERR_DEADLINE,
-                     "group %s: the operation did not complete within the deadline; member %u is "
-                     "waited for",
-                     operation->group->name, step ? step->peer : operation->group->rank);
+  const rdt_group_step *step = first_open(operation);
+  rdt_group_operation_fail(
+      operation, RDT_ERR_DEADLINE,
+      "group %s: the operation did not complete within the deadline; member %u is "
+      "waited for",
+      operation->group->name, step ? step->peer : operation->group->rank);
 }
 
 /* ---- links ----------------------------------------------------------------------------------------- */
 
-static bool is_gone(const rdt_link *link) {
+static bool is_gone(const rdt_group_link *link) {
   return atomic_load(&link->down) || atomic_load(&link->left);
 }
 
-static void fail_gone(rdt_operation *operation, uint32_t peer) {
+static void fail_gone(rdt_group_operation *operation, uint32_t peer) {
   const rdt_group *group = operation->group;
-  rdt_operation_fail(
+  rdt_group_operation_fail(
       operation, RDT_ERR_CONNECTION_LOST, "group %s: member %u %s", group->name, peer,
       atomic_load(&group->links[peer].left) ? "closed the group" : "cannot be reached any more");
 }
 
-/* Members that are gone matter only to those who still need them, and have taken all that they sent. */
-static void check_links(rdt_operation *operation) {
+/* A lost member matters only if this member still needs it and has taken all that it sent. */
+static void check_links(rdt_group_operation *operation) {
   const rdt_group *group = operation->group;
   for (uint32_t i = 0; i < operation->program->count; i++) {
-    const rdt_step *step = &operation->program->steps[i].step;
-    const rdt_step_state *state = &operation->steps[i];
+    const rdt_group_step *step = &operation->program->steps[i].step;
+    const rdt_group_step_state *state = &operation->steps[i];
     if (state->done || state->parts || step->kind == RDT_STEP_COPY ||
         step->kind == RDT_STEP_ACCUMULATE || !is_gone(&group->links[step->peer]))
       continue;
-    if (atomic_load(&operation->news) == operation->seen) /* otherwise that comes first */
+    if (atomic_load(&operation->news) == operation->seen) /* otherwise the messages come first */
       fail_gone(operation, step->peer);
     return;
   }
@@ -77,37 +79,37 @@ static void check_links(rdt_operation *operation) {
 
 /* ---- messages -------------------------------------------------------------------------------------- */
 
-/* Members get out of step when one is lost: then that is the cause. */
-static void fail_different(rdt_operation *operation, const rdt_message *head) {
+/* When a member is lost, others get out of step. Then the loss is the cause. */
+static void fail_different(rdt_group_operation *operation, const rdt_group_message *head) {
   const rdt_group *group = operation->group;
   for (uint32_t peer = 0; peer < group->size; peer++)
     if (is_gone(&group->links[peer])) fail_gone(operation, peer);
-  rdt_agreement_fail(operation, head);
+  rdt_group_agreement_fail(operation, head);
 }
 
-static void take_abort(rdt_operation *operation, rdt_part *part) {
-  const rdt_message *head = &part->head;
+static void take_abort(rdt_group_operation *operation, rdt_group_part *part) {
+  const rdt_group_message *head = &part->head;
   operation->answered[head->from] = 1;
-  rdt_operation_fail(operation, (rdt_status)head->status, "group %s: member %u failed: %.*s",
-                     operation->group->name, head->from, (int)(part->size - head->size),
-                     (const char *)rdt_part_payload(part) + head->size);
-  rdt_agreement_learn(operation, part);
+  rdt_group_operation_fail(operation, (rdt_status)head->status, "group %s: member %u failed: %.*s",
+                           operation->group->name, head->from, (int)(part->size - head->size),
+                           (const char *)rdt_group_part_payload(part) + head->size);
+  rdt_group_agreement_learn(operation, part);
 }
 
-static bool to_receiver(rdt_message_kind kind) {
+static bool to_receiver(rdt_group_message_kind kind) {
   return kind == RDT_GROUP_EAGER || kind == RDT_GROUP_LEND || kind == RDT_GROUP_ASK ||
          kind == RDT_GROUP_PUSHED;
 }
 
-/* The step that the message is for; fails the operation if there is none. */
-static int64_t step_of(rdt_operation *operation, const rdt_part *part) {
-  const rdt_message *head = &part->head;
+/* Finds the step that the message is for. Fails the operation if there is none. */
+static int64_t step_of(rdt_group_operation *operation, const rdt_group_part *part) {
+  const rdt_group_message *head = &part->head;
   if (memcmp(&head->shape, &operation->shape, sizeof(head->shape)) != 0) {
     fail_different(operation, head);
     return -1;
   }
-  int64_t index = rdt_program_find(operation->program, to_receiver(part->kind), head->lane,
-                                   head->from, head->number);
+  int64_t index = rdt_group_program_find(operation->program, to_receiver(part->kind), head->lane,
+                                         head->from, head->number);
   if (index >= 0) {
     uint64_t bytes = operation->program->steps[index].step.count * operation->element;
     if (head->at <= bytes && head->size <= bytes - head->at &&
@@ -115,23 +117,23 @@ static int64_t step_of(rdt_operation *operation, const rdt_part *part) {
         operation->steps[index].waiting < WAITING_MOST)
       return index;
   }
-  rdt_operation_fail(operation, RDT_ERR_PROTOCOL,
-                     "group %s: member %u sent what is no part of the operation",
-                     operation->group->name, head->from);
+  rdt_group_operation_fail(operation, RDT_ERR_PROTOCOL,
+                           "group %s: member %u sent what is no part of the operation",
+                           operation->group->name, head->from);
   return -1;
 }
 
-static void take_written(rdt_operation *operation, rdt_part *part) {
+static void take_written(rdt_group_operation *operation, rdt_group_part *part) {
   operation->posted--;
   operation->steps[part->step].acked += part->head.size;
   if (part->head.status < 0)
-    rdt_operation_fail(operation, RDT_ERR_CONNECTION_LOST,
-                       "group %s: a write to a member failed: %s", operation->group->name,
-                       rdt_status_text((rdt_status)part->head.status));
+    rdt_group_operation_fail(operation, RDT_ERR_CONNECTION_LOST,
+                             "group %s: a write to a member failed: %s", operation->group->name,
+                             rdt_status_text((rdt_status)part->head.status));
 }
 
-/* True if the part was kept. */
-static bool hand_over(rdt_operation *operation, rdt_part *part) {
+/* Returns true if it kept the part. */
+static bool hand_over(rdt_group_operation *operation, rdt_group_part *part) {
   if (part->kind == RDT_GROUP_ABORT) {
     take_abort(operation, part);
     return false;
@@ -143,7 +145,7 @@ static bool hand_over(rdt_operation *operation, rdt_part *part) {
   if (operation->status != RDT_IN_PROGRESS) return false;
   int64_t index = step_of(operation, part);
   if (index < 0) return false;
-  rdt_step_state *state = &operation->steps[index];
+  rdt_group_step_state *state = &operation->steps[index];
   if (part->kind == RDT_GROUP_ACK) {
     if (operation->group->links[part->head.from].maps)
       state->acked = part->head.at + part->head.size;
@@ -156,24 +158,24 @@ static bool hand_over(rdt_operation *operation, rdt_part *part) {
   return true;
 }
 
-/* True if there was news: then steps that could not move before may now. */
-static bool take_inbox(rdt_operation *operation) {
+/* Returns true if there was news, so that steps may move that could not before. */
+static bool take_inbox(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   unsigned news = atomic_load_explicit(&operation->news, memory_order_acquire);
   if (news == operation->seen) return false;
   operation->seen = news;
   pthread_mutex_lock(&group->lock);
-  rdt_part *part = operation->inbox;
+  rdt_group_part *part = operation->inbox;
   operation->inbox = NULL;
   operation->inbox_tail = &operation->inbox;
   if (operation->aborted != RDT_OK)
-    rdt_operation_fail(operation, operation->aborted, "group %s: %s", group->name,
-                       operation->abort_text);
+    rdt_group_operation_fail(operation, operation->aborted, "group %s: %s", group->name,
+                             operation->abort_text);
   pthread_mutex_unlock(&group->lock);
   while (part) {
-    rdt_part *next = part->next;
+    rdt_group_part *next = part->next;
     part->next = NULL;
-    if (!hand_over(operation, part)) rdt_operation_drop_parts(group, part);
+    if (!hand_over(operation, part)) rdt_group_operation_drop_parts(group, part);
     part = next;
   }
   return true;
@@ -181,27 +183,29 @@ static bool take_inbox(rdt_operation *operation) {
 
 /* ---- lanes ----------------------------------------------------------------------------------------- */
 
-static bool blocked(const rdt_operation *operation, const rdt_lane_state *lane, uint32_t index) {
-  const rdt_program_step *steps = operation->program->steps;
+static bool blocked(const rdt_group_operation *operation, const rdt_group_lane_state *lane,
+                    uint32_t index) {
+  const rdt_group_program_step *steps = operation->program->steps;
   if (!steps[index].waits) return false;
   for (uint32_t i = lane->begin; i < index; i++)
-    if (!operation->steps[i].done && rdt_program_overlap(&steps[i], &steps[index])) return true;
+    if (!operation->steps[i].done && rdt_group_program_overlap(&steps[i], &steps[index]))
+      return true;
   return false;
 }
 
-static bool try_step(rdt_operation *operation, rdt_lane_state *lane, uint32_t index) {
-  rdt_step_state *state = &operation->steps[index];
-  rdt_step_kind kind = operation->program->steps[index].step.kind;
+static bool try_step(rdt_group_operation *operation, rdt_group_lane_state *lane, uint32_t index) {
+  rdt_group_step_state *state = &operation->steps[index];
+  rdt_group_step_kind kind = operation->program->steps[index].step.kind;
   bool moved = true;
   if (state->done) return false;
   if (kind == RDT_STEP_SEND)
-    moved = rdt_step_send(operation, index);
+    moved = rdt_group_step_send(operation, index);
   else if (blocked(operation, lane, index))
     return false;
   else if (kind == RDT_STEP_RECEIVE || kind == RDT_STEP_REDUCE)
-    moved = rdt_step_receive(operation, index);
+    moved = rdt_group_step_receive(operation, index);
   else
-    rdt_step_local(operation, index);
+    rdt_group_step_local(operation, index);
   if (state->done) {
     lane->left--;
     operation->left--;
@@ -209,8 +213,9 @@ static bool try_step(rdt_operation *operation, rdt_lane_state *lane, uint32_t in
   return moved;
 }
 
-/* False at the lane's end. */
-static bool next_round(const rdt_program *program, rdt_lane_state *lane, uint32_t number) {
+/* Returns false at the lane's end. */
+static bool next_round(const rdt_group_program *program, rdt_group_lane_state *lane,
+                       uint32_t number) {
   uint32_t end = program->lane_begin[number + 1];
   lane->begin = lane->end;
   while (lane->end < end &&
@@ -220,8 +225,8 @@ static bool next_round(const rdt_program *program, rdt_lane_state *lane, uint32_
   return lane->left > 0;
 }
 
-/* What others wait for goes first. */
-static bool try_round(rdt_operation *operation, rdt_lane_state *lane) {
+/* Sends go first, because others wait for them. */
+static bool try_round(rdt_group_operation *operation, rdt_group_lane_state *lane) {
   bool moved = false;
   for (int sends = 1; sends >= 0; sends--)
     for (uint32_t i = lane->begin; i < lane->end && operation->status == RDT_IN_PROGRESS; i++)
@@ -230,8 +235,8 @@ static bool try_round(rdt_operation *operation, rdt_lane_state *lane) {
   return moved;
 }
 
-static bool advance_lane(rdt_operation *operation, uint32_t number) {
-  rdt_lane_state *lane = &operation->lanes[number];
+static bool advance_lane(rdt_group_operation *operation, uint32_t number) {
+  rdt_group_lane_state *lane = &operation->lanes[number];
   bool moved = false;
   while (operation->status == RDT_IN_PROGRESS) {
     if (lane->left == 0 && !next_round(operation->program, lane, number)) break;
@@ -241,7 +246,7 @@ static bool advance_lane(rdt_operation *operation, uint32_t number) {
   return moved;
 }
 
-static void advance_lanes(rdt_operation *operation) {
+static void advance_lanes(rdt_group_operation *operation) {
   bool moved = true;
   while (moved && operation->status == RDT_IN_PROGRESS) {
     moved = false;
@@ -253,59 +258,59 @@ static void advance_lanes(rdt_operation *operation) {
 
 /* ---- the end ------------------------------------------------------------------------------------------ */
 
-static void free_steps(rdt_operation *operation) {
+static void free_steps(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   for (uint32_t i = 0; i < operation->program->count; i++) {
-    rdt_step_state *state = &operation->steps[i];
-    rdt_operation_drop_parts(group, state->parts);
-    rdt_scratch_give(group->groups, state->block);
+    rdt_group_step_state *state = &operation->steps[i];
+    rdt_group_operation_drop_parts(group, state->parts);
+    rdt_group_scratch_give(group->groups, state->block);
     state->parts = NULL;
     state->block = NULL;
   }
-  rdt_scratch_give(group->groups, operation->scratch_block);
+  rdt_group_scratch_give(group->groups, operation->scratch_block);
   operation->scratch_block = NULL;
 }
 
-static void send_aborts(rdt_operation *operation) {
+static void send_aborts(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   for (uint32_t peer = 0; peer < group->size; peer++)
     if (peer != group->rank && !is_gone(&group->links[peer]))
-      rdt_operation_abort_send(operation, peer);
+      rdt_group_operation_abort_send(operation, peer);
 }
 
-/* Can this member still touch our buffers? */
-static bool holds(const rdt_operation *operation, uint32_t peer) {
+/* Returns true if this member can still access our buffers. */
+static bool holds(const rdt_group_operation *operation, uint32_t peer) {
   const rdt_group *group = operation->group;
-  const rdt_link *link = &group->links[peer];
+  const rdt_group_link *link = &group->links[peer];
   return peer != group->rank && !operation->answered[peer] && !atomic_load(&link->left) &&
          !atomic_load(&link->released);
 }
 
-static bool anybody_holds(const rdt_operation *operation) {
+static bool anybody_holds(const rdt_group_operation *operation) {
   bool any = false;
   for (uint32_t peer = 0; peer < operation->group->size && !any; peer++)
     any = holds(operation, peer);
   return any;
 }
 
-static void close_silent(rdt_operation *operation) {
+static void close_silent(rdt_group_operation *operation) {
   for (uint32_t peer = 0; peer < operation->group->size; peer++)
     if (holds(operation, peer)) rdt_channel_close(operation->group->links[peer].channel);
 }
 
-/* True when nobody touches the buffers any more. */
-static bool end_failed(rdt_operation *operation) {
+/* Returns true when nobody accesses the buffers any more. */
+static bool end_failed(rdt_group_operation *operation) {
   int64_t now = rdt_now_ms(), limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   if (!operation->aborting) {
-    if (operation->posted > 0) return false; /* their memory is still written to */
+    if (operation->posted > 0) return false; /* writes to their memory are in flight */
     operation->aborting = true;
     operation->grace = now + limit / GRACE_PART;
     send_aborts(operation);
   }
   if (!anybody_holds(operation)) return true;
   if (now < operation->grace) return false;
-  /* A process that is stopped answers nothing, and releases nothing: but it does not touch anything
-   * either, and what it reads after its own deadline does not count. */
+  /* A stopped process neither answers nor releases memory. But it accesses nothing either, and
+   * discards what it reads after its own deadline. */
   if (operation->closing) return true;
   operation->closing = true;
   operation->grace = now + limit;
@@ -313,21 +318,21 @@ static bool end_failed(rdt_operation *operation) {
   return false;
 }
 
-bool rdt_operation_advance(rdt_operation *operation) {
+bool rdt_group_operation_advance(rdt_group_operation *operation) {
   unsigned before = operation->seen;
   take_inbox(operation);
-  if (operation->fresh) check_links(operation); /* before others hear of what cannot be done */
+  if (operation->fresh) check_links(operation); /* before others learn of a failure */
   operation->fresh = false;
   if (operation->status == RDT_IN_PROGRESS) advance_lanes(operation);
   if (operation->status == RDT_IN_PROGRESS && operation->left == 0 && operation->posted == 0) {
-    /* What was read after the deadline may not have been there any more. */
-    if (operation->reads_loans) rdt_operation_check_time(operation);
+    /* Bytes that were read after the deadline may have been overwritten. */
+    if (operation->reads_loans) rdt_group_operation_check_time(operation);
     if (operation->status == RDT_IN_PROGRESS) operation->status = RDT_OK;
   }
   if (operation->status == RDT_IN_PROGRESS && operation->seen != before) check_links(operation);
   if (operation->status == RDT_IN_PROGRESS) return false;
   if (operation->status < 0 && !end_failed(operation)) return false;
-  rdt_agreement_tell(operation);
+  rdt_group_agreement_tell(operation);
   free_steps(operation);
   return true;
 }

@@ -18,33 +18,33 @@ void rdt_group_ref(rdt_group *group) {
   atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
 }
 
-static void free_parts(rdt_part *part) {
+static void free_parts(rdt_group_part *part) {
   while (part) {
-    rdt_part *next = part->next;
+    rdt_group_part *next = part->next;
     free(part);
     part = next;
   }
 }
 
-static void free_operations(rdt_operation *operation) {
+static void free_operations(rdt_group_operation *operation) {
   while (operation) {
-    rdt_operation *next = operation->next;
+    rdt_group_operation *next = operation->next;
     free_parts(operation->inbox);
-    rdt_operation_free(operation);
+    rdt_group_operation_free(operation);
     operation = next;
   }
 }
 
 static void group_free(rdt_group *group) {
   for (uint32_t i = 0; group->links && i < group->size; i++) {
-    rdt_link_forget(&group->links[i]);
+    rdt_group_link_forget(&group->links[i]);
     rdt_channel_unref(group->links[i].channel);
   }
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++) free_operations(group->table[i]);
   free_operations(group->free_operations);
   free_parts(group->free_parts[0]);
   free_parts(group->free_parts[1]);
-  rdt_programs_clear(&group->programs);
+  rdt_group_programs_clear(&group->programs);
   pthread_cond_destroy(&group->changed);
   pthread_mutex_destroy(&group->lock);
   rdt_device *device = group->device;
@@ -62,7 +62,8 @@ void rdt_group_unref(rdt_group *group) {
 
 static void stir_all(rdt_group *group) {
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
-    for (rdt_operation *each = group->table[i]; each; each = each->next) rdt_operation_stir(each);
+    for (rdt_group_operation *each = group->table[i]; each; each = each->next)
+      rdt_group_operation_stir(each);
 }
 
 void rdt_group_stir(rdt_group *group) {
@@ -71,96 +72,18 @@ void rdt_group_stir(rdt_group *group) {
   pthread_mutex_unlock(&group->lock);
 }
 
-void rdt_operation_mark_aborted(rdt_operation *operation, rdt_status status, const char *text,
-                                size_t length) {
+void rdt_group_operation_mark_aborted(rdt_group_operation *operation, rdt_status status,
+                                      const char *text, size_t length) {
   if (operation->aborted != RDT_OK) return;
   operation->aborted = status;
   operation->since = rdt_now_ms();
   snprintf(operation->abort_text, sizeof(operation->abort_text), "%.*s", (int)length, text);
 }
 
-void rdt_group_forget_regions(rdt_group *group, rdt_link *link) {
+void rdt_group_forget_regions(rdt_group *group, rdt_group_link *link) {
   pthread_mutex_lock(&group->lock);
-  rdt_link_forget(link);
+  rdt_group_link_forget(link);
   pthread_mutex_unlock(&group->lock);
-}
-
-/* ---- a device's groups --------------------------------------------------------------------------------- */
-
-rdt_groups *rdt_groups_new(rdt_device *device) {
-  rdt_groups *groups = calloc(1, sizeof(*groups));
-  if (!groups) return NULL;
-  groups->device = device;
-  pthread_mutex_init(&groups->lock, NULL);
-  rdt_cond_init(&groups->visited);
-  pthread_mutex_init(&groups->ready_lock, NULL);
-  pthread_mutex_init(&groups->slab_lock, NULL);
-  rdt_cond_init(&groups->ready);
-  for (size_t i = 0; i < 2; i++) groups->queues[i].tail = &groups->queues[i].head;
-  return groups;
-}
-
-static void close_all(rdt_group *group, rdt_status status, const char *text) {
-  pthread_mutex_lock(&group->lock);
-  group->closing = true;
-  rdt_group_abort_all(group, status, text, true);
-  pthread_mutex_unlock(&group->lock);
-}
-
-static void await_end(rdt_group *group) {
-  pthread_mutex_lock(&group->lock);
-  while (group->started > 0) pthread_cond_wait(&group->changed, &group->lock);
-  pthread_mutex_unlock(&group->lock);
-}
-
-static rdt_group *next_held(rdt_groups *groups, rdt_group *group) {
-  pthread_mutex_lock(&groups->lock);
-  rdt_group *next = group ? group->next : groups->list;
-  if (next) rdt_group_ref(next);
-  pthread_mutex_unlock(&groups->lock);
-  rdt_group_unref(group);
-  return next;
-}
-
-void rdt_groups_interrupt(rdt_device *device) {
-  rdt_groups *groups = device->groups;
-  pthread_mutex_lock(&groups->lock);
-  groups->stopping = true;
-  pthread_cond_broadcast(&groups->visited);
-  pthread_mutex_unlock(&groups->lock);
-}
-
-void rdt_groups_stop(rdt_device *device) {
-  rdt_groups *groups = device->groups;
-  rdt_groups_interrupt(device);
-  pthread_mutex_lock(&groups->lock);
-  while (groups->joining > 0) pthread_cond_wait(&groups->visited, &groups->lock);
-  pthread_mutex_unlock(&groups->lock);
-  for (rdt_group *each = next_held(groups, NULL); each; each = next_held(groups, each)) {
-    close_all(each, RDT_ERR_CLOSED, "the device is being closed");
-    await_end(each);
-  }
-  rdt_runners_stop(groups);
-  pthread_mutex_lock(&groups->lock);
-  while (groups->channels) rdt_groups_forget_channel(groups, groups->channels->channel);
-  rdt_visitors_expire(groups, INT64_MAX);
-  pthread_mutex_unlock(&groups->lock);
-}
-
-void rdt_groups_free(rdt_groups *groups) {
-  if (!groups) return;
-  for (size_t i = 0; i < sizeof(groups->blocks) / sizeof(groups->blocks[0]); i++)
-    while (groups->blocks[i]) {
-      rdt_block *block = groups->blocks[i];
-      groups->blocks[i] = block->next;
-      free(block); /* its region went with the device's */
-    }
-  pthread_cond_destroy(&groups->visited);
-  pthread_cond_destroy(&groups->ready);
-  pthread_mutex_destroy(&groups->lock);
-  pthread_mutex_destroy(&groups->ready_lock);
-  pthread_mutex_destroy(&groups->slab_lock);
-  free(groups);
 }
 
 /* ---- create, close --------------------------------------------------------------------------------------- */
@@ -200,10 +123,10 @@ static bool wants_checksums(void) {
   return strcmp(text, "crc32c") == 0;
 }
 
-/* What fits into a notification to this device, too. */
+/* The limit also has to fit into a notification to this device. */
 static uint64_t eager_limit(void) {
   uint64_t wanted = rdt_config_number(RDT_CONFIG_GROUP_EAGER_BYTES);
-  uint64_t room = rdt_config_number(RDT_CONFIG_RING_BYTES) / 4 - sizeof(rdt_message);
+  uint64_t room = rdt_config_number(RDT_CONFIG_RING_BYTES) / 4 - sizeof(rdt_group_message);
   return wanted < room ? wanted : room;
 }
 
@@ -211,7 +134,7 @@ static rdt_group *group_new(rdt_device *device, const rdt_group_options *options
   rdt_group *group = calloc(1, sizeof(*group));
   if (!group) return NULL;
   atomic_init(&group->refs, 1);
-  group->groups = device->groups;
+  group->groups = rdt_groups_of(device);
   group->device = device;
   rdt_device_ref(device);
   snprintf(group->name, sizeof(group->name), "%s", options->name);
@@ -231,7 +154,8 @@ static rdt_group *group_new(rdt_device *device, const rdt_group_options *options
   return NULL;
 }
 
-/* A group is listed from the beginning, so that its links learn what happens to their channels. */
+/* Lists the group before its members meet, so that its links learn what happens to their
+ * channels. */
 static rdt_status enlist(rdt_group *group) {
   rdt_groups *groups = group->groups;
   rdt_status status = RDT_OK;
@@ -254,7 +178,7 @@ static rdt_status enlist(rdt_group *group) {
 static void end_joining(rdt_groups *groups) {
   pthread_mutex_lock(&groups->lock);
   groups->joining--;
-  rdt_visitors_forget(groups);
+  rdt_group_visitors_forget(groups);
   pthread_cond_broadcast(&groups->visited);
   pthread_mutex_unlock(&groups->lock);
 }
@@ -296,21 +220,28 @@ rdt_status rdt_group_create(rdt_device *device, const rdt_group_options *options
   return RDT_OK;
 }
 
+void rdt_group_end(rdt_group *group, rdt_status status, const char *text) {
+  pthread_mutex_lock(&group->lock);
+  group->closing = true;
+  rdt_group_abort_all(group, status, text, true);
+  while (group->started > 0) pthread_cond_wait(&group->changed, &group->lock);
+  pthread_mutex_unlock(&group->lock);
+}
+
 static void say_leave(rdt_group *group) {
   for (uint32_t peer = 0; peer < group->size; peer++) {
     if (peer == group->rank || atomic_load(&group->links[peer].down)) continue;
-    rdt_part *part = rdt_part_new(group, 0);
+    rdt_group_part *part = rdt_group_part_new(group, 0);
     if (!part) return;
     part->kind = RDT_GROUP_LEAVE;
-    part->head = (rdt_message){.group = group->id, .from = group->rank};
-    rdt_part_send(group, peer, part);
+    part->head = (rdt_group_message){.group = group->id, .from = group->rank};
+    rdt_group_part_send(group, peer, part);
   }
 }
 
 void rdt_group_close(rdt_group *group) {
   if (!group || rdt_device_check(group->device) == RDT_ERR_FORKED) return;
-  close_all(group, RDT_ERR_CANCELLED, "the group is being closed");
-  await_end(group);
+  rdt_group_end(group, RDT_ERR_CANCELLED, "the group is being closed");
   say_leave(group);
   delist(group);
   for (uint32_t i = 0; i < group->size; i++) rdt_group_forget_regions(group, &group->links[i]);
@@ -351,6 +282,6 @@ rdt_status rdt_group_choose(const rdt_group *group, rdt_collective_kind kind, ui
   if (kind == RDT_BARRIER)
     *algorithm = RDT_ALGORITHM_AUTO;
   else if (*algorithm == RDT_ALGORITHM_AUTO)
-    *algorithm = rdt_costs_choose(&group->costs, kind, bytes, group->size, group->hosts);
+    *algorithm = rdt_group_costs_choose(&group->costs, kind, bytes, group->size, group->hosts);
   return RDT_OK;
 }

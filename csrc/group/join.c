@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How members meet. Each sends JOIN to rank 0, which measures costs when all have come, and sends the TABLE
- * of all; then each connects to those of lower rank (LINK), says READY to rank 0 when it has all its links,
- * and goes on when rank 0, which has heard that from all, says GO. So nobody uses a group that a member does
- * not know yet.
+ * How members meet. Each member sends JOIN to rank 0. When all have come, rank 0 measures costs
+ * and sends all the TABLE of members. Then each member connects to those of lower rank (LINK), and
+ * sends READY to rank 0 when it has all its links. When all are ready, rank 0 sends GO. So nobody
+ * uses a group that a member does not know yet.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/config.h"
+#include "base/random.h"
 #include "base/status.h"
+#include "core/post/channel.h"
 #include "group/meeting.h"
 
-#define AGAIN_MS 500 /* between two JOINs: rank 0 forgets those of groups it does not know yet */
-#define FAR_CHUNK (512u * 1024) /* lets transfers go on while others are reduced */
-/* Its last digit counts the versions of operations' messages. */
+#define AGAIN_MS \
+  500 /* interval of sending JOIN again, because rank 0 forgets JOINs of groups it does not know yet */
+#define FAR_CHUNK (512u * 1024) /* room for transfers to continue while others are reduced */
+/* Its last digit is the version of operations' messages. */
 #define BYTE_ORDER_MARK 0x01020305u
 
 /* ---- JOIN ------------------------------------------------------------------------------------------ */
@@ -24,17 +26,18 @@
 typedef struct {
   uint32_t rank, size, forced, order;
   uint64_t generation, mark, eager, chunk;
-  rdt_measure_place place;
+  rdt_group_measure_place place;
   char address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
 } join_request;
 
 static uint64_t mark_of(const rdt_group *group) { return (uintptr_t)&group->device->generation; }
 
-static rdt_status send_join(const rdt_group *group, rdt_channel *channel, const rdt_block *block) {
+static rdt_status send_join(const rdt_group *group, rdt_channel *channel,
+                            const rdt_group_block *block) {
   rdt_wire wire;
   uint32_t order = BYTE_ORDER_MARK;
-  rdt_meeting_begin(&wire, group, RDT_GROUP_JOIN);
-  rdt_wire_put_bytes(&wire, &order, sizeof(order)); /* as it lies in memory */
+  rdt_group_meeting_begin(&wire, group, RDT_GROUP_JOIN);
+  rdt_wire_put_bytes(&wire, &order, sizeof(order)); /* in memory order */
   rdt_wire_put_u32(&wire, group->rank);
   rdt_wire_put_u32(&wire, group->size);
   rdt_wire_put_u32(&wire, group->forced);
@@ -46,7 +49,7 @@ static rdt_status send_join(const rdt_group *group, rdt_channel *channel, const 
   rdt_wire_put_u64(&wire, block->offset);
   rdt_wire_put_text(&wire, group->device->address);
   rdt_wire_put_text(&wire, group->device->host_id);
-  return rdt_meeting_send(channel, RDT_GROUP_JOIN, &wire);
+  return rdt_group_meeting_send(channel, RDT_GROUP_JOIN, &wire);
 }
 
 static bool get_join(rdt_wire *wire, join_request *request) {
@@ -65,7 +68,7 @@ static bool get_join(rdt_wire *wire, join_request *request) {
   return rdt_wire_close(wire) == RDT_OK;
 }
 
-static rdt_status check_join(const rdt_group *group, const rdt_member *members,
+static rdt_status check_join(const rdt_group *group, const rdt_group_member *members,
                              const join_request *request) {
   if (request->order != BYTE_ORDER_MARK)
     return rdt_fail(RDT_ERR_REFUSED,
@@ -91,7 +94,7 @@ static rdt_status check_join(const rdt_group *group, const rdt_member *members,
 
 /* ---- rank 0: everybody comes ------------------------------------------------------------------------- */
 
-static void seat(rdt_member *seat, rdt_channel *channel, const join_request *request) {
+static void seat(rdt_group_member *seat, rdt_channel *channel, const join_request *request) {
   rdt_channel_unref(seat->channel);
   rdt_channel_ref(channel);
   seat->channel = channel;
@@ -101,9 +104,9 @@ static void seat(rdt_member *seat, rdt_channel *channel, const join_request *req
   memcpy(seat->host_id, request->host_id, sizeof(seat->host_id));
 }
 
-/* True for one more member; false for one that asks again. */
-static rdt_status admit(rdt_group *group, rdt_member *members, rdt_visitor *visitor, rdt_wire *wire,
-                        rdt_measure_place *places, uint32_t *missing) {
+/* Returns true for a new member, and false for one that asks again. */
+static rdt_status admit(rdt_group *group, rdt_group_member *members, rdt_group_visitor *visitor,
+                        rdt_wire *wire, rdt_group_measure_place *places, uint32_t *missing) {
   join_request request = {0};
   if (!get_join(wire, &request)) {
     rdt_channel_break(visitor->channel);
@@ -111,7 +114,7 @@ static rdt_status admit(rdt_group *group, rdt_member *members, rdt_visitor *visi
   }
   rdt_status status = check_join(group, members, &request);
   if (status != RDT_OK) return status;
-  rdt_member *own = &members[request.rank];
+  rdt_group_member *own = &members[request.rank];
   bool taken = own->channel && !atomic_load(&own->channel->down);
   if (taken && own->generation != request.generation)
     return rdt_fail(RDT_ERR_REFUSED, "group %s: the devices at %s and %s both claim rank %u",
@@ -126,15 +129,15 @@ static rdt_status admit(rdt_group *group, rdt_member *members, rdt_visitor *visi
 static void refuse(const rdt_group *group, rdt_channel *channel, rdt_status status,
                    const char *text) {
   rdt_wire wire;
-  rdt_meeting_begin(&wire, group, RDT_GROUP_REFUSE);
+  rdt_group_meeting_begin(&wire, group, RDT_GROUP_REFUSE);
   rdt_wire_put_u32(&wire, (uint32_t)status);
   rdt_wire_put_text(&wire, text);
-  rdt_meeting_send(channel, RDT_GROUP_REFUSE, &wire);
+  rdt_group_meeting_send(channel, RDT_GROUP_REFUSE, &wire);
 }
 
-/* Whoever has come learns why it was for nothing. */
-static rdt_status refuse_all(const rdt_group *group, const rdt_member *members, rdt_channel *last,
-                             rdt_status status) {
+/* Tells the members that have come why there will be no group. */
+static rdt_status refuse_all(const rdt_group *group, const rdt_group_member *members,
+                             rdt_channel *last, rdt_status status) {
   char text[384];
   snprintf(text, sizeof(text), "%s", rdt_last_error());
   for (uint32_t i = 1; i < group->size; i++)
@@ -143,7 +146,7 @@ static rdt_status refuse_all(const rdt_group *group, const rdt_member *members, 
   return rdt_fail(status, "%s", text);
 }
 
-static rdt_status fail_missing(const rdt_group *group, const rdt_member *members) {
+static rdt_status fail_missing(const rdt_group *group, const rdt_group_member *members) {
   char ranks[128] = "";
   size_t used = 0;
   for (uint32_t i = 1; i < group->size && used < sizeof(ranks) - 16; i++)
@@ -153,25 +156,25 @@ static rdt_status fail_missing(const rdt_group *group, const rdt_member *members
                   group->name, ranks);
 }
 
-static rdt_status gather(rdt_group *group, rdt_member *members, rdt_measure_place *places,
-                         rdt_deadline deadline) {
+static rdt_status gather(rdt_group *group, rdt_group_member *members,
+                         rdt_group_measure_place *places, rdt_deadline deadline) {
   uint32_t missing = group->size - 1;
   while (missing > 0) {
-    rdt_visitor *visitor;
+    rdt_group_visitor *visitor;
     rdt_wire wire;
     rdt_status status =
-        rdt_meeting_await(group, RDT_MEETING_BIT(RDT_GROUP_JOIN), deadline, &visitor, &wire);
+        rdt_group_meeting_await(group, RDT_MEETING_BIT(RDT_GROUP_JOIN), deadline, &visitor, &wire);
     if (status == RDT_ERR_DEADLINE) fail_missing(group, members);
     if (status != RDT_OK) return refuse_all(group, members, NULL, status);
     status = admit(group, members, visitor, &wire, places, &missing);
     if (status != RDT_OK) status = refuse_all(group, members, visitor->channel, status);
-    rdt_visitor_free(visitor);
+    rdt_group_visitor_free(visitor);
     if (status != RDT_OK) return status;
   }
   return RDT_OK;
 }
 
-static void number_hosts(rdt_group *group, rdt_member *members) {
+static void number_hosts(rdt_group *group, rdt_group_member *members) {
   uint32_t hosts = 0;
   for (uint32_t i = 0; i < group->size; i++) {
     uint32_t same = 0;
@@ -183,9 +186,8 @@ static void number_hosts(rdt_group *group, rdt_member *members) {
 
 static rdt_status new_id(rdt_group *group) {
   uint64_t id = 0;
-  while (id == 0)
-    if (getrandom(&id, sizeof(id), 0) != sizeof(id))
-      return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  rdt_status status = rdt_random_id(&id);
+  if (status != RDT_OK) return status;
   pthread_mutex_lock(&group->groups->lock);
   group->id = id;
   pthread_mutex_unlock(&group->groups->lock);
@@ -194,32 +196,35 @@ static rdt_status new_id(rdt_group *group) {
 
 /* ---- READY, GO ------------------------------------------------------------------------------------------- */
 
-/* Can this member read the memory of all whose regions it maps? What is not theirs is not read. */
-static bool can_read(const rdt_group *group, const rdt_member *members) {
+/* Checks whether this member can read the memory of all members whose regions it maps. A wrong
+ * value means another process. */
+static bool can_read(const rdt_group *group, const rdt_group_member *members) {
   for (uint32_t i = 0; i < group->size; i++) {
-    const rdt_link *link = &group->links[i];
+    const rdt_group_link *link = &group->links[i];
     uint64_t found = 0;
     if (!link->channel || !link->maps) continue;
     if (link->process == 0 ||
-        rdt_process_read(link->process, members[i].mark, &found, sizeof(found)) != RDT_OK ||
+        rdt_group_process_read(link->process, members[i].mark, &found, sizeof(found)) != RDT_OK ||
         found != members[i].generation)
       return false;
   }
   return true;
 }
 
-static rdt_status send_rank(const rdt_group *group, rdt_channel *channel, rdt_message_kind kind) {
+static rdt_status send_rank(const rdt_group *group, rdt_channel *channel,
+                            rdt_group_message_kind kind) {
   rdt_wire wire;
-  rdt_meeting_begin(&wire, group, kind);
+  rdt_group_meeting_begin(&wire, group, kind);
   rdt_wire_put_u32(&wire, group->rank);
   rdt_wire_put_u32(&wire, group->reads);
-  return rdt_meeting_send(channel, kind, &wire);
+  return rdt_group_meeting_send(channel, kind, &wire);
 }
 
-static rdt_status await_rank(rdt_group *group, rdt_message_kind kind, rdt_deadline deadline,
-                             rdt_visitor **visitor, uint32_t *rank, bool *reads) {
+static rdt_status await_rank(rdt_group *group, rdt_group_message_kind kind, rdt_deadline deadline,
+                             rdt_group_visitor **visitor, uint32_t *rank, bool *reads) {
   rdt_wire wire;
-  rdt_status status = rdt_meeting_await(group, RDT_MEETING_BIT(kind), deadline, visitor, &wire);
+  rdt_status status =
+      rdt_group_meeting_await(group, RDT_MEETING_BIT(kind), deadline, visitor, &wire);
   if (status == RDT_ERR_DEADLINE)
     return rdt_fail(status, "group %s: its members did not connect within the deadline",
                     group->name);
@@ -227,19 +232,19 @@ static rdt_status await_rank(rdt_group *group, rdt_message_kind kind, rdt_deadli
   *rank = rdt_wire_get_u32(&wire);
   *reads = rdt_wire_get_u32(&wire) != 0;
   if (rdt_wire_close(&wire) == RDT_OK && *rank < group->size) return RDT_OK;
-  rdt_visitor_free(*visitor);
+  rdt_group_visitor_free(*visitor);
   return rdt_fail(RDT_ERR_PROTOCOL, "group %s: a malformed message came", group->name);
 }
 
 static rdt_status await_all_ready(rdt_group *group, rdt_deadline deadline) {
   for (uint32_t left = group->size - 1; left > 0; left--) {
-    rdt_visitor *visitor;
+    rdt_group_visitor *visitor;
     uint32_t rank;
     bool reads;
     rdt_status status = await_rank(group, RDT_GROUP_READY, deadline, &visitor, &rank, &reads);
     if (status != RDT_OK) return status;
     group->reads &= reads;
-    rdt_visitor_free(visitor);
+    rdt_group_visitor_free(visitor);
   }
   return RDT_OK;
 }
@@ -251,21 +256,21 @@ static rdt_status say_go(const rdt_group *group) {
   return status;
 }
 
-static void describe_self(const rdt_group *group, rdt_member *self) {
+static void describe_self(const rdt_group *group, rdt_group_member *self) {
   snprintf(self->address, sizeof(self->address), "%s", group->device->address);
   snprintf(self->host_id, sizeof(self->host_id), "%s", group->device->host_id);
   self->generation = group->device->generation;
   self->mark = mark_of(group);
 }
 
-/* Where the receiver reads for itself, cutting up saves nothing. */
+/* If the receiver reads the bytes itself, cutting messages up saves nothing. */
 static void choose_chunk(rdt_group *group) {
   for (uint32_t i = 1; i < group->size; i++)
     if (group->chunk == 0 && !group->links[i].maps) group->chunk = FAR_CHUNK;
 }
 
-static rdt_status meet_as_root(rdt_group *group, rdt_member *members, rdt_deadline deadline) {
-  rdt_measure_place *places = calloc(group->size, sizeof(*places));
+static rdt_status meet_as_root(rdt_group *group, rdt_group_member *members, rdt_deadline deadline) {
+  rdt_group_measure_place *places = calloc(group->size, sizeof(*places));
   if (!places) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   describe_self(group, &members[0]);
   rdt_status status = gather(group, members, places, deadline);
@@ -274,12 +279,12 @@ static rdt_status meet_as_root(rdt_group *group, rdt_member *members, rdt_deadli
     return status;
   }
   number_hosts(group, members);
-  for (uint32_t i = 1; i < group->size; i++) rdt_meeting_link(group, i, members[i].channel);
+  for (uint32_t i = 1; i < group->size; i++) rdt_group_meeting_link(group, i, members[i].channel);
   choose_chunk(group);
   status = rdt_group_measure(group, places, deadline);
   free(places);
   if (status == RDT_OK) status = new_id(group);
-  if (status == RDT_OK) status = rdt_table_send(group, members);
+  if (status == RDT_OK) status = rdt_group_table_send(group, members);
   group->reads = can_read(group, members);
   if (status == RDT_OK) status = await_all_ready(group, deadline);
   if (status == RDT_OK) status = say_go(group);
@@ -296,18 +301,19 @@ static rdt_status read_refusal(const rdt_group *group, rdt_wire *wire) {
   return rdt_fail(rdt_status_refused(status), "group %s: rank 0 refused: %s", group->name, text);
 }
 
-/* The whole table, or why there will be none. */
-static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_block *block,
-                              rdt_member *members, rdt_deadline deadline) {
+/* Receives the whole table, or the reason why there will be none. */
+static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_group_block *block,
+                              rdt_group_member *members, rdt_deadline deadline) {
   const unsigned kinds = RDT_MEETING_BIT(RDT_GROUP_TABLE) | RDT_MEETING_BIT(RDT_GROUP_REFUSE);
   for (uint32_t known = 0; known < group->size;) {
-    rdt_visitor *visitor;
+    rdt_group_visitor *visitor;
     rdt_wire wire;
     rdt_deadline again = rdt_now_ms() + AGAIN_MS;
     rdt_status status =
         known == 0 && atomic_load(&root->down) == false ? send_join(group, root, block) : RDT_OK;
     if (status != RDT_OK) return status;
-    status = rdt_meeting_await(group, kinds, again < deadline ? again : deadline, &visitor, &wire);
+    status =
+        rdt_group_meeting_await(group, kinds, again < deadline ? again : deadline, &visitor, &wire);
     if (atomic_load(&root->down)) return rdt_channel_fail_down(root);
     if (status == RDT_ERR_DEADLINE && rdt_deadline_left(deadline) > 0) continue;
     if (status == RDT_ERR_DEADLINE)
@@ -316,24 +322,25 @@ static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_blo
                       group->name, root->peer_address);
     if (status != RDT_OK) return status;
     if (visitor->channel != root)
-      status = RDT_OK; /* a stranger's; not for us */
+      status = RDT_OK; /* a stranger's */
     else if (visitor->kind == RDT_GROUP_REFUSE)
       status = read_refusal(group, &wire);
-    else if (!rdt_table_get(group, &wire, members, &known))
+    else if (!rdt_group_table_get(group, &wire, members, &known))
       status = rdt_fail(RDT_ERR_PROTOCOL, "group %s: rank 0 sent a malformed table", group->name);
-    rdt_visitor_free(visitor);
+    rdt_group_visitor_free(visitor);
     if (status != RDT_OK) return status;
   }
   return RDT_OK;
 }
 
-static rdt_status link_lower(rdt_group *group, const rdt_member *members, rdt_deadline deadline) {
+static rdt_status link_lower(rdt_group *group, const rdt_group_member *members,
+                             rdt_deadline deadline) {
   for (uint32_t i = 1; i < group->rank; i++) {
     rdt_channel *channel;
-    rdt_status status =
-        rdt_meeting_connect(group, members[i].address, members[i].generation, deadline, &channel);
+    rdt_status status = rdt_group_meeting_connect(group, members[i].address, members[i].generation,
+                                                  deadline, &channel);
     if (status != RDT_OK) return status;
-    rdt_meeting_link(group, i, channel);
+    rdt_group_meeting_link(group, i, channel);
     rdt_channel_unref(channel);
     status = send_rank(group, group->links[i].channel, RDT_GROUP_LINK);
     if (status != RDT_OK) return status;
@@ -341,28 +348,29 @@ static rdt_status link_lower(rdt_group *group, const rdt_member *members, rdt_de
   return RDT_OK;
 }
 
-static rdt_status await_higher(rdt_group *group, const rdt_member *members, rdt_deadline deadline) {
+static rdt_status await_higher(rdt_group *group, const rdt_group_member *members,
+                               rdt_deadline deadline) {
   for (uint32_t left = group->size - 1 - group->rank; left > 0;) {
-    rdt_visitor *visitor;
+    rdt_group_visitor *visitor;
     uint32_t rank;
     bool unused;
     rdt_status status = await_rank(group, RDT_GROUP_LINK, deadline, &visitor, &rank, &unused);
     if (status != RDT_OK) return status;
     if (rank > group->rank && !group->links[rank].channel &&
         visitor->channel->peer_generation == members[rank].generation) {
-      rdt_meeting_link(group, rank, visitor->channel);
+      rdt_group_meeting_link(group, rank, visitor->channel);
       left--;
     }
-    rdt_visitor_free(visitor);
+    rdt_group_visitor_free(visitor);
   }
   return RDT_OK;
 }
 
 static rdt_status await_go(rdt_group *group, rdt_deadline deadline) {
   const unsigned kinds = RDT_MEETING_BIT(RDT_GROUP_GO) | RDT_MEETING_BIT(RDT_GROUP_REFUSE);
-  rdt_visitor *visitor;
+  rdt_group_visitor *visitor;
   rdt_wire wire;
-  rdt_status status = rdt_meeting_await(group, kinds, deadline, &visitor, &wire);
+  rdt_status status = rdt_group_meeting_await(group, kinds, deadline, &visitor, &wire);
   if (status == RDT_ERR_DEADLINE)
     return rdt_fail(status, "group %s: its members did not connect within the deadline",
                     group->name);
@@ -374,20 +382,20 @@ static rdt_status await_go(rdt_group *group, rdt_deadline deadline) {
     group->reads = rdt_wire_get_u32(&wire) != 0;
     status = rdt_wire_close(&wire);
   }
-  rdt_visitor_free(visitor);
+  rdt_group_visitor_free(visitor);
   return status;
 }
 
-static rdt_status meet_as_member(rdt_group *group, const char *root, rdt_member *members,
+static rdt_status meet_as_member(rdt_group *group, const char *root, rdt_group_member *members,
                                  rdt_deadline deadline) {
   rdt_channel *channel;
-  rdt_block *block;
-  rdt_status status = rdt_scratch_take(group->groups, RDT_MEASURE_BYTES, &block);
+  rdt_group_block *block;
+  rdt_status status = rdt_group_scratch_take(group->groups, RDT_MEASURE_BYTES, &block);
   if (status != RDT_OK) return status;
-  status = rdt_meeting_connect(group, root, 0, deadline, &channel);
+  status = rdt_group_meeting_connect(group, root, 0, deadline, &channel);
   if (status == RDT_OK) {
     status = await_table(group, channel, block, members, deadline);
-    if (status == RDT_OK) rdt_meeting_link(group, 0, channel);
+    if (status == RDT_OK) rdt_group_meeting_link(group, 0, channel);
     rdt_channel_unref(channel);
   }
   if (status == RDT_OK) status = link_lower(group, members, deadline);
@@ -395,12 +403,12 @@ static rdt_status meet_as_member(rdt_group *group, const char *root, rdt_member 
   if (status == RDT_OK) group->reads = can_read(group, members);
   if (status == RDT_OK) status = send_rank(group, group->links[0].channel, RDT_GROUP_READY);
   if (status == RDT_OK) status = await_go(group, deadline);
-  rdt_scratch_give(group->groups, block);
+  rdt_group_scratch_give(group->groups, block);
   return status;
 }
 
 rdt_status rdt_group_meet(rdt_group *group, const char *root, rdt_deadline deadline) {
-  rdt_member *members = calloc(group->size, sizeof(*members));
+  rdt_group_member *members = calloc(group->size, sizeof(*members));
   if (!members) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   rdt_status status = group->rank == 0 ? meet_as_root(group, members, deadline)
                                        : meet_as_member(group, root, members, deadline);

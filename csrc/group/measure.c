@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What messages, transfers and reductions cost here, found out by rank 0 when the group meets.
+ * Measures what messages, transfers and reductions cost here. Rank 0 does so when the group meets.
  */
 #include <string.h>
 #include <time.h>
 
 #include "base/status.h"
+#include "core/post/channel.h"
+#include "core/post/polling.h"
 #include "group/meeting.h"
 #include "group/reduce.h"
 
 #define PINGS 64
 #define READS 8
-#define BUDGET_NS 5000000 /* for each, after which no more are made; at least one always is */
+#define BUDGET_NS 5000000 /* time for each measurement, which has at least one lap */
 #define PING_MS 1000
 
 static double now_ns(void) {
@@ -20,7 +22,7 @@ static double now_ns(void) {
   return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 }
 
-/* The shortest counts: what is longer was interrupted by something else. */
+/* The shortest lap counts: longer ones were interrupted. */
 typedef struct {
   double start, began, best;
 } stopwatch;
@@ -28,7 +30,7 @@ typedef struct {
 static void begin(stopwatch *watch) { watch->began = watch->best = 0, watch->start = now_ns(); }
 static void lap_begin(stopwatch *watch) { watch->began = now_ns(); }
 
-/* True while there is time for another lap. */
+/* Returns true while there is time for another lap. */
 static bool lap_end(stopwatch *watch) {
   double now = now_ns(), took = now - watch->began;
   if (watch->best == 0 || took < watch->best) watch->best = took;
@@ -41,7 +43,7 @@ static rdt_status ping(rdt_group *group, rdt_channel *channel) {
   rdt_deadline deadline = rdt_deadline_after(PING_MS);
   rdt_wire_begin(&wire, (rdt_message_type)0, 0);
   rdt_wire_put_u64(&wire, 0);
-  rdt_status status = rdt_meeting_send(channel, RDT_GROUP_PING, &wire);
+  rdt_status status = rdt_group_meeting_send(channel, RDT_GROUP_PING, &wire);
   while (status == RDT_OK && atomic_load(&group->groups->pongs) == before) {
     rdt_channel_poll(channel);
     if (atomic_load(&channel->down)) status = rdt_channel_fail_down(channel);
@@ -82,8 +84,8 @@ static rdt_status read_once(rdt_remote_region *remote, uint64_t offset, char *to
   return status;
 }
 
-static rdt_status measure_bytes(rdt_channel *channel, const rdt_measure_place *place, char *to,
-                                rdt_deadline deadline, double *byte_ns) {
+static rdt_status measure_bytes(rdt_channel *channel, const rdt_group_measure_place *place,
+                                char *to, rdt_deadline deadline, double *byte_ns) {
   rdt_remote_region *remote;
   stopwatch watch;
   bool more = true;
@@ -109,27 +111,27 @@ static double measure_reduction(char *memory) {
   begin(&watch);
   for (int i = 0; i < READS && more; i++) {
     lap_begin(&watch);
-    rdt_reduce(RDT_FLOAT32, RDT_SUM, memory, memory, memory + half, half / sizeof(float));
+    rdt_group_reduce(RDT_FLOAT32, RDT_SUM, memory, memory, memory + half, half / sizeof(float));
     more = lap_end(&watch);
   }
   return watch.best / (double)half;
 }
 
-/* The first member inside, or outside of, this host; 0 if there is none. */
-static uint32_t example(const rdt_group *group, rdt_pair pair) {
+/* Returns the first member inside, or outside, this host; 0 if there is none. */
+static uint32_t example(const rdt_group *group, rdt_group_pair pair) {
   for (uint32_t i = 1; i < group->size; i++)
     if ((group->hosts[i] != group->hosts[0]) == (pair == RDT_PAIR_REMOTE)) return i;
   return 0;
 }
 
-rdt_status rdt_group_measure(rdt_group *group, const rdt_measure_place *places,
+rdt_status rdt_group_measure(rdt_group *group, const rdt_group_measure_place *places,
                              rdt_deadline deadline) {
-  rdt_block *block;
-  rdt_status status = rdt_scratch_take(group->groups, RDT_MEASURE_BYTES, &block);
+  rdt_group_block *block;
+  rdt_status status = rdt_group_scratch_take(group->groups, RDT_MEASURE_BYTES, &block);
   if (status != RDT_OK) return status;
   group->costs.reduce_byte_ns = measure_reduction(block->address);
   for (int pair = 0; pair < 2 && status == RDT_OK; pair++) {
-    uint32_t member = example(group, (rdt_pair)pair);
+    uint32_t member = example(group, (rdt_group_pair)pair);
     if (member == 0) continue;
     rdt_channel *channel = group->links[member].channel;
     status = measure_latency(group, channel, &group->costs.latency_ns[pair]);
@@ -137,6 +139,6 @@ rdt_status rdt_group_measure(rdt_group *group, const rdt_measure_place *places,
       status = measure_bytes(channel, &places[member], block->address, deadline,
                              &group->costs.byte_ns[pair]);
   }
-  rdt_scratch_give(group->groups, block);
+  rdt_group_scratch_give(group->groups, block);
   return status;
 }

@@ -6,17 +6,19 @@
 
 #include "base/config.h"
 #include "base/status.h"
+#include "core/meet/connect.h"
+#include "core/post/channel.h"
 
 #define VISITORS 4096u /* kept by a device */
 
 /* ---- sending --------------------------------------------------------------------------------------- */
 
-/* Until a group has its number it is known by its name. */
-static bool by_name(rdt_message_kind kind) {
+/* A group is known by its name until it has a number. */
+static bool by_name(rdt_group_message_kind kind) {
   return kind == RDT_GROUP_JOIN || kind == RDT_GROUP_REFUSE || kind == RDT_GROUP_TABLE;
 }
 
-void rdt_meeting_begin(rdt_wire *wire, const rdt_group *group, rdt_message_kind kind) {
+void rdt_group_meeting_begin(rdt_wire *wire, const rdt_group *group, rdt_group_message_kind kind) {
   rdt_wire_begin(wire, (rdt_message_type)0, 0);
   if (by_name(kind))
     rdt_wire_put_text(wire, group->name);
@@ -29,7 +31,8 @@ static void free_sent(void *context, rdt_status status) {
   free(context);
 }
 
-rdt_status rdt_meeting_send(rdt_channel *channel, rdt_message_kind kind, const rdt_wire *wire) {
+rdt_status rdt_group_meeting_send(rdt_channel *channel, rdt_group_message_kind kind,
+                                  const rdt_wire *wire) {
   size_t size;
   uint8_t *bytes = malloc(RDT_WIRE_MESSAGE_SIZE);
   if (!bytes) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
@@ -44,40 +47,40 @@ rdt_status rdt_meeting_send(rdt_channel *channel, rdt_message_kind kind, const r
 
 /* ---- visitors -------------------------------------------------------------------------------------- */
 
-void rdt_visitor_free(rdt_visitor *visitor) {
+void rdt_group_visitor_free(rdt_group_visitor *visitor) {
   if (!visitor) return;
   rdt_channel_unref(visitor->channel);
   free(visitor);
 }
 
-static rdt_visitor *unlink_visitor(rdt_groups *groups, rdt_visitor **link) {
-  rdt_visitor *visitor = *link;
+static rdt_group_visitor *unlink_visitor(rdt_groups *groups, rdt_group_visitor **link) {
+  rdt_group_visitor *visitor = *link;
   *link = visitor->next;
   groups->visitor_count--;
   return visitor;
 }
 
-void rdt_visitors_expire(rdt_groups *groups, int64_t now) {
+void rdt_group_visitors_expire(rdt_groups *groups, int64_t now) {
   int64_t span = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
-  for (rdt_visitor **link = &groups->visitors; *link;) {
+  for (rdt_group_visitor **link = &groups->visitors; *link;) {
     if (now - (*link)->came > span)
-      rdt_visitor_free(unlink_visitor(groups, link));
+      rdt_group_visitor_free(unlink_visitor(groups, link));
     else
       link = &(*link)->next;
   }
 }
 
-void rdt_visitors_forget(rdt_groups *groups) {
-  if (groups->joining > 0) return; /* what a peer said before it went may tell a member why */
-  for (rdt_visitor **link = &groups->visitors; *link;) {
+void rdt_group_visitors_forget(rdt_groups *groups) {
+  if (groups->joining > 0) return; /* the last message of a lost peer may say why it left */
+  for (rdt_group_visitor **link = &groups->visitors; *link;) {
     if (atomic_load(&(*link)->channel->down))
-      rdt_visitor_free(unlink_visitor(groups, link));
+      rdt_group_visitor_free(unlink_visitor(groups, link));
     else
       link = &(*link)->next;
   }
 }
 
-/* A group that is complete takes no more members, but the last may ask twice. */
+/* A complete group takes no more members, but the last may ask twice. */
 static bool is_complete(rdt_groups *groups, const rdt_channel *channel, const char *name) {
   const rdt_group *group = groups->list;
   while (group && strcmp(group->name, name) != 0) group = group->next;
@@ -93,40 +96,41 @@ static void refuse_late(rdt_channel *channel, const char *name) {
   rdt_wire_put_text(&wire, name);
   rdt_wire_put_u32(&wire, (uint32_t)RDT_ERR_REFUSED);
   rdt_wire_put_text(&wire, "the group is complete: other devices have all its ranks");
-  rdt_meeting_send(channel, RDT_GROUP_REFUSE, &wire);
+  rdt_group_meeting_send(channel, RDT_GROUP_REFUSE, &wire);
 }
 
-static void keep(rdt_channel *channel, rdt_message_kind kind, const void *data, size_t size) {
-  rdt_groups *groups = channel->device->groups;
-  rdt_visitor *visitor = malloc(sizeof(*visitor) + size);
-  if (!visitor) return; /* it comes again, or its sender's deadline passes */
+static void keep(rdt_channel *channel, rdt_group_message_kind kind, const void *data, size_t size) {
+  rdt_groups *groups = rdt_groups_of(channel->device);
+  rdt_group_visitor *visitor = malloc(sizeof(*visitor) + size);
+  if (!visitor) return; /* its sender repeats it, or its deadline passes */
   rdt_channel_ref(channel);
-  *visitor = (rdt_visitor){.channel = channel, .kind = kind, .came = rdt_now_ms(), .size = size};
+  *visitor =
+      (rdt_group_visitor){.channel = channel, .kind = kind, .came = rdt_now_ms(), .size = size};
   memcpy(visitor->data, data, size);
   pthread_mutex_lock(&groups->lock);
-  rdt_visitors_expire(groups, visitor->came);
+  rdt_group_visitors_expire(groups, visitor->came);
   bool room = groups->visitor_count < VISITORS && !groups->stopping;
   if (room) {
-    rdt_visitor **link = &groups->visitors; /* in the order in which they came */
+    rdt_group_visitor **link = &groups->visitors; /* appended, to keep the order of arrival */
     while (*link) link = &(*link)->next;
     *link = visitor;
     groups->visitor_count++;
     pthread_cond_broadcast(&groups->visited);
   }
   pthread_mutex_unlock(&groups->lock);
-  if (!room) rdt_visitor_free(visitor);
+  if (!room) rdt_group_visitor_free(visitor);
 }
 
 static void answer_ping(rdt_channel *channel) {
   rdt_wire wire;
   rdt_wire_begin(&wire, (rdt_message_type)0, 0);
   rdt_wire_put_u64(&wire, 0);
-  rdt_meeting_send(channel, RDT_GROUP_PONG, &wire);
+  rdt_group_meeting_send(channel, RDT_GROUP_PONG, &wire);
 }
 
-/* Is it a JOIN for a group that has all its members? */
+/* Returns true for a JOIN to a group that has all its members. */
 static bool comes_late(rdt_channel *channel, const void *data, size_t size, char *name) {
-  rdt_groups *groups = channel->device->groups;
+  rdt_groups *groups = rdt_groups_of(channel->device);
   rdt_wire wire;
   rdt_wire_load(&wire, data, size);
   rdt_wire_get_text(&wire, name, RDT_GROUP_NAME_SIZE);
@@ -137,7 +141,8 @@ static bool comes_late(rdt_channel *channel, const void *data, size_t size, char
   return late;
 }
 
-void rdt_group_visit(rdt_channel *channel, rdt_message_kind kind, const void *data, size_t size) {
+void rdt_group_visit(rdt_channel *channel, rdt_group_message_kind kind, const void *data,
+                     size_t size) {
   char name[RDT_GROUP_NAME_SIZE];
   if (size > RDT_WIRE_MESSAGE_SIZE - RDT_WIRE_HEADER_SIZE) {
     rdt_fail(RDT_ERR_PROTOCOL, "%s sent a malformed message of a group", channel->peer_name);
@@ -145,7 +150,7 @@ void rdt_group_visit(rdt_channel *channel, rdt_message_kind kind, const void *da
   } else if (kind == RDT_GROUP_PING) {
     answer_ping(channel);
   } else if (kind == RDT_GROUP_PONG) {
-    atomic_fetch_add(&channel->device->groups->pongs, 1);
+    atomic_fetch_add(&rdt_groups_of(channel->device)->pongs, 1);
   } else if (kind == RDT_GROUP_JOIN && comes_late(channel, data, size, name)) {
     refuse_late(channel, name);
   } else {
@@ -153,8 +158,8 @@ void rdt_group_visit(rdt_channel *channel, rdt_message_kind kind, const void *da
   }
 }
 
-/* Loads the message behind what names its group; false if that is another one. */
-static bool is_for(const rdt_group *group, const rdt_visitor *visitor, rdt_wire *wire) {
+/* Loads the message behind the name of its group. Returns false if it is for another group. */
+static bool is_for(const rdt_group *group, const rdt_group_visitor *visitor, rdt_wire *wire) {
   char name[RDT_GROUP_NAME_SIZE];
   rdt_wire_load(wire, visitor->data, visitor->size);
   if (!by_name(visitor->kind)) return rdt_wire_get_u64(wire) == group->id && !wire->bad;
@@ -162,9 +167,9 @@ static bool is_for(const rdt_group *group, const rdt_visitor *visitor, rdt_wire 
   return !wire->bad && strcmp(name, group->name) == 0;
 }
 
-static rdt_visitor *find_visitor(rdt_group *group, unsigned kinds, rdt_wire *wire) {
+static rdt_group_visitor *find_visitor(rdt_group *group, unsigned kinds, rdt_wire *wire) {
   rdt_groups *groups = group->groups;
-  for (rdt_visitor **link = &groups->visitors; *link; link = &(*link)->next)
+  for (rdt_group_visitor **link = &groups->visitors; *link; link = &(*link)->next)
     if ((kinds & RDT_MEETING_BIT((*link)->kind)) && is_for(group, *link, wire))
       return unlink_visitor(groups, link);
   return NULL;
@@ -177,8 +182,8 @@ static rdt_status check_members(const rdt_group *group) {
   return RDT_OK;
 }
 
-rdt_status rdt_meeting_await(rdt_group *group, unsigned kinds, rdt_deadline until,
-                             rdt_visitor **visitor, rdt_wire *wire) {
+rdt_status rdt_group_meeting_await(rdt_group *group, unsigned kinds, rdt_deadline until,
+                                   rdt_group_visitor **visitor, rdt_wire *wire) {
   rdt_groups *groups = group->groups;
   rdt_status status = RDT_OK;
   pthread_mutex_lock(&groups->lock);
@@ -204,7 +209,7 @@ rdt_status rdt_meeting_await(rdt_group *group, unsigned kinds, rdt_deadline unti
 static rdt_channel *find_channel(rdt_groups *groups, const char *address, uint64_t generation) {
   rdt_channel *found = NULL;
   pthread_mutex_lock(&groups->lock);
-  for (rdt_channel_entry *each = groups->channels; each && !found; each = each->next) {
+  for (rdt_group_channel *each = groups->channels; each && !found; each = each->next) {
     rdt_channel *channel = each->channel;
     if (strcmp(channel->peer_address, address) == 0 && !atomic_load(&channel->down) &&
         !atomic_load(&channel->broken) && !atomic_load(&channel->close_requested) &&
@@ -216,12 +221,12 @@ static rdt_channel *find_channel(rdt_groups *groups, const char *address, uint64
   return found;
 }
 
-rdt_status rdt_meeting_connect(rdt_group *group, const char *address, uint64_t generation,
-                               rdt_deadline deadline, rdt_channel **channel) {
+rdt_status rdt_group_meeting_connect(rdt_group *group, const char *address, uint64_t generation,
+                                     rdt_deadline deadline, rdt_channel **channel) {
   *channel = find_channel(group->groups, address, generation);
   if (*channel) return RDT_OK;
-  rdt_status status = rdt_bootstrap_connect(group->device, address, RDT_PURPOSE_GROUPS,
-                                            rdt_deadline_left(deadline), channel);
+  rdt_status status = rdt_connect_for(group->device, address, RDT_PURPOSE_GROUPS,
+                                      rdt_deadline_left(deadline), channel);
   if (status == RDT_OK && generation != 0 && (*channel)->peer_generation != generation) {
     rdt_channel_unref(*channel);
     status = rdt_fail(RDT_ERR_CONNECTION_LOST, "another device than the one that joined is at %s",
@@ -230,13 +235,13 @@ rdt_status rdt_meeting_connect(rdt_group *group, const char *address, uint64_t g
   return status;
 }
 
-void rdt_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel) {
-  rdt_link *link = &group->links[rank];
+void rdt_group_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel) {
+  rdt_group_link *link = &group->links[rank];
   pthread_mutex_lock(&group->groups->lock);
   rdt_channel_ref(channel);
   link->channel = channel;
   link->maps = (channel->transport->capabilities & RDT_CAP_MAP) != 0;
-  link->process = rdt_process_of(channel);
+  link->process = rdt_group_process_of(channel);
   if (atomic_load(&channel->down)) atomic_store(&link->down, true);
   pthread_mutex_unlock(&group->groups->lock);
 }

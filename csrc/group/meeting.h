@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Messages by which members of a group meet, before it has a number: encoded field by field (core/wire.h),
- * kept until the thread that creates the group asks for them.
+ * Messages by which members of a group meet before it has a number. They are encoded field by
+ * field (base/wire.h), and kept until the thread that creates the group asks for them.
  */
 #ifndef RDT_GROUP_MEETING_H
 #define RDT_GROUP_MEETING_H
@@ -9,47 +9,51 @@
 #include "group/group.h"
 
 /* Begins a message that the group's members recognise. */
-void rdt_meeting_begin(rdt_wire *wire, const rdt_group *group, rdt_message_kind kind);
+void rdt_group_meeting_begin(rdt_wire *wire, const rdt_group *group, rdt_group_message_kind kind);
 /* Sends what was put into `wire`. */
-rdt_status rdt_meeting_send(rdt_channel *channel, rdt_message_kind kind, const rdt_wire *wire);
+rdt_status rdt_group_meeting_send(rdt_channel *channel, rdt_group_message_kind kind,
+                                  const rdt_wire *wire);
 
 #define RDT_MEETING_BIT(kind) (1u << ((kind) - RDT_GROUP_JOIN))
 
-/* Waits for a message of the group of one of the kinds in `kinds` (RDT_MEETING_BIT), and loads it behind what
- * names the group. The visitor is the caller's, to be freed with rdt_visitor_free. RDT_ERR_DEADLINE when
- * `until` passed, RDT_ERR_CONNECTION_LOST when a member is gone, RDT_ERR_CLOSED. */
-rdt_status rdt_meeting_await(rdt_group *group, unsigned kinds, rdt_deadline until,
-                             rdt_visitor **visitor, rdt_wire *wire);
-void rdt_visitor_free(rdt_visitor *visitor);
+/* Waits for a message of the group, of one of the kinds in `kinds` (RDT_MEETING_BIT), and loads
+ * it behind the name of the group. The caller frees the visitor with rdt_group_visitor_free. Returns
+ * RDT_ERR_DEADLINE after `until`, RDT_ERR_CONNECTION_LOST if a member is gone, or
+ * RDT_ERR_CLOSED. */
+rdt_status rdt_group_meeting_await(rdt_group *group, unsigned kinds, rdt_deadline until,
+                                   rdt_group_visitor **visitor, rdt_wire *wire);
+void rdt_group_visitor_free(rdt_group_visitor *visitor);
 
-/* A channel of groups to the device at `address`, held: one that there is, or a new one. `generation` 0 takes
- * any device there. */
-rdt_status rdt_meeting_connect(rdt_group *group, const char *address, uint64_t generation,
-                               rdt_deadline deadline, rdt_channel **channel);
+/* Finds or opens a channel of groups to the device at `address`, and takes a reference.
+ * `generation` 0 accepts any device there. */
+rdt_status rdt_group_meeting_connect(rdt_group *group, const char *address, uint64_t generation,
+                                     rdt_deadline deadline, rdt_channel **channel);
 
-/* What a link to this member can do, once it has its channel. */
-void rdt_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel);
+/* Sets what a link to this member can do, once it has its channel. */
+void rdt_group_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel);
 
-/* What rank 0 knows of a member, and tells the others. */
-typedef struct rdt_member {
-  rdt_channel *channel; /* held; NULL until it joined. Only of rank 0 */
+/* What rank 0 knows about a member, and tells the others. */
+typedef struct rdt_group_member {
+  rdt_channel *channel; /* held; NULL until the member joined; at rank 0 only */
   char address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
   uint64_t generation;
-  uint64_t mark; /* where its generation lies in its process */
+  uint64_t mark; /* address of its generation in its process */
   uint32_t host;
-} rdt_member;
+} rdt_group_member;
 
-/* table.c. Rank 0 sends it to all; the others add each part: *known counts the members that are known. False if
- * the part is malformed, or not the next one. */
-rdt_status rdt_table_send(const rdt_group *group, const rdt_member *members);
-bool rdt_table_get(rdt_group *group, rdt_wire *wire, rdt_member *members, uint32_t *known);
+/* table.c: rank 0 sends the table to all. The others add each part; *known counts the members
+ * they know. Adding returns false if the part is malformed, or not the next one. */
+rdt_status rdt_group_table_send(const rdt_group *group, const rdt_group_member *members);
+bool rdt_group_table_get(rdt_group *group, rdt_wire *wire, rdt_group_member *members,
+                         uint32_t *known);
 
-/* measure.c: fills in group->costs. At rank 0; `places` tells where each member has RDT_MEASURE_BYTES. */
+/* measure.c: rank 0 fills in group->costs. `places` tells where each member has
+ * RDT_MEASURE_BYTES. */
 #define RDT_MEASURE_BYTES (1024u * 1024)
-typedef struct rdt_measure_place {
+typedef struct rdt_group_measure_place {
   uint64_t key, offset;
-} rdt_measure_place;
-rdt_status rdt_group_measure(rdt_group *group, const rdt_measure_place *places,
+} rdt_group_measure_place;
+rdt_status rdt_group_measure(rdt_group *group, const rdt_group_measure_place *places,
                              rdt_deadline deadline);
 
 #endif

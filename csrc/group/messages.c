@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sending messages of operations, the credit of eager ones, and the peers' regions that messages name.
+ * Sends messages of operations, and keeps the credit of eager ones and the peers' regions that
+ * messages name.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,10 +14,11 @@
 #define SHORT_PAYLOAD 256u
 #define FREE_PARTS 256u /* kept of each kind */
 
-/* What a peer may have sent eagerly that is not done with; beyond it messages go the longer way. */
+/* How much a peer may have sent eagerly that is not done with. Beyond it messages are lent or
+ * pushed. */
 #define EAGER_WINDOW (1024u * 1024)
 #define EAGER_COST 256u    /* of a message, besides its payload */
-#define EMPTY_LIMIT 65536u /* of messages without payload, which go out without credit */
+#define EMPTY_LIMIT 65536u /* of messages without payload, which are sent without credit */
 
 /* ---- parts ----------------------------------------------------------------------------------------- */
 
@@ -24,12 +26,12 @@ static uint64_t capacity_of(const rdt_group *group, bool whole) {
   return whole ? group->eager : SHORT_PAYLOAD;
 }
 
-rdt_part *rdt_part_new(rdt_group *group, uint64_t payload) {
+rdt_group_part *rdt_group_part_new(rdt_group *group, uint64_t payload) {
   bool whole = payload > SHORT_PAYLOAD;
   uint64_t capacity = capacity_of(group, whole);
   if (capacity < payload) capacity = payload;
   pthread_mutex_lock(&group->lock);
-  rdt_part *part = group->free_parts[whole];
+  rdt_group_part *part = group->free_parts[whole];
   if (part && part->capacity >= payload) {
     group->free_parts[whole] = part->next;
     group->free_counts[whole]--;
@@ -49,7 +51,7 @@ rdt_part *rdt_part_new(rdt_group *group, uint64_t payload) {
   return part;
 }
 
-void rdt_part_free(rdt_group *group, rdt_part *part) {
+void rdt_group_part_free(rdt_group *group, rdt_group_part *part) {
   if (!part) return;
   bool whole = part->capacity > SHORT_PAYLOAD;
   pthread_mutex_lock(&group->lock);
@@ -65,34 +67,34 @@ void rdt_part_free(rdt_group *group, rdt_part *part) {
 
 /* ---- sending --------------------------------------------------------------------------------------- */
 
-void rdt_message_begin(rdt_operation *operation, rdt_part *part, rdt_message_kind kind,
-                       const rdt_program_step *step) {
+void rdt_group_message_begin(rdt_group_operation *operation, rdt_group_part *part,
+                             rdt_group_message_kind kind, const rdt_group_program_step *step) {
   part->kind = kind;
-  part->head = (rdt_message){.group = operation->group->id,
-                             .tag = {operation->tag[0], operation->tag[1]},
-                             .shape = operation->shape,
-                             .from = operation->group->rank,
-                             .lane = step->step.lane,
-                             .number = step->number};
+  part->head = (rdt_group_message){.group = operation->group->id,
+                                   .tag = {operation->tag[0], operation->tag[1]},
+                                   .shape = operation->shape,
+                                   .from = operation->group->rank,
+                                   .lane = step->step.lane,
+                                   .number = step->number};
 }
 
 static void sent(void *context, rdt_status status) {
-  rdt_part *part = context;
+  rdt_group_part *part = context;
   rdt_group *group = part->group;
-  (void)status; /* the channel is down then, and everybody learns it from that */
-  rdt_part_free(group, part);
+  (void)status; /* on failure the channel is down, and everybody learns it from that */
+  rdt_group_part_free(group, part);
   rdt_group_unref(group);
 }
 
-/* Every message returns credit by the way. */
-static void return_credit(rdt_group *group, uint32_t peer, rdt_message *message) {
-  rdt_link *link = &group->links[peer];
+/* Every message also returns credit. */
+static void return_credit(rdt_group *group, uint32_t peer, rdt_group_message *message) {
+  rdt_group_link *link = &group->links[peer];
   uint64_t taken = atomic_load_explicit(&link->eager_taken, memory_order_relaxed);
   message->credit = taken;
   atomic_store_explicit(&link->eager_told, taken, memory_order_relaxed);
 }
 
-rdt_status rdt_part_send(rdt_group *group, uint32_t peer, rdt_part *part) {
+rdt_status rdt_group_part_send(rdt_group *group, uint32_t peer, rdt_group_part *part) {
   return_credit(group, peer, &part->head);
   rdt_op op = {.kind = RDT_OP_NOTIFY,
                .local = &part->head,
@@ -106,8 +108,8 @@ rdt_status rdt_part_send(rdt_group *group, uint32_t peer, rdt_part *part) {
 }
 
 static void pushed(void *context, rdt_status status) {
-  rdt_part *part = context;
-  rdt_operation *operation = part->operation;
+  rdt_group_part *part = context;
+  rdt_group_operation *operation = part->operation;
   rdt_group *group = part->group;
   part->kind = RDT_GROUP_WRITTEN;
   part->head.status = status;
@@ -115,13 +117,13 @@ static void pushed(void *context, rdt_status status) {
   part->next = NULL;
   *operation->inbox_tail = part;
   operation->inbox_tail = &part->next;
-  rdt_operation_stir(operation);
+  rdt_group_operation_stir(operation);
   pthread_mutex_unlock(&group->lock);
   rdt_group_unref(group);
 }
 
-rdt_status rdt_part_push(rdt_group *group, uint32_t peer, rdt_part *part, const void *from,
-                         rdt_remote_region *to) {
+rdt_status rdt_group_part_push(rdt_group *group, uint32_t peer, rdt_group_part *part,
+                               const void *from, rdt_remote_region *to) {
   return_credit(group, peer, &part->head);
   rdt_op ops[2] = {{.kind = RDT_OP_WRITE,
                     .local = (void *)from,
@@ -136,45 +138,45 @@ rdt_status rdt_part_push(rdt_group *group, uint32_t peer, rdt_part *part, const 
   rdt_group_ref(group);
   rdt_status status = rdt_channel_post(group->links[peer].channel, ops, 2, pushed, part);
   if (status == RDT_IN_PROGRESS) return status;
-  rdt_part_free(group, part);
+  rdt_group_part_free(group, part);
   rdt_group_unref(group);
   return status;
 }
 
-/* The head has what is not the same in all of them. */
-static void send_abort(rdt_group *group, uint32_t peer, rdt_message head, const char *detail,
+/* `head` has the fields in which ABORTs differ. */
+static void send_abort(rdt_group *group, uint32_t peer, rdt_group_message head, const char *detail,
                        const char *text) {
   size_t size = strnlen(detail, RDT_GROUP_DETAIL - 1), length = strnlen(text, RDT_GROUP_REASON - 1);
-  rdt_part *part = rdt_part_new(group, size + length);
-  if (!part) return; /* then the peer learns it when its own deadline passes */
+  rdt_group_part *part = rdt_group_part_new(group, size + length);
+  if (!part) return; /* the peer learns it when its own deadline passes */
   part->kind = RDT_GROUP_ABORT;
   part->head = head;
   part->head.group = group->id;
   part->head.from = group->rank;
   part->head.size = size;
-  char *payload = rdt_part_payload(part);
+  char *payload = rdt_group_part_payload(part);
   memcpy(payload, detail, size);
   memcpy(payload + size, text, length);
-  rdt_part_send(group, peer, part);
+  rdt_group_part_send(group, peer, part);
 }
 
-void rdt_abort_send(rdt_group *group, uint32_t peer, const uint64_t tag[2], rdt_status status,
-                    const char *text, rdt_abort which) {
-  const rdt_message head = {.tag = {tag[0], tag[1]}, .status = status, .number = which};
+void rdt_group_abort_send(rdt_group *group, uint32_t peer, const uint64_t tag[2], rdt_status status,
+                          const char *text, rdt_group_abort_kind which) {
+  const rdt_group_message head = {.tag = {tag[0], tag[1]}, .status = status, .number = which};
   send_abort(group, peer, head, "", text);
 }
 
-void rdt_operation_abort_send(const rdt_operation *operation, uint32_t peer) {
-  const rdt_message head = {.tag = {operation->tag[0], operation->tag[1]},
-                            .shape = operation->shape,
-                            .status = operation->status,
-                            .number = RDT_ABORT_OPERATION};
+void rdt_group_operation_abort_send(const rdt_group_operation *operation, uint32_t peer) {
+  const rdt_group_message head = {.tag = {operation->tag[0], operation->tag[1]},
+                                  .shape = operation->shape,
+                                  .status = operation->status,
+                                  .number = RDT_ABORT_OPERATION};
   send_abort(operation->group, peer, head, operation->detail, operation->text);
 }
 
 /* ---- credit ---------------------------------------------------------------------------------------- */
 
-bool rdt_credit_take(rdt_link *link, uint64_t bytes, bool always) {
+bool rdt_group_credit_take(rdt_group_link *link, uint64_t bytes, bool always) {
   uint64_t cost = bytes + EAGER_COST;
   uint64_t before = atomic_fetch_add_explicit(&link->eager_sent, cost, memory_order_relaxed);
   uint64_t returned = atomic_load_explicit(&link->eager_returned, memory_order_relaxed);
@@ -183,26 +185,26 @@ bool rdt_credit_take(rdt_link *link, uint64_t bytes, bool always) {
   return false;
 }
 
-void rdt_credit_return(rdt_group *group, uint32_t peer, uint64_t bytes) {
-  rdt_link *link = &group->links[peer];
+void rdt_group_credit_return(rdt_group *group, uint32_t peer, uint64_t bytes) {
+  rdt_group_link *link = &group->links[peer];
   uint64_t cost = bytes + EAGER_COST;
   uint64_t taken = atomic_fetch_add_explicit(&link->eager_taken, cost, memory_order_relaxed) + cost;
   uint64_t told = atomic_load_explicit(&link->eager_told, memory_order_relaxed);
   if ((int64_t)(taken - told) < (int64_t)EAGER_WINDOW / 2 || atomic_load(&link->down)) return;
-  rdt_part *part = rdt_part_new(group, 0);
-  if (!part) return; /* the next message brings it */
+  rdt_group_part *part = rdt_group_part_new(group, 0);
+  if (!part) return; /* the next message returns the credit */
   part->kind = RDT_GROUP_CREDIT;
-  part->head = (rdt_message){.group = group->id, .from = group->rank};
-  rdt_part_send(group, peer, part);
+  part->head = (rdt_group_message){.group = group->id, .from = group->rank};
+  rdt_group_part_send(group, peer, part);
 }
 
-bool rdt_credit_charge(rdt_link *link, uint64_t bytes) {
+bool rdt_group_credit_charge(rdt_group_link *link, uint64_t bytes) {
   uint64_t taken = atomic_load_explicit(&link->eager_taken, memory_order_relaxed);
   link->eager_received += bytes + EAGER_COST;
   return link->eager_received - taken <= EAGER_WINDOW + (uint64_t)EMPTY_LIMIT * EAGER_COST;
 }
 
-void rdt_credit_learn(rdt_link *link, uint64_t returned) {
+void rdt_group_credit_learn(rdt_group_link *link, uint64_t returned) {
   uint64_t sent = atomic_load_explicit(&link->eager_sent, memory_order_relaxed);
   uint64_t known = atomic_load_explicit(&link->eager_returned, memory_order_relaxed);
   while ((int64_t)(returned - known) > 0 && (int64_t)(sent - returned) >= 0)
@@ -211,11 +213,11 @@ void rdt_credit_learn(rdt_link *link, uint64_t returned) {
 
 /* ---- peers' regions ---------------------------------------------------------------------------------- */
 
-static rdt_remote_region *find_open(rdt_group *group, rdt_link *link, uint64_t key) {
+static rdt_remote_region *find_open(rdt_group *group, rdt_group_link *link, uint64_t key) {
   rdt_remote_region *found = NULL;
   pthread_mutex_lock(&group->lock);
   for (size_t i = 0; i < RDT_LINK_REMOTES && !found; i++) {
-    rdt_link_remote *each = &link->remotes[i];
+    rdt_group_link_remote *each = &link->remotes[i];
     if (!each->region || each->key != key) continue;
     found = each->region;
     each->used = ++link->clock;
@@ -225,25 +227,26 @@ static rdt_remote_region *find_open(rdt_group *group, rdt_link *link, uint64_t k
   return found;
 }
 
-/* Keeps the region open for the next message, in place of the one that was used the longest ago. */
-static void keep_open(rdt_group *group, rdt_link *link, uint64_t key, rdt_remote_region *region) {
+/* Keeps the region open for the next message, in place of the least recently used one. */
+static void keep_open(rdt_group *group, rdt_group_link *link, uint64_t key,
+                      rdt_remote_region *region) {
   rdt_remote_region *dropped = NULL;
   pthread_mutex_lock(&group->lock);
-  rdt_link_remote *oldest = &link->remotes[0];
+  rdt_group_link_remote *oldest = &link->remotes[0];
   for (size_t i = 1; i < RDT_LINK_REMOTES; i++)
     if (link->remotes[i].used < oldest->used) oldest = &link->remotes[i];
   if (!atomic_load(&link->down)) {
     dropped = oldest->region;
-    *oldest = (rdt_link_remote){key, ++link->clock, region};
+    *oldest = (rdt_group_link_remote){key, ++link->clock, region};
     rdt_remote_region_ref(region);
   }
   pthread_mutex_unlock(&group->lock);
   rdt_remote_region_unref(dropped);
 }
 
-rdt_status rdt_link_open(rdt_group *group, uint32_t peer, uint64_t key,
-                         rdt_remote_region **region) {
-  rdt_link *link = &group->links[peer];
+rdt_status rdt_group_link_open(rdt_group *group, uint32_t peer, uint64_t key,
+                               rdt_remote_region **region) {
+  rdt_group_link *link = &group->links[peer];
   *region = find_open(group, link, key);
   if (*region) return RDT_OK;
   if (rdt_on_progress_thread()) return RDT_IN_PROGRESS;
@@ -252,9 +255,9 @@ rdt_status rdt_link_open(rdt_group *group, uint32_t peer, uint64_t key,
   return status;
 }
 
-void rdt_link_forget(rdt_link *link) {
+void rdt_group_link_forget(rdt_group_link *link) {
   for (size_t i = 0; i < RDT_LINK_REMOTES; i++) {
     rdt_remote_region_unref(link->remotes[i].region);
-    link->remotes[i] = (rdt_link_remote){0};
+    link->remotes[i] = (rdt_group_link_remote){0};
   }
 }

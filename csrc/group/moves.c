@@ -1,93 +1,101 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How the elements of one step move. Short messages carry them (EAGER). Longer ones lie in a region of the
- * sender, or anywhere if the system permits it, where the receiver reads or reduces them (LEND), or, over transports that cannot map memory,
- * are written into a region of the receiver (OFFER, PUSHED). What lies in no region passes through scratch.
+ * Moves the elements of one step. Short messages carry the elements (EAGER). The elements of
+ * longer ones are in a region of the sender, or anywhere if the system permits it, where the
+ * receiver reads or reduces them (LEND). Over transports that cannot map memory, the sender writes
+ * them into a region of the receiver (OFFER, PUSHED). Buffers that are in no region pass through
+ * scratch.
  */
 #include <string.h>
 
 #include "base/copy.h"
 #include "base/status.h"
+#include "core/memory/region.h"
 #include "group/group.h"
 #include "group/reduce.h"
 
-#define READ_BYTES (64u * 1024) /* that are read before they are reduced: they stay in the cache */
-#define STAGE_BYTES (256u * 1024) /* of scratch that a step moves at a time; it has two of these */
+#define READ_BYTES \
+  (64u * 1024) /* bytes to read before they are reduced, so that they stay in the cache */
+#define STAGE_BYTES \
+  (256u * 1024) /* bytes of scratch that a step moves at a time; a step has two such halves */
 
-char *rdt_place_address(const rdt_operation *operation, const rdt_place *place) {
+char *rdt_group_place_address(const rdt_group_operation *operation, const rdt_group_place *place) {
   char *base = place->buffer == RDT_BUFFER_INPUT    ? (char *)operation->input
                : place->buffer == RDT_BUFFER_OUTPUT ? operation->output
                                                     : operation->scratch;
   return base ? base + place->at * operation->element : NULL;
 }
 
-static const rdt_program_step *step_at(const rdt_operation *operation, uint32_t index) {
+static const rdt_group_program_step *step_at(const rdt_group_operation *operation, uint32_t index) {
   return &operation->program->steps[index];
 }
 
-static uint64_t bytes_of(const rdt_operation *operation, const rdt_step *step) {
+static uint64_t bytes_of(const rdt_group_operation *operation, const rdt_group_step *step) {
   return step->count * operation->element;
 }
 
 static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-static void fail_lost(rdt_operation *operation, uint32_t peer) {
-  rdt_operation_fail(operation, RDT_ERR_CONNECTION_LOST,
-                     "group %s: member %u cannot be reached: %s", operation->group->name, peer,
-                     rdt_last_error());
+static void fail_lost(rdt_group_operation *operation, uint32_t peer) {
+  rdt_group_operation_fail(operation, RDT_ERR_CONNECTION_LOST,
+                           "group %s: member %u cannot be reached: %s", operation->group->name,
+                           peer, rdt_last_error());
 }
 
-static void fail_memory(rdt_operation *operation) {
-  rdt_operation_fail(operation, RDT_ERR_NO_MEMORY, "group %s: no memory left",
-                     operation->group->name);
+static void fail_memory(rdt_group_operation *operation) {
+  rdt_group_operation_fail(operation, RDT_ERR_NO_MEMORY, "group %s: no memory left",
+                           operation->group->name);
 }
 
-static void fail_malformed(rdt_operation *operation, uint32_t peer) {
-  rdt_operation_fail(operation, RDT_ERR_PROTOCOL, "group %s: member %u sent a malformed message",
-                     operation->group->name, peer);
+static void fail_malformed(rdt_group_operation *operation, uint32_t peer) {
+  rdt_group_operation_fail(operation, RDT_ERR_PROTOCOL,
+                           "group %s: member %u sent a malformed message", operation->group->name,
+                           peer);
 }
 
-/* Scratch for the step's two stages. */
-static bool take_block(rdt_operation *operation, rdt_step_state *state, uint64_t bytes) {
+/* Takes scratch for the step's two halves. */
+static bool take_block(rdt_group_operation *operation, rdt_group_step_state *state,
+                       uint64_t bytes) {
   if (state->block) return true;
-  rdt_status status =
-      rdt_scratch_take(operation->group->groups, 2 * smaller(bytes, STAGE_BYTES), &state->block);
+  rdt_status status = rdt_group_scratch_take(operation->group->groups,
+                                             2 * smaller(bytes, STAGE_BYTES), &state->block);
   if (status == RDT_OK) return true;
-  rdt_operation_fail(operation, status,
-                     "group %s: no registered memory for what lies in no region: %s",
-                     operation->group->name, rdt_last_error());
+  rdt_group_operation_fail(operation, status,
+                           "group %s: no registered memory for what lies in no region: %s",
+                           operation->group->name, rdt_last_error());
   return false;
 }
 
-/* A message of a step without payload. */
-static void tell(rdt_operation *operation, uint32_t index, rdt_message_kind kind, uint64_t at,
-                 uint64_t size, uint64_t key, uint64_t offset) {
-  const rdt_program_step *step = step_at(operation, index);
-  rdt_part *part = rdt_part_new(operation->group, 0);
+/* Sends a message of a step without payload. */
+static void tell(rdt_group_operation *operation, uint32_t index, rdt_group_message_kind kind,
+                 uint64_t at, uint64_t size, uint64_t key, uint64_t offset) {
+  const rdt_group_program_step *step = step_at(operation, index);
+  rdt_group_part *part = rdt_group_part_new(operation->group, 0);
   if (!part) {
     fail_memory(operation);
     return;
   }
-  rdt_message_begin(operation, part, kind, step);
+  rdt_group_message_begin(operation, part, kind, step);
   part->head.at = at;
   part->head.size = size;
   part->head.key = key;
   part->head.offset = offset;
   if (kind == RDT_GROUP_LEND)
-    rdt_seal(operation->group, &part->head, rdt_place_address(operation, &step->step.from) + at);
-  if (rdt_part_send(operation->group, step->step.peer, part) < 0)
+    rdt_group_seal(operation->group, &part->head,
+                   rdt_group_place_address(operation, &step->step.from) + at);
+  if (rdt_group_part_send(operation->group, step->step.peer, part) < 0)
     fail_lost(operation, step->step.peer);
 }
 
 /* ---- local ----------------------------------------------------------------------------------------- */
 
-void rdt_step_local(rdt_operation *operation, uint32_t index) {
-  const rdt_step *step = &step_at(operation, index)->step;
-  char *to = rdt_place_address(operation, &step->to);
-  const char *from = rdt_place_address(operation, &step->from);
+void rdt_group_step_local(rdt_group_operation *operation, uint32_t index) {
+  const rdt_group_step *step = &step_at(operation, index)->step;
+  char *to = rdt_group_place_address(operation, &step->to);
+  const char *from = rdt_group_place_address(operation, &step->from);
   if (step->kind == RDT_STEP_ACCUMULATE)
-    rdt_reduce((rdt_dtype)operation->shape.dtype, (rdt_reduction)operation->shape.reduction, to, to,
-               from, step->count);
+    rdt_group_reduce((rdt_dtype)operation->shape.dtype, (rdt_reduction)operation->shape.reduction,
+                     to, to, from, step->count);
   else if (to != from)
     rdt_copy(to, from, bytes_of(operation, step), RDT_GROUP_STREAMED);
   operation->steps[index].done = true;
@@ -95,20 +103,22 @@ void rdt_step_local(rdt_operation *operation, uint32_t index) {
 
 /* ---- sending --------------------------------------------------------------------------------------- */
 
-static void count_sent(rdt_operation *operation, uint64_t bytes) { operation->sent += bytes; }
+static void count_sent(rdt_group_operation *operation, uint64_t bytes) { operation->sent += bytes; }
 
-static void send_eager(rdt_operation *operation, uint32_t index, uint64_t bytes) {
-  const rdt_program_step *step = step_at(operation, index);
-  rdt_part *part = rdt_part_new(operation->group, bytes);
+static void send_eager(rdt_group_operation *operation, uint32_t index, uint64_t bytes) {
+  const rdt_group_program_step *step = step_at(operation, index);
+  rdt_group_part *part = rdt_group_part_new(operation->group, bytes);
   if (!part) {
     fail_memory(operation);
     return;
   }
-  rdt_message_begin(operation, part, RDT_GROUP_EAGER, step);
+  rdt_group_message_begin(operation, part, RDT_GROUP_EAGER, step);
   part->head.size = bytes;
-  if (bytes) memcpy(rdt_part_payload(part), rdt_place_address(operation, &step->step.from), bytes);
-  rdt_seal(operation->group, &part->head, rdt_part_payload(part));
-  if (rdt_part_send(operation->group, step->step.peer, part) < 0) {
+  if (bytes)
+    memcpy(rdt_group_part_payload(part), rdt_group_place_address(operation, &step->step.from),
+           bytes);
+  rdt_group_seal(operation->group, &part->head, rdt_group_part_payload(part));
+  if (rdt_group_part_send(operation->group, step->step.peer, part) < 0) {
     fail_lost(operation, step->step.peer);
     return;
   }
@@ -116,9 +126,9 @@ static void send_eager(rdt_operation *operation, uint32_t index, uint64_t bytes)
   count_sent(operation, bytes);
 }
 
-/* Announces all of it at once. */
-static bool lend_in_place(rdt_operation *operation, uint32_t index, uint64_t bytes) {
-  rdt_step_state *state = &operation->steps[index];
+/* Announces all bytes at once. */
+static bool lend_in_place(rdt_group_operation *operation, uint32_t index, uint64_t bytes) {
+  rdt_group_step_state *state = &operation->steps[index];
   if (state->moved == bytes) return false;
   tell(operation, index, RDT_GROUP_LEND, 0, bytes, state->key, state->offset);
   state->moved = bytes;
@@ -126,10 +136,10 @@ static bool lend_in_place(rdt_operation *operation, uint32_t index, uint64_t byt
   return true;
 }
 
-/* One half of the scratch is filled while the peer reads the other. */
-static bool lend_staged(rdt_operation *operation, uint32_t index, uint64_t bytes) {
-  rdt_step_state *state = &operation->steps[index];
-  const char *from = rdt_place_address(operation, &step_at(operation, index)->step.from);
+/* Fills one half of the scratch while the peer reads the other. */
+static bool lend_staged(rdt_group_operation *operation, uint32_t index, uint64_t bytes) {
+  rdt_group_step_state *state = &operation->steps[index];
+  const char *from = rdt_group_place_address(operation, &step_at(operation, index)->step.from);
   bool moved = false;
   if (!take_block(operation, state, bytes)) return false;
   uint64_t stage = smaller(bytes, STAGE_BYTES);
@@ -148,25 +158,25 @@ static bool lend_staged(rdt_operation *operation, uint32_t index, uint64_t bytes
   return moved;
 }
 
-/* Writes what the peer has offered place for. */
-static void push_part(rdt_operation *operation, uint32_t index, const rdt_message *offer,
-                      rdt_remote_region *region) {
-  const rdt_program_step *step = step_at(operation, index);
-  rdt_step_state *state = &operation->steps[index];
-  const char *from = rdt_place_address(operation, &step->step.from) + offer->at;
-  rdt_part *part = rdt_part_new(operation->group, 0);
+/* Writes as much as the peer has offered memory for. */
+static void push_part(rdt_group_operation *operation, uint32_t index,
+                      const rdt_group_message *offer, rdt_remote_region *region) {
+  const rdt_group_program_step *step = step_at(operation, index);
+  rdt_group_step_state *state = &operation->steps[index];
+  const char *from = rdt_group_place_address(operation, &step->step.from) + offer->at;
+  rdt_group_part *part = rdt_group_part_new(operation->group, 0);
   if (!part) {
     fail_memory(operation);
     return;
   }
-  rdt_message_begin(operation, part, RDT_GROUP_PUSHED, step);
+  rdt_group_message_begin(operation, part, RDT_GROUP_PUSHED, step);
   part->head.at = offer->at;
   part->head.size = offer->size;
   part->head.offset = offer->offset;
-  rdt_seal(operation->group, &part->head, from);
+  rdt_group_seal(operation->group, &part->head, from);
   part->operation = operation;
   part->step = index;
-  rdt_status status = rdt_part_push(operation->group, step->step.peer, part, from, region);
+  rdt_status status = rdt_group_part_push(operation->group, step->step.peer, part, from, region);
   if (status < 0) {
     fail_lost(operation, step->step.peer);
     return;
@@ -179,33 +189,35 @@ static void push_part(rdt_operation *operation, uint32_t index, const rdt_messag
     state->acked += offer->size;
 }
 
-static rdt_part *take_part(rdt_step_state *state) {
-  rdt_part *part = state->parts;
+static rdt_group_part *take_part(rdt_group_step_state *state) {
+  rdt_group_part *part = state->parts;
   state->parts = part->next;
   state->waiting--;
   if (!state->parts) state->parts_tail = &state->parts;
   return part;
 }
 
-/* The peer's region, or false if the driver has to be another one, or the operation fails. */
-static bool open_region(rdt_operation *operation, const rdt_message *head,
+/* Opens the peer's region. Returns false if another driver has to do that, or if the operation
+ * fails. */
+static bool open_region(rdt_group_operation *operation, const rdt_group_message *head,
                         rdt_remote_region **region) {
-  rdt_status status = rdt_link_open(operation->group, head->from, head->key, region);
+  rdt_status status = rdt_group_link_open(operation->group, head->from, head->key, region);
   if (status == RDT_OK) return true;
   if (status == RDT_IN_PROGRESS)
     operation->needs_runner = true;
   else
-    rdt_operation_fail(operation, status < -40 && status > -60 ? RDT_ERR_CONNECTION_LOST : status,
-                       "group %s: the memory of member %u cannot be reached: %s",
-                       operation->group->name, head->from, rdt_last_error());
+    rdt_group_operation_fail(operation,
+                             status < -40 && status > -60 ? RDT_ERR_CONNECTION_LOST : status,
+                             "group %s: the memory of member %u cannot be reached: %s",
+                             operation->group->name, head->from, rdt_last_error());
   return false;
 }
 
-static bool push_offered(rdt_operation *operation, uint32_t index) {
-  rdt_step_state *state = &operation->steps[index];
+static bool push_offered(rdt_group_operation *operation, uint32_t index) {
+  rdt_group_step_state *state = &operation->steps[index];
   bool moved = false;
   while (state->parts && operation->status == RDT_IN_PROGRESS) {
-    const rdt_message *offer = &state->parts->head;
+    const rdt_group_message *offer = &state->parts->head;
     rdt_remote_region *region;
     if (state->parts->kind != RDT_GROUP_OFFER || offer->at != state->moved || offer->size == 0) {
       fail_malformed(operation, offer->from);
@@ -214,22 +226,22 @@ static bool push_offered(rdt_operation *operation, uint32_t index) {
     if (!open_region(operation, offer, &region)) break;
     push_part(operation, index, offer, region);
     rdt_remote_region_unref(region);
-    rdt_part_free(operation->group, take_part(state));
+    rdt_group_part_free(operation->group, take_part(state));
     moved = true;
   }
   return moved;
 }
 
-/* How the message will travel. */
-static void begin_send(rdt_operation *operation, uint32_t index, uint64_t bytes) {
-  const rdt_step *step = &step_at(operation, index)->step;
-  rdt_link *link = &operation->group->links[step->peer];
-  rdt_step_state *state = &operation->steps[index];
+/* Decides how the message will travel. */
+static void begin_send(rdt_group_operation *operation, uint32_t index, uint64_t bytes) {
+  const rdt_group_step *step = &step_at(operation, index)->step;
+  rdt_group_link *link = &operation->group->links[step->peer];
+  rdt_group_step_state *state = &operation->steps[index];
   state->begun = true;
-  state->eager = bytes <= operation->group->eager && rdt_credit_take(link, bytes, bytes == 0);
+  state->eager = bytes <= operation->group->eager && rdt_group_credit_take(link, bytes, bytes == 0);
   if (state->eager) return;
   if (link->maps) {
-    const void *from = rdt_place_address(operation, &step->from);
+    const void *from = rdt_group_place_address(operation, &step->from);
     state->direct =
         rdt_region_at(link->channel, from, bytes, RDT_ACCESS_READ, &state->key, &state->offset);
     if (!state->direct && operation->group->reads) {
@@ -237,13 +249,14 @@ static void begin_send(rdt_operation *operation, uint32_t index, uint64_t bytes)
       state->key = 0;
       state->offset = (uintptr_t)from;
     }
-  } else if (bytes <= operation->group->eager) /* otherwise the peer makes an offer by itself */
+  } else if (bytes <=
+             operation->group->eager) /* for longer ones the peer makes an offer by itself */
     tell(operation, index, RDT_GROUP_ASK, 0, bytes, 0, 0);
 }
 
-bool rdt_step_send(rdt_operation *operation, uint32_t index) {
-  const rdt_step *step = &step_at(operation, index)->step;
-  rdt_step_state *state = &operation->steps[index];
+bool rdt_group_step_send(rdt_group_operation *operation, uint32_t index) {
+  const rdt_group_step *step = &step_at(operation, index)->step;
+  rdt_group_step_state *state = &operation->steps[index];
   uint64_t bytes = bytes_of(operation, step);
   bool moved;
   if (!state->begun) begin_send(operation, index, bytes);
@@ -263,65 +276,69 @@ bool rdt_step_send(rdt_operation *operation, uint32_t index) {
 
 /* ---- receiving ----------------------------------------------------------------------------------------- */
 
-/* Takes `size` bytes of the message, from byte `at` on, that lie at `from`. */
-static void consume(rdt_operation *operation, uint32_t index, const char *from, uint64_t at,
+/* Takes `size` bytes at `from`, which are those of the message from byte `at` on. */
+static void consume(rdt_group_operation *operation, uint32_t index, const char *from, uint64_t at,
                     uint64_t size) {
-  const rdt_step *step = &step_at(operation, index)->step;
-  char *to = rdt_place_address(operation, &step->to);
+  const rdt_group_step *step = &step_at(operation, index)->step;
+  char *to = rdt_group_place_address(operation, &step->to);
   if (size == 0) return;
   if (step->kind == RDT_STEP_RECEIVE) {
     rdt_copy(to + at, from, size, RDT_GROUP_STREAMED);
     return;
   }
-  rdt_reduce((rdt_dtype)operation->shape.dtype, (rdt_reduction)operation->shape.reduction, to + at,
-             rdt_place_address(operation, &step->from) + at, from, size / operation->element);
+  rdt_group_reduce((rdt_dtype)operation->shape.dtype, (rdt_reduction)operation->shape.reduction,
+                   to + at, rdt_group_place_address(operation, &step->from) + at, from,
+                   size / operation->element);
 }
 
-/* Reads what is to be reduced piece by piece. */
-static rdt_status reduce_process(rdt_operation *operation, uint32_t index, const rdt_message *loan,
-                                 pid_t process) {
+/* Reads the bytes to reduce piece by piece. */
+static rdt_status reduce_process(rdt_group_operation *operation, uint32_t index,
+                                 const rdt_group_message *loan, pid_t process) {
   rdt_groups *groups = operation->group->groups;
-  bool checked = rdt_seal_matters(operation, loan);
+  bool checked = rdt_group_seal_matters(operation, loan);
   uint32_t crc = 0;
-  rdt_block *block;
-  rdt_status status = rdt_scratch_take(groups, READ_BYTES, &block);
+  rdt_group_block *block;
+  rdt_status status = rdt_group_scratch_take(groups, READ_BYTES, &block);
   for (uint64_t at = 0; at < loan->size && status == RDT_OK; at += READ_BYTES) {
     uint64_t size = smaller(READ_BYTES, loan->size - at);
-    status = rdt_process_read(process, loan->offset + at, block->address, size);
+    status = rdt_group_process_read(process, loan->offset + at, block->address, size);
     if (status != RDT_OK) break;
     if (checked) crc = rdt_crc32c(crc, block->address, size);
     consume(operation, index, block->address, loan->at + at, size);
   }
-  rdt_scratch_give(groups, block);
-  if (status == RDT_OK) rdt_seal_compare(operation, loan, crc);
+  rdt_group_scratch_give(groups, block);
+  if (status == RDT_OK) rdt_group_seal_compare(operation, loan, crc);
   return status;
 }
 
-/* Reads what lies in no region. */
-static void read_process(rdt_operation *operation, uint32_t index, const rdt_message *loan) {
+/* Reads a peer's memory that is in no region. */
+static void read_process(rdt_group_operation *operation, uint32_t index,
+                         const rdt_group_message *loan) {
   rdt_group *group = operation->group;
-  const rdt_step *step = &step_at(operation, index)->step;
+  const rdt_group_step *step = &step_at(operation, index)->step;
   pid_t process = group->links[loan->from].process;
   rdt_status status;
   if (step->kind == RDT_STEP_RECEIVE) {
-    char *to = rdt_place_address(operation, &step->to) + loan->at;
-    status = rdt_process_read(process, loan->offset, to, loan->size);
-    if (status == RDT_OK) rdt_seal_holds(operation, loan, to);
+    char *to = rdt_group_place_address(operation, &step->to) + loan->at;
+    status = rdt_group_process_read(process, loan->offset, to, loan->size);
+    if (status == RDT_OK) rdt_group_seal_holds(operation, loan, to);
   } else {
     status = reduce_process(operation, index, loan, process);
   }
   if (status != RDT_OK)
-    rdt_operation_fail(operation, status, "group %s: member %u: %s", group->name, loan->from,
-                       rdt_last_error());
+    rdt_group_operation_fail(operation, status, "group %s: member %u: %s", group->name, loan->from,
+                             rdt_last_error());
 }
 
-static void finish_loan(rdt_operation *operation, uint32_t index, const rdt_message *loan) {
+static void finish_loan(rdt_group_operation *operation, uint32_t index,
+                        const rdt_group_message *loan) {
   operation->reads_loans = true;
   if (operation->status == RDT_IN_PROGRESS)
     tell(operation, index, RDT_GROUP_ACK, loan->at, loan->size, 0, 0);
 }
 
-static bool read_loan(rdt_operation *operation, uint32_t index, const rdt_message *loan) {
+static bool read_loan(rdt_group_operation *operation, uint32_t index,
+                      const rdt_group_message *loan) {
   rdt_remote_region *region;
   void *from;
   if (loan->key == 0 && operation->group->reads) {
@@ -331,7 +348,7 @@ static bool read_loan(rdt_operation *operation, uint32_t index, const rdt_messag
   }
   if (!open_region(operation, loan, &region)) return false;
   if (rdt_remote_region_map(region, loan->offset, loan->size, &from) == RDT_OK) {
-    if (rdt_seal_holds(operation, loan, from))
+    if (rdt_group_seal_holds(operation, loan, from))
       consume(operation, index, from, loan->at, loan->size);
     finish_loan(operation, index, loan);
   } else {
@@ -341,9 +358,9 @@ static bool read_loan(rdt_operation *operation, uint32_t index, const rdt_messag
   return true;
 }
 
-/* Where the peer may write the bytes from `state->offered` on. */
-static bool offer(rdt_operation *operation, uint32_t index, uint64_t bytes) {
-  rdt_step_state *state = &operation->steps[index];
+/* Finds where the peer may write the bytes from `state->offered` on. */
+static bool offer(rdt_group_operation *operation, uint32_t index, uint64_t bytes) {
+  rdt_group_step_state *state = &operation->steps[index];
   uint64_t stage = smaller(bytes, STAGE_BYTES);
   bool moved = false;
   if (state->direct) {
@@ -364,44 +381,45 @@ static bool offer(rdt_operation *operation, uint32_t index, uint64_t bytes) {
   return moved;
 }
 
-/* Where the peer has written what it says. */
-static const char *pushed_bytes(const rdt_operation *operation, uint32_t index,
-                                const rdt_message *head, uint64_t bytes) {
-  const rdt_step_state *state = &operation->steps[index];
+/* Finds where the peer has written the bytes that it announces. */
+static const char *pushed_bytes(const rdt_group_operation *operation, uint32_t index,
+                                const rdt_group_message *head, uint64_t bytes) {
+  const rdt_group_step_state *state = &operation->steps[index];
   uint64_t stage = smaller(bytes, STAGE_BYTES);
   return state->direct
-             ? rdt_place_address(operation, &step_at(operation, index)->step.to) + head->at
+             ? rdt_group_place_address(operation, &step_at(operation, index)->step.to) + head->at
              : state->block->address + head->at / stage % 2 * stage;
 }
 
-static void take_pushed(rdt_operation *operation, uint32_t index, const rdt_message *head,
-                        uint64_t bytes) {
-  rdt_step_state *state = &operation->steps[index];
+static void take_pushed(rdt_group_operation *operation, uint32_t index,
+                        const rdt_group_message *head, uint64_t bytes) {
+  rdt_group_step_state *state = &operation->steps[index];
   if (head->size > state->offered - state->moved ||
       (!state->direct && head->size > smaller(bytes, STAGE_BYTES))) {
     fail_malformed(operation, head->from);
     return;
   }
   const char *from = pushed_bytes(operation, index, head, bytes);
-  if (!rdt_seal_holds(operation, head, from) || state->direct) return;
-  /* A reduction needs a place for what comes in any case. */
+  if (!rdt_group_seal_holds(operation, head, from) || state->direct) return;
+  /* A reduction always needs a place for what comes. */
   if (step_at(operation, index)->step.kind == RDT_STEP_RECEIVE) operation->copied += head->size;
   consume(operation, index, from, head->at, head->size);
 }
 
-/* Only what is eager may be empty: there is nothing to lend, to offer or to push otherwise, and no place was
- * taken for it. */
-static bool makes_sense(const rdt_step_state *state, const rdt_part *part, uint64_t bytes) {
-  const rdt_message *head = &part->head;
+/* Only eager messages may be empty: otherwise there is nothing to lend, offer or push, and no
+ * place for it. */
+static bool makes_sense(const rdt_group_step_state *state, const rdt_group_part *part,
+                        uint64_t bytes) {
+  const rdt_group_message *head = &part->head;
   if (part->kind == RDT_GROUP_ASK) return head->at == 0 && head->size == bytes && bytes > 0;
   return head->at == state->moved && (head->size > 0 || part->kind == RDT_GROUP_EAGER);
 }
 
-/* Takes the oldest part of the message; false if that has to wait. */
-static bool receive_part(rdt_operation *operation, uint32_t index, uint64_t bytes) {
-  rdt_step_state *state = &operation->steps[index];
-  rdt_part *part = state->parts;
-  const rdt_message *head = &part->head;
+/* Takes the oldest part of the message. Returns false if that has to wait. */
+static bool receive_part(rdt_group_operation *operation, uint32_t index, uint64_t bytes) {
+  rdt_group_step_state *state = &operation->steps[index];
+  rdt_group_part *part = state->parts;
+  const rdt_group_message *head = &part->head;
   if (!makes_sense(state, part, bytes)) {
     fail_malformed(operation, head->from);
   } else if (part->kind == RDT_GROUP_ASK) {
@@ -409,9 +427,9 @@ static bool receive_part(rdt_operation *operation, uint32_t index, uint64_t byte
   } else if (part->kind == RDT_GROUP_EAGER) {
     if (part->size != head->size || head->size != bytes)
       fail_malformed(operation, head->from);
-    else if (rdt_seal_holds(operation, head, rdt_part_payload(part)))
-      consume(operation, index, rdt_part_payload(part), 0, bytes);
-    rdt_credit_return(operation->group, head->from, part->size);
+    else if (rdt_group_seal_holds(operation, head, rdt_group_part_payload(part)))
+      consume(operation, index, rdt_group_part_payload(part), 0, bytes);
+    rdt_group_credit_return(operation->group, head->from, part->size);
   } else if (part->kind == RDT_GROUP_LEND) {
     if (!read_loan(operation, index, head)) return false;
   } else {
@@ -421,22 +439,22 @@ static bool receive_part(rdt_operation *operation, uint32_t index, uint64_t byte
     state->moved += head->size;
     state->done = state->moved == bytes;
   }
-  rdt_part_free(operation->group, take_part(state));
+  rdt_group_part_free(operation->group, take_part(state));
   return true;
 }
 
-bool rdt_step_receive(rdt_operation *operation, uint32_t index) {
-  const rdt_step *step = &step_at(operation, index)->step;
-  rdt_step_state *state = &operation->steps[index];
-  rdt_link *link = &operation->group->links[step->peer];
+bool rdt_group_step_receive(rdt_group_operation *operation, uint32_t index) {
+  const rdt_group_step *step = &step_at(operation, index)->step;
+  rdt_group_step_state *state = &operation->steps[index];
+  rdt_group_link *link = &operation->group->links[step->peer];
   uint64_t bytes = bytes_of(operation, step);
   bool moved = false;
   if (!state->begun) {
     state->begun = true;
     state->asked = !link->maps && bytes > operation->group->eager;
     if (!link->maps && step->kind == RDT_STEP_RECEIVE)
-      state->direct = rdt_region_at(link->channel, rdt_place_address(operation, &step->to), bytes,
-                                    RDT_ACCESS_WRITE, &state->key, &state->offset);
+      state->direct = rdt_region_at(link->channel, rdt_group_place_address(operation, &step->to),
+                                    bytes, RDT_ACCESS_WRITE, &state->key, &state->offset);
   }
   while (state->parts && !state->done && operation->status == RDT_IN_PROGRESS) {
     if (!receive_part(operation, index, bytes)) return moved;

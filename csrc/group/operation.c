@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Operations from their tag to their end: the table in which messages find them, also those that have not
- * started here yet, and what they are set up with.
+ * Operations from their tag to their end: the table in which messages find them, including those
+ * that have not started here, and setting them up.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,8 @@
 #include "group/reduce.h"
 
 #define EARLY_LIMIT 65536u /* operations that others have started and this member has not */
-#define EARLY_SWEEP 1024u  /* how many there are before some are dropped */
-#define AUTO_TAG 0x7264742d6175746full /* second half of the tags of numbered calls */
+#define EARLY_SWEEP 1024u  /* the number of these at which some are dropped */
+#define AUTO_TAG 0x7264742d6175746full /* second half of the tags of calls without a tag */
 #define SMALL_SCRATCH 65536u
 
 /* ---- table ----------------------------------------------------------------------------------------- */
@@ -28,12 +28,12 @@ static bool same_tag(const uint64_t a[2], const uint64_t b[2]) {
   return a[0] == b[0] && a[1] == b[1];
 }
 
-bool rdt_tag_finished(const rdt_group *group, const uint64_t tag[2]) {
+bool rdt_group_tag_finished(const rdt_group *group, const uint64_t tag[2]) {
   return same_tag(group->finished[hash(tag) % RDT_GROUP_FINISHED], tag);
 }
 
-static rdt_operation *operation_new(rdt_group *group) {
-  rdt_operation *operation = group->free_operations;
+static rdt_group_operation *operation_new(rdt_group *group) {
+  rdt_group_operation *operation = group->free_operations;
   if (operation) {
     group->free_operations = operation->next;
     return operation;
@@ -51,7 +51,7 @@ static rdt_operation *operation_new(rdt_group *group) {
   return operation;
 }
 
-void rdt_operation_free(rdt_operation *operation) {
+void rdt_group_operation_free(rdt_group_operation *operation) {
   pthread_cond_destroy(&operation->wakes);
   free(operation->answered);
   free(operation->steps);
@@ -59,12 +59,12 @@ void rdt_operation_free(rdt_operation *operation) {
   free(operation);
 }
 
-rdt_operation *rdt_operation_find(rdt_group *group, const uint64_t tag[2], bool enter) {
-  rdt_operation **bucket = &group->table[hash(tag) % RDT_GROUP_BUCKETS];
-  for (rdt_operation *each = *bucket; each; each = each->next)
+rdt_group_operation *rdt_group_operation_find(rdt_group *group, const uint64_t tag[2], bool enter) {
+  rdt_group_operation **bucket = &group->table[hash(tag) % RDT_GROUP_BUCKETS];
+  for (rdt_group_operation *each = *bucket; each; each = each->next)
     if (same_tag(each->tag, tag)) return each;
   if (!enter || group->early >= EARLY_LIMIT) return NULL;
-  rdt_operation *operation = operation_new(group);
+  rdt_group_operation *operation = operation_new(group);
   if (!operation) return NULL;
   memcpy(operation->tag, tag, sizeof(operation->tag));
   operation->started = operation->ended = false;
@@ -77,43 +77,45 @@ rdt_operation *rdt_operation_find(rdt_group *group, const uint64_t tag[2], bool 
   return operation;
 }
 
-void rdt_operation_stir(rdt_operation *operation) {
+void rdt_group_operation_stir(rdt_group_operation *operation) {
   atomic_fetch_add_explicit(&operation->news, 1, memory_order_release);
   if (!operation->started || operation->ended) return;
   if (operation->driver != RDT_DRIVER_CALLER)
-    rdt_ready_put(operation);
+    rdt_group_ready_put(operation);
   else if (operation->sleeps)
     pthread_cond_signal(&operation->wakes);
 }
 
-/* Their credit goes back: they were kept for an operation that does not take them. */
-void rdt_operation_drop_parts(rdt_group *group, rdt_part *parts) {
+/* Returns the credit of parts that no operation will take. */
+void rdt_group_operation_drop_parts(rdt_group *group, rdt_group_part *parts) {
   while (parts) {
-    rdt_part *next = parts->next;
-    if (parts->kind == RDT_GROUP_EAGER) rdt_credit_return(group, parts->head.from, parts->size);
-    rdt_part_free(group, parts);
+    rdt_group_part *next = parts->next;
+    if (parts->kind == RDT_GROUP_EAGER)
+      rdt_group_credit_return(group, parts->head.from, parts->size);
+    rdt_group_part_free(group, parts);
     parts = next;
   }
 }
 
-static void take_out(rdt_group *group, rdt_operation *operation) {
-  rdt_operation **link = &group->table[hash(operation->tag) % RDT_GROUP_BUCKETS];
+static void take_out(rdt_group *group, rdt_group_operation *operation) {
+  rdt_group_operation **link = &group->table[hash(operation->tag) % RDT_GROUP_BUCKETS];
   while (*link != operation) link = &(*link)->next;
   *link = operation->next;
 }
 
-static bool sender_is_gone(const rdt_operation *operation) {
-  const rdt_part *part = operation->inbox;
+static bool sender_is_gone(const rdt_group_operation *operation) {
+  const rdt_group_part *part = operation->inbox;
   while (part && atomic_load(&operation->group->links[part->head.from].down)) part = part->next;
   return !part;
 }
 
-/* Takes it out; the parts that it had are the caller's. */
-static rdt_part *forget(rdt_operation **link) {
-  rdt_operation *operation = *link;
+/* Takes the operation out of the table. The caller gets its parts. */
+static rdt_group_part *forget(rdt_group_operation **link) {
+  rdt_group_operation *operation = *link;
   rdt_group *group = operation->group;
-  rdt_part *parts = operation->inbox;
-  for (const rdt_part *part = parts; part; part = part->next) group->links[part->head.from].early--;
+  rdt_group_part *parts = operation->inbox;
+  for (const rdt_group_part *part = parts; part; part = part->next)
+    group->links[part->head.from].early--;
   operation->inbox = NULL;
   operation->inbox_tail = &operation->inbox;
   *link = operation->next;
@@ -123,17 +125,17 @@ static rdt_part *forget(rdt_operation **link) {
   return parts;
 }
 
-/* In the bucket, those before `until`, in front of `parts`. */
-static rdt_part *sweep(rdt_operation **link, int64_t until, rdt_part *parts) {
+/* Drops operations of the bucket from before `until`, and puts their parts in front of `parts`. */
+static rdt_group_part *sweep(rdt_group_operation **link, int64_t until, rdt_group_part *parts) {
   while (*link) {
-    rdt_operation *each = *link;
+    rdt_group_operation *each = *link;
     bool needless = each->aborted != RDT_OK || sender_is_gone(each);
     if (each->started || each->since > until || !needless) {
       link = &each->next;
       continue;
     }
-    rdt_part **end = each->inbox ? each->inbox_tail : NULL;
-    rdt_part *dropped = forget(link);
+    rdt_group_part **end = each->inbox ? each->inbox_tail : NULL;
+    rdt_group_part *dropped = forget(link);
     if (!dropped) continue;
     *end = parts;
     parts = dropped;
@@ -141,10 +143,10 @@ static rdt_part *sweep(rdt_operation **link, int64_t until, rdt_part *parts) {
   return parts;
 }
 
-bool rdt_operations_many(const rdt_group *group) { return group->early >= EARLY_SWEEP; }
+bool rdt_group_operations_many(const rdt_group *group) { return group->early >= EARLY_SWEEP; }
 
-void rdt_operations_expire(rdt_group *group) {
-  rdt_part *parts = NULL;
+void rdt_group_operations_expire(rdt_group *group) {
+  rdt_group_part *parts = NULL;
   int64_t now = rdt_now_ms(), kept = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   pthread_mutex_lock(&group->lock);
   if (now - group->swept >= kept / 4) {
@@ -153,28 +155,28 @@ void rdt_operations_expire(rdt_group *group) {
     group->swept = now;
   }
   pthread_mutex_unlock(&group->lock);
-  rdt_operation_drop_parts(group, parts);
+  rdt_group_operation_drop_parts(group, parts);
 }
 
-void rdt_operation_retire(rdt_operation *operation) {
+void rdt_group_operation_retire(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   pthread_mutex_lock(&group->lock);
-  rdt_part *parts = operation->inbox;
+  rdt_group_part *parts = operation->inbox;
   operation->inbox = NULL;
   operation->inbox_tail = &operation->inbox;
   take_out(group, operation);
   memcpy(group->finished[hash(operation->tag) % RDT_GROUP_FINISHED], operation->tag,
          sizeof(operation->tag));
-  rdt_program_release(operation->program);
+  rdt_group_program_release(operation->program);
   operation->program = NULL;
-  rdt_ready_drop(operation);
+  rdt_group_ready_drop(operation);
   operation->next = group->free_operations;
   group->free_operations = operation;
   pthread_mutex_unlock(&group->lock);
-  rdt_operation_drop_parts(group, parts);
+  rdt_group_operation_drop_parts(group, parts);
 }
 
-void rdt_operation_over(rdt_group *group) {
+void rdt_group_operation_over(rdt_group *group) {
   pthread_mutex_lock(&group->lock);
   group->started--;
   if (group->closing) pthread_cond_broadcast(&group->changed);
@@ -206,7 +208,7 @@ static uint64_t output_count(const rdt_group *group, const rdt_collective *call)
   }
 }
 
-/* Is the input where the output has it? */
+/* Returns true if the input is already in its place in the output. */
 static bool in_place(const rdt_group *group, const rdt_collective *call, size_t element) {
   const char *input = call->input, *output = call->output;
   if (call->kind == RDT_ALL_GATHER) output += group->rank * call->count * element;
@@ -241,7 +243,7 @@ static rdt_status check_call(const rdt_group *group, const rdt_collective *call)
   if (rdt_dtype_size(call->dtype) == 0)
     return rdt_fail(RDT_ERR_INVALID, "%d is not a type of elements", (int)call->dtype);
   if (is_reduction(call->kind)) {
-    rdt_status status = rdt_reduce_check(call->dtype, call->reduction);
+    rdt_status status = rdt_group_reduce_check(call->dtype, call->reduction);
     if (status != RDT_OK) return status;
   }
   if (call->kind == RDT_BROADCAST && call->root >= group->size)
@@ -254,7 +256,7 @@ static rdt_status check_call(const rdt_group *group, const rdt_collective *call)
   return check_buffers(group, call);
 }
 
-rdt_status rdt_operation_check(const rdt_group *group, const rdt_collective *call) {
+rdt_status rdt_group_operation_check(const rdt_group *group, const rdt_collective *call) {
   if (!group || !call) return rdt_fail(RDT_ERR_INVALID, "group and collective must not be NULL");
   rdt_status status = rdt_device_check(group->device);
   return status == RDT_OK ? check_call(group, call) : status;
@@ -268,16 +270,16 @@ static rdt_algorithm algorithm_of(const rdt_group *group, const rdt_collective *
   if (call->kind == RDT_BARRIER) return RDT_ALGORITHM_AUTO;
   if (algorithm == RDT_ALGORITHM_AUTO) algorithm = group->forced;
   if (algorithm != RDT_ALGORITHM_AUTO) return algorithm;
-  return rdt_costs_choose(&group->costs, call->kind, call->count * element, group->size,
-                          group->hosts);
+  return rdt_group_costs_choose(&group->costs, call->kind, call->count * element, group->size,
+                                group->hosts);
 }
 
 static rdt_schedule_request request_of(const rdt_group *group, const rdt_collective *call,
                                        rdt_algorithm algorithm, size_t element) {
   rdt_schedule_request request = {
       .rank = group->rank, .size = group->size, .hosts = group->hosts, .kind = RDT_BARRIER};
-  /* Without elements nothing would travel, and a member that has some would wait for ever. But no root
-   * of a broadcast waits for the others. */
+  /* With no elements nothing would be sent, and a member that has some would wait for ever. The
+   * root of a broadcast, however, waits for nobody. */
   if (call->kind == RDT_BARRIER || (call->count == 0 && call->kind != RDT_BROADCAST))
     return request;
   request.kind = call->kind;
@@ -298,8 +300,8 @@ static rdt_status grow(void **array, size_t *capacity, size_t wanted, size_t siz
   return RDT_OK;
 }
 
-static rdt_status make_room(rdt_operation *operation) {
-  const rdt_program *program = operation->program;
+static rdt_status make_room(rdt_group_operation *operation) {
+  const rdt_group_program *program = operation->program;
   rdt_status status = grow((void **)&operation->steps, &operation->step_capacity, program->count,
                            sizeof(*operation->steps));
   if (status == RDT_OK)
@@ -307,43 +309,45 @@ static rdt_status make_room(rdt_operation *operation) {
                   sizeof(*operation->lanes));
   uint64_t scratch = program->schedule->scratch * operation->element;
   if (status != RDT_OK || scratch == 0) return status;
-  status = rdt_scratch_take(operation->group->groups, scratch, &operation->scratch_block);
+  status = rdt_group_scratch_take(operation->group->groups, scratch, &operation->scratch_block);
   if (status != RDT_OK) return status;
   operation->scratch = operation->scratch_block->address;
   return RDT_OK;
 }
 
-static void begin_steps(rdt_operation *operation) {
-  const rdt_program *program = operation->program;
+static void begin_steps(rdt_group_operation *operation) {
+  const rdt_group_program *program = operation->program;
   for (uint32_t i = 0; i < program->count; i++) {
-    rdt_step_state *state = &operation->steps[i];
-    *state = (rdt_step_state){0};
+    rdt_group_step_state *state = &operation->steps[i];
+    *state = (rdt_group_step_state){0};
     state->parts_tail = &state->parts;
   }
   for (uint32_t lane = 0; lane < program->lanes; lane++) {
     uint32_t begin = program->lane_begin[lane];
-    operation->lanes[lane] = (rdt_lane_state){begin, begin, 0};
+    operation->lanes[lane] = (rdt_group_lane_state){begin, begin, 0};
   }
   operation->left = program->count;
 }
 
-/* What the driver has; the program is there already. */
-static void begin(rdt_operation *operation, const rdt_collective *call, rdt_algorithm algorithm) {
+/* Sets up the driver's fields. The program exists already. */
+static void begin(rdt_group_operation *operation, const rdt_collective *call,
+                  rdt_algorithm algorithm) {
   rdt_group *group = operation->group;
-  operation->shape = (rdt_shape){.kind = (uint8_t)call->kind, .algorithm = (uint8_t)algorithm};
+  operation->shape =
+      (rdt_group_shape){.kind = (uint8_t)call->kind, .algorithm = (uint8_t)algorithm};
   if (call->kind != RDT_BARRIER) {
     operation->shape.dtype = (uint8_t)call->dtype;
     operation->shape.reduction = is_reduction(call->kind) ? (uint8_t)call->reduction : 0;
     operation->shape.root = call->kind == RDT_BROADCAST ? call->root : 0;
     operation->shape.count = call->count;
   }
-  rdt_agreement_begin(operation, call->detail);
+  rdt_group_agreement_begin(operation, call->detail);
   operation->input = call->input;
   operation->output = call->output;
   if (input_count(group, call) == 0) operation->input = operation->output;
   operation->deadline = rdt_deadline_after(call->timeout_ms);
   operation->grace = 0;
-  operation->seen = atomic_load(&operation->news) - 1; /* the first look is at everything */
+  operation->seen = atomic_load(&operation->news) - 1; /* the first advance looks at everything */
   operation->posted = 0;
   operation->fresh = true;
   operation->needs_runner = operation->over = false;
@@ -353,8 +357,8 @@ static void begin(rdt_operation *operation, const rdt_collective *call, rdt_algo
 }
 
 /* Long messages would hold up the progress thread. */
-static rdt_driver driver_of(const rdt_operation *operation, rdt_done_fn done) {
-  const rdt_program *program = operation->program;
+static rdt_group_driver driver_of(const rdt_group_operation *operation, rdt_done_fn done) {
+  const rdt_group_program *program = operation->program;
   uint64_t element = operation->element;
   if (!done) return RDT_DRIVER_CALLER;
   return program->longest * element <= operation->group->eager &&
@@ -370,11 +374,12 @@ static void number(rdt_group *group, const rdt_collective *call, uint64_t tag[2]
   tag[1] = AUTO_TAG;
 }
 
-/* Enters the operation, for which messages may have come already. */
-static rdt_status enter(rdt_group *group, const uint64_t tag[2], rdt_operation **operation_out) {
+/* Enters the operation into the table. Messages may have come for it already. */
+static rdt_status enter(rdt_group *group, const uint64_t tag[2],
+                        rdt_group_operation **operation_out) {
   if (group->closing) return rdt_fail(RDT_ERR_CANCELLED, "group %s is being closed", group->name);
   if (group->aborted != RDT_OK) return rdt_fail(group->aborted, "%s", group->abort_text);
-  rdt_operation *operation = rdt_operation_find(group, tag, true);
+  rdt_group_operation *operation = rdt_group_operation_find(group, tag, true);
   if (!operation) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left for an operation");
   if (operation->started)
     return rdt_fail(RDT_ERR_INVALID, "an operation with the tag %#llx, %#llx is under way",
@@ -383,27 +388,28 @@ static rdt_status enter(rdt_group *group, const uint64_t tag[2], rdt_operation *
   return RDT_OK;
 }
 
-static rdt_status set_up(rdt_group *group, const rdt_collective *call, rdt_operation *operation) {
+static rdt_status set_up(rdt_group *group, const rdt_collective *call,
+                         rdt_group_operation *operation) {
   size_t element = call->kind == RDT_BARRIER ? 1 : rdt_dtype_size(call->dtype);
   rdt_algorithm algorithm = algorithm_of(group, call, element);
   rdt_schedule_request request = request_of(group, call, algorithm, element);
   operation->element = element;
   operation->scratch_block = NULL;
   operation->scratch = NULL;
-  rdt_status status = rdt_program_get(&group->programs, &request, &operation->program);
+  rdt_status status = rdt_group_program_get(&group->programs, &request, &operation->program);
   if (status != RDT_OK) return status;
   begin(operation, call, algorithm);
   return RDT_OK;
 }
 
-/* From here on messages are the driver's. */
-static void commit(rdt_operation *operation, rdt_done_fn done, void *context) {
+/* From here on messages belong to the driver. */
+static void commit(rdt_group_operation *operation, rdt_done_fn done, void *context) {
   rdt_group *group = operation->group;
   begin_steps(operation);
   operation->done = done;
   operation->context = context;
   operation->driver = driver_of(operation, done);
-  for (rdt_part *part = operation->inbox; part; part = part->next)
+  for (rdt_group_part *part = operation->inbox; part; part = part->next)
     group->links[part->head.from].early--;
   operation->ready = RDT_READY_DRIVEN;
   operation->started = true;
@@ -411,18 +417,18 @@ static void commit(rdt_operation *operation, rdt_done_fn done, void *context) {
   group->started++;
 }
 
-/* What could not be started fails at the others, who would wait for it. */
+/* Fails an operation that could not start at the others, who would wait for it. */
 static rdt_status give_up(rdt_group *group, const uint64_t tag[2], rdt_status status) {
   char text[128];
   snprintf(text, sizeof(text), "%s", rdt_last_error());
-  rdt_operation_abort(group, tag, status, text);
+  rdt_group_operation_abort(group, tag, status, text);
   return rdt_fail(status, "%s", text);
 }
 
-rdt_status rdt_operation_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
-                               void *context, rdt_operation **operation_out) {
+rdt_status rdt_group_operation_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
+                                     void *context, rdt_group_operation **operation_out) {
   uint64_t tag[2];
-  rdt_operation *operation = NULL;
+  rdt_group_operation *operation = NULL;
   number(group, call, tag);
   pthread_mutex_lock(&group->lock);
   rdt_status status = enter(group, tag, &operation);
@@ -432,7 +438,7 @@ rdt_status rdt_operation_start(rdt_group *group, const rdt_collective *call, rdt
     commit(operation, done, context);
     *operation_out = operation;
   } else if (operation) {
-    rdt_program_release(operation->program);
+    rdt_group_program_release(operation->program);
     operation->program = NULL;
   }
   pthread_mutex_unlock(&group->lock);

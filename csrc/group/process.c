@@ -8,16 +8,16 @@
 
 #include "base/status.h"
 
-#define MOST (1u << 30) /* bytes of one call: the system takes no more than 2 GB */
+#define MOST (1u << 30) /* bytes of one call, of which the system takes at most 2 GB */
 
-pid_t rdt_process_of(const rdt_channel *channel) {
+pid_t rdt_group_process_of(const rdt_channel *channel) {
   struct ucred peer = {0};
   socklen_t size = sizeof(peer);
   if (!channel->transport->local) return 0;
   return getsockopt(channel->control, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 ? peer.pid : 0;
 }
 
-rdt_status rdt_process_read(pid_t process, uint64_t address, void *to, uint64_t size) {
+rdt_status rdt_group_process_read(pid_t process, uint64_t address, void *to, uint64_t size) {
   for (uint64_t done = 0; done < size;) {
     uint64_t left = size - done;
     struct iovec own = {(char *)to + done, left < MOST ? left : MOST};

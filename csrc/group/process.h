@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory of another process of this host that lies in no region, read through the kernel
- * (process_vm_readv): one copy, where staging takes two. The system may forbid it (ptrace scope, containers),
- * so members try it when they meet.
+ * Reads memory of another process of this host that is in no region through the kernel
+ * (process_vm_readv). That is one copy, where staging takes two. The system may forbid it (ptrace
+ * scope, containers), so members try it when they meet.
  */
 #ifndef RDT_GROUP_PROCESS_H
 #define RDT_GROUP_PROCESS_H
@@ -11,9 +11,10 @@
 
 #include "core/objects.h"
 
-/* The process at the other end of a channel of a local transport; 0 if that is not known. */
-pid_t rdt_process_of(const rdt_channel *channel);
-/* Copies [address, address + size) of the process to `to`. RDT_ERR_CONNECTION_LOST with the cause. */
-rdt_status rdt_process_read(pid_t process, uint64_t address, void *to, uint64_t size);
+/* Returns the process at the other end of a channel of a local transport; 0 if it is unknown. */
+pid_t rdt_group_process_of(const rdt_channel *channel);
+/* Copies [address, address + size) of the process to `to`. Returns RDT_ERR_CONNECTION_LOST with
+ * the cause. */
+rdt_status rdt_group_process_read(pid_t process, uint64_t address, void *to, uint64_t size);
 
 #endif

@@ -5,16 +5,17 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "group/schedule_make.h"
 
 /* ---- barrier -------------------------------------------------------------------------------------- */
 
-/* Dissemination: after the k-th round each member has heard of 2^k others. Source: Hensgen, Finkel,
- * Manber, Two algorithms for barrier synchronization (1988). */
+/* Builds a dissemination barrier: after the k-th round each member has heard of 2^k others.
+ * Source: Hensgen, Finkel, Manber, Two algorithms for barrier synchronization (1988). */
 static rdt_status make_barrier(const rdt_schedule_request *request, rdt_schedule **schedule_out) {
   uint32_t rounds = 0;
   while ((1u << rounds) < request->size) rounds++;
   rdt_schedule *schedule = calloc(1, sizeof(*schedule));
-  rdt_step *steps = calloc(2 * (size_t)rounds + 1, sizeof(*steps));
+  rdt_group_step *steps = calloc(2 * (size_t)rounds + 1, sizeof(*steps));
   if (!schedule || !steps) {
     free(schedule);
     free(steps);
@@ -22,7 +23,7 @@ static rdt_status make_barrier(const rdt_schedule_request *request, rdt_schedule
   }
   for (uint32_t round = 0; round < rounds; round++) {
     uint32_t distance = (1u << round) % request->size;
-    rdt_step step = {
+    rdt_group_step step = {
         .kind = RDT_STEP_SEND, .round = round, .peer = (request->rank + distance) % request->size};
     steps[2 * round] = step;
     step.kind = RDT_STEP_RECEIVE;
@@ -36,31 +37,32 @@ static rdt_status make_barrier(const rdt_schedule_request *request, rdt_schedule
 
 /* ---- making ---------------------------------------------------------------------------------------- */
 
-static bool sends(const rdt_step *step) { return step->kind == RDT_STEP_SEND; }
+static bool sends(const rdt_group_step *step) { return step->kind == RDT_STEP_SEND; }
 
-static bool receives(const rdt_step *step) {
+static bool receives(const rdt_group_step *step) {
   return step->kind == RDT_STEP_RECEIVE || step->kind == RDT_STEP_REDUCE;
 }
 
-static bool same_round(const rdt_step *a, const rdt_step *b) {
+static bool same_round(const rdt_group_step *a, const rdt_group_step *b) {
   return a->lane == b->lane && a->round == b->round;
 }
 
-bool rdt_program_overlap(const rdt_program_step *earlier, const rdt_program_step *later) {
-  const rdt_step *a = &earlier->step, *b = &later->step;
+bool rdt_group_program_overlap(const rdt_group_program_step *earlier,
+                               const rdt_group_program_step *later) {
+  const rdt_group_step *a = &earlier->step, *b = &later->step;
   return !sends(a) && !sends(b) && a->to.buffer == b->to.buffer && a->to.at < b->to.at + b->count &&
          b->to.at < a->to.at + a->count;
 }
 
-static bool must_wait(const rdt_program *program, uint32_t index) {
+static bool must_wait(const rdt_group_program *program, uint32_t index) {
   for (uint32_t i = index;
        i-- > 0 && same_round(&program->steps[i].step, &program->steps[index].step);)
-    if (rdt_program_overlap(&program->steps[i], &program->steps[index])) return true;
+    if (rdt_group_program_overlap(&program->steps[i], &program->steps[index])) return true;
   return false;
 }
 
-/* The order of by_message, by which messages are found. */
-static int compare(const rdt_program_step *a, uint32_t lane, uint32_t peer, uint32_t number) {
+/* Compares in the order of by_message, in which messages are found. */
+static int compare(const rdt_group_program_step *a, uint32_t lane, uint32_t peer, uint32_t number) {
   if (a->step.lane != lane) return a->step.lane < lane ? -1 : 1;
   if (a->step.peer != peer) return a->step.peer < peer ? -1 : 1;
   if (a->number != number) return a->number < number ? -1 : 1;
@@ -68,17 +70,17 @@ static int compare(const rdt_program_step *a, uint32_t lane, uint32_t peer, uint
 }
 
 static int by_message(const void *left, const void *right, void *steps) {
-  const rdt_program_step *all = steps, *a = &all[*(const uint32_t *)left],
-                         *b = &all[*(const uint32_t *)right];
+  const rdt_group_program_step *all = steps, *a = &all[*(const uint32_t *)left],
+                               *b = &all[*(const uint32_t *)right];
   return compare(a, b->step.lane, b->step.peer, b->number);
 }
 
 /* Numbers the messages of one direction; `counts` has room for each member. */
-static void number_messages(rdt_program *program, bool (*wanted)(const rdt_step *),
+static void number_messages(rdt_group_program *program, bool (*wanted)(const rdt_group_step *),
                             uint32_t *counts, uint32_t size, int direction) {
   uint32_t lane = UINT32_MAX, *found = program->by_message[direction];
   for (uint32_t i = 0; i < program->count; i++) {
-    rdt_program_step *each = &program->steps[i];
+    rdt_group_program_step *each = &program->steps[i];
     if (!wanted(&each->step)) continue;
     if (each->step.lane != lane) memset(counts, 0, size * sizeof(*counts));
     lane = each->step.lane;
@@ -88,10 +90,10 @@ static void number_messages(rdt_program *program, bool (*wanted)(const rdt_step 
   qsort_r(found, program->message_counts[direction], sizeof(*found), by_message, program->steps);
 }
 
-static void fill(rdt_program *program) {
+static void fill(rdt_group_program *program) {
   uint32_t lane = 0;
   for (uint32_t i = 0; i < program->count; i++) {
-    rdt_step *step = &program->schedule->steps[i];
+    rdt_group_step *step = &program->schedule->steps[i];
     program->steps[i].step = *step;
     while (lane <= step->lane) program->lane_begin[lane++] = i;
     if (step->kind != RDT_STEP_COPY && step->kind != RDT_STEP_ACCUMULATE &&
@@ -103,7 +105,7 @@ static void fill(rdt_program *program) {
   for (uint32_t i = 0; i < program->count; i++) program->steps[i].waits = must_wait(program, i);
 }
 
-static void program_free(rdt_program *program) {
+static void program_free(rdt_group_program *program) {
   if (!program) return;
   if (program->schedule) rdt_schedule_free(program->schedule);
   free(program->steps);
@@ -118,8 +120,9 @@ static rdt_status make_schedule(const rdt_schedule_request *request, rdt_schedul
                                       : rdt_schedule_make(request, schedule);
 }
 
-static rdt_status program_make(const rdt_schedule_request *request, rdt_program **program_out) {
-  rdt_program *program = calloc(1, sizeof(*program));
+static rdt_status program_make(const rdt_schedule_request *request,
+                               rdt_group_program **program_out) {
+  rdt_group_program *program = calloc(1, sizeof(*program));
   if (!program) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   rdt_status status = make_schedule(request, &program->schedule);
   if (status != RDT_OK) {
@@ -158,15 +161,15 @@ static bool same_request(const rdt_schedule_request *a, const rdt_schedule_reque
          a->chunk == b->chunk && a->root == b->root && a->input_is_output == b->input_is_output;
 }
 
-void rdt_program_release(rdt_program *program) {
+void rdt_group_program_release(rdt_group_program *program) {
   if (program && --program->refs == 0) program_free(program);
 }
 
-rdt_status rdt_program_get(rdt_programs *programs, const rdt_schedule_request *request,
-                           rdt_program **program) {
-  rdt_program **oldest = &programs->kept[0];
+rdt_status rdt_group_program_get(rdt_group_programs *programs, const rdt_schedule_request *request,
+                                 rdt_group_program **program) {
+  rdt_group_program **oldest = &programs->kept[0];
   for (size_t i = 0; i < RDT_PROGRAMS; i++) {
-    rdt_program **each = &programs->kept[i];
+    rdt_group_program **each = &programs->kept[i];
     if (*each && same_request(&(*each)->request, request)) {
       (*each)->used = ++programs->clock;
       (*each)->refs++;
@@ -177,22 +180,22 @@ rdt_status rdt_program_get(rdt_programs *programs, const rdt_schedule_request *r
   }
   rdt_status status = program_make(request, program);
   if (status != RDT_OK) return status;
-  rdt_program_release(*oldest);
+  rdt_group_program_release(*oldest);
   *oldest = *program;
   (*program)->used = ++programs->clock;
   (*program)->refs = 2; /* the keeper's and the caller's */
   return RDT_OK;
 }
 
-void rdt_programs_clear(rdt_programs *programs) {
+void rdt_group_programs_clear(rdt_group_programs *programs) {
   for (size_t i = 0; i < RDT_PROGRAMS; i++) {
-    rdt_program_release(programs->kept[i]);
+    rdt_group_program_release(programs->kept[i]);
     programs->kept[i] = NULL;
   }
 }
 
-int64_t rdt_program_find(const rdt_program *program, bool receiving, uint32_t lane, uint32_t peer,
-                         uint32_t number) {
+int64_t rdt_group_program_find(const rdt_group_program *program, bool receiving, uint32_t lane,
+                               uint32_t peer, uint32_t number) {
   const uint32_t *found = program->by_message[receiving];
   uint32_t low = 0, high = program->message_counts[receiving];
   while (low < high) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A schedule made ready for execution: its messages are numbered and can be found by their numbers. Programs
- * are kept, because training repeats the same operations.
+ * A schedule prepared for execution: its messages are numbered and can be found by their numbers.
+ * Programs are kept, because training repeats the same operations.
  */
 #ifndef RDT_GROUP_PROGRAM_H
 #define RDT_GROUP_PROGRAM_H
@@ -10,40 +10,42 @@
 
 #define RDT_PROGRAMS 32 /* kept by a group */
 
-typedef struct rdt_program_step {
-  rdt_step step;
-  uint32_t number; /* of the message, between the two members in this lane */
-  bool waits;      /* an earlier step of its round writes the same elements */
-} rdt_program_step;
+typedef struct rdt_group_program_step {
+  rdt_group_step step;
+  uint32_t number; /* of the message in this lane between the two members */
+  bool waits;      /* an earlier step of the round writes the same elements */
+} rdt_group_program_step;
 
-typedef struct rdt_program {
-  rdt_schedule_request request; /* but for hosts */
+typedef struct rdt_group_program {
+  rdt_schedule_request request; /* without hosts */
   unsigned refs;                /* the keeper's lock protects it */
   uint64_t used;
   rdt_schedule *schedule;
-  rdt_program_step *steps;
+  rdt_group_program_step *steps;
   uint32_t count, lanes;
   uint32_t *lane_begin;       /* lanes + 1 */
   uint32_t *by_message[2];    /* indices of sends and of receives, ordered by lane, peer, number */
   uint32_t message_counts[2]; /* likewise */
-  uint64_t longest, total;    /* elements of the longest message, of all that is sent */
-} rdt_program;
+  uint64_t longest, total;    /* elements of the longest message, and of all that is sent */
+} rdt_group_program;
 
-typedef struct rdt_programs {
-  rdt_program *kept[RDT_PROGRAMS];
+typedef struct rdt_group_programs {
+  rdt_group_program *kept[RDT_PROGRAMS];
   uint64_t clock;
-} rdt_programs;
+} rdt_group_programs;
 
-/* The program for the request, held. The caller serialises these. */
-rdt_status rdt_program_get(rdt_programs *programs, const rdt_schedule_request *request,
-                           rdt_program **program);
-void rdt_program_release(rdt_program *program);
-void rdt_programs_clear(rdt_programs *programs);
+/* Finds or makes the program for the request, and takes a reference. The caller serialises these
+ * calls. */
+rdt_status rdt_group_program_get(rdt_group_programs *programs, const rdt_schedule_request *request,
+                                 rdt_group_program **program);
+void rdt_group_program_release(rdt_group_program *program);
+void rdt_group_programs_clear(rdt_group_programs *programs);
 
-/* The index of the step that the message belongs to, or -1. */
-int64_t rdt_program_find(const rdt_program *program, bool receives, uint32_t lane, uint32_t peer,
-                         uint32_t number);
-/* Must step `index` wait for one of [begin, index) that is not done? */
-bool rdt_program_overlap(const rdt_program_step *earlier, const rdt_program_step *later);
+/* Returns the index of the step that the message belongs to, or -1. */
+int64_t rdt_group_program_find(const rdt_group_program *program, bool receives, uint32_t lane,
+                               uint32_t peer, uint32_t number);
+/* Returns true if step `index` must wait for one of [begin, index) that is not done. */
+bool rdt_group_program_overlap(const rdt_group_program_step *earlier,
+                               const rdt_group_program_step *later);
 
 #endif

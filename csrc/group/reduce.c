@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One function per type and operation; GCC vectorises their loops. A NaN result is always the same NaN, and
- * -0 is less than +0, so that swapping the operands never changes a bit.
+ * Reductions: one function per type and operation, whose loops GCC vectorises. A NaN result is
+ * always the same NaN, and -0 is less than +0, so that swapping the operands never changes a bit.
  */
 #include "group/reduce.h"
 
@@ -28,7 +28,7 @@
 
 /* ---- Floating point ------------------------------------------------------------------------------ */
 
-/* Bits, ordered as the numbers are (of NaN: anything); its own inverse. */
+/* Maps bits so that they order as the numbers do, except NaN. The function is its own inverse. */
 #define ORDERED(bits, sign_shift, most) ((bits) ^ (((bits) >> (sign_shift)) & (most)))
 
 #define DEFINE_FLOAT(type, integer, shift, most, quiet)                                        \
@@ -60,7 +60,7 @@ DEFINE_FLOAT(double, int64_t, 63, INT64_MAX, 0x7ff8000000000000)
 
 /* ---- Integers, which wrap ------------------------------------------------------------------------ */
 
-/* Computed in `wide`, unsigned and at least as wide as int, so that nothing overflows. */
+/* Computes in `wide`, unsigned and at least as wide as int, so that nothing overflows. */
 #define DEFINE_INTEGER(type, wide)                                                 \
   INLINE type type##_sum(type a, type b) { return (type)((wide)a + (wide)b); }     \
   INLINE type type##_product(type a, type b) { return (type)((wide)a * (wide)b); } \
@@ -82,7 +82,7 @@ typedef uint16_t bfloat16;
 
 INLINE float bfloat16_widen(bfloat16 value) { return float_from((int32_t)((uint32_t)value << 16)); }
 
-/* Rounds to nearest even; the NaN that there is stays one. */
+/* Rounds to nearest even. A NaN stays a NaN. */
 INLINE bfloat16 bfloat16_narrow(float value) {
   const uint32_t bits = (uint32_t)float_bits(value);
   return (bfloat16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -102,7 +102,8 @@ DEFINE_BFLOAT16(max)
 
 typedef void (*loop_fn)(void *to, const void *left, const void *right, size_t count);
 
-/* `to` may be an operand, but then element by element: ivdep says that no iteration needs another's. */
+/* `to` may be an operand, element by element, so no iteration needs another's result: ivdep says
+ * so. */
 #define DEFINE_LOOP(type, operation)                                                               \
   FOR_EACH_PROCESSOR static void type##_##operation##_loop(void *to, const void *left,             \
                                                            const void *right, size_t count) {      \
@@ -136,7 +137,7 @@ DEFINE_LOOPS(uint64_t)
    [RDT_MIN] = type##_min_loop,         \
    [RDT_MAX] = type##_max_loop}
 
-/* float16 takes those of float. */
+/* float16 uses the functions of float. */
 static const loop_fn loops[][5] = {[RDT_FLOAT32] = LOOPS(float),   [RDT_FLOAT64] = LOOPS(double),
                                    [RDT_FLOAT16] = LOOPS(float),   [RDT_BFLOAT16] = LOOPS(bfloat16),
                                    [RDT_INT8] = LOOPS(int8_t),     [RDT_INT16] = LOOPS(int16_t),
@@ -148,7 +149,7 @@ static const loop_fn loops[][5] = {[RDT_FLOAT32] = LOOPS(float),   [RDT_FLOAT64]
 
 typedef uint16_t __attribute__((aligned(1), may_alias)) loose_u16;
 
-/* Elements at a time: the floats stay in the first cache. */
+/* Elements per block, so that the floats stay in the first-level cache. */
 #define BLOCK 512
 
 /* Exponents are re-biased by integer addition, subnormals normalised by a float subtraction. */
@@ -253,9 +254,9 @@ static void reduce_streamed(rdt_dtype dtype, rdt_reduction reduction, char *to, 
 
 /* ---- The interface ---------------------------------------------------------------------------------- */
 
-void rdt_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
-                const void *right, size_t count) {
-  /* Where an operand is replaced, its old contents are read in any case. */
+void rdt_group_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
+                      const void *right, size_t count) {
+  /* An operand that is replaced is read in any case. */
   if (to == left || to == right || count < RDT_GROUP_STREAMED / rdt_dtype_size(dtype)) {
     reduce(dtype, reduction, to, left, right, count);
   } else {
@@ -263,7 +264,7 @@ void rdt_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *
   }
 }
 
-rdt_status rdt_reduce_check(rdt_dtype dtype, rdt_reduction reduction) {
+rdt_status rdt_group_reduce_check(rdt_dtype dtype, rdt_reduction reduction) {
   if (rdt_dtype_size(dtype) == 0)
     return rdt_fail(RDT_ERR_INVALID, "%d is no element type (rdt_dtype)", (int)dtype);
   if (reduction < RDT_SUM || reduction > RDT_MAX)

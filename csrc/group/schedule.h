@@ -24,58 +24,52 @@
 
 #include "rdmatensor.h"
 
-typedef enum rdt_buffer { RDT_BUFFER_INPUT, RDT_BUFFER_OUTPUT, RDT_BUFFER_SCRATCH } rdt_buffer;
+typedef enum rdt_group_buffer {
+  RDT_BUFFER_INPUT,
+  RDT_BUFFER_OUTPUT,
+  RDT_BUFFER_SCRATCH
+} rdt_group_buffer;
 
-typedef enum rdt_step_kind {
+typedef enum rdt_group_step_kind {
   RDT_STEP_SEND,      /* from -> peer */
   RDT_STEP_RECEIVE,   /* peer -> to */
   RDT_STEP_REDUCE,    /* to = from op (what peer sends); `from` may be `to` */
   RDT_STEP_COPY,      /* to = from, both here */
   RDT_STEP_ACCUMULATE /* to = to op from, both here */
-} rdt_step_kind;
+} rdt_group_step_kind;
 
 /* `count` elements (of the step) of one of the operation's buffers, beginning with element `at`. */
-typedef struct rdt_place {
-  rdt_buffer buffer;
+typedef struct rdt_group_place {
+  rdt_group_buffer buffer;
   uint64_t at;
-} rdt_place;
+} rdt_group_place;
 
-typedef struct rdt_step {
-  rdt_step_kind kind;
+typedef struct rdt_group_step {
+  rdt_group_step_kind kind;
   uint32_t lane, round; /* sorted by lane, then round */
-  uint32_t peer;        /* rank; of COPY and ACCUMULATE unused */
+  uint32_t peer;        /* rank; unused in COPY and ACCUMULATE */
   uint64_t count;       /* elements, > 0 */
-  rdt_place from, to;
-} rdt_step;
+  rdt_group_place from, to;
+} rdt_group_step;
 
 typedef struct rdt_schedule {
-  rdt_step *steps;
+  rdt_group_step *steps;
   size_t count;
   uint32_t lanes;
   uint64_t scratch; /* elements that RDT_BUFFER_SCRATCH must have */
 } rdt_schedule;
 
-/* All that a schedule depends on; the same at every member, but for `rank`. */
+/* Everything that a schedule depends on. It is the same at every member, except `rank`. */
 typedef struct rdt_schedule_request {
   rdt_collective_kind kind; /* not BARRIER, which is an exchange of empty messages */
   rdt_algorithm algorithm;  /* not AUTO */
   uint32_t rank, size, root;
   uint64_t count;        /* elements, as in rdt_collective */
-  uint64_t chunk;        /* elements that one message should carry at most; 0: no limit */
+  uint64_t chunk;        /* the most elements that one message should carry; 0 for no limit */
   const uint32_t *hosts; /* `size` numbers: members with the same one share a host */
-  bool input_is_output;  /* nothing need be copied where the result lies already */
+  bool input_is_output;  /* the input needs no copy where it is already in the result's place */
 } rdt_schedule_request;
 
-/* The caller frees *schedule with rdt_schedule_free. A kind that the algorithm has nothing of its own for
- * takes the algorithm most like it: REDUCE_SCATTER, ALL_GATHER and ALL_TO_ALL know FLAT and RING (and
- * ALL_GATHER HALVING), DIRECT is FLAT there, HIERARCHICAL a RING that goes from host to host (FLAT for
- * ALL_TO_ALL). HIERARCHICAL is DIRECT where there are not two levels. Both ends of a message have the same
- * round number, so members never wait for each other in a circle. The caller has checked that ranks, root and
- * the sizes of the buffers are in range. RDT_ERR_NO_MEMORY; RDT_ERR_UNSUPPORTED: no such kind or algorithm.
- * Sources: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH (2005);
- * Patarasuk, Yuan, Bandwidth optimal all-reduce (2009); Bruck et al., Efficient algorithms for
- * all-to-all communications (1997). */
-rdt_status rdt_schedule_make(const rdt_schedule_request *request, rdt_schedule **schedule);
 void rdt_schedule_free(rdt_schedule *schedule);
 
 #endif

@@ -7,84 +7,75 @@
 
 #include "group/schedule.h"
 
-/* Elements [at, at + count) of the data. */
-typedef struct schedule_range {
+/* The elements [at, at + count) of the data. */
+typedef struct rdt_schedule_range {
   uint64_t at, count;
-} schedule_range;
+} rdt_schedule_range;
 
 /* The i-th of n nearly equal parts of a range, the longer ones first. */
-static inline schedule_range schedule_part(schedule_range range, uint64_t n, uint64_t i) {
+static inline rdt_schedule_range rdt_schedule_part(rdt_schedule_range range, uint64_t n,
+                                                   uint64_t i) {
   const uint64_t least = range.count / n, longer = range.count % n;
   const uint64_t before = i < longer ? i : longer;
-  return (schedule_range){range.at + i * least + before, least + (i < longer)};
+  return (rdt_schedule_range){range.at + i * least + before, least + (i < longer)};
 }
 
 /* The members sorted by host, so that neighbours share one where they can. */
-typedef struct schedule_topology {
+typedef struct rdt_schedule_topology {
   uint32_t *order;      /* ranks; those of host h are order[starts[h]] .. order[starts[h+1]-1] */
   uint32_t *starts;     /* hosts + 1 */
   uint32_t hosts;       /* how many there are */
   uint32_t least;       /* members on the host that has the fewest */
-  uint32_t host, local; /* this member's host, and its number there */
-  uint32_t position, origin; /* in `order`: of this member, of the root */
+  uint32_t host, local; /* this member's host, and its index on it */
+  uint32_t position, origin; /* positions of this member and of the root in `order` */
   uint32_t origin_host;
-} schedule_topology;
+} rdt_schedule_topology;
 
-typedef struct schedule_builder {
+typedef struct rdt_schedule_builder {
   const rdt_schedule_request *request;
-  schedule_topology topology;
+  rdt_schedule_topology topology;
   rdt_schedule *schedule;
   size_t capacity;
   uint32_t lane, round;   /* of the steps listed from here on */
-  uint32_t piece, pieces; /* steps are cut into so many, and listed for one of them: see below */
+  uint32_t piece, pieces; /* steps are cut into `pieces`, and listed for one piece: see below */
   rdt_status status;      /* RDT_OK, or why steps are missing */
-} schedule_builder;
+} rdt_schedule_builder;
 
-/* A long message goes as several shorter ones. Around steps of `longest` elements at most (the same number at
- * both ends of a message) this lists them piece by piece. A round lists its sends first, then what
- * receives, so that transfers begin early and sums stay in the cache. */
-#define SCHEDULE_PIECES(b, longest) \
-  for (schedule_cut((b), (longest)); (b)->piece < (b)->pieces; (b)->piece++)
-void schedule_cut(schedule_builder *b, uint64_t longest);
+/* A long message is sent as several shorter ones. This loop lists steps of at most `longest`
+ * elements (the same number at both ends of a message) piece by piece. A round lists its sends
+ * before its receives, so that transfers begin early and sums stay in the cache. */
+#define RDT_SCHEDULE_PIECES(b, longest) \
+  for (rdt_schedule_cut((b), (longest)); (b)->piece < (b)->pieces; (b)->piece++)
+void rdt_schedule_cut(rdt_schedule_builder *b, uint64_t longest);
 
-/* List the current piece of a step over `count` elements; nothing if that is empty. */
-void schedule_send(schedule_builder *b, uint32_t peer, rdt_place from, uint64_t count);
-void schedule_receive(schedule_builder *b, uint32_t peer, rdt_place to, uint64_t count);
-void schedule_reduce(schedule_builder *b, uint32_t peer, rdt_place from, rdt_place to,
-                     uint64_t count);
-void schedule_copy(schedule_builder *b, rdt_place from, rdt_place to, uint64_t count);
-void schedule_accumulate(schedule_builder *b, rdt_place from, rdt_place to, uint64_t count);
-/* The input, at the place in the output that it has there; nothing in place. Cuts into pieces itself. */
-void schedule_copy_input(schedule_builder *b, schedule_range range);
-/* Makes sure that there are so many elements of scratch. */
-void schedule_need_scratch(schedule_builder *b, uint64_t elements);
+/* List the current piece of a step over `count` elements, unless it is empty. */
+void rdt_schedule_send(rdt_schedule_builder *b, uint32_t peer, rdt_group_place from,
+                       uint64_t count);
+void rdt_schedule_receive(rdt_schedule_builder *b, uint32_t peer, rdt_group_place to,
+                          uint64_t count);
+void rdt_schedule_reduce(rdt_schedule_builder *b, uint32_t peer, rdt_group_place from,
+                         rdt_group_place to, uint64_t count);
+void rdt_schedule_copy(rdt_schedule_builder *b, rdt_group_place from, rdt_group_place to,
+                       uint64_t count);
+void rdt_schedule_accumulate(rdt_schedule_builder *b, rdt_group_place from, rdt_group_place to,
+                             uint64_t count);
+/* Copies the input to its place in the output, unless it is there already. Cuts into pieces
+ * itself. */
+void rdt_schedule_copy_input(rdt_schedule_builder *b, rdt_schedule_range range);
+/* Ensures that scratch has at least so many elements. */
+void rdt_schedule_need_scratch(rdt_schedule_builder *b, uint64_t elements);
 
-static inline rdt_place schedule_input(uint64_t at) { return (rdt_place){RDT_BUFFER_INPUT, at}; }
-static inline rdt_place schedule_output(uint64_t at) { return (rdt_place){RDT_BUFFER_OUTPUT, at}; }
-static inline rdt_place schedule_scratch(uint64_t at) {
-  return (rdt_place){RDT_BUFFER_SCRATCH, at};
+static inline rdt_group_place rdt_schedule_input(uint64_t at) {
+  return (rdt_group_place){RDT_BUFFER_INPUT, at};
+}
+static inline rdt_group_place rdt_schedule_output(uint64_t at) {
+  return (rdt_group_place){RDT_BUFFER_OUTPUT, at};
+}
+static inline rdt_group_place rdt_schedule_scratch(uint64_t at) {
+  return (rdt_group_place){RDT_BUFFER_SCRATCH, at};
 }
 
-/* Lists one lane of an operation. The range: ALL_REDUCE, BROADCAST: the lane's share of the data; the other
- * kinds: its share of every member's part. */
-typedef void (*schedule_lane_fn)(schedule_builder *b, schedule_range range);
-
-void schedule_flat_all_reduce(schedule_builder *b, schedule_range range);
-void schedule_flat_reduce_scatter(schedule_builder *b, schedule_range range);
-void schedule_flat_all_gather(schedule_builder *b, schedule_range range);
-void schedule_flat_broadcast(schedule_builder *b, schedule_range range);
-void schedule_flat_all_to_all(schedule_builder *b, schedule_range range);
-void schedule_direct_all_reduce(schedule_builder *b, schedule_range range);
-void schedule_direct_broadcast(schedule_builder *b, schedule_range range);
-void schedule_halving_all_reduce(schedule_builder *b, schedule_range range);
-void schedule_halving_all_gather(schedule_builder *b, schedule_range range);
-void schedule_halving_broadcast(schedule_builder *b, schedule_range range);
-void schedule_ring_all_reduce(schedule_builder *b, schedule_range range);
-void schedule_ring_reduce_scatter(schedule_builder *b, schedule_range range);
-void schedule_ring_all_gather(schedule_builder *b, schedule_range range);
-void schedule_ring_broadcast(schedule_builder *b, schedule_range range);
-void schedule_ring_all_to_all(schedule_builder *b, schedule_range range);
-void schedule_hierarchical_all_reduce(schedule_builder *b, schedule_range range);
-void schedule_hierarchical_broadcast(schedule_builder *b, schedule_range range);
+/* Returns the number of chunks in `count` elements: at least 1 and at most `most`. */
+uint32_t rdt_schedule_chunks(const rdt_schedule_builder *b, uint64_t count, uint32_t most);
 
 #endif

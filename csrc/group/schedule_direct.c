@@ -1,69 +1,71 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * DIRECT: each member reduces, or takes from the root, one part of the data, then hands it to all. Two
- * rounds, in which a member sends the data less than twice.
+ * DIRECT: each member reduces, or takes from the root, one part of the data, and then sends it to
+ * all. It takes two rounds, in which a member sends the data less than twice.
  */
-#include "group/schedule_build.h"
+#include "group/schedule_algorithms.h"
 
-static schedule_range part_of(const schedule_builder *b, schedule_range range, uint32_t rank) {
-  return schedule_part(range, b->request->size, rank);
+static rdt_schedule_range part_of(const rdt_schedule_builder *b, rdt_schedule_range range,
+                                  uint32_t rank) {
+  return rdt_schedule_part(range, b->request->size, rank);
 }
 
-static uint32_t peer_after(const schedule_builder *b, uint32_t k) {
+static uint32_t peer_after(const rdt_schedule_builder *b, uint32_t k) {
   return (b->request->rank + k) % b->request->size;
 }
 
-/* Each peer gets its part of the input. */
-static void scatter(schedule_builder *b, schedule_range range) {
-  SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
+/* Sends each peer its part of the input. */
+static void scatter(rdt_schedule_builder *b, rdt_schedule_range range) {
+  RDT_SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
     for (uint32_t k = 1; k < b->request->size; k++) {
-      const schedule_range part = part_of(b, range, peer_after(b, k));
-      schedule_send(b, peer_after(b, k), schedule_input(part.at), part.count);
+      const rdt_schedule_range part = part_of(b, range, peer_after(b, k));
+      rdt_schedule_send(b, peer_after(b, k), rdt_schedule_input(part.at), part.count);
     }
   }
 }
 
-/* All but `except` get this member's part; it gets theirs, from all. */
-static void gather(schedule_builder *b, schedule_range range, rdt_place from, uint32_t except) {
+/* Sends this member's part to all except `except`, and receives theirs. */
+static void gather(rdt_schedule_builder *b, rdt_schedule_range range, rdt_group_place from,
+                   uint32_t except) {
   const uint32_t size = b->request->size;
   const uint64_t count = part_of(b, range, b->request->rank).count;
-  SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
+  RDT_SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
     for (uint32_t k = 1; k < size; k++) {
-      if (peer_after(b, k) != except) schedule_send(b, peer_after(b, k), from, count);
+      if (peer_after(b, k) != except) rdt_schedule_send(b, peer_after(b, k), from, count);
     }
   }
   if (b->request->rank == except) return;
-  SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
+  RDT_SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
     for (uint32_t k = size - 1; k > 0; k--) {
-      const schedule_range part = part_of(b, range, peer_after(b, k));
-      schedule_receive(b, peer_after(b, k), schedule_output(part.at), part.count);
+      const rdt_schedule_range part = part_of(b, range, peer_after(b, k));
+      rdt_schedule_receive(b, peer_after(b, k), rdt_schedule_output(part.at), part.count);
     }
   }
 }
 
-void schedule_direct_all_reduce(schedule_builder *b, schedule_range range) {
+void rdt_schedule_direct_all_reduce(rdt_schedule_builder *b, rdt_schedule_range range) {
   const uint32_t size = b->request->size;
-  const schedule_range mine = part_of(b, range, b->request->rank);
-  const rdt_place in = schedule_input(mine.at), sum = schedule_output(mine.at);
+  const rdt_schedule_range mine = part_of(b, range, b->request->rank);
+  const rdt_group_place in = rdt_schedule_input(mine.at), sum = rdt_schedule_output(mine.at);
   scatter(b, range);
-  SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
+  RDT_SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
     for (uint32_t k = size - 1; k > 0; k--)
-      schedule_reduce(b, peer_after(b, k), k == size - 1 ? in : sum, sum, mine.count);
+      rdt_schedule_reduce(b, peer_after(b, k), k == size - 1 ? in : sum, sum, mine.count);
   }
   b->round++;
   gather(b, range, sum, size);
 }
 
-void schedule_direct_broadcast(schedule_builder *b, schedule_range range) {
+void rdt_schedule_direct_broadcast(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
-  const schedule_range mine = part_of(b, range, q->rank);
+  const rdt_schedule_range mine = part_of(b, range, q->rank);
   const bool root = q->rank == q->root;
-  const rdt_place in = schedule_input(mine.at), out = schedule_output(mine.at);
+  const rdt_group_place in = rdt_schedule_input(mine.at), out = rdt_schedule_output(mine.at);
   if (root) scatter(b, range);
-  SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
-    if (!root) schedule_receive(b, q->root, out, mine.count);
+  RDT_SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
+    if (!root) rdt_schedule_receive(b, q->root, out, mine.count);
   }
-  if (root) schedule_copy_input(b, range);
+  if (root) rdt_schedule_copy_input(b, range);
   b->round++;
   gather(b, range, root ? in : out, q->root);
 }

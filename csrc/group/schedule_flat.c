@@ -1,122 +1,126 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * FLAT: every member sends what another needs straight to it, all at once. The fewest rounds.
+ * FLAT: every member sends each other member what it needs, all at once. It takes the fewest
+ * rounds.
  */
-#include "group/schedule_build.h"
+#include "group/schedule_algorithms.h"
 
-static uint32_t peer_after(const schedule_builder *b, uint32_t k) {
+static uint32_t peer_after(const rdt_schedule_builder *b, uint32_t k) {
   return (b->request->rank + k) % b->request->size;
 }
 
-static uint32_t peer_before(const schedule_builder *b, uint32_t k) {
+static uint32_t peer_before(const rdt_schedule_builder *b, uint32_t k) {
   return (b->request->rank + b->request->size - k) % b->request->size;
 }
 
 /* Everybody adds up everything in rank order, so that all get the same bits. */
-void schedule_flat_all_reduce(schedule_builder *b, schedule_range range) {
+void rdt_schedule_flat_all_reduce(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
-  const rdt_place in = schedule_input(range.at), out = schedule_output(range.at);
+  const rdt_group_place in = rdt_schedule_input(range.at), out = rdt_schedule_output(range.at);
   /* In place, peers still read the input while the sum grows. */
-  const rdt_place sum = q->input_is_output ? schedule_scratch(range.at) : out;
-  SCHEDULE_PIECES(b, range.count) {
-    for (uint32_t k = 1; k < q->size; k++) schedule_send(b, peer_after(b, k), in, range.count);
+  const rdt_group_place sum = q->input_is_output ? rdt_schedule_scratch(range.at) : out;
+  RDT_SCHEDULE_PIECES(b, range.count) {
+    for (uint32_t k = 1; k < q->size; k++) rdt_schedule_send(b, peer_after(b, k), in, range.count);
   }
-  SCHEDULE_PIECES(b, range.count) {
-    if (q->rank > 1) schedule_receive(b, 0, sum, range.count);
+  RDT_SCHEDULE_PIECES(b, range.count) {
+    if (q->rank > 1) rdt_schedule_receive(b, 0, sum, range.count);
     /* Two operands may be swapped without a change in the bits: see reduce.h. */
-    if (q->rank <= 1) schedule_reduce(b, 1 - q->rank, in, sum, range.count);
+    if (q->rank <= 1) rdt_schedule_reduce(b, 1 - q->rank, in, sum, range.count);
     for (uint32_t peer = q->rank > 1 ? 1 : 2; peer < q->size; peer++) {
       if (peer == q->rank) {
-        schedule_accumulate(b, in, sum, range.count);
+        rdt_schedule_accumulate(b, in, sum, range.count);
       } else {
-        schedule_reduce(b, peer, sum, sum, range.count);
+        rdt_schedule_reduce(b, peer, sum, sum, range.count);
       }
     }
   }
   if (!q->input_is_output) return;
-  schedule_need_scratch(b, range.at + range.count);
+  rdt_schedule_need_scratch(b, range.at + range.count);
   b->round++;
-  SCHEDULE_PIECES(b, range.count) schedule_copy(b, sum, out, range.count);
+  RDT_SCHEDULE_PIECES(b, range.count) rdt_schedule_copy(b, sum, out, range.count);
 }
 
-void schedule_flat_broadcast(schedule_builder *b, schedule_range range) {
+void rdt_schedule_flat_broadcast(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
-  const rdt_place in = schedule_input(range.at), out = schedule_output(range.at);
-  SCHEDULE_PIECES(b, range.count) {
+  const rdt_group_place in = rdt_schedule_input(range.at), out = rdt_schedule_output(range.at);
+  RDT_SCHEDULE_PIECES(b, range.count) {
     if (q->rank != q->root) {
-      schedule_receive(b, q->root, out, range.count);
+      rdt_schedule_receive(b, q->root, out, range.count);
       continue;
     }
-    for (uint32_t k = 1; k < q->size; k++) schedule_send(b, peer_after(b, k), in, range.count);
+    for (uint32_t k = 1; k < q->size; k++) rdt_schedule_send(b, peer_after(b, k), in, range.count);
   }
-  if (q->rank == q->root) schedule_copy_input(b, range);
+  if (q->rank == q->root) rdt_schedule_copy_input(b, range);
 }
 
 /* Each member adds up its part of everybody's input. */
-void schedule_flat_reduce_scatter(schedule_builder *b, schedule_range range) {
+void rdt_schedule_flat_reduce_scatter(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
   const uint64_t part = q->count / q->size, count = range.count;
-  const rdt_place in = schedule_input(q->rank * part + range.at), out = schedule_output(range.at);
-  const rdt_place sum = q->input_is_output ? schedule_scratch(range.at) : out;
-  SCHEDULE_PIECES(b, range.count) {
+  const rdt_group_place in = rdt_schedule_input(q->rank * part + range.at),
+                        out = rdt_schedule_output(range.at);
+  const rdt_group_place sum = q->input_is_output ? rdt_schedule_scratch(range.at) : out;
+  RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_after(b, k);
-      schedule_send(b, peer, schedule_input(peer * part + range.at), count);
+      rdt_schedule_send(b, peer, rdt_schedule_input(peer * part + range.at), count);
     }
   }
-  SCHEDULE_PIECES(b, range.count) {
+  RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++)
-      schedule_reduce(b, peer_before(b, k), k == 1 ? in : sum, sum, count);
+      rdt_schedule_reduce(b, peer_before(b, k), k == 1 ? in : sum, sum, count);
   }
   if (!q->input_is_output) return;
-  schedule_need_scratch(b, range.at + count);
+  rdt_schedule_need_scratch(b, range.at + count);
   b->round++;
-  SCHEDULE_PIECES(b, range.count) schedule_copy(b, sum, out, count);
+  RDT_SCHEDULE_PIECES(b, range.count) rdt_schedule_copy(b, sum, out, count);
 }
 
-void schedule_flat_all_gather(schedule_builder *b, schedule_range range) {
+void rdt_schedule_flat_all_gather(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
-  const rdt_place in = schedule_input(range.at);
-  SCHEDULE_PIECES(b, range.count) {
-    for (uint32_t k = 1; k < q->size; k++) schedule_send(b, peer_after(b, k), in, range.count);
+  const rdt_group_place in = rdt_schedule_input(range.at);
+  RDT_SCHEDULE_PIECES(b, range.count) {
+    for (uint32_t k = 1; k < q->size; k++) rdt_schedule_send(b, peer_after(b, k), in, range.count);
   }
-  SCHEDULE_PIECES(b, range.count) {
+  RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_before(b, k);
-      schedule_receive(b, peer, schedule_output(peer * q->count + range.at), range.count);
+      rdt_schedule_receive(b, peer, rdt_schedule_output(peer * q->count + range.at), range.count);
     }
     if (!q->input_is_output)
-      schedule_copy(b, in, schedule_output(q->rank * q->count + range.at), range.count);
+      rdt_schedule_copy(b, in, rdt_schedule_output(q->rank * q->count + range.at), range.count);
   }
 }
 
-/* In place, a peer may still read the part that its own part shall replace: those wait in scratch. */
-void schedule_flat_all_to_all(schedule_builder *b, schedule_range range) {
+/* In place, a peer may still read the part that its own part will replace, so received parts
+ * wait in scratch. */
+void rdt_schedule_flat_all_to_all(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
   const uint64_t part = q->count / q->size, mine = q->rank * part + range.at;
-  SCHEDULE_PIECES(b, range.count) {
+  RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_after(b, k);
-      schedule_send(b, peer, schedule_input(peer * part + range.at), range.count);
+      rdt_schedule_send(b, peer, rdt_schedule_input(peer * part + range.at), range.count);
     }
   }
-  SCHEDULE_PIECES(b, range.count) {
+  RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_before(b, k);
       const uint64_t at = peer * part + range.at;
-      schedule_receive(b, peer, q->input_is_output ? schedule_scratch(at) : schedule_output(at),
-                       range.count);
+      rdt_schedule_receive(b, peer,
+                           q->input_is_output ? rdt_schedule_scratch(at) : rdt_schedule_output(at),
+                           range.count);
     }
     if (!q->input_is_output)
-      schedule_copy(b, schedule_input(mine), schedule_output(mine), range.count);
+      rdt_schedule_copy(b, rdt_schedule_input(mine), rdt_schedule_output(mine), range.count);
   }
   if (!q->input_is_output) return;
-  schedule_need_scratch(b, q->count);
+  rdt_schedule_need_scratch(b, q->count);
   b->round++;
-  SCHEDULE_PIECES(b, range.count) {
+  RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint64_t at = peer_after(b, k) * part + range.at;
-      schedule_copy(b, schedule_scratch(at), schedule_output(at), range.count);
+      rdt_schedule_copy(b, rdt_schedule_scratch(at), rdt_schedule_output(at), range.count);
     }
   }
 }

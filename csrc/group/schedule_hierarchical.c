@@ -1,119 +1,123 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * HIERARCHICAL: the data is cut into as many parts as the smallest host has members. On each host, one
- * member leads each part: it takes it from the others there, exchanges it with those that lead it on the
- * other hosts, and hands it out. So the data crosses between hosts once, over all their links.
+ * HIERARCHICAL: the data is cut into as many parts as the smallest host has members. On each host,
+ * one member leads each part: it collects the part from the others there, exchanges it with its
+ * leaders on the other hosts, and distributes it. So the data crosses between hosts once, over all
+ * their links.
  */
-#include "group/schedule_build.h"
+#include "group/schedule_algorithms.h"
 
-static uint32_t rank_at(const schedule_builder *b, uint32_t host, uint32_t local) {
+static uint32_t rank_at(const rdt_schedule_builder *b, uint32_t host, uint32_t local) {
   return b->topology.order[b->topology.starts[host] + local];
 }
 
-static uint32_t members_here(const schedule_builder *b) {
-  const schedule_topology *t = &b->topology;
+static uint32_t members_here(const rdt_schedule_builder *b) {
+  const rdt_schedule_topology *t = &b->topology;
   return t->starts[t->host + 1] - t->starts[t->host];
 }
 
-static bool leads(const schedule_builder *b) { return b->topology.local < b->topology.least; }
+static bool leads(const rdt_schedule_builder *b) { return b->topology.local < b->topology.least; }
 
-/* What the member leads; the first is the longest. */
-static schedule_range led(const schedule_builder *b, schedule_range range, uint32_t local) {
-  return schedule_part(range, b->topology.least, local);
+/* The part that the member leads. The first part is the longest. */
+static rdt_schedule_range led(const rdt_schedule_builder *b, rdt_schedule_range range,
+                              uint32_t local) {
+  return rdt_schedule_part(range, b->topology.least, local);
 }
 
 /* The part of a led part that the leader on `host` sums up. */
-static schedule_range share(const schedule_builder *b, schedule_range range, uint32_t host) {
-  return schedule_part(led(b, range, b->topology.local), b->topology.hosts, host);
+static rdt_schedule_range share(const rdt_schedule_builder *b, rdt_schedule_range range,
+                                uint32_t host) {
+  return rdt_schedule_part(led(b, range, b->topology.local), b->topology.hosts, host);
 }
 
 /* The other members of this host give each leader its part of their input. */
-static void collect(schedule_builder *b, schedule_range range) {
-  const schedule_topology *t = &b->topology;
-  const schedule_range mine = led(b, range, t->local % t->least);
-  const rdt_place in = schedule_input(mine.at), sum = schedule_output(mine.at);
-  SCHEDULE_PIECES(b, led(b, range, 0).count) {
+static void collect(rdt_schedule_builder *b, rdt_schedule_range range) {
+  const rdt_schedule_topology *t = &b->topology;
+  const rdt_schedule_range mine = led(b, range, t->local % t->least);
+  const rdt_group_place in = rdt_schedule_input(mine.at), sum = rdt_schedule_output(mine.at);
+  RDT_SCHEDULE_PIECES(b, led(b, range, 0).count) {
     for (uint32_t i = 0; i < t->least; i++) {
-      const schedule_range part = led(b, range, i);
+      const rdt_schedule_range part = led(b, range, i);
       if (i != t->local)
-        schedule_send(b, rank_at(b, t->host, i), schedule_input(part.at), part.count);
+        rdt_schedule_send(b, rank_at(b, t->host, i), rdt_schedule_input(part.at), part.count);
     }
   }
-  SCHEDULE_PIECES(b, led(b, range, 0).count) {
+  RDT_SCHEDULE_PIECES(b, led(b, range, 0).count) {
     bool first = true;
     for (uint32_t i = 0; leads(b) && i < members_here(b); i++) {
       if (i == t->local) continue;
-      schedule_reduce(b, rank_at(b, t->host, i), first ? in : sum, sum, mine.count);
+      rdt_schedule_reduce(b, rank_at(b, t->host, i), first ? in : sum, sum, mine.count);
       first = false;
     }
   }
 }
 
 /* Leaders of the same part each sum up a share of it. */
-static void exchange(schedule_builder *b, schedule_range range) {
-  const schedule_topology *t = &b->topology;
+static void exchange(rdt_schedule_builder *b, rdt_schedule_range range) {
+  const rdt_schedule_topology *t = &b->topology;
   const bool input = members_here(b) == 1;
-  const schedule_range mine = share(b, range, t->host);
-  const rdt_place sum = schedule_output(mine.at);
-  SCHEDULE_PIECES(b, share(b, range, 0).count) {
+  const rdt_schedule_range mine = share(b, range, t->host);
+  const rdt_group_place sum = rdt_schedule_output(mine.at);
+  RDT_SCHEDULE_PIECES(b, share(b, range, 0).count) {
     for (uint32_t h = 0; h < t->hosts; h++) {
-      const schedule_range part = share(b, range, h);
-      const rdt_place from = input ? schedule_input(part.at) : schedule_output(part.at);
-      if (h != t->host) schedule_send(b, rank_at(b, h, t->local), from, part.count);
+      const rdt_schedule_range part = share(b, range, h);
+      const rdt_group_place from =
+          input ? rdt_schedule_input(part.at) : rdt_schedule_output(part.at);
+      if (h != t->host) rdt_schedule_send(b, rank_at(b, h, t->local), from, part.count);
     }
   }
-  SCHEDULE_PIECES(b, share(b, range, 0).count) {
+  RDT_SCHEDULE_PIECES(b, share(b, range, 0).count) {
     bool first = true;
     for (uint32_t h = 0; h < t->hosts; h++) {
       if (h == t->host) continue;
-      schedule_reduce(b, rank_at(b, h, t->local), first && input ? schedule_input(mine.at) : sum,
-                      sum, mine.count);
+      rdt_schedule_reduce(b, rank_at(b, h, t->local),
+                          first && input ? rdt_schedule_input(mine.at) : sum, sum, mine.count);
       first = false;
     }
   }
 }
 
-static void hand_shares(schedule_builder *b, schedule_range range) {
-  const schedule_topology *t = &b->topology;
-  const schedule_range mine = share(b, range, t->host);
-  SCHEDULE_PIECES(b, share(b, range, 0).count) {
+static void hand_shares(rdt_schedule_builder *b, rdt_schedule_range range) {
+  const rdt_schedule_topology *t = &b->topology;
+  const rdt_schedule_range mine = share(b, range, t->host);
+  RDT_SCHEDULE_PIECES(b, share(b, range, 0).count) {
     for (uint32_t h = 0; h < t->hosts; h++) {
       if (h != t->host)
-        schedule_send(b, rank_at(b, h, t->local), schedule_output(mine.at), mine.count);
+        rdt_schedule_send(b, rank_at(b, h, t->local), rdt_schedule_output(mine.at), mine.count);
     }
   }
-  SCHEDULE_PIECES(b, share(b, range, 0).count) {
+  RDT_SCHEDULE_PIECES(b, share(b, range, 0).count) {
     for (uint32_t h = 0; h < t->hosts; h++) {
-      const schedule_range part = share(b, range, h);
+      const rdt_schedule_range part = share(b, range, h);
       if (h != t->host)
-        schedule_receive(b, rank_at(b, h, t->local), schedule_output(part.at), part.count);
+        rdt_schedule_receive(b, rank_at(b, h, t->local), rdt_schedule_output(part.at), part.count);
     }
   }
 }
 
-/* Leaders give their parts to the members of their host, but for `has_all`. */
-static void hand_out(schedule_builder *b, schedule_range range, uint32_t has_all) {
-  const schedule_topology *t = &b->topology;
+/* Leaders give their parts to the members of their host, except `has_all`. */
+static void hand_out(rdt_schedule_builder *b, rdt_schedule_range range, uint32_t has_all) {
+  const rdt_schedule_topology *t = &b->topology;
   const uint32_t here = members_here(b), self = b->request->rank;
-  const schedule_range mine = led(b, range, t->local % t->least);
-  const rdt_place from = schedule_output(mine.at);
-  SCHEDULE_PIECES(b, led(b, range, 0).count) {
+  const rdt_schedule_range mine = led(b, range, t->local % t->least);
+  const rdt_group_place from = rdt_schedule_output(mine.at);
+  RDT_SCHEDULE_PIECES(b, led(b, range, 0).count) {
     for (uint32_t i = 0; leads(b) && i < here; i++) {
       if (i != t->local && rank_at(b, t->host, i) != has_all)
-        schedule_send(b, rank_at(b, t->host, i), from, mine.count);
+        rdt_schedule_send(b, rank_at(b, t->host, i), from, mine.count);
     }
   }
   if (self == has_all) return;
-  SCHEDULE_PIECES(b, led(b, range, 0).count) {
+  RDT_SCHEDULE_PIECES(b, led(b, range, 0).count) {
     for (uint32_t i = 0; i < t->least; i++) {
-      const schedule_range part = led(b, range, i);
+      const rdt_schedule_range part = led(b, range, i);
       if (i != t->local)
-        schedule_receive(b, rank_at(b, t->host, i), schedule_output(part.at), part.count);
+        rdt_schedule_receive(b, rank_at(b, t->host, i), rdt_schedule_output(part.at), part.count);
     }
   }
 }
 
-void schedule_hierarchical_all_reduce(schedule_builder *b, schedule_range range) {
+void rdt_schedule_hierarchical_all_reduce(rdt_schedule_builder *b, rdt_schedule_range range) {
   collect(b, range);
   b->round = 1;
   if (leads(b)) exchange(b, range);
@@ -124,41 +128,42 @@ void schedule_hierarchical_all_reduce(schedule_builder *b, schedule_range range)
 }
 
 /* The root gives the leaders of its host their parts. */
-static void scatter(schedule_builder *b, schedule_range range) {
-  const schedule_topology *t = &b->topology;
+static void scatter(rdt_schedule_builder *b, rdt_schedule_range range) {
+  const rdt_schedule_topology *t = &b->topology;
   const rdt_schedule_request *q = b->request;
-  SCHEDULE_PIECES(b, led(b, range, 0).count) {
+  RDT_SCHEDULE_PIECES(b, led(b, range, 0).count) {
     for (uint32_t i = 0; q->rank == q->root && i < t->least; i++) {
-      const schedule_range part = led(b, range, i);
+      const rdt_schedule_range part = led(b, range, i);
       if (i != t->local)
-        schedule_send(b, rank_at(b, t->host, i), schedule_input(part.at), part.count);
+        rdt_schedule_send(b, rank_at(b, t->host, i), rdt_schedule_input(part.at), part.count);
     }
   }
 }
 
-void schedule_hierarchical_broadcast(schedule_builder *b, schedule_range range) {
+void rdt_schedule_hierarchical_broadcast(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
-  const schedule_topology *t = &b->topology;
+  const rdt_schedule_topology *t = &b->topology;
   const bool root = q->rank == q->root;
   const uint32_t source = t->origin_host;
-  const schedule_range mine = led(b, range, t->local % t->least);
-  const rdt_place out = schedule_output(mine.at);
+  const rdt_schedule_range mine = led(b, range, t->local % t->least);
+  const rdt_group_place out = rdt_schedule_output(mine.at);
   const uint64_t longest = led(b, range, 0).count;
   scatter(b, range);
-  if (root) schedule_copy_input(b, range);
-  SCHEDULE_PIECES(b, longest) {
-    if (!root && leads(b) && t->host == source) schedule_receive(b, q->root, out, mine.count);
+  if (root) rdt_schedule_copy_input(b, range);
+  RDT_SCHEDULE_PIECES(b, longest) {
+    if (!root && leads(b) && t->host == source) rdt_schedule_receive(b, q->root, out, mine.count);
   }
   b->round = 1;
-  SCHEDULE_PIECES(b, longest) {
+  RDT_SCHEDULE_PIECES(b, longest) {
     for (uint32_t h = 0; leads(b) && t->host == source && h < t->hosts; h++) {
       if (h != source)
-        schedule_send(b, rank_at(b, h, t->local), root ? schedule_input(mine.at) : out, mine.count);
+        rdt_schedule_send(b, rank_at(b, h, t->local), root ? rdt_schedule_input(mine.at) : out,
+                          mine.count);
     }
   }
-  SCHEDULE_PIECES(b, longest) {
+  RDT_SCHEDULE_PIECES(b, longest) {
     if (leads(b) && t->host != source)
-      schedule_receive(b, rank_at(b, source, t->local), out, mine.count);
+      rdt_schedule_receive(b, rank_at(b, source, t->local), out, mine.count);
   }
   b->round = 2;
   hand_out(b, range, q->root);

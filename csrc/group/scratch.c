@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Registered memory of a device's groups: blocks of powers of two, used again, because registering costs more
- * than most operations. Small ones are cut from slabs, because each region costs descriptors and a question
- * of every peer.
+ * Registered memory of a device's groups: blocks of powers of two, which are reused because
+ * registering costs more than most operations. Small blocks are cut from slabs, because each
+ * region costs descriptors and a request by every peer.
  */
 #include <stdlib.h>
 
@@ -18,32 +18,32 @@ static unsigned class_of(uint64_t size) {
   return class;
 }
 
-static rdt_status region_new(rdt_groups *groups, uint64_t size, rdt_slab *slab) {
+static rdt_status region_new(rdt_groups *groups, uint64_t size, rdt_group_slab *slab) {
   rdt_region *region;
   rdt_region_info info;
   rdt_status status =
       rdt_region_alloc(groups->device, size, RDT_ACCESS_READ | RDT_ACCESS_WRITE, NULL, &region);
   if (status != RDT_OK) return status;
   rdt_region_get_info(region, &info);
-  *slab = (rdt_slab){.address = info.address, .size = size, .key = info.key};
+  *slab = (rdt_group_slab){.address = info.address, .size = size, .key = info.key};
   return RDT_OK;
 }
 
-/* The next `size` bytes of the slab; what is left of one that is too short stays unused. */
-static rdt_status cut(rdt_groups *groups, uint64_t size, rdt_block *block) {
-  rdt_slab *slab = &groups->slab;
+/* Takes the next `size` bytes of the slab. The rest of a slab that is too short stays unused. */
+static rdt_status cut(rdt_groups *groups, uint64_t size, rdt_group_block *block) {
+  rdt_group_slab *slab = &groups->slab;
   if (slab->size - slab->used < size) {
     rdt_status status = region_new(groups, SLAB_BYTES, slab);
     if (status != RDT_OK) return status;
   }
-  *block = (rdt_block){
+  *block = (rdt_group_block){
       .address = slab->address + slab->used, .offset = slab->used, .size = size, .key = slab->key};
   slab->used += size;
   return RDT_OK;
 }
 
-static rdt_status block_fill(rdt_groups *groups, uint64_t size, rdt_block *block) {
-  rdt_slab own;
+static rdt_status block_fill(rdt_groups *groups, uint64_t size, rdt_group_block *block) {
+  rdt_group_slab own;
   if (size <= SLAB_BYTES / 2) {
     pthread_mutex_lock(&groups->slab_lock);
     rdt_status status = cut(groups, size, block);
@@ -51,12 +51,13 @@ static rdt_status block_fill(rdt_groups *groups, uint64_t size, rdt_block *block
     return status;
   }
   rdt_status status = region_new(groups, size, &own);
-  if (status == RDT_OK) *block = (rdt_block){.address = own.address, .size = size, .key = own.key};
+  if (status == RDT_OK)
+    *block = (rdt_group_block){.address = own.address, .size = size, .key = own.key};
   return status;
 }
 
-static rdt_status block_new(rdt_groups *groups, uint64_t size, rdt_block **block_out) {
-  rdt_block *block = malloc(sizeof(*block));
+static rdt_status block_new(rdt_groups *groups, uint64_t size, rdt_group_block **block_out) {
+  rdt_group_block *block = malloc(sizeof(*block));
   if (!block) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   rdt_status status = block_fill(groups, size, block);
   if (status == RDT_OK)
@@ -66,17 +67,17 @@ static rdt_status block_new(rdt_groups *groups, uint64_t size, rdt_block **block
   return status;
 }
 
-rdt_status rdt_scratch_take(rdt_groups *groups, uint64_t size, rdt_block **block_out) {
+rdt_status rdt_group_scratch_take(rdt_groups *groups, uint64_t size, rdt_group_block **block_out) {
   unsigned class = class_of(size);
   pthread_mutex_lock(&groups->ready_lock);
-  rdt_block *block = groups->blocks[class];
+  rdt_group_block *block = groups->blocks[class];
   if (block) groups->blocks[class] = block->next;
   pthread_mutex_unlock(&groups->ready_lock);
   *block_out = block;
   return block ? RDT_OK : block_new(groups, 1ull << class, block_out);
 }
 
-void rdt_scratch_give(rdt_groups *groups, rdt_block *block) {
+void rdt_group_scratch_give(rdt_groups *groups, rdt_group_block *block) {
   if (!block) return;
   unsigned class = class_of(block->size);
   pthread_mutex_lock(&groups->ready_lock);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The TABLE by which rank 0 tells all members of each other, and what operations cost: in parts, because one
- * message does not hold a large group.
+ * The TABLE, in which rank 0 tells all members about each other and about costs. It is sent in
+ * parts, because one message does not hold a large group.
  */
 #include <string.h>
 
@@ -16,7 +16,7 @@ static void put_double(rdt_wire *wire, double value) {
   rdt_wire_put_u64(wire, bits);
 }
 
-/* A cost in nanoseconds: finite, not negative, and less than a quarter of an hour. */
+/* Checks a cost in nanoseconds: finite, not negative, and less than a quarter of an hour. */
 static double get_cost(rdt_wire *wire) {
   uint64_t bits = rdt_wire_get_u64(wire);
   double value;
@@ -26,7 +26,7 @@ static double get_cost(rdt_wire *wire) {
   return 0;
 }
 
-static void put_costs(rdt_wire *wire, const rdt_costs *costs) {
+static void put_costs(rdt_wire *wire, const rdt_group_costs *costs) {
   for (int i = 0; i < 2; i++) {
     put_double(wire, costs->latency_ns[i]);
     put_double(wire, costs->byte_ns[i]);
@@ -34,7 +34,7 @@ static void put_costs(rdt_wire *wire, const rdt_costs *costs) {
   put_double(wire, costs->reduce_byte_ns);
 }
 
-static void get_costs(rdt_wire *wire, rdt_costs *costs) {
+static void get_costs(rdt_wire *wire, rdt_group_costs *costs) {
   for (int i = 0; i < 2; i++) {
     costs->latency_ns[i] = get_cost(wire);
     costs->byte_ns[i] = get_cost(wire);
@@ -42,11 +42,11 @@ static void get_costs(rdt_wire *wire, rdt_costs *costs) {
   costs->reduce_byte_ns = get_cost(wire);
 }
 
-/* A part of the table: of the members from `first` on, as many as fit. */
-static uint32_t put_table(rdt_wire *wire, const rdt_group *group, const rdt_member *members,
+/* Sends a part of the table: as many members from `first` on as fit. */
+static uint32_t put_table(rdt_wire *wire, const rdt_group *group, const rdt_group_member *members,
                           uint32_t first) {
   uint32_t next = first;
-  rdt_meeting_begin(wire, group, RDT_GROUP_TABLE);
+  rdt_group_meeting_begin(wire, group, RDT_GROUP_TABLE);
   rdt_wire_put_u64(wire, group->id);
   rdt_wire_put_u64(wire, group->eager);
   rdt_wire_put_u64(wire, group->chunk);
@@ -62,19 +62,19 @@ static uint32_t put_table(rdt_wire *wire, const rdt_group *group, const rdt_memb
   return next;
 }
 
-rdt_status rdt_table_send(const rdt_group *group, const rdt_member *members) {
+rdt_status rdt_group_table_send(const rdt_group *group, const rdt_group_member *members) {
   for (uint32_t first = 0; first < group->size;) {
     rdt_wire wire;
     first = put_table(&wire, group, members, first);
     for (uint32_t i = 1; i < group->size; i++) {
-      rdt_status status = rdt_meeting_send(group->links[i].channel, RDT_GROUP_TABLE, &wire);
+      rdt_status status = rdt_group_meeting_send(group->links[i].channel, RDT_GROUP_TABLE, &wire);
       if (status != RDT_OK) return status;
     }
   }
   return RDT_OK;
 }
 
-/* Hosts are numbered in the order in which they occur. */
+/* Numbers hosts in the order in which they occur. */
 static bool is_next_host(const rdt_group *group, uint32_t known, uint32_t host) {
   uint32_t hosts = 0;
   for (uint32_t i = 0; i < known; i++)
@@ -82,7 +82,8 @@ static bool is_next_host(const rdt_group *group, uint32_t known, uint32_t host) 
   return host <= hosts;
 }
 
-bool rdt_table_get(rdt_group *group, rdt_wire *wire, rdt_member *members, uint32_t *known) {
+bool rdt_group_table_get(rdt_group *group, rdt_wire *wire, rdt_group_member *members,
+                         uint32_t *known) {
   uint64_t id = rdt_wire_get_u64(wire), eager = rdt_wire_get_u64(wire);
   uint64_t chunk = rdt_wire_get_u64(wire);
   get_costs(wire, &group->costs);
@@ -92,7 +93,7 @@ bool rdt_table_get(rdt_group *group, rdt_wire *wire, rdt_member *members, uint32
   group->eager = eager;
   group->chunk = chunk;
   while (*known < group->size && wire->at < wire->size && !wire->bad) {
-    rdt_member *next = &members[*known];
+    rdt_group_member *next = &members[*known];
     rdt_wire_get_text(wire, next->address, sizeof(next->address));
     next->generation = rdt_wire_get_u64(wire);
     next->mark = rdt_wire_get_u64(wire);

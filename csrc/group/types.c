@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Names and sizes of what the public header numbers.
+ * Names and sizes of the public header's enumerators.
  */
 #include "rdmatensor.h"
 

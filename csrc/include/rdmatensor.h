@@ -1,9 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rdmatensor: a remote machine is a device whose memory you allocate, read and write one-sidedly.
+ * rdmatensor treats a remote machine as a device whose memory you allocate, read and write one-sidedly.
  *
- * This is the one public header. Python (cffi reads this very file) and the TensorFlow plugin see
- * nothing else of the core.
+ * This is the only public header. Python (cffi reads this very file) and the TensorFlow plugin use nothing
+ * else of the core.
+ *
+ * Example. The owner of the memory allocates a region under a name and waits for a notification; the other
+ * process connects, finds the region, and writes into it. examples/c/hello.c is the whole program.
+ *
+ *     rdt_region_alloc(device, ROOM, RDT_ACCESS_WRITE, "mailbox", &region)
+ *     rdt_device_next_notification(device, PATIENCE_MS, &news)
+ *
+ *     rdt_device_connect(device, address, RDT_TIMEOUT_DEFAULT, &channel)
+ *     rdt_remote_region_find(channel, "mailbox", RDT_TIMEOUT_DEFAULT, &mailbox)
+ *     rdt_channel_submit(channel, &op, 1, &transfer)
+ *     rdt_transfer_wait(transfer, RDT_TIMEOUT_DEFAULT)
  *
  * Objects. A *device* is one local endpoint with one progress thread. It owns *regions*, memory that
  * peers may read or write, and *channels*, connections to devices of other processes. A *remote region*
@@ -18,8 +29,8 @@
  * error (< 0) when nothing is under way: of a batch, operations before the one that failed may have been
  * executed. Until completion the local buffers belong to the core.
  *
- * Errors. Functions return rdt_status; rdt_last_error() tells the calling thread's last failure in
- * words: cause, device, peer, remedy. Output parameters are set only on success. Nothing aborts.
+ * Errors. Functions return rdt_status; rdt_last_error() describes the calling thread's last failure: cause,
+ * device, peer, remedy. Output parameters are set only on success. Nothing aborts.
  *
  * Time. All time-outs are in milliseconds; RDT_TIMEOUT_DEFAULT means the setting DEADLINE_MS.
  */
@@ -118,7 +129,7 @@ typedef enum rdt_log_level {
 typedef void (*rdt_log_fn)(void *context, rdt_log_level level, const char *line);
 /* Replaces the sink (NULL: standard error). Process-wide; set it before opening devices. */
 RDT_API void rdt_log_set_sink(rdt_log_fn sink, void *context);
-/* Writes one line into the sink if `level` is enabled: the plugin logs through the same door. */
+/* Writes one line into the sink if `level` is enabled. The plugin logs through it too. */
 RDT_API void rdt_log_line(rdt_log_level level, const char *line);
 
 /* ---- Shareable memory --------------------------------------------------------------------------- */

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a task may hold. A place saves about the same time whenever a tensor is sent, whatever its size;
- * so the edges that are worth least are those whose places take most bytes.
+ * Fits a task's places into its budget. A place saves about the same time for every tensor that is
+ * sent, whatever its size, so the edges that are worth least are those whose places take most
+ * bytes.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "plan/plan.h"
 
-/* How often a tensor sent inside a loop is taken to be sent in a step. */
+/* The number of sends in a step that is assumed for a tensor inside a loop. */
 #define LOOP_SENDS 8u
 
-/* One entry of any link into the task. */
+/* An entry of any link into the task. */
 typedef struct candidate {
   plan_entry *entry;
-  uint64_t cost; /* bytes of its slots for what eight sends of it save */
+  uint64_t cost; /* bytes of its slots for every eight sends */
 } candidate;
 
 /* Links into one task. */
@@ -44,8 +45,9 @@ static uint64_t place_all(const receiver *task, const rdt_plan_options *options,
   return bytes;
 }
 
-/* Ranks the entries, cheapest first, and returns the number of ranks. What cannot be told apart by cost
- * and name has one rank, lest the numbers of tasks decide. Ranks count from 1: 0 is kept always. */
+/* Ranks the entries, cheapest first, and returns the number of ranks. Entries with the same cost
+ * and name share a rank, so that the numbers of tasks decide nothing. Ranks count from 1; rank 0
+ * is always kept. */
 static uint32_t rank_entries(const receiver *task, const rdt_plan_options *options,
                              candidate *candidates) {
   size_t count = 0;
@@ -68,8 +70,8 @@ static void drop(plan_entry *entry) {
   entry->place.reason = RDT_PLAN_BECAUSE_BUDGET;
 }
 
-/* Keeps as many ranks as fit, by bisection: whether they fit is what the layout itself says. Sharing
- * makes sizes not quite monotonic, so a larger cut might fit as well; what is chosen always does. */
+/* Keeps as many ranks as fit, by bisection over layouts. Sharing makes sizes not quite
+ * monotonic, so a larger cut might fit as well; the chosen one always does. */
 static rdt_status fit(const receiver *task, const rdt_plan_options *options) {
   size_t count = 0;
   for (size_t i = 0; i < task->link_count; i++) count += task->links[i]->sized_count;

@@ -4,15 +4,15 @@
  */
 #include "plan/plan.h"
 
-/* The size of an edge whose dimensions are known but for those that are -1, which count as `unknown`.
- * False if it exceeds 64 bits. */
+/* Computes the size of an edge; dimensions that are -1 count as `unknown`. Returns false if it
+ * exceeds 64 bits. */
 static bool size_of(const rdt_plan_edge *edge, uint64_t unknown, uint64_t *bytes) {
   bool fits = true;
   uint64_t size = edge->element_size;
   for (int32_t i = 0; i < edge->rank; i++) {
     uint64_t dim = edge->dims[i] < 0 ? unknown : (uint64_t)edge->dims[i];
     if (dim == 0) {
-      /* Whatever the other dimensions are. */
+      /* An empty dimension makes the tensor empty, whatever the other dimensions are. */
       *bytes = 0;
       return true;
     }
@@ -34,7 +34,7 @@ static bool all_known(const rdt_plan_edge *edge) {
   return edge->rank >= 0;
 }
 
-/* By its shape alone. */
+/* Classifies an edge by its shape alone. */
 static void classify_shape(const rdt_plan_edge *edge, uint64_t batch, rdt_plan_place *place) {
   bool known = all_known(edge);
   if (edge->rank < 0) {
@@ -61,7 +61,7 @@ void plan_classify(plan_entry *entry, const rdt_plan_options *options) {
   }
   if (place->plan_class == RDT_PLAN_DYNAMIC) return;
   if (place->bytes > PLAN_MOST_BYTES) {
-    /* Rounding it up could overflow, and no task can hold it. */
+    /* Rounding up a larger size could overflow, and no task can hold it. */
     place->plan_class = RDT_PLAN_DYNAMIC;
     place->reason = RDT_PLAN_BECAUSE_BUDGET;
     return;

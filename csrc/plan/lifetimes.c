@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * When a tensor's place is free again, as far as the graph proves it: one made only after all consumers
- * of another ran may lie where that one lay.
- *
- * For the tensors of one link, each consumer gets a bit, and the bits of a node are those of the
- * consumers it runs after. They are found in one pass over the graph, of an effort that is bounded: the
- * lifetimes of a link that would need more stay unknown, which costs memory, never correctness.
+ * Finds when a tensor's place is free again, as far as the graph proves it: a tensor made only
+ * after all consumers of another ran may use the other's place. For the tensors of one link, each
+ * consumer gets a bit, and the bits of a node are those of the consumers it runs after. One pass
+ * over the graph finds them, with bounded effort: lifetimes of a link that would need more stay
+ * unknown, which costs memory, never correctness.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +13,12 @@
 
 #define NEVER INT32_MAX
 #define NO_COLUMN UINT32_MAX
-/* Steps of 64 bits (each about a nanosecond) for the links of a graph together. The share of each
- * depends on their number alone, so that the order in which they come decides nothing. */
+/* Operations on 64 bits (each about a nanosecond) for all links of a graph. Each link's share
+ * depends on their number alone, so that their order decides nothing. */
 #define MOST_EFFORT ((uint64_t)1 << 28)
 #define MOST_ROW_BYTES ((uint64_t)64 << 20)
 
-/* One tensor, with what sorts tensors by link and, within it, the last ones first. */
+/* A tensor, with the fields that sort tensors by link and, within a link, the last ones first. */
 typedef struct plan_use {
   const rdt_plan_use *use;
   rdt_plan_order *order;
@@ -52,7 +51,7 @@ static int by_link_then_last_first(const void *a, const void *b) {
   return order ? order : (x->order->first < y->order->first) - (x->order->first > y->order->first);
 }
 
-/* The link that begins at `at`. */
+/* Finds the link that begins at `at`. */
 static slice next_link(const search *self, size_t at) {
   slice link = {.uses = self->uses + at};
   while (at + link.count < self->use_count && by_link(link.uses, link.uses + link.count) == 0)
@@ -69,8 +68,8 @@ static bool runs_in_loop(const plan_graph *graph, const rdt_plan_use *use) {
   return loop;
 }
 
-/* What is clear without a search: nothing of a loop's ends is known, and nothing comes after the tensors
- * of the highest level. True if others are left; their `last` is set to never. */
+/* Handles what needs no search: the ends of loops are unknown, and nothing comes after the
+ * tensors of the highest level. Returns true if others are left, and sets their `last` to never. */
 static bool settle_simple(const search *self, const slice *link) {
   bool left = false;
   for (size_t i = 0; i < link->count; i++) {
@@ -85,13 +84,13 @@ static bool settle_simple(const search *self, const slice *link) {
   return left;
 }
 
-/* Whether the search has to find the end of this one. */
+/* Returns true if the search has to find the end of this tensor. */
 static bool is_sought(const search *self, const slice *link, const plan_use *each) {
   return each->order->first < highest_first(link) && !runs_in_loop(self->graph, each->use);
 }
 
-/* Gives each consumer of a sought tensor a column; the number of columns, and in *pairs what comparing
- * every tensor's producer with them takes. */
+/* Gives each consumer of a sought tensor a column. Returns the number of columns, and in *pairs
+ * the number of comparisons with the tensors' producers. */
 static size_t number_columns(search *self, const slice *link, uint64_t *pairs) {
   size_t columns = 0;
   *pairs = 0;
@@ -112,7 +111,8 @@ static void forget_columns(search *self, const slice *link) {
       self->column[link->uses[i].use->consumers[j]] = NO_COLUMN;
 }
 
-/* A node that any one predecessor starts runs surely after what all of them run after. */
+/* A node that any one predecessor starts is certain to run only after what all of them run
+ * after. */
 static void prepare_any(const plan_graph *graph, uint64_t *rows, size_t words) {
   for (size_t i = 0; i < graph->sorted_count; i++)
     for (size_t j = graph->starts[graph->sorted[i]]; j < graph->starts[graph->sorted[i] + 1]; j++)
@@ -146,7 +146,7 @@ static bool runs_after_all(const search *self, const uint64_t *row, const rdt_pl
   return true;
 }
 
-/* The highest level at which something of the link is not certain to come later. */
+/* Returns the highest level at which something of the link is not certain to come later. */
 static int32_t find_end(const search *self, const slice *link, const plan_use *sought,
                         const uint64_t *rows, size_t words) {
   int32_t first = sought->order->first;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a placed graph proves about the order in which its tensors become ready.
- *
- * The *level* of a node is the largest number of arcs between tasks on any path to it. Tensors travel as
- * a group only if their producers have one level, and none of these is, or depends on, a loop or a node
- * that waits for more than its inputs. No such group waits for itself: its members need the arrival of
- * tensors of lower levels only, which in turn travel alone or in groups of their own, lower level; by
- * induction over levels, every group gets complete. The *depth* is not needed for that: it keeps tensors
- * apart that become ready at different times, so that the first need not wait long for the last.
+ * Derives from a placed graph in what order its tensors become ready. The *level* of a node is the
+ * largest number of arcs between tasks on any path to it. Tensors travel as a group only if their
+ * producers have one level, and none of these is, or depends on, a loop or a node that waits for
+ * more than its inputs. No such group waits for itself: its members need the arrival of tensors of
+ * lower levels only, which in turn travel alone or in groups of their own, lower level; by
+ * induction over levels, every group gets complete. The *depth* is not needed for that: it keeps
+ * tensors apart that become ready at different times, so that the first need not wait long for the
+ * last.
  */
 #include "plan/order.h"
 
@@ -92,7 +92,7 @@ static void link_nodes(plan_graph *graph, const rdt_plan_arc *arcs) {
 
 static int32_t takes_time(const rdt_plan_node *node) { return !(node->flags & RDT_NODE_FREE); }
 
-/* What `to` inherits from its predecessor `from`. */
+/* Updates `to` with what it inherits from its predecessor `from`. */
 static void inherit(plan_graph *graph, uint32_t from, uint32_t to) {
   int32_t level = graph->level[from] + (graph->nodes[from].task != graph->nodes[to].task);
   int32_t depth = graph->depth[from] + takes_time(&graph->nodes[to]);
@@ -101,7 +101,7 @@ static void inherit(plan_graph *graph, uint32_t from, uint32_t to) {
   graph->marks[to] |= graph->marks[from] & PLAN_WAITS;
 }
 
-/* Kahn's algorithm. `waiting` has the number of predecessors that are not sorted yet. */
+/* Sorts by Kahn's algorithm. `waiting` has the number of predecessors that are not sorted yet. */
 static void sort_nodes(plan_graph *graph, uint32_t *waiting) {
   for (size_t i = 0; i < graph->arc_count; i++) waiting[graph->next[i]]++;
   for (size_t n = 0; n < graph->node_count; n++) {
@@ -146,7 +146,7 @@ static int by_moment(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* Index of `moment` among the ascending `moments`, of which it is one. */
+/* Returns the index of `moment`, which is one of the ascending `moments`. */
 static int32_t moment_number(const uint64_t *moments, size_t count, uint64_t moment) {
   const uint64_t *found = bsearch(&moment, moments, count, sizeof(*moments), by_moment);
   return (int32_t)(found - moments);

@@ -11,7 +11,7 @@
 
 #include "rdmatensor.h"
 
-/* What is known of a node (bits). */
+/* Properties of a node (bits). */
 typedef enum plan_mark {
   PLAN_LOOP = 1,  /* runs more than once, or lies on or behind a cycle */
   PLAN_WAITS = 2, /* it or an ancestor may wait for something that is not its input, or is a loop */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A link's memory: rings of slots, one after the other. First those of the groups, so that group i has
- * ring i, then those of tensors that travel alone, largest first.
+ * Lays out a link's memory: rings of slots, one after the other. The groups' rings come first, so
+ * that group i has ring i, then those of tensors that travel alone, largest first.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,13 +10,13 @@
 
 /* ---- Lifetimes ---------------------------------------------------------------------------------- */
 
-/* Lifetimes become sets of bits, so that whether two overlap, or one and a ring's, is one operation. A
- * bit stands for one of the link's different values of `first`, in ascending order, or for several
- * neighbouring ones where there are more than 64: then some overlap that need not. */
+/* Lifetimes become sets of bits, so that one operation tells whether two overlap. A bit stands
+ * for one of the link's distinct values of `first`, in ascending order. If there are more than
+ * 64, it stands for several neighbouring ones, and some lifetimes overlap needlessly. */
 
 #define LIFE_BITS 64u
 #define WHOLE_STEP UINT64_MAX
-/* Rings looked at for each tensor: more would make large links quadratic. */
+/* The number of rings tried for each tensor. More would make large links quadratic. */
 #define OPEN_RINGS_TRIED 256u
 
 static bool in_loop(const plan_entry *entry) { return entry->edge->flags & RDT_EDGE_LOOP; }
@@ -26,7 +26,7 @@ static int by_number(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* How many of the ascending `values` are <= `value`. */
+/* Returns how many of the ascending `values` are <= `value`. */
 static size_t count_up_to(const int32_t *values, size_t count, int32_t value) {
   size_t low = 0, high = count;
   while (low < high) {
@@ -47,7 +47,7 @@ static size_t unique(int32_t *values, size_t count) {
   return kept;
 }
 
-/* The bits from that of `order->first` to the last one that begins by `order->last`. */
+/* Returns the bits from that of `order->first` to the last one that begins by `order->last`. */
 static uint64_t life_of(const rdt_plan_order *order, const int32_t *firsts, size_t count) {
   size_t from = count_up_to(firsts, count, order->first) - 1;
   size_t to = order->last > order->first ? count_up_to(firsts, count, order->last) - 1 : from;
@@ -117,7 +117,7 @@ static uint32_t add_ring(plan_link *link, uint32_t slots) {
   return number;
 }
 
-/* Entries that travel as one; one that still takes members is open. */
+/* A group of entries that travel as one. An open group still takes members. */
 typedef struct group {
   plan_entry *members[PLAN_GROUP_MEMBERS];
   uint32_t count;
@@ -160,8 +160,8 @@ static void make_groups(plan_link *link, const rdt_plan_options *options, uint32
 
 /* ---- Rings -------------------------------------------------------------------------------------- */
 
-/* A ring with room for the life of `entry`; false if there is none among those that are tried. Entries
- * come largest first, so that joining a ring costs nothing. */
+/* Finds a ring with room for the life of `entry`. Returns false if none of those tried has.
+ * Entries come largest first, so joining a ring costs no memory. */
 static bool join_ring(plan_link *link, plan_entry *entry, size_t *open_count) {
   size_t tried = *open_count < OPEN_RINGS_TRIED ? *open_count : OPEN_RINGS_TRIED;
   for (size_t i = *open_count; i-- > *open_count - tried;) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The planner's public face: checks, the order that makes plans independent of the caller's, hashes.
+ * The planner's public functions: checks of arguments, sorting that makes plans independent of the
+ * caller's order, and hashes.
  */
 #include "plan/plan.h"
 
@@ -19,7 +20,7 @@ struct rdt_plan {
   rdt_plan_ring *rings;
 };
 
-/* What is only needed while a plan is made; freed by free_work. */
+/* Needed only while a plan is made; freed by free_work. */
 typedef struct work {
   size_t edge_count, link_count;
   plan_entry *entries; /* ordered by source, destination, name */
@@ -136,7 +137,7 @@ static rdt_status sort_entries(work *self, const rdt_plan_edge *edges,
   return RDT_OK;
 }
 
-/* Entry `at` begins a link: every array has the same slice for it. */
+/* Entry `at` begins a link, which has the same slice in every array. */
 static void begin_link(work *self, size_t at) {
   plan_link *link = &self->links[self->link_count];
   const rdt_plan_edge *edge = self->entries[at].edge;
@@ -170,7 +171,7 @@ static rdt_status find_links(work *self, const rdt_plan_options *options) {
 
 static uint64_t hash_byte(uint64_t hash, uint8_t byte) { return (hash ^ byte) * HASH_PRIME; }
 
-/* The same on machines of either byte order. */
+/* The hash is the same on machines of either byte order. */
 static uint64_t hash_number(uint64_t hash, uint64_t number) {
   for (int i = 0; i < 8; i++) hash = hash_byte(hash, (uint8_t)(number >> (8 * i)));
   return hash;
@@ -189,7 +190,7 @@ uint64_t rdt_plan_edge_hash(const rdt_plan_edge *edge) {
   return hash;
 }
 
-/* Says nothing of tasks, which the two ends number differently. */
+/* Leaves tasks out, because the two ends number them differently. */
 static uint64_t hash_link(const plan_link *link) {
   uint64_t hash = HASH_START;
   for (size_t i = 0; i < link->entry_count; i++) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The planner's parts: classify.c says how each edge can travel, place.c lays a link's memory out,
- * budget.c decides which edges stay when a task may not hold them all, plan.c is the public face.
- * order.c and lifetimes.c say beforehand what the graph proves about the order of tensors.
+ * The planner's parts. classify.c decides how each edge can travel, place.c lays a link's memory
+ * out, budget.c decides which edges keep their places if a task cannot hold them all, and plan.c
+ * has the public functions. order.c and lifetimes.c first derive what the graph proves about the
+ * order of tensors.
  */
 #ifndef RDT_PLAN_PLAN_H
 #define RDT_PLAN_PLAN_H
@@ -13,14 +14,14 @@
 
 #include "rdmatensor.h"
 
-/* Cache lines and DMA like it; TensorFlow's tensors (Eigen) need it. */
+/* It suits cache lines and DMA, and TensorFlow's tensors (Eigen) require it. */
 #define PLAN_ALIGNMENT 64u
 /* The sender of a group keeps one bit per member. */
 #define PLAN_GROUP_MEMBERS 64u
 /* No task holds more than this, whatever its budget: sums stay far from overflow. */
 #define PLAN_MOST_BYTES ((uint64_t)INT64_MAX)
 
-/* UINT64_MAX where the result would exceed it. */
+/* Multiplies and adds, and returns UINT64_MAX if the result would exceed it. */
 static inline uint64_t plan_add(uint64_t a, uint64_t b) {
   uint64_t sum;
   return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
@@ -31,7 +32,7 @@ static inline uint64_t plan_multiply(uint64_t a, uint64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-/* An edge while it is planned. */
+/* An edge that is being planned. */
 typedef struct plan_entry {
   const rdt_plan_edge *edge; /* the caller's */
   rdt_plan_place place;
@@ -49,13 +50,13 @@ typedef struct plan_link {
   size_t fusable_count;
   plan_entry **sized; /* all that need a place: by size, largest first, then name */
   size_t sized_count;
-  /* Room for sized_count of each. */
+  /* Each has room for sized_count. */
   rdt_plan_ring *rings;
   uint64_t *lives; /* of a ring: those of all its members */
   uint32_t *open;  /* numbers of rings that others may still join */
 } plan_link;
 
-/* Class, reason, bytes and stride of an edge that was checked; no ring, no group. */
+/* Sets class, reason, bytes and stride of a checked edge, without ring and group. */
 void plan_classify(plan_entry *entry, const rdt_plan_options *options);
 
 /* Prepares a link for plan_place: orders what it will need, and finds lifetimes. RDT_ERR_NO_MEMORY. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Variable-length records in a ring of bytes with one producer and one consumer: the layout that every
- * transport's notification queue has. How the two sides learn of each other's position is the
- * transport's business. Neither trusts the other: what it says is a claim to be checked.
+ * Variable-length records in a ring of bytes with one producer and one consumer: the layout of
+ * every transport's notification queue. The transport tells each side the other's position.
+ * Neither side trusts the other, and checks every position it learns.
  */
 #ifndef RDT_TRANSPORT_RECORDS_H
 #define RDT_TRANSPORT_RECORDS_H
@@ -11,46 +11,48 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RECORDS_MIN_CAPACITY 4096u
-#define RECORDS_MAX_CAPACITY (1024u * 1024 * 1024)
+#define RDT_RECORDS_MIN_CAPACITY 4096u
+#define RDT_RECORDS_MAX_CAPACITY (1024u * 1024 * 1024)
 
-typedef struct record_header {
+typedef struct rdt_record_header {
   uint32_t size; /* payload bytes */
-  uint32_t kind; /* record_kind */
+  uint32_t kind; /* rdt_record_kind */
   uint64_t immediate;
-} record_header;
+} rdt_record_header;
 
-typedef enum { RECORD_MESSAGE = 1, RECORD_PADDING = 2 } record_kind;
+typedef enum { RDT_RECORD_MESSAGE = 1, RDT_RECORD_PADDING = 2 } rdt_record_kind;
 
-/* One side's view; `position` counts the bytes it ever produced or consumed, `seen` is the last
- * checked value of the other side's. */
-typedef struct records {
+/* One side's view of the ring. `position` counts the bytes it ever produced or consumed; `seen`
+ * is the other side's position, as last checked. */
+typedef struct rdt_records {
   uint8_t *data;
   uint64_t capacity; /* a power of two */
   uint64_t position, seen;
-} records;
+} rdt_records;
 
-typedef enum { RECORDS_OK, RECORDS_NONE, RECORDS_CORRUPT } records_result;
+typedef enum { RDT_RECORDS_OK, RDT_RECORDS_NONE, RDT_RECORDS_CORRUPT } rdt_records_result;
 
-void records_init(records *r, void *data, uint64_t capacity);
-/* A capacity between the limits and a power of two. */
-bool records_valid_capacity(uint64_t capacity);
+void rdt_records_init(rdt_records *r, void *data, uint64_t capacity);
+/* Reports whether a capacity is a power of two between the limits. */
+bool rdt_records_valid_capacity(uint64_t capacity);
 /* RING_BYTES rounded up to a valid capacity. */
-uint64_t records_configured_capacity(void);
-/* Largest payload of one record. A producer that learns of every quarter of the ring that is freed
- * can always go on. */
-uint64_t records_max_payload(const records *r);
+uint64_t rdt_records_configured_capacity(void);
+/* Returns the largest payload of one record: a producer that learns of every quarter of the ring
+ * that is freed can always go on. */
+uint64_t rdt_records_max_payload(const rdt_records *r);
 
-/* The other side's new position; false if it cannot be true. */
-bool records_producer_learn(records *r, uint64_t consumed);
-bool records_consumer_learn(records *r, uint64_t produced);
+/* Takes the other side's new position. Returns false if it is impossible. */
+bool rdt_records_producer_learn(rdt_records *r, uint64_t consumed);
+bool rdt_records_consumer_learn(rdt_records *r, uint64_t produced);
 
-/* Copies a record in; RECORDS_NONE if there is no room as far as is known. */
-records_result records_put(records *r, uint64_t immediate, const void *data, uint32_t size);
-/* The oldest record, in place; RECORDS_NONE if none is known. The payload stays valid until
- * records_pass; its producer may still change it. */
-records_result records_peek(records *r, uint64_t *immediate, const void **data, uint32_t *size);
+/* Copies a record into the ring. Returns RDT_RECORDS_NONE if no free space is known. */
+rdt_records_result rdt_records_put(rdt_records *r, uint64_t immediate, const void *data,
+                                   uint32_t size);
+/* Finds the oldest record, or returns RDT_RECORDS_NONE. The payload stays in place and is valid
+ * until rdt_records_pass; its producer may still change it. */
+rdt_records_result rdt_records_peek(rdt_records *r, uint64_t *immediate, const void **data,
+                                    uint32_t *size);
 /* Passes over the record last peeked. */
-void records_pass(records *r, uint32_t size);
+void rdt_records_pass(rdt_records *r, uint32_t size);
 
 #endif

@@ -20,16 +20,18 @@
 #include <stdbool.h>
 
 #include "base/net.h"
+#include "transport/request.h"
 
 #define RDT_BUNDLE_SIZE 512
 #define RDT_MAX_TRANSPORTS 2
-/* Of all transports there are, also those this build does not have. */
+/* The names of all transports, including those that this build lacks. */
 #define RDT_TRANSPORT_NAMES "shm,verbs"
 
-/* An operation found no credit or no room: try again after the next event. Never leaves the core. */
+/* An operation found no credit or no room. Try again after the next event. Users never see this
+ * status. */
 #define RDT_NO_CREDIT ((rdt_status)2)
 
-/* What one end must hand to the other: bytes that only the same transport reads, and descriptors. */
+/* What one end passes to the other: bytes that only the same transport reads, and descriptors. */
 typedef struct rdt_bundle {
   uint8_t bytes[RDT_BUNDLE_SIZE];
   size_t size;
@@ -40,51 +42,47 @@ typedef struct rdt_domain rdt_domain;
 typedef struct rdt_registration rdt_registration;
 typedef struct rdt_endpoint rdt_endpoint;
 typedef struct rdt_mapping rdt_mapping;
-typedef struct rdt_request rdt_request;
-
-/* Counts a posted piece of the request; each is later completed once, through rdt_events. */
-void rdt_request_hold(rdt_request *request);
-/* Must its completion wake a sleeping progress thread? Not if somebody looks for it, or nobody cares. */
-bool rdt_request_wants_event(const rdt_request *request);
 
 /* Local memory behind a region, as the core knows it. */
 typedef struct rdt_region_memory {
   void *address;
   uint64_t size;
   uint32_t access;
-  bool one_peer; /* only who it is granted to may reach it */
+  bool one_peer; /* only the peer that it is granted to may reach it */
 } rdt_region_memory;
 
-/* Where poll hands what it finds. */
+/* The callbacks of poll. */
 typedef struct rdt_events {
   void *context;
   void (*notified)(void *context, uint64_t immediate, const void *data, size_t size);
-  /* One piece of `request` is done, well or not; then the thread's last error tells why. */
+  /* One piece of `request` succeeded or failed. After a failure the thread's last error is the
+   * reason. */
   void (*completed)(void *context, rdt_request *request, rdt_status status);
 } rdt_events;
 
 typedef struct rdt_transport {
   const char *name;
   uint32_t capabilities; /* rdt_capability bits */
-  /* write and read are complete on return, with credit or without and whatever `request` is, do not change
-   * *op, and may run from many threads at once. */
+  /* write and read are complete on return, need no credit and no `request`, do not change *op,
+   * and may run on many threads at once. */
   bool synchronous;
-  /* For peers on this host: endpoints meet over a unix socket, which proves the user and carries
-   * descriptors, and whose end says that the peer holds nothing of ours any more. Otherwise they meet
-   * over TCP, and a stopped endpoint is the end of the peer's access. */
+  /* The transport is for peers on this host. Endpoints meet over a unix socket, which proves the
+   * user and carries descriptors, and whose end says that the peer holds nothing of ours any
+   * more. Endpoints of other transports meet over TCP, and stopping one ends the peer's access. */
   bool local;
 
-  /* Opens what a device needs of the transport. An error says why this machine does not have it; that
-   * is an answer, not a failure. */
+  /* Opens what a device needs of the transport. An error says why this machine lacks it, which
+   * is no failure of the device. */
   rdt_status (*domain_open)(rdt_domain **domain);
   void (*domain_close)(rdt_domain *domain);
-  /* Optional: what the domain uses, for people. */
+  /* Optional: describes, for people, what the domain uses. */
   const char *(*domain_text)(const rdt_domain *domain);
-  /* Optional: readable when the domain has something to tell, and what that is: an error means that
-   * none of its endpoints work any more. */
+  /* Optional: a descriptor that is readable when the domain has events, and the function that
+   * handles these. An error means that none of its endpoints work any more. */
   int (*domain_event_fd)(const rdt_domain *domain);
   rdt_status (*domain_events)(rdt_domain *domain);
-  /* Could this process talk to a peer on `peer_host` at all? Otherwise `why` says what is missing. */
+  /* Reports whether this process could reach a peer on `peer_host` at all. Otherwise `why` says
+   * what is missing. */
   bool (*usable)(const char *own_host, const char *peer_host, char *why, size_t size);
 
   /* Creates an endpoint and fills `offer` with what the peer's endpoint needs. */
@@ -92,72 +90,70 @@ typedef struct rdt_transport {
   /* Joins it to the peer's offer, which is untrusted; takes descriptors out of it. `peer` names it in
    * messages. */
   rdt_status (*endpoint_connect)(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer);
-  /* Optional: ends traffic. What was posted still completes through poll, until idle says that
+  /* Optional: ends traffic. What was posted still completes through poll. Idle returns true when
    * nothing is left and the peer can reach nothing any more. */
   void (*endpoint_stop)(rdt_endpoint *endpoint);
   bool (*endpoint_idle)(const rdt_endpoint *endpoint);
-  /* Optional, with the two before: the hard way, for hardware that does not finish. Completes what is
-   * left and leaves the endpoint idle. */
+  /* Optional, together with the two above: completes what is left and makes the endpoint idle,
+   * for hardware that does not finish. */
   void (*endpoint_abort)(rdt_endpoint *endpoint, const rdt_events *events);
   void (*endpoint_destroy)(rdt_endpoint *endpoint);
-  /* Largest payload notify takes. */
+  /* Returns the largest payload that notify takes. */
   uint64_t (*max_notify)(const rdt_endpoint *endpoint);
 
-  /* One-sided moves of op->size bytes. RDT_OK: complete. RDT_IN_PROGRESS: posted, the request was
-   * held once for each piece. RDT_NO_CREDIT: a part may have been posted; `op` is what is left. */
+  /* Move op->size bytes one-sidedly. RDT_OK: complete. RDT_IN_PROGRESS: posted, and the request
+   * is held once for each piece. RDT_NO_CREDIT: a part may have been posted; `op` is what is
+   * left. */
   rdt_status (*write)(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                       rdt_request *request);
   rdt_status (*read)(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                      rdt_request *request);
-  /* Puts a notification behind everything posted before; the payload is copied. RDT_OK,
-   * RDT_NO_CREDIT, or RDT_ERR_PROTOCOL: the peer corrupted the queue. */
+  /* Posts a notification that arrives after everything posted before it. Copies the payload.
+   * Returns RDT_OK, RDT_NO_CREDIT, or RDT_ERR_PROTOCOL if the peer corrupted the queue. */
   rdt_status (*notify)(rdt_endpoint *endpoint, uint64_t immediate, const void *data, uint64_t size);
-  /* Hands over what was posted, and wakes the peer if it sleeps. The number of doorbells rung. */
+  /* Hands over what was posted, and wakes the peer if it sleeps. Returns the number of doorbells
+   * rung. */
   int (*doorbell)(rdt_endpoint *endpoint);
-  /* Optional: true when poll left something that a doorbell would hand over, such as credit. */
+  /* Optional: reports whether poll left something for a doorbell to hand over, such as credit. */
   bool (*wants_doorbell)(const rdt_endpoint *endpoint);
-  /* Optional: true while what was posted is still on its way, so that the peer cannot have given credit for it. */
+  /* Optional: reports whether posted messages are still in flight, so that the peer cannot have
+   * given credit for them. */
   bool (*delivering)(const rdt_endpoint *endpoint);
-  /* Optional: unless an answer is due anyway, posts something that completes when everything before it
-   * did, and fails if the peer's host is gone. */
+  /* Optional: unless a completion is due anyway, posts an operation that completes after
+   * everything before it, and fails if the peer's host is gone. */
   rdt_status (*probe)(rdt_endpoint *endpoint);
 
-  /* Hands at most `budget` notifications, and every completion, to `events`; their count, or an error
-   * after which the channel is lost. */
+  /* Hands at most `budget` notifications, and every completion, to `events`. Returns their
+   * number, or an error after which the channel is lost. */
   int (*poll)(rdt_endpoint *endpoint, int budget, const rdt_events *events);
-  /* Asks for an event on event_fd at the next credit, completion of a request that wants one, or with
-   * `completions` of any, and, unless the reader is behind (`may_take` false), notification; false if
-   * something is there already. After true the caller may sleep. */
+  /* Asks for an event on event_fd at the next credit, at the next completion of a request that
+   * wants one (with `completions`, of any request), and, with `may_take`, at the next
+   * notification. Returns false if there is something already; after true the caller may sleep. */
   bool (*arm)(rdt_endpoint *endpoint, bool may_take, bool completions);
   void (*disarm)(rdt_endpoint *endpoint);
   int (*event_fd)(const rdt_endpoint *endpoint);
 
-  /* Optional: bytes that the system still lets this process register; UINT64_MAX without a limit. */
+  /* Optional: returns how many bytes the system still lets this process register; UINT64_MAX
+   * without a limit. */
   uint64_t (*registrable)(void);
   /* Prepares memory; an error says why this transport cannot. Deregistering withdraws it from peers,
    * as far as the transport can. */
   rdt_status (*region_register)(rdt_domain *domain, const rdt_region_memory *memory,
                                 rdt_registration **registration);
   void (*region_deregister)(rdt_registration *registration);
-  /* Optional, where the device can tell peers apart: lets the peer of the endpoint reach a registration of
-   * `one_peer` memory, which is then exported to it; once. Runs and completes as write does. */
+  /* Optional, for devices that can tell peers apart: lets the endpoint's peer reach a
+   * registration of `one_peer` memory, once, before it is exported to that peer. Runs and
+   * completes as write does. */
   rdt_status (*region_grant)(rdt_endpoint *endpoint, rdt_registration *registration,
                              rdt_request *request);
-  /* What a peer needs to reach the region, with no more access than it grants. */
+  /* Describes how a peer can reach the region, with no more access than the region grants. */
   rdt_status (*region_export)(rdt_registration *registration, rdt_bundle *bundle);
-  /* The peer's side; the bundle is untrusted, the core checked size and access. */
+  /* Imports a peer's region. The bundle is untrusted; the core has checked size and access. */
   rdt_status (*region_import)(const rdt_region_memory *claimed, rdt_bundle *bundle,
                               rdt_mapping **mapping);
   void (*region_release)(rdt_mapping *mapping);
-  /* The region's first byte in this process; NULL without RDT_CAP_MAP. */
+  /* Returns the address of the region's first byte in this process; NULL without RDT_CAP_MAP. */
   void *(*region_address)(const rdt_mapping *mapping);
 } rdt_transport;
-
-/* Every transport of this build, best first, and the one called `name` (NULL if none is). */
-extern const rdt_transport *const rdt_transports[];
-extern const size_t rdt_transport_count;
-const rdt_transport *rdt_transport_find(const char *name);
-/* Its place in rdt_transports, or that of the one it wraps, whose very name it has. */
-size_t rdt_transport_index(const rdt_transport *transport);
 
 #endif

@@ -38,9 +38,9 @@ static void read_verbs_settings(const char *value) {
   char name[IBV_SYSFS_NAME_MAX];
   uint8_t port;
   int index;
-  if (*value && verbs_parse_device(value, name, &port) == RDT_OK)
+  if (*value && rdt_verbs_parse_device(value, name, &port) == RDT_OK)
     FUZZ_EXPECT(memchr(name, '\0', sizeof(name)) && name[0]);
-  if (verbs_parse_gid_index(value, "mlx5_1", &index) == RDT_OK) FUZZ_EXPECT(index >= -1);
+  if (rdt_verbs_parse_gid_index(value, "mlx5_1", &index) == RDT_OK) FUZZ_EXPECT(index >= -1);
 }
 #else
 static void read_verbs_settings(const char *value) { (void)value; }

@@ -23,7 +23,7 @@
 #include "fuzz.h"
 #include "transport/shm/ring.h"
 
-#define CAPACITY RECORDS_MIN_CAPACITY
+#define CAPACITY RDT_RECORDS_MIN_CAPACITY
 #define STEPS 64
 #define ANSWER_MS 50
 #define PATIENCE_MS 20000 /* a device that does not let go by then never will */
@@ -39,7 +39,7 @@ typedef struct peer {
   int socket;
   void *inbound, *outbound; /* rings: that the device writes, that it reads */
   int own_memory, own_event, its_event;
-  ring to_device;
+  rdt_shm_ring to_device;
 } peer;
 
 /* ---- the device --------------------------------------------------------------------------------------- */
@@ -237,9 +237,9 @@ static void map_ring(peer *p) {
   rdt_fds fds = {.count = 0};
   if (p->outbound || !take_answer(p, &wire, &fds, true)) return;
   if (wire.type == RDT_MESSAGE_ATTACH && fds.count == 2) {
-    FUZZ_EXPECT(rdt_memory_map(fds.fd[0], 0, RING_DATA_OFFSET + CAPACITY, true, &p->outbound) ==
-                RDT_OK);
-    ring_init(&p->to_device, p->outbound, CAPACITY);
+    FUZZ_EXPECT(rdt_memory_map(fds.fd[0], 0, RDT_SHM_RING_DATA_OFFSET + CAPACITY, true,
+                               &p->outbound) == RDT_OK);
+    rdt_shm_ring_init(&p->to_device, p->outbound, CAPACITY);
     p->its_event = dup(fds.fd[1]);
   }
   rdt_fds_close(&fds);
@@ -258,13 +258,14 @@ static void write_ring(peer *p, fuzz_input *input) {
   if (what & 1) {
     uint64_t immediate = fuzz_u64(input);
     const uint8_t *bytes = fuzz_bytes(input, fuzz_u8(input), &size);
-    ring_produce(&p->to_device, immediate, bytes, (uint32_t)size);
+    rdt_shm_ring_produce(&p->to_device, immediate, bytes, (uint32_t)size);
   } else {
     /* The other ring's head is a claim too: credit that we do not have. */
     char *into = what & 2 ? p->inbound : p->outbound;
-    size_t at = what & 4 ? fuzz_u16(input) % 512 : RING_DATA_OFFSET + fuzz_u16(input) % CAPACITY;
+    size_t at =
+        what & 4 ? fuzz_u16(input) % 512 : RDT_SHM_RING_DATA_OFFSET + fuzz_u16(input) % CAPACITY;
     const uint8_t *bytes = fuzz_bytes(input, fuzz_u8(input) % 64, &size);
-    if (at + size <= RING_DATA_OFFSET + CAPACITY) memcpy(into + at, bytes, size);
+    if (at + size <= RDT_SHM_RING_DATA_OFFSET + CAPACITY) memcpy(into + at, bytes, size);
   }
   wake(p);
 }
@@ -274,7 +275,7 @@ static void write_ring(peer *p, fuzz_input *input) {
 static void open_peer(peer *p, bool local) {
   *p = (peer){.its_event = -1};
   p->socket = local ? connect_local() : connect_tcp();
-  FUZZ_EXPECT(rdt_memory_create(RING_DATA_OFFSET + CAPACITY, &p->own_memory, &p->inbound) ==
+  FUZZ_EXPECT(rdt_memory_create(RDT_SHM_RING_DATA_OFFSET + CAPACITY, &p->own_memory, &p->inbound) ==
               RDT_OK);
   p->own_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   FUZZ_EXPECT(p->own_event >= 0);
@@ -285,8 +286,8 @@ static void close_peer(peer *p) {
   close(p->own_memory);
   close(p->own_event);
   if (p->its_event >= 0) close(p->its_event);
-  munmap(p->inbound, RING_DATA_OFFSET + CAPACITY);
-  if (p->outbound) munmap(p->outbound, RING_DATA_OFFSET + CAPACITY);
+  munmap(p->inbound, RDT_SHM_RING_DATA_OFFSET + CAPACITY);
+  if (p->outbound) munmap(p->outbound, RDT_SHM_RING_DATA_OFFSET + CAPACITY);
 }
 
 static void step(peer *p, fuzz_input *input) {

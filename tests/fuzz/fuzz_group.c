@@ -45,22 +45,22 @@ static void start(void) {
     groups[g]->id = 100 + g;
     for (uint32_t i = 0; i < sizes[g]; i++) {
       groups[g]->hosts[i] = g == 2 ? i / 2 : 0;
-      if (i != ranks[g]) rdt_meeting_link(groups[g], i, here.channels[i]);
+      if (i != ranks[g]) rdt_group_meeting_link(groups[g], i, here.channels[i]);
     }
   }
 }
 
 /* ---- what the peers send ------------------------------------------------------------------------------ */
 
-static rdt_message message_of(const rdt_group *group, const rdt_operation *operation, uint64_t tag,
-                              fuzz_input *input) {
-  rdt_message head = {.group = group->id, .tag = {tag, 7}, .from = group->rank == 0};
+static rdt_group_message message_of(const rdt_group *group, const rdt_group_operation *operation,
+                                    uint64_t tag, fuzz_input *input) {
+  rdt_group_message head = {.group = group->id, .tag = {tag, 7}, .from = group->rank == 0};
   uint8_t which = fuzz_u8(input);
   if (!operation) return head;
   head.shape = operation->shape;
   if (operation->program->count == 0) return head;
   uint32_t index = which % operation->program->count;
-  const rdt_program_step *step = &operation->program->steps[index];
+  const rdt_group_program_step *step = &operation->program->steps[index];
   head.from = step->step.peer;
   head.lane = step->step.lane;
   head.number = step->number;
@@ -69,16 +69,16 @@ static rdt_message message_of(const rdt_group *group, const rdt_operation *opera
 }
 
 /* Where the bytes lie, or may be written. */
-static void choose_place(rdt_message *head, fuzz_input *input) {
+static void choose_place(rdt_group_message *head, fuzz_input *input) {
   head->key = fuzz_u8(input) % (REGIONS + 1);
   head->offset = fuzz_u16(input);
   if (head->key == 0) head->offset += (uintptr_t)lent;
 }
 
-static void change(rdt_message *head, uint16_t what, fuzz_input *input) {
+static void change(rdt_group_message *head, uint16_t what, fuzz_input *input) {
   if (what & CHANGE_GROUP) head->group = fuzz_u8(input);
   if (what & CHANGE_TAG) head->tag[fuzz_u8(input) & 1] = fuzz_u64(input);
-  if (what & CHANGE_SHAPE) ((uint8_t *)&head->shape)[fuzz_u8(input) % sizeof(rdt_shape)] ^= 1;
+  if (what & CHANGE_SHAPE) ((uint8_t *)&head->shape)[fuzz_u8(input) % sizeof(rdt_group_shape)] ^= 1;
   if (what & CHANGE_FROM) head->from = (uint32_t)fuzz_number(input, 1);
   if (what & CHANGE_LANE) head->lane = (uint32_t)fuzz_number(input, fuzz_u8(input) & 1 ? 4 : 1);
   if (what & CHANGE_NUMBER) head->number = (uint32_t)fuzz_number(input, fuzz_u8(input) & 1 ? 4 : 1);
@@ -96,12 +96,12 @@ static void take(rdt_channel *channel, uint64_t kind, const void *data, size_t s
   free(copy);
 }
 
-static void send_message(rdt_group *group, const rdt_operation *operation, uint64_t tag,
+static void send_message(rdt_group *group, const rdt_group_operation *operation, uint64_t tag,
                          fuzz_input *input) {
-  static uint8_t buffer[sizeof(rdt_message) + LENT_BYTES];
+  static uint8_t buffer[sizeof(rdt_group_message) + LENT_BYTES];
   uint64_t kind = fuzz_u8(input) % 12; /* two that there are not */
   uint16_t what = fuzz_u16(input);
-  rdt_message head = message_of(group, operation, tag, input);
+  rdt_group_message head = message_of(group, operation, tag, input);
   if (kind == RDT_GROUP_ABORT) {
     head.status = -1 - fuzz_u8(input) % 64;
     head.size %= RDT_GROUP_DETAIL + 8; /* of the detail: a little too long is malformed */
@@ -173,7 +173,7 @@ static void choose(setting *s, fuzz_input *input) {
   s->group->eager = fuzz_u16(input) % 16384;
   s->group->chunk = fuzz_u16(input) % 16 * 256; /* few pieces, or one input takes long */
   for (uint32_t i = 0; i < s->group->size; i++) {
-    rdt_link *link = &s->group->links[i];
+    rdt_group_link *link = &s->group->links[i];
     link->maps = !(how & 4);
     link->process = getpid();
     link->down = link->left = link->released = false;
@@ -184,11 +184,11 @@ static void choose(setting *s, fuzz_input *input) {
 
 /* Those that messages of unknown tags entered. */
 static void drop_early(rdt_group *group) {
-  rdt_part *parts = NULL;
+  rdt_group_part *parts = NULL;
   pthread_mutex_lock(&group->lock);
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
     while (group->table[i]) {
-      rdt_operation *operation = group->table[i];
+      rdt_group_operation *operation = group->table[i];
       FUZZ_EXPECT(!operation->started);
       *operation->inbox_tail = parts;
       parts = operation->inbox;
@@ -203,26 +203,28 @@ static void drop_early(rdt_group *group) {
   group->aborted = RDT_OK;
   for (uint32_t i = 0; i < group->size; i++) group->links[i].early = 0;
   pthread_mutex_unlock(&group->lock);
-  rdt_operation_drop_parts(group, parts);
+  rdt_group_operation_drop_parts(group, parts);
 }
 
 /* Every member says that it touches nothing any more: then a failed operation ends. */
-static void end(rdt_group *group, rdt_operation *operation, uint64_t tag) {
+static void end(rdt_group *group, rdt_group_operation *operation, uint64_t tag) {
   bool ended = false;
-  rdt_operation_fail(operation, RDT_ERR_CANCELLED, "the input is used up");
+  rdt_group_operation_fail(operation, RDT_ERR_CANCELLED, "the input is used up");
   for (uint32_t i = 0; i < group->size; i++) {
-    rdt_message head = {.group = group->id, .tag = {tag, 7}, .from = i, .status = -3, .number = 1};
+    rdt_group_message head = {
+        .group = group->id, .tag = {tag, 7}, .from = i, .status = -3, .number = 1};
     if (i != group->rank) take(here.channels[i], RDT_GROUP_ABORT, &head, sizeof(head));
   }
   for (int i = 0; i < 10 && !ended; i++) {
     stage_drain(&here);
-    ended = rdt_operation_advance(operation);
+    ended = rdt_group_operation_advance(operation);
   }
   FUZZ_EXPECT(ended);
 }
 
 /* True when the operation has ended. */
-static bool step(rdt_group *group, rdt_operation *operation, uint64_t tag, fuzz_input *input) {
+static bool step(rdt_group *group, rdt_group_operation *operation, uint64_t tag,
+                 fuzz_input *input) {
   uint8_t what = fuzz_u8(input) % 8;
   if (what == 7 && group->links[fuzz_u8(input) % group->size].channel) {
     atomic_store(&group->links[fuzz_u8(input) % group->size].left, true);
@@ -232,25 +234,25 @@ static bool step(rdt_group *group, rdt_operation *operation, uint64_t tag, fuzz_
   }
   if (what & 1) return false;
   stage_drain(&here);
-  return rdt_operation_advance(operation);
+  return rdt_group_operation_advance(operation);
 }
 
 static void run(setting *s, fuzz_input *input) {
-  rdt_operation *operation;
+  rdt_group_operation *operation;
   uint64_t tag = ++tags;
   s->call.tag[0] = tag;
   s->call.tag[1] = 7;
   for (uint8_t early = fuzz_u8(input) % 4; early > 0; early--)
     send_message(s->group, NULL, tag, input);
-  if (rdt_operation_check(s->group, &s->call) != RDT_OK ||
-      rdt_operation_start(s->group, &s->call, NULL, NULL, &operation) != RDT_OK)
+  if (rdt_group_operation_check(s->group, &s->call) != RDT_OK ||
+      rdt_group_operation_start(s->group, &s->call, NULL, NULL, &operation) != RDT_OK)
     return;
-  bool ended = rdt_operation_advance(operation);
+  bool ended = rdt_group_operation_advance(operation);
   for (int i = 0; i < STEPS && input->left > 0 && !ended; i++)
     ended = step(s->group, operation, tag, input);
   if (!ended) end(s->group, operation, tag);
-  rdt_operation_retire(operation);
-  rdt_operation_over(s->group);
+  rdt_group_operation_retire(operation);
+  rdt_group_operation_over(s->group);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

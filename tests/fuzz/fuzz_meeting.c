@@ -22,7 +22,7 @@ static void start(void) {
   other = stage_group(&here, NAME, 1, SIZE);
   rdt_group *complete = stage_group(&here, "complete", 0, 2);
   complete->id = 55;
-  rdt_meeting_link(complete, 1, here.channels[4]);
+  rdt_group_meeting_link(complete, 1, here.channels[4]);
 }
 
 /* ---- messages ------------------------------------------------------------------------------------------ */
@@ -151,7 +151,7 @@ static void check(const rdt_group *group) {
 static void reset(rdt_group *group) {
   rdt_groups *groups = group->groups;
   pthread_mutex_lock(&groups->lock);
-  rdt_visitors_expire(groups, INT64_MAX);
+  rdt_group_visitors_expire(groups, INT64_MAX);
   for (uint32_t i = 0; i < group->size; i++) {
     rdt_channel_unref(group->links[i].channel);
     memset(&group->links[i], 0, sizeof(group->links[i]));

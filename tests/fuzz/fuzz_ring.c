@@ -10,14 +10,14 @@
 #include "fuzz.h"
 #include "transport/shm/ring.h"
 
-#define CAPACITY RECORDS_MIN_CAPACITY
+#define CAPACITY RDT_RECORDS_MIN_CAPACITY
 #define STEPS 256
 
-static uint8_t *memory; /* of the ring, with nothing around it */
-static ring own;        /* the end that is tested */
+static uint8_t *memory;  /* of the ring, with nothing around it */
+static rdt_shm_ring own; /* the end that is tested */
 static atomic_bool scribbling;
 
-static uint8_t *records_start(void) { return memory + RING_DATA_OFFSET; }
+static uint8_t *records_start(void) { return memory + RDT_SHM_RING_DATA_OFFSET; }
 
 /* Writes into the ring all the time, as a peer in another process could. */
 static void *scribble(void *unused) {
@@ -38,7 +38,7 @@ static void *scribble(void *unused) {
 static void start(void) {
   pthread_t thread;
   if (memory) return;
-  memory = aligned_alloc(RING_LINE, RING_DATA_OFFSET + CAPACITY);
+  memory = aligned_alloc(RDT_SHM_RING_LINE, RDT_SHM_RING_DATA_OFFSET + CAPACITY);
   FUZZ_EXPECT(memory && pthread_create(&thread, NULL, scribble, NULL) == 0);
   pthread_detach(thread);
 }
@@ -58,7 +58,7 @@ static void write_raw(fuzz_input *input) {
 
 /* A header that stands where the consumer looks next. */
 static void write_header(fuzz_input *input) {
-  record_header record = {.size = (uint32_t)fuzz_number(input, fuzz_u8(input) & 1 ? 4 : 1)};
+  rdt_record_header record = {.size = (uint32_t)fuzz_number(input, fuzz_u8(input) & 1 ? 4 : 1)};
   record.kind = fuzz_u8(input) % 4u;
   record.immediate = fuzz_u64(input);
   memcpy(records_start() + (own.records.position & (CAPACITY - 1)), &record, sizeof(record));
@@ -75,36 +75,36 @@ static bool consume(fuzz_input *input) {
   uint64_t immediate, before = own.records.position;
   const void *data;
   uint32_t size;
-  records_result result = ring_peek(&own, &immediate, &data, &size);
-  if (result != RECORDS_OK) return result != RECORDS_CORRUPT;
+  rdt_records_result result = rdt_shm_ring_peek(&own, &immediate, &data, &size);
+  if (result != RDT_RECORDS_OK) return result != RDT_RECORDS_CORRUPT;
   const uint8_t *first = data;
   FUZZ_EXPECT(first >= records_start() && first <= records_start() + CAPACITY);
   FUZZ_EXPECT(size <= (size_t)(records_start() + CAPACITY - first));
   touch(data, size);
   /* What the record says now does not count any more. */
   if (fuzz_u8(input) & 1) memset(records_start(), (int)fuzz_u8(input), CAPACITY);
-  ring_release(&own, size);
-  ring_give_back(&own);
+  rdt_shm_ring_release(&own, size);
+  rdt_shm_ring_give_back(&own);
   FUZZ_EXPECT(own.records.position - before <= CAPACITY);
   return true;
 }
 
 static bool produce(fuzz_input *input) {
   static const uint8_t payload[CAPACITY / 4];
-  uint32_t size = fuzz_u16(input) % (uint32_t)(records_max_payload(&own.records) + 1);
+  uint32_t size = fuzz_u16(input) % (uint32_t)(rdt_records_max_payload(&own.records) + 1);
   uint64_t before = own.records.position;
-  records_result result = ring_produce(&own, 1, payload, size);
+  rdt_records_result result = rdt_shm_ring_produce(&own, 1, payload, size);
   uint64_t moved = own.records.position - before;
-  if (result == RECORDS_OK)
-    FUZZ_EXPECT(moved >= size + sizeof(record_header) && moved <= CAPACITY);
+  if (result == RDT_RECORDS_OK)
+    FUZZ_EXPECT(moved >= size + sizeof(rdt_record_header) && moved <= CAPACITY);
   else
     FUZZ_EXPECT(moved == 0);
-  ring_consumer_sleeps(&own);
-  return result != RECORDS_CORRUPT;
+  rdt_shm_ring_consumer_sleeps(&own);
+  return result != RDT_RECORDS_CORRUPT;
 }
 
 static bool step(bool consumer, fuzz_input *input) {
-  ring_control *control = own.control;
+  rdt_shm_ring_control *control = own.control;
   switch (fuzz_u8(input) % 8) {
     case 0:
       write_raw(input);
@@ -120,7 +120,7 @@ static bool step(bool consumer, fuzz_input *input) {
       atomic_store(&control->out_of_space, fuzz_u32(input));
       return true;
     case 4:
-      if (consumer && ring_arm(&own)) ring_disarm(&own);
+      if (consumer && rdt_shm_ring_arm(&own)) rdt_shm_ring_disarm(&own);
       return true;
     default:
       return consumer ? consume(input) : produce(input);
@@ -131,8 +131,8 @@ static bool step(bool consumer, fuzz_input *input) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz_input input = {data, size};
   start();
-  memset(memory, 0, RING_DATA_OFFSET + CAPACITY);
-  ring_init(&own, memory, CAPACITY);
+  memset(memory, 0, RDT_SHM_RING_DATA_OFFSET + CAPACITY);
+  rdt_shm_ring_init(&own, memory, CAPACITY);
   uint8_t how = fuzz_u8(&input);
   atomic_store(&scribbling, (how & 2) != 0);
   for (int i = 0; i < STEPS && input.left > 0; i++)
@@ -145,13 +145,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 static size_t seed_of_consumer(uint8_t *seed, size_t capacity, uint32_t payload,
                                bool other_thread) {
   fuzz_output out = {seed, 0, capacity};
-  ring producer;
+  rdt_shm_ring producer;
   uint8_t bytes[CAPACITY] = {1, 2, 3};
   start();
-  memset(memory, 0, RING_DATA_OFFSET + CAPACITY);
-  ring_init(&producer, memory, CAPACITY);
+  memset(memory, 0, RDT_SHM_RING_DATA_OFFSET + CAPACITY);
+  rdt_shm_ring_init(&producer, memory, CAPACITY);
   unsigned count = 0;
-  while (count < 4 && ring_produce(&producer, count, bytes, payload) == RECORDS_OK) count++;
+  while (count < 4 && rdt_shm_ring_produce(&producer, count, bytes, payload) == RDT_RECORDS_OK)
+    count++;
   fuzz_put_number(&out, other_thread ? 3 : 1, 1);
   fuzz_put_number(&out, 0, 1 + 2);
   fuzz_put_chunk(&out, records_start(), (size_t)producer.records.position);

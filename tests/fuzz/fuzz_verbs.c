@@ -9,7 +9,7 @@
 #include "fuzz.h"
 #include "transport/verbs/objects.h"
 
-#define CAPACITY RECORDS_MIN_CAPACITY
+#define CAPACITY RDT_RECORDS_MIN_CAPACITY
 #define CREDIT_BYTES 4096u
 #define DEPTH 64u
 #define STEPS 200
@@ -21,24 +21,24 @@
 
 static void check_address(const uint8_t *data, size_t size) {
   rdt_bundle bundle = {.size = size < sizeof(bundle.bytes) ? size : sizeof(bundle.bytes)}, again;
-  verbs_address address;
+  rdt_verbs_address address;
   memcpy(bundle.bytes, data, bundle.size);
-  if (verbs_address_decode(&bundle, &address) != RDT_OK) return;
-  FUZZ_EXPECT(address.queue_count > 0 && address.queue_count <= VERBS_MAX_QUEUES);
+  if (rdt_verbs_address_decode(&bundle, &address) != RDT_OK) return;
+  FUZZ_EXPECT(address.queue_count > 0 && address.queue_count <= RDT_VERBS_MAX_QUEUES);
   FUZZ_EXPECT(address.mtu >= IBV_MTU_256 && address.mtu <= IBV_MTU_4096 && address.reads > 0);
-  FUZZ_EXPECT(records_valid_capacity(address.ring_capacity));
-  FUZZ_EXPECT(verbs_address_encode(&address, &again) == RDT_OK);
+  FUZZ_EXPECT(rdt_records_valid_capacity(address.ring_capacity));
+  FUZZ_EXPECT(rdt_verbs_address_encode(&address, &again) == RDT_OK);
   FUZZ_EXPECT(again.size == bundle.size && memcmp(again.bytes, bundle.bytes, again.size) == 0);
 }
 
 static void check_region(const uint8_t *data, size_t size) {
   rdt_bundle bundle = {.size = size < sizeof(bundle.bytes) ? size : sizeof(bundle.bytes)}, again;
   uint64_t address;
-  verbs_keys keys;
+  rdt_verbs_keys keys;
   memcpy(bundle.bytes, data, bundle.size);
-  if (verbs_region_decode(&bundle, &address, &keys) != RDT_OK) return;
-  FUZZ_EXPECT(keys.count > 0 && keys.count <= VERBS_MAX_QUEUES);
-  FUZZ_EXPECT(verbs_region_encode(address, &keys, &again) == RDT_OK);
+  if (rdt_verbs_region_decode(&bundle, &address, &keys) != RDT_OK) return;
+  FUZZ_EXPECT(keys.count > 0 && keys.count <= RDT_VERBS_MAX_QUEUES);
+  FUZZ_EXPECT(rdt_verbs_region_encode(address, &keys, &again) == RDT_OK);
   FUZZ_EXPECT(again.size == bundle.size && memcmp(again.bytes, bundle.bytes, again.size) == 0);
 }
 
@@ -80,7 +80,7 @@ static void check_request(const struct ibv_send_wr *request) {
   uint64_t size = request->num_sge ? request->sg_list[0].length : 0;
   uint64_t to = request->wr.rdma.remote_addr;
   FUZZ_EXPECT(inside(to, size, PEER_RING, CAPACITY) ||
-              inside(to, size, PEER_CREDIT, sizeof(verbs_credit)));
+              inside(to, size, PEER_CREDIT, sizeof(rdt_verbs_credit)));
   if (size == 0) return;
   uint64_t from = request->sg_list[0].addr;
   FUZZ_EXPECT(inside(from, size, (uintptr_t)tested->outbound.start, tested->outbound.size) ||
@@ -106,7 +106,7 @@ static struct ibv_cq cq = {.context = &context};
 static struct ibv_srq srq = {.context = &context};
 static struct ibv_qp qp = {.context = &context};
 static struct ibv_mr mr;
-static verbs_port port = {.max_message = CAPACITY / 2};
+static rdt_verbs_port port = {.max_message = CAPACITY / 2};
 
 static void complete(struct ibv_wc completion) {
   if (pending_count < PENDING) pending[pending_count++] = completion;
@@ -114,8 +114,8 @@ static void complete(struct ibv_wc completion) {
 
 /* ---- an endpoint ----------------------------------------------------------------------------------- */
 
-static verbs_block new_block(size_t size) {
-  verbs_block block = {.start = aligned_alloc(64, size), .size = size, .mr = &mr};
+static rdt_verbs_block new_block(size_t size) {
+  rdt_verbs_block block = {.start = aligned_alloc(64, size), .size = size, .mr = &mr};
   FUZZ_EXPECT(block.start);
   memset(block.start, 0, size);
   return block;
@@ -129,17 +129,17 @@ static rdt_endpoint *new_endpoint(rdt_domain *domain) {
   endpoint->queue_count = 1;
   endpoint->queues[0].qp = &qp;
   endpoint->queues[0].depth = DEPTH;
-  endpoint->queues[0].pieces = calloc(DEPTH, sizeof(verbs_piece));
+  endpoint->queues[0].pieces = calloc(DEPTH, sizeof(rdt_verbs_piece));
   endpoint->inbound = new_block(CREDIT_BYTES + CAPACITY);
   endpoint->outbound = new_block(CAPACITY);
   endpoint->credit_in = endpoint->inbound.start;
-  endpoint->credit_out = (verbs_credit *)((char *)endpoint->inbound.start + 64);
-  records_init(&endpoint->receive, (char *)endpoint->inbound.start + CREDIT_BYTES, CAPACITY);
-  records_init(&endpoint->mirror, endpoint->outbound.start, CAPACITY);
-  endpoint->remote = (verbs_address){.ring = PEER_RING,
-                                     .ring_capacity = CAPACITY,
-                                     .credit = PEER_CREDIT,
-                                     .notifies = VERBS_NOTIFY_RECEIVES};
+  endpoint->credit_out = (rdt_verbs_credit *)((char *)endpoint->inbound.start + 64);
+  rdt_records_init(&endpoint->receive, (char *)endpoint->inbound.start + CREDIT_BYTES, CAPACITY);
+  rdt_records_init(&endpoint->mirror, endpoint->outbound.start, CAPACITY);
+  endpoint->remote = (rdt_verbs_address){.ring = PEER_RING,
+                                         .ring_capacity = CAPACITY,
+                                         .credit = PEER_CREDIT,
+                                         .notifies = RDT_VERBS_NOTIFY_RECEIVES};
   return endpoint;
 }
 
@@ -177,7 +177,7 @@ static void write_ring(fuzz_input *input) {
 
 static void write_header(fuzz_input *input) {
   uint64_t at = tested->receive.seen & (CAPACITY - 1);
-  record_header record = {.size = fuzz_u8(input) * 4u, .kind = fuzz_u8(input) % 4u};
+  rdt_record_header record = {.size = fuzz_u8(input) * 4u, .kind = fuzz_u8(input) % 4u};
   if (CAPACITY - at < sizeof(record)) return;
   memcpy((uint8_t *)tested->inbound.start + CREDIT_BYTES + at, &record, sizeof(record));
 }
@@ -192,7 +192,7 @@ static void write_credit(fuzz_input *input) {
 
 static void send_immediate(fuzz_input *input) {
   uint8_t how = fuzz_u8(input);
-  complete((struct ibv_wc){.wr_id = VERBS_RECEIVE_ID,
+  complete((struct ibv_wc){.wr_id = RDT_VERBS_RECEIVE_ID,
                            .status = how == 255 ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS,
                            .wc_flags = how & 1 ? IBV_WC_WITH_IMM : 0,
                            .imm_data = htonl((uint32_t)fuzz_number(input, how & 2 ? 4 : 2))});
@@ -208,13 +208,13 @@ static void finish_oldest(fuzz_input *input) {
 
 static bool poll_once(fuzz_input *input) {
   const rdt_events events = {NULL, notified, completed};
-  return verbs_poll(tested, fuzz_u8(input) % 16, &events) >= 0;
+  return rdt_verbs_poll(tested, fuzz_u8(input) % 16, &events) >= 0;
 }
 
 static bool notify(fuzz_input *input) {
   static const uint8_t payload[CAPACITY / 4];
-  uint64_t size = fuzz_u16(input) % (verbs_max_notify(tested) + 1);
-  return verbs_notify(tested, 1, payload, size) != RDT_ERR_PROTOCOL;
+  uint64_t size = fuzz_u16(input) % (rdt_verbs_max_notify(tested) + 1);
+  return rdt_verbs_notify(tested, 1, payload, size) != RDT_ERR_PROTOCOL;
 }
 
 static bool step(fuzz_input *input) {
@@ -238,10 +238,10 @@ static bool step(fuzz_input *input) {
     case 6:
       return notify(input);
     case 7:
-      verbs_doorbell(tested);
+      rdt_verbs_doorbell(tested);
       return true;
     case 8:
-      if (verbs_probe(tested) == RDT_OK) verbs_arm(tested, fuzz_u8(input) & 1, false);
+      if (rdt_verbs_probe(tested) == RDT_OK) rdt_verbs_arm(tested, fuzz_u8(input) & 1, false);
       return true;
     default:
       return poll_once(input);
@@ -261,7 +261,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz_input input = {data, size};
   uint8_t what = fuzz_u8(&input);
   /* As opening a device would: it knows what failures are called. */
-  if (what % 4 > 1 && !verbs_library()) return 0;
+  if (what % 4 > 1 && !rdt_verbs_library()) return 0;
   if (what % 4 == 0)
     check_address(input.data, input.left);
   else if (what % 4 == 1)
@@ -276,18 +276,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 static size_t seed_of_address(uint8_t *seed, size_t capacity, uint32_t queues) {
   fuzz_output out = {seed, 0, capacity};
   rdt_bundle bundle;
-  verbs_address address = {.link_layer = IBV_LINK_LAYER_ETHERNET,
-                           .mtu = IBV_MTU_1024,
-                           .gid_type = VERBS_GID_ROCE_V2,
-                           .reads = 16,
-                           .notifies = VERBS_NOTIFY_RECEIVES,
-                           .ring = PEER_RING,
-                           .ring_capacity = CAPACITY,
-                           .credit = PEER_CREDIT,
-                           .rkey = 7,
-                           .queue_count = queues};
+  rdt_verbs_address address = {.link_layer = IBV_LINK_LAYER_ETHERNET,
+                               .mtu = IBV_MTU_1024,
+                               .gid_type = RDT_VERBS_GID_ROCE_V2,
+                               .reads = 16,
+                               .notifies = RDT_VERBS_NOTIFY_RECEIVES,
+                               .ring = PEER_RING,
+                               .ring_capacity = CAPACITY,
+                               .credit = PEER_CREDIT,
+                               .rkey = 7,
+                               .queue_count = queues};
   for (uint32_t i = 0; i < queues; i++) address.queues[i].qpn = 17 + i;
-  FUZZ_EXPECT(verbs_address_encode(&address, &bundle) == RDT_OK);
+  FUZZ_EXPECT(rdt_verbs_address_encode(&address, &bundle) == RDT_OK);
   fuzz_put_number(&out, 0, 1);
   fuzz_put(&out, bundle.bytes, bundle.size);
   return out.size;
@@ -296,7 +296,7 @@ static size_t seed_of_address(uint8_t *seed, size_t capacity, uint32_t queues) {
 /* Records that come, are announced and taken, and others that go out; with credit for both. */
 static size_t seed_of_traffic(uint8_t *seed, size_t capacity) {
   fuzz_output out = {seed, 0, capacity};
-  record_header record = {.size = 32, .kind = RECORD_MESSAGE, .immediate = 5};
+  rdt_record_header record = {.size = 32, .kind = RDT_RECORD_MESSAGE, .immediate = 5};
   fuzz_put_number(&out, 2, 1);
   for (int i = 0; i < 4; i++) {
     fuzz_put_number(&out, 0, 1);
@@ -318,11 +318,11 @@ static size_t seed_of_traffic(uint8_t *seed, size_t capacity) {
 size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
   fuzz_output out = {seed, 0, capacity};
   rdt_bundle bundle;
-  verbs_keys keys = {2, {9, 10}};
-  if (number < 2) return seed_of_address(seed, capacity, number ? VERBS_MAX_QUEUES : 1);
+  rdt_verbs_keys keys = {2, {9, 10}};
+  if (number < 2) return seed_of_address(seed, capacity, number ? RDT_VERBS_MAX_QUEUES : 1);
   if (number == 2) return seed_of_traffic(seed, capacity);
   if (number > 3) return 0;
-  FUZZ_EXPECT(verbs_region_encode(PEER_RING, &keys, &bundle) == RDT_OK);
+  FUZZ_EXPECT(rdt_verbs_region_encode(PEER_RING, &keys, &bundle) == RDT_OK);
   fuzz_put_number(&out, 1, 1);
   fuzz_put(&out, bundle.bytes, bundle.size);
   return out.size;

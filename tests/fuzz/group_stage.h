@@ -8,6 +8,9 @@
 
 #include "base/config.h"
 #include "base/status.h"
+#include "core/memory/region.h"
+#include "core/post/channel.h"
+#include "core/post/posting.h"
 #include "fuzz.h"
 #include "group/meeting.h"
 #include "transport/shm/shm.h"
@@ -48,13 +51,12 @@ static inline void stage_channel(stage *s, uint32_t peer) {
   rdt_bundle ours = {.size = 0}, theirs = {.size = 0};
   rdt_channel *channel;
   const rdt_transport *shm = &rdt_transport_shm;
-  FUZZ_EXPECT(rdt_channel_create(s->device, shm, &ours, &channel) == RDT_OK);
+  FUZZ_EXPECT(rdt_channel_create(s->device, shm, RDT_PURPOSE_GROUPS, &ours, &channel) == RDT_OK);
   FUZZ_EXPECT(shm->endpoint_create(NULL, &s->far[peer], &theirs) == RDT_OK);
   FUZZ_EXPECT(shm->endpoint_connect(channel->endpoint, "peer", &theirs) == RDT_OK);
   FUZZ_EXPECT(shm->endpoint_connect(s->far[peer], "device", &ours) == RDT_OK);
   snprintf(channel->peer_name, sizeof(channel->peer_name), "peer-%u", peer);
   snprintf(channel->peer_address, sizeof(channel->peer_address), STAGE_ADDRESS, 1 + peer);
-  channel->purpose = RDT_PURPOSE_GROUPS;
   channel->peer_generation = 1000 + peer;
   channel->max_notify = shm->max_notify(channel->endpoint);
   for (uint64_t key = 1; key <= REGIONS; key++) stage_remote(s->device, channel, key);
@@ -91,7 +93,7 @@ static inline rdt_group *stage_group(stage *s, const char *name, uint32_t rank, 
   FUZZ_EXPECT(group && size <= PEERS);
   atomic_init(&group->refs, 1);
   group->device = s->device;
-  group->groups = s->device->groups;
+  group->groups = rdt_groups_of(s->device);
   snprintf(group->name, sizeof(group->name), "%s", name);
   group->rank = rank;
   group->size = size;

@@ -31,9 +31,9 @@ def needed(library: Path) -> set[str]:
 
 
 def test_core_needs_the_system_alone() -> None:
-    assert needed(PACKAGE / "librdmatensor.so") <= SYSTEM - {"libstdc++.so.6"}
+    assert needed(PACKAGE / "librdmatensor.so.0") <= SYSTEM - {"libstdc++.so.6"}
     binding = next(PACKAGE.glob("_ffi*.so"))
-    assert needed(binding) <= {*SYSTEM - {"libstdc++.so.6"}, "librdmatensor.so"}
+    assert needed(binding) <= {*SYSTEM - {"libstdc++.so.6"}, "librdmatensor.so.0"}
 
 
 def test_plugins_need_tensorflow_and_bring_nothing() -> None:
@@ -41,13 +41,13 @@ def test_plugins_need_tensorflow_and_bring_nothing() -> None:
     if not plugins:
         pytest.skip("no plugin was built")
     for plugin in plugins:
-        assert needed(plugin) <= SYSTEM | TENSORFLOW | {"librdmatensor.so"}, plugin
+        assert needed(plugin) <= SYSTEM | TENSORFLOW | {"librdmatensor.so.0"}, plugin
     assert needed(tensorflow._SHIM) <= SYSTEM - {"libstdc++.so.6"}
 
 
 INFO = {"tensorflow": "2.20.0, 2.21.0", "no_verbs_because": "", "sanitize": "none"}
 FILES = [
-    *("rdmatensor/librdmatensor.so", "rdmatensor/_ffi.abi3.so", "rdmatensor/_ffi.pyi"),
+    *("rdmatensor/librdmatensor.so.0", "rdmatensor/_ffi.abi3.so", "rdmatensor/_ffi.pyi"),
     *("rdmatensor/py.typed", "graph_analyzer/py.typed", "graph_analyzer/report/page.html.j2"),
     *("rdmatensor/softroce/guest/init", "tensorflow-plugins/librdmatensor_shim.so"),
     "rdmatensor/librdmatensor_tensorflow_2_20.so",

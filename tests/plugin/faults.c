@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What RDMA devices do and shared memory does not: a library that is loaded before librdmatensor.so
+ * What RDMA devices do and shared memory does not: a library that is loaded before librdmatensor.so.0
  * (LD_PRELOAD) and stands between the plugin and the real functions. Bytes are still moved, regions
  * still registered, by the real ones. Environment:
  *
@@ -37,7 +37,7 @@ static long setting(const char *name) {
 }
 
 static void *real(const char *name) {
-  void *library = dlopen("librdmatensor.so", RTLD_NOW | RTLD_NOLOAD);
+  void *library = dlopen("librdmatensor.so.0", RTLD_NOW | RTLD_NOLOAD);
   void *found = library ? dlsym(library, name) : NULL;
   if (!found) abort();
   return found;

@@ -29,6 +29,7 @@ POSTED = {
 }
 # What devices' threads do with 64 notifications: they sleep at once when none is left.
 TAKEN = ("poll",)
+TAKING = {"shm": "shm_poll", "verbs": "rdt_verbs_poll"}
 COUNTS = {"shm": 500, "verbs": 30}
 # Another compiler, or a C library that copies otherwise, may take a little more.
 MARGIN = 1.10
@@ -64,18 +65,18 @@ def in_guest(host: Host) -> Runner:
 
 
 def library() -> Path:
-    """The installed librdmatensor.so: what users run."""
+    """The installed librdmatensor.so.0: what users run."""
     spec = importlib.util.find_spec("rdmatensor")
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).with_name("librdmatensor.so")
+    return Path(spec.origin).with_name("librdmatensor.so.0")
 
 
 def build(folder: Path) -> Path:
     """paths.c, linked with the installed library."""
     program, beside = folder / "paths", library().parent
     compile_ = ["cc", "-O2", "-I", str(HERE.parents[1] / "csrc" / "include"), str(HERE / "paths.c")]
-    link = ["-o", str(program), f"-L{beside}", "-lrdmatensor", f"-Wl,-rpath,{beside}"]
+    link = ["-o", str(program), f"-L{beside}", "-l:librdmatensor.so.0", f"-Wl,-rpath,{beside}"]
     subprocess.run([*compile_, *link], check=True, timeout=60)
     return program
 
@@ -84,7 +85,7 @@ def count(program: Path, transport: str = "shm", run: Runner = here) -> dict[str
     """Instructions of one call of each path. RuntimeError if valgrind fails, or finds no such function."""
     return {
         **_inside("run_path", program, transport, POSTED[transport], run),
-        **_inside(f"{transport}_poll", program, transport, TAKEN, run),
+        **_inside(TAKING[transport], program, transport, TAKEN, run),
     }
 
 

@@ -2,7 +2,7 @@
  *
  * The hot paths, for callgrind: `paths COUNT PATH...` runs them one after the other, each COUNT times, between two
  * devices of this process, and calls next_path after each. Counted is what the posting thread executes inside
- * run_path; of `poll`, 64 notifications at once, what devices' threads do inside shm_poll or verbs_poll. `batch` is
+ * run_path; of `poll`, 64 notifications at once, what devices' threads do inside shm_poll or rdt_verbs_poll. `batch` is
  * 64 writes at once, `submit` a waitable write.
  */
 #include <stdbool.h>

@@ -129,7 +129,7 @@ static inline unsigned started_of(const member *m) {
 
 /* Members that wait for this one to create their group. */
 static inline unsigned visitors_of(const member *m) {
-  rdt_groups *groups = m->device->groups;
+  rdt_groups *groups = rdt_groups_of(m->device);
   pthread_mutex_lock(&groups->lock);
   unsigned count = groups->visitor_count;
   pthread_mutex_unlock(&groups->lock);

@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 #include "group/costs.h"
-#include "group/schedule.h"
+#include "group/schedule_make.h"
 #include "unit.h"
 
 #define MEMBERS_MOST 64u
@@ -16,7 +16,7 @@
 typedef struct setting {
   uint32_t size;
   uint32_t hosts[MEMBERS_MOST];
-  rdt_costs costs;
+  rdt_group_costs costs;
 } setting;
 
 static uint64_t random_state = 88172645463325252u;
@@ -36,7 +36,7 @@ static double between(double low, double high) {
 static setting make_setting(uint32_t size, uint32_t members) {
   setting s = {.size = size};
   for (uint32_t rank = 0; rank < size; rank++) s.hosts[rank] = rank / members;
-  s.costs = (rdt_costs){{600, 3000}, {0.12, 0.09}, 0.15};
+  s.costs = (rdt_group_costs){{600, 3000}, {0.12, 0.09}, 0.15};
   return s;
 }
 
@@ -56,19 +56,19 @@ static setting random_setting(void) {
   const uint32_t hosts = 1 + (uint32_t)(next_random() % 9);
   for (uint32_t rank = 0; rank < s.size; rank++) s.hosts[rank] = (uint32_t)(next_random() % hosts);
   number_hosts(&s);
-  s.costs = (rdt_costs){{between(100, 5000), between(1000, 50000)},
-                        {between(0.02, 0.5), between(0.02, 2)},
-                        between(0.02, 0.5)};
+  s.costs = (rdt_group_costs){{between(100, 5000), between(1000, 50000)},
+                              {between(0.02, 0.5), between(0.02, 2)},
+                              between(0.02, 0.5)};
   return s;
 }
 
 static double predict(const setting *s, rdt_collective_kind kind, rdt_algorithm algorithm,
                       uint64_t bytes) {
-  return rdt_costs_predict(&s->costs, kind, algorithm, bytes, s->size, s->hosts);
+  return rdt_group_costs_predict(&s->costs, kind, algorithm, bytes, s->size, s->hosts);
 }
 
 static rdt_algorithm choose(const setting *s, rdt_collective_kind kind, uint64_t bytes) {
-  return rdt_costs_choose(&s->costs, kind, bytes, s->size, s->hosts);
+  return rdt_group_costs_choose(&s->costs, kind, bytes, s->size, s->hosts);
 }
 
 /* ---- What holds anywhere ------------------------------------------------------------------------------ */

@@ -407,7 +407,7 @@ static void test_malformed(void) {
   member members[2];
   open_group(members, 2, "malformed");
   rdt_channel *channel = members[0].group->links[1].channel;
-  rdt_message good = {.group = members[0].group->id, .tag = {1, 1}, .from = 0}, bad = good;
+  rdt_group_message good = {.group = members[0].group->id, .tag = {1, 1}, .from = 0}, bad = good;
   rdt_op op = {.kind = RDT_OP_NOTIFY, .local = &bad, .size = sizeof(bad)};
   op.immediate = RDT_GROUP_EAGER;
   bad.group++; /* of a group that is closed: nothing happens */
@@ -430,11 +430,12 @@ static void test_nonsense(void) {
   open_group(members, 2, "nonsense");
   rdt_channel *channel = members[0].group->links[1].channel;
   for (uint64_t which = 0; which < 3; which++) {
-    rdt_message head = {.group = members[0].group->id,
-                        .tag = {which + 1, 2},
-                        .shape = {RDT_ALL_REDUCE, RDT_INT32, RDT_SUM, RDT_ALGORITHM_FLAT, 0, 100},
-                        .size = 400,
-                        .key = 12345};
+    rdt_group_message head = {
+        .group = members[0].group->id,
+        .tag = {which + 1, 2},
+        .shape = {RDT_ALL_REDUCE, RDT_INT32, RDT_SUM, RDT_ALGORITHM_FLAT, 0, 100},
+        .size = 400,
+        .key = 12345};
     if (which == 0) head.number = 77;
     if (which == 1) head.size = 4000;
     rdt_op op = {

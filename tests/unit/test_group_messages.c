@@ -18,8 +18,8 @@ static void take(uint32_t peer, uint64_t kind, const void *data, size_t size) {
 
 /* ---- operations ----------------------------------------------------------------------------------- */
 
-static rdt_operation *start(rdt_group *group, uint64_t tag, int32_t *numbers) {
-  rdt_operation *operation;
+static rdt_group_operation *start(rdt_group *group, uint64_t tag, int32_t *numbers) {
+  rdt_group_operation *operation;
   rdt_collective call = {.struct_size = sizeof(call),
                          .kind = RDT_ALL_REDUCE,
                          .dtype = RDT_INT32,
@@ -30,36 +30,36 @@ static rdt_operation *start(rdt_group *group, uint64_t tag, int32_t *numbers) {
                          .output = numbers,
                          .count = COUNT,
                          .timeout_ms = 60000};
-  EXPECT_STATUS(RDT_OK, rdt_operation_check(group, &call));
-  EXPECT_STATUS(RDT_OK, rdt_operation_start(group, &call, NULL, NULL, &operation));
-  EXPECT(!rdt_operation_advance(operation));
+  EXPECT_STATUS(RDT_OK, rdt_group_operation_check(group, &call));
+  EXPECT_STATUS(RDT_OK, rdt_group_operation_start(group, &call, NULL, NULL, &operation));
+  EXPECT(!rdt_group_operation_advance(operation));
   return operation;
 }
 
 /* A message of the kind for the step in which the operation receives. */
-static rdt_message message_to(const rdt_group *group, const rdt_operation *operation) {
-  const rdt_program_step *step = operation->program->steps;
+static rdt_group_message message_to(const rdt_group *group, const rdt_group_operation *operation) {
+  const rdt_group_program_step *step = operation->program->steps;
   while (step->step.kind != RDT_STEP_REDUCE) step++;
-  return (rdt_message){.group = group->id,
-                       .tag = {operation->tag[0], operation->tag[1]},
-                       .shape = operation->shape,
-                       .from = 1,
-                       .lane = step->step.lane,
-                       .number = step->number};
+  return (rdt_group_message){.group = group->id,
+                             .tag = {operation->tag[0], operation->tag[1]},
+                             .shape = operation->shape,
+                             .from = 1,
+                             .lane = step->step.lane,
+                             .number = step->number};
 }
 
-static void expect_malformed(rdt_group *group, rdt_operation *operation, const char *text) {
-  rdt_message answer = {.group = group->id,
-                        .tag = {operation->tag[0], operation->tag[1]},
-                        .from = 1,
-                        .status = RDT_ERR_CANCELLED,
-                        .number = 1};
-  rdt_operation_advance(operation);
+static void expect_malformed(rdt_group *group, rdt_group_operation *operation, const char *text) {
+  rdt_group_message answer = {.group = group->id,
+                              .tag = {operation->tag[0], operation->tag[1]},
+                              .from = 1,
+                              .status = RDT_ERR_CANCELLED,
+                              .number = 1};
+  rdt_group_operation_advance(operation);
   EXPECT(operation->status == RDT_ERR_PROTOCOL && strstr(operation->text, text));
   take(1, RDT_GROUP_ABORT, &answer, sizeof(answer));
-  EXPECT(rdt_operation_advance(operation));
-  rdt_operation_retire(operation);
-  rdt_operation_over(group);
+  EXPECT(rdt_group_operation_advance(operation));
+  rdt_group_operation_retire(operation);
+  rdt_group_operation_over(group);
   stage_drain(&here);
 }
 
@@ -67,18 +67,18 @@ static void test_operations(void) {
   rdt_group *group = stage_group(&here, "operations", 0, 2);
   int32_t numbers[COUNT] = {0};
   group->id = 9;
-  rdt_meeting_link(group, 1, here.channels[1]);
+  rdt_group_meeting_link(group, 1, here.channels[1]);
   group->links[1].maps = false;
   for (int empty = RDT_GROUP_EAGER; empty <= RDT_GROUP_PUSHED; empty++) {
     if (empty == RDT_GROUP_ACK || empty == RDT_GROUP_OFFER) continue; /* for who sends */
-    rdt_operation *operation = start(group, (uint64_t)empty, numbers);
-    rdt_message head = message_to(group, operation);
+    rdt_group_operation *operation = start(group, (uint64_t)empty, numbers);
+    rdt_group_message head = message_to(group, operation);
     take(1, (uint64_t)empty, &head, sizeof(head));
     expect_malformed(group, operation, "malformed message");
   }
   /* A part of an element. */
-  rdt_operation *operation = start(group, 20, numbers);
-  rdt_message head = message_to(group, operation);
+  rdt_group_operation *operation = start(group, 20, numbers);
+  rdt_group_message head = message_to(group, operation);
   head.size = 6;
   take(1, RDT_GROUP_LEND, &head, sizeof(head));
   expect_malformed(group, operation, "no part of the operation");
@@ -94,26 +94,26 @@ static void test_text(void) {
   rdt_group *group = stage_group(&here, "texts", 0, 2);
   int32_t numbers[COUNT] = {0};
   struct {
-    rdt_message head;
+    rdt_group_message head;
     char text[12];
   } abort_message = {.text = "two\nlines\x1b[m"};
   group->id = 10;
-  rdt_meeting_link(group, 1, here.channels[1]);
-  rdt_operation *operation = start(group, 1, numbers);
-  abort_message.head =
-      (rdt_message){.group = 10, .tag = {1, 1}, .from = 1, .status = RDT_ERR_PROTOCOL, .number = 1};
+  rdt_group_meeting_link(group, 1, here.channels[1]);
+  rdt_group_operation *operation = start(group, 1, numbers);
+  abort_message.head = (rdt_group_message){
+      .group = 10, .tag = {1, 1}, .from = 1, .status = RDT_ERR_PROTOCOL, .number = 1};
   take(1, RDT_GROUP_ABORT, &abort_message, sizeof(abort_message.head) + 12);
-  EXPECT(rdt_operation_advance(operation));
+  EXPECT(rdt_group_operation_advance(operation));
   EXPECT(strstr(operation->text, "two?lines?[m"));
-  rdt_operation_retire(operation);
-  rdt_operation_over(group);
+  rdt_group_operation_retire(operation);
+  rdt_group_operation_over(group);
 }
 
 /* A group that is being formed has number 0. */
 static void test_number_zero(void) {
   rdt_group *group = stage_group(&here, "unformed", 0, 2);
-  rdt_message head = {.from = 1};
-  rdt_meeting_link(group, 1, here.channels[1]);
+  rdt_group_message head = {.from = 1};
+  rdt_group_meeting_link(group, 1, here.channels[1]);
   take(1, RDT_GROUP_EAGER, &head, sizeof(head));
   EXPECT(atomic_load(&here.channels[1]->broken) && group->early == 0);
   stage_drain(&here);
@@ -133,7 +133,7 @@ static void send_table(const rdt_group *group, const table *t) {
   rdt_wire wire;
   uint64_t bits;
   memcpy(&bits, &t->cost, sizeof(bits));
-  rdt_meeting_begin(&wire, group, RDT_GROUP_TABLE);
+  rdt_group_meeting_begin(&wire, group, RDT_GROUP_TABLE);
   rdt_wire_put_u64(&wire, 77);
   rdt_wire_put_u64(&wire, 100);
   rdt_wire_put_u64(&wire, t->chunk);

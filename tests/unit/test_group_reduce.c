@@ -183,20 +183,20 @@ static void try_count(rdt_dtype dtype, rdt_reduction reduction, size_t count, si
   fill(dtype, left, count + 1);
   fill(dtype, right + shift, count);
   memset(to, 0x5a, sizeof to);
-  rdt_reduce(dtype, reduction, to + shift + 1, left, right + shift, count);
+  rdt_group_reduce(dtype, reduction, to + shift + 1, left, right + shift, count);
   check(dtype, reduction, to + shift + 1, left, right + shift, count);
   for (size_t i = 0; i < sizeof to; i++) EXPECT((i > shift && i <= shift + bytes) || to[i] == 0x5a);
   memcpy(other, left, bytes);
-  rdt_reduce(dtype, reduction, other, right + shift, other, count);
+  rdt_group_reduce(dtype, reduction, other, right + shift, other, count);
   EXPECT(memcmp(other, to + shift + 1, bytes) == 0);
-  rdt_reduce(dtype, reduction, left, left, right + shift, count);
+  rdt_group_reduce(dtype, reduction, left, left, right + shift, count);
   EXPECT(memcmp(left, to + shift + 1, bytes) == 0);
 }
 
 static void test_all_types(void) {
   for (rdt_dtype dtype = RDT_FLOAT32; dtype <= RDT_UINT64; dtype++) {
     for (rdt_reduction reduction = RDT_SUM; reduction <= RDT_MAX; reduction++) {
-      EXPECT_STATUS(RDT_OK, rdt_reduce_check(dtype, reduction));
+      EXPECT_STATUS(RDT_OK, rdt_group_reduce_check(dtype, reduction));
       for (size_t count = 0; count < 70; count++) try_count(dtype, reduction, count, count % 8);
       for (size_t shift = 0; shift < 3; shift++)
         try_count(dtype, reduction, ELEMENTS - 7 * shift, shift);
@@ -211,7 +211,7 @@ static void test_every_half(rdt_dtype dtype) {
     for (uint32_t i = 0; i < 65536; i++) all[i] = (uint16_t)i;
     fill(dtype, (char *)others, 65536);
     for (rdt_reduction reduction = RDT_SUM; reduction <= RDT_MAX; reduction++) {
-      rdt_reduce(dtype, reduction, to, all, others, 65536);
+      rdt_group_reduce(dtype, reduction, to, all, others, 65536);
       check(dtype, reduction, to, all, others, 65536);
     }
   }
@@ -227,10 +227,10 @@ static void test_large(void) {
     right[i] = (char)next_random();
   }
   memset(to, 0x5a, size + 16);
-  rdt_reduce(RDT_INT32, RDT_SUM, to + 5, left, right, count);
+  rdt_group_reduce(RDT_INT32, RDT_SUM, to + 5, left, right, count);
   for (size_t i = 0; i < size; i += 4 * 777)
-    rdt_reduce(RDT_INT32, RDT_SUM, other + i, left + i, right + i,
-               i + 4 * 777 > size ? (size - i) / 4 : 777);
+    rdt_group_reduce(RDT_INT32, RDT_SUM, other + i, left + i, right + i,
+                     i + 4 * 777 > size ? (size - i) / 4 : 777);
   EXPECT(memcmp(to + 5, other, size) == 0);
   EXPECT(to[4] == 0x5a && to[size + 5] == 0x5a);
   free(left);
@@ -240,10 +240,10 @@ static void test_large(void) {
 }
 
 static void test_unknown(void) {
-  EXPECT_STATUS(RDT_ERR_INVALID, rdt_reduce_check((rdt_dtype)0, RDT_SUM));
-  EXPECT_STATUS(RDT_ERR_INVALID, rdt_reduce_check((rdt_dtype)13, RDT_SUM));
-  EXPECT_STATUS(RDT_ERR_INVALID, rdt_reduce_check(RDT_INT8, (rdt_reduction)0));
-  EXPECT_STATUS(RDT_ERR_INVALID, rdt_reduce_check(RDT_INT8, (rdt_reduction)5));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check((rdt_dtype)0, RDT_SUM));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check((rdt_dtype)13, RDT_SUM));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, (rdt_reduction)0));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, (rdt_reduction)5));
   EXPECT(rdt_dtype_size((rdt_dtype)-1) == 0 && rdt_dtype_size((rdt_dtype)13) == 0);
   EXPECT(strcmp(rdt_algorithm_name(RDT_ALGORITHM_HIERARCHICAL), "hierarchical") == 0);
   EXPECT(strcmp(rdt_algorithm_name(RDT_ALGORITHM_COUNT), "") == 0);

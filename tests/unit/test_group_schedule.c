@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "group/schedule.h"
+#include "group/schedule_make.h"
 #include "unit.h"
 
 #define MEMBERS_MOST 40u
@@ -46,13 +46,13 @@ static uint64_t next_random(uint64_t *state) {
   return *state;
 }
 
-static bool receives(const rdt_step *step) {
+static bool receives(const rdt_group_step *step) {
   return step->kind == RDT_STEP_RECEIVE || step->kind == RDT_STEP_REDUCE;
 }
-static bool writes(const rdt_step *step) { return step->kind != RDT_STEP_SEND; }
-static bool reads(const rdt_step *step) { return step->kind != RDT_STEP_RECEIVE; }
+static bool writes(const rdt_group_step *step) { return step->kind != RDT_STEP_SEND; }
+static bool reads(const rdt_group_step *step) { return step->kind != RDT_STEP_RECEIVE; }
 
-static uint64_t address(const member *m, rdt_place place) {
+static uint64_t address(const member *m, rdt_group_place place) {
   const uint64_t base = place.buffer == RDT_BUFFER_INPUT     ? m->input_at
                         : place.buffer == RDT_BUFFER_SCRATCH ? m->scratch_at
                                                              : 0;
@@ -111,14 +111,14 @@ static void tear_down(trial *t) {
 
 /* ---- Rules that a schedule can be checked for as it is ---------------------------------------------- */
 
-static void check_place(const trial *t, const member *m, rdt_place place, uint64_t count) {
+static void check_place(const trial *t, const member *m, rdt_group_place place, uint64_t count) {
   const uint64_t size = place.buffer == RDT_BUFFER_INPUT    ? t->input_count
                         : place.buffer == RDT_BUFFER_OUTPUT ? t->output_count
                                                             : m->schedule->scratch;
   EXPECT(place.at <= size && count <= size - place.at);
 }
 
-static void check_step(const trial *t, const member *m, uint32_t rank, const rdt_step *step) {
+static void check_step(const trial *t, const member *m, uint32_t rank, const rdt_group_step *step) {
   EXPECT(step->count > 0 && step->lane < m->schedule->lanes);
   if (reads(step)) check_place(t, m, step->from, step->count);
   if (writes(step)) {
@@ -136,7 +136,7 @@ typedef struct traces {
 } traces;
 #define MANY UINT32_MAX
 
-static void trace_lanes(const member *m, const rdt_step *step, traces *at) {
+static void trace_lanes(const member *m, const rdt_group_step *step, traces *at) {
   const uint32_t lane = step->lane + 1;
   for (uint64_t i = 0; i < step->count; i++) {
     if (reads(step)) {
@@ -151,7 +151,7 @@ static void trace_lanes(const member *m, const rdt_step *step, traces *at) {
 }
 
 /* `stamp` names the round. Finds conflicts whichever of two steps is listed first. */
-static void trace_round(const member *m, const rdt_step *step, uint32_t stamp, traces *at) {
+static void trace_round(const member *m, const rdt_group_step *step, uint32_t stamp, traces *at) {
   const uint64_t from = address(m, step->from), to = address(m, step->to);
   for (uint64_t i = 0; i < step->count; i++) {
     if (step->kind == RDT_STEP_SEND) at->sent[from + i] = stamp;
@@ -174,7 +174,7 @@ static void check_schedule(const trial *t, const member *m, uint32_t rank) {
   traces at = {table, table + m->size, table + 2 * m->size, table + 3 * m->size,
                table + 4 * m->size};
   for (size_t i = 0; i < schedule->count; i++) {
-    const rdt_step *step = &schedule->steps[i], *last = step - 1;
+    const rdt_group_step *step = &schedule->steps[i], *last = step - 1;
     check_step(t, m, rank, step);
     if (i > 0)
       EXPECT(last->lane < step->lane || (last->lane == step->lane && last->round <= step->round));
@@ -184,7 +184,7 @@ static void check_schedule(const trial *t, const member *m, uint32_t rank) {
     EXPECT(at.writer[i] == 0 || at.reader[i] == 0 || at.reader[i] == at.writer[i]);
   uint32_t stamp = 0;
   for (size_t first = 0, end; first < schedule->count; first = end) {
-    const rdt_step *steps = schedule->steps;
+    const rdt_group_step *steps = schedule->steps;
     stamp++;
     for (end = first; end < schedule->count && steps[end].lane == steps[first].lane &&
                       steps[end].round == steps[first].round;
@@ -200,7 +200,7 @@ static void check_schedule(const trial *t, const member *m, uint32_t rank) {
 static size_t next_message(const rdt_schedule *schedule, size_t i, uint32_t lane, uint32_t peer,
                            bool receive) {
   for (; i < schedule->count; i++) {
-    const rdt_step *step = &schedule->steps[i];
+    const rdt_group_step *step = &schedule->steps[i];
     const bool right = receive ? receives(step) : step->kind == RDT_STEP_SEND;
     if (right && step->lane == lane && step->peer == peer) break;
   }
@@ -264,7 +264,7 @@ static void finish(member *m, size_t index) {
 
 /* Earlier steps of the round that write the same elements come first. */
 static bool in_turn(const member *m, size_t index) {
-  const rdt_step *steps = m->schedule->steps, *step = &steps[index];
+  const rdt_group_step *steps = m->schedule->steps, *step = &steps[index];
   for (size_t i = m->rounds[step->lane].begin; i < index; i++) {
     if (!m->done[i] && writes(&steps[i]) &&
         overlap(address(m, steps[i].to), address(m, step->to), steps[i].count, step->count))
@@ -278,7 +278,7 @@ static element add(element a, element b) {
 }
 
 /* `sent` is the sender's memory: lent memory may be read at any time while its send is not over. */
-static void execute(const member *m, const rdt_step *step, const element *sent) {
+static void execute(const member *m, const rdt_group_step *step, const element *sent) {
   element *to = m->memory + address(m, step->to);
   const element *from = m->memory + address(m, step->from);
   for (uint64_t i = 0; i < step->count; i++) {
@@ -291,7 +291,7 @@ static void execute(const member *m, const rdt_step *step, const element *sent) 
 
 static bool try_step(trial *t, uint32_t rank, size_t index) {
   member *m = &t->members[rank];
-  const rdt_step *step = &m->schedule->steps[index];
+  const rdt_group_step *step = &m->schedule->steps[index];
   if (m->done[index] || !writes(step) || !in_turn(m, index)) return false;
   if (!receives(step)) {
     execute(m, step, NULL);

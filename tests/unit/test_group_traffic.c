@@ -2,7 +2,7 @@
  *
  * How much the schedules send, where, and in how many rounds and messages.
  */
-#include "group/schedule.h"
+#include "group/schedule_make.h"
 #include "unit.h"
 
 /* What `rank` sends in all, and of that to other hosts; over how many rounds. */
@@ -17,7 +17,7 @@ static traffic measure(rdt_schedule_request q, uint32_t rank) {
   q.rank = rank;
   EXPECT_STATUS(RDT_OK, rdt_schedule_make(&q, &schedule));
   for (size_t i = 0; i < schedule->count; i++) {
-    const rdt_step *step = &schedule->steps[i];
+    const rdt_group_step *step = &schedule->steps[i];
     if (step->round >= found.rounds) found.rounds = step->round + 1;
     if (step->kind != RDT_STEP_SEND) continue;
     found.sent += step->count;

@@ -93,8 +93,8 @@ static int dial_and_greet(const rdt_fds *fds) {
 static rdt_fds offer(int event) {
   void *ring;
   rdt_fds fds = {.count = 2};
-  EXPECT_STATUS(RDT_OK, rdt_memory_create(RING_DATA_OFFSET + CAPACITY, &fds.fd[0], &ring));
-  munmap(ring, RING_DATA_OFFSET + CAPACITY);
+  EXPECT_STATUS(RDT_OK, rdt_memory_create(RDT_SHM_RING_DATA_OFFSET + CAPACITY, &fds.fd[0], &ring));
+  munmap(ring, RDT_SHM_RING_DATA_OFFSET + CAPACITY);
   fds.fd[1] = event;
   return fds;
 }

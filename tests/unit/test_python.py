@@ -150,7 +150,7 @@ def test_installed_package_is_complete() -> None:
     package = Path(rdmatensor.__file__).parent
     info = json.loads((package / "_build_info.json").read_text())
     assert (package / "py.typed").exists()
-    assert (package / "librdmatensor.so").exists()
+    assert (package / "librdmatensor.so.0").exists()
     if info["tensorflow"]:
         plugins = {path.name for path in package.glob("librdmatensor_tensorflow_*.so")}
         minors = ["_".join(text.split(".")[:2]) for text in info["tensorflow"].split(", ")]
@@ -161,12 +161,13 @@ def test_installed_package_is_complete() -> None:
 
 
 def test_library_exports_its_api_only(header: str) -> None:
-    library = Path(rdmatensor.__file__).parent / "librdmatensor.so"
+    library = Path(rdmatensor.__file__).parent / "librdmatensor.so.0"
     names = subprocess.run(
         ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
     ).stdout.split("\n")
     exported = {line.split()[-1] for line in names if line and line.split()[-2] in "TDBRV"}
-    assert exported == set(re.findall(r"RDT_API [^;(]*?\b(rdt_\w+)\(", header))
+    api = re.findall(r"RDT_API [^;(]*?\b(rdt_\w+)\(", header)
+    assert exported == {f"{name}@@RDMATENSOR_0.1" for name in api}
 
 
 def test_command_line_tells_what_is_installed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ static int poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *completions) {
   int given = 0;
   (void)cq;
   for (; given < count && arrived > 0; given++, arrived--)
-    completions[given] = (struct ibv_wc){.wr_id = VERBS_RECEIVE_ID,
+    completions[given] = (struct ibv_wc){.wr_id = RDT_VERBS_RECEIVE_ID,
                                          .status = IBV_WC_SUCCESS,
                                          .wc_flags = flags,
                                          .imm_data = htonl(16)};
@@ -46,7 +46,7 @@ static struct ibv_cq cq = {.context = &context};
 static struct ibv_srq srq = {.context = &context};
 static rdt_domain domain = {
     .context = &context, .srq = &srq, .lock = PTHREAD_MUTEX_INITIALIZER, .max_receives = 1000};
-static verbs_credit credits[2];
+static rdt_verbs_credit credits[2];
 
 static rdt_endpoint endpoint(bool stopped) {
   posted = 0;
@@ -59,7 +59,7 @@ static rdt_endpoint endpoint(bool stopped) {
 
 static int take(rdt_endpoint *polled) {
   const rdt_events events = {.context = NULL};
-  return verbs_poll(polled, 0, &events);
+  return rdt_verbs_poll(polled, 0, &events);
 }
 
 /* It goes on sending while its channel comes to its end. */
@@ -76,10 +76,10 @@ static void test_stopped(void) {
 static void test_what_is_no_notification(void) {
   rdt_endpoint live = endpoint(false);
   flags = 0;
-  arrived = VERBS_REPOST;
+  arrived = RDT_VERBS_REPOST;
   EXPECT(take(&live) == RDT_ERR_CONNECTION_LOST);
   flags = IBV_WC_WITH_IMM;
-  EXPECT(posted == VERBS_REPOST);
+  EXPECT(posted == RDT_VERBS_REPOST);
 }
 
 /* Nobody polls it any more. */
@@ -88,8 +88,8 @@ static void test_end(void) {
   arrived = 100;
   sends = 40;
   ended.stashed = true;
-  ended.stash = (struct ibv_wc){.wr_id = VERBS_RECEIVE_ID};
-  verbs_return_receives(&ended);
+  ended.stash = (struct ibv_wc){.wr_id = RDT_VERBS_RECEIVE_ID};
+  rdt_verbs_return_receives(&ended);
   EXPECT(arrived == 0 && sends == 0 && posted == 101);
 }
 
@@ -97,7 +97,7 @@ static void test_end(void) {
 static void test_overflow(void) {
   rdt_endpoint ended = endpoint(true);
   atomic_store(&ended.broken, true);
-  verbs_return_receives(&ended);
+  rdt_verbs_return_receives(&ended);
   EXPECT(posted == CAPACITY);
 }
 

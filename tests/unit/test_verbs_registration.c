@@ -25,54 +25,54 @@ static const char odd_name[] =
     "Name:\tVmPin: 7 kB\nVmPin:\t    2048 kB\nCapEff:\t0000000000004000\n";
 
 static void test_parsing(void) {
-  verbs_memlock memlock = {0};
-  verbs_memlock_parse(ordinary_user, &memlock);
+  rdt_verbs_memlock memlock = {0};
+  rdt_verbs_memlock_parse(ordinary_user, &memlock);
   EXPECT(memlock.pinned == 64 * MIB && !memlock.exempt);
-  verbs_memlock_parse(root, &memlock);
+  rdt_verbs_memlock_parse(root, &memlock);
   EXPECT(memlock.pinned == 0 && memlock.exempt);
-  verbs_memlock_parse(container_root, &memlock);
+  rdt_verbs_memlock_parse(container_root, &memlock);
   EXPECT(memlock.pinned == 0 && !memlock.exempt);
-  verbs_memlock_parse(odd_name, &memlock);
+  rdt_verbs_memlock_parse(odd_name, &memlock);
   EXPECT(memlock.pinned == 2 * MIB && memlock.exempt);
-  verbs_memlock_parse("", &memlock);
+  rdt_verbs_memlock_parse("", &memlock);
   EXPECT(memlock.pinned == 0 && !memlock.exempt);
 }
 
 static void test_limit(void) {
-  verbs_memlock memlock = {.limit = 100 * MIB, .pinned = 64 * MIB};
-  EXPECT_STATUS(RDT_OK, verbs_memlock_check(&memlock, 36 * MIB));
-  EXPECT_STATUS(RDT_ERR_LIMIT, verbs_memlock_check(&memlock, 36 * MIB + 4096));
+  rdt_verbs_memlock memlock = {.limit = 100 * MIB, .pinned = 64 * MIB};
+  EXPECT_STATUS(RDT_OK, rdt_verbs_memlock_check(&memlock, 36 * MIB));
+  EXPECT_STATUS(RDT_ERR_LIMIT, rdt_verbs_memlock_check(&memlock, 36 * MIB + 4096));
   EXPECT(strstr(rdt_last_error(), "cannot pin 37 MiB"));
   EXPECT(strstr(rdt_last_error(), "64 MiB are pinned already"));
   EXPECT(strstr(rdt_last_error(), "may pin 100 MiB"));
   EXPECT(strstr(rdt_last_error(), "ulimit -l unlimited"));
-  EXPECT_STATUS(RDT_ERR_LIMIT, verbs_memlock_check(&memlock, UINT64_MAX));
+  EXPECT_STATUS(RDT_ERR_LIMIT, rdt_verbs_memlock_check(&memlock, UINT64_MAX));
   memlock.pinned = 200 * MIB; /* the limit was lowered since */
-  EXPECT_STATUS(RDT_ERR_LIMIT, verbs_memlock_check(&memlock, 0));
+  EXPECT_STATUS(RDT_ERR_LIMIT, rdt_verbs_memlock_check(&memlock, 0));
   memlock.exempt = true;
-  EXPECT_STATUS(RDT_OK, verbs_memlock_check(&memlock, UINT64_MAX));
-  memlock = (verbs_memlock){.limit = VERBS_NO_LIMIT, .pinned = 1};
-  EXPECT_STATUS(RDT_OK, verbs_memlock_check(&memlock, UINT64_MAX));
-  memlock = (verbs_memlock){.limit = 64 << 10};
-  EXPECT_STATUS(RDT_ERR_LIMIT, verbs_memlock_check(&memlock, 65 << 10));
+  EXPECT_STATUS(RDT_OK, rdt_verbs_memlock_check(&memlock, UINT64_MAX));
+  memlock = (rdt_verbs_memlock){.limit = RDT_VERBS_NO_LIMIT, .pinned = 1};
+  EXPECT_STATUS(RDT_OK, rdt_verbs_memlock_check(&memlock, UINT64_MAX));
+  memlock = (rdt_verbs_memlock){.limit = 64 << 10};
+  EXPECT_STATUS(RDT_ERR_LIMIT, rdt_verbs_memlock_check(&memlock, 65 << 10));
   EXPECT(strstr(rdt_last_error(), "cannot pin 65 KiB") && strstr(rdt_last_error(), "pin 64 KiB"));
 }
 
 static void test_pages(void) {
-  EXPECT(verbs_pinned_bytes(0x10000, 4096, 4096) == 4096);
-  EXPECT(verbs_pinned_bytes(0x10001, 4096, 4096) == 8192);
-  EXPECT(verbs_pinned_bytes(0x10fff, 1, 4096) == 4096);
-  EXPECT(verbs_pinned_bytes(0x10fff, 2, 4096) == 8192);
-  EXPECT(verbs_pinned_bytes(0x10000, 1, 65536) == 65536);
+  EXPECT(rdt_verbs_pinned_bytes(0x10000, 4096, 4096) == 4096);
+  EXPECT(rdt_verbs_pinned_bytes(0x10001, 4096, 4096) == 8192);
+  EXPECT(rdt_verbs_pinned_bytes(0x10fff, 1, 4096) == 4096);
+  EXPECT(rdt_verbs_pinned_bytes(0x10fff, 2, 4096) == 8192);
+  EXPECT(rdt_verbs_pinned_bytes(0x10000, 1, 65536) == 65536);
 }
 
 static void test_threads(void) {
-  EXPECT(verbs_pretouch_threads(0, 4) == 1);
-  EXPECT(verbs_pretouch_threads(31 * MIB, 4) == 1);
-  EXPECT(verbs_pretouch_threads(32 * MIB, 4) == 2);
-  EXPECT(verbs_pretouch_threads(1024 * MIB, 4) == 4);
-  EXPECT(verbs_pretouch_threads(1024 * MIB, 96) == 8);
-  EXPECT(verbs_pretouch_threads(1024 * MIB, 0) == 1);
+  EXPECT(rdt_verbs_pretouch_threads(0, 4) == 1);
+  EXPECT(rdt_verbs_pretouch_threads(31 * MIB, 4) == 1);
+  EXPECT(rdt_verbs_pretouch_threads(32 * MIB, 4) == 2);
+  EXPECT(rdt_verbs_pretouch_threads(1024 * MIB, 4) == 4);
+  EXPECT(rdt_verbs_pretouch_threads(1024 * MIB, 96) == 8);
+  EXPECT(rdt_verbs_pretouch_threads(1024 * MIB, 0) == 1);
 }
 
 static size_t resident_pages(void *address, size_t size) {
@@ -95,19 +95,19 @@ static void test_resident(void) {
   size_t size = 48 * MIB, page = (size_t)sysconf(_SC_PAGESIZE);
   char *shared = map_pages(size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS);
   shared[5 * page] = 42;
-  verbs_pretouch(shared + page + 1, size - 2 * page - 1, true);
+  rdt_verbs_pretouch(shared + page + 1, size - 2 * page - 1, true);
   EXPECT(resident_pages(shared, size) == size / page - 2);
   EXPECT(shared[5 * page] == 42 && shared[6 * page] == 0);
   munmap(shared, size);
 
   char *private = map_pages(size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
-  verbs_pretouch(private, size, true);
+  rdt_verbs_pretouch(private, size, true);
   EXPECT(resident_pages(private, size) == size / page);
   munmap(private, size);
 
   void *block;
   EXPECT_STATUS(RDT_OK, rdt_memory_alloc(size, &block));
-  verbs_pretouch(block, size, false); /* a source */
+  rdt_verbs_pretouch(block, size, false); /* a source */
   EXPECT(resident_pages(block, size) == size / page);
   EXPECT_STATUS(RDT_OK, rdt_memory_free(block));
 }
@@ -119,15 +119,15 @@ static void test_untouchable(void) {
   EXPECT(mprotect(pages + 2 * page, page, PROT_READ) == 0);
   EXPECT(mprotect(pages + 4 * page, page, PROT_NONE) == 0);
   EXPECT(munmap(pages + 6 * page, page) == 0);
-  verbs_pretouch(pages, 8 * page, true);
-  verbs_pretouch(pages, 8 * page, false);
-  EXPECT(verbs_touch_by_hand(pages, 2 * page, true));
+  rdt_verbs_pretouch(pages, 8 * page, true);
+  rdt_verbs_pretouch(pages, 8 * page, false);
+  EXPECT(rdt_verbs_touch_by_hand(pages, 2 * page, true));
   EXPECT(resident_pages(pages, 2 * page) == 2);
-  EXPECT(!verbs_touch_by_hand(pages, 3 * page, true));            /* read-only */
-  EXPECT(verbs_touch_by_hand(pages, 4 * page, false));            /* which is enough to be read */
-  EXPECT(!verbs_touch_by_hand(pages, 5 * page, false));           /* no access */
-  EXPECT(!verbs_touch_by_hand(pages + 5 * page, 2 * page, true)); /* a hole */
-  EXPECT(verbs_touch_by_hand(pages + 7 * page, page, true));
+  EXPECT(!rdt_verbs_touch_by_hand(pages, 3 * page, true));  /* read-only */
+  EXPECT(rdt_verbs_touch_by_hand(pages, 4 * page, false));  /* which is enough to be read */
+  EXPECT(!rdt_verbs_touch_by_hand(pages, 5 * page, false)); /* no access */
+  EXPECT(!rdt_verbs_touch_by_hand(pages + 5 * page, 2 * page, true)); /* a hole */
+  EXPECT(rdt_verbs_touch_by_hand(pages + 7 * page, page, true));
   munmap(pages, 8 * page);
 }
 
@@ -138,13 +138,13 @@ static void test_files(void) {
   EXPECT(file >= 0 && ftruncate(file, (off_t)page) == 0);
   char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   EXPECT(pages != MAP_FAILED);
-  verbs_pretouch(pages, 2 * page, true); /* the second page lies beyond its end */
-  EXPECT(!verbs_touch_by_hand(pages, 2 * page, true));
+  rdt_verbs_pretouch(pages, 2 * page, true); /* the second page lies beyond its end */
+  EXPECT(!rdt_verbs_touch_by_hand(pages, 2 * page, true));
   munmap(pages, 2 * page);
   close(file);
   void *block;
   EXPECT_STATUS(RDT_OK, rdt_memory_alloc(2 * page, &block));
-  EXPECT(verbs_touch_by_hand(block, 2 * page, true));
+  EXPECT(rdt_verbs_touch_by_hand(block, 2 * page, true));
   EXPECT(resident_pages(block, 2 * page) == 2);
   EXPECT_STATUS(RDT_OK, rdt_memory_free(block));
 }

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "core/objects.h"
+#include "transport/registry.h"
 #include "transport/verbs/objects.h"
 #include "unit.h"
 

@@ -18,7 +18,7 @@
 
 /* ---- Where peers are ------------------------------------------------------------------------------ */
 
-/* The bytes of an address, as IPv6; false for other families. */
+/* Converts an address to IPv6. Returns false for other families. */
 static bool address_of(const struct sockaddr *from, struct in6_addr *address) {
   if (from && from->sa_family == AF_INET6) {
     *address = ((const struct sockaddr_in6 *)from)->sin6_addr;
@@ -46,7 +46,7 @@ static bool is_of_an_interface(const struct in6_addr *wanted) {
   return each != NULL;
 }
 
-/* Is it this machine's? So is an address with which a connection has both its ends. */
+/* Returns true if the address is this machine's. It is if the connection has it at both ends. */
 static bool is_own(int socket, const struct in6_addr *peer) {
   struct sockaddr_storage bound;
   struct in6_addr own;

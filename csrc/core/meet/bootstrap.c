@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The device's bootstrap port: who connects, and is let in. connect.c is the other side, and
- * docs/protocol.md draws both.
- *
- * Each incoming connection is a handshake on a worker with a deadline, so that a peer that connects and
- * says nothing delays nobody. When there are too many, the host that has most of them loses its oldest.
+ * The listening side of connections; connect.c is the other side, and docs/protocol.md draws both.
+ * Each incoming connection is a handshake on a worker with a deadline, so a peer that connects and
+ * sends nothing delays nobody. When there are too many handshakes, the host that has most of them
+ * loses its oldest.
  */
+#include "core/meet/bootstrap.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -19,11 +20,15 @@
 #include "base/forks.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/wait.h"
 #include "core/meet/handshake.h"
+#include "core/post/channel.h"
+#include "core/workers.h"
+#include "transport/registry.h"
 
 #define HANDSHAKE_MS 5000
 #define MAX_HANDSHAKES 256
-#define WORKER_MS 100 /* what one may wait for a thread */
+#define WORKER_MS 100 /* the time to wait for a free worker */
 
 /* `next`, `listed` and `evicted` are under device->lock. */
 struct rdt_handshake {
@@ -56,8 +61,8 @@ static void refuse(int socket, rdt_status status, rdt_deadline deadline) {
   if (rdt_wire_end(&wire) == RDT_OK) rdt_net_send(socket, &wire, NULL, deadline);
 }
 
-/* Over TCP nothing proves the user, whom a local transport always needs, and others where there is no
- * secret that tells friends from strangers. */
+/* TCP does not prove who the peer's user is. A local transport always needs that proof; other
+ * transports need it if there is no secret. */
 static rdt_status check_socket(const rdt_device *device, const rdt_transport *transport,
                                bool local) {
   if (local) return RDT_OK;
@@ -81,25 +86,25 @@ static rdt_status check_transport(const rdt_device *device, const rdt_transport 
                   transport->name, own->why_not);
 }
 
-/* Creates our end for an ATTACH that was found good. */
+/* Creates our end for a valid ATTACH. */
 static rdt_status create_channel(const rdt_handshake *work, const rdt_attach *asked,
                                  rdt_bundle *offer, rdt_channel **channel) {
   rdt_device *device = work->device;
   rdt_guest *guest = NULL;
   rdt_status status = check_transport(device, asked->transport, work->local);
   if (status == RDT_OK) status = rdt_admission_enter(&device->admission, work->origin.host, &guest);
-  if (status == RDT_OK) status = rdt_channel_create(device, asked->transport, offer, channel);
+  if (status == RDT_OK)
+    status = rdt_channel_create(device, asked->transport, asked->purpose, offer, channel);
   if (status != RDT_OK) {
     rdt_admission_leave(&device->admission, guest);
     return status;
   }
   (*channel)->guest = guest;
   (*channel)->accepted = true;
-  (*channel)->purpose = asked->purpose;
   return RDT_OK;
 }
 
-/* The same, joined to the peer's end; fills `offer` with what that needs. */
+/* Creates our end and joins it to the peer's. Fills `offer` with what the peer's end needs. */
 static rdt_status accept_channel(rdt_greeting *greeting, const rdt_handshake *work, rdt_wire *wire,
                                  rdt_fds *fds, rdt_bundle *offer, rdt_channel **channel) {
   rdt_attach asked;
@@ -129,7 +134,7 @@ static rdt_status await_ready(rdt_channel *channel, rdt_deadline deadline) {
   return status == RDT_OK ? rdt_wire_close(&wire) : status;
 }
 
-/* It can no longer be evicted; false if it was. */
+/* Protects the handshake from eviction. Returns false if it was evicted already. */
 static bool settle(rdt_handshake *work) {
   rdt_device *device = work->device;
   pthread_mutex_lock(&device->lock);
@@ -144,7 +149,7 @@ static bool settle(rdt_handshake *work) {
   return !work->evicted;
 }
 
-/* On success the socket is the channel's. */
+/* On success the channel owns the socket. */
 static rdt_status open_channel(rdt_greeting *greeting, rdt_handshake *work, rdt_channel *channel,
                                const rdt_bundle *offer, rdt_deadline deadline) {
   rdt_status status =
@@ -152,7 +157,7 @@ static rdt_status open_channel(rdt_greeting *greeting, rdt_handshake *work, rdt_
   if (status == RDT_OK) status = await_ready(channel, deadline);
   if (status == RDT_OK && !settle(work))
     status = rdt_fail(RDT_ERR_CONNECTION_LOST, "it was dropped in favour of a newer one");
-  return status == RDT_OK ? rdt_progress_adopt(channel) : status;
+  return status == RDT_OK ? rdt_device_adopt(channel) : status;
 }
 
 static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
@@ -174,7 +179,8 @@ static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
   return status;
 }
 
-/* Warns now and then that a connection was refused, with the last error as the reason. */
+/* Logs that a connection was refused, with the last error as the reason; as a warning now and
+ * then. */
 static void report(rdt_device *device, const char *who, rdt_status status) {
   bool refused = status == RDT_ERR_REFUSED;
   bool loud = refused && rdt_admission_may_complain(&device->admission, who);
@@ -186,7 +192,7 @@ static void run_handshake(void *argument) {
   rdt_handshake *work = argument;
   rdt_greeting greeting;
   rdt_deadline deadline = rdt_deadline_after(HANDSHAKE_MS);
-  rdt_net_interrupt_by(work->device->bootstrap_wake);
+  rdt_wait_interrupt_by(work->device->bootstrap_wake);
   rdt_greeting_begin(&greeting, work->device, RDT_SIDE_LISTENING, work->socket);
   rdt_status status = answer_hello(&greeting, work, deadline);
   if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);
@@ -202,7 +208,7 @@ static void run_handshake(void *argument) {
 
 /* ---- All of them ---------------------------------------------------------------------------------- */
 
-/* How many a host has, and its oldest. */
+/* Counts a host's handshakes and finds the oldest. */
 static int count_of(rdt_handshake *all, const char *host, rdt_handshake **oldest) {
   int count = 0;
   for (rdt_handshake *each = all; each; each = each->next) {
@@ -248,7 +254,7 @@ static rdt_status start_handshake(rdt_device *device, int socket, bool local) {
     work->socket = socket;
     work->local = local;
     list(work);
-    /* Those that were evicted leave soon. */
+    /* Evicted handshakes end soon. */
     for (int i = 0; i < WORKER_MS; i++, poll(NULL, 0, 1))
       if (rdt_worker_start(device, RDT_WORK_HANDSHAKE, run_handshake, work)) return RDT_OK;
     settle(work);
@@ -263,7 +269,7 @@ static void accept_one(rdt_device *device, int listener, bool local) {
   int socket = rdt_forks_accept(listener);
   rdt_status admitted = socket >= 0 && local ? rdt_local_admit(socket) : RDT_OK;
   if (admitted != RDT_OK) {
-    /* Another user takes no place among those who are let in, and nothing that it sent is looked at. */
+    /* Another user takes no place among the guests, and nothing that it sent is read. */
     report(device, "another user", admitted);
     rdt_forks_close(socket);
   } else if (socket >= 0) {
@@ -273,7 +279,8 @@ static void accept_one(rdt_device *device, int listener, bool local) {
       rdt_log(loud ? RDT_LOG_WARN : RDT_LOG_DEBUG, "device %s: a connection was dropped: %s",
               device->name, rdt_last_error());
   } else if (errno == EMFILE || errno == ENFILE) {
-    /* It stays in the backlog until a descriptor is free: do not spin on it. */
+    /* The connection stays in the backlog until a descriptor is free. Sleep, so as not to spin
+     * on it. */
     pthread_mutex_lock(&device->lock);
     evict_one_locked(device);
     pthread_mutex_unlock(&device->lock);
@@ -288,7 +295,8 @@ static void *run_bootstrap(void *argument) {
                           {.fd = device->local_socket, .events = POLLIN}};
   for (;;) {
     if (poll(wait, 3, -1) < 0) {
-      /* Such as a limit of descriptors below three: it may be raised again. Do not spin on it. */
+      /* A limit of fewer than three descriptors, for example, may be raised again. Sleep, so as
+       * not to spin on it. */
       if (errno != EINTR) usleep(100000);
       continue;
     }
@@ -304,7 +312,8 @@ static void close_sockets(rdt_device *device) {
   device->tcp_socket = device->local_socket = -1;
 }
 
-/* Whoever does not need it, such as a peer with the secret over verbs, does without. */
+/* Failure is not fatal: a peer that has the secret and uses verbs, for example, needs no unix
+ * socket. */
 static void listen_locally(rdt_device *device) {
   if (rdt_local_listen(device->local_name, &device->local_socket) != RDT_OK)
     rdt_log(RDT_LOG_WARN, "device %s: processes of this host cannot use shared memory with it: %s",

@@ -1,20 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connecting to a device. Over TCP both say HELLO, which tells each which transports the other has; a
- * transport that both can use is then attached: over a unix socket, after another HELLO there, if it is
- * local or the user is all that proves who comes, else over the same TCP connection. That socket stays as the
- * channel's control connection.
- * docs/protocol.md draws it; bootstrap.c is the other side.
+ * The connecting side. Over TCP both devices send HELLO, which lists their transports. Then the
+ * connecting device attaches a transport that both can use. A local transport is attached over a
+ * unix socket, after another HELLO there, and so is any transport if only the user proves who the
+ * peer is. Otherwise it is attached over the same TCP connection. That socket stays as the
+ * channel's control connection. docs/protocol.md draws this; bootstrap.c is the other side.
  */
+#include "core/meet/connect.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #include "base/config.h"
 #include "base/forks.h"
 #include "base/status.h"
+#include "base/text.h"
+#include "base/wait.h"
 #include "core/meet/handshake.h"
+#include "core/post/channel.h"
+#include "transport/registry.h"
 
-/* A peer's refusal in its own words. */
+/* Records a peer's refusal in its own words. */
 static rdt_status read_refusal(rdt_wire *wire, const char *address) {
   char text[512];
   rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
@@ -23,7 +29,7 @@ static rdt_status read_refusal(rdt_wire *wire, const char *address) {
   return rdt_fail(rdt_status_refused(status), "%s refused: %s", address, text);
 }
 
-/* The answer to what we said, unless it is a refusal. */
+/* Receives the answer to our message. A refusal is an error. */
 static rdt_status receive_answer(rdt_greeting *greeting, const char *address, rdt_wire *wire,
                                  rdt_fds *fds, rdt_deadline deadline) {
   rdt_status status = rdt_net_receive(greeting->socket, wire, fds, deadline);
@@ -44,8 +50,9 @@ static rdt_status exchange_hello(rdt_greeting *greeting, const char *address,
   return status == RDT_OK ? rdt_greeting_check_trust(greeting, &origin) : status;
 }
 
-/* A local transport needs a peer of our user, and others do where no secret tells who it is: *local is then
- * its unix socket. RDT_OK, or RDT_ERR_REFUSED if the transport is not for this peer. */
+/* A local transport needs a peer of our user, and so do others if there is no secret. Connects
+ * *local to the peer's unix socket in these cases. Returns RDT_ERR_REFUSED if the transport is
+ * not for this peer. */
 static rdt_status check_user(const rdt_device *device, const rdt_hello *peer,
                              const rdt_transport *transport, rdt_deadline deadline, int *local) {
   if (!transport->local && device->secret) return RDT_OK;
@@ -58,8 +65,8 @@ static rdt_status check_user(const rdt_device *device, const rdt_hello *peer,
                   "set " RDT_ENV_PREFIX "SECRET_FILE for both (docs/security.md)");
 }
 
-/* The first transport that this device and the peer have and that reaches it; *local is the unix socket
- * over which it must be attached, -1 for none. A peer of another user is not reached by all. */
+/* Chooses the first transport that both devices have and that reaches the peer, which depends on
+ * the peer's user. *local is the unix socket over which the transport must be attached, or -1. */
 static rdt_status choose_transport(const rdt_device *device, const rdt_hello *peer,
                                    rdt_deadline deadline, const rdt_transport **chosen,
                                    int *local) {
@@ -68,7 +75,7 @@ static rdt_status choose_transport(const rdt_device *device, const rdt_hello *pe
     const rdt_transport *each = rdt_transports[i];
     if (!device->transports[i].open) {
       snprintf(why, sizeof(why), "%s", device->transports[i].why_not);
-    } else if (!rdt_listed(peer->transports, each->name)) {
+    } else if (!rdt_text_lists(peer->transports, ',', each->name)) {
       snprintf(why, sizeof(why), "the peer does not have it");
     } else if (each->usable(device->host_id, peer->host_id, why, sizeof(why))) {
       rdt_status status = check_user(device, peer, each, deadline, local);
@@ -76,8 +83,7 @@ static rdt_status choose_transport(const rdt_device *device, const rdt_hello *pe
       if (status != RDT_ERR_REFUSED) return status;
       snprintf(why, sizeof(why), "%s", rdt_last_error());
     }
-    size_t used = strlen(reasons);
-    snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "", each->name, why);
+    rdt_text_append(reasons, sizeof(reasons), "%s%s: %s", reasons[0] ? "; " : "", each->name, why);
   }
   return rdt_fail(RDT_ERR_NO_TRANSPORT, "no transport reaches %s at %s (%s)", peer->name,
                   peer->address, reasons);
@@ -103,7 +109,7 @@ static rdt_status join_answer(rdt_channel *channel, rdt_greeting *greeting, rdt_
   return status;
 }
 
-/* Until now the peer could not know that its messages would be received. */
+/* From this message the peer learns that we receive its messages. */
 static rdt_status send_ready(rdt_channel *channel, rdt_deadline deadline) {
   rdt_wire wire;
   rdt_wire_begin(&wire, RDT_MESSAGE_READY, 0);
@@ -125,7 +131,8 @@ static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt
   return status;
 }
 
-/* The unix socket instead of the TCP connection. It begins anew there, with the same peer. */
+/* Replaces the TCP connection by the unix socket, and repeats the greeting there with the same
+ * peer. */
 static rdt_status switch_to_local(rdt_greeting *greeting, int local, rdt_deadline deadline) {
   const rdt_hello known = greeting->peer;
   rdt_forks_close(greeting->socket);
@@ -139,7 +146,7 @@ static rdt_status switch_to_local(rdt_greeting *greeting, int local, rdt_deadlin
   return status;
 }
 
-/* Takes over the greeting's socket on success. */
+/* On success the channel takes over the greeting's socket. */
 static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_deadline deadline,
                                rdt_channel **channel_out) {
   const rdt_transport *transport = NULL;
@@ -149,15 +156,15 @@ static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_
   rdt_status status =
       choose_transport(greeting->device, &greeting->peer, deadline, &transport, &local);
   if (status == RDT_OK && local >= 0) status = switch_to_local(greeting, local, deadline);
-  if (status == RDT_OK) status = rdt_channel_create(greeting->device, transport, &offer, &channel);
+  if (status == RDT_OK)
+    status = rdt_channel_create(greeting->device, transport, purpose, &offer, &channel);
   if (status != RDT_OK) return status;
-  channel->purpose = purpose;
   rdt_greeting_introduce(greeting, channel);
   status = attach(channel, greeting, &offer, deadline);
   rdt_fds_close(&offer.fds);
   if (status == RDT_OK) {
     rdt_channel_ref(channel); /* the progress thread's */
-    status = rdt_progress_adopt(channel);
+    status = rdt_device_adopt(channel);
     if (status != RDT_OK) rdt_channel_unref(channel);
   }
   if (status != RDT_OK) {
@@ -186,19 +193,19 @@ rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeo
                               rdt_channel **channel) {
   if (!device || !address || !channel)
     return rdt_fail(RDT_ERR_INVALID, "device, address and channel must not be NULL");
-  return rdt_bootstrap_connect(device, address, RDT_PURPOSE_USER, timeout_ms, channel);
+  return rdt_connect_for(device, address, RDT_PURPOSE_USER, timeout_ms, channel);
 }
 
-rdt_status rdt_bootstrap_connect(rdt_device *device, const char *address, rdt_purpose purpose,
-                                 int timeout_ms, rdt_channel **channel) {
+rdt_status rdt_connect_for(rdt_device *device, const char *address, rdt_purpose purpose,
+                           int timeout_ms, rdt_channel **channel) {
   rdt_status status = rdt_device_check(device);
   if (status != RDT_OK) return status;
   if (rdt_on_progress_thread())
     return rdt_fail(RDT_ERR_INVALID,
                     "rdt_device_connect waits: it cannot be called from a handler");
   if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
-  rdt_net_interrupt_by(device->bootstrap_wake);
+  rdt_wait_interrupt_by(device->bootstrap_wake);
   status = connect_to(device, address, purpose, rdt_deadline_after(timeout_ms), channel);
-  rdt_net_interrupt_by(-1);
+  rdt_wait_interrupt_by(-1);
   return status;
 }

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A proof is an HMAC over the side that makes it and everything said on the connection until then: both
- * HELLOs, with their nonces, and the ATTACHes with what the transports need. So it is good for nothing else:
- * not for another connection, not for the other side, and not after any bit was changed.
- *
- * The connecting side proves first: whoever only knocks at a port is given nothing to try secrets on.
+ * A proof is an HMAC over the label of the side that makes it and over all messages of the
+ * connection so far: both HELLOs with their nonces, and the ATTACHes with what the transports
+ * need. So a proof is invalid on another connection, for the other side, and if any bit was
+ * changed. The connecting side proves first, so that whoever only opens a connection gets nothing
+ * to try secrets on.
  */
 #include "core/meet/handshake.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/config.h"
+#include "base/random.h"
 #include "base/status.h"
+#include "base/text.h"
+#include "transport/registry.h"
 
 /* ---- Bodies ------------------------------------------------------------------------------------- */
 
@@ -49,11 +51,11 @@ void rdt_attach_get(rdt_wire *wire, rdt_attach *attach) {
       rdt_wire_get_bytes(wire, attach->bundle.bytes, sizeof(attach->bundle.bytes));
   uint32_t purpose = rdt_wire_get_u32(wire);
   size_t proof = rdt_wire_get_bytes(wire, attach->proof, sizeof(attach->proof));
-  /* An unknown transport is as malformed as a bad length: we offered the choice. */
+  /* An unknown transport makes the message malformed, because we offered the choice. */
   attach->transport = wire->bad ? NULL : rdt_transport_find(name);
   attach->purpose = (rdt_purpose)purpose;
   attach->proven = proof == sizeof(attach->proof);
-  if (!attach->transport || purpose > RDT_PURPOSE_GROUPS || (proof && !attach->proven))
+  if (!attach->transport || purpose >= RDT_PURPOSE_COUNT || (proof && !attach->proven))
     wire->bad = true;
 }
 
@@ -78,7 +80,7 @@ static rdt_status hear(rdt_greeting *greeting, const rdt_wire *wire) {
   return status;
 }
 
-/* The proof of `side` that what was said, and the body in `wire` up to `end`, comes from who has the secret. */
+/* Computes the proof of `side` over the transcript and the body in `wire` up to `end`. */
 static rdt_status prove(rdt_greeting *greeting, rdt_side side, const rdt_wire *wire, size_t end,
                         uint8_t proof[RDT_MAC_SIZE]) {
   static const char labels[][RDT_LABEL_SIZE] = {"rdmatensor 4 connecting",
@@ -122,17 +124,13 @@ static rdt_status describe_us(const rdt_device *device, rdt_hello *hello) {
   memcpy(hello->address, device->address, sizeof(hello->address));
   memcpy(hello->host_id, device->host_id, sizeof(hello->host_id));
   memcpy(hello->local_name, device->local_name, sizeof(hello->local_name));
-  for (size_t i = 0, used = 0; i < rdt_transport_count; i++) {
-    if (!device->transports[i].open) continue;
-    snprintf(hello->transports + used, sizeof(hello->transports) - used, "%s%s", used ? "," : "",
-             rdt_transports[i]->name);
-    used = strlen(hello->transports);
-  }
+  for (size_t i = 0; i < rdt_transport_count; i++)
+    if (device->transports[i].open)
+      rdt_text_append(hello->transports, sizeof(hello->transports), "%s%s",
+                      hello->transports[0] ? "," : "", rdt_transports[i]->name);
   hello->generation = device->generation;
   hello->has_secret = device->secret != NULL;
-  if (getrandom(hello->nonce, sizeof(hello->nonce), 0) != sizeof(hello->nonce))
-    return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
-  return RDT_OK;
+  return rdt_random(hello->nonce, sizeof(hello->nonce));
 }
 
 rdt_status rdt_greeting_send_hello(rdt_greeting *greeting, rdt_deadline deadline) {

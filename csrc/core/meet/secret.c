@@ -15,10 +15,10 @@
 
 struct rdt_secret {
   size_t size;
-  uint8_t bytes[RDT_SECRET_MAX + 1]; /* one more: to see that a file is too long */
+  uint8_t bytes[RDT_SECRET_MAX + 1]; /* one more, to notice that a file is too long */
 };
 
-/* Of the opened file, so that nobody exchanges it between the look and the use. */
+/* Checks the opened file, so that nobody can replace it between check and use. */
 static rdt_status check_file(int fd, const char *path) {
   struct stat file;
   if (fstat(fd, &file) != 0) return rdt_fail_errno(errno, ROW "=%s", path);
@@ -57,7 +57,7 @@ static rdt_status read_bytes(int fd, const char *path, rdt_secret *secret) {
 }
 
 static rdt_status read_file(const char *path, rdt_secret *secret) {
-  /* NONBLOCK: to open a pipe must not hang. */
+  /* NONBLOCK, so that opening a pipe does not hang. */
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) {
     rdt_fail_errno(errno, "cannot open " ROW "=%s", path);

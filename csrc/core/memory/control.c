@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Control messages of a live channel: asking for the peer's regions, answering its requests, goodbye.
+ * Control messages of a live channel: requests for the peer's regions, answers to its requests,
+ * and goodbye.
  */
 #include "core/memory/control.h"
 
@@ -11,14 +12,15 @@
 
 #include "base/config.h"
 #include "base/status.h"
-#include "core/objects.h"
+#include "core/memory/region.h"
+#include "core/workers.h"
 
-#define UNSENT_LIMIT (64u * 1024) /* of a peer that does not read */
+#define UNSENT_LIMIT (64u * 1024) /* bytes for a peer that does not read */
 #define ALLOCATING_LIMIT 16       /* requests of one peer under way at once */
 
 /* ---- sending -------------------------------------------------------------------------------------- */
 
-/* What the socket takes of [data, size) at once; the rest stays. Under control_lock. */
+/* Sends as much of [data, data + size) as the socket takes at once. Call it under control_lock. */
 static rdt_status send_some(rdt_channel *channel, const uint8_t *data, size_t size, size_t *sent) {
   rdt_status status = RDT_OK;
   for (*sent = 0; *sent < size && status == RDT_OK;) {
@@ -58,8 +60,8 @@ void rdt_control_flush(rdt_channel *channel) {
   pthread_mutex_unlock(&channel->control_lock);
 }
 
-/* Packets are sent whole or not at all. On a stream several senders share the order of bytes, and
- * none may wait for the peer: what does not fit is sent by the progress thread. */
+/* Packets are sent whole or not at all. On a stream several senders share the order of bytes and
+ * none may wait for the peer, so the progress thread sends what does not fit. */
 static rdt_status send_control(rdt_channel *channel, const rdt_wire *wire, const rdt_fds *fds,
                                rdt_deadline deadline) {
   size_t sent = 0;
@@ -93,7 +95,7 @@ static void await(rdt_channel *channel, rdt_call *call, rdt_deadline deadline) {
   pthread_mutex_unlock(&channel->lock);
 }
 
-/* The REGION or REFUSAL that answered the call. */
+/* Reads the REGION or REFUSAL that answered the call. */
 static rdt_status read_answer(rdt_channel *channel, rdt_call *call, rdt_region_info *info,
                               rdt_bundle *bundle) {
   rdt_wire *wire = &call->answer;
@@ -148,7 +150,7 @@ rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *reque
 
 /* ---- answering ------------------------------------------------------------------------------------ */
 
-/* From the progress thread: a peer that does not even read its answers must not hold us up. */
+/* Runs on the progress thread, which a peer that does not read its answers must not hold up. */
 static rdt_status reply(rdt_channel *channel, rdt_wire *wire, const rdt_fds *fds) {
   rdt_status status = rdt_wire_end(wire);
   if (status == RDT_OK) status = send_control(channel, wire, fds, 0);
@@ -268,7 +270,7 @@ static void end_allocation(allocation *asked) {
   rdt_channel_unref(channel);
 }
 
-/* Registering may take long; on a worker. */
+/* Runs on a worker, because registering may take long. */
 static void run_allocation(void *argument) {
   allocation *asked = argument;
   uint64_t key;
@@ -296,7 +298,7 @@ static rdt_status answer_alloc(rdt_channel *channel, rdt_wire *wire) {
   return reply_refusal(channel, wire->sequence, status);
 }
 
-/* An answer nobody waits for any more came too late; it is dropped. */
+/* An answer that nobody waits for any more is dropped. */
 static void deliver_answer(rdt_channel *channel, const rdt_wire *wire, rdt_fds *fds) {
   pthread_mutex_lock(&channel->lock);
   for (rdt_call *call = channel->calls; call; call = call->next) {

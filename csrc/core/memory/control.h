@@ -4,7 +4,8 @@
 
 #include "core/objects.h"
 
-/* What to ask a peer for: FIND by `key`, or by `name` if that is not empty; ALLOC `size` and `access`. */
+/* A request to a peer: FIND by `key`, or by `name` if that is not empty, or ALLOC with `size`
+ * and `access`. */
 typedef struct rdt_region_request {
   rdt_message_type type;
   uint64_t key;
@@ -13,18 +14,19 @@ typedef struct rdt_region_request {
   uint32_t access;
 } rdt_region_request;
 
-/* Asks and waits for the answer: the region's description (untrusted) and the bundle to import it
- * with, whose descriptors become the caller's. */
+/* Sends the request and waits for the answer: the region's description, which is untrusted, and
+ * the bundle to import it with. The caller owns the bundle's descriptors. */
 rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *request, int timeout_ms,
                            rdt_region_info *info, rdt_bundle *bundle);
-/* Reads one message and, while the channel is up, answers it; progress thread only. RDT_IN_PROGRESS if none is there,
- * RDT_ERR_CANCELLED at the peer's goodbye. At the end of the stream, and only then, it sets channel->peer_gone
- * (RDT_ERR_CONNECTION_LOST); after any other failure the peer may still be there, and read what we lent it. */
+/* Reads one message and, while the channel is up, answers it. Progress thread only. Returns
+ * RDT_IN_PROGRESS if there is none, and RDT_ERR_CANCELLED at the peer's goodbye. At the end of
+ * the stream, and only then, it sets channel->peer_gone and returns RDT_ERR_CONNECTION_LOST.
+ * After any other failure the peer may still be there and read what we lent it. */
 rdt_status rdt_control_receive(rdt_channel *channel);
-/* Sends what the socket did not take before; progress thread only. */
+/* Sends what the socket did not take before. Progress thread only. */
 void rdt_control_flush(rdt_channel *channel);
 void rdt_control_say_goodbye(rdt_channel *channel);
-/* Ends every wait for an answer; progress thread only. */
+/* Ends every wait for an answer. Progress thread only. */
 void rdt_control_fail_calls(rdt_channel *channel, rdt_status why);
 
 #endif

@@ -1,22 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "core/memory/region.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/forks.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "base/status.h"
-#include "core/objects.h"
-
-/* Unguessable and never reused: an old key must not open a new region. */
-static rdt_status new_key(uint64_t *key) {
-  do {
-    if (getrandom(key, sizeof(*key), 0) != sizeof(*key))
-      return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
-  } while (*key == 0);
-  return RDT_OK;
-}
+#include "core/post/transfer.h"
+#include "transport/registry.h"
 
 static rdt_status check_arguments(const rdt_device *device, uint64_t size, uint32_t access,
                                   const char *name, rdt_region **region) {
@@ -63,7 +57,7 @@ static void deregister(rdt_region *region) {
       region->device->transports[i].ops->region_deregister(region->registrations[i]);
 }
 
-/* With every transport that can; there must be one. */
+/* Registers the memory with every transport that can share it. There must be at least one. */
 static rdt_status register_memory(rdt_device *device, rdt_region *region) {
   rdt_status first = RDT_OK;
   size_t registered = 0, failed = 0;
@@ -79,7 +73,7 @@ static rdt_status register_memory(rdt_device *device, rdt_region *region) {
     snprintf(why, sizeof(why), "%s", rdt_last_error());
   }
   if (registered == 0) return rdt_fail(first, "%s", why);
-  /* Foreign memory that only pages' owners can share is expected; a limit is not. */
+  /* That a transport cannot share foreign memory is expected; a limit is not. */
   if (failed > 0)
     rdt_log(first == RDT_ERR_UNSUPPORTED ? RDT_LOG_DEBUG : RDT_LOG_WARN,
             "device %s: not every peer can reach a region of %llu bytes: %s", device->name,
@@ -93,7 +87,8 @@ static void free_region(rdt_region *region) {
   free(region);
 }
 
-/* Only the peer of a channel may open it: on devices that can tell peers apart, only it can reach it, too. */
+/* Only the channel's peer may open the region. On devices that can tell peers apart, only that
+ * peer can reach it. */
 static rdt_status reserve_for(rdt_region *region, rdt_channel *channel) {
   rdt_registration *registration = region->registrations[rdt_transport_index(channel->transport)];
   if (!registration)
@@ -102,8 +97,9 @@ static rdt_status reserve_for(rdt_region *region, rdt_channel *channel) {
   return rdt_channel_grant(channel, registration);
 }
 
-/* `region` tells what it is to be; it lacks key, registrations and, if it is to be allocated, memory. With
- * `only` it is for that channel's peer alone. `out` and `key` may be NULL. */
+/* Creates a region like `region`, which lacks the key, the registrations and, if memory is to be
+ * allocated, the address. With `only`, it is for that channel's peer alone. `out` and `key` may
+ * be NULL. */
 static rdt_status create(const rdt_region *region, rdt_channel *only, rdt_region **out,
                          uint64_t *key) {
   rdt_region *added = malloc(sizeof(*added));
@@ -112,12 +108,13 @@ static rdt_status create(const rdt_region *region, rdt_channel *only, rdt_region
   added->owned = added->memory.address == NULL;
   added->memory.one_peer = only != NULL;
   added->reserved_for = only ? only->number : 0;
-  rdt_status status = new_key(&added->key);
+  /* A random key is never reused, so an old key opens no new region. */
+  rdt_status status = rdt_random_id(&added->key);
   if (status == RDT_OK && added->owned)
     status = rdt_memory_alloc(added->memory.size, &added->memory.address);
   if (status == RDT_OK) status = register_memory(added->device, added);
   if (status == RDT_OK && only) status = reserve_for(added, only);
-  uint64_t added_key = added->key; /* a tenant's region goes with its channel, at any time */
+  uint64_t added_key = added->key; /* a tenant's region may be freed with its channel at any time */
   if (status == RDT_OK) status = insert(added->device, added);
   if (status != RDT_OK) {
     free_region(added);
@@ -184,7 +181,8 @@ static void uncount(rdt_region *region) {
   if (region->tenant) rdt_admission_release(&region->device->admission, region->memory.size);
 }
 
-/* A forked child's copy is left alone: locks may be held by threads that only the parent has. */
+/* A forked child leaves its copy alone, because threads that only the parent has may hold the
+ * locks. */
 void rdt_region_close(rdt_region *region) {
   if (!region || region->device->fork_epoch != rdt_forks_epoch()) return;
   rdt_device *device = region->device;

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Remote regions: a peer's memory opened over a channel. Each is imported once per channel and shared
- * by its handles; the last handle releases it, and with it, perhaps, the peer's lease.
+ * Remote regions: a peer's memory, opened over a channel. Each is imported once per channel and
+ * shared by its handles. The last handle releases it and, on a closing channel, perhaps the peer's
+ * lease.
  */
+#include "core/memory/remote.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/config.h"
-#include "base/forks.h"
 #include "base/status.h"
 #include "core/memory/control.h"
-#include "core/objects.h"
 
-/* Takes a reference unless the last one is just being dropped. */
+/* Takes a reference, unless the last one is being dropped. */
 static bool try_ref(rdt_remote_region *region) {
   int refs = atomic_load(&region->refs);
   while (refs > 0)
@@ -35,7 +36,7 @@ static rdt_status check_claim(const rdt_channel *channel, const rdt_region_info 
   return RDT_OK;
 }
 
-/* A peer that names ever more regions must not fill our address space. */
+/* Limits what a peer that describes ever more regions can take of our address space. */
 static rdt_status reserve(rdt_channel *channel, uint64_t size) {
   uint64_t most = rdt_config_number(RDT_CONFIG_REMOTE_REGIONS);
   uint64_t limit = rdt_config_number(RDT_CONFIG_REMOTE_OPEN_LIMIT);
@@ -60,7 +61,8 @@ static void give_back(rdt_channel *channel, uint64_t size) {
   pthread_mutex_unlock(&channel->lock);
 }
 
-/* Is it the region that was asked for? By name, its key is not known before. */
+/* Checks that this is the region that was asked for. If asked for by name, its key was not known
+ * before. */
 static rdt_status check_answer(const rdt_channel *channel, const rdt_region_request *request,
                                const rdt_region_info *info) {
   bool found = request->type == RDT_MESSAGE_FIND;
@@ -69,6 +71,23 @@ static rdt_status check_answer(const rdt_channel *channel, const rdt_region_requ
     return RDT_OK;
   return rdt_fail(RDT_ERR_PROTOCOL, "%s answers with another region than the one asked for",
                   channel->peer_name);
+}
+
+/* On a closing channel the progress thread waits for the last region before it gives the lease
+ * back. */
+static void remote_region_free(rdt_remote_region *region) {
+  rdt_channel *channel = region->channel;
+  pthread_mutex_lock(&channel->lock);
+  rdt_remote_region **link = &channel->remote_regions;
+  while (*link != region) link = &(*link)->next;
+  *link = region->next;
+  bool last = channel->remote_regions == NULL;
+  pthread_mutex_unlock(&channel->lock);
+  channel->transport->region_release(region->mapping);
+  give_back(channel, region->info.size);
+  free(region);
+  if (last && atomic_load(&channel->down)) rdt_device_wake(channel->device);
+  rdt_channel_unref(channel);
 }
 
 static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_bundle *bundle,
@@ -86,6 +105,7 @@ static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_
     return status;
   }
   atomic_init(&region->refs, 1);
+  region->free = remote_region_free;
   region->channel = channel;
   rdt_channel_ref(channel);
   region->info = *info;
@@ -141,29 +161,6 @@ rdt_status rdt_remote_region_alloc(rdt_channel *channel, uint64_t size, uint32_t
                                    int timeout_ms, rdt_remote_region **region) {
   rdt_region_request request = {.type = RDT_MESSAGE_ALLOC, .size = size, .access = access};
   return ask_and_import(channel, &request, timeout_ms, region);
-}
-
-void rdt_remote_region_ref(rdt_remote_region *region) {
-  atomic_fetch_add_explicit(&region->refs, 1, memory_order_relaxed);
-}
-
-/* A forked child's copy is left alone, as that of a channel is. */
-void rdt_remote_region_unref(rdt_remote_region *region) {
-  if (!region || region->channel->device->fork_epoch != rdt_forks_epoch()) return;
-  if (atomic_fetch_sub(&region->refs, 1) != 1) return;
-  rdt_channel *channel = region->channel;
-  pthread_mutex_lock(&channel->lock);
-  rdt_remote_region **link = &channel->remote_regions;
-  while (*link != region) link = &(*link)->next;
-  *link = region->next;
-  bool last = channel->remote_regions == NULL;
-  pthread_mutex_unlock(&channel->lock);
-  channel->transport->region_release(region->mapping);
-  give_back(channel, region->info.size);
-  free(region);
-  /* On a closing channel the progress thread waits for this to give the lease back. */
-  if (last && atomic_load(&channel->down)) rdt_device_wake(channel->device);
-  rdt_channel_unref(channel);
 }
 
 bool rdt_channel_holds_regions(rdt_channel *channel) {

@@ -1,46 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Posting: operations run at once on the poster's thread; what finds no credit waits in the channel's
- * queue, in order, for the progress thread.
+ * A channel from its creation to its end, and the reason of that end.
  */
+#include "core/post/channel.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/config.h"
 #include "base/forks.h"
 #include "base/status.h"
-#include "core/objects.h"
-
-rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport, rdt_bundle *offer,
-                              rdt_channel **channel_out) {
-  rdt_channel *channel = calloc(1, sizeof(*channel));
-  if (!channel) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  const rdt_device_transport *own = &device->transports[rdt_transport_index(transport)];
-  transport = own->ops;
-  rdt_status status = transport->endpoint_create(own->domain, &channel->endpoint, offer);
-  if (status != RDT_OK) {
-    free(channel);
-    return status;
-  }
-  static _Atomic uint64_t channels;
-  atomic_init(&channel->refs, 1);
-  channel->number = atomic_fetch_add(&channels, 1) + 1;
-  channel->device = device;
-  rdt_device_ref(device);
-  channel->transport = transport;
-  channel->control = -1;
-  channel->queue_tail = &channel->queue;
-  channel->control_watch = (rdt_watch){.kind = RDT_WATCH_CONTROL, .channel = channel};
-  channel->event_watch = (rdt_watch){.kind = RDT_WATCH_ENDPOINT, .channel = channel};
-  pthread_mutex_init(&channel->poll_lock, NULL);
-  pthread_mutex_init(&channel->send_lock, NULL);
-  pthread_mutex_init(&channel->control_lock, NULL);
-  pthread_mutex_init(&channel->lock, NULL);
-  rdt_cond_init(&channel->answered);
-  *channel_out = channel;
-  return RDT_OK;
-}
+#include "core/client.h"
+#include "transport/registry.h"
 
 static void channel_free(rdt_channel *channel) {
   rdt_forks_close(channel->control);
@@ -57,14 +28,37 @@ static void channel_free(rdt_channel *channel) {
   rdt_device_unref(device);
 }
 
-void rdt_channel_ref(rdt_channel *channel) {
-  atomic_fetch_add_explicit(&channel->refs, 1, memory_order_relaxed);
-}
-
-/* A forked child's copy is left alone: over verbs its queue pairs are its parent's. */
-void rdt_channel_unref(rdt_channel *channel) {
-  if (!channel || channel->device->fork_epoch != rdt_forks_epoch()) return;
-  if (atomic_fetch_sub(&channel->refs, 1) == 1) channel_free(channel);
+rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport,
+                              rdt_purpose purpose, rdt_bundle *offer, rdt_channel **channel_out) {
+  rdt_channel *channel = calloc(1, sizeof(*channel));
+  if (!channel) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  const rdt_device_transport *own = &device->transports[rdt_transport_index(transport)];
+  transport = own->ops;
+  rdt_status status = transport->endpoint_create(own->domain, &channel->endpoint, offer);
+  if (status != RDT_OK) {
+    free(channel);
+    return status;
+  }
+  static _Atomic uint64_t channels;
+  atomic_init(&channel->refs, 1);
+  channel->free = channel_free;
+  channel->purpose = purpose;
+  channel->client = rdt_client_of(purpose);
+  channel->number = atomic_fetch_add(&channels, 1) + 1;
+  channel->device = device;
+  rdt_device_ref(device);
+  channel->transport = transport;
+  channel->control = -1;
+  channel->queue_tail = &channel->queue;
+  channel->control_watch = (rdt_watch){.kind = RDT_WATCH_CONTROL, .channel = channel};
+  channel->event_watch = (rdt_watch){.kind = RDT_WATCH_ENDPOINT, .channel = channel};
+  pthread_mutex_init(&channel->poll_lock, NULL);
+  pthread_mutex_init(&channel->send_lock, NULL);
+  pthread_mutex_init(&channel->control_lock, NULL);
+  pthread_mutex_init(&channel->lock, NULL);
+  rdt_cond_init(&channel->answered);
+  *channel_out = channel;
+  return RDT_OK;
 }
 
 void rdt_channel_close(rdt_channel *channel) {
@@ -94,250 +88,11 @@ void *rdt_channel_context(const rdt_channel *channel) {
   return atomic_load(&((rdt_channel *)channel)->context);
 }
 
-/* ---- checks -------------------------------------------------------------------------------------- */
-
-static rdt_status check_remote(const rdt_channel *channel, const rdt_op *op, uint32_t access) {
-  const rdt_remote_region *remote = op->remote;
-  if (!remote || remote->channel != channel)
-    return rdt_fail(RDT_ERR_INVALID, "the remote region does not belong to this channel");
-  if (!(remote->info.access & access))
-    return rdt_fail(RDT_ERR_ACCESS, "region %#llx of %s does not permit peers to %s",
-                    (unsigned long long)remote->info.key, channel->peer_name,
-                    access == RDT_ACCESS_READ ? "read" : "write");
-  if (op->remote_offset > remote->info.size || op->size > remote->info.size - op->remote_offset)
-    return rdt_fail(RDT_ERR_RANGE, "bytes [%llu, +%llu) lie outside a region of %llu bytes",
-                    (unsigned long long)op->remote_offset, (unsigned long long)op->size,
-                    (unsigned long long)remote->info.size);
-  return RDT_OK;
-}
-
-static rdt_status check_op(const rdt_channel *channel, const rdt_op *op) {
-  if (op->size && !op->local) return rdt_fail(RDT_ERR_INVALID, "no local buffer given");
-  switch (op->kind) {
-    case RDT_OP_READ:
-      return check_remote(channel, op, RDT_ACCESS_READ);
-    case RDT_OP_WRITE:
-    case RDT_OP_WRITE_NOTIFY:
-      return check_remote(channel, op, RDT_ACCESS_WRITE);
-    case RDT_OP_NOTIFY:
-      if (op->size > channel->max_notify)
-        return rdt_fail(RDT_ERR_RANGE, "a notification carries at most %llu bytes, not %llu",
-                        (unsigned long long)channel->max_notify, (unsigned long long)op->size);
-      return RDT_OK;
-    default:
-      return rdt_fail(RDT_ERR_INVALID, "%u is not an operation", op->kind);
-  }
-}
-
-static rdt_status check_post(const rdt_channel *channel, const rdt_op *ops, size_t count) {
-  if (!channel || (count && !ops))
-    return rdt_fail(RDT_ERR_INVALID, "channel and ops must not be NULL");
-  rdt_status status = rdt_device_check(channel->device);
-  for (size_t i = 0; i < count && status == RDT_OK; i++) status = check_op(channel, &ops[i]);
-  if (status != RDT_OK) return status;
-  if (atomic_load(&channel->close_requested))
-    return rdt_fail(RDT_ERR_CANCELLED, "the channel to %s was closed here", channel->peer_name);
-  return atomic_load(&channel->down) ? rdt_channel_fail_down(channel) : RDT_OK;
-}
+/* ---- why it ended ---------------------------------------------------------------------------------- */
 
 rdt_status rdt_channel_fail_down(const rdt_channel *channel) {
   return rdt_fail(RDT_ERR_CONNECTION_LOST, "the connection to %s at %s is lost: %s",
                   channel->peer_name, channel->peer_address, channel->cause);
-}
-
-/* ---- execution ----------------------------------------------------------------------------------- */
-
-/* `bytes` of the operation were posted, and with `whole` all that was left of it. */
-static void count_op(rdt_device *device, uint32_t kind, uint64_t bytes, bool whole) {
-  rdt_counters *counters = &device->counters;
-  if (kind == RDT_OP_READ) {
-    rdt_count(&counters->reads, whole);
-    rdt_count(&counters->read_bytes, bytes);
-  } else if (kind == RDT_OP_NOTIFY) {
-    rdt_count(&counters->notifies_sent, whole);
-    rdt_count(&counters->notify_bytes_sent, bytes);
-  } else {
-    rdt_count(&counters->writes, whole);
-    rdt_count(&counters->write_bytes, bytes);
-  }
-}
-
-/* Once its bytes are on their way, only the notification is left of a WRITE_NOTIFY. */
-static void keep_notification(rdt_op *op) {
-  if (op->kind == RDT_OP_NOTIFY) return;
-  op->kind = RDT_OP_NOTIFY;
-  op->local = NULL;
-  op->size = 0;
-}
-
-static rdt_status move(rdt_channel *channel, rdt_op *op, rdt_request *request) {
-  const rdt_transport *transport = channel->transport;
-  uint64_t wanted = op->size;
-  rdt_status status = op->kind == RDT_OP_READ
-                          ? transport->read(channel->endpoint, op->remote->mapping, op, request)
-                          : transport->write(channel->endpoint, op->remote->mapping, op, request);
-  if (status < 0) return status;
-  bool whole = status != RDT_NO_CREDIT;
-  count_op(channel->device, op->kind, whole ? wanted : wanted - op->size, whole);
-  return whole ? RDT_OK : status;
-}
-
-/* Posts the operation as far as there is credit; on RDT_NO_CREDIT, *op is what is left of it. */
-static rdt_status execute_op(rdt_channel *channel, rdt_op *op, rdt_request *request) {
-  rdt_status status = op->kind == RDT_OP_NOTIFY ? RDT_OK : move(channel, op, request);
-  if (status != RDT_OK || op->kind == RDT_OP_READ || op->kind == RDT_OP_WRITE) return status;
-  keep_notification(op);
-  status = channel->transport->notify(channel->endpoint, op->immediate, op->local, op->size);
-  if (status == RDT_OK) count_op(channel->device, op->kind, op->size, true);
-  return status;
-}
-
-static void ring_doorbell(rdt_channel *channel) {
-  int rung = channel->transport->doorbell(channel->endpoint);
-  if (rung) rdt_count(&channel->device->counters.doorbells, (uint64_t)rung);
-}
-
-/* ---- requests ------------------------------------------------------------------------------------ */
-
-bool rdt_request_wants_event(const rdt_request *request) { return request->wants_event; }
-
-void rdt_request_hold(rdt_request *request) { atomic_fetch_add(&request->holds, 1); }
-
-static void note_failure(rdt_request *request, rdt_status status) {
-  int none = RDT_OK;
-  if (status < 0) atomic_compare_exchange_strong(&request->status, &none, status);
-}
-
-/* Gives up one hold; true for the last. */
-static bool let_go(rdt_request *request, rdt_status status) {
-  note_failure(request, status);
-  return atomic_fetch_sub(&request->holds, 1) == 1;
-}
-
-static void request_free(rdt_request *request) {
-  for (size_t i = 0; i < request->count; i++) rdt_remote_region_unref(request->ops[i].remote);
-  free(request);
-}
-
-void rdt_request_complete(rdt_request *request, rdt_status status) {
-  rdt_overdue_moved(request);
-  if (!let_go(request, status)) return;
-  rdt_overdue_end(request);
-  if (request->done) request->done(request->context, (rdt_status)atomic_load(&request->status));
-  request_free(request);
-}
-
-static rdt_request *request_new(rdt_channel *channel, const rdt_op *ops, size_t count,
-                                rdt_done_fn done, void *context) {
-  rdt_request *request = malloc(sizeof(*request) + count * sizeof(*ops));
-  if (!request) {
-    rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-    return NULL;
-  }
-  *request = (rdt_request){.done = done,
-                           .context = context,
-                           /* Who waits for a transfer looks for it, or asks for an event. */
-                           .wants_event = done && done != rdt_transfer_complete,
-                           .holds = 1,
-                           .count = count};
-  memcpy(request->ops, ops, count * sizeof(*ops));
-  for (size_t i = 0; i < count; i++)
-    if (request->ops[i].remote) rdt_remote_region_ref(request->ops[i].remote);
-  rdt_overdue_begin(channel, request);
-  return request;
-}
-
-/* RDT_OK when all is posted. Under send_lock, as all below. */
-static rdt_status execute_request(rdt_channel *channel, rdt_request *request) {
-  for (; request->at < request->count; request->at++) {
-    rdt_status status = execute_op(channel, &request->ops[request->at], request);
-    if (status != RDT_OK) return status;
-  }
-  return RDT_OK;
-}
-
-static rdt_status enqueue(rdt_channel *channel, rdt_request *request) {
-  if (!channel->queue) channel->last_credit = rdt_now_ms();
-  *channel->queue_tail = request;
-  channel->queue_tail = &request->next;
-  atomic_store(&channel->queued, true);
-  rdt_count(&channel->device->counters.queued, 1);
-  rdt_device_wake(channel->device); /* it must watch the deadline from now on */
-  return RDT_IN_PROGRESS;
-}
-
-/* ---- posting ------------------------------------------------------------------------------------- */
-
-static bool notifies(const rdt_op *op) {
-  return op->kind == RDT_OP_NOTIFY || op->kind == RDT_OP_WRITE_NOTIFY;
-}
-
-static bool any_notifies(const rdt_op *ops, size_t count) {
-  for (size_t i = 0; i < count; i++)
-    if (notifies(&ops[i])) return true;
-  return false;
-}
-
-static bool all_complete_at_once(const rdt_channel *channel, const rdt_op *ops, size_t count) {
-  if (channel->transport->synchronous) return true;
-  for (size_t i = 0; i < count; i++)
-    if (ops[i].kind != RDT_OP_NOTIFY) return false;
-  return true;
-}
-
-/* Operations that need no request unless one finds no credit. */
-static rdt_status post_directly(rdt_channel *channel, const rdt_op *ops, size_t count,
-                                rdt_done_fn done, void *context) {
-  for (size_t at = 0; at < count; at++) {
-    rdt_op op = ops[at];
-    rdt_status status = execute_op(channel, &op, NULL);
-    if (status == RDT_OK) continue;
-    if (status != RDT_NO_CREDIT) return status;
-    rdt_request *rest = request_new(channel, ops + at, count - at, done, context);
-    if (!rest) return RDT_ERR_NO_MEMORY;
-    rest->ops[0] = op;
-    return enqueue(channel, rest);
-  }
-  return RDT_OK;
-}
-
-/* Pieces of a failed request may be under way: then it is they who complete it. */
-static rdt_status end_posting(rdt_request *request, rdt_status status) {
-  if (!let_go(request, status)) return RDT_IN_PROGRESS;
-  int failure = atomic_load(&request->status);
-  rdt_overdue_end(request);
-  request_free(request);
-  if (failure < 0) return (rdt_status)failure;
-  return status == RDT_NO_CREDIT ? status : RDT_OK;
-}
-
-static rdt_status post_request(rdt_channel *channel, const rdt_op *ops, size_t count,
-                               rdt_done_fn done, void *context) {
-  rdt_request *request = request_new(channel, ops, count, done, context);
-  if (!request) return RDT_ERR_NO_MEMORY;
-  if (channel->queue) return enqueue(channel, request);
-  rdt_status status = execute_request(channel, request);
-  if (status == RDT_NO_CREDIT) return enqueue(channel, request);
-  return end_posting(request, status);
-}
-
-rdt_status rdt_channel_post_grant(rdt_channel *channel, rdt_registration *registration,
-                                  rdt_done_fn done, void *context) {
-  if (!channel->transport->region_grant) return RDT_OK;
-  rdt_request *request = request_new(channel, NULL, 0, done, context);
-  if (!request) return RDT_ERR_NO_MEMORY;
-  pthread_mutex_lock(&channel->send_lock);
-  rdt_status status = atomic_load(&channel->down) ? rdt_channel_fail_down(channel)
-                                                  : channel->transport->region_grant(
-                                                        channel->endpoint, registration, request);
-  ring_doorbell(channel);
-  pthread_mutex_unlock(&channel->send_lock);
-  return end_posting(request, status);
-}
-
-/* Any other failure concerns one operation only. */
-static bool breaks_channel(rdt_status status) {
-  return status == RDT_ERR_PROTOCOL || status == RDT_ERR_CONNECTION_LOST;
 }
 
 void rdt_channel_note_cause(rdt_channel *channel) {
@@ -360,137 +115,4 @@ rdt_status rdt_channel_fail_transfer(rdt_channel *channel, rdt_status status) {
 void rdt_channel_break(rdt_channel *channel) {
   rdt_channel_note_cause(channel);
   if (!atomic_exchange(&channel->broken, true)) rdt_device_wake(channel->device);
-}
-
-/* A synchronous transport never runs out of credit for it, and leaves *op as it is. */
-static rdt_status move_now(rdt_channel *channel, const rdt_op *op) {
-  const rdt_transport *transport = channel->transport;
-  rdt_status status =
-      op->kind == RDT_OP_READ
-          ? transport->read(channel->endpoint, op->remote->mapping, (rdt_op *)op, NULL)
-          : transport->write(channel->endpoint, op->remote->mapping, (rdt_op *)op, NULL);
-  if (status == RDT_OK) count_op(channel->device, op->kind, op->size, true);
-  return status;
-}
-
-__attribute__((flatten)) bool rdt_channel_post_now(rdt_channel *channel, const rdt_op *ops,
-                                                   size_t count, rdt_status *status) {
-  if (!channel || !ops || !channel->transport->synchronous || any_notifies(ops, count) ||
-      atomic_load_explicit(&channel->queued, memory_order_acquire))
-    return false;
-  *status = check_post(channel, ops, count);
-  for (size_t i = 0; i < count && *status == RDT_OK; i++) *status = move_now(channel, &ops[i]);
-  return true;
-}
-
-rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count, rdt_done_fn done,
-                            void *context) {
-  rdt_status status;
-  if (rdt_channel_post_now(channel, ops, count, &status)) return status;
-  status = check_post(channel, ops, count);
-  if (status != RDT_OK) return status;
-  pthread_mutex_lock(&channel->send_lock);
-  if (atomic_load(&channel->down))
-    status = rdt_channel_fail_down(channel);
-  else if (!channel->queue && all_complete_at_once(channel, ops, count))
-    status = post_directly(channel, ops, count, done, context);
-  else
-    status = post_request(channel, ops, count, done, context);
-  ring_doorbell(channel);
-  const rdt_transport *transport = channel->transport;
-  bool stalled = transport->wants_doorbell && transport->wants_doorbell(channel->endpoint);
-  pthread_mutex_unlock(&channel->send_lock);
-  if (stalled) rdt_device_wake(channel->device); /* it must see that completions matter now */
-  if (!breaks_channel(status)) return status;
-  rdt_channel_break(channel);
-  return RDT_ERR_CONNECTION_LOST;
-}
-
-/* ---- queue --------------------------------------------------------------------------------------- */
-
-static void complete_all(rdt_request *request, rdt_status status) {
-  while (request) {
-    rdt_request *next = request->next;
-    rdt_request_complete(request, status);
-    request = next;
-  }
-}
-
-/* Takes what stands before `stop` off the queue; everything when it is NULL. */
-static rdt_request *detach_until(rdt_channel *channel, rdt_request *stop) {
-  rdt_request *first = channel->queue;
-  rdt_request **link = &channel->queue;
-  while (*link && *link != stop) link = &(*link)->next;
-  *link = NULL;
-  channel->queue = stop;
-  if (!stop) channel->queue_tail = &channel->queue;
-  atomic_store_explicit(&channel->queued, stop != NULL, memory_order_release);
-  return first == stop ? NULL : first;
-}
-
-/* Executes what has credit and returns the first request that waits on, NULL if none does. */
-static rdt_request *execute_queue(rdt_channel *channel, rdt_status *status) {
-  rdt_request *request = channel->queue;
-  for (*status = RDT_OK; request; request = request->next) {
-    size_t at = request->at;
-    uint64_t left = at < request->count ? request->ops[at].size : 0;
-    *status = execute_request(channel, request);
-    if (*status == RDT_OK || request->at != at || request->ops[at].size != left) {
-      channel->last_credit = rdt_now_ms();
-      rdt_overdue_moved(request);
-    }
-    if (*status == RDT_NO_CREDIT || breaks_channel(*status)) break;
-    note_failure(request, *status);
-  }
-  return request;
-}
-
-/* Has the peer given no credit for too long? While what it would be for is on its way, overdue.c watches. */
-static bool is_stuck(rdt_channel *channel, int64_t limit) {
-  const rdt_transport *transport = channel->transport;
-  int64_t now = rdt_now_ms();
-  if (transport->delivering && transport->delivering(channel->endpoint)) channel->last_credit = now;
-  return now - channel->last_credit > limit;
-}
-
-void rdt_channel_flush(rdt_channel *channel) {
-  rdt_status status;
-  const rdt_transport *transport = channel->transport;
-  if (!atomic_load_explicit(&channel->queued, memory_order_acquire) &&
-      !(transport->wants_doorbell && transport->wants_doorbell(channel->endpoint)))
-    return;
-  pthread_mutex_lock(&channel->send_lock);
-  rdt_request *waiting = execute_queue(channel, &status);
-  rdt_request *finished = detach_until(channel, waiting);
-  int64_t limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
-  bool stuck = waiting && is_stuck(channel, limit);
-  ring_doorbell(channel);
-  pthread_mutex_unlock(&channel->send_lock);
-  if (stuck)
-    rdt_fail(RDT_ERR_CONNECTION_LOST, "it took nothing for %lld ms (%sDEADLINE_MS)",
-             (long long)limit, RDT_ENV_PREFIX);
-  if (stuck || breaks_channel(status)) rdt_channel_break(channel);
-  complete_all(finished, RDT_OK);
-}
-
-void rdt_channel_end_queue(rdt_channel *channel, rdt_status why) {
-  pthread_mutex_lock(&channel->send_lock);
-  rdt_request *pending = detach_until(channel, NULL);
-  pthread_mutex_unlock(&channel->send_lock);
-  complete_all(pending, why);
-}
-
-void rdt_channel_stop(rdt_channel *channel) {
-  rdt_channel_end_queue(channel, channel->why);
-  pthread_mutex_lock(&channel->send_lock);
-  if (channel->transport->endpoint_stop) channel->transport->endpoint_stop(channel->endpoint);
-  pthread_mutex_unlock(&channel->send_lock);
-}
-
-void rdt_channel_probe(rdt_channel *channel) {
-  pthread_mutex_lock(&channel->send_lock);
-  rdt_status status = channel->transport->probe(channel->endpoint);
-  ring_doorbell(channel);
-  pthread_mutex_unlock(&channel->send_lock);
-  if (status < 0) rdt_channel_break(channel);
 }

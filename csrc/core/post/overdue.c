@@ -1,30 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Requests that a transport took and never completes: a device that lost a completion would otherwise keep
- * their owners waiting for ever. Requests are counted in two batches: those that are posted at present, and
- * those posted before, which get no new ones. When the older batch is complete the other takes its place. A
- * long backlog is no fault: the channel is lost only if for DEADLINE_MS nothing of the older batch moved,
- * neither a piece that completed nor an operation that left the queue.
+ * Detects requests that a transport took and never completes: a device that lost a completion
+ * would otherwise keep their owners waiting for ever. Requests are counted in two batches. New
+ * requests join the newer one; when the older batch is complete, the newer takes its place. A long
+ * backlog is no fault. The channel is lost only if nothing of the older batch moved for
+ * DEADLINE_MS: no piece completed, and no operation left the queue.
  */
+#include "core/post/overdue.h"
+
 #include "base/config.h"
 #include "base/status.h"
-#include "core/objects.h"
 
-#define QUIET_TICKS 3 /* as many as make DEADLINE_MS */
+#define QUIET_TICKS 3 /* together DEADLINE_MS */
 
-void rdt_overdue_begin(rdt_channel *channel, rdt_request *request) {
-  request->channel = channel;
-  request->batch = atomic_load(&channel->batch);
-  atomic_fetch_add(&channel->batches[request->batch].waiting, 1);
+void rdt_overdue_begin(rdt_channel *channel, rdt_posting *posting) {
+  posting->channel = channel;
+  posting->batch = atomic_load(&channel->batch);
+  atomic_fetch_add(&channel->batches[posting->batch].waiting, 1);
 }
 
-void rdt_overdue_moved(const rdt_request *request) {
-  atomic_store_explicit(&request->channel->batches[request->batch].moved, true,
+void rdt_overdue_moved(const rdt_posting *posting) {
+  atomic_store_explicit(&posting->channel->batches[posting->batch].moved, true,
                         memory_order_relaxed);
 }
 
-void rdt_overdue_end(const rdt_request *request) {
-  atomic_fetch_sub(&request->channel->batches[request->batch].waiting, 1);
+void rdt_overdue_end(const rdt_posting *posting) {
+  atomic_fetch_sub(&posting->channel->batches[posting->batch].waiting, 1);
 }
 
 static uint64_t pending_of(const rdt_channel *channels) {
@@ -42,18 +43,18 @@ uint64_t rdt_overdue_pending(rdt_device *device) {
   return pending;
 }
 
-void rdt_overdue_tick(rdt_channel *channel) {
+bool rdt_overdue_tick(rdt_channel *channel) {
   unsigned older = !atomic_load(&channel->batch);
   if (atomic_load(&channel->batches[older].waiting) == 0) {
     channel->quiet_ticks = 0;
     atomic_store(&channel->batch, older);
-    return;
+    return false;
   }
   bool moved = atomic_exchange(&channel->batches[older].moved, false);
   channel->quiet_ticks = moved ? 0 : channel->quiet_ticks + 1;
-  if (channel->quiet_ticks < QUIET_TICKS) return;
+  if (channel->quiet_ticks < QUIET_TICKS) return false;
   rdt_fail(RDT_ERR_CONNECTION_LOST, "%s did not complete an operation for %llu ms (%sDEADLINE_MS)",
            channel->transport->name, (unsigned long long)rdt_config_number(RDT_CONFIG_DEADLINE_MS),
            RDT_ENV_PREFIX);
-  rdt_channel_break(channel);
+  return true;
 }

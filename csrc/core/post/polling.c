@@ -1,34 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Taking what a channel's endpoint has: notifications and completions. Usually the progress thread does, one
- * thread at a time in any case.
+ * Takes notifications and completions from a channel's endpoint. Usually the progress thread does
+ * so; it is one thread at a time in any case.
  */
-#include "base/status.h"
-#include "core/objects.h"
-#include "group/groups.h"
+#include "core/post/polling.h"
+
+#include "core/client.h"
+#include "core/post/channel.h"
+#include "core/post/posting.h"
 
 static void take_notification(void *context, uint64_t immediate, const void *data, size_t size) {
   rdt_channel *channel = context;
   rdt_device *device = channel->device;
   rdt_count(&device->counters.notifies_received, 1);
   rdt_count(&device->counters.notify_bytes_received, size);
-  if (channel->purpose == RDT_PURPOSE_GROUPS) {
-    rdt_groups_take(channel, immediate, data, size);
-  } else if (device->options.on_notify) {
-    device->options.on_notify(device->options.context, channel, immediate, data, size);
-  } else if (!rdt_inbox_put(&device->inbox, channel, immediate, data, size)) {
-    rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a notification from %s", channel->peer_name);
-    rdt_channel_break(channel);
-  }
+  channel->client->take(channel, immediate, data, size);
 }
 
-/* What fails because the channel is down fails for the reason that brought it down; what fails before is
- * that reason, and whoever waits for it may ask before the channel is taken down. */
+/* An operation that fails because the channel is down fails with the reason for that. One that
+ * fails before is the reason, which its waiter may ask for before the channel is taken down. */
 static void take_completion(void *context, rdt_request *request, rdt_status status) {
   rdt_channel *channel = context;
   if (status < 0 && atomic_load(&channel->down)) status = channel->why;
   if (status < 0) rdt_channel_note_cause(channel);
-  rdt_request_complete(request, status);
+  rdt_posting_complete((rdt_posting *)request, status);
 }
 
 rdt_events rdt_channel_events(rdt_channel *channel) {

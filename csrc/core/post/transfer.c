@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A completion that a thread can wait for: of operations posted on a channel, or of one of a group.
+ * A completion that a thread can wait for. It belongs to operations posted on a channel, or to an
+ * operation of a group.
  */
+#include "core/post/transfer.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,21 +13,23 @@
 
 #include "base/config.h"
 #include "base/status.h"
-#include "core/objects.h"
+#include "core/post/channel.h"
+#include "core/post/polling.h"
+#include "core/post/posting.h"
 
-#define ROOM_US 1000      /* between looks at whether queues have room */
-#define POLLS_PER_LOOK 32 /* at the endpoint, before the transfer itself is looked at */
+#define ROOM_US 1000      /* between attempts to post a grant */
+#define POLLS_PER_LOOK 32 /* of the endpoint between checks of the transfer */
 
 struct rdt_transfer {
   atomic_int refs; /* the waiter's and the completion's */
   pthread_mutex_t lock;
   pthread_cond_t completed;
   rdt_status status;    /* RDT_IN_PROGRESS until then */
-  rdt_channel *channel; /* NULL: of an operation of a group */
-  char text[256];       /* why that failed */
+  rdt_channel *channel; /* NULL for an operation of a group */
+  char text[256];       /* why that operation failed */
 };
 
-static rdt_transfer *transfer_new(rdt_channel *channel) {
+rdt_transfer *rdt_transfer_new(rdt_channel *channel) {
   rdt_transfer *transfer = calloc(1, sizeof(*transfer));
   if (!transfer) return NULL;
   rdt_cond_init(&transfer->completed);
@@ -42,6 +47,11 @@ void rdt_transfer_free(rdt_transfer *transfer) {
   pthread_mutex_destroy(&transfer->lock);
   rdt_channel_unref(transfer->channel);
   free(transfer);
+}
+
+void rdt_transfer_drop(rdt_transfer *transfer) {
+  rdt_transfer_free(transfer);
+  rdt_transfer_free(transfer);
 }
 
 void rdt_transfer_complete(void *context, rdt_status status) {
@@ -62,12 +72,13 @@ static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
     if (at_once == RDT_OK) *transfer = NULL;
     return at_once;
   }
-  rdt_transfer *waitable = transfer_new(channel);
+  rdt_transfer *waitable = rdt_transfer_new(channel);
   if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status = rdt_channel_post(channel, ops, count, rdt_transfer_complete, waitable);
+  /* A waiter polls for the completion, or asks for an event before it sleeps. */
+  const rdt_completion completion = {rdt_transfer_complete, waitable, .wants_event = false};
+  rdt_status status = rdt_channel_post_queued(channel, ops, count, &completion);
   if (status != RDT_IN_PROGRESS) {
-    rdt_transfer_free(waitable); /* the completion's, which will not come */
-    rdt_transfer_free(waitable);
+    rdt_transfer_drop(waitable);
     waitable = NULL;
   }
   if (status >= 0) *transfer = waitable;
@@ -81,18 +92,17 @@ rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t co
   return submit(channel, ops, count, transfer);
 }
 
-/* `transfer` completes when the grant does, if it is under way. */
+/* On RDT_IN_PROGRESS, *transfer completes when the grant does. */
 static rdt_status post_grant(rdt_channel *channel, rdt_registration *registration,
                              rdt_transfer **transfer) {
-  rdt_transfer *waitable = transfer_new(channel);
+  rdt_transfer *waitable = rdt_transfer_new(channel);
   if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status =
-      rdt_channel_post_grant(channel, registration, rdt_transfer_complete, waitable);
+  const rdt_completion completion = {rdt_transfer_complete, waitable, .wants_event = false};
+  rdt_status status = rdt_channel_post_grant(channel, registration, &completion);
   if (status == RDT_IN_PROGRESS) {
     *transfer = waitable;
   } else {
-    rdt_transfer_free(waitable); /* the completion's, which will not come */
-    rdt_transfer_free(waitable);
+    rdt_transfer_drop(waitable);
   }
   return status;
 }
@@ -102,7 +112,7 @@ rdt_status rdt_channel_grant(rdt_channel *channel, rdt_registration *registratio
   rdt_deadline deadline = rdt_deadline_after(RDT_TIMEOUT_DEFAULT);
   if (atomic_load(&channel->down)) return rdt_channel_fail_down(channel);
   rdt_status status = post_grant(channel, registration, &transfer);
-  /* Its order among operations does not matter, so it does not queue with them. */
+  /* A grant need not keep its order among operations, so it does not queue with them. */
   for (; status == RDT_NO_CREDIT && rdt_deadline_left(deadline) > 0; usleep(ROOM_US))
     status = post_grant(channel, registration, &transfer);
   if (status == RDT_NO_CREDIT)
@@ -110,21 +120,6 @@ rdt_status rdt_channel_grant(rdt_channel *channel, rdt_registration *registratio
   if (status != RDT_IN_PROGRESS) return status;
   status = rdt_transfer_wait(transfer, RDT_TIMEOUT_DEFAULT);
   rdt_transfer_free(transfer);
-  return status;
-}
-
-rdt_status rdt_group_submit(rdt_group *group, const rdt_collective *collective,
-                            rdt_transfer **transfer) {
-  if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
-  rdt_transfer *waitable = transfer_new(NULL);
-  if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status = rdt_group_start(group, collective, rdt_transfer_complete, waitable);
-  if (status == RDT_IN_PROGRESS) {
-    *transfer = waitable;
-  } else {
-    rdt_transfer_free(waitable); /* the completion's, which will not come */
-    rdt_transfer_free(waitable);
-  }
   return status;
 }
 
@@ -137,13 +132,15 @@ static rdt_status current(rdt_transfer *transfer) {
 
 static bool is_complete(rdt_transfer *transfer) { return current(transfer) != RDT_IN_PROGRESS; }
 
-/* May this thread take completions? Where handlers run on the progress thread, completions stay there. */
+/* Returns true if this thread may take completions. If the user has handlers, completions stay
+ * on the progress thread. */
 static bool may_help(const rdt_transfer *transfer) {
   const rdt_channel *channel = transfer->channel;
   return channel && !channel->transport->synchronous && !channel->device->options.on_notify;
 }
 
-/* Looks for the completion itself, which saves two changes of threads. True if it is there. */
+/* Polls for the completion, which saves two thread switches. Returns true if the transfer is
+ * complete. */
 static bool look(rdt_transfer *transfer) {
   for (int i = 0; i < POLLS_PER_LOOK; i++) rdt_channel_help(transfer->channel);
   return is_complete(transfer);
@@ -156,7 +153,7 @@ static bool look_for_a_while(rdt_transfer *transfer) {
   return false;
 }
 
-/* From here on the progress thread has to be woken by completions. */
+/* From here on completions must wake the progress thread. */
 static void begin_sleep(rdt_channel *channel) {
   if (!channel || channel->transport->synchronous) return;
   if (atomic_fetch_add(&channel->sleepers, 1) == 0) rdt_device_wake(channel->device);
@@ -178,7 +175,7 @@ static void sleep_until_complete(rdt_transfer *transfer, rdt_deadline deadline) 
 rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
   bool helps = may_help(transfer);
-  /* Before the first look at the clock, which costs more than many transfers take. */
+  /* Check before reading the clock, which costs more than many transfers take. */
   bool complete = is_complete(transfer) || (helps && look(transfer));
   if (!complete && timeout_ms != 0) {
     rdt_deadline deadline = rdt_deadline_after(timeout_ms);

@@ -13,17 +13,17 @@
 #include "base/faults.h"
 #include "base/status.h"
 
-/* A piece that is done and was not reported yet. */
+/* A piece that is done but not reported yet. */
 typedef struct unreported {
   struct unreported *next;
   rdt_request *request;
   rdt_status status;
-  int64_t due_us; /* NEVER: not before the endpoint is aborted */
+  int64_t due_us; /* or NEVER: reported when the endpoint is aborted */
 } unreported;
 
 #define NEVER INT64_MAX
 
-/* A byte that is wrong once its read is done. */
+/* A byte to corrupt once its read is done. */
 typedef struct misread {
   struct misread *next;
   const rdt_request *request;
@@ -56,13 +56,13 @@ static rdt_status broken_error(const rdt_endpoint *endpoint) {
 
 /* ---- what is reported late, or never --------------------------------------------------------------- */
 
-/* Of a `fresh` piece the request does not know yet. False if there is no memory: then it is reported as
- * always. */
+/* Keeps a piece to report it later. The request does not count a `fresh` piece yet. Returns
+ * false if there is no memory; the piece is then reported as usual. */
 static bool hold_back(rdt_endpoint *endpoint, rdt_request *request, bool fresh, rdt_status status,
                       int64_t due_us) {
   unreported *added = malloc(sizeof(*added));
   if (!added) return false;
-  if (fresh) rdt_request_hold(request); /* before poll can find it */
+  if (fresh) rdt_request_hold(request); /* before poll can find the piece */
   pthread_mutex_lock(&endpoint->lock);
   *added = (unreported){endpoint->held, request, status, due_us};
   endpoint->held = added;
@@ -72,7 +72,7 @@ static bool hold_back(rdt_endpoint *endpoint, rdt_request *request, bool fresh, 
   return true;
 }
 
-/* Takes those off that are due by `now_us`. */
+/* Takes the pieces that are due by `now_us` off the list. */
 static unreported *take_due(rdt_endpoint *endpoint, int64_t now_us) {
   unreported *due = NULL;
   pthread_mutex_lock(&endpoint->lock);
@@ -105,7 +105,7 @@ static int report_due(rdt_endpoint *endpoint, int64_t now_us, const rdt_events *
   return count;
 }
 
-/* When a piece that was done well is reported, and with `status` how; now if 0. */
+/* Decides when to report a piece that succeeded, and with what status. 0 means now. */
 static int64_t choose_report(rdt_endpoint *endpoint, rdt_status *status) {
   *status = RDT_OK;
   if (happens(endpoint, RDT_FAULT_DROP)) return NEVER;
@@ -126,7 +126,7 @@ static bool short_of_credit(rdt_endpoint *endpoint) {
   return true;
 }
 
-/* What a synchronous transport did at once is reported as others report: through poll. */
+/* Reports what a synchronous transport did at once through poll, as other transports do. */
 static rdt_status report_later(rdt_endpoint *endpoint, rdt_request *request) {
   rdt_status status;
   int64_t due = choose_report(endpoint, &status);
@@ -136,14 +136,15 @@ static rdt_status report_later(rdt_endpoint *endpoint, rdt_request *request) {
 
 /* ---- bits that turn over ------------------------------------------------------------------------------ */
 
-/* A byte of each value, that stays where it is: what is posted is read when the doorbell rings, or later. */
+/* A byte of each value. They are static, because posted bytes are read when the doorbell rings,
+ * or later. */
 #define FOUR(n) (n), (n) + 1, (n) + 2, (n) + 3
 #define SIXTEEN(n) FOUR(n), FOUR((n) + 4), FOUR((n) + 8), FOUR((n) + 12)
 #define SIXTY_FOUR(n) SIXTEEN(n), SIXTEEN((n) + 16), SIXTEEN((n) + 32), SIXTEEN((n) + 48)
 static const uint8_t every_byte[256] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR(128),
                                         SIXTY_FOUR(192)};
 
-/* The last byte goes by itself. */
+/* The last byte is written separately. */
 static rdt_status write_wrongly(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                                 rdt_request *request) {
   const rdt_transport *inner = endpoint->inner;
@@ -169,8 +170,8 @@ static rdt_status write_wrongly(rdt_endpoint *endpoint, rdt_mapping *mapping, rd
   return ended == RDT_OK ? status : ended;
 }
 
-/* From another transport the bytes come later: with the request's first completion, so that the read must
- * be of one piece. */
+/* With asynchronous transports the bytes arrive later. The request's first completion reports
+ * them, so the read must be one piece. */
 static bool expect_misread(rdt_endpoint *endpoint, const rdt_request *request, uint8_t *byte) {
   misread *added = malloc(sizeof(*added));
   if (!added) return false;
@@ -181,7 +182,7 @@ static bool expect_misread(rdt_endpoint *endpoint, const rdt_request *request, u
   return true;
 }
 
-/* Turns the bit over if the request has done its read. */
+/* Flips the bit once the request's read is done. */
 static void misread_now(rdt_endpoint *endpoint, const rdt_request *request, bool done) {
   pthread_mutex_lock(&endpoint->lock);
   misread **link = &endpoint->misread;
@@ -269,7 +270,7 @@ static int fault_doorbell(rdt_endpoint *endpoint) {
   return endpoint->inner->doorbell(endpoint->end);
 }
 
-/* Something that poll has to do, and no event will announce. */
+/* Reports whether poll has something to do that no event announces. */
 static bool poll_is_due(const rdt_endpoint *endpoint) {
   return atomic_load(&endpoint->due_count) > 0 ||
          (atomic_load(&endpoint->broken) && !atomic_load(&endpoint->stopped));
@@ -410,7 +411,8 @@ static rdt_status import(const rdt_transport *inner, const rdt_region_memory *cl
 
 /* ---- tables ----------------------------------------------------------------------------------------------- */
 
-/* Functions that are given nothing that says which transport is meant. */
+/* These functions have no argument that identifies the transport, so each transport gets its
+ * own. */
 #define BOUND(index)                                                                     \
   static rdt_status create_##index(rdt_domain *domain, rdt_endpoint **endpoint,          \
                                    rdt_bundle *offer) {                                  \

@@ -17,7 +17,7 @@
 #include "transport/shm/ring.h"
 
 struct rdt_endpoint {
-  ring receive, send;           /* in our memory; in the peer's */
+  rdt_shm_ring receive, send;   /* in our memory; in the peer's */
   void *receive_map, *send_map; /* NULL until there */
   size_t receive_bytes, send_bytes;
   int own_event, peer_event; /* eventfds: written by the peer, by us */
@@ -35,7 +35,7 @@ struct rdt_mapping {
   uint64_t offset; /* of that byte in it */
 };
 
-/* Every Linux has it, and it needs nothing of its own. */
+/* Every Linux has shared memory, and it needs no state of its own. */
 static rdt_status shm_domain_open(rdt_domain **domain) {
   *domain = NULL;
   return RDT_OK;
@@ -72,12 +72,12 @@ static void shm_endpoint_destroy(rdt_endpoint *endpoint) {
 }
 
 static rdt_status create_receive_ring(rdt_endpoint *endpoint, rdt_bundle *offer) {
-  uint64_t capacity = records_configured_capacity();
+  uint64_t capacity = rdt_records_configured_capacity();
   int memory;
-  endpoint->receive_bytes = RING_DATA_OFFSET + capacity;
+  endpoint->receive_bytes = RDT_SHM_RING_DATA_OFFSET + capacity;
   rdt_status status = rdt_memory_create(endpoint->receive_bytes, &memory, &endpoint->receive_map);
   if (status != RDT_OK) return status;
-  ring_init(&endpoint->receive, endpoint->receive_map, capacity);
+  rdt_shm_ring_init(&endpoint->receive, endpoint->receive_map, capacity);
   memcpy(offer->bytes, &capacity, sizeof(capacity)); /* same host, same byte order */
   offer->size = sizeof(capacity);
   offer->fds.fd[0] = memory;
@@ -122,20 +122,21 @@ static rdt_status shm_endpoint_connect(rdt_endpoint *endpoint, const char *peer,
   rdt_status status = rdt_fds_check(&offer->fds);
   if (status != RDT_OK) return status;
   if (offer->size == sizeof(capacity)) memcpy(&capacity, offer->bytes, sizeof(capacity));
-  if (!records_valid_capacity(capacity) || offer->fds.count != 2 || !is_eventfd(offer->fds.fd[1]))
+  if (!rdt_records_valid_capacity(capacity) || offer->fds.count != 2 ||
+      !is_eventfd(offer->fds.fd[1]))
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer's shared-memory offer is malformed");
   int memory = rdt_fds_take(&offer->fds);
-  endpoint->send_bytes = RING_DATA_OFFSET + capacity;
+  endpoint->send_bytes = RDT_SHM_RING_DATA_OFFSET + capacity;
   status = rdt_memory_map(memory, 0, endpoint->send_bytes, true, &endpoint->send_map);
   close(memory);
   if (status != RDT_OK) return status;
-  ring_init(&endpoint->send, endpoint->send_map, capacity);
+  rdt_shm_ring_init(&endpoint->send, endpoint->send_map, capacity);
   endpoint->peer_event = rdt_fds_take(&offer->fds);
   return RDT_OK;
 }
 
 static uint64_t shm_max_notify(const rdt_endpoint *endpoint) {
-  return records_max_payload(&endpoint->send.records);
+  return rdt_records_max_payload(&endpoint->send.records);
 }
 
 static char *place(const rdt_mapping *mapping, const rdt_op *op) {
@@ -166,10 +167,10 @@ static rdt_status shm_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op 
 
 static rdt_status shm_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
                              uint64_t size) {
-  switch (ring_produce(&endpoint->send, immediate, data, (uint32_t)size)) {
-    case RECORDS_OK:
+  switch (rdt_shm_ring_produce(&endpoint->send, immediate, data, (uint32_t)size)) {
+    case RDT_RECORDS_OK:
       return RDT_OK;
-    case RECORDS_NONE:
+    case RDT_RECORDS_NONE:
       return RDT_NO_CREDIT;
     default:
       return rdt_fail(RDT_ERR_PROTOCOL, "the peer corrupted its notification ring");
@@ -184,7 +185,7 @@ static void wake_peer(rdt_endpoint *endpoint) {
 }
 
 static int shm_doorbell(rdt_endpoint *endpoint) {
-  if (!ring_consumer_sleeps(&endpoint->send)) return 0;
+  if (!rdt_shm_ring_consumer_sleeps(&endpoint->send)) return 0;
   wake_peer(endpoint);
   return 1;
 }
@@ -195,28 +196,28 @@ static int shm_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events
     uint64_t immediate;
     const void *data;
     uint32_t size;
-    records_result result = ring_peek(&endpoint->receive, &immediate, &data, &size);
-    if (result == RECORDS_CORRUPT)
+    rdt_records_result result = rdt_shm_ring_peek(&endpoint->receive, &immediate, &data, &size);
+    if (result == RDT_RECORDS_CORRUPT)
       return rdt_fail(RDT_ERR_PROTOCOL, "the peer wrote a malformed notification");
-    if (result == RECORDS_NONE) break;
+    if (result == RDT_RECORDS_NONE) break;
     events->notified(events->context, immediate, data, size);
-    ring_release(&endpoint->receive, size);
+    rdt_shm_ring_release(&endpoint->receive, size);
     taken++;
   }
-  if (taken && ring_give_back(&endpoint->receive)) wake_peer(endpoint);
+  if (taken && rdt_shm_ring_give_back(&endpoint->receive)) wake_peer(endpoint);
   return taken;
 }
 
 static bool shm_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
   (void)completions;
-  return !may_take || ring_arm(&endpoint->receive);
+  return !may_take || rdt_shm_ring_arm(&endpoint->receive);
 }
 
 static void shm_disarm(rdt_endpoint *endpoint) {
   uint64_t count;
   ssize_t ignored = read(endpoint->own_event, &count, sizeof(count));
   (void)ignored;
-  ring_disarm(&endpoint->receive);
+  rdt_shm_ring_disarm(&endpoint->receive);
 }
 
 static int shm_event_fd(const rdt_endpoint *endpoint) { return endpoint->own_event; }
@@ -268,7 +269,8 @@ static rdt_status shm_region_import(const rdt_region_memory *claimed, rdt_bundle
   rdt_mapping *mapping = calloc(1, sizeof(*mapping));
   status = mapping ? RDT_OK : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   if (mapping) {
-    /* No more than the region: what is opened of a peer is counted by its regions' sizes. */
+    /* Maps no more than the region, because a peer's open memory is counted by its regions'
+     * sizes. */
     mapping->offset = offset % (uint64_t)sysconf(_SC_PAGESIZE);
     mapping->length = mapping->offset + claimed->size;
     status = rdt_memory_map(fd, offset - mapping->offset, mapping->length,

@@ -11,7 +11,7 @@
 
 #define MAX_24_BITS 0xffffffu /* queue pair numbers and packet sequence numbers */
 
-rdt_status verbs_address_encode(const verbs_address *address, rdt_bundle *bundle) {
+rdt_status rdt_verbs_address_encode(const rdt_verbs_address *address, rdt_bundle *bundle) {
   rdt_wire wire;
   rdt_wire_begin(&wire, 0, 0);
   rdt_wire_put_u32(&wire, address->link_layer);
@@ -33,21 +33,21 @@ rdt_status verbs_address_encode(const verbs_address *address, rdt_bundle *bundle
   return rdt_wire_unload(&wire, bundle->bytes, sizeof(bundle->bytes), &bundle->size);
 }
 
-static bool plausible(const verbs_address *address) {
+static bool plausible(const rdt_verbs_address *address) {
   bool good = address->mtu >= IBV_MTU_256 && address->mtu <= IBV_MTU_4096 && address->lid <= 0xffff;
   good &= address->link_layer == IBV_LINK_LAYER_INFINIBAND ||
           address->link_layer == IBV_LINK_LAYER_ETHERNET;
-  good &= address->gid_type <= VERBS_GID_UNKNOWN;
-  /* Without a read that the peer serves at once, ours would wait for ever. */
+  good &= address->gid_type <= RDT_VERBS_GID_UNKNOWN;
+  /* If the peer serves no reads, ours would wait for ever. */
   good &= address->reads > 0;
   good &= address->notifies > 0 && address->notifies <= 1u << 20;
-  good &= records_valid_capacity(address->ring_capacity);
-  for (uint32_t i = 0; i < address->queue_count && i < VERBS_MAX_QUEUES; i++)
+  good &= rdt_records_valid_capacity(address->ring_capacity);
+  for (uint32_t i = 0; i < address->queue_count && i < RDT_VERBS_MAX_QUEUES; i++)
     good &= address->queues[i].qpn <= MAX_24_BITS && address->queues[i].psn <= MAX_24_BITS;
   return good;
 }
 
-rdt_status verbs_address_decode(const rdt_bundle *bundle, verbs_address *address) {
+rdt_status rdt_verbs_address_decode(const rdt_bundle *bundle, rdt_verbs_address *address) {
   rdt_wire wire;
   memset(address, 0, sizeof(*address));
   rdt_wire_load(&wire, bundle->bytes, bundle->size);
@@ -64,7 +64,7 @@ rdt_status verbs_address_decode(const rdt_bundle *bundle, verbs_address *address
   address->credit = rdt_wire_get_u64(&wire);
   address->rkey = rdt_wire_get_u32(&wire);
   address->queue_count = rdt_wire_get_u32(&wire);
-  if (address->queue_count == 0 || address->queue_count > VERBS_MAX_QUEUES) wire.bad = true;
+  if (address->queue_count == 0 || address->queue_count > RDT_VERBS_MAX_QUEUES) wire.bad = true;
   for (uint32_t i = 0; i < address->queue_count && !wire.bad; i++) {
     address->queues[i].qpn = rdt_wire_get_u32(&wire);
     address->queues[i].psn = rdt_wire_get_u32(&wire);
@@ -75,7 +75,8 @@ rdt_status verbs_address_decode(const rdt_bundle *bundle, verbs_address *address
   return status;
 }
 
-rdt_status verbs_region_encode(uint64_t address, const verbs_keys *keys, rdt_bundle *bundle) {
+rdt_status rdt_verbs_region_encode(uint64_t address, const rdt_verbs_keys *keys,
+                                   rdt_bundle *bundle) {
   rdt_wire wire;
   rdt_wire_begin(&wire, 0, 0);
   rdt_wire_put_u64(&wire, address);
@@ -83,12 +84,13 @@ rdt_status verbs_region_encode(uint64_t address, const verbs_keys *keys, rdt_bun
   return rdt_wire_unload(&wire, bundle->bytes, sizeof(bundle->bytes), &bundle->size);
 }
 
-rdt_status verbs_region_decode(const rdt_bundle *bundle, uint64_t *address, verbs_keys *keys) {
+rdt_status rdt_verbs_region_decode(const rdt_bundle *bundle, uint64_t *address,
+                                   rdt_verbs_keys *keys) {
   rdt_wire wire;
   rdt_wire_load(&wire, bundle->bytes, bundle->size);
   *address = rdt_wire_get_u64(&wire);
   keys->count = 0;
   do keys->rkeys[keys->count++] = rdt_wire_get_u32(&wire);
-  while (!wire.bad && wire.at < wire.size && keys->count < VERBS_MAX_QUEUES);
+  while (!wire.bad && wire.at < wire.size && keys->count < RDT_VERBS_MAX_QUEUES);
   return rdt_wire_close(&wire);
 }

@@ -1,27 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An endpoint from its creation to its end: resources, the queue pairs' way through their states, and
- * the order in which things may be freed: no memory before its queue pairs are in the error state and
- * everything posted was completed.
+ * An endpoint from its creation to its end: its resources, the states of its queue pairs, and the
+ * order of freeing them. No memory is freed before the queue pairs are in the error state and
+ * everything posted is complete.
  */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "base/status.h"
 #include "transport/verbs/objects.h"
 #include "transport/verbs/registration.h"
 
-#define CREDIT_PAGE 4096u /* both credits, at the block's start */
+#define CREDIT_PAGE 4096u /* both credits, at the start of the block */
 #define CREDIT_OUT 64u    /* on a cache line of its own */
-#define MAX_INLINE 256u   /* bytes; asked for, less where the device has less */
-#define RETRIES 6u        /* 7 is for ever on some devices */
+#define MAX_INLINE 256u   /* bytes; requested, and reduced if the device supports less */
+#define RETRIES 6u        /* 7 means for ever on some devices */
 #define RNR_TIMER \
-  24u /* 41 ms (InfiniBand specification, table 45): only misbehaviour of others needs it */
+  24u /* 41 ms (InfiniBand specification, table 45); needed only if a peer misbehaves */
 #define HOP_LIMIT 64u
 #define MASK_24 0xffffffu
 #define MAX_MIRROR (64u << 20) /* bytes, unless our own ring is larger */
@@ -29,39 +31,39 @@
 /* ---- creation ------------------------------------------------------------------------------------------ */
 
 static rdt_status create_block(rdt_domain *domain, uint64_t size, uint32_t access,
-                               verbs_block *block) {
+                               rdt_verbs_block *block) {
   void *start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED)
     return rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a ring of %llu bytes (%sRING_BYTES)",
                     (unsigned long long)size, RDT_ENV_PREFIX);
   block->start = start;
   block->size = size;
-  return verbs_register(domain->pd, start, size, access, VERBS_LOCAL_TARGET, &block->mr);
+  return rdt_verbs_register(domain->pd, start, size, access, RDT_VERBS_LOCAL_TARGET, &block->mr);
 }
 
-static void destroy_block(verbs_block *block) {
-  if (block->mr && verbs_dereg_mr(block->mr) != RDT_OK)
+static void destroy_block(rdt_verbs_block *block) {
+  if (block->mr && rdt_verbs_dereg_mr(block->mr) != RDT_OK)
     rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
   if (block->start) munmap(block->start, block->size);
 }
 
-/* What the peer writes: credit and its notifications. */
+/* Creates the memory that the peer writes: credit and notifications. */
 static rdt_status create_inbound(rdt_endpoint *endpoint) {
-  uint64_t capacity = records_configured_capacity();
+  uint64_t capacity = rdt_records_configured_capacity();
   bool windows = endpoint->domain->windows;
   rdt_status status =
       create_block(endpoint->domain, CREDIT_PAGE + capacity,
-                   windows ? VERBS_ACCESS_WINDOWS : RDT_ACCESS_WRITE, &endpoint->inbound);
+                   windows ? RDT_VERBS_ACCESS_WINDOWS : RDT_ACCESS_WRITE, &endpoint->inbound);
   if (status != RDT_OK) return status;
   char *start = endpoint->inbound.start;
-  endpoint->credit_in = (verbs_credit *)start;
-  endpoint->credit_out = (verbs_credit *)(start + CREDIT_OUT);
-  records_init(&endpoint->receive, start + CREDIT_PAGE, capacity);
+  endpoint->credit_in = (rdt_verbs_credit *)start;
+  endpoint->credit_out = (rdt_verbs_credit *)(start + CREDIT_OUT);
+  rdt_records_init(&endpoint->receive, start + CREDIT_PAGE, capacity);
   return RDT_OK;
 }
 
-/* The mirror of the peer's ring: records are written here and sent from here, and a place that the
- * peer has freed was sent long ago. */
+/* Creates the mirror of the peer's ring. Records are written here and sent from here. Space that
+ * the peer has freed was sent long ago. */
 static rdt_status create_outbound(rdt_endpoint *endpoint) {
   uint64_t capacity = endpoint->remote.ring_capacity;
   if (capacity > MAX_MIRROR && capacity > endpoint->receive.capacity)
@@ -71,7 +73,7 @@ static rdt_status create_outbound(rdt_endpoint *endpoint) {
                     (unsigned long long)capacity, RDT_ENV_PREFIX);
   rdt_status status =
       create_block(endpoint->domain, capacity, RDT_ACCESS_NONE, &endpoint->outbound);
-  if (status == RDT_OK) records_init(&endpoint->mirror, endpoint->outbound.start, capacity);
+  if (status == RDT_OK) rdt_records_init(&endpoint->mirror, endpoint->outbound.start, capacity);
   return status;
 }
 
@@ -83,23 +85,23 @@ static uint32_t queue_depth(const rdt_domain *domain) {
   return depth;
 }
 
-/* As many entries as completions can be outstanding: it cannot overflow. */
+/* The queue has as many entries as completions can be outstanding, so it cannot overflow. */
 static rdt_status create_completions(rdt_endpoint *endpoint, uint32_t depth) {
   struct ibv_context *context = endpoint->domain->context;
-  uint32_t entries = endpoint->queue_count * depth + VERBS_RECEIVES;
+  uint32_t entries = endpoint->queue_count * depth + RDT_VERBS_RECEIVES;
   uint32_t limit = endpoint->domain->choice.port->limits.max_cqe;
   if (entries > limit)
     return rdt_fail(RDT_ERR_LIMIT,
                     "%s has completion queues of at most %u entries, and %u are needed: lower "
                     "%sQUEUE_PAIRS or %sQUEUE_DEPTH",
                     endpoint->domain->text, limit, entries, RDT_ENV_PREFIX, RDT_ENV_PREFIX);
-  rdt_status status = verbs_create_comp_channel(context, &endpoint->events);
+  rdt_status status = rdt_verbs_create_comp_channel(context, &endpoint->events);
   if (status != RDT_OK) return status;
-  return verbs_create_cq(context, (int)entries, endpoint, endpoint->events, &endpoint->cq);
+  return rdt_verbs_create_cq(context, (int)entries, endpoint, endpoint->events, &endpoint->cq);
 }
 
-/* No attribute tells how much may travel inline: the device refuses what is too much. */
-static rdt_status create_qp(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t *max_inline) {
+/* No attribute says how much data can be inline: the device refuses too large a value. */
+static rdt_status create_qp(rdt_endpoint *endpoint, rdt_verbs_queue *queue, uint32_t *max_inline) {
   rdt_status status;
   for (;;) {
     struct ibv_qp_init_attr attr = {
@@ -109,45 +111,45 @@ static rdt_status create_qp(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t
         .srq = endpoint->domain->srq,
         .cap = {.max_send_wr = queue->depth, .max_send_sge = 1, .max_inline_data = *max_inline},
         .qp_type = IBV_QPT_RC};
-    status = verbs_create_qp(endpoint->domain->pd, &attr, &queue->qp);
+    status = rdt_verbs_create_qp(endpoint->domain->pd, &attr, &queue->qp);
     if (status == RDT_OK || *max_inline == 0) return status;
     *max_inline /= 2;
   }
 }
 
-static rdt_status set_init(rdt_endpoint *endpoint, verbs_queue *queue) {
+static rdt_status set_init(rdt_endpoint *endpoint, rdt_verbs_queue *queue) {
   struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
                              .port_num = endpoint->domain->choice.port->number,
                              .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE};
-  return verbs_modify_qp(queue->qp, &attr,
-                         IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+  return rdt_verbs_modify_qp(queue->qp, &attr,
+                             IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
-static rdt_status create_queue(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t depth) {
+static rdt_status create_queue(rdt_endpoint *endpoint, rdt_verbs_queue *queue, uint32_t depth) {
   queue->depth = depth;
   queue->pieces = calloc(depth, sizeof(*queue->pieces));
   if (!queue->pieces) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  if (getrandom(&queue->psn, sizeof(queue->psn), 0) != sizeof(queue->psn))
-    return rdt_fail(RDT_ERR_SYSTEM, "the system gives no random numbers");
+  rdt_status status = rdt_random(&queue->psn, sizeof(queue->psn));
   queue->psn &= MASK_24;
-  rdt_status status = create_qp(endpoint, queue, &endpoint->max_inline);
+  if (status == RDT_OK) status = create_qp(endpoint, queue, &endpoint->max_inline);
   return status == RDT_OK ? set_init(endpoint, queue) : status;
 }
 
 static rdt_status describe(const rdt_endpoint *endpoint, rdt_bundle *offer) {
-  const verbs_choice *choice = &endpoint->domain->choice;
-  const verbs_block *inbound = &endpoint->inbound;
+  const rdt_verbs_choice *choice = &endpoint->domain->choice;
+  const rdt_verbs_block *inbound = &endpoint->inbound;
   uint64_t start = (uintptr_t)inbound->start;
-  verbs_address address = {.link_layer = choice->port->link_layer,
-                           .mtu = choice->port->active_mtu,
-                           .lid = choice->port->lid,
-                           .reads = choice->port->limits.max_qp_rd_atom,
-                           .notifies = VERBS_NOTIFY_RECEIVES,
-                           .ring = start + CREDIT_PAGE,
-                           .ring_capacity = endpoint->receive.capacity,
-                           .credit = start,
-                           .rkey = inbound->window.mw ? inbound->window.rkey : inbound->mr->rkey,
-                           .queue_count = endpoint->queue_count};
+  rdt_verbs_address address = {
+      .link_layer = choice->port->link_layer,
+      .mtu = choice->port->active_mtu,
+      .lid = choice->port->lid,
+      .reads = choice->port->limits.max_qp_rd_atom,
+      .notifies = RDT_VERBS_NOTIFY_RECEIVES,
+      .ring = start + CREDIT_PAGE,
+      .ring_capacity = endpoint->receive.capacity,
+      .credit = start,
+      .rkey = inbound->window.mw ? inbound->window.rkey : inbound->mr->rkey,
+      .queue_count = endpoint->queue_count};
   if (choice->gid) {
     address.gid_type = choice->gid->type;
     memcpy(address.gid, choice->gid->raw, sizeof(address.gid));
@@ -156,7 +158,7 @@ static rdt_status describe(const rdt_endpoint *endpoint, rdt_bundle *offer) {
     address.queues[i].qpn = endpoint->queues[i].qp->qp_num;
     address.queues[i].psn = endpoint->queues[i].psn;
   }
-  return verbs_address_encode(&address, offer);
+  return rdt_verbs_address_encode(&address, offer);
 }
 
 static rdt_status create(rdt_endpoint *endpoint, rdt_bundle *offer) {
@@ -168,18 +170,20 @@ static rdt_status create(rdt_endpoint *endpoint, rdt_bundle *offer) {
   if (status == RDT_OK) status = create_completions(endpoint, depth);
   for (uint32_t i = 0; i < endpoint->queue_count && status == RDT_OK; i++)
     status = create_queue(endpoint, &endpoint->queues[i], depth);
-  /* After the queue pair that it is bound to: when a process is killed, the kernel takes the last first, and
-   * SoftRoCE's queue pairs wait for their windows. */
+  /* The window is created after the queue pair that it is bound to. When a process is killed,
+   * the kernel frees the newest objects first, and SoftRoCE's queue pairs wait for their
+   * windows. */
   if (status == RDT_OK && endpoint->domain->windows)
-    status = verbs_window_open(endpoint->domain, &endpoint->inbound.window);
-  if (status == RDT_OK) status = verbs_domain_receives(endpoint->domain, VERBS_RECEIVES, true);
+    status = rdt_verbs_window_open(endpoint->domain, &endpoint->inbound.window);
+  if (status == RDT_OK)
+    status = rdt_verbs_domain_receives(endpoint->domain, RDT_VERBS_RECEIVES, true);
   if (status != RDT_OK) return status;
-  endpoint->pledged = VERBS_RECEIVES;
+  endpoint->pledged = RDT_VERBS_RECEIVES;
   return describe(endpoint, offer);
 }
 
-rdt_status verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_out,
-                                 rdt_bundle *offer) {
+rdt_status rdt_verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_out,
+                                     rdt_bundle *offer) {
   offer->fds.count = 0;
   if (atomic_load(&domain->dead))
     return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s failed and was not opened again", domain->text);
@@ -193,7 +197,7 @@ rdt_status verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_out
   }
   char why[512];
   snprintf(why, sizeof(why), "%s", rdt_last_error());
-  verbs_endpoint_destroy(endpoint);
+  rdt_verbs_endpoint_destroy(endpoint);
   return rdt_fail(status, "%s", why);
 }
 
@@ -202,13 +206,13 @@ rdt_status verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_out
 static uint32_t lower(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* InfiniBand routes between subnets, which the first half of a GID names, by GID only. */
-static bool needs_gid(const verbs_choice *choice, const verbs_address *remote) {
+static bool needs_gid(const rdt_verbs_choice *choice, const rdt_verbs_address *remote) {
   if (choice->use_grh || !choice->gid) return choice->use_grh;
   return memcmp(choice->gid->raw, remote->gid, 8) != 0;
 }
 
-static struct ibv_ah_attr path_to(const rdt_domain *domain, const verbs_address *remote) {
-  const verbs_choice *choice = &domain->choice;
+static struct ibv_ah_attr path_to(const rdt_domain *domain, const rdt_verbs_address *remote) {
+  const rdt_verbs_choice *choice = &domain->choice;
   struct ibv_ah_attr path = {.dlid = (uint16_t)remote->lid,
                              .sl = (uint8_t)rdt_config_number(RDT_CONFIG_SERVICE_LEVEL),
                              .port_num = choice->port->number};
@@ -222,8 +226,8 @@ static struct ibv_ah_attr path_to(const rdt_domain *domain, const verbs_address 
 }
 
 static rdt_status set_ready_to_receive(rdt_endpoint *endpoint, uint32_t index) {
-  const verbs_address *remote = &endpoint->remote;
-  const verbs_port *port = endpoint->domain->choice.port;
+  const rdt_verbs_address *remote = &endpoint->remote;
+  const rdt_verbs_port *port = endpoint->domain->choice.port;
   struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR,
                              .path_mtu = (enum ibv_mtu)lower(port->active_mtu, remote->mtu),
                              .dest_qp_num = remote->queues[index].qpn,
@@ -231,13 +235,14 @@ static rdt_status set_ready_to_receive(rdt_endpoint *endpoint, uint32_t index) {
                              .max_dest_rd_atomic = (uint8_t)lower(port->limits.max_qp_rd_atom, 255),
                              .min_rnr_timer = RNR_TIMER,
                              .ah_attr = path_to(endpoint->domain, remote)};
-  return verbs_modify_qp(endpoint->queues[index].qp, &attr,
-                         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-                             IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+  return rdt_verbs_modify_qp(endpoint->queues[index].qp, &attr,
+                             IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                                 IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
-/* The device gives up after (RETRIES + 1) time-outs of 4.096 us * 2^n: the largest n that stays within
- * half the deadline, so that a silent peer, probed every third of it, is known in time. */
+/* The device gives up after (RETRIES + 1) time-outs of 4.096 us * 2^n. Returns the largest n
+ * that stays within half the deadline: a silent peer is probed every third of the deadline, and
+ * so found in time. */
 static uint8_t timeout_exponent(void) {
   uint64_t limit_ns = rdt_config_number(RDT_CONFIG_DEADLINE_MS) * 500000;
   uint8_t exponent = 8; /* 1 ms */
@@ -245,7 +250,7 @@ static uint8_t timeout_exponent(void) {
   return exponent;
 }
 
-static rdt_status set_ready_to_send(rdt_endpoint *endpoint, verbs_queue *queue) {
+static rdt_status set_ready_to_send(rdt_endpoint *endpoint, rdt_verbs_queue *queue) {
   uint32_t reads = lower(endpoint->domain->choice.port->limits.max_qp_init_rd_atom,
                          lower(endpoint->remote.reads, 255));
   struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS,
@@ -254,9 +259,9 @@ static rdt_status set_ready_to_send(rdt_endpoint *endpoint, verbs_queue *queue) 
                              .retry_cnt = RETRIES,
                              .rnr_retry = RETRIES,
                              .max_rd_atomic = (uint8_t)reads};
-  return verbs_modify_qp(queue->qp, &attr,
-                         IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-                             IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
+  return rdt_verbs_modify_qp(queue->qp, &attr,
+                             IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+                                 IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
 static bool is_ipv4(const uint8_t *gid) {
@@ -264,10 +269,10 @@ static bool is_ipv4(const uint8_t *gid) {
   return memcmp(gid, mapped, sizeof(mapped)) == 0;
 }
 
-/* Could packets with our kind of address reach the peer's? */
+/* Checks whether packets with our kind of address could reach the peer's. */
 static rdt_status check_fabric(const rdt_endpoint *endpoint, const char *peer) {
-  const verbs_choice *choice = &endpoint->domain->choice;
-  const verbs_address *remote = &endpoint->remote;
+  const rdt_verbs_choice *choice = &endpoint->domain->choice;
+  const rdt_verbs_address *remote = &endpoint->remote;
   const char *names[] = {"InfiniBand", "Ethernet"};
   bool ethernet = choice->port->link_layer == IBV_LINK_LAYER_ETHERNET;
   if (remote->link_layer != choice->port->link_layer)
@@ -282,16 +287,32 @@ static rdt_status check_fabric(const rdt_endpoint *endpoint, const char *peer) {
                     "this end uses %s and %s an address of another kind (%s): choose alike with "
                     "%sGID_INDEX",
                     endpoint->domain->text, peer,
-                    verbs_gid_type_text((verbs_gid_type)remote->gid_type), RDT_ENV_PREFIX);
+                    rdt_verbs_gid_type_text((rdt_verbs_gid_type)remote->gid_type), RDT_ENV_PREFIX);
   return RDT_OK;
 }
 
-rdt_status verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer) {
+/* Waits for the bind of the ring's window. Nobody else polls the endpoint yet; what an impatient peer has sent
+ * already is looked at later. */
+static rdt_status await_bind(rdt_endpoint *endpoint) {
+  rdt_events none = {0};
+  int64_t limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
+  int64_t end = rdt_now_ms() + limit;
+  while (rdt_verbs_outstanding(&endpoint->queues[0]) > 0) {
+    if (rdt_verbs_poll(endpoint, 0, &none) < 0) return RDT_ERR_CONNECTION_LOST;
+    if (rdt_now_ms() > end)
+      return rdt_fail(RDT_ERR_DEADLINE, "%s did not bind a memory window within %lld ms",
+                      endpoint->domain->text, (long long)limit);
+    sched_yield();
+  }
+  return RDT_OK;
+}
+
+rdt_status rdt_verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer) {
   snprintf(endpoint->peer, sizeof(endpoint->peer), "%s", peer);
-  rdt_status status = verbs_address_decode(offer, &endpoint->remote);
+  rdt_status status = rdt_verbs_address_decode(offer, &endpoint->remote);
   if (status == RDT_OK) status = check_fabric(endpoint, peer);
   if (status != RDT_OK) return status;
-  /* What the peer has no partner for stays in its first state and is never used. */
+  /* Queue pairs without a partner at the peer stay in their first state and are never used. */
   endpoint->queue_count = lower(endpoint->queue_count, endpoint->remote.queue_count);
   status = create_outbound(endpoint);
   for (uint32_t i = 0; i < endpoint->queue_count && status == RDT_OK; i++) {
@@ -300,66 +321,67 @@ rdt_status verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_
   }
   if (status != RDT_OK || !endpoint->inbound.window.mw) return status;
   /* The peer knows the key, but sends nothing before we say that we are ready. */
-  verbs_bind_ring(endpoint);
-  return verbs_endpoint_await_bind(endpoint);
+  rdt_verbs_bind_ring(endpoint);
+  return await_bind(endpoint);
 }
 
-uint64_t verbs_max_notify(const rdt_endpoint *endpoint) {
-  return records_max_payload(&endpoint->mirror);
+uint64_t rdt_verbs_max_notify(const rdt_endpoint *endpoint) {
+  return rdt_records_max_payload(&endpoint->mirror);
 }
 
 /* ---- the end ---------------------------------------------------------------------------------------------- */
 
-void verbs_endpoint_stop(rdt_endpoint *endpoint) {
+void rdt_verbs_endpoint_stop(rdt_endpoint *endpoint) {
   if (endpoint->stopped) return;
   endpoint->stopped = true;
-  for (uint32_t i = 0; i < VERBS_MAX_QUEUES; i++) {
+  for (uint32_t i = 0; i < RDT_VERBS_MAX_QUEUES; i++) {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
-    if (endpoint->queues[i].qp && verbs_modify_qp(endpoint->queues[i].qp, &attr, IBV_QP_STATE))
+    if (endpoint->queues[i].qp && rdt_verbs_modify_qp(endpoint->queues[i].qp, &attr, IBV_QP_STATE))
       rdt_log(RDT_LOG_DEBUG, "verbs: %s", rdt_last_error());
   }
 }
 
-bool verbs_endpoint_idle(const rdt_endpoint *endpoint) {
+bool rdt_verbs_endpoint_idle(const rdt_endpoint *endpoint) {
   if (!endpoint->stopped && atomic_load(&endpoint->stalled)) return false;
   for (uint32_t i = 0; i < endpoint->queue_count; i++)
-    if (verbs_outstanding(&endpoint->queues[i]) > 0) return false;
+    if (rdt_verbs_outstanding(&endpoint->queues[i]) > 0) return false;
   return true;
 }
 
 static void destroy_queues(rdt_endpoint *endpoint) {
-  verbs_endpoint_close_windows(endpoint);
-  for (uint32_t i = 0; i < VERBS_MAX_QUEUES; i++) {
+  rdt_verbs_endpoint_close_windows(endpoint);
+  for (uint32_t i = 0; i < RDT_VERBS_MAX_QUEUES; i++) {
     struct ibv_qp *qp = endpoint->queues[i].qp;
     endpoint->queues[i].qp = NULL;
-    if (qp && verbs_destroy_qp(qp) != RDT_OK) rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
+    if (qp && rdt_verbs_destroy_qp(qp) != RDT_OK)
+      rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
   }
 }
 
 /* A destroyed queue pair touches no memory any more. */
-void verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events) {
-  verbs_return_receives(endpoint);
+void rdt_verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events) {
+  rdt_verbs_return_receives(endpoint);
   destroy_queues(endpoint);
   for (uint32_t i = 0; i < endpoint->queue_count; i++) {
-    verbs_queue *queue = &endpoint->queues[i];
-    verbs_complete_until(endpoint, queue, atomic_load(&queue->posted), RDT_ERR_CONNECTION_LOST,
-                         events);
+    rdt_verbs_queue *queue = &endpoint->queues[i];
+    rdt_verbs_complete_until(endpoint, queue, atomic_load(&queue->posted), RDT_ERR_CONNECTION_LOST,
+                             events);
   }
 }
 
-void verbs_endpoint_destroy(rdt_endpoint *endpoint) {
+void rdt_verbs_endpoint_destroy(rdt_endpoint *endpoint) {
   if (endpoint->flushed > 0)
     rdt_log(RDT_LOG_DEBUG, "verbs: %llu more operations to %s failed with the first",
             (unsigned long long)endpoint->flushed, endpoint->peer);
-  verbs_endpoint_stop(endpoint); /* of a peer that never got so far as to be a channel's */
-  if (endpoint->pledged) verbs_return_receives(endpoint);
+  rdt_verbs_endpoint_stop(endpoint); /* the endpoint may never have become a channel's */
+  if (endpoint->pledged) rdt_verbs_return_receives(endpoint);
   destroy_queues(endpoint);
-  if (endpoint->cq && verbs_destroy_cq(endpoint->cq) != RDT_OK)
+  if (endpoint->cq && rdt_verbs_destroy_cq(endpoint->cq) != RDT_OK)
     rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
-  if (endpoint->events) verbs_destroy_comp_channel(endpoint->events);
+  if (endpoint->events) rdt_verbs_destroy_comp_channel(endpoint->events);
   destroy_block(&endpoint->inbound);
   destroy_block(&endpoint->outbound);
-  if (endpoint->pledged) verbs_domain_unpledge(endpoint->domain, endpoint->pledged);
-  for (uint32_t i = 0; i < VERBS_MAX_QUEUES; i++) free(endpoint->queues[i].pieces);
+  if (endpoint->pledged) rdt_verbs_domain_unpledge(endpoint->domain, endpoint->pledged);
+  for (uint32_t i = 0; i < RDT_VERBS_MAX_QUEUES; i++) free(endpoint->queues[i].pieces);
   free(endpoint);
 }

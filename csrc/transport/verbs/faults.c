@@ -8,14 +8,14 @@
 #include "base/log.h"
 #include "transport/verbs/objects.h"
 
-/* The provider's own functions; of the first provider, should there be several. */
+/* The provider's functions. If there are several providers, those of the first one. */
 static int (*real_poll)(struct ibv_cq *, int, struct ibv_wc *);
 static int (*real_post)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
 
 static int poll_cq(struct ibv_cq *cq, int limit, struct ibv_wc *completions) {
   int found = real_poll(cq, limit, completions), count = found;
   for (int i = 0; i < found && count < limit; i++)
-    if (completions[i].wr_id != VERBS_RECEIVE_ID &&
+    if (completions[i].wr_id != RDT_VERBS_RECEIVE_ID &&
         rdt_fault_happens(RDT_FAULT_DUPLICATE, "a completion"))
       completions[count++] = completions[i];
   return count;
@@ -28,7 +28,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *requests, struct ibv
   return ENOMEM;
 }
 
-void verbs_faults_install(struct ibv_context *context) {
+void rdt_verbs_faults_install(struct ibv_context *context) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   pthread_mutex_lock(&lock);
   if (!real_poll) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The receive side of an endpoint: completions of what was posted, notifications and credit from the
- * peer, and the first thing that went wrong. One thread at a time.
+ * The receive side of an endpoint: completions of what was posted, notifications and credit from
+ * the peer, and the first failure. One thread at a time runs it.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ static const char *hint(enum ibv_wc_status status) {
     case IBV_WC_LOC_PROT_ERR:
       return "a local buffer was freed, or its region closed, before the transfer completed";
     case IBV_WC_LOC_QP_OP_ERR:
-    case IBV_WC_WR_FLUSH_ERR: /* the first that fails where the device itself gives a queue pair up */
+    case IBV_WC_WR_FLUSH_ERR: /* the first failure if the device gives a queue pair up */
       return "the connection was closed, or the own port is down";
     case IBV_WC_REM_OP_ERR:
     case IBV_WC_REM_INV_REQ_ERR:
@@ -56,7 +56,7 @@ static void fail(rdt_endpoint *endpoint, const char *text) {
   snprintf(endpoint->failure, sizeof(endpoint->failure), "%s", text);
 }
 
-/* The first failure says what happened; those after it are its consequences. */
+/* The first failure is the cause; those after it are its consequences. */
 static void note_failure(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
   char text[384];
   if (endpoint->failed || endpoint->stopped) {
@@ -64,70 +64,72 @@ static void note_failure(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
     return;
   }
   snprintf(text, sizeof(text), "%s (%d), vendor error 0x%02x, queue pair 0x%06x to %s over %s: %s",
-           verbs_wc_status_text(wc->status), (int)wc->status, wc->vendor_err, wc->qp_num,
+           rdt_verbs_wc_status_text(wc->status), (int)wc->status, wc->vendor_err, wc->qp_num,
            endpoint->peer, endpoint->domain->text, hint(wc->status));
   fail(endpoint, text);
 }
 
 /* ---- completions ----------------------------------------------------------------------------------------- */
 
-static void release(rdt_endpoint *endpoint, const verbs_piece *piece, rdt_status status,
+static void release(rdt_endpoint *endpoint, const rdt_verbs_piece *piece, rdt_status status,
                     const rdt_events *events) {
   if (status == RDT_OK && piece->slot && piece->target)
     rdt_copy(piece->target, piece->slot->memory, piece->size, SIZE_MAX);
   if (piece->fence) atomic_fetch_sub(&endpoint->fences, 1);
   if (piece->notification) atomic_fetch_sub(&endpoint->notifying, 1);
   if (piece->event) atomic_fetch_sub(&endpoint->wanted, 1);
-  verbs_slot_free(endpoint->domain, piece->slot);
-  verbs_registration_unref(piece->registration);
+  rdt_verbs_slot_free(endpoint->domain, piece->slot);
+  rdt_verbs_registration_unref(piece->registration);
   if (piece->request) events->completed(events->context, piece->request, status);
 }
 
-void verbs_complete_until(rdt_endpoint *endpoint, verbs_queue *queue, uint32_t end,
-                          rdt_status status, const rdt_events *events) {
+void rdt_verbs_complete_until(rdt_endpoint *endpoint, rdt_verbs_queue *queue, uint32_t end,
+                              rdt_status status, const rdt_events *events) {
   for (;;) {
     uint32_t at = atomic_load(&queue->completed);
     if ((int32_t)(end - at) <= 0) return;
-    /* The device tells of work that another thread posted, but only this makes its writes ours. */
+    /* The completion is of work that another thread posted; this acquire makes that thread's
+     * writes visible. */
     if ((int32_t)(atomic_load(&queue->posted) - at) <= 0) return;
-    verbs_piece piece = queue->pieces[at & (queue->depth - 1)];
-    atomic_store(&queue->completed, at + 1); /* from here on the place may be taken */
+    rdt_verbs_piece piece = queue->pieces[at & (queue->depth - 1)];
+    atomic_store(&queue->completed, at + 1); /* from here on the slot may be reused */
     release(endpoint, &piece, status, events);
   }
 }
 
-/* A completion is that of everything posted before it too. */
+/* A completion also completes everything posted before it. */
 static void complete(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_events *events) {
-  verbs_queue *queue = &endpoint->queues[wc->wr_id >> 32];
+  rdt_verbs_queue *queue = &endpoint->queues[wc->wr_id >> 32];
   uint32_t at = (uint32_t)wc->wr_id;
   rdt_status status = status_of(wc->status);
-  verbs_complete_until(endpoint, queue, at, RDT_OK, events);
+  rdt_verbs_complete_until(endpoint, queue, at, RDT_OK, events);
   if (status != RDT_OK) rdt_fail(status, "%s", endpoint->failure);
-  verbs_complete_until(endpoint, queue, at + 1, status, events);
+  rdt_verbs_complete_until(endpoint, queue, at + 1, status, events);
 }
 
-/* What the device was never given, it never completes. Only of a stopped endpoint, whose send side does
- * not move any more. */
+/* Completes what the device never accepted. Only for a stopped endpoint, whose send side no
+ * longer moves. */
 static void complete_unhanded(rdt_endpoint *endpoint, const rdt_events *events) {
   for (uint32_t i = 0; i < endpoint->queue_count; i++) {
-    verbs_queue *queue = &endpoint->queues[i];
+    rdt_verbs_queue *queue = &endpoint->queues[i];
     if (atomic_load(&queue->completed) == atomic_load(&queue->handed))
-      verbs_complete_until(endpoint, queue, atomic_load(&queue->posted), RDT_ERR_CONNECTION_LOST,
-                           events);
+      rdt_verbs_complete_until(endpoint, queue, atomic_load(&queue->posted),
+                               RDT_ERR_CONNECTION_LOST, events);
   }
 }
 
 /* ---- notifications and credit ------------------------------------------------------------------------------ */
 
-/* A later message may have overwritten the words before this one is handled: then the next says nothing
- * new. More of those than can be under way come from a peer that only wants to use up receives. */
+/* A later message may overwrite the words before this one is handled; then the next message
+ * brings nothing new. More of those than can be in flight come from a peer that only wants to
+ * use up receives. */
 static void receive_credit(rdt_endpoint *endpoint) {
   uint64_t granted = atomic_load(&endpoint->credit_in->receives);
   uint64_t consumed = atomic_load(&endpoint->credit_in->consumed);
   bool news =
       granted != atomic_load(&endpoint->granted) || consumed != atomic_load(&endpoint->consumed);
   endpoint->idle_credits = news ? 0 : endpoint->idle_credits + 1;
-  if (endpoint->idle_credits > VERBS_CREDIT_RECEIVES)
+  if (endpoint->idle_credits > RDT_VERBS_CREDIT_RECEIVES)
     fail(endpoint, "the peer returns credit again and again without having consumed anything");
   atomic_store(&endpoint->granted, granted);
   atomic_store(&endpoint->consumed, consumed);
@@ -140,10 +142,10 @@ static void receive(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
     return;
   }
   endpoint->taken++;
-  /* Receives are shared: who takes more than its part would leave other peers without. */
-  if (endpoint->taken - endpoint->told_taken > VERBS_NOTIFY_RECEIVES)
+  /* Receives are shared. A peer that uses more than its part would leave none to others. */
+  if (endpoint->taken - endpoint->told_taken > RDT_VERBS_NOTIFY_RECEIVES)
     fail(endpoint, "the peer sent notifications without credit");
-  if (!records_consumer_learn(&endpoint->receive, endpoint->receive.seen + announced))
+  if (!rdt_records_consumer_learn(&endpoint->receive, endpoint->receive.seen + announced))
     fail(endpoint, "the peer announced more notifications than its ring holds");
 }
 
@@ -153,11 +155,11 @@ static int deliver(rdt_endpoint *endpoint, int budget, const rdt_events *events)
     uint64_t immediate;
     const void *data;
     uint32_t size;
-    records_result result = records_peek(&endpoint->receive, &immediate, &data, &size);
-    if (result == RECORDS_CORRUPT) fail(endpoint, "the peer wrote a malformed notification");
-    if (result != RECORDS_OK) break;
+    rdt_records_result result = rdt_records_peek(&endpoint->receive, &immediate, &data, &size);
+    if (result == RDT_RECORDS_CORRUPT) fail(endpoint, "the peer wrote a malformed notification");
+    if (result != RDT_RECORDS_OK) break;
     events->notified(events->context, immediate, data, size);
-    records_pass(&endpoint->receive, size);
+    rdt_records_pass(&endpoint->receive, size);
     delivered++;
   }
   return delivered;
@@ -166,16 +168,17 @@ static int deliver(rdt_endpoint *endpoint, int budget, const rdt_events *events)
 static void repost(rdt_endpoint *endpoint) {
   uint32_t count = endpoint->unposted;
   endpoint->unposted = 0;
-  if (count > 0 && verbs_domain_receives(endpoint->domain, count, false) != RDT_OK)
+  if (count > 0 && rdt_verbs_domain_receives(endpoint->domain, count, false) != RDT_OK)
     fail(endpoint, rdt_last_error());
 }
 
-/* The peer learns of every quarter that was freed: what it may send at once, it then always can. */
+/* The peer learns of every quarter that was freed, so it can always send what fits into a
+ * quarter. */
 static void offer_credit(rdt_endpoint *endpoint) {
   uint64_t consumed = endpoint->receive.position;
   bool quarter = consumed - endpoint->told_consumed >= endpoint->receive.capacity / 4 ||
-                 endpoint->taken - endpoint->told_taken >= VERBS_NOTIFY_RECEIVES / 4;
-  if (quarter || endpoint->unposted >= VERBS_REPOST) repost(endpoint);
+                 endpoint->taken - endpoint->told_taken >= RDT_VERBS_NOTIFY_RECEIVES / 4;
+  if (quarter || endpoint->unposted >= RDT_VERBS_REPOST) repost(endpoint);
   if (!quarter) return;
   atomic_store(&endpoint->credit_out->consumed, consumed);
   atomic_store(&endpoint->credit_out->receives, endpoint->taken);
@@ -200,7 +203,7 @@ static int take_completions(rdt_endpoint *endpoint, struct ibv_wc *completions) 
 
 static void handle(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_events *events) {
   if (wc->status != IBV_WC_SUCCESS) note_failure(endpoint, wc);
-  if (wc->wr_id == VERBS_RECEIVE_ID) {
+  if (wc->wr_id == RDT_VERBS_RECEIVE_ID) {
     endpoint->unposted++; /* whatever it brought */
     if (wc->status == IBV_WC_SUCCESS && (wc->wc_flags & IBV_WC_WITH_IMM))
       receive(endpoint, wc);
@@ -211,7 +214,7 @@ static void handle(rdt_endpoint *endpoint, const struct ibv_wc *wc, const rdt_ev
   complete(endpoint, wc, events);
 }
 
-/* The error is told once: after it the channel is stopped, and the rest only drains. */
+/* The error is reported once. After it the channel is stopped, and the rest only drains. */
 static int outcome(rdt_endpoint *endpoint, int taken) {
   if (atomic_load(&endpoint->broken)) fail(endpoint, "the device reported a broken queue");
   if (!endpoint->failed || endpoint->reported || endpoint->stopped) return taken;
@@ -219,7 +222,7 @@ static int outcome(rdt_endpoint *endpoint, int taken) {
   return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s", endpoint->failure);
 }
 
-int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
+int rdt_verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   struct ibv_wc completions[COMPLETIONS];
   int taken = 0, count;
   do {
@@ -229,7 +232,7 @@ int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   } while (count == COMPLETIONS);
   if (endpoint->stopped) {
     complete_unhanded(endpoint, events);
-    repost(endpoint); /* they are shared: this peer is gone, others are not */
+    repost(endpoint); /* receives are shared: this peer is gone, others are not */
   } else {
     taken += deliver(endpoint, budget, events);
     offer_credit(endpoint);
@@ -237,46 +240,48 @@ int verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   return outcome(endpoint, taken);
 }
 
-void verbs_return_receives(rdt_endpoint *endpoint) {
+void rdt_verbs_return_receives(rdt_endpoint *endpoint) {
   struct ibv_wc completions[COMPLETIONS];
   int count;
   do {
     count = take_completions(endpoint, completions);
-    for (int i = 0; i < count; i++) endpoint->unposted += completions[i].wr_id == VERBS_RECEIVE_ID;
+    for (int i = 0; i < count; i++)
+      endpoint->unposted += completions[i].wr_id == RDT_VERBS_RECEIVE_ID;
   } while (count > 0);
-  /* A completion queue that overflowed does not tell how many there were. What is too many does not fit. */
+  /* An overflowed completion queue does not tell how many completions there were. Excess
+   * receives do not fit. */
   if (atomic_load(&endpoint->broken)) endpoint->unposted = endpoint->domain->max_receives;
   repost(endpoint);
 }
 
-static bool request_events(rdt_endpoint *endpoint, enum verbs_armed wanted) {
+static bool request_events(rdt_endpoint *endpoint, enum rdt_verbs_armed wanted) {
   if (atomic_load(&endpoint->armed) >= (int)wanted) return true;
   atomic_store(&endpoint->armed, wanted);
-  return ibv_req_notify_cq(endpoint->cq, wanted == VERBS_SOLICITED) == 0;
+  return ibv_req_notify_cq(endpoint->cq, wanted == RDT_VERBS_SOLICITED) == 0;
 }
 
-bool verbs_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
+bool rdt_verbs_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
   if (endpoint->stashed) return false;
-  if (!request_events(endpoint, completions ? VERBS_ALL : VERBS_SOLICITED)) return false;
-  /* Either the poster sees that only notifications make events, or we see what it posted. */
+  if (!request_events(endpoint, completions ? RDT_VERBS_ALL : RDT_VERBS_SOLICITED)) return false;
+  /* Either the poster sees that only notifications raise events, or we see what it posted. */
   if (atomic_load(&endpoint->wanted) > 0) {
-    atomic_store(&endpoint->armed, VERBS_ALL);
-    /* Again, even if the poster did: devices differ in which of two requests wins. */
+    atomic_store(&endpoint->armed, RDT_VERBS_ALL);
+    /* Arm again even if the poster did: devices differ in which of two requests wins. */
     if (ibv_req_notify_cq(endpoint->cq, 0) != 0) return false;
   }
-  /* What came before the request for an event makes none. */
+  /* Completions from before the request raise no event. */
   endpoint->stashed = ibv_poll_cq(endpoint->cq, 1, &endpoint->stash) > 0;
   bool records = endpoint->receive.seen != endpoint->receive.position;
   return !endpoint->stashed && !(may_take && records);
 }
 
-void verbs_disarm(rdt_endpoint *endpoint) {
+void rdt_verbs_disarm(rdt_endpoint *endpoint) {
   struct ibv_cq *cq;
   void *context;
-  while (verbs_get_cq_event(endpoint->events, &cq, &context) == RDT_OK) {
-    verbs_ack_cq_events(cq, 1);
-    atomic_store(&endpoint->armed, VERBS_UNARMED);
+  while (rdt_verbs_get_cq_event(endpoint->events, &cq, &context) == RDT_OK) {
+    rdt_verbs_ack_cq_events(cq, 1);
+    atomic_store(&endpoint->armed, RDT_VERBS_UNARMED);
   }
 }
 
-int verbs_event_fd(const rdt_endpoint *endpoint) { return endpoint->events->fd; }
+int rdt_verbs_event_fd(const rdt_endpoint *endpoint) { return endpoint->events->fd; }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads the machine's RDMA ports into tables: from libibverbs, and from sysfs where that is too old to
- * tell the types and interfaces of GIDs.
+ * Reads the machine's RDMA ports into tables, from libibverbs and, if that is too old to report
+ * types and interfaces of GIDs, from sysfs.
  */
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -20,7 +20,8 @@
 #define SYSFS_DEVICES "/sys/class/infiniband"
 #define SYSFS_VERBS "/sys/class/infiniband_verbs"
 
-/* Of gid_attrs/types. InfiniBand and RoCE v1 share a name there: the link layer tells them apart. */
+/* Parses gid_attrs/types, where InfiniBand and RoCE v1 share a name. The link layer tells them
+ * apart. */
 #define SYSFS_ROCE_V2 "RoCE v2"
 #define SYSFS_ROCE_V1 "IB/RoCE v1"
 
@@ -28,14 +29,14 @@
 #define MAX_TABLE_QUERY (UINT16_MAX / sizeof(struct ibv_gid_entry))
 
 typedef struct scan {
-  verbs_port *ports;
+  rdt_verbs_port *ports;
   size_t count, capacity;
   const struct ifaddrs *interfaces; /* of this network namespace */
 } scan;
 
 static rdt_status no_memory(void) { return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left"); }
 
-/* The first line of a file, without its newline; "" if it cannot be read. */
+/* Reads the first line of a file without its newline; "" if it cannot be read. */
 static void read_line(const char *path, char *text, int size) {
   FILE *file = fopen(path, "re");
   if (!file || !fgets(text, size, file)) text[0] = '\0';
@@ -43,16 +44,16 @@ static void read_line(const char *path, char *text, int size) {
   if (file) fclose(file);
 }
 
-/* Adds a port that has nothing but its device's name; NULL: no memory. */
-static verbs_port *add_port(scan *self, const char *device) {
+/* Adds a port that has only its device's name. Returns NULL if there is no memory. */
+static rdt_verbs_port *add_port(scan *self, const char *device) {
   if (self->count == self->capacity) {
     size_t capacity = self->capacity ? 2 * self->capacity : 8;
-    verbs_port *grown = realloc(self->ports, capacity * sizeof(*grown));
+    rdt_verbs_port *grown = realloc(self->ports, capacity * sizeof(*grown));
     if (!grown) return NULL;
     self->ports = grown;
     self->capacity = capacity;
   }
-  verbs_port *port = &self->ports[self->count++];
+  rdt_verbs_port *port = &self->ports[self->count++];
   memset(port, 0, sizeof(*port));
   snprintf(port->device, sizeof(port->device), "%s", device);
   return port;
@@ -60,7 +61,7 @@ static verbs_port *add_port(scan *self, const char *device) {
 
 /* Adds a device that cannot be used, so that choosing can say why. */
 static rdt_status add_unusable(scan *self, const char *device, uint8_t number, const char *why) {
-  verbs_port *port = add_port(self, device);
+  rdt_verbs_port *port = add_port(self, device);
   if (!port) return no_memory();
   port->number = number;
   snprintf(port->unusable, sizeof(port->unusable), "is left out: %s", why);
@@ -69,8 +70,8 @@ static rdt_status add_unusable(scan *self, const char *device, uint8_t number, c
 
 /* ---- Network interfaces of GIDs ----------------------------------------------------------------- */
 
-/* Do the last bytes of `raw` follow from the hardware address `mac`, as those of a link-local GID do? A
- * VLAN's number may stand between the two halves. */
+/* Returns true if the last bytes of `raw` derive from the hardware address `mac`, as in a link-
+ * local GID. A VLAN's number may be between the two halves. */
 static bool is_from_mac(const uint8_t raw[16], const uint8_t mac[6]) {
   return raw[8] == (mac[0] ^ 2) && memcmp(raw + 9, mac + 1, 2) == 0 &&
          memcmp(raw + 13, mac + 3, 3) == 0;
@@ -92,7 +93,7 @@ static bool is_address(const struct sockaddr *address, const uint8_t raw[16]) {
   }
 }
 
-/* Does the interface called `name` of this namespace hold the address in `raw`? */
+/* Returns true if the interface called `name` of this namespace has the address in `raw`. */
 static bool holds_address(const scan *self, const char *name, const uint8_t raw[16]) {
   for (const struct ifaddrs *each = self->interfaces; each; each = each->ifa_next)
     if (each->ifa_addr && strcmp(each->ifa_name, name) == 0 && is_address(each->ifa_addr, raw))
@@ -100,31 +101,32 @@ static bool holds_address(const scan *self, const char *name, const uint8_t raw[
   return false;
 }
 
-static verbs_netdev_state interface_state(const scan *self, const char *name) {
+static rdt_verbs_netdev_state interface_state(const scan *self, const char *name) {
   for (const struct ifaddrs *each = self->interfaces; each; each = each->ifa_next)
     if (strcmp(each->ifa_name, name) == 0)
-      return (each->ifa_flags & IFF_UP) && (each->ifa_flags & IFF_RUNNING) ? VERBS_NETDEV_UP
-                                                                           : VERBS_NETDEV_DOWN;
-  return VERBS_NETDEV_UNKNOWN;
+      return (each->ifa_flags & IFF_UP) && (each->ifa_flags & IFF_RUNNING) ? RDT_VERBS_NETDEV_UP
+                                                                           : RDT_VERBS_NETDEV_DOWN;
+  return RDT_VERBS_NETDEV_UNKNOWN;
 }
 
-/* The kernel names and numbers interfaces in the namespace where the device lives. Seen from another, as
- * in a container, the same name or number may be an unrelated interface: hence the comparison of
- * `ifindex` (0: not told) and of the address. */
-static void set_netdev(const scan *self, verbs_gid *gid, const char *name, unsigned ifindex) {
+/* The kernel reports names and numbers of interfaces in the device's namespace. In another
+ * namespace, such as a container's, the same name or number may be an unrelated interface. So
+ * this compares `ifindex` (0 if not reported) and the address. */
+static void set_netdev(const scan *self, rdt_verbs_gid *gid, const char *name, unsigned ifindex) {
   char from_index[IF_NAMESIZE] = "";
   if (ifindex) if_indextoname(ifindex, from_index);
   if (!name[0]) name = from_index;
   snprintf(gid->netdev, sizeof(gid->netdev), "%s", name);
   if (!name[0] || (ifindex && strcmp(name, from_index) != 0)) return;
-  verbs_netdev_state state = interface_state(self, name);
-  /* An interface that is down has lost its IPv6 addresses, and keeps its GIDs for a moment. */
-  if (state == VERBS_NETDEV_DOWN || holds_address(self, name, gid->raw)) gid->netdev_state = state;
+  rdt_verbs_netdev_state state = interface_state(self, name);
+  /* An interface that goes down loses its IPv6 addresses at once, and its GIDs a moment later. */
+  if (state == RDT_VERBS_NETDEV_DOWN || holds_address(self, name, gid->raw))
+    gid->netdev_state = state;
 }
 
 /* ---- GIDs --------------------------------------------------------------------------------------- */
 
-/* The attribute of a GID; "" if it has none, as in some containers. */
+/* Reads an attribute of a GID; "" if it has none, as in some containers. */
 static void read_gid_attribute(const char *ibdev_path, uint8_t port, const char *attribute,
                                uint32_t index, char *text, int size) {
   char path[IBV_SYSFS_PATH_MAX + 64];
@@ -132,24 +134,25 @@ static void read_gid_attribute(const char *ibdev_path, uint8_t port, const char 
   read_line(path, text, size);
 }
 
-static verbs_gid_type type_from_sysfs(const char *text, uint8_t link_layer) {
-  if (link_layer != IBV_LINK_LAYER_ETHERNET) return VERBS_GID_IB;
-  if (strcmp(text, SYSFS_ROCE_V2) == 0) return VERBS_GID_ROCE_V2;
-  return strcmp(text, SYSFS_ROCE_V1) == 0 ? VERBS_GID_ROCE_V1 : VERBS_GID_UNKNOWN;
+static rdt_verbs_gid_type type_from_sysfs(const char *text, uint8_t link_layer) {
+  if (link_layer != IBV_LINK_LAYER_ETHERNET) return RDT_VERBS_GID_IB;
+  if (strcmp(text, SYSFS_ROCE_V2) == 0) return RDT_VERBS_GID_ROCE_V2;
+  return strcmp(text, SYSFS_ROCE_V1) == 0 ? RDT_VERBS_GID_ROCE_V1 : RDT_VERBS_GID_UNKNOWN;
 }
 
-static verbs_gid_type type_from_library(uint32_t type, uint8_t link_layer) {
-  if (link_layer != IBV_LINK_LAYER_ETHERNET) return VERBS_GID_IB;
-  if (type == IBV_GID_TYPE_ROCE_V2) return VERBS_GID_ROCE_V2;
-  return type == IBV_GID_TYPE_ROCE_V1 ? VERBS_GID_ROCE_V1 : VERBS_GID_UNKNOWN;
+static rdt_verbs_gid_type type_from_library(uint32_t type, uint8_t link_layer) {
+  if (link_layer != IBV_LINK_LAYER_ETHERNET) return RDT_VERBS_GID_IB;
+  if (type == IBV_GID_TYPE_ROCE_V2) return RDT_VERBS_GID_ROCE_V2;
+  return type == IBV_GID_TYPE_ROCE_V1 ? RDT_VERBS_GID_ROCE_V1 : RDT_VERBS_GID_UNKNOWN;
 }
 
-/* rdma-core 32 and newer: the table of the whole device at once. False if it does not tell. */
-static bool read_gids_by_table(const scan *self, struct ibv_context *context, verbs_port *port,
+/* Reads the GID table of the whole device at once, with rdma-core 32 and newer. Returns false if
+ * that is not supported. */
+static bool read_gids_by_table(const scan *self, struct ibv_context *context, rdt_verbs_port *port,
                                size_t table_size, size_t port_count) {
   size_t capacity = table_size * port_count;
   if (capacity > MAX_TABLE_QUERY) capacity = MAX_TABLE_QUERY;
-  const verbs_functions *library = verbs_library();
+  const rdt_verbs_functions *library = rdt_verbs_library();
   struct ibv_gid_entry *entries =
       library->query_gid_table ? calloc(capacity, sizeof(*entries)) : NULL;
   if (!entries) return false;
@@ -158,7 +161,7 @@ static bool read_gids_by_table(const scan *self, struct ibv_context *context, ve
     const struct ibv_gid_entry *entry = &entries[i];
     char netdev[IF_NAMESIZE];
     if (entry->port_num != port->number) continue;
-    verbs_gid *gid = &port->gids[port->gid_count++];
+    rdt_verbs_gid *gid = &port->gids[port->gid_count++];
     gid->index = entry->gid_index;
     memcpy(gid->raw, entry->gid.raw, sizeof(gid->raw));
     gid->type = type_from_library(entry->gid_type, port->link_layer);
@@ -170,16 +173,16 @@ static bool read_gids_by_table(const scan *self, struct ibv_context *context, ve
   return count >= 0;
 }
 
-static void read_gids_one_by_one(const scan *self, struct ibv_context *context, verbs_port *port,
-                                 size_t table_size) {
+static void read_gids_one_by_one(const scan *self, struct ibv_context *context,
+                                 rdt_verbs_port *port, size_t table_size) {
   static const union ibv_gid zero;
   const char *path = context->device->ibdev_path;
   for (uint32_t i = 0; i < table_size; i++) {
     char type[32], netdev[IF_NAMESIZE];
     union ibv_gid raw = zero;
-    if (verbs_library()->query_gid(context, port->number, (int)i, &raw) != 0) continue;
+    if (rdt_verbs_library()->query_gid(context, port->number, (int)i, &raw) != 0) continue;
     if (memcmp(&raw, &zero, sizeof(raw)) == 0) continue;
-    verbs_gid *gid = &port->gids[port->gid_count++];
+    rdt_verbs_gid *gid = &port->gids[port->gid_count++];
     gid->index = i;
     memcpy(gid->raw, raw.raw, sizeof(gid->raw));
     read_gid_attribute(path, port->number, "types", i, type, sizeof(type));
@@ -191,8 +194,8 @@ static void read_gids_one_by_one(const scan *self, struct ibv_context *context, 
 
 /* ---- Ports and devices -------------------------------------------------------------------------- */
 
-/* Active speed x width. Speeds are per lane, in the units of the specification: powers of two, from
- * SDR's 1 to NDR's 128. */
+/* Multiplies active speed and width. Speeds are per lane, in the units of the specification:
+ * powers of two, from SDR's 1 to NDR's 128. */
 static uint32_t rate_of(const struct ibv_port_attr *attr) {
   static const struct {
     uint8_t code;
@@ -212,10 +215,10 @@ static uint32_t rate_of(const struct ibv_port_attr *attr) {
 
 static uint32_t at_least_zero(int value) { return value > 0 ? (uint32_t)value : 0; }
 
-static verbs_limits limits_of(const struct ibv_device_attr_ex *extended) {
+static rdt_verbs_limits limits_of(const struct ibv_device_attr_ex *extended) {
   const struct ibv_device_attr *attr = &extended->orig_attr;
   const uint32_t paging = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ;
-  return (verbs_limits){
+  return (rdt_verbs_limits){
       .max_mr_size = attr->max_mr_size,
       .max_qp = at_least_zero(attr->max_qp),
       .max_qp_wr = at_least_zero(attr->max_qp_wr),
@@ -233,14 +236,14 @@ static verbs_limits limits_of(const struct ibv_device_attr_ex *extended) {
       .windows = (attr->device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0,
       .on_demand_paging = (extended->odp_caps.general_caps & IBV_ODP_SUPPORT) &&
                           (extended->odp_caps.per_transport_caps.rc_odp_caps & paging) == paging,
-      .relaxed_ordering = verbs_library()->reg_mr_iova2 != NULL,
+      .relaxed_ordering = rdt_verbs_library()->reg_mr_iova2 != NULL,
   };
 }
 
-static void fill_port(verbs_port *port, const struct ibv_port_attr *attr) {
+static void fill_port(rdt_verbs_port *port, const struct ibv_port_attr *attr) {
   port->state = attr->state;
   port->link_layer = attr->link_layer;
-  /* Drivers from before RoCE do not say. */
+  /* Drivers older than RoCE do not report it. */
   if (port->link_layer == IBV_LINK_LAYER_UNSPECIFIED) port->link_layer = IBV_LINK_LAYER_INFINIBAND;
   port->active_mtu = attr->active_mtu;
   port->max_message = attr->max_msg_sz;
@@ -253,12 +256,12 @@ static void fill_port(verbs_port *port, const struct ibv_port_attr *attr) {
 }
 
 static rdt_status scan_port(scan *self, struct ibv_context *context, uint8_t number,
-                            uint8_t port_count, const verbs_limits *limits) {
+                            uint8_t port_count, const rdt_verbs_limits *limits) {
   struct ibv_port_attr attr;
-  const char *device = verbs_library()->get_device_name(context->device);
-  if (verbs_query_port(context, number, &attr) != RDT_OK)
+  const char *device = rdt_verbs_library()->get_device_name(context->device);
+  if (rdt_verbs_query_port(context, number, &attr) != RDT_OK)
     return add_unusable(self, device, number, rdt_last_error());
-  verbs_port *port = add_port(self, device);
+  rdt_verbs_port *port = add_port(self, device);
   if (!port) return no_memory();
   port->number = number;
   port->transport = context->device->transport_type;
@@ -277,23 +280,24 @@ static rdt_status scan_port(scan *self, struct ibv_context *context, uint8_t num
 }
 
 static rdt_status scan_device(scan *self, struct ibv_device *device) {
-  const char *name = verbs_library()->get_device_name(device);
+  const char *name = rdt_verbs_library()->get_device_name(device);
   struct ibv_device_attr_ex attr;
   struct ibv_context *context;
-  if (verbs_open(device, &context) != RDT_OK) return add_unusable(self, name, 0, rdt_last_error());
+  if (rdt_verbs_open(device, &context) != RDT_OK)
+    return add_unusable(self, name, 0, rdt_last_error());
   rdt_status status = RDT_OK;
-  if (verbs_query_device(context, &attr) != RDT_OK) {
+  if (rdt_verbs_query_device(context, &attr) != RDT_OK) {
     status = add_unusable(self, name, 0, rdt_last_error());
   } else {
-    verbs_limits limits = limits_of(&attr);
+    rdt_verbs_limits limits = limits_of(&attr);
     for (unsigned i = 1; i <= attr.orig_attr.phys_port_cnt && status == RDT_OK; i++)
       status = scan_port(self, context, (uint8_t)i, attr.orig_attr.phys_port_cnt, &limits);
   }
-  verbs_close_device(context);
+  rdt_verbs_close_device(context);
   return status;
 }
 
-/* Why libibverbs does not list a device that the kernel has. */
+/* Explains why libibverbs does not list a device that the kernel has. */
 static const char *why_unlisted(const char *device) {
   char path[NAME_MAX + 64], name[IBV_SYSFS_NAME_MAX];
   DIR *directory = opendir(SYSFS_VERBS);
@@ -328,25 +332,25 @@ static rdt_status add_unlisted(scan *self) {
 }
 
 static int by_name_and_number(const void *a, const void *b) {
-  const verbs_port *left = a, *right = b;
+  const rdt_verbs_port *left = a, *right = b;
   int order = strverscmp(left->device, right->device);
   return order ? order : left->number - right->number;
 }
 
-rdt_status verbs_ports_scan(verbs_port **ports, size_t *count) {
+rdt_status rdt_verbs_ports_scan(rdt_verbs_port **ports, size_t *count) {
   struct ibv_device **list;
   struct ifaddrs *interfaces = NULL;
   int devices;
-  rdt_status status = verbs_list_devices(&list, &devices);
+  rdt_status status = rdt_verbs_list_devices(&list, &devices);
   if (status != RDT_OK) return status;
-  if (getifaddrs(&interfaces) != 0) interfaces = NULL; /* then no GID's interface is known */
+  if (getifaddrs(&interfaces) != 0) interfaces = NULL; /* without it no GID's interface is known */
   scan self = {.interfaces = interfaces};
   for (int i = 0; i < devices && status == RDT_OK; i++) status = scan_device(&self, list[i]);
   if (status == RDT_OK) status = add_unlisted(&self);
   if (interfaces) freeifaddrs(interfaces);
-  verbs_free_devices(list);
+  rdt_verbs_free_devices(list);
   if (status != RDT_OK) {
-    verbs_ports_free(self.ports, self.count);
+    rdt_verbs_ports_free(self.ports, self.count);
     return status;
   }
   if (self.count) qsort(self.ports, self.count, sizeof(*self.ports), by_name_and_number);
@@ -355,7 +359,7 @@ rdt_status verbs_ports_scan(verbs_port **ports, size_t *count) {
   return RDT_OK;
 }
 
-void verbs_ports_free(verbs_port *ports, size_t count) {
+void rdt_verbs_ports_free(rdt_verbs_port *ports, size_t count) {
   for (size_t i = 0; i < count; i++) free(ports[i].gids);
   free(ports);
 }

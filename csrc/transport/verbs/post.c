@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The send side of an endpoint: operations are cut into pieces, pieces become work requests, and a
- * doorbell hands over what has gathered. Runs under the channel's send lock.
- *
- * Order: everything up to the stripe size goes over the first queue, which keeps it in order, and so
- * do notifications. Longer operations go over all queues; a notification waits until such writes are
- * complete. Notifications are written into the peer's ring, many with one work request, the last of
- * which takes one of the peer's receives.
+ * The send side of an endpoint, which runs under the channel's send lock. Operations are cut into
+ * pieces, pieces become work requests, and a doorbell hands over the work requests that have
+ * gathered. Operations up to the stripe size and notifications go over the first queue, which
+ * keeps them in order. Longer operations go over all queues, and a notification waits until such
+ * writes are complete. Notifications are written into the peer's ring, many with one work request,
+ * which uses one of the peer's receives.
  */
 #include <arpa/inet.h>
 #include <string.h>
@@ -16,18 +15,18 @@
 
 /* ---- queues -------------------------------------------------------------------------------------------- */
 
-/* Before the work is handed over, so that none of its completions is missed. */
+/* Runs before the work is handed over, so that no completion is missed. */
 static void want_events(rdt_endpoint *endpoint) {
-  if (atomic_load(&endpoint->wanted) == 0 || atomic_load(&endpoint->armed) != VERBS_SOLICITED)
+  if (atomic_load(&endpoint->wanted) == 0 || atomic_load(&endpoint->armed) != RDT_VERBS_SOLICITED)
     return;
-  atomic_store(&endpoint->armed, VERBS_ALL);
+  atomic_store(&endpoint->armed, RDT_VERBS_ALL);
   if (ibv_req_notify_cq(endpoint->cq, 0) != 0) atomic_store(&endpoint->broken, true);
 }
 
-/* Only the last request of a batch and long ones report their completion, for all before them. The device
- * takes work in order: after a refusal it gets no more, and what it did not take is completed by poll, as a
- * failure. */
-static int hand_over(rdt_endpoint *endpoint, verbs_queue *queue) {
+/* Only the last request of a batch and long ones report their completion, for all before them.
+ * The device accepts work in order. After a refusal it gets no more, and poll completes what it
+ * did not accept, as a failure. */
+static int hand_over(rdt_endpoint *endpoint, rdt_verbs_queue *queue) {
   struct ibv_send_wr *bad = NULL;
   uint32_t count = queue->batched;
   if (count == 0) return 0;
@@ -45,16 +44,16 @@ static int hand_over(rdt_endpoint *endpoint, verbs_queue *queue) {
   return 1;
 }
 
-/* Room for another piece of data, beside what is reserved. */
-static bool has_room(const verbs_queue *queue, uint32_t reserve) {
-  return verbs_outstanding(queue) + reserve < queue->depth;
+/* Reports whether there is room for another piece of data, beside the reserve. */
+static bool has_room(const rdt_verbs_queue *queue, uint32_t reserve) {
+  return rdt_verbs_outstanding(queue) + reserve < queue->depth;
 }
 
-/* Appends a work request; `wr` is complete but for its identity, list and segments. */
+/* Appends a work request. `wr` is complete except for its id, next pointer and segments. */
 static void append(rdt_endpoint *endpoint, uint32_t index, struct ibv_send_wr wr,
-                   struct ibv_sge segment, verbs_piece piece) {
-  verbs_queue *queue = &endpoint->queues[index];
-  if (queue->batched == VERBS_BATCH) hand_over(endpoint, queue);
+                   struct ibv_sge segment, rdt_verbs_piece piece) {
+  rdt_verbs_queue *queue = &endpoint->queues[index];
+  if (queue->batched == RDT_VERBS_BATCH) hand_over(endpoint, queue);
   uint32_t posted = atomic_load(&queue->posted), at = queue->batched++;
   queue->pieces[posted & (queue->depth - 1)] = piece;
   queue->segments[at] = segment;
@@ -81,30 +80,30 @@ static void advance(rdt_op *op, uint64_t size) {
   op->size -= size;
 }
 
-static uint32_t key_for(const verbs_keys *keys, uint32_t queue) {
+static uint32_t key_for(const rdt_verbs_keys *keys, uint32_t queue) {
   return keys->rkeys[queue < keys->count ? queue : 0];
 }
 
 /* Posts the next `size` bytes of the operation, from `local`. */
 static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t, uint32_t size,
-                       const verbs_local *local) {
+                       const rdt_verbs_local *local) {
   bool inlined = !t->read && !local;
   struct ibv_sge segment = {.addr = inlined ? (uintptr_t)t->op->local : local->address,
                             .length = size,
                             .lkey = inlined ? 0 : local->lkey};
   struct ibv_send_wr wr = {.opcode = t->read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
                            .send_flags = (inlined ? IBV_SEND_INLINE : 0) |
-                                         (size >= VERBS_REPORT_BYTES ? IBV_SEND_SIGNALED : 0),
+                                         (size >= RDT_VERBS_REPORT_BYTES ? IBV_SEND_SIGNALED : 0),
                            .wr.rdma = {.remote_addr = t->mapping->address + t->op->remote_offset,
                                        .rkey = key_for(&t->mapping->keys, index)}};
-  verbs_piece piece = {.request = t->request,
-                       .registration = inlined ? NULL : local->registration,
-                       .slot = inlined ? NULL : local->slot,
-                       .target = t->read ? t->op->local : NULL,
-                       .size = size,
-                       .fence = !t->read && index > 0,
-                       .event = rdt_request_wants_event(t->request)};
-  if (piece.registration) verbs_registration_ref(piece.registration);
+  rdt_verbs_piece piece = {.request = t->request,
+                           .registration = inlined ? NULL : local->registration,
+                           .slot = inlined ? NULL : local->slot,
+                           .target = t->read ? t->op->local : NULL,
+                           .size = size,
+                           .fence = !t->read && index > 0,
+                           .event = t->request->wants_event};
+  if (piece.registration) rdt_verbs_registration_ref(piece.registration);
   if (piece.fence) atomic_fetch_add(&endpoint->fences, 1);
   if (piece.event) atomic_fetch_add(&endpoint->wanted, 1);
   rdt_request_hold(t->request);
@@ -112,32 +111,32 @@ static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t
   advance(t->op, size);
 }
 
-/* Not more pieces than all queues take together, unless a piece cannot be so long. */
+/* Cuts into no more pieces than all queues take together, unless pieces would be too long. */
 static uint64_t piece_size(const rdt_endpoint *endpoint, uint64_t size) {
   uint64_t piece = size / ((uint64_t)endpoint->queue_count * 16);
   uint64_t longest = endpoint->domain->choice.port->max_message;
-  if (longest > VERBS_PIECE_BYTES) longest = VERBS_PIECE_BYTES;
+  if (longest > RDT_VERBS_PIECE_BYTES) longest = RDT_VERBS_PIECE_BYTES;
   if (piece < endpoint->stripe) piece = endpoint->stripe;
   return piece < longest ? piece : longest;
 }
 
-/* The next queue with room, RDT_NO_CREDIT if none has. */
+/* Finds the next queue with room. Returns RDT_NO_CREDIT if none has any. */
 static rdt_status next_queue(rdt_endpoint *endpoint, uint32_t *index) {
   for (uint32_t tried = 0; tried < endpoint->queue_count; tried++) {
     *index = endpoint->next_queue++ % endpoint->queue_count;
-    if (has_room(&endpoint->queues[*index], VERBS_RESERVE)) return RDT_OK;
+    if (has_room(&endpoint->queues[*index], RDT_VERBS_RESERVE)) return RDT_OK;
   }
   return RDT_NO_CREDIT;
 }
 
 static rdt_status post_striped(rdt_endpoint *endpoint, const transfer *t) {
-  verbs_local local;
+  rdt_verbs_local local;
   rdt_op *op = t->op;
   uint64_t piece = piece_size(endpoint, op->size);
   uint32_t index;
   rdt_status status = next_queue(endpoint, &index);
   if (status == RDT_OK)
-    status = verbs_local_acquire(endpoint->domain, op->local, op->size, t->read, &local);
+    status = rdt_verbs_local_acquire(endpoint->domain, op->local, op->size, t->read, &local);
   if (status != RDT_OK) return status;
   while (status == RDT_OK && op->size > 0) {
     uint64_t size = op->size < piece ? op->size : piece;
@@ -145,22 +144,23 @@ static rdt_status post_striped(rdt_endpoint *endpoint, const transfer *t) {
     local.address += size;
     if (op->size > 0) status = next_queue(endpoint, &index);
   }
-  verbs_registration_unref(local.registration); /* the pieces hold it */
+  rdt_verbs_registration_unref(local.registration); /* the pieces hold it */
   return status == RDT_OK ? RDT_IN_PROGRESS : status;
 }
 
 static rdt_status post_single(rdt_endpoint *endpoint, const transfer *t) {
-  verbs_local local;
+  rdt_verbs_local local;
   rdt_op *op = t->op;
-  if (!has_room(&endpoint->queues[0], VERBS_RESERVE)) return RDT_NO_CREDIT;
+  if (!has_room(&endpoint->queues[0], RDT_VERBS_RESERVE)) return RDT_NO_CREDIT;
   if (!t->read && op->size <= endpoint->max_inline) {
     post_piece(endpoint, 0, t, (uint32_t)op->size, NULL);
     return RDT_IN_PROGRESS;
   }
-  rdt_status status = verbs_local_acquire(endpoint->domain, op->local, op->size, t->read, &local);
+  rdt_status status =
+      rdt_verbs_local_acquire(endpoint->domain, op->local, op->size, t->read, &local);
   if (status != RDT_OK) return status;
   post_piece(endpoint, 0, t, (uint32_t)op->size, &local);
-  verbs_registration_unref(local.registration);
+  rdt_verbs_registration_unref(local.registration);
   return RDT_IN_PROGRESS;
 }
 
@@ -170,13 +170,13 @@ static rdt_status post(rdt_endpoint *endpoint, const transfer *t) {
   return post_single(endpoint, t);
 }
 
-rdt_status verbs_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
-                       rdt_request *request) {
+rdt_status rdt_verbs_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                           rdt_request *request) {
   return post(endpoint, &(transfer){mapping, op, request, false});
 }
 
-rdt_status verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
-                      rdt_request *request) {
+rdt_status rdt_verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                          rdt_request *request) {
   return post(endpoint, &(transfer){mapping, op, request, true});
 }
 
@@ -184,24 +184,24 @@ rdt_status verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
 
 static void post_bind(rdt_endpoint *endpoint, uint32_t index, rdt_registration *registration,
                       rdt_request *request) {
-  verbs_piece piece = {
-      .request = request, .registration = registration, .event = rdt_request_wants_event(request)};
-  verbs_registration_ref(registration);
+  rdt_verbs_piece piece = {
+      .request = request, .registration = registration, .event = request->wants_event};
+  rdt_verbs_registration_ref(registration);
   if (piece.event) atomic_fetch_add(&endpoint->wanted, 1);
   rdt_request_hold(request);
   append(endpoint, index,
-         verbs_window_bind(&registration->grant->windows[index], registration->mr,
-                           registration->access),
+         rdt_verbs_window_bind(&registration->grant->windows[index], registration->mr,
+                               registration->access),
          (struct ibv_sge){0}, piece);
 }
 
-/* Every queue pair has a key of its own: so large transfers go over all of them here too. */
-rdt_status verbs_region_grant(rdt_endpoint *endpoint, rdt_registration *registration,
-                              rdt_request *request) {
+/* Every queue pair gets a key of its own, so that large transfers can use all of them here too. */
+rdt_status rdt_verbs_region_grant(rdt_endpoint *endpoint, rdt_registration *registration,
+                                  rdt_request *request) {
   if (!registration->one_peer) return RDT_OK;
   for (uint32_t i = 0; i < endpoint->queue_count; i++)
-    if (!has_room(&endpoint->queues[i], VERBS_RESERVE)) return RDT_NO_CREDIT;
-  rdt_status status = verbs_grant_open(endpoint, registration);
+    if (!has_room(&endpoint->queues[i], RDT_VERBS_RESERVE)) return RDT_NO_CREDIT;
+  rdt_status status = rdt_verbs_grant_open(endpoint, registration);
   if (status != RDT_OK) return status;
   for (uint32_t i = 0; i < endpoint->queue_count; i++)
     post_bind(endpoint, i, registration, request);
@@ -209,29 +209,29 @@ rdt_status verbs_region_grant(rdt_endpoint *endpoint, rdt_registration *registra
 }
 
 /* The peer writes its notifications through the first queue pair. */
-void verbs_bind_ring(rdt_endpoint *endpoint) {
-  const verbs_block *ring = &endpoint->inbound;
-  append(endpoint, 0, verbs_window_bind(&ring->window, ring->mr, RDT_ACCESS_WRITE),
-         (struct ibv_sge){0}, (verbs_piece){0});
+void rdt_verbs_bind_ring(rdt_endpoint *endpoint) {
+  const rdt_verbs_block *ring = &endpoint->inbound;
+  append(endpoint, 0, rdt_verbs_window_bind(&ring->window, ring->mr, RDT_ACCESS_WRITE),
+         (struct ibv_sge){0}, (rdt_verbs_piece){0});
   hand_over(endpoint, &endpoint->queues[0]);
 }
 
 /* ---- notifications -------------------------------------------------------------------------------------- */
 
-rdt_status verbs_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
-                        uint64_t size) {
-  records *mirror = &endpoint->mirror;
+rdt_status rdt_verbs_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
+                            uint64_t size) {
+  rdt_records *mirror = &endpoint->mirror;
   if (atomic_load(&endpoint->fences) > 0) return RDT_NO_CREDIT;
-  if (!records_producer_learn(mirror, atomic_load(&endpoint->consumed)) ||
+  if (!rdt_records_producer_learn(mirror, atomic_load(&endpoint->consumed)) ||
       atomic_load(&endpoint->granted) > endpoint->notifies)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer returned credit that it did not have");
-  return records_put(mirror, immediate, data, (uint32_t)size) == RECORDS_OK ? RDT_OK
-                                                                            : RDT_NO_CREDIT;
+  return rdt_records_put(mirror, immediate, data, (uint32_t)size) == RDT_RECORDS_OK ? RDT_OK
+                                                                                    : RDT_NO_CREDIT;
 }
 
-/* A write from a block of ours into the peer's. Unless `silent` it takes a receive there and says how many
- * bytes of records were written, 0 for credit. */
-static void write_block(rdt_endpoint *endpoint, const verbs_block *block, const void *from,
+/* Posts a write from a block of ours into the peer's. Unless `silent`, it uses a receive there
+ * and says how many bytes of records it wrote, 0 for credit. */
+static void write_block(rdt_endpoint *endpoint, const rdt_verbs_block *block, const void *from,
                         uint64_t to, uint32_t size, bool silent, uint32_t announced) {
   struct ibv_sge segment = {.addr = (uintptr_t)from, .length = size, .lkey = block->mr->lkey};
   struct ibv_send_wr wr = {.opcode = silent ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM,
@@ -241,16 +241,17 @@ static void write_block(rdt_endpoint *endpoint, const verbs_block *block, const 
                            .wr.rdma = {.remote_addr = to, .rkey = endpoint->remote.rkey}};
   bool notification = !silent && announced > 0;
   if (notification) atomic_fetch_add(&endpoint->notifying, 1);
-  append(endpoint, 0, wr, segment, (verbs_piece){.size = size, .notification = notification});
+  append(endpoint, 0, wr, segment, (rdt_verbs_piece){.size = size, .notification = notification});
 }
 
-/* Sends the records that gathered in the mirror: in two parts at the ring's end. */
+/* Sends the records that gathered in the mirror, in two parts if they wrap around the ring's
+ * end. */
 static void publish(rdt_endpoint *endpoint) {
-  const records *mirror = &endpoint->mirror;
+  const rdt_records *mirror = &endpoint->mirror;
   uint64_t total = mirror->position - endpoint->published;
   uint64_t longest = endpoint->domain->choice.port->max_message;
   bool credit = endpoint->notifies - atomic_load(&endpoint->granted) < endpoint->remote.notifies;
-  bool wait = total > 0 && (!credit || !has_room(&endpoint->queues[0], VERBS_RESERVE + 1));
+  bool wait = total > 0 && (!credit || !has_room(&endpoint->queues[0], RDT_VERBS_RESERVE + 1));
   atomic_store(&endpoint->stalled, wait);
   if (total == 0 || wait) return;
   while (endpoint->published < mirror->position) {
@@ -266,27 +267,27 @@ static void publish(rdt_endpoint *endpoint) {
   endpoint->notifies++;
 }
 
-/* Tells the peer what we consumed. Each such message frees at least a quarter of the ring or of the
- * receives, and the peer cannot have more under way, so that at most eight of them are: they have
- * receives of their own, and need no credit themselves. */
+/* Tells the peer what we consumed. Each such message frees at least a quarter of the ring or of
+ * the receives, so at most eight are in flight. They have receives of their own, and need no
+ * credit. */
 static void give_credit(rdt_endpoint *endpoint) {
-  if (!has_room(&endpoint->queues[0], 1)) return; /* completions will call again */
+  if (!has_room(&endpoint->queues[0], 1)) return; /* completions will trigger another call */
   if (!atomic_exchange(&endpoint->credit_due, false)) return;
   write_block(endpoint, &endpoint->inbound, endpoint->credit_out, endpoint->remote.credit,
-              sizeof(verbs_credit), false, 0);
+              sizeof(rdt_verbs_credit), false, 0);
 }
 
-bool verbs_wants_doorbell(const rdt_endpoint *endpoint) {
+bool rdt_verbs_wants_doorbell(const rdt_endpoint *endpoint) {
   return atomic_load_explicit(&endpoint->credit_due, memory_order_relaxed) ||
          atomic_load_explicit(&endpoint->stalled, memory_order_relaxed);
 }
 
-/* Long writes can be in front of notifications, or hold them back. */
-bool verbs_delivering(const rdt_endpoint *endpoint) {
+/* Long writes may precede notifications, or hold them back. */
+bool rdt_verbs_delivering(const rdt_endpoint *endpoint) {
   return atomic_load(&endpoint->fences) > 0 || atomic_load(&endpoint->notifying) > 0;
 }
 
-int verbs_doorbell(rdt_endpoint *endpoint) {
+int rdt_verbs_doorbell(rdt_endpoint *endpoint) {
   int rung = 0;
   if (endpoint->stopped) return 0;
   publish(endpoint);
@@ -296,13 +297,13 @@ int verbs_doorbell(rdt_endpoint *endpoint) {
   return rung;
 }
 
-/* Nothing is written; but the peer's device has to answer, which its host need not notice. */
-rdt_status verbs_probe(rdt_endpoint *endpoint) {
+/* Posts an empty write. The peer's device answers it without its host. */
+rdt_status rdt_verbs_probe(rdt_endpoint *endpoint) {
   struct ibv_send_wr wr = {
       .opcode = IBV_WR_RDMA_WRITE,
       .wr.rdma = {.remote_addr = endpoint->remote.ring, .rkey = endpoint->remote.rkey}};
-  if (verbs_outstanding(&endpoint->queues[0]) > 0) return RDT_OK;
+  if (rdt_verbs_outstanding(&endpoint->queues[0]) > 0) return RDT_OK;
   atomic_fetch_add(&endpoint->wanted, 1);
-  append(endpoint, 0, wr, (struct ibv_sge){0}, (verbs_piece){.event = true});
+  append(endpoint, 0, wr, (struct ibv_sge){0}, (rdt_verbs_piece){.event = true});
   return RDT_OK;
 }

@@ -15,7 +15,7 @@
 /* Below this a thread costs more than it saves. */
 #define BYTES_PER_THREAD (16ull << 20)
 
-/* Pages whose residency is asked for at once: 16 MiB with pages of 4 KiB, a multiple of huge ones. */
+/* Pages per mincore call: 16 MiB with pages of 4 KiB, a multiple of huge pages. */
 #define WINDOW_PAGES 4096
 
 #ifndef MADV_POPULATE_READ /* Linux 5.14, glibc 2.35 */
@@ -30,8 +30,8 @@ typedef struct piece {
   bool write;
 } piece;
 
-/* Is all of [start, end) mapped with the access needed, and by nothing that can be cut off under the
- * mapping, as a file can? Mappings are listed in ascending order. */
+/* Returns true if all of [start, end) is mapped with the access needed, and not from a file that
+ * could be truncated under the mapping. Mappings are listed in ascending order. */
 static bool may_touch(uintptr_t start, uintptr_t end, bool write, bool ours) {
   unsigned long low, high, inode;
   char permissions[5], line[512];
@@ -47,14 +47,14 @@ static bool may_touch(uintptr_t start, uintptr_t end, bool write, bool ours) {
   return start >= end;
 }
 
-bool verbs_touch_by_hand(char *start, size_t size, bool write) {
+bool rdt_verbs_touch_by_hand(char *start, size_t size, bool write) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
   int fd;
   uint64_t offset;
   bool ours = rdt_memory_find(start, size, &fd, &offset) == RDT_OK;
   if (!may_touch((uintptr_t)start, (uintptr_t)start + size, write, ours)) return false;
   for (size_t at = 0; at < size; at += page) {
-    /* Atomic, because somebody else may be writing there: adding nothing must not undo that. */
+    /* Adds 0 atomically, so as not to undo a concurrent write. */
     if (write)
       __atomic_fetch_add(start + at, 0, __ATOMIC_RELAXED);
     else
@@ -66,10 +66,10 @@ bool verbs_touch_by_hand(char *start, size_t size, bool write) {
 static void populate(char *start, size_t size, bool write) {
   if (madvise(start, size, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) != 0 &&
       errno == EINVAL)
-    verbs_touch_by_hand(start, size, write);
+    rdt_verbs_touch_by_hand(start, size, write);
 }
 
-/* Populating pages that are resident costs as much as registering them: looks first. */
+/* Populating resident pages costs as much as registering them, so this checks first. */
 static void *touch(void *argument) {
   const piece *self = argument;
   unsigned char resident[WINDOW_PAGES];
@@ -86,7 +86,7 @@ static void *touch(void *argument) {
   return NULL;
 }
 
-unsigned verbs_pretouch_threads(uint64_t size, unsigned processors) {
+unsigned rdt_verbs_pretouch_threads(uint64_t size, unsigned processors) {
   uint64_t threads = size / BYTES_PER_THREAD;
   if (threads > processors) threads = processors;
   if (threads > MAX_THREADS) threads = MAX_THREADS;
@@ -95,11 +95,11 @@ unsigned verbs_pretouch_threads(uint64_t size, unsigned processors) {
 
 static unsigned usable_processors(void) {
   cpu_set_t set;
-  /* More than 1024 processors do not fit the set: then certainly enough. */
+  /* More than 1024 processors do not fit the set, and are certainly enough. */
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? (unsigned)CPU_COUNT(&set) : MAX_THREADS;
 }
 
-/* Runs every piece: the first in this thread, the others in threads of their own where those start. */
+/* Runs the first piece in this thread, and the others in threads of their own if these start. */
 static void touch_all(piece *pieces, unsigned count) {
   pthread_t threads[MAX_THREADS];
   bool started[MAX_THREADS] = {false};
@@ -115,14 +115,15 @@ static void touch_all(piece *pieces, unsigned count) {
     if (started[i]) pthread_join(threads[i], NULL);
 }
 
-void verbs_pretouch(void *address, uint64_t size, bool write) {
+void rdt_verbs_pretouch(void *address, uint64_t size, bool write) {
   piece pieces[MAX_THREADS];
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
   uintptr_t start = (uintptr_t)address & ~(uintptr_t)(page - 1);
   size_t pages = ((uintptr_t)address + size - start + page - 1) / page;
-  unsigned count = verbs_pretouch_threads(pages * page, usable_processors());
-  /* Huge pages are faster to fault in, to pin and to translate. Where the machine gives them only on
-   * request, this asks; they cost no memory, because all of the range becomes resident anyway. */
+  unsigned count = rdt_verbs_pretouch_threads(pages * page, usable_processors());
+  /* Huge pages are faster to fault in, to pin and to translate. This requests them, for machines
+   * that give them only on request. They cost no memory, because all of the range becomes
+   * resident anyway. */
   if (write && pages * page >= BYTES_PER_THREAD)
     madvise((void *)start, pages * page, MADV_HUGEPAGE);
   for (unsigned i = 0; i < count; i++) {

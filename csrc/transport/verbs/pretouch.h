@@ -11,14 +11,15 @@
  * one by one, which takes most of its time; this does the same in parallel. An optimization that may do
  * nothing: what is not mapped, or not for writing, is left to the registration to complain of.
  * Thread-safe; others may use the memory meanwhile. */
-void verbs_pretouch(void *address, uint64_t size, bool write);
+void rdt_verbs_pretouch(void *address, uint64_t size, bool write);
 
-/* The same for whole pages, in this thread and without madvise: for kernels older than 5.14. Does nothing
- * unless all of the range is anonymous memory or of one rdt_memory_alloc block, and mapped for it:
- * touching anything else could kill the process. True if it touched. */
-bool verbs_touch_by_hand(char *start, size_t size, bool write);
+/* Does the same for whole pages, in this thread and without madvise, for kernels older than
+ * 5.14. Does nothing unless the range is anonymous memory or in one rdt_memory_alloc block, and
+ * mapped with the access needed: touching anything else could kill the process. Returns true if
+ * it touched the pages. */
+bool rdt_verbs_touch_by_hand(char *start, size_t size, bool write);
 
-/* How many threads take part, for `processors` that this process may run on; at least one. */
-unsigned verbs_pretouch_threads(uint64_t size, unsigned processors);
+/* Returns the number of threads to use if this process may run on `processors`; at least one. */
+unsigned rdt_verbs_pretouch_threads(uint64_t size, unsigned processors);
 
 #endif

@@ -19,20 +19,20 @@
 
 /* ---- The limit of pinned memory ----------------------------------------------------------------- */
 
-/* The number behind `label` in the text of /proc/self/status; 0 if there is none. */
+/* Reads the number after `label` in the text of /proc/self/status; 0 if there is none. */
 static uint64_t status_field(const char *text, const char *label, int base) {
   const char *line = strstr(text, label);
-  /* A label may occur inside another line, such as that of the process's name. */
+  /* A label may also occur inside another line, such as the one with the process's name. */
   while (line && line != text && line[-1] != '\n') line = strstr(line + 1, label);
   return line ? strtoull(line + strlen(label), NULL, base) : 0;
 }
 
-void verbs_memlock_parse(const char *status_text, verbs_memlock *memlock) {
+void rdt_verbs_memlock_parse(const char *status_text, rdt_verbs_memlock *memlock) {
   memlock->pinned = status_field(status_text, "VmPin:", 10) * 1024;
   memlock->exempt = (status_field(status_text, "CapEff:", 16) >> CAP_IPC_LOCK & 1) != 0;
 }
 
-uint64_t verbs_pinned_bytes(uint64_t address, uint64_t size, uint64_t page) {
+uint64_t rdt_verbs_pinned_bytes(uint64_t address, uint64_t size, uint64_t page) {
   uint64_t first = address & ~(page - 1), last = (address + size + page - 1) & ~(page - 1);
   return last - first;
 }
@@ -44,9 +44,9 @@ static void size_text(uint64_t bytes, char text[32]) {
     snprintf(text, 32, "%llu MiB", (unsigned long long)(bytes + (1 << 20) - 1) >> 20);
 }
 
-rdt_status verbs_memlock_check(const verbs_memlock *memlock, uint64_t needed) {
+rdt_status rdt_verbs_memlock_check(const rdt_verbs_memlock *memlock, uint64_t needed) {
   char need[32], have[32], limit[32];
-  if (memlock->exempt || memlock->limit == VERBS_NO_LIMIT) return RDT_OK;
+  if (memlock->exempt || memlock->limit == RDT_VERBS_NO_LIMIT) return RDT_OK;
   if (memlock->pinned <= memlock->limit && needed <= memlock->limit - memlock->pinned)
     return RDT_OK;
   size_text(needed, need);
@@ -58,7 +58,8 @@ rdt_status verbs_memlock_check(const verbs_memlock *memlock, uint64_t needed) {
                   need, have, limit);
 }
 
-/* The lines of /proc/self/status that verbs_memlock_parse wants; others can be of any length. */
+/* Reads the lines of /proc/self/status that rdt_verbs_memlock_parse needs. Others can have any
+ * length. */
 static void read_status(char *text, size_t size) {
   char line[128];
   size_t used = 0;
@@ -71,52 +72,53 @@ static void read_status(char *text, size_t size) {
   if (file) fclose(file);
 }
 
-/* What the kernel will compare. It counts pages pinned for devices (VmPin) apart from those that mlock
- * holds (VmLck), and the limit applies to either alone. */
-static void read_memlock(verbs_memlock *memlock) {
+/* Reads what the kernel compares. It counts pages pinned for devices (VmPin) apart from pages
+ * locked by mlock (VmLck), and applies the limit to each alone. */
+static void read_memlock(rdt_verbs_memlock *memlock) {
   struct rlimit limit;
   char text[256];
   read_status(text, sizeof(text));
-  verbs_memlock_parse(text, memlock);
-  memlock->limit = VERBS_NO_LIMIT;
+  rdt_verbs_memlock_parse(text, memlock);
+  memlock->limit = RDT_VERBS_NO_LIMIT;
   if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
     memlock->limit = limit.rlim_cur;
 }
 
-rdt_status verbs_check_memlock(uint64_t size) {
-  verbs_memlock memlock;
+rdt_status rdt_verbs_check_memlock(uint64_t size) {
+  rdt_verbs_memlock memlock;
   read_memlock(&memlock);
-  return verbs_memlock_check(&memlock, size);
+  return rdt_verbs_memlock_check(&memlock, size);
 }
 
-uint64_t verbs_registrable(void) {
-  verbs_memlock memlock;
+uint64_t rdt_verbs_registrable(void) {
+  rdt_verbs_memlock memlock;
   read_memlock(&memlock);
-  if (memlock.exempt || memlock.limit == VERBS_NO_LIMIT) return UINT64_MAX;
+  if (memlock.exempt || memlock.limit == RDT_VERBS_NO_LIMIT) return UINT64_MAX;
   return memlock.pinned < memlock.limit ? memlock.limit - memlock.pinned : 0;
 }
 
 /* ---- Registering -------------------------------------------------------------------------------- */
 
-int verbs_remote_access(uint32_t access) {
+int rdt_verbs_remote_access(uint32_t access) {
   int bits = 0;
   if (access & RDT_ACCESS_READ) bits |= IBV_ACCESS_REMOTE_READ;
   if (access & RDT_ACCESS_WRITE) bits |= IBV_ACCESS_REMOTE_WRITE;
   return bits;
 }
 
-static int device_access(uint32_t access, verbs_local_use use) {
-  int bits = use == VERBS_LOCAL_TARGET ? IBV_ACCESS_LOCAL_WRITE : 0;
-  return bits | (access == VERBS_ACCESS_WINDOWS ? IBV_ACCESS_MW_BIND : verbs_remote_access(access));
+static int device_access(uint32_t access, rdt_verbs_local_use use) {
+  int bits = use == RDT_VERBS_LOCAL_TARGET ? IBV_ACCESS_LOCAL_WRITE : 0;
+  return bits | (access == RDT_VERBS_ACCESS_WINDOWS ? IBV_ACCESS_MW_BIND
+                                                    : rdt_verbs_remote_access(access));
 }
 
-/* ENOMEM has three causes; the limit is the one that can be told, also where a capability seemed to lift
- * it: inside a user namespace it does not. */
+/* ENOMEM has three causes, of which only the limit can be identified. It applies even with the
+ * capability inside a user namespace. */
 static rdt_status explain_no_memory(uint64_t size, uint64_t pinned, const char *device) {
-  verbs_memlock memlock;
+  rdt_verbs_memlock memlock;
   read_memlock(&memlock);
   memlock.exempt = false;
-  rdt_status status = verbs_memlock_check(&memlock, pinned);
+  rdt_status status = rdt_verbs_memlock_check(&memlock, pinned);
   if (status != RDT_OK) return status;
   return rdt_fail(RDT_ERR_NO_MEMORY,
                   "cannot register %llu bytes with %s: the machine has not enough free memory, or "
@@ -156,20 +158,20 @@ static rdt_status explain(int error, void *address, uint64_t size, uint64_t pinn
   }
 }
 
-rdt_status verbs_register(struct ibv_pd *pd, void *address, uint64_t size, uint32_t access,
-                          verbs_local_use use, struct ibv_mr **mr_out) {
-  const verbs_functions *library = verbs_library();
+rdt_status rdt_verbs_register(struct ibv_pd *pd, void *address, uint64_t size, uint32_t access,
+                              rdt_verbs_local_use use, struct ibv_mr **mr_out) {
+  const rdt_verbs_functions *library = rdt_verbs_library();
   if (!library) return RDT_ERR_UNSUPPORTED;
   if (!address || size == 0 || size > SIZE_MAX - (uintptr_t)address)
     return rdt_fail(RDT_ERR_INVALID, "there is no memory of %llu bytes at %p to register",
                     (unsigned long long)size, address);
-  if (use == VERBS_LOCAL_SOURCE && (access & RDT_ACCESS_WRITE))
+  if (use == RDT_VERBS_LOCAL_SOURCE && (access & RDT_ACCESS_WRITE))
     return rdt_fail(RDT_ERR_INVALID, "a source that is only read cannot be written by peers");
   uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-  uint64_t pinned = verbs_pinned_bytes((uintptr_t)address, size, page);
-  rdt_status status = verbs_check_memlock(pinned);
+  uint64_t pinned = rdt_verbs_pinned_bytes((uintptr_t)address, size, page);
+  rdt_status status = rdt_verbs_check_memlock(pinned);
   if (status != RDT_OK) return status;
-  verbs_pretouch(address, size, use == VERBS_LOCAL_TARGET);
+  rdt_verbs_pretouch(address, size, use == RDT_VERBS_LOCAL_TARGET);
   errno = 0;
   struct ibv_mr *mr = library->reg_mr(pd, address, size, device_access(access, use));
   if (!mr)

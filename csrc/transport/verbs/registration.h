@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Making memory known to a device. The pages are pinned: they count against RLIMIT_MEMLOCK, and stay
- * until verbs_dereg_mr.
+ * Registers memory with a device. The pages are pinned: they count against RLIMIT_MEMLOCK, and
+ * stay resident until rdt_verbs_dereg_mr.
  */
 #ifndef RDT_TRANSPORT_VERBS_REGISTRATION_H
 #define RDT_TRANSPORT_VERBS_REGISTRATION_H
@@ -11,51 +11,52 @@
 
 #include "rdmatensor.h"
 
-/* How this process itself uses registered memory. */
-typedef enum verbs_local_use {
-  VERBS_LOCAL_SOURCE, /* only ever read by the device: may be read-only memory; `access` must be NONE
-                         or READ */
-  VERBS_LOCAL_TARGET  /* the device may write into it, for us or for peers */
-} verbs_local_use;
+/* How this process uses registered memory. */
+typedef enum rdt_verbs_local_use {
+  RDT_VERBS_LOCAL_SOURCE, /* the device only reads it, so it may be read-only memory; `access` must be NONE or READ */
+  RDT_VERBS_LOCAL_TARGET /* the device may write into it, for us or for peers */
+} rdt_verbs_local_use;
 
-/* Instead of rdt_access bits: peers reach it through memory windows only. */
-#define VERBS_ACCESS_WINDOWS UINT32_C(0x80000000)
+/* In place of rdt_access bits: peers reach the memory through memory windows only. */
+#define RDT_VERBS_ACCESS_WINDOWS UINT32_C(0x80000000)
 
-/* The device's bits for what peers may do (rdt_access bits). */
-int verbs_remote_access(uint32_t access);
+/* Converts what peers may do (rdt_access bits) to the device's bits. */
+int rdt_verbs_remote_access(uint32_t access);
 
 /* Registers `size` > 0 bytes at `address` for local use as `use` and for peers as `access`
- * (rdt_access bits, or VERBS_ACCESS_WINDOWS), and touches pages that are not there yet, from several threads: the kernel would
+ * (rdt_access bits, or RDT_VERBS_ACCESS_WINDOWS), and touches pages that are not there yet, from several threads: the kernel would
  * do the same, one by one. Blocks until all are there, pinned: long for gigabytes. The caller owns `mr`
- * (verbs_dereg_mr) and keeps the memory mapped as long.
+ * (rdt_verbs_dereg_mr) and keeps the memory mapped as long.
  *
  * RDT_ERR_LIMIT: more than RLIMIT_MEMLOCK permits, with needed, present, limit and remedy.
  * RDT_ERR_INVALID: nothing is mapped there, or not with the access needed, or nothing to register.
  * RDT_ERR_NO_MEMORY, RDT_ERR_UNSUPPORTED, RDT_ERR_SYSTEM: as the message explains. Thread-safe. */
-rdt_status verbs_register(struct ibv_pd *pd, void *address, uint64_t size, uint32_t access,
-                          verbs_local_use use, struct ibv_mr **mr);
+rdt_status rdt_verbs_register(struct ibv_pd *pd, void *address, uint64_t size, uint32_t access,
+                              rdt_verbs_local_use use, struct ibv_mr **mr);
 
-/* Could `size` more bytes be pinned now? RDT_OK or RDT_ERR_LIMIT with the same message: for asking
- * before memory is allocated. Thread-safe. */
-rdt_status verbs_check_memlock(uint64_t size);
-/* Bytes that it still permits; UINT64_MAX if there is no limit. */
-uint64_t verbs_registrable(void);
+/* Checks, before memory is allocated, whether `size` more bytes could be pinned. Returns RDT_OK,
+ * or RDT_ERR_LIMIT with the same message. Thread-safe. */
+rdt_status rdt_verbs_check_memlock(uint64_t size);
+/* Returns the bytes that the limit still permits; UINT64_MAX if there is no limit. */
+uint64_t rdt_verbs_registrable(void);
 
 /* ---- The arithmetic, apart from the machine --------------------------------------------------------- */
 
-#define VERBS_NO_LIMIT UINT64_MAX
+#define RDT_VERBS_NO_LIMIT UINT64_MAX
 
-typedef struct verbs_memlock {
-  uint64_t limit;  /* bytes; VERBS_NO_LIMIT if there is none */
+typedef struct rdt_verbs_memlock {
+  uint64_t limit;  /* bytes, or RDT_VERBS_NO_LIMIT */
   uint64_t pinned; /* bytes pinned by this process already */
   bool exempt;     /* CAP_IPC_LOCK */
-} verbs_memlock;
+} rdt_verbs_memlock;
 
-/* Reads VmPin and CapEff out of the text of /proc/self/status; a line that is missing counts as 0. */
-void verbs_memlock_parse(const char *status_text, verbs_memlock *memlock);
-/* Bytes of whole pages of `page` bytes (a power of two) that [address, address + size) touches. */
-uint64_t verbs_pinned_bytes(uint64_t address, uint64_t size, uint64_t page);
-/* RDT_OK, or RDT_ERR_LIMIT with needed, present, limit and remedy. */
-rdt_status verbs_memlock_check(const verbs_memlock *memlock, uint64_t needed);
+/* Reads VmPin and CapEff from the text of /proc/self/status. A missing line counts as 0. */
+void rdt_verbs_memlock_parse(const char *status_text, rdt_verbs_memlock *memlock);
+/* Returns the bytes of all pages of `page` bytes (a power of two) that [address, address + size)
+ * touches. */
+uint64_t rdt_verbs_pinned_bytes(uint64_t address, uint64_t size, uint64_t page);
+/* Returns RDT_OK, or RDT_ERR_LIMIT with the bytes needed, those pinned, the limit and the
+ * remedy. */
+rdt_status rdt_verbs_memlock_check(const rdt_verbs_memlock *memlock, uint64_t needed);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * RDMA through libibverbs: RoCE, InfiniBand, and SoftRoCE for tests. objects.h tells what it is made of.
+ * RDMA through libibverbs: RoCE, InfiniBand, and SoftRoCE for tests. objects.h describes its
+ * parts.
  */
 #ifndef RDT_TRANSPORT_VERBS_VERBS_H
 #define RDT_TRANSPORT_VERBS_VERBS_H

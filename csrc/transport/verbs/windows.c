@@ -1,26 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory windows of type 2B: an rkey that is good for one queue pair, over a registration that has none for
- * peers. So the peer at the other end of that queue pair reaches the memory, and nobody else, whatever
- * keys he guesses (InfiniBand specification, 10.6.7.2).
- *
- * A window's key is known when it is made (ibv_inc_rkey), good when its bind is complete, and no more
- * when the window is given back. That has to happen before its queue pair is destroyed and its
- * registration ends.
+ * Memory windows of type 2B. A window has an rkey that is valid for one queue pair, over a
+ * registration that gives peers no access. So only the peer at the other end of that queue pair
+ * reaches the memory, whatever keys others guess (InfiniBand specification, 10.6.7.2). A window's
+ * key is known when the window is created (ibv_inc_rkey), valid once its bind is complete, and
+ * invalid once the window is freed. A window must be freed before its queue pair is destroyed and
+ * its registration ends.
  */
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "transport/verbs/objects.h"
 #include "transport/verbs/registration.h"
 
-rdt_status verbs_windows_choose(rdt_domain *domain) {
+rdt_status rdt_verbs_windows_choose(rdt_domain *domain) {
   char wanted[8];
   rdt_config_text(RDT_CONFIG_WINDOWS, wanted, sizeof(wanted));
   domain->windows = strcmp(wanted, "off") != 0 && domain->choice.port->limits.windows;
@@ -34,21 +31,21 @@ rdt_status verbs_windows_choose(rdt_domain *domain) {
 
 /* ---- one window ------------------------------------------------------------------------------------ */
 
-rdt_status verbs_window_open(rdt_domain *domain, verbs_window *window) {
+rdt_status rdt_verbs_window_open(rdt_domain *domain, rdt_verbs_window *window) {
   struct ibv_mw *made;
-  rdt_status status = verbs_alloc_mw(domain->pd, &made);
-  if (status == RDT_OK) *window = (verbs_window){made, ibv_inc_rkey(made->rkey)};
+  rdt_status status = rdt_verbs_alloc_mw(domain->pd, &made);
+  if (status == RDT_OK) *window = (rdt_verbs_window){made, ibv_inc_rkey(made->rkey)};
   return status;
 }
 
-void verbs_window_close(verbs_window *window) {
-  if (window->mw && verbs_dealloc_mw(window->mw) != RDT_OK)
+void rdt_verbs_window_close(rdt_verbs_window *window) {
+  if (window->mw && rdt_verbs_dealloc_mw(window->mw) != RDT_OK)
     rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
   window->mw = NULL;
 }
 
-struct ibv_send_wr verbs_window_bind(const verbs_window *window, struct ibv_mr *mr,
-                                     uint32_t access) {
+struct ibv_send_wr rdt_verbs_window_bind(const rdt_verbs_window *window, struct ibv_mr *mr,
+                                         uint32_t access) {
   return (struct ibv_send_wr){
       .opcode = IBV_WR_BIND_MW,
       .bind_mw = {.mw = window->mw,
@@ -56,22 +53,22 @@ struct ibv_send_wr verbs_window_bind(const verbs_window *window, struct ibv_mr *
                   .bind_info = {.mr = mr,
                                 .addr = (uintptr_t)mr->addr,
                                 .length = mr->length,
-                                .mw_access_flags = (unsigned)verbs_remote_access(access)}}};
+                                .mw_access_flags = (unsigned)rdt_verbs_remote_access(access)}}};
 }
 
 /* ---- windows of a region ----------------------------------------------------------------------------- */
 
-rdt_status verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *registration) {
+rdt_status rdt_verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *registration) {
   rdt_domain *domain = endpoint->domain;
-  verbs_grant *grant = calloc(1, sizeof(*grant));
+  rdt_verbs_grant *grant = calloc(1, sizeof(*grant));
   if (!grant) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   rdt_status status = RDT_OK;
   while (grant->count < endpoint->queue_count && status == RDT_OK) {
-    status = verbs_window_open(domain, &grant->windows[grant->count]);
+    status = rdt_verbs_window_open(domain, &grant->windows[grant->count]);
     if (status == RDT_OK) grant->count++;
   }
   if (status != RDT_OK) {
-    for (uint32_t i = 0; i < grant->count; i++) verbs_window_close(&grant->windows[i]);
+    for (uint32_t i = 0; i < grant->count; i++) rdt_verbs_window_close(&grant->windows[i]);
     free(grant);
     return status;
   }
@@ -84,17 +81,17 @@ rdt_status verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *registrati
   return RDT_OK;
 }
 
-/* Takes it off its endpoint's list; under windows_lock. */
-static void end_grant(verbs_grant *grant) {
+/* Takes the grant off its endpoint's list. Call it under windows_lock. */
+static void end_grant(rdt_verbs_grant *grant) {
   if (!grant->endpoint) return;
-  verbs_grant **link = &grant->endpoint->grants;
+  rdt_verbs_grant **link = &grant->endpoint->grants;
   while (*link != grant) link = &(*link)->next;
   *link = grant->next;
   grant->endpoint = NULL;
-  for (uint32_t i = 0; i < grant->count; i++) verbs_window_close(&grant->windows[i]);
+  for (uint32_t i = 0; i < grant->count; i++) rdt_verbs_window_close(&grant->windows[i]);
 }
 
-void verbs_grant_close(rdt_registration *registration) {
+void rdt_verbs_grant_close(rdt_registration *registration) {
   rdt_domain *domain = registration->domain;
   pthread_mutex_lock(&domain->windows_lock);
   if (registration->grant) end_grant(registration->grant);
@@ -103,10 +100,10 @@ void verbs_grant_close(rdt_registration *registration) {
   pthread_mutex_unlock(&domain->windows_lock);
 }
 
-rdt_status verbs_grant_keys(const rdt_registration *registration, verbs_keys *keys) {
+rdt_status rdt_verbs_grant_keys(const rdt_registration *registration, rdt_verbs_keys *keys) {
   rdt_domain *domain = registration->domain;
   pthread_mutex_lock(&domain->windows_lock);
-  const verbs_grant *grant = registration->grant;
+  const rdt_verbs_grant *grant = registration->grant;
   bool open = grant && grant->endpoint;
   keys->count = open ? grant->count : 0;
   for (uint32_t i = 0; i < keys->count; i++) keys->rkeys[i] = grant->windows[i].rkey;
@@ -116,25 +113,9 @@ rdt_status verbs_grant_keys(const rdt_registration *registration, verbs_keys *ke
 
 /* ---- windows of an endpoint ----------------------------------------------------------------------------- */
 
-void verbs_endpoint_close_windows(rdt_endpoint *endpoint) {
+void rdt_verbs_endpoint_close_windows(rdt_endpoint *endpoint) {
   pthread_mutex_lock(&endpoint->domain->windows_lock);
   while (endpoint->grants) end_grant(endpoint->grants);
   pthread_mutex_unlock(&endpoint->domain->windows_lock);
-  verbs_window_close(&endpoint->inbound.window);
-}
-
-/* Nobody else polls the endpoint yet. A peer that cannot wait may have sent something already; what it
- * says is looked at later. */
-rdt_status verbs_endpoint_await_bind(rdt_endpoint *endpoint) {
-  rdt_events none = {0};
-  int64_t limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
-  int64_t end = rdt_now_ms() + limit;
-  while (verbs_outstanding(&endpoint->queues[0]) > 0) {
-    if (verbs_poll(endpoint, 0, &none) < 0) return RDT_ERR_CONNECTION_LOST;
-    if (rdt_now_ms() > end)
-      return rdt_fail(RDT_ERR_DEADLINE, "%s did not bind a memory window within %lld ms",
-                      endpoint->domain->text, (long long)limit);
-    sched_yield();
-  }
-  return RDT_OK;
+  rdt_verbs_window_close(&endpoint->inbound.window);
 }

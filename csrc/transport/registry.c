@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/transport.h"
+#include "transport/registry.h"
 
 #include <string.h>
 
