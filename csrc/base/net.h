@@ -33,7 +33,8 @@ void rdt_net_interrupt_by(int fd);
  * did not answer in time, and `what` was waited for. */
 rdt_status rdt_net_wait(int socket, short events, rdt_deadline deadline, const char *what);
 
-/* A listening socket and the "host:port" it got. The deadline is for names that have to be looked up. */
+/* Listens on the first address of `host` that belongs to this machine; `address` gets its "host:port". The deadline
+ * bounds the lookup of a name. */
 rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline, int *socket_out,
                           char *address);
 rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *socket_out);
