@@ -25,33 +25,36 @@ from .report.cost import Network
 @click.command()
 @click.argument("source", required=False, metavar="[SOURCE]")
 @click.option("--cluster", metavar="FILE", type=click.Path(path_type=Path),
-              help='JSON: {"ps": ["host:port", ...], "worker": [...]}.')  # fmt: skip
+              help='The tasks, as JSON: {"ps": ["host:port", ...], "worker": [...]}.')  # fmt: skip
 @click.option("--html", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-              help="Write a page with the links, the receivers' memory and all tensors.")  # fmt: skip
+              help="Write a page that shows the links, the receivers' memory and all tensors.")  # fmt: skip
 @click.option("--json", "json_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-              help="Write the plan.")  # fmt: skip
+              help="Write the plan as JSON.")  # fmt: skip
 @click.option("--batch-size", metavar="N", type=click.IntRange(1),
-              help="Batch of a Keras model; of other graphs the largest batch.")  # fmt: skip
+              help="The batch of a Keras model, or the largest batch of other graphs.")  # fmt: skip
 @click.option("--fetch", "fetches", metavar="NAME", multiple=True,
-              help="What the session runs. Default: everything. Repeatable.")  # fmt: skip
+              help="A tensor or operation that the session runs. Default: all. Repeatable.")  # fmt: skip
 @click.option("--feed", "feeds", metavar="NAME", multiple=True,
-              help="What the session feeds. Repeatable.")  # fmt: skip
-@click.option("--signature", default="serving_default", show_default=True, help="Of a SavedModel.")
+              help="A tensor that the session feeds. Repeatable.")  # fmt: skip
+@click.option("--signature", default="serving_default", show_default=True,
+              help="The signature of a SavedModel.")  # fmt: skip
 @click.option("--optimize", is_flag=True, help="Run TensorFlow's graph optimiser first.")
 @click.option("--default-device", default=DEFAULT_DEVICE, show_default=True,
-              help="Of nodes that name none: the session's target.")  # fmt: skip
-@click.option("--bandwidth", default="100Gbit", show_default=True, help="Of each task's port.")
-@click.option("--latency", default="2us", show_default=True, help="From task to task.")
+              help="The device of nodes that name none: the session's target.")  # fmt: skip
+@click.option(
+    "--bandwidth", default="100Gbit", show_default=True, help="The bandwidth of each task's port."
+)
+@click.option("--latency", default="2us", show_default=True, help="The latency from task to task.")
 @click.option("--rows", default=20, show_default=True, type=click.IntRange(0),
-              help="Tensors in the table, the largest first.")  # fmt: skip
+              help="The number of tensors in the table, the largest first.")  # fmt: skip
 @click.option("--live", "targets", metavar="HOST:PORT", multiple=True,
-              help="The plan in force of a running server; with SOURCE, how it differs. Repeatable: a "
-              "server tells what it receives.")  # fmt: skip
+              help="Show the plan in force of a running server or, with SOURCE, how it differs. Repeatable: "
+              "a server knows only what it receives.")  # fmt: skip
 def plan(source: str | None, targets: tuple[str, ...], **options: Any) -> None:
-    """Show what a graph sends between tasks, and how, before there is a cluster.
+    """Show, before there is a cluster, what a graph sends between tasks and how.
 
     SOURCE is the folder of a SavedModel, a file with a GraphDef (.pb, .pbtxt) or with a plan (.json), or
-    module:function, which is called and returns what graph_analyzer.analyze takes.
+    module:function, a function that returns what graph_analyzer.analyze takes.
 
     \b
     Examples:
@@ -59,7 +62,7 @@ def plan(source: str | None, targets: tuple[str, ...], **options: Any) -> None:
       rdmatensor plan --live host:2222       the plan in force of a running server
     """
     if source is None and not targets:
-        raise click.UsageError("give SOURCE, --live, or both to compare them")
+        raise click.UsageError("give SOURCE or --live, or both to compare them")
     try:
         _run(source, targets, options)
     except (AnalysisError, LiveError, RdmaError, OSError) as error:
@@ -91,15 +94,14 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
     if options["json_file"]:
         shown.save(options["json_file"])
     if options["html"]:
-        from .report.html import page
+        from .report.html import to_html
 
-        options["html"].write_text(
-            page(shown, network, f"Transfer plan: {source or ' '.join(targets)}")
-        )
+        title = f"Transfer plan: {source or ' '.join(targets)}"
+        to_html(shown, options["html"], network, title)
 
 
 def _analyze(source: str, options: dict[str, Any]) -> TransferPlan:
-    # TensorFlow's own lines would come before the report.
+    # Keeps TensorFlow's own log lines out of the report.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if source.endswith(".json"):
         return TransferPlan.from_json(Path(source).read_bytes())
@@ -125,7 +127,7 @@ def _cluster(path: Path | None) -> Mapping[str, Sequence[str]] | None:
     try:
         cluster = json.loads(path.read_bytes())
     except ValueError as error:
-        raise AnalysisError(f"{form}, and it is no JSON: {error}") from None
+        raise AnalysisError(f"{form}, but it is not JSON: {error}") from None
     well_formed = isinstance(cluster, dict) and all(
         isinstance(tasks, list) and tasks and all(isinstance(task, str) for task in tasks)
         for tasks in cluster.values()
@@ -136,7 +138,7 @@ def _cluster(path: Path | None) -> Mapping[str, Sequence[str]] | None:
 
 
 def _call(name: str) -> Any:
-    """What the function "module:function" returns. Modules of the current folder are found, too."""
+    """Calls the function "module:function", whose module may be in the current folder."""
     module_name, _, function_name = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -144,8 +146,8 @@ def _call(name: str) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise AnalysisError(
-            f"{name}: neither a file nor a module:function ({error}); run it where the module is, or "
-            "set PYTHONPATH"
+            f"{name}: neither a file nor a module:function ({error}): run this in the folder of the module, "
+            "or set PYTHONPATH"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):

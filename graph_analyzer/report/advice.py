@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would make a plan better, with what it concerns."""
+"""Advises how to improve a plan."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rdmatensor.plan import Reason
 from ..model.plan import Edge, TransferPlan
 from ..model.units import count, short, size
 
-# A task whose load is this much above the mean of its job is worth a word.
+# A task is uneven if its load is this many times the mean of its job.
 _UNEVEN = 1.25
-# What moves less of the difference between two tasks than this is not worth moving.
+# Moving a tensor is worth it if it removes at least this part of the difference between two tasks.
 _WORTH_MOVING = 0.2
-# A task that most bytes of the step pass through, although there are several others.
+# A task is a bottleneck if it has more than this part of the traffic, though there are others.
 _BOTTLENECK = 0.45
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to do. `bytes` per step are concerned, as far as known, in `edges`."""
+    """One thing to do. It concerns `edges`, which carry `bytes` per step as far as sizes are known."""
 
     kind: str
     """batch | shape | budget | type | split | move | spread | loop."""
@@ -32,7 +32,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class HotSpot:
-    """A task's part of the traffic. `share` is of all that ports send and receive."""
+    """A task's part of the traffic. `share` is its part of everything that ports send and receive."""
 
     task: str
     sent: int
@@ -41,7 +41,7 @@ class HotSpot:
 
 
 def hot_spots(plan: TransferPlan) -> list[HotSpot]:
-    """Tasks by their part of the traffic, the most loaded first."""
+    """The tasks' parts of the traffic, the most loaded first."""
     total = 2 * plan.step_bytes or 1
     spots = [
         HotSpot(task, sent, received, (sent + received) / total)
@@ -51,7 +51,7 @@ def hot_spots(plan: TransferPlan) -> list[HotSpot]:
 
 
 def advise(plan: TransferPlan) -> list[Advice]:
-    """What to do, the most bytes first."""
+    """Returns advice, what concerns the most bytes first."""
     found = [
         *_unknown_shapes(plan),
         *_without_place(plan),
@@ -137,7 +137,7 @@ def _uneven_jobs(plan: TransferPlan) -> Iterator[Advice]:
         burden = f"{short(hottest)} carries {loads[hottest] / mean:.1f} times its job's mean"
         gap = loads[hottest] - loads[coolest]
         largest = max(weights, key=lambda name: (weights[name], name))
-        # What brings the two closest together.
+        # Moving this one brings the two tasks closest together.
         best = min(weights, key=lambda name: (abs(weights[name] - gap / 2), name))
         if _WORTH_MOVING * gap <= weights[best] < gap:
             text = f"{burden}: move {best} ({size(weights[best])} of it) to {short(coolest)}"
@@ -172,6 +172,6 @@ def _loops(plan: TransferPlan) -> Iterator[Advice]:
         largest = max(inside, key=lambda edge: (edge.bytes, edge.name))
         text = (
             f"{count(len(inside), 'tensor')} travel in every iteration of a loop, such as "
-            f"{largest.name}: what the loop does not change, like a variable, is better read before it"
+            f"{largest.name}: read what the loop does not change, like a variable, before the loop"
         )
         yield _advice("loop", text, inside)

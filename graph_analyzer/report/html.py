@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as one HTML page that needs no network and nothing beside it."""
+"""Shows a plan as one HTML page that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -20,15 +20,28 @@ _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 @dataclass(frozen=True)
 class Cell:
-    """Of the link matrix. `weight` is 0..1, of the link that carries most."""
+    """A cell of the link matrix. `weight` is 1 for the link that carries most, 0 for an idle one."""
 
     text: str
     title: str
     weight: float
 
 
+def to_html(
+    plan: TransferPlan,
+    path: Path | str,
+    network: Network | None = None,
+    title: str = "Transfer plan",
+) -> None:
+    """Writes the page: a link matrix, the memory of the receivers, all edges.
+
+    Raises AnalysisError without jinja2.
+    """
+    Path(path).write_text(page(plan, network, title))
+
+
 def page(plan: TransferPlan, network: Network | None = None, title: str = "Transfer plan") -> str:
-    """The page's text. AnalysisError without jinja2."""
+    """The text of the page. Raises AnalysisError without jinja2."""
     try:
         import jinja2
     except ImportError:
@@ -48,7 +61,7 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
         tasks=[short(task) for task in plan.tasks],
         matrix=_matrix(plan),
         spots=hot_spots(plan),
-        memory={t: sum(k.bytes for k in plan.links if k.destination == t) for t in plan.tasks},
+        memory=plan.memory(),
         advice=advise(plan),
         arenas=arena.arenas(plan),
         width=arena.WIDTH,
@@ -94,7 +107,7 @@ def _matrix(plan: TransferPlan) -> list[tuple[str, list[Cell]]]:
 
 
 def _rows(plan: TransferPlan) -> str:
-    """The edges as JSON that may stand inside a script element. Columns as the page's script names."""
+    """The edges as JSON that is safe inside a script element, in the columns that the page's script names."""
     rows = [
         [
             edge.variable or edge.name,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as tables for the terminal."""
+"""Shows a plan as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from ..model.plan import CLASSES, Difference, Edge, TransferPlan
+from ..model.plan import CLASSES, Difference, Edge, Shape, TransferPlan
 from ..model.units import count, duration, short, size
-from ..read.shapes import Shape
 from .advice import advise, hot_spots
 from .cost import Network, predict
 
 
 def shape_text(shape: Shape) -> str:
-    """ "64 x ?"; "scalar"; "unknown rank"."""
+    """A shape for people, such as "64 x ?"."""
     if shape is None:
         return "unknown rank"
     return " x ".join("?" if dim is None else str(dim) for dim in shape) or "scalar"
@@ -31,7 +30,7 @@ def headline(plan: TransferPlan) -> str:
 
 
 def classes_text(plan: TransferPlan) -> str:
-    """Tensors and bytes of each class that occurs."""
+    """The tensors and bytes of each class that occurs."""
     totals = plan.bytes_by_class()
     parts = []
     for name in CLASSES:
@@ -42,7 +41,7 @@ def classes_text(plan: TransferPlan) -> str:
 
 
 def cost_text(plan: TransferPlan, network: Network) -> str:
-    """The predicted time and what it is made of."""
+    """The predicted time and its parts."""
     cost = predict(plan, network)
     what = f"{network.bandwidth * 8 / 1e9:g} Gbit/s, {duration(network.latency)}"
     if not cost.busiest:
@@ -55,7 +54,7 @@ def cost_text(plan: TransferPlan, network: Network) -> str:
 
 
 def report(plan: TransferPlan, network: Network | None = None, rows: int = 20) -> RenderableType:
-    """Everything, with the `rows` largest edges; print it with rich."""
+    """The whole report, with the `rows` largest edges, to be printed with rich."""
     parts: list[RenderableType] = [
         f"[bold]{headline(plan)}[/bold]",
         escape(classes_text(plan)),
@@ -79,9 +78,7 @@ def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
 
 def _tasks(plan: TransferPlan) -> Table:
     table = _table("\nTasks", ("task",), ("sends", "receives", "share", "memory"))
-    memory = dict.fromkeys(plan.tasks, 0)
-    for link in plan.links:
-        memory[link.destination] += link.bytes
+    memory = plan.memory()
     for spot in hot_spots(plan):
         cells = size(spot.sent), size(spot.received), f"{spot.share:.0%}", size(memory[spot.task])
         table.add_row(short(spot.task), *cells)
@@ -109,7 +106,7 @@ def _edges(plan: TransferPlan, rows: int) -> Table:
 
 
 def edge_cells(edge: Edge) -> tuple[str, ...]:
-    """Name, from, to, type, shape, class with its reason."""
+    """The cells of an edge: name, from, to, type, shape, and class with its reason."""
     reason = f" ({edge.reason})" if edge.reason else ""
     loop = ", in a loop" if edge.in_loop else ""
     return (
@@ -131,7 +128,7 @@ def _advice(plan: TransferPlan) -> Iterator[str]:
 
 
 def difference(found: Difference) -> RenderableType:
-    """What `diff` found."""
+    """The result of `diff` as a table."""
     if not found:
         return "no difference"
     table = _table("", ("", "tensor", "from", "to", "type", "shape", "class"), ("bytes",))
