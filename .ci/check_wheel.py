@@ -21,7 +21,7 @@ PLUGIN = "rdmatensor/librdmatensor_tensorflow_{}.{}"
 def wanted(info: dict[str, str]) -> Iterator[str]:
     """Files that make the wheel work; `info` is what its build noted."""
     yield from ("rdmatensor/librdmatensor.so.0", "rdmatensor/_ffi.abi3.so", "rdmatensor/_ffi.pyi")
-    yield from ("rdmatensor/py.typed", "graph_analyzer/py.typed")
+    yield from ("rdmatensor/py.typed", "graph_analyzer/py.typed", "graph_analyzer/read/ops.def")
     yield from ("rdmatensor/softroce/guest/init", "graph_analyzer/report/page.html.j2")
     versions = [text for text in info["tensorflow"].split(", ") if text]
     for minor in ("_".join(text.split(".")[:2]) for text in versions):

@@ -209,9 +209,7 @@ def old(root: Path, table: Table, write: bool) -> list[str]:
         elif not file.is_file() or file.read_text() != content:
             outdated.append(f"{name} is outdated: run .ci/rooms.py --write")
     picture = root / f"{DIAGRAM}.svg"
-    drawn = set(
-        re.findall(r'"L_(\w+_)_0"', picture.read_text() if picture.is_file() else "")
-    )
+    drawn = set(re.findall(r'"L_(\w+_)_0"', picture.read_text() if picture.is_file() else ""))
     if drawn != {f"{_key(room)}_{_key(used)}" for room, used in table.arrows.edges}:
         outdated.append(f"{DIAGRAM}.svg is outdated: draw it from {DIAGRAM}.mmd (CONTRIBUTING.md)")
     return outdated

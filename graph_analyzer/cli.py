@@ -25,11 +25,11 @@ from .report.cost import Network
 @click.command()
 @click.argument("source", required=False, metavar="[SOURCE]")
 @click.option("--cluster", metavar="FILE", type=click.Path(path_type=Path),
-              help='JSON: {"ps": ["host:port", ...], "worker": [...]}.')  # fmt: skip
+              help='The tasks, as JSON: {"ps": ["host:port", ...], "worker": [...]}.')  # fmt: skip
 @click.option("--html", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
               help="Write a page with the links, the memory of receivers, and all tensors.")  # fmt: skip
 @click.option("--json", "json_file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-              help="Write the plan.")  # fmt: skip
+              help="Write the plan as JSON.")  # fmt: skip
 @click.option("--batch-size", metavar="N", type=click.IntRange(1),
               help="Batch size of a Keras model, or the largest batch size of another graph.")  # fmt: skip
 @click.option("--fetch", "fetches", metavar="NAME", multiple=True,
@@ -98,11 +98,10 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
     if options["json_file"]:
         shown.save(options["json_file"])
     if options["html"]:
-        from .report.html import page
+        from .report.html import to_html
 
-        options["html"].write_text(
-            page(shown, network, f"Transfer plan: {source or ' '.join(targets)}")
-        )
+        title = f"Transfer plan: {source or ' '.join(targets)}"
+        to_html(shown, options["html"], network, title)
 
 
 def _analyze(source: str, options: dict[str, Any]) -> TransferPlan:

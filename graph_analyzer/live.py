@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan in force of a running server, asked over TensorFlow's own gRPC port.
+"""Asks a running server for its plan in force over TensorFlow's own gRPC port.
 
-The question is a RecvBuf request whose key is "rdmatensor.plan"; the answer's transport options are the plan
-as JSON. A server without the plugin fails the request.
+The request is a RecvBuf whose key is "rdmatensor.plan". The transport options of the response hold the plan
+as JSON. A server without the plugin rejects the request.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from .model.plan import TransferPlan, join
 KEY = "rdmatensor.plan"
 METHOD = "/tensorflow.WorkerService/RecvBuf"
 TIMEOUT_S = 10.0
+_NEEDED = 'the server needs rdmatensor with a planner and protocol="grpc+rdma"'
 
-# Any plan fits; gRPC's limit of 4 MB does not.
+# gRPC's own limit of 4 MB would be too small for large plans.
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
 
 
 def live(*targets: str, timeout: float = TIMEOUT_S) -> TransferPlan:
-    """The plan of the servers at "grpc://host:port" or "host:port", asked one after the other, each for at
-    most `timeout` seconds. A server knows what it receives; ask all for the whole.
+    """The plan of the servers at "grpc://host:port" or "host:port".
 
-    LiveError when a server cannot be reached, or has no plugin, or tells no plan.
+    A server knows only what it receives: name all of them for the whole plan. They are asked one after
+    another, each for at most `timeout` seconds. Raises LiveError if a server cannot be reached, has no
+    plugin, or returns no plan.
     """
     if not targets:
-        raise LiveError("no server was named: give grpc://host:port")
+        raise LiveError("no server is named: give grpc://host:port")
     addresses = [_address(target) for target in targets]
     return join([_plan(address, timeout) for address in addresses])
 
@@ -46,7 +48,7 @@ def _address(target: str) -> str:
     address = rest if separator else target
     host, colon, port = address.rpartition(":")
     if (separator and not scheme.startswith("grpc")) or not (host and colon and port.isdigit()):
-        raise LiveError(f"{target!r} is no server: give grpc://host:port, as for tf.Session")
+        raise LiveError(f"{target!r} is not a server: give grpc://host:port, as for tf.Session")
     return address
 
 
@@ -54,7 +56,7 @@ def _ask(address: str, timeout: float) -> bytes:
     try:
         import grpc
     except ImportError:
-        raise LiveError("asking a server needs grpcio: pip install grpcio") from None
+        raise LiveError("--live and live() need grpcio: pip install grpcio") from None
     request_type, response_type = _messages()
     request = request_type(
         buf_rendezvous_key=KEY, src_device=KEY, request_id=secrets.randbelow(2**63 - 1) + 1
@@ -71,29 +73,26 @@ def _ask(address: str, timeout: float) -> bytes:
         except grpc.RpcError as error:
             raise LiveError(_why(address, error, grpc)) from None
     if response.transport_options.type_url != KEY:
-        raise LiveError(
-            f"{address} answered, but tells no plan: the server needs rdmatensor with a planner and "
-            'protocol="grpc+rdma"'
-        )
+        raise LiveError(f"{address} answered without a plan: {_NEEDED}")
     return bytes(response.transport_options.value)
 
 
 def _why(address: str, error: Any, grpc: Any) -> str:
     code, details = error.code(), error.details()
     if code == grpc.StatusCode.UNAVAILABLE:
-        return f"{address} cannot be reached ({details}): is the server running, and the address right?"
+        return f"{address} cannot be reached ({details}): is the server running, and is the address right?"
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return f"{address} did not answer in time: is it a TensorFlow server that is not stopped?"
-    return (
-        f"{address} tells no plan ({code.name}: {details}): the server needs rdmatensor with a planner and "
-        'protocol="grpc+rdma"'
-    )
+        return f"{address} did not answer in time: is it a running TensorFlow server?"
+    return f"{address} has no plan ({code.name}: {details}): {_NEEDED}"
 
 
 @cache
 def _messages() -> tuple[Any, Any]:
-    """RecvBufRequest and RecvBufResponse, with the fields that are used. TensorFlow's Python package does
-    not bring them; the numbers are those of tensorflow/core/protobuf/worker.proto."""
+    """RecvBufRequest and RecvBufResponse, with the fields that are used here.
+
+    TensorFlow's Python package does not include them. The field numbers are those of
+    tensorflow/core/protobuf/worker.proto.
+    """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds = descriptor_pb2.FieldDescriptorProto

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner: where every tensor of a placed dataflow graph will lie, before the first step.
+"""Plans, before the first step, where every tensor of a placed dataflow graph will lie.
 
     orders = find_order(nodes, arcs, uses)          # what the graph proves, one Order a tensor
     plan = make(edges, task_count, Options(batch=64))
     plan.places[i]                                  # how edges[i] travels, and where it lies
 
-Pure and deterministic: no device, no connection. It is the C library's planner, the one that
-TensorFlow servers use: see the section "Planner" of csrc/include/rdmatensor.h. Errors are UsageError
-for arguments that make no sense and DeviceError when memory runs out.
+This is the planner of the C library, which TensorFlow servers use: see the section "Planner" of
+csrc/include/rdmatensor.h. It is pure and deterministic, and needs no device and no connection. It raises
+UsageError for invalid arguments and DeviceError if memory runs out.
 
-Records are tuples with names, and plain tuples of all their values will do.
+Records are named tuples. Plain tuples of all their values are accepted too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEVER = 2**31 - 1
 
 
 class PlanClass(IntEnum):
-    """How a tensor travels; str() is the word of plans and tables, as "static"."""
+    """How a tensor travels. str() is its name in plans and tables, such as "static"."""
 
     STATIC = lib.RDT_PLAN_STATIC
     BOUNDED = lib.RDT_PLAN_BOUNDED
@@ -40,7 +40,7 @@ class PlanClass(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a tensor is not static; str() is a clause, empty for NONE."""
+    """Why a tensor is not static. str() is a clause, empty for NONE."""
 
     NONE = lib.RDT_PLAN_BECAUSE_NONE
     TYPE = lib.RDT_PLAN_BECAUSE_TYPE
@@ -59,7 +59,7 @@ class NodeFlag(IntFlag):
     LOOP = lib.RDT_NODE_LOOP  # runs more than once in a step
     BLOCKS = lib.RDT_NODE_BLOCKS  # may wait for something that is not its input
     FREE = lib.RDT_NODE_FREE  # takes no time
-    ANY = lib.RDT_NODE_ANY  # runs when one of its inputs came, not all
+    ANY = lib.RDT_NODE_ANY  # runs as soon as one of its inputs is there
 
 
 class EdgeFlag(IntFlag):
@@ -68,21 +68,21 @@ class EdgeFlag(IntFlag):
 
 
 class Node(NamedTuple):
-    """A node of the placed graph of all tasks. Arcs and uses name it by its position."""
+    """A node of the placed graph of all tasks. Arcs and uses refer to it by its position."""
 
     task: int
     flags: int = 0
 
 
 class Arc(NamedTuple):
-    """`target` runs after `source`, by data or control. Leave out what closes a loop."""
+    """`target` runs after `source`, because of data or control. Leave out arcs that close loops."""
 
     source: int
     target: int
 
 
 class Use(NamedTuple):
-    """A tensor that travels: made by one node, used by nodes of one other task."""
+    """A tensor that travels from the node that makes it to nodes of another task that use it."""
 
     producer: int
     consumers: Sequence[int]
@@ -91,9 +91,9 @@ class Use(NamedTuple):
 class Order(NamedTuple):
     """What the graph proves about a tensor, compared with others of the same link.
 
-    Those with the same `ready` become ready together, and none needs another one's arrival. One whose
-    `first` is greater than this one's `last` is made only after all consumers of this one ran. None:
-    not known.
+    Tensors with the same `ready` become ready together, and none of them needs the arrival of another. A
+    tensor whose `first` is greater than this one's `last` is made only after all consumers of this one have
+    run. None means that nothing is known.
     """
 
     ready: int | None = None
@@ -104,8 +104,8 @@ class Order(NamedTuple):
 class Edge(NamedTuple):
     """A tensor that travels from task `source` to task `destination`.
 
-    `name` is unique among those of its link. `dtype` is compared, never interpreted; `element_size` is
-    0 if elements are no plain bytes. In `shape`, None is an unknown dimension, or an unknown rank.
+    `name` is unique in its link. `dtype` is only compared. `element_size` is 0 if elements are not plain
+    bytes. In `shape`, None is an unknown dimension; a `shape` of None is an unknown rank.
     """
 
     name: str
@@ -120,11 +120,11 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """The planner's settings, with the defaults of rdmatensor.config. Sizes in bytes.
+    """The planner's settings, with the defaults of rdmatensor.config. Sizes are in bytes.
 
-    `slots` and `loop_slots` are the places of a tensor and of one sent inside a loop, `batch` bounds
-    an unknown first dimension (0: nothing does), `fuse_bytes` is the largest tensor that travels in a
-    group (0: no groups), `fuse_group_bytes` the largest group, `budgets` what each task may hold.
+    `slots` is the number of places of a tensor, `loop_slots` that of a tensor inside a loop. `batch` bounds
+    an unknown first dimension (0: no bound). `fuse_bytes` is the largest tensor that travels in a group
+    (0: no groups), `fuse_group_bytes` the largest group. `budgets` limits the memory for places of each task.
     """
 
     slots: int = 2
@@ -136,8 +136,8 @@ class Options:
 
 
 class Place(NamedTuple):
-    """How an edge travels. `bytes`: its size or bound, 0 if unknown. `ring` and `group` are numbers
-    within its link, or None; `offset` counts from the start of a slot."""
+    """How an edge travels. `bytes` is its size or bound, 0 if unknown. `ring` and `group` are numbers in its
+    link, or None. `offset` counts from the start of a slot."""
 
     plan_class: PlanClass
     reason: Reason
@@ -148,8 +148,8 @@ class Place(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """`slots` equal slots, `stride` bytes each, from `offset` of the link's memory on, that `members`
-    edges use."""
+    """`slots` slots of `stride` bytes each, which begin at `offset` of the link's memory. `members` is the
+    number of edges that use them."""
 
     offset: int
     stride: int
@@ -158,8 +158,8 @@ class Ring(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What travels from one task to another. `bytes` is the memory that the destination registers;
-    `hash` is the same at both ends if their plans are."""
+    """What travels from one task to another. `bytes` is the memory that the destination registers. `hash` is
+    equal at both ends if their plans are equal."""
 
     source: int
     destination: int
@@ -171,7 +171,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """`places` in the order of the edges given; `links` by source and destination; `rings` by link."""
+    """`places` are in the order of the edges, `links` sorted by source and destination, `rings` by link."""
 
     places: list[Place]
     links: list[Link]
@@ -179,7 +179,7 @@ class Plan:
 
 
 def find_order(nodes: Iterable[Node], arcs: Iterable[Arc], uses: Iterable[Use]) -> list[Order]:
-    """What the graph proves about the order of `uses`. Nodes in cycles count as loops."""
+    """Finds what the graph proves about the order of `uses`. Nodes in cycles count as loops."""
     kept: list[Any] = []
     with _usage():
         node_array = ffi.new("rdt_plan_node[]", list(nodes))
@@ -215,18 +215,18 @@ def make(edges: Iterable[Edge], task_count: int, options: Options | None = None)
 
 
 def edge_hash(edge: Edge) -> int:
-    """A hash of what an edge is (name, dtype, shape, loop), not of its place."""
+    """A hash of an edge's name, dtype, shape and loop flag, but not of its place."""
     kept: list[Any] = []
     with _usage():
         return int(lib.rdt_plan_edge_hash(_edges([edge], kept)))
 
 
-# ---- Into C: whole arrays at once; what they point to is appended to `kept` ------------------------
+# ---- Into C, whole arrays at once. `kept` keeps alive what they point to ---------------------------
 
 
 @contextmanager
 def _usage() -> Iterator[None]:
-    """What Python or cffi says of a value that C cannot take is an error in the call."""
+    """Turns the errors of Python and cffi about values that C cannot take into UsageError."""
     try:
         yield
     except UsageError:

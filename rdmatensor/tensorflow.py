@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the TensorFlow plugin does in this process.
+"""Controls and observes the TensorFlow plugin in this process.
 
-The plugin needs no import: installing rdmatensor beside TensorFlow makes `import tensorflow` load it,
-and `tf.distribute.Server(..., protocol="grpc+rdma")` uses it. This module chooses how, before the first
-server, and looks at it afterwards:
+The plugin needs no import: once rdmatensor is installed beside TensorFlow, `import tensorflow` loads it, and
+`tf.distribute.Server(..., protocol="grpc+rdma")` uses it. This module configures it before the first server
+is created, and shows afterwards what it did:
 
     import tensorflow as tf
     import rdmatensor.tensorflow
@@ -61,16 +61,16 @@ __all__ = [
 ]
 
 _PACKAGE = Path(__file__).resolve().parent
-_PLUGINS = "librdmatensor_tensorflow_*.so"  # one for each minor version of TensorFlow
+_PLUGINS = "librdmatensor_tensorflow_*.so"  # one per minor version of TensorFlow
 _SHIM_NAME = "tensorflow-plugins/librdmatensor_shim.so"
-# Beside the package, or, if that is installed editable, where TensorFlow looks for it.
+# It lies beside the package or, in an editable install, where TensorFlow looks for plugins.
 _SHIM = _PACKAGE.parent / _SHIM_NAME
 if not _SHIM.exists():
     _SHIM = Path(sysconfig.get_path("platlib"), _SHIM_NAME)
 
 
 class PathCounters(TypedDict):
-    """Tensors that took one path since the process began or `reset_stats`."""
+    """Tensors that took one path since the process began or since `reset_stats`."""
 
     sent_tensors: int
     sent_bytes: int
@@ -84,111 +84,113 @@ class Paths(TypedDict):
     static: PathCounters
     """The sender knew the tensor's place at the receiver before the first step: `plan`."""
     bounded: PathCounters
-    """The same for tensors of which only the largest size is known; their shapes travel with them."""
+    """The same for tensors of which only the largest size is known. Their shapes travel with them."""
     inline: PathCounters
-    """The content travelled inside the message."""
+    """The content travelled inside the notification."""
     dynamic: PathCounters
     """The receiver takes the content from the sender's memory; `Stats.fetched` says how."""
     bounce: PathCounters
-    """As dynamic, after the sender had to copy the content to where it can be read."""
+    """The same as dynamic, after the sender had to copy the content to memory that peers can read."""
     rpc: PathCounters
     """TensorFlow's own RecvTensor."""
 
 
 class FetchCounters(TypedDict):
-    """Tensors whose bytes were got in one way."""
+    """Tensors whose bytes were fetched in one way."""
 
     tensors: int
     bytes: int
 
 
 class Fetches(TypedDict):
-    """How the bytes of tensors that arrived by `dynamic` or `bounce` were got."""
+    """How the bytes of tensors that arrived by `dynamic` or `bounce` were fetched."""
 
     in_place: FetchCounters
-    """Used where they lie, in the sender's memory (transports that can map it: "shm")."""
+    """They were used in the sender's memory, over transports that can map it ("shm")."""
     read: FetchCounters
-    """Read into memory of this process."""
+    """They were read into memory of this process."""
 
 
 class PlanUse(TypedDict):
-    """What happened to planned tensors."""
+    """Events of planned tensors."""
 
     place_bytes: int
-    """Memory that this process holds for what its peers will send."""
+    """Memory that this process holds for tensors from its peers."""
     busy: int
-    """Tensors that found no free place, and took the dynamic path."""
+    """Tensors that found no free place and took the dynamic path."""
     unfit: int
-    """Tensors of another shape than was planned, or larger than their place; likewise."""
+    """Tensors of another shape than planned, or larger than their place, which took the dynamic path."""
     copied: int
-    """Tensors that did not lie in registered memory, and were copied there first (on shm only reference
-    variables, and those only with RDMATENSOR_CHECKSUM)."""
+    """Tensors that were copied into registered memory first. On shm these are only reference variables, and
+    only with RDMATENSOR_CHECKSUM."""
     fused: int
     """Tensors that travelled in groups."""
     groups: int
-    """Groups that were sent."""
+    """Groups of tensors that were sent."""
     mismatched: int
-    """Edges that both ends understand differently: a warning names the first."""
+    """Edges about which the two ends disagree. A warning names the first."""
     over_budget: int
     """Edges without a place because of RDMATENSOR_PLAN_LIMIT."""
     promoted: int
     """Edges that got a place because of the sizes seen (RDMATENSOR_PROMOTE_AFTER)."""
     demoted: int
-    """Those of them that lost it again."""
+    """Promoted edges that lost their place again."""
 
 
 class ArenaUse(TypedDict):
-    """The memory of this process that peers may read; nothing is reserved before a server exists."""
+    """The memory of this process that peers may read. Nothing is reserved before a server exists."""
 
     active: bool
     limit_bytes: int
     regions: int
-    """Pieces it consists of; it grows by one when they are full."""
+    """The number of its regions. It grows by one when they are full."""
     reserved_bytes: int
-    """Their sizes: what devices register, and RDMA devices pin."""
+    """The size of its regions, which devices register and RDMA devices pin."""
     used_bytes: int
     peak_bytes: int
     exhausted_allocations: int
-    """Requests that did not fit and got ordinary memory."""
+    """Requests that did not fit and got ordinary memory instead."""
     exhausted_bytes: int
 
 
 class PlacementUse(TypedDict):
-    """What RDMATENSOR_PLACEMENT does: which tensors that are too large to travel inline are allocated
-    in the arena. Only "traced" has sites."""
+    """Where tensors that are too large to travel inline were allocated (RDMATENSOR_PLACEMENT).
+
+    Only the mode "traced" has sites.
+    """
 
     mode: Literal["arena", "traced"]
     traced_sites: int
     """Places in the program that allocated tensors."""
     marked_sites: int
-    """Those whose tensors were sent, so that the arena serves them."""
+    """Sites whose tensors were sent, so that the arena serves them."""
     arena_allocations: int
     arena_bytes: int
     plain_allocations: int
-    """What got ordinary memory, which no device pins."""
+    """Allocations in ordinary memory, which no device pins."""
     plain_bytes: int
     late_sends: int
     """Copies (`Paths.bounce`) of tensors that were allocated before their site was marked."""
     unknown_sends: int
-    """Copies of tensors whose site is not known: allocated by others than TensorFlow, before the
-    first server, or when the arena was full."""
+    """Copies of tensors of unknown sites: they were not allocated by TensorFlow, or before the first server,
+    or while the arena was full."""
 
 
 class ChecksumUse(TypedDict):
-    """What RDMATENSOR_CHECKSUM=crc32c did."""
+    """Tensors that RDMATENSOR_CHECKSUM=crc32c protects."""
 
     sent: int
-    """Tensors whose checksum was sent along."""
+    """Tensors that were sent with a checksum."""
     verified: int
-    """Received tensors that have the checksum that came with them."""
+    """Received tensors that match their checksum."""
     corrupted: int
-    """Those that have not: each failed its step with DataLossError."""
+    """Received tensors that do not match it. Each failed its step with DataLossError."""
     unchecked: int
-    """Received tensors that came without one, because it is off at their sender."""
+    """Received tensors without a checksum, because checksums are off at their sender."""
 
 
 class CollectiveCount(TypedDict):
-    """Operations of one kind, and their bytes: of input or output, whichever is more."""
+    """Operations of one kind, and the bytes of their input or output, whichever is larger."""
 
     operations: int
     bytes: int
@@ -198,60 +200,60 @@ class CollectiveUse(TypedDict):
     """Collective operations, such as those of MultiWorkerMirroredStrategy."""
 
     operations: dict[str, CollectiveCount]
-    """Those that ran over grpc+rdma, by kind: "all_reduce", "broadcast", ..."""
+    """Operations that ran over grpc+rdma, by kind: "all_reduce", "broadcast", ..."""
     failed: int
     by_tensorflow: dict[str, int]
-    """Those that were left to TensorFlow's own algorithms, by reason."""
+    """Operations that were left to TensorFlow's own algorithms, by reason."""
     served_by_grpc: dict[str, int]
-    """"buffers" and "bytes" that peers fetched by gRPC meanwhile."""
+    """"buffers" and "bytes" that peers fetched by gRPC for these."""
     groups: list[dict[str, Any]]
-    """The groups of tasks: "members", "transport" ("rdmatensor" or "grpc") and "why", measured costs, and
-    operations by algorithm."""
+    """The groups of tasks, each with "members", "transport" ("rdmatensor" or "grpc") and "why", measured
+    costs, and operations by algorithm."""
 
 
 class Peer(TypedDict):
-    """How tensors from ("receive") or to ("send") another task travel at present, and why so."""
+    """How tensors from ("receive") or to ("send") another task travel at present, and why."""
 
     task: str
     direction: Literal["receive", "send"]
     state: Literal["connecting", "ready", "rpc", "refused", "lost"]
-    """"rpc": everything goes by RPC. "refused": RDMATENSOR_POLICY forbids that. "lost": the task is
-    gone; the next tensor from it finds its successor."""
+    """"rpc": everything goes by RPC. "refused": everything would go by RPC, which RDMATENSOR_POLICY forbids.
+    "lost": the task is gone; the next tensor from it finds its successor."""
     transport: str
-    """"shm" or "verbs"; "grpc" when everything goes by RPC; "none" when nothing can go."""
+    """"shm" or "verbs"; "grpc" if everything goes by RPC; "none" if nothing can travel."""
     why: str
     tensors: int
-    """What came from or went to the task, by any way, since the process began or `reset_stats`."""
+    """Tensors from or to the task, by any path, since the process began or since `reset_stats`."""
     bytes: int
     rpc_bytes: int
-    """How many of them went by RPC."""
+    """The bytes that went by RPC."""
     retry_in_ms: int | None
-    """"rpc", "receive": the first tensor after this time makes the task be tried again, in the
-    background (RDMATENSOR_FAILBACK_MS). None: it is not, until it is restarted."""
+    """For "rpc" and "receive": the first tensor after this time starts another attempt to leave RPC, in the
+    background (RDMATENSOR_FAILBACK_MS). None: there is no attempt until the task restarts."""
     failbacks: int
-    """"receive": how often such an attempt succeeded, so that tensors went by a transport again."""
+    """For "receive": how many of these attempts succeeded."""
     waits: int
-    """"receive": tensors that were asked for before they were there, and came."""
+    """For "receive": tensors that arrived after a consumer had asked for them."""
     wait_us: int
-    """How long they were waited for, added up: waits at the same time count each."""
+    """The sum of these waits. Simultaneous waits count separately."""
 
 
 class SlowEdge(TypedDict):
-    """How long an edge's tensors were waited for, from when a consumer asked until they were there."""
+    """How long consumers waited for an edge's tensors, from the request to the arrival."""
 
     edge: str
-    """As the plan names it, "gradients/MatMul:0"; "" for all of a task that no plan names."""
+    """The name in the plan, "gradients/MatMul:0"; "" for all tensors of a task that no plan names."""
     source: str
-    """The task that was waited for."""
+    """The task that sends."""
     destination: str
     waits: int
-    """Tensors that were waited for; those that were there before anybody asked are none."""
+    """Tensors that arrived after a consumer had asked for them."""
     wait_us: int
     longest_us: int
 
 
 class DeviceUse(TypedDict):
-    """What the device of a server counts: the fields of `rdmatensor.DeviceStats`."""
+    """The counters of a server's device, as in `rdmatensor.DeviceStats`."""
 
     task: str
     address: str
@@ -264,7 +266,7 @@ class DeviceUse(TypedDict):
     notify_bytes_sent: int
     notify_bytes_received: int
     queued: int
-    """Batches of operations that had to wait for a credit of the peer."""
+    """Batches of operations that had to wait for the peer's credit."""
     doorbells: int
     wakeups: int
     channels_opened: int
@@ -272,19 +274,19 @@ class DeviceUse(TypedDict):
     regions: int
     region_bytes: int
     pending: int
-    """Requests to all peers that are not complete at present."""
+    """Requests to all peers that are not complete yet."""
 
 
 class Stats(TypedDict):
-    """What `stats` returns: plain dictionaries, lists, strings and numbers."""
+    """The result of `stats`: plain dictionaries, lists, strings and numbers."""
 
     paths: Paths
     fetched: Fetches
     requests: int
-    """Tensors that this process asked for, with RDMATENSOR_ABLATION=rpc; otherwise none is asked for."""
+    """Tensors that this process requested with RDMATENSOR_ABLATION=rpc; 0 without."""
     plan: PlanUse
     transports: dict[str, PathCounters]
-    """Tensors and bytes that went by each transport instead of RPC: {"shm": ...}."""
+    """Tensors and bytes by each transport other than RPC: {"shm": ...}."""
     arena: ArenaUse
     placement: PlacementUse
     collectives: CollectiveUse
@@ -293,23 +295,23 @@ class Stats(TypedDict):
     """Why sent tensors went by rpc: "string", "variant", "resource", "device memory", "arena full",
     "memory not registered", ..."""
     failbacks: int
-    """Sum of `Peer.failbacks`."""
+    """The sum of `Peer.failbacks`."""
     peers: list[Peer]
     slow_edges: list[SlowEdge]
-    """The 20 edges that were waited for longest, the longest first."""
+    """The 20 edges with the longest waits, the longest first."""
     devices: list[DeviceUse]
-    """Of the servers of this process."""
+    """One for each server of this process."""
     servers: list[str]
-    """The grpc+rdma servers of this process, by task."""
+    """The tasks of the grpc+rdma servers of this process."""
 
 
 def loaded() -> bool:
-    """True if the plugin is in this process, so that `protocol="grpc+rdma"` works."""
+    """True if this process has the plugin, so that `protocol="grpc+rdma"` works."""
     return _loaded_plugin() is not None
 
 
 def why_not() -> str:
-    """Why `loaded` is false, in words with the remedy; "" if it is true."""
+    """The reason why `loaded` is false, with the remedy; "" if it is true."""
     if loaded():
         return ""
     if not _SHIM.exists():
@@ -319,8 +321,8 @@ def why_not() -> str:
     shim = _open_loaded(_SHIM)
     if shim is None:
         return (
-            f"TensorFlow did not load {_SHIM}: its folder must be in one of the site-packages "
-            "folders of this Python"
+            f"TensorFlow did not load {_SHIM}: its folder must be in a site-packages folder of this "
+            "Python"
         )
     reason = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(shim, "rdt_shim_reason")))
     return reason.decode(errors="replace") or f"none of {_PACKAGE / _PLUGINS} is loaded"
@@ -333,29 +335,29 @@ def use(
     require: bool = False,
     default_protocol: bool = False,
 ) -> None:
-    """Chooses how the servers that this process will create send tensors. Call it before the first.
+    """Chooses how servers of this process send tensors. Call it before the first server is created.
 
     `policy` and `transport` ("shm", "verbs" or both) set RDMATENSOR_POLICY and RDMATENSOR_TRANSPORTS for
-    this process; None leaves them. With `require` this call fails if grpc+rdma cannot work here, and a peer
-    that cannot be reached fails its steps, instead of being served by gRPC: the policy becomes "rdma".
+    this process; None leaves them. `require` makes this call fail if grpc+rdma cannot work here, and sets the
+    policy to "rdma": a peer that cannot be reached then fails its steps instead of being served by gRPC.
 
-    `default_protocol` is for launchers that set TF_CONFIG and name no protocol in it, such as Kubeflow and
-    Ray: where this process's TF_CONFIG has no "rpc_layer", it is "grpc+rdma" from now on, for
-    `TFConfigClusterResolver` and for the strategies that ask it. A protocol that is named stays. Without
-    TF_CONFIG there is no cluster, and nothing changes. All tasks of a cluster have to make the call.
+    `default_protocol` is for launchers, such as Kubeflow and Ray, that set TF_CONFIG without a protocol. It
+    adds "rpc_layer": "grpc+rdma" to this process's TF_CONFIG unless that names a protocol already, so that
+    `TFConfigClusterResolver` and strategies use it. Without TF_CONFIG it changes nothing. All tasks of a
+    cluster must make the call.
 
-    Raises UsageError for unknown names, if `require` meets policy "grpc", if a server exists already, and if
-    `default_protocol` meets a TF_CONFIG that is no JSON object; with `require` also Unsupported or
-    DeviceError, with the reason, if the plugin is not in this process or no wanted transport is usable.
+    Raises UsageError for unknown names, for `require` with policy "grpc", if a server exists already, and if
+    `default_protocol` finds a TF_CONFIG that is not a JSON object. With `require` it also raises Unsupported
+    or DeviceError, with the reason, if this process has no plugin or no wanted transport is usable.
     """
     if loaded() and (servers := stats()["servers"]):
         raise UsageError(
-            f"{servers[0]} runs already: call use() before the first server is created, and before "
+            f"{servers[0]} is running already: call use() before the first server is created, and before "
             "connect_to_cluster or a strategy, which create one",
             "INVALID",
         )
     if require and policy == "grpc":
-        raise UsageError('policy "grpc" sends nothing otherwise: drop it, or require', "INVALID")
+        raise UsageError('policy "grpc" contradicts require=True: drop one of them', "INVALID")
     if require and not loaded():
         raise Unsupported(f"grpc+rdma is required, but {why_not()}", "UNSUPPORTED")
     cluster = os.environ.get(tf_config.NAME, "")
@@ -381,27 +383,27 @@ def _put_in_force(policy: str, transport: str | Sequence[str]) -> None:
     table = {setting.name: setting for setting in config.table()}
     for name in names:
         if name not in (known := table["TRANSPORTS"].default.split(",")):
-            raise UsageError(f"there is no transport {name!r}: choose from {known}", "INVALID")
+            raise UsageError(f"transport {name!r} not found; available: {known}", "INVALID")
     if policy not in (known := table["POLICY"].range.split("|")):
-        raise UsageError(f"there is no policy {policy!r}: choose from {known}", "INVALID")
+        raise UsageError(f"policy {policy!r} not found; available: {known}", "INVALID")
     config.set("POLICY", policy)
     config.set("TRANSPORTS", ",".join(names))
 
 
 def peers() -> list[Peer]:
-    """The tasks that this process exchanges tensors with, one entry for each direction.
+    """The tasks with which this process exchanges tensors, one entry for each direction.
 
-    Those of `stats`. Raises Unsupported if the plugin is not in this process.
+    They are `stats()["peers"]`. Raises Unsupported if this process does not have the plugin.
     """
     return stats()["peers"]
 
 
 def slow_edges(count: int = 20) -> list[SlowEdge]:
-    """The edges whose tensors this process waited for longest, at most 20: those of `stats`.
+    """The edges with the longest waits in this process, at most 20: those of `stats()["slow_edges"]`.
 
-    A wait ends when the tensor is there. So it counts what the sender computed meanwhile, too: an edge that
-    is slow although little is sent tells whom the others wait for. Raises Unsupported if the plugin is not
-    in this process.
+    A wait ends when the tensor arrives, so it includes the time for which the sender computes. A slow edge
+    that carries few bytes therefore shows for which task the others wait. Raises Unsupported if this
+    process does not have the plugin.
     """
     return stats()["slow_edges"][:count]
 
@@ -409,8 +411,8 @@ def slow_edges(count: int = 20) -> list[SlowEdge]:
 def stats() -> Stats:
     """Counters by path, why tensors went by RPC, use of the arena, and how each peer is reached.
 
-    Bytes count tensor contents. Raises Unsupported, with the reason of `why_not`, if the plugin is
-    not in this process.
+    Bytes are those of the tensors' contents. Raises Unsupported, with the reason of `why_not`, if this
+    process does not have the plugin.
     """
     function = _plugin().rdt_tf_stats_json
     function.restype = ctypes.c_size_t
@@ -421,8 +423,10 @@ def stats() -> Stats:
 
 
 def _text(function: Callable[[Any, int], int]) -> str | None:
-    """What a C function writes that returns the size it needs; None for 0. It may quote a peer, who may
-    send any bytes."""
+    """The text that a C function writes, which returns the size that it needs; None if it returns 0.
+
+    The text may quote a peer, which may send any bytes.
+    """
     size = function(None, 0)
     while size:
         # The text may have grown since it was measured.
@@ -437,8 +441,8 @@ def plan(task: str | None = None) -> dict[str, Any]:
     """The plan in force for the tensors that `task` of this process receives.
 
     `task` is the full name of one of its servers, "/job:worker/replica:0/task:0"; None means its only
-    server. The format is that of `graph_analyzer.TransferPlan.from_json`. Raises Unsupported if the
-    plugin is not in this process, UsageError if the process has no such grpc+rdma server.
+    server. `graph_analyzer.TransferPlan.from_json` reads the same format. Raises Unsupported if this
+    process does not have the plugin, and UsageError if it has no such grpc+rdma server.
     """
     function = _plugin().rdt_tf_plan_json
     function.restype = ctypes.c_size_t
@@ -453,9 +457,9 @@ def plan(task: str | None = None) -> dict[str, Any]:
 
 
 def reset_stats() -> None:
-    """Sets all counters to zero; what is known about peers and the arena stays.
+    """Sets all counters to zero, but keeps the state of peers and of the arena.
 
-    Raises Unsupported if the plugin is not in this process.
+    Raises Unsupported if this process does not have the plugin.
     """
     _plugin().rdt_tf_stats_reset()
 
@@ -468,13 +472,13 @@ def _plugin() -> ctypes.CDLL:
 
 
 def _loaded_plugin() -> ctypes.CDLL | None:
-    """The plugin that the shim chose, if it did."""
+    """The plugin that the shim loaded, if any."""
     found = map(_open_loaded, sorted(_PACKAGE.glob(_PLUGINS)))
     return next((library for library in found if library is not None), None)
 
 
 def _open_loaded(path: Path) -> ctypes.CDLL | None:
-    """The library if this process has it already."""
+    """The library if this process has already loaded it."""
     try:
         return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError:
@@ -486,5 +490,5 @@ def _why_not_built() -> str:
     try:
         facts = json.loads((_PACKAGE / "_build_info.json").read_text())
     except (OSError, ValueError):
-        return "it was not built by rdmatensor's own build"
+        return "it does not come from rdmatensor's own build"
     return str(facts.get("no_tensorflow_because") or "it was removed after the build")

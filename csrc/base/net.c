@@ -77,11 +77,20 @@ static rdt_status describe(int socket, char *address) {
   return RDT_OK;
 }
 
-static rdt_status bind_and_listen(int socket, const struct sockaddr *to, socklen_t length) {
-  int one = 1;
-  setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-  if (bind(socket, to, length) != 0 || listen(socket, 128) != 0) return RDT_ERR_SYSTEM;
-  return RDT_OK;
+static rdt_status listen_at(const struct addrinfo *to, const char *host, uint16_t port,
+                            int *socket_out, char *address) {
+  int one = 1, fd = rdt_forks_socket(to->ai_family, SOCK_STREAM);
+  if (fd < 0) return rdt_fail_errno(errno, "cannot create a socket");
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+  rdt_status status = RDT_OK;
+  if (bind(fd, to->ai_addr, to->ai_addrlen) != 0 || listen(fd, 128) != 0)
+    status = rdt_fail_errno(errno, "cannot listen on %s port %u", host, port);
+  if (status == RDT_OK) status = describe(fd, address);
+  if (status == RDT_OK)
+    *socket_out = fd;
+  else
+    rdt_forks_close(fd);
+  return status;
 }
 
 rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline, int *socket_out,
@@ -91,16 +100,9 @@ rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline
   snprintf(port_text, sizeof(port_text), "%u", port);
   rdt_status status = rdt_resolve(host, port_text, AI_PASSIVE, deadline, &found);
   if (status != RDT_OK) return status;
-  int fd = rdt_forks_socket(found->ai_family, SOCK_STREAM);
-  if (fd < 0) {
-    status = rdt_fail_errno(errno, "cannot create a socket");
-  } else if (bind_and_listen(fd, found->ai_addr, found->ai_addrlen) != RDT_OK) {
-    status = rdt_fail_errno(errno, "cannot listen on %s port %u", host, port);
-    rdt_forks_close(fd);
-  } else if ((status = describe(fd, address)) != RDT_OK) {
-    rdt_forks_close(fd);
-  } else {
-    *socket_out = fd;
+  for (const struct addrinfo *each = found; each; each = each->ai_next) {
+    status = listen_at(each, host, port, socket_out, address);
+    if (status == RDT_OK) break;
   }
   freeaddrinfo(found);
   return status;

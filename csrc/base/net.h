@@ -26,8 +26,8 @@ int rdt_fds_take(rdt_fds *fds);
  * more. */
 rdt_status rdt_fds_check(const rdt_fds *fds);
 
-/* Creates a listening socket and returns the "host:port" it got. The deadline limits looking up
- * names. */
+/* Listens on the first address of `host` that belongs to this machine. `address` gets its
+ * "host:port". The deadline limits looking up a name. */
 rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline, int *socket_out,
                           char *address);
 rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *socket_out);

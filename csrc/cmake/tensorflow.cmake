@@ -62,6 +62,10 @@ function(add_tensorflow_headers minor folder)
   target_compile_features(tensorflow_headers_${minor} INTERFACE cxx_std_17)
 endfunction()
 
+# It includes the table that the plugin shares with graph_analyzer.
+set_source_files_properties(${CMAKE_SOURCE_DIR}/csrc/tensorflow/graph/graph_order.cc PROPERTIES
+  INCLUDE_DIRECTORIES ${CMAKE_SOURCE_DIR})
+
 function(add_plugin minor folder version)
   set(plugin rdmatensor_tensorflow_2_${minor})
   add_library(${plugin} MODULE ${plugin_sources})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transfer plan: what travels in one step of a graph, how, and where it lies at the receiver.
 
-Plans are values: equal if their contents are, the same for the same graph, and the same as JSON. They
-come from `analyze`, from a running server (`live`), or from a file.
+Plans are values: two plans with the same contents are equal, and the same graph always gives the same plan
+and the same JSON. A plan comes from `analyze`, from a running server (`live`), or from a file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any
 
 from rdmatensor.plan import Options
 
-from ..read.shapes import Shape
 from .errors import AnalysisError
+
+Shape = tuple[int | None, ...] | None
+"""None: the rank is unknown. A dimension that is None is unknown."""
 
 VERSION = 1
 CLASSES = ("static", "bounded", "dynamic", "rpc")
-# Reason of an edge that no server plans.
+# The reason of an edge that no server plans.
 ADDED = "TensorFlow adds it when it cuts the graph up"
-# TensorFlow's C++ has other names for these.
+# TensorFlow's C++ code calls these types by other names.
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16"}
 _OPTIONS = ("slots", "loop_slots", "batch", "fuse_bytes", "fuse_group_bytes")
 
@@ -33,8 +35,8 @@ class Edge:
     """One tensor that travels from task to task."""
 
     name: str
-    """Producer's output, "dense/kernel/Read:0", or the fed tensor; "...@device:CPU:1" when that is where
-    it goes."""
+    """The producer's output, "dense/kernel/Read:0", or the fed tensor. Ends in "@device:CPU:1" if it goes to
+    that device instead of the first CPU."""
     source: str
     destination: str
     dtype: str
@@ -43,29 +45,29 @@ class Edge:
     plan_class: str
     """static | bounded | dynamic | rpc."""
     reason: str
-    """Why it is not static; "" when it is."""
+    """Why it is not static; "" if it is."""
     bytes: int
-    """Size, or its bound; 0 when it is not known. Inside a loop: of one iteration."""
+    """Its size or a bound of it, of one iteration if it is in a loop; 0 if neither is known."""
     slots: int
     ring: int | None
     group: int | None
     offset: int | None
-    """Of its first place in the link's memory at the receiver."""
+    """Where its first place begins in the link's memory at the receiver."""
     stride: int | None
-    """From place to place."""
+    """The distance from one place to the next."""
     first: int
-    """Rounds of transfers that come before it can be made."""
+    """The number of rounds of transfers before it can be made."""
     last: int | None
-    """Rounds after which all its consumers have run; None: not known."""
+    """The number of rounds after which all its consumers have run; None if it is not known."""
     consumers: tuple[str, ...] = ()
     variable: str = ""
-    """The variable that it is a copy of; "" when it is none, and in plans of servers."""
+    """The variable that it is a copy of; "" if it is none. Plans of servers do not have it."""
     graph: str = ""
-    """Of a server's plan: the graph that the edge belongs to; a server may run several."""
+    """The graph to which the edge belongs, in the plan of a server, which may run several; "" otherwise."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it from all others, and how edges are sorted."""
+        """Identifies the edge in its graph. Edges are sorted by it."""
         return self.source, self.destination, self.name
 
     @property
@@ -75,7 +77,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Link:
-    """All that travels from one task to another. `bytes` is the memory its receiver registers."""
+    """Everything that travels from one task to another. `bytes` is the memory that the receiver registers."""
 
     source: str
     destination: str
@@ -87,32 +89,32 @@ class Link:
 
 @dataclass(frozen=True)
 class TransferPlan:
-    """A plan of one graph over some tasks. Edges are sorted by `Edge.key`."""
+    """The plan of the transfers among some tasks. Edges are sorted by `Edge.key`."""
 
     tasks: tuple[str, ...]
     options: Options
     links: tuple[Link, ...]
     edges: tuple[Edge, ...]
     control_edges: int = 0
-    """Dependencies between tasks without a tensor; not planned."""
+    """The number of dependencies between tasks that carry no tensor and are not planned."""
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that travel in a step, as far as sizes are known; loops count once."""
+        """The bytes that travel in a step, as far as sizes are known. Loops count once."""
         return sum(edge.bytes for edge in self.edges)
 
     @property
     def arena_bytes(self) -> int:
-        """Memory that all receivers register for places."""
+        """The memory that all receivers register for places."""
         return sum(link.bytes for link in self.links)
 
     @property
     def unknown(self) -> int:
-        """Edges whose size is not known at all."""
+        """The number of edges for which neither a size nor a bound is known."""
         return sum(not edge.size_known and not edge.bytes for edge in self.edges)
 
     def bytes_by_class(self) -> dict[str, int]:
-        """Bytes per step of each class."""
+        """The bytes per step of each class."""
         totals = dict.fromkeys(CLASSES, 0)
         for edge in self.edges:
             totals[edge.plan_class] += edge.bytes
@@ -120,11 +122,11 @@ class TransferPlan:
 
     @property
     def static_share(self) -> float:
-        """Part of the known bytes that is static; 1 when nothing travels."""
+        """The part of the known bytes that is static; 1 if nothing travels."""
         return self.bytes_by_class()["static"] / self.step_bytes if self.step_bytes else 1.0
 
     def bytes_by_link(self) -> dict[tuple[str, str], int]:
-        """Bytes per step of each pair (source, destination)."""
+        """The bytes per step of each pair (source, destination)."""
         totals: dict[tuple[str, str], int] = {}
         for edge in self.edges:
             pair = edge.source, edge.destination
@@ -132,7 +134,7 @@ class TransferPlan:
         return totals
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """Bytes per step that each task sends and receives."""
+        """The bytes per step that each task sends and receives."""
         totals = dict.fromkeys(self.tasks, (0, 0))
         for (source, destination), count in self.bytes_by_link().items():
             sent, received = totals[source]
@@ -141,15 +143,22 @@ class TransferPlan:
             totals[destination] = sent, received + count
         return totals
 
+    def memory(self) -> dict[str, int]:
+        """The bytes that each task registers for places."""
+        totals = dict.fromkeys(self.tasks, 0)
+        for link in self.links:
+            totals[link.destination] += link.bytes
+        return totals
+
     @property
     def graphs(self) -> tuple[str, ...]:
-        """The graphs of a server's plan; ("",) of a plan made beforehand, () without edges."""
+        """The graphs in a server's plan. A plan by `analyze` has one, "", or none if it has no edges."""
         return tuple(sorted({edge.graph for edge in self.edges}))
 
     def only(
         self, *, graph: str | None = None, destinations: Iterable[str] | None = None
     ) -> TransferPlan:
-        """The plan with edges of one graph, or into some tasks. Links into these tasks stay as they are."""
+        """The plan with the edges of one graph only, or with the edges and links into some tasks only."""
         tasks = set(self.tasks if destinations is None else destinations)
         edges = (edge for edge in self.edges if graph is None or edge.graph == graph)
         return replace(
@@ -159,7 +168,7 @@ class TransferPlan:
         )
 
     def to_json(self) -> str:
-        """The plan as text that `from_json` reads; equal plans give equal texts."""
+        """The plan as text that `from_json` reads. Equal plans give equal texts."""
         edges = []
         for edge in self.edges:
             row = asdict(edge)
@@ -179,24 +188,18 @@ class TransferPlan:
         """Writes `to_json()` to a file."""
         Path(path).write_text(self.to_json())
 
-    def to_html(self, path: Path | str) -> None:
-        """Writes one page that needs nothing else: a link matrix, the arenas, all edges."""
-        from ..report.html import page
-
-        Path(path).write_text(page(self))
-
     @classmethod
     def from_json(cls, text: str | bytes) -> TransferPlan:
-        """Reads what `to_json` wrote, or what a server told. AnalysisError when it is something else."""
+        """Reads what `to_json` wrote or what a server sent. Raises AnalysisError for anything else."""
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise AnalysisError(f"not a transfer plan: no JSON: {error}") from None
+            raise AnalysisError(f"not a transfer plan, because it is not JSON: {error}") from None
         version = document.get("version") if isinstance(document, dict) else None
         if version != VERSION:
             raise AnalysisError(
-                f"not a transfer plan of version {VERSION} (version: {version!r}); write it with the "
-                "same version of rdmatensor as reads it"
+                f"not a transfer plan of version {VERSION} (version: {version!r}): write and read it with "
+                "the same version of rdmatensor"
             )
         try:
             return _read(document)
@@ -204,12 +207,12 @@ class TransferPlan:
             raise AnalysisError(f"damaged transfer plan: {error!r}") from error
 
 
-# More bytes than there are; and numbers that floating point still takes.
+# Above every size of a real machine, and still within the range of a float.
 _LIMIT = 1 << 63
 
 
 def join(plans: Sequence[TransferPlan]) -> TransferPlan:
-    """One plan of what several servers told: each knows what it receives."""
+    """Joins the plans of several servers, each of which knows what it receives."""
     edges = [edge for plan in plans for edge in plan.edges]
     return TransferPlan(
         tasks=tuple(sorted({task for plan in plans for task in plan.tasks})),
@@ -243,7 +246,7 @@ def _read(document: Mapping[str, Any]) -> TransferPlan:
 
 
 def _typed(row: Mapping[str, Any], **types: type) -> dict[str, Any]:
-    """The named fields of `row`, each of its type; whole numbers are counts or bytes."""
+    """Returns the named fields of `row`, each of which must have its type; numbers must not be negative."""
     for name, kind in types.items():
         if type(row[name]) is not kind:
             raise TypeError(f"{name} is {row[name]!r}, not of type {kind.__name__}")
@@ -262,7 +265,7 @@ def _read_edge(row: Mapping[str, Any]) -> Edge:
         raise ValueError(f"class {row['class']!r}")
     shape = row["shape"]
     if len({row["ring"] is None, row["offset"] is None, row["stride"] is None}) > 1:
-        raise ValueError(f"{row['name']} has a part of a place")
+        raise ValueError(f"{row['name']} has only a part of a place")
     return Edge(
         **plain,
         ring=_number(row["ring"]),
@@ -281,7 +284,7 @@ def _read_edge(row: Mapping[str, Any]) -> Edge:
 def _number(value: Any) -> int | None:
     if value is None or (type(value) is int and 0 <= value < _LIMIT):
         return value
-    raise TypeError(f"{value!r} is no whole number from 0 to {_LIMIT - 1}")
+    raise TypeError(f"{value!r} is not a whole number from 0 to {_LIMIT - 1}")
 
 
 @dataclass(frozen=True)
@@ -296,17 +299,20 @@ class Difference:
         return bool(self.removed or self.added or self.changed)
 
 
-# What an edge is, and how it travels. Not where it lies: one edge more moves all behind it.
+# What an edge is and how it travels, but not where it lies: each additional edge moves those behind it.
 _COMPARED = ("dtype", "shape", "in_loop", "plan_class", "bytes")
 
 
 def closest(
     expected: TransferPlan, told: TransferPlan, compared: Iterable[str] = _COMPARED
 ) -> Difference:
-    """How the graph of `told` that is most like `expected` differs from it, in what `told`'s servers
-    receive and plan. AnalysisError when they have planned nothing yet."""
+    """Compares `expected` with the graph of `told` that is most like it.
+
+    Only tensors that the servers of `told` receive and plan are compared. Raises AnalysisError if they have
+    planned nothing yet.
+    """
     if not told.edges:
-        raise AnalysisError("nothing is planned there yet: run a step, then ask again")
+        raise AnalysisError("the servers have planned nothing yet: run a step, then try again")
     here = expected.only(destinations={edge.destination for edge in told.edges})
     here = replace(here, edges=tuple(edge for edge in here.edges if edge.reason != ADDED))
     fields = tuple(compared)
@@ -314,15 +320,15 @@ def closest(
     return min(found, key=lambda one: len(one.removed) + len(one.added) + len(one.changed))
 
 
-# TensorFlow numbers the nodes that it makes of loops and conditionals, in an order of its own.
+# TensorFlow numbers the nodes into which it turns loops and conditionals, in an order of its own.
 _NUMBERED = re.compile(r"/_(\d+)(?=[/:])")
 
 
 def diff(a: TransferPlan, b: TransferPlan, compared: Iterable[str] = _COMPARED) -> Difference:
-    """Compares edge by edge, by source, destination and name; `compared` names fields of Edge. Of plans of
-    several graphs choose one first (`only`).
+    """Compares edges of the same source, destination and name in the fields of Edge that `compared` names.
 
-    Names that differ only in TensorFlow's numbers of made nodes count as equal, in the order of these.
+    Names that differ only in the numbers that TensorFlow gives to nodes of its own count as equal, in the
+    order of these numbers. If a plan has several graphs, choose one first (`only`).
     """
     before = {edge.key: edge for edge in a.edges}
     after = {edge.key: edge for edge in b.edges}
@@ -343,7 +349,7 @@ def diff(a: TransferPlan, b: TransferPlan, compared: Iterable[str] = _COMPARED) 
 
 
 def _renumbered(removed: list[Edge], added: list[Edge]) -> list[tuple[Edge, Edge]]:
-    """Takes out of both lists what differs in numbers only, and returns it in pairs."""
+    """Moves edges whose names differ only in such numbers from both lists into pairs, and returns these."""
     candidates: dict[tuple[str, str, str], list[Edge]] = {}
     for edge in sorted(added, key=_numbers):
         candidates.setdefault(_unnumbered(edge), []).append(edge)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a graph to its plan, without a cluster."""
+"""Turns a graph into its plan without a cluster."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..model.errors import AnalysisError
 from ..model.plan import TransferPlan
 from ..read import sources
 from ..read.devices import parse
+from ..read.placement import PlacedOn
 from . import edges, placing, planner, rewriting
-from .placement import PlacedOn
 
 DEFAULT_DEVICE = "/job:worker/replica:0/task:0/device:CPU:0"
 
@@ -38,22 +38,22 @@ def analyze(
 
     `source` is one of
 
-    * a tf.Graph or GraphDef with device strings, a path of one, or the path of a SavedModel (its
-      `signature`). `fetches` and `feeds` are the session's: tensors, operations or their names. Without
-      fetches everything in the graph runs.
-    * a ConcreteFunction, or a tf.function with `args`, as for get_concrete_function. Variables are on the
-      devices that they have, or where `strategy` puts them.
+    * a tf.Graph or GraphDef with device strings, the path of such a file, or the path of a SavedModel, of
+      which `signature` is analysed. `fetches` and `feeds` are those of the session: tensors, operations or
+      their names. Without fetches everything in the graph runs.
+    * a ConcreteFunction, or a tf.function with `args` as for get_concrete_function. Variables stay on their
+      devices unless `strategy` moves them.
     * a Keras model with `strategy`: one training step of all workers.
 
-    `batch_size` is the batch of a Keras model; for the others it bounds first dimensions that are
-    unknown. `default_device` is where nodes run that name no task: the session's target. `cluster` maps jobs
-    to addresses; every device has to be in it. `optimize` runs TensorFlow's graph optimiser, as sessions
-    do. `budgets` is the memory for places that tasks have, in bytes ("/job:ps/replica:0/task:0").
+    `batch_size` is the batch of a Keras model; for other sources it bounds unknown first dimensions. Nodes
+    that name no task run on `default_device`, the session's target. `cluster` maps jobs to addresses and must
+    have every device. `optimize` runs TensorFlow's graph optimiser, as sessions do. `budgets` limits the
+    memory in bytes for places by task ("/job:ps/replica:0/task:0").
 
-    Nothing is run and nothing is connected. AnalysisError for what cannot be analysed.
+    Runs nothing and connects to nothing. Raises AnalysisError for what cannot be analysed.
     """
     if batch_size is not None and batch_size < 1:
-        raise AnalysisError(f"batch_size is {batch_size}: give at least 1")
+        raise AnalysisError(f"batch_size must be at least 1, got {batch_size}")
     if strategy is None and cluster is not None and {"ps", "worker"} <= set(cluster):
         strategy = PlacedOn.cluster(cluster)
     request = sources.Request(default_device, strategy, batch_size, fetches, feeds, args, signature)
@@ -65,7 +65,7 @@ def analyze(
 
 
 def transfers(source: Any, request: sources.Request, optimize: bool = False) -> edges.Transfers:
-    """What travels, before it is planned."""
+    """Finds what travels, without planning it."""
     program = sources.load(source, request)
     rewriting.inline(program)
     placing.place(program)
@@ -80,7 +80,7 @@ def transfers(source: Any, request: sources.Request, optimize: bool = False) -> 
 def _in_cluster(
     found: edges.Transfers, cluster: Mapping[str, Sequence[str]] | None
 ) -> edges.Transfers:
-    """Checks that every task is in the cluster, and adds those that have nothing to do."""
+    """Checks that every task is in the cluster, and adds the tasks that have nothing to do."""
     if cluster is None:
         return found
     known = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that travel between the tasks of a placed graph."""
+"""Finds the tensors that travel between the tasks of a placed graph."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..model.plan import Shape
 from ..read.devices import Device, parse
 from ..read.graphs import Program, Signatures, reference
 from ..read.ops import ENTER, EXIT, MERGE, NEXT_ITERATION, blocks, free
-from ..read.shapes import Shape, Shapes
+from ..read.shapes import Shapes
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node as the planner sees it. `task` is an index."""
+    """A node as the planner sees it. `task` is an index into the tasks."""
 
     task: int
     loop: bool
@@ -26,7 +27,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One tensor that travels: TensorFlow sends an output once to each device that takes it."""
+    """A tensor that travels. TensorFlow sends an output once to each device that uses it."""
 
     name: str
     source: int
@@ -34,24 +35,26 @@ class Transfer:
     dtype: str
     dtype_number: int
     element_size: int
-    """Bytes; 0: elements are no plain bytes."""
+    """In bytes; 0 if elements are not plain bytes."""
     shape: Shape
     in_loop: bool
     device_memory: bool
     producer: int
     consumers: tuple[int, ...]
     origin: str
-    """Where an unknown shape begins, such as "placeholder x"; "" when all is known."""
+    """The node that makes the shape unknown, such as "placeholder x"; "" if the shape is known."""
     variable: str
-    """The variable that it is a copy of; "" when it is none."""
+    """The variable that it is a copy of; "" if it is none."""
     added: bool
-    """TensorFlow adds it when it cuts the graph up, too late for a plan."""
+    """Whether TensorFlow adds it while it cuts the graph up, too late for a plan."""
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """What travels in one step, and the graph that tells in which order. Indices point into `nodes`
-    and `tasks`."""
+    """What travels in one step, and the graph that decides in which order.
+
+    Other fields refer to `nodes` and `tasks` by index.
+    """
 
     tasks: tuple[str, ...]
     node_names: tuple[str, ...]
@@ -66,7 +69,10 @@ Frames = tuple[str, ...]
 
 
 def loop_frames(graph: Any) -> dict[str, Frames]:
-    """Of each node inside a loop. An Enter belongs to the loop it enters, an Exit to the one it leaves."""
+    """The loops around each node that is inside one.
+
+    An Enter belongs to the loop that it enters, an Exit to the loop that it leaves.
+    """
     users: dict[str, list[str]] = {}
     nodes = {}
     for node in graph.node:
@@ -97,19 +103,19 @@ def _inside(node: Any, outside: Frames) -> Frames:
 
 
 def _after(node: Any, inside: Frames) -> Frames:
-    """The frames in which a node's outputs are."""
+    """The frames of a node's outputs."""
     return inside[:-1] if node.op in EXIT else inside
 
 
 _VARIABLES = frozenset(["VarHandleOp", "VariableV2", "Variable"])
-# Hand on the variable, or its value, that is their first input.
+# These ops pass on the variable, or its value, that is their first input.
 _READS = frozenset(
     ["ReadVariableOp", "ResourceGather", "Identity", "RefIdentity", "Snapshot", *ENTER]
 ) | {"Switch", "RefSwitch"}
 
 
 def _variables(graph: Any) -> dict[str, str]:
-    """For each node that makes, hands on or reads a variable: the variable's name."""
+    """The variable's name for each node that makes, passes on or reads a variable."""
     nodes = {node.name: node for node in graph.node}
     found: dict[str, str] = {}
     for node in graph.node:
@@ -125,12 +131,12 @@ def _variables(graph: Any) -> dict[str, str]:
 
 
 def find(program: Program) -> Transfers:
-    """Reads them from the program's graph, whose nodes all name whole devices."""
+    """Reads the transfers from the program's graph, in which every node names a whole device."""
     return _Reader(program).read()
 
 
 class _Reader:
-    """What is asked again and again while a graph is read. Nodes and tasks are numbers."""
+    """Tables that are needed while a graph is read. Nodes and tasks are numbers in them."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -148,7 +154,7 @@ class _Reader:
 
     def read(self) -> Transfers:
         arcs: list[tuple[int, int]] = []
-        # By node, output and device: dicts, because the order of consumers has to be the same always.
+        # By node, output and device. The inner dicts serve as sets with a fixed order.
         uses: dict[tuple[int, int, Device], dict[int, None]] = {}
         asked: dict[tuple[int, int, Device], dict[int, None]] = {}
         controls = set()
@@ -177,7 +183,7 @@ class _Reader:
         return Transfers(self._tasks, names, nodes, tuple(arcs), tuple(items), len(controls))
 
     def _inputs(self) -> Iterator[tuple[int, int, int]]:
-        """Producer, output and consumer of every input; output -1 is a control input."""
+        """The producer, output and consumer of every input; output -1 means a control input."""
         index = {node.name: number for number, node in enumerate(self._nodes)}
         for number, node in enumerate(self._nodes):
             for text in node.input:
@@ -185,8 +191,11 @@ class _Reader:
                 yield index[name], output, number
 
     def _asks(self, source: int, number: int) -> Iterator[int]:
-        """Conditions of loops that the device of node `number` has to know, because a tensor of `source`
-        comes there inside of them: TensorFlow builds a loop of its own around such an input."""
+        """The conditions of loops that the device of node `number` needs.
+
+        If a tensor of `source` arrives there inside a loop, TensorFlow builds another loop around the input
+        and sends it the condition.
+        """
         producer, device = self._nodes[source], self._devices[number]
         inside = self._frames.get(producer.name, ())
         if not inside or self._devices[source] == device:
@@ -241,7 +250,7 @@ class _Reader:
 
 
 def with_tasks(transfers: Transfers, more: Iterable[str]) -> Transfers:
-    """The same, with tasks that have nothing to do."""
+    """Adds tasks that have nothing to do."""
     tasks = tuple(sorted({*transfers.tasks, *more}))
     moved = [tasks.index(name) for name in transfers.tasks]
     nodes = tuple(replace(node, task=moved[node.task]) for node in transfers.nodes)

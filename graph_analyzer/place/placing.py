@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives every node its device, by the rules of TensorFlow's placer for machines with CPUs.
+"""Gives every node its device by the rules of TensorFlow's placer for machines with CPUs.
 
-* Nodes that share a resource or a reference, or name each other in `_class`, share a device: that of
-  the node which makes the resource, else the first that is named.
-* Shape, Size and Rank go where their input is; a node without inputs goes where its consumers are, if
-  they are in one place and its own device string allows it.
-* Everything else goes where it says; what it leaves open is taken from the default device.
+* Nodes that share a resource or a reference, or name each other in `_class`, share a device: the one
+  of the node that makes the resource, or else the first one that is named.
+* Shape, Size and Rank follow their input. A node without inputs follows its consumers if they share a device
+  and its own device string allows that device.
+* Every other node goes to the device that it names, completed by the default device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Groups:
         return root
 
     def join(self, first: str, second: str) -> None:
-        """`first`'s root stays."""
+        """Joins two groups. The root of `first` stays."""
         self._parent[self.find(second)] = self.find(first)
 
 
@@ -44,7 +44,7 @@ def _shares(dtype: int) -> bool:
 
 
 def _group(graph: Any, signatures: Signatures) -> tuple[_Groups, set[str]]:
-    """Groups of nodes that share a device, and the nodes that own what is shared."""
+    """The groups of nodes that share a device, and the nodes that own what is shared."""
     groups, owners = _Groups(), set()
     names = {node.name for node in graph.node}
     for node in graph.node:

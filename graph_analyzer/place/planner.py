@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers in, a plan out, by the planner that servers use (rdmatensor.plan)."""
+"""Plans transfers with the planner that servers use (rdmatensor.plan)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def settings() -> Options:
 def plan(
     transfers: Transfers, options: Options, budgets: Mapping[str, int] | None = None
 ) -> TransferPlan:
-    """Plans them. `budgets` are bytes by task; tasks that it leaves out may hold any amount."""
+    """Plans `transfers`. `budgets` limits bytes by task; tasks that it leaves out have no limit."""
     items = [item for item in transfers.items if not item.added]
     rows = _rows(transfers, items)
     limits = _budgets(transfers.tasks, budgets)
@@ -90,14 +90,14 @@ def _budgets(tasks: tuple[str, ...], budgets: Mapping[str, int] | None) -> list[
     named = {whole(name, Device()).task_name: limit for name, limit in budgets.items()}
     for name, limit in named.items():
         if name not in tasks:
-            raise AnalysisError(f"budget of {name}: the graph has only {', '.join(tasks)}")
+            raise AnalysisError(f"budget of {name}: not found; available: {', '.join(tasks)}")
         if limit < 0:
-            raise AnalysisError(f"budget of {name} is {limit}: give bytes, at least 0")
+            raise AnalysisError(f"the budget of {name} must be at least 0 bytes, got {limit}")
     return [named.get(task, _UNLIMITED) for task in tasks]
 
 
 def _reason(item: Transfer, reason: core.Reason) -> str:
-    """The planner's reason, with the place in the graph where it begins."""
+    """The planner's reason, with the node from which an unknown shape comes."""
     unknown = {core.Reason.RANK, core.Reason.DIMENSION, core.Reason.BATCH}
     if reason not in unknown:
         return str(reason)
@@ -137,7 +137,7 @@ def _edge(
 
 
 def _added(transfers: Transfers, item: Transfer) -> Edge:
-    """What no server plans."""
+    """The edge of a tensor that no server plans."""
     place = core.Place(core.PlanClass.DYNAMIC, core.Reason.NONE, item.element_size, None, None, 0)
     edge = _edge(transfers, item, core.Order(), place, None)
     return replace(edge, reason=ADDED)

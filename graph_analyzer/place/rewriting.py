@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorFlow does to a graph between the user and the executors."""
+"""Rewrites a graph as TensorFlow does between the user and the executors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..read.ops import CALLS, CONTROL_FLOW
 
 
 def inline(program: Program) -> None:
-    """Puts the bodies of called functions, and of loops and conditionals, in their places."""
+    """Replaces calls of functions, loops and conditionals by their bodies."""
     graph = program.graph
     library = {function.signature.name for function in graph.library.function}
     if any(_inlined(node, library) for node in graph.node):
@@ -25,16 +25,18 @@ def inline(program: Program) -> None:
         _relax(program.graph, inputs)
 
 
-# Nodes through which a loop or an inlined function waits, and what a function takes.
+# The nodes by which a loop or an inlined function waits, and the arguments of a function.
 _WAITS = re.compile(r"(.+)/(LoopControlInputs|input_control_node)/_\d+")
 _ARGUMENT = re.compile(r"(.+)/input/_(\d+)")
 _CONDITION = re.compile(r".+/cond/_\d+")
 
 
 def _relax(graph: Any, inputs: dict[str, set[str]]) -> None:
-    """Lets operations of loops and functions run when their own inputs are there, as they do in sessions:
-    the optimiser makes each wait for all inputs of the loop or function. `inputs` are those that loops
-    had before."""
+    """Lets operations of loops and functions run as soon as their own inputs are there, as sessions do.
+
+    The optimiser makes each of them wait for all inputs of the loop or function. `inputs` are the inputs of
+    loops before it ran.
+    """
     arguments: dict[str, dict[int, str]] = {}
     for node in graph.node:
         if found := _ARGUMENT.fullmatch(node.name):
@@ -46,7 +48,7 @@ def _relax(graph: Any, inputs: dict[str, set[str]]) -> None:
             makers = arguments.get(found[1], {})
             added = set(makers.values())
             if makers and _CONDITION.fullmatch(found[1]):
-                added.discard(makers[min(makers)])  # by it the condition is inside of the loop
+                added.discard(makers[min(makers)])  # it keeps the condition inside the loop
             if found[1] in inputs:
                 added.update(text for text in node.input if text not in inputs[found[1]])
             _set_inputs(node, [text for text in node.input if text not in added])
@@ -69,14 +71,14 @@ def _inlined(node: Any, library: set[str]) -> bool:
 
 
 def optimize(program: Program) -> None:
-    """Runs TensorFlow's graph optimiser with its default settings, as sessions do. Nodes are placed."""
+    """Runs TensorFlow's graph optimiser with its default settings, as sessions do. Nodes must be placed."""
     from tensorflow.core.protobuf import config_pb2
 
     _grappler(program, config_pb2.ConfigProto())
 
 
 def roots(program: Program) -> list[str]:
-    """Nodes that have to run; all sinks when nothing was said."""
+    """The nodes that must run: all sinks unless the program names some."""
     wanted = [reference(name)[0] for name in program.fetches] + program.targets
     return wanted or sinks(program.graph)
 
@@ -86,22 +88,23 @@ def _grappler(program: Program, config: Any) -> None:
     from tensorflow.python.framework import errors_impl
     from tensorflow.python.grappler import tf_optimizer
 
-    config.graph_options.rewrite_options.min_graph_nodes = -1  # small graphs, too
+    config.graph_options.rewrite_options.min_graph_nodes = -1  # rewrite small graphs too
     meta = meta_graph_pb2.MetaGraphDef(graph_def=program.graph)
-    # By this collection grappler learns what is fetched.
+    # Grappler keeps the nodes of this collection.
     kept = meta.collection_def["train_op"].node_list.value
     kept.extend(dict.fromkeys([*roots(program), *(reference(f)[0] for f in program.feeds)]))
     try:
         program.graph.CopyFrom(tf_optimizer.OptimizeGraph(config, meta))
     except (errors_impl.OpError, ValueError, RuntimeError) as error:
         raise AnalysisError(
-            f"TensorFlow cannot rewrite this graph: {error}; check that it runs in a session"
+            f"TensorFlow cannot rewrite this graph: {error}: check that it runs in a session"
         ) from error
 
 
 def cut(program: Program) -> None:
-    """Replaces fed and fetched tensors by their ends at the session's own task, and removes what is not
-    needed. TensorFlow names these ends so, too.
+    """Replaces fed and fetched tensors by their ends at the session's own task, and removes unneeded nodes.
+
+    The ends have the names that TensorFlow gives them.
     """
     outputs: dict[str, list[int]] = {}
     if program.feeds or program.fetches:
@@ -114,10 +117,10 @@ def cut(program: Program) -> None:
 
 
 def _output(name: str, outputs: dict[str, list[int]], what: str) -> tuple[str, int, int]:
-    """Node, output and type of a tensor."""
+    """The node, output and type of a tensor."""
     node, output = reference(name)
     if node not in outputs or not 0 <= output < len(outputs[node]):
-        raise AnalysisError(f"the graph has no tensor {name!r}, which is to be {what}")
+        raise AnalysisError(f"the graph has no tensor {name!r}, so it cannot be {what}")
     return node, output, outputs[node][output]
 
 

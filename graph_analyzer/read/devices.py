@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device strings."""
+"""Parses device strings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _first(*numbers: int | None) -> int:
 
 
 class Device(NamedTuple):
-    """A device, or the part of it that a string tells; None is "any"."""
+    """A device, or the part of one that a string names; None means "any"."""
 
     job: str | None = None
     replica: int | None = None
@@ -33,7 +33,7 @@ class Device(NamedTuple):
     number: int | None = None
 
     def or_else(self, other: Device) -> Device:
-        """This, with what it leaves open taken from `other`; of another job only its first task."""
+        """Completes this device from `other`. The task of another job is its first."""
         task = other if self.job in (None, other.job) else Device()
         same_kind = self.kind in (None, other.kind)
         number = self.number if self.number is not None else same_kind and other.number
@@ -46,17 +46,17 @@ class Device(NamedTuple):
         )
 
     def admits(self, other: Device) -> bool:
-        """Whether `other`, a whole device, is one of those that this names."""
+        """Whether this names `other`, a whole device."""
         return all(own in (None, theirs) for own, theirs in zip(self, other, strict=True))
 
     @property
     def task_name(self) -> str:
-        """ "/job:worker/replica:0/task:1" of a whole device."""
+        """The task of a whole device, "/job:worker/replica:0/task:1"."""
         return f"/job:{self.job}/replica:{self.replica}/task:{self.task}"
 
     @property
     def local_name(self) -> str:
-        """ "device:CPU:0" of a whole device."""
+        """The part behind the task of a whole device, "device:CPU:0"."""
         return f"device:{self.kind}:{self.number}"
 
     def __str__(self) -> str:
@@ -65,14 +65,14 @@ class Device(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Device:
-    """The device that `text` names. AnalysisError when it is no device string."""
+    """The device that `text` names. Raises AnalysisError if it is not a device string."""
     values: dict[str, str] = {}
     position = 0
     while position < len(text):
         match = _PART.match(text, position)
         if match is None:
             raise AnalysisError(
-                f"{text!r} is no device: expected the like of '/job:worker/task:0/device:CPU:0'"
+                f"{text!r} is not a device: give, for example, '/job:worker/task:0/device:CPU:0'"
             )
         values.update((key, value) for key, value in match.groupdict().items() if value)
         position = match.end()

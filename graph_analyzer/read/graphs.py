@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GraphDefs, read: references, types of inputs and outputs, sinks."""
+"""Reads GraphDefs: references, types of inputs and outputs, sinks."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 
 from ..model.errors import AnalysisError
 
-# TensorFlow's enum: reference types are the plain ones plus this.
+# In TensorFlow's enum a reference type is its plain type plus this.
 _REF_OFFSET = 100
 RESOURCE = 20
 
 
 @dataclass
 class Program:
-    """A graph to analyse, and what of it runs in a step. `graph` is owned: passes change it in place."""
+    """A graph to analyse, and what runs of it in a step. Passes change `graph` in place."""
 
     graph: Any
     """A GraphDef."""
     default: str
-    """The device of nodes that name none."""
+    """The device for nodes that name none."""
     fetches: list[str] = field(default_factory=list)
-    """Tensors ("x:0") that the client of a session wants."""
+    """Tensors ("x:0") that the client of a session fetches."""
     targets: list[str] = field(default_factory=list)
     """Operations that must run."""
     feeds: list[str] = field(default_factory=list)
-    """Tensors that the client of a session gives."""
+    """Tensors that the client of a session feeds."""
     args: set[str] = field(default_factory=set)
     """Placeholders that are a function's arguments."""
     ops: dict[str, str] = field(default_factory=dict)
-    """What a node is at run time, where that differs from its op here."""
+    """The ops of nodes at run time, where they differ from the ops in `graph`."""
     fed: dict[str, str] = field(default_factory=dict)
-    """The tensor ("x:0") that the client gives through a node, by the node's name."""
+    """The tensor ("x:0") that the client feeds through a node, by the node's name."""
 
     def op(self, node: Any) -> str:
         """The node's op at run time."""
@@ -41,7 +41,7 @@ class Program:
 
 
 def base_type(dtype: int) -> int:
-    """Of a reference type the plain one."""
+    """The plain type behind a reference type; other types are returned as they are."""
     return dtype - _REF_OFFSET if dtype > _REF_OFFSET else dtype
 
 
@@ -77,13 +77,13 @@ class Signatures:
         self._known: dict[str, Any] = {}
 
     def of(self, node: Any) -> Any:
-        """The node's OpDef. AnalysisError for an op that this TensorFlow does not know."""
+        """The node's OpDef. Raises AnalysisError for an op that this TensorFlow does not know."""
         if node.op not in self._known:
             found = self._functions.get(node.op) or self._registry.get(node.op)
             if found is None:
                 raise AnalysisError(
-                    f"node {node.name!r}: this TensorFlow has no op {node.op!r}; import the library "
-                    "that brings it first (tf.load_op_library)"
+                    f"node {node.name!r}: this TensorFlow has no op {node.op!r}: load the library "
+                    "that defines it first (tf.load_op_library)"
                 )
             self._known[node.op] = found
         return self._known[node.op]
@@ -92,11 +92,11 @@ class Signatures:
         return bool(self.of(node).is_stateful)
 
     def inputs(self, node: Any) -> list[int]:
-        """Data types of the node's inputs, as TensorFlow's numbers."""
+        """The data types of the node's inputs, as TensorFlow's numbers."""
         return _types(node, self.of(node).input_arg)
 
     def outputs(self, node: Any) -> list[int]:
-        """The same of its outputs."""
+        """The data types of the node's outputs."""
         return _types(node, self.of(node).output_arg)
 
 
@@ -114,10 +114,10 @@ def _types(node: Any, args: Iterable[Any]) -> list[int]:
 
 
 def check(graph: Any) -> None:
-    """AnalysisError for a graph in which a name is missing or occurs twice."""
+    """Raises AnalysisError if a name occurs twice, or if an input names no node."""
     names = {node.name for node in graph.node}
     if len(names) < len(graph.node):
-        raise AnalysisError("two nodes of the graph have one name")
+        raise AnalysisError("two nodes of the graph have the same name")
     for node in graph.node:
         for text in node.input:
             if reference(text)[0] not in names:
@@ -125,13 +125,13 @@ def check(graph: Any) -> None:
 
 
 def sinks(graph: Any) -> list[str]:
-    """Nodes whose outputs nobody takes."""
+    """The nodes whose outputs no node uses."""
     used = {reference(text)[0] for node in graph.node for text in node.input}
     return [node.name for node in graph.node if node.name not in used]
 
 
 def keep(graph: Any, roots: Iterable[str]) -> None:
-    """Removes every node that `roots` do not need. AnalysisError for a root that is not there."""
+    """Removes every node that `roots` do not need. Raises AnalysisError for a root that does not exist."""
     nodes = {node.name: node for node in graph.node}
     stack, needed = list(roots), set()
     while stack:

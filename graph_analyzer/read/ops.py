@@ -1,53 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planner has to know about operations.
-
-The plugin has the same lists (csrc/tensorflow/graph/graph_order.cc): change both, or plans made before a
-cluster exists differ from those in force.
-"""
+"""What the planner has to know about operations. ops.def, which the plugin shares, has most of it."""
 
 from __future__ import annotations
 
-# fmt: off
-# Read and change state, but wait for nothing except their inputs.
-_STATE_WITHOUT_WAITING = frozenset(
-    ["VarHandleOp", "ReadVariableOp", "VariableV2", "Variable", "VarIsInitializedOp",
-     "ResourceGather", "_Arg", "_Retval", "PartitionedCall",
-     "StatefulPartitionedCall"]
+import re
+from pathlib import Path
+
+_FACTS = re.findall(
+    r"^OP\((\w+), (\w+)\)$", Path(__file__).with_name("ops.def").read_text(), re.MULTILINE
 )
-_STATE_WITHOUT_WAITING_PREFIXES = (
-    "Assign",
-    "ResourceApply",
-    "ResourceSparseApply",
-    "Apply",
-    "SparseApply",
-    "ResourceScatter",
-    "Scatter",
-    "Random",
-    "StatelessRandom",
-    "StatefulStandardNormal",
-    "StatefulUniform",
-    "TruncatedNormal",
-    "ParameterizedTruncatedNormal",
-    "Multinomial",
-)
-_WAITS = frozenset(
-    ["Placeholder", "PlaceholderWithDefault", "_Recv", "_HostRecv", "_Send", "_HostSend",
-     "Recv", "Send", "PyFunc", "EagerPyFunc", "PyFuncStateless"]
-)
-_FREE = frozenset(
-    ["Const", "Identity", "IdentityN", "VarHandleOp", "ReadVariableOp", "VariableV2",
-     "Variable", "NoOp", "Reshape", "Squeeze", "ExpandDims", "Shape", "ShapeN", "Rank",
-     "Size", "StopGradient", "PreventGradient", "_Arg", "_Retval", "Placeholder",
-     "PlaceholderWithDefault", "VarIsInitializedOp", "Snapshot"]
-)
-# fmt: on
+
+
+def _named(fact: str) -> frozenset[str]:
+    return frozenset(op for which, op in _FACTS if which == fact)
+
+
+_WAITS, _STATE, _FREE = _named("WAITS"), _named("STATE"), _named("FREE")
+_STATE_PREFIXES = tuple(_named("STATE_PREFIX"))
 
 ENTER = frozenset(["Enter", "RefEnter"])
 EXIT = frozenset(["Exit", "RefExit"])
 MERGE = frozenset(["Merge", "RefMerge"])
 NEXT_ITERATION = frozenset(["NextIteration", "RefNextIteration"])
 
-# Their bodies are other graphs, which TensorFlow puts in their place before it partitions.
+# TensorFlow replaces these nodes by their bodies, which are other graphs, before it partitions.
 CALLS = frozenset(["PartitionedCall", "StatefulPartitionedCall"])
 CONTROL_FLOW = frozenset(["While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"])
 
@@ -56,9 +32,7 @@ def blocks(op: str, stateful: bool) -> bool:
     """Whether a node may wait for, or depend on, something that is not its input."""
     if op in _WAITS:
         return True
-    if not stateful or op in _STATE_WITHOUT_WAITING:
-        return False
-    return not op.startswith(_STATE_WITHOUT_WAITING_PREFIXES)
+    return stateful and op not in _STATE and not op.startswith(_STATE_PREFIXES)
 
 
 def free(op: str) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of all tensors of a graph, by TensorFlow's own shape functions.
+"""Finds the shapes of all tensors of a graph by TensorFlow's own shape functions.
 
-Loops are solved by assumption: that a loop variable keeps the shape it enters with. Where a round shows
-that it does not, it is relaxed to what both have in common, and the round is repeated.
+A loop variable is assumed to keep the shape with which it enters. If inference shows that it does not, the
+assumption is relaxed to what both shapes have in common, and inference is repeated.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ import re
 from typing import Any
 
 from ..model.errors import AnalysisError
+from ..model.plan import Shape
 from .graphs import reference
 from .ops import ENTER, MERGE, NEXT_ITERATION
 
-Shape = tuple[int | None, ...] | None
-"""None: the rank is unknown; None for a dimension: the dimension is."""
-
 _RELAXED = "/_relaxed"
-# Nodes that TensorFlow adds begin with an underscore, and cannot be imported so.
+# Names of nodes that TensorFlow adds begin with an underscore, which cannot be imported.
 _PREFIX = "importable"
 
 
 class Shapes:
-    """Shapes and types of a graph's tensors, and where unknown dimensions come from."""
+    """The shapes and types of a graph's tensors, and the origins of unknown dimensions."""
 
     def __init__(self, graph: Any) -> None:
         loops = _back_edges(graph)
@@ -45,17 +43,17 @@ class Shapes:
         return _shape(self._tensor(node, output))
 
     def dtype(self, node: str, output: int) -> tuple[str, int]:
-        """The name and the bytes of one element; 0 for what cannot be copied as bytes."""
+        """The name of the type and the bytes of an element; 0 if elements cannot be copied as bytes."""
         dtype = self._tensor(node, output).dtype.base_dtype
         opaque = dtype.name in ("string", "resource", "variant")
         return str(dtype.name), 0 if opaque else int(dtype.size)
 
     def number(self, node: str, output: int) -> int:
-        """TensorFlow's number of the type."""
+        """TensorFlow's number for the type."""
         return int(self._tensor(node, output).dtype.base_dtype.as_datatype_enum)
 
     def origin(self, node: str) -> str:
-        """The node in which an unknown size of `node`'s outputs begins: "placeholder x"."""
+        """The node that makes a size of `node`'s outputs unknown, such as "placeholder x"."""
         operation = self._graph.get_operation_by_name(_importable(node))
         seen = {operation.name}
         while True:
@@ -92,7 +90,7 @@ def _shape(tensor: Any) -> Shape:
 
 
 def _common(shapes: list[Shape]) -> Shape:
-    """The most that is true of all."""
+    """What is known of a tensor that has one of these shapes."""
     first = shapes[0]
     if first is None or any(shape is None or len(shape) != len(first) for shape in shapes):
         return None
@@ -105,7 +103,7 @@ _Loops = dict[str, tuple[_Tensor, list[_Tensor]]]
 
 
 def _back_edges(graph: Any) -> _Loops:
-    """For each merge of a loop variable: where it enters, and where it comes round."""
+    """Maps each merge of a loop variable to the tensors that enter and that come around."""
     next_iterations = {node.name for node in graph.node if node.op in NEXT_ITERATION}
     loops: _Loops = {}
     for node in graph.node:
@@ -119,18 +117,18 @@ def _back_edges(graph: Any) -> _Loops:
 
 
 def _infer(graph: Any, loops: _Loops, relaxed: dict[str, Shape]) -> Any:
-    """A tf.Graph of `graph` without its back edges."""
+    """Imports `graph` without its back edges into a tf.Graph."""
     import tensorflow as tf
 
     acyclic = type(graph)(library=graph.library, versions=graph.versions)
     for node in graph.node:
         copy = acyclic.node.add()
         copy.CopyFrom(node)
-        # No placement is wanted here, and groups may refer to nodes that were removed.
+        # Placement does not matter here, and colocation groups may name nodes that were removed.
         copy.device = ""
         copy.attr.pop("_class", None)
         if node.op in ENTER:
-            # Its shape function forgets the shape, for what comes round may have another.
+            # Its shape function forgets the shape, because what comes around may have another one.
             copy.op = "Identity"
             for name in ("frame_name", "is_constant", "parallel_iterations"):
                 copy.attr.pop(name, None)

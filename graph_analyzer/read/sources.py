@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that can be analysed, as a GraphDef and what of it runs."""
+"""Reads every source that can be analysed into a GraphDef and what runs of it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ..model.errors import AnalysisError
-from ..place.placement import PlacedOn, training_step
 from .devices import parse
 from .graphs import RESOURCE, Program, Signatures, check
+from .placement import PlacedOn, training_step
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `analyze` was asked for, besides the source."""
+    """The arguments of `analyze` besides the source."""
 
     default: str
     strategy: PlacedOn | None = None
@@ -28,7 +28,7 @@ class Request:
 
 
 def load(source: Any, request: Request) -> Program:
-    """The program of any analysable source. AnalysisError for everything else."""
+    """Reads `source`. Raises AnalysisError if it is of a kind that cannot be analysed."""
     import tensorflow as tf
 
     if isinstance(source, (str, Path)):
@@ -95,7 +95,7 @@ def _of_function(function: Any, request: Request) -> Program:
     program.args = {tensor.op.name for tensor in graph.inputs if tensor.name not in captured}
     for node in program.graph.node:
         if node.name in program.args:
-            node.device = request.default  # where the caller has them
+            node.device = request.default  # the caller has them there
     return program
 
 
@@ -104,8 +104,11 @@ def _colocated(operation: Any) -> bool:
 
 
 def _add_result(program: Program, number: int, tensor: Any) -> None:
-    """Adds the end of a function's output. TensorFlow leaves it where it was made: it looks through
-    identities that name no device, as those are that tf.function returns."""
+    """Adds the end of a function's output, on the device where TensorFlow leaves the output.
+
+    That is the device of its maker: TensorFlow skips identities that name no device, such as those that
+    tf.function returns.
+    """
     source = tensor.op
     while source.type == "Identity" and not source.device and not _colocated(source):
         source = source.inputs[0].op
@@ -120,8 +123,8 @@ def _add_result(program: Program, number: int, tensor: Any) -> None:
 def _of_model(model: Any, request: Request) -> Program:
     if request.strategy is None:
         raise AnalysisError(
-            "a Keras model says nothing about tasks: give analyze(model, "
-            "strategy=PlacedOn(ps=2, workers=2)) or a cluster"
+            "a Keras model names no tasks: give analyze(model, strategy=PlacedOn(ps=2, workers=2)) "
+            "or a cluster"
         )
     graph = training_step(model, request.strategy, request.batch_size)
     names = {id(variable.value.handle): variable.path for variable in model.variables}
@@ -129,8 +132,10 @@ def _of_model(model: Any, request: Request) -> Program:
 
 
 def _of_func_graph(graph: Any, names: dict[int, str], request: Request) -> Program:
-    """The program of a FuncGraph: all that changes state. What it captures of variables becomes variables
-    again; `names` are those of their handles, by id."""
+    """The program of a FuncGraph, in which everything runs that changes state.
+
+    Captured variables become variables again. `names` holds their names by the id of their handles.
+    """
     program = Program(graph.as_graph_def(), request.default)
     signatures = Signatures(program.graph)
     program.targets = [
@@ -148,7 +153,7 @@ def _of_func_graph(graph: Any, names: dict[int, str], request: Request) -> Progr
     if request.strategy is not None:
         chosen = request.strategy.devices([_bytes(info) for info in infos.values()])
     else:
-        # A variable of this process belongs to the task that runs the graph.
+        # A variable on this machine belongs to the task that runs the graph.
         devices = [outer.device or "" for outer in handles.values()]
         chosen = ["" if parse(device).job == "localhost" else device for device in devices]
     for (name, info), device in zip(infos.items(), chosen, strict=True):
@@ -158,7 +163,7 @@ def _of_func_graph(graph: Any, names: dict[int, str], request: Request) -> Progr
 
 
 def _handle_data(handle: Any) -> Any:
-    """The type and shape of what a resource handle stands for; None for what is no variable."""
+    """The type and shape of the variable behind a resource handle; None if it is another resource."""
     data = getattr(handle, "_handle_data", None)
     return data.shape_and_type[0] if data is not None and data.is_set else None
 
@@ -175,7 +180,7 @@ def _bytes(info: Any) -> int:
 
 
 def _make_variable(node: Any, info: Any, device: str, name: str) -> None:
-    """Turns the placeholder of a captured handle into the op that makes one, which knows its shape."""
+    """Turns the placeholder of a captured handle into the op that makes the variable and knows its shape."""
     node.device = device
     if info is None:
         return
@@ -202,11 +207,11 @@ def _from_path(path: Path, request: Request) -> Program:
             graph.ParseFromString(path.read_bytes())
     except (message.DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
         raise AnalysisError(
-            f"{path}: no GraphDef ({error}); write one with tf.io.write_graph, or give the folder of a "
+            f"{path}: not a GraphDef ({error}): write one with tf.io.write_graph, or give the folder of a "
             "SavedModel"
         ) from error
     if not graph.node:
-        raise AnalysisError(f"{path}: a GraphDef without nodes")
+        raise AnalysisError(f"{path}: the GraphDef has no nodes")
     return _of_session(graph, request)
 
 
@@ -216,13 +221,13 @@ def _of_saved_model(path: Path, request: Request) -> Program:
     try:
         saved = loader_impl.parse_saved_model(str(path))
     except OSError as error:
-        raise AnalysisError(f"{path}: no SavedModel: {error}") from error
+        raise AnalysisError(f"{path}: not a SavedModel: {error}") from error
     meta = saved.meta_graphs[0]
     if request.fetches is not None:
         return _of_session(meta.graph_def, request)
     if request.signature not in meta.signature_def:
         raise AnalysisError(
-            f"{path}: no signature {request.signature!r}; it has {sorted(meta.signature_def)}"
+            f"{path}: no signature {request.signature!r}; available: {sorted(meta.signature_def)}"
         )
     signature = meta.signature_def[request.signature]
     program = _of_session(meta.graph_def, request)

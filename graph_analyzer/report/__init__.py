@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports about a plan: as text, as a page, its cost, advice."""
+"""Reports about a plan: text, a page, the cost of its transfers, and advice."""

@@ -172,6 +172,6 @@ def _loops(plan: TransferPlan) -> Iterator[Advice]:
         largest = max(inside, key=lambda edge: (edge.bytes, edge.name))
         text = (
             f"{count(len(inside), 'tensor')} travel in every iteration of a loop, such as "
-            f"{largest.name}: what the loop does not change, like a variable, is better read before it"
+            f"{largest.name}: read what the loop does not change, like a variable, before the loop"
         )
         yield _advice("loop", text, inside)

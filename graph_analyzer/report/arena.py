@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where tensors lie at each receiver, over the rounds of a step, as rectangles.
+"""Draws where tensors lie at each receiver over the rounds of a step, as rectangles.
 
-Across: rounds of transfers, from the one in which a tensor arrives to the one after which all its consumers
-have run. Down: bytes of the receiver's memory, link by link. A tensor's first place is drawn as its own
-rectangle, the other places of its ring, which later steps use, as one pale rectangle per ring.
+The horizontal axis shows rounds of transfers: a tensor lies there from the round in which it arrives to the
+round after which all its consumers have run. The vertical axis shows bytes of the receiver's memory, link by
+link. A tensor's first place is a rectangle of its own. The other places of its ring, which later steps use,
+are one pale rectangle per ring.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from rdmatensor.units import short_task, size
 from ..model.plan import Edge, TransferPlan
 
 WIDTH, HEIGHT = 900.0, 260.0
-# A page with more of them is slow, and they are too small to be seen.
+# A page with more of them is slow, and the others are too small to be seen.
 MOST_BOXES = 2000
 _THINNEST = 0.75
 
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle. `kind` is a class, "spare" for further places; `open` if its end is not known."""
+    """A rectangle. `kind` is a plan class, or "spare" for further places. `open`: its end is not known."""
 
     x: float
     y: float
@@ -35,7 +36,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Tick:
-    """A label: of a round at `x`, or of a link at `y`."""
+    """The label of a round or of a link, and its position on that axis."""
 
     at: float
     text: str
@@ -43,7 +44,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Arena:
-    """One receiver's memory. `left_out` tensors are too small to be drawn."""
+    """The memory of one receiver. `left_out` is the number of tensors that are too small to be drawn."""
 
     task: str
     bytes: int
@@ -54,15 +55,14 @@ class Arena:
 
 
 def arenas(plan: TransferPlan) -> list[Arena]:
-    """One for each task that receives into places, in the order of tasks."""
+    """The arenas of the tasks that receive into places, in the order of tasks."""
     placed = [edge for edge in plan.edges if edge.offset is not None]
     last_round = 1 + max((edge.first for edge in placed), default=0)
-    found = []
+    found, memory = [], plan.memory()
     for task in plan.tasks:
-        total = sum(link.bytes for link in plan.links if link.destination == task)
         here = [edge for edge in placed if edge.destination == task]
-        if total and here:
-            found.append(_arena(plan, task, total, here, last_round))
+        if here and memory[task]:
+            found.append(_arena(plan, task, memory[task], here, last_round))
     return found
 
 
@@ -116,7 +116,7 @@ def _box(edge: Edge, base: int, total: int, last_round: int) -> Box:
 
 
 def _spare(edge: Edge, start: int, base: int, total: int) -> Box:
-    """The places of the edge's ring, which begins at `start`, behind the first."""
+    """The places behind the first of the edge's ring, which begins at `start`."""
     stride = edge.stride or 0
     return Box(
         x=0.0,

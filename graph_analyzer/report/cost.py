@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the communication of a step takes at least, for a given network.
+"""Predicts the least time that the communication of a step takes on a given network.
 
     T = max over tasks of max(sent, received) / bandwidth  +  sum over rounds of their latency
 
-Every task has one full-duplex port, and all of them work at once; so the fullest port bounds the step.
-A *round* is a set of tensors that can travel together: a tensor is in round r when r transfers lie between it
-and the beginning of the step. A round takes one latency when all in it is pushed (static, bounded), three
-when something is fetched (dynamic: a descriptor, then a read there and back), and two plus `rpc_seconds` when
-something goes by RPC. Computation, which hides part of it, and sizes that are not known count as nothing.
-Tensors inside loops count `iterations` times; as rounds they count once.
+Every task has one full-duplex port, and all ports work at once, so the busiest port bounds the step.
+A *round* is a set of tensors that can travel together: a tensor is in round r if r transfers lie between it
+and the beginning of the step. A round takes one latency if everything in it is pushed (static, bounded),
+three if something is fetched (dynamic: a descriptor, then a read there and back), and two plus `rpc_seconds`
+if something goes by RPC. Computation, which hides part of this time, and unknown sizes count as nothing.
+Tensors inside loops count `iterations` times as bytes and once as rounds.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from ..model.plan import Edge, TransferPlan
 
 @dataclass(frozen=True)
 class Network:
-    """Each task's port: bytes per second each way; seconds from one task to another."""
+    """Each task's port in bytes per second each way, and the seconds from one task to another."""
 
     bandwidth: float = 12.5e9
     latency: float = 2e-6
     rpc_seconds: float = 200e-6
-    """What TensorFlow's RPC costs beyond the network."""
+    """What TensorFlow's RPC costs in addition to the network."""
 
     def __post_init__(self) -> None:
         if self.bandwidth <= 0 or self.latency < 0 or self.rpc_seconds < 0:
-            raise AnalysisError("a network needs a bandwidth above 0, and times of at least 0")
+            raise AnalysisError(
+                "a network's bandwidth must be above 0, and its times must be at least 0"
+            )
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a step's communication, and what they are made of."""
+    """The seconds of a step's communication, and their parts."""
 
     seconds: float
     busiest: str
-    """The task whose port bounds the step; "" when nothing travels."""
+    """The task whose port bounds the step; "" if nothing travels."""
     transfer_seconds: float
     latency_seconds: float
     rounds: int

@@ -28,6 +28,19 @@ class Cell:
     weight: float
 
 
+def to_html(
+    plan: TransferPlan,
+    path: Path | str,
+    network: Network | None = None,
+    title: str = "Transfer plan",
+) -> None:
+    """Writes the page: a link matrix, the memory of the receivers, all edges.
+
+    Raises AnalysisError without jinja2.
+    """
+    Path(path).write_text(page(plan, network, title))
+
+
 def page(plan: TransferPlan, network: Network | None = None, title: str = "Transfer plan") -> str:
     """The text of the page. AnalysisError without jinja2."""
     try:
@@ -49,7 +62,7 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
         tasks=[short_task(task) for task in plan.tasks],
         matrix=_matrix(plan),
         spots=hot_spots(plan),
-        memory={t: sum(k.bytes for k in plan.links if k.destination == t) for t in plan.tasks},
+        memory=plan.memory(),
         advice=advise(plan),
         arenas=arena.arenas(plan),
         width=arena.WIDTH,

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from rdmatensor.units import count, duration, short_task, size
 
-from ..model.plan import CLASSES, Difference, Edge, TransferPlan
-from ..read.shapes import Shape
+from ..model.plan import CLASSES, Difference, Edge, Shape, TransferPlan
 from .advice import advise, hot_spots
 from .cost import Network, predict
 
@@ -80,9 +79,7 @@ def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
 
 def _tasks(plan: TransferPlan) -> Table:
     table = _table("\nTasks", ("task",), ("sends", "receives", "share", "memory"))
-    memory = dict.fromkeys(plan.tasks, 0)
-    for link in plan.links:
-        memory[link.destination] += link.bytes
+    memory = plan.memory()
     for spot in hot_spots(plan):
         cells = size(spot.sent), size(spot.received), f"{spot.share:.0%}", size(memory[spot.task])
         table.add_row(short_task(spot.task), *cells)

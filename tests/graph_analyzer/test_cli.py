@@ -86,7 +86,7 @@ def test_a_graph_with_fetches_and_feeds(folder: Path) -> None:
         (["cluster.json"], "not a transfer plan"),
         (["graph.pb", "--fetch", "nothing:0"], "no tensor 'nothing:0'"),
         (["graph.pb", "--bandwidth", "fast"], "bandwidth 'fast'"),
-        (["--live", "nowhere"], "'nowhere' is no server"),
+        (["--live", "nowhere"], "'nowhere' is not a server"),
         ([], "expected SOURCE"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -51,18 +50,20 @@ def test_edges_of_functions_are_those_of_tensorflow(cluster: Cluster) -> None:
     assert found["variables"] == ["v0", "v1"]
 
 
-def test_the_plugin_has_the_same_lists_of_ops(root: Path) -> None:
-    text = (root / "csrc/tensorflow/graph/graph_order.cc").read_text()
-
-    def named(function: str) -> set[str]:
-        body = re.search(rf"^bool {function}\(.*?^}}", text, re.MULTILINE | re.DOTALL)
-        assert body is not None
-        return set(re.findall(r'"(\w+)"', body[0]))
-
-    prefixes = set(ops._STATE_WITHOUT_WAITING_PREFIXES)
-    assert named("NeverWaits") == ops._STATE_WITHOUT_WAITING | prefixes
-    assert named("Blocks") == ops._WAITS
-    assert named("IsFree") == ops._FREE
+@pytest.mark.parametrize(
+    ("op", "stateful", "blocks", "free"),
+    [
+        ("_Recv", True, True, False),
+        ("Placeholder", False, True, True),
+        ("QueueDequeueV2", True, True, False),
+        ("ReadVariableOp", True, False, True),
+        ("AssignAddVariableOp", True, False, False),
+        ("MatMul", False, False, False),
+    ],
+)
+def test_facts_about_operations(op: str, stateful: bool, blocks: bool, free: bool) -> None:
+    assert ops.blocks(op, stateful) == blocks
+    assert ops.free(op) == free
 
 
 def test_tensors_of_loops_are_marked(loop_plan: TransferPlan) -> None:

@@ -84,18 +84,18 @@ def test_plan_of_a_server(answering: Answering, plan: TransferPlan) -> None:
 @pytest.mark.parametrize("answer", [b"", field(4, field(1, b"other") + field(2, b"{}"))])
 def test_answers_without_a_plan(answering: Answering, answer: bytes) -> None:
     answering.answer = answer
-    with pytest.raises(LiveError, match=r"tells no plan.* needs rdmatensor"):
+    with pytest.raises(LiveError, match=r"without a plan.* needs rdmatensor"):
         live(answering.address)
 
 
 def test_answers_that_are_no_message(answering: Answering) -> None:
     answering.answer = b"\xff"
-    with pytest.raises(LiveError, match="tells no plan"):
+    with pytest.raises(LiveError, match="has no plan"):
         live(answering.address)
 
 
 def test_servers_without_the_plugin(cluster: Cluster) -> None:
-    with pytest.raises(LiveError, match=r"tells no plan .*grpc\+rdma"):
+    with pytest.raises(LiveError, match=r"has no plan .*grpc\+rdma"):
         live(cluster.target)
 
 
@@ -115,5 +115,5 @@ def test_somebody_listens_and_says_nothing() -> None:
 
 @pytest.mark.parametrize("target", ["", "host", "http://host:1", "host:port", ":1"])
 def test_targets_that_are_none(target: str) -> None:
-    with pytest.raises(LiveError, match="is no server: give grpc://host:port"):
+    with pytest.raises(LiveError, match="is not a server: give grpc://host:port"):
         live(target)

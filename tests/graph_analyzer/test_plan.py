@@ -142,11 +142,11 @@ def damage(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (damage(version=2), "version 1 .version: 2.; write it with the same"),
+        (damage(version=2), "version 1 .version: 2.: write and read it with the same"),
         (damage(edges__0__bytes="4"), "bytes is '4'"),
         (damage(edges__0__in_loop=1), "in_loop is 1"),
         (damage(edges__0__class="fast"), "class 'fast'"),
-        (damage(edges__0__shape=[1.5]), "1.5 is no whole number"),
+        (damage(edges__0__shape=[1.5]), "1.5 is not a whole number"),
         (damage(edges__0__source="/job:ps/replica:0/task:9"), "not among the tasks"),
         (damage(links=[{}]), "damaged transfer plan"),
         (damage(tasks=7), "damaged transfer plan"),

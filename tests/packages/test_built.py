@@ -62,7 +62,7 @@ def look() -> int:
 
 def analyse(model: object) -> float:
     plan = graph_analyzer.analyze(model, strategy=graph_analyzer.PlacedOn(ps=2, workers=2))
-    plan.to_html("plan.html")
+    graph_analyzer.to_html(plan, "plan.html")
     plan.to_htm("plan.html")  # wrong: attr-defined
     return plan.static_share
 

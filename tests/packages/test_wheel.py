@@ -55,6 +55,7 @@ FILES = [
     "rdmatensor/librdmatensor_tensorflow_2_20.layout",
     "rdmatensor/librdmatensor_tensorflow_2_21.layout",
     "rdmatensor-0.1.0.dist-info/METADATA",
+    "graph_analyzer/read/ops.def",
 ]
 
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from support import warm
+from support.ports import free_ports
 
 
 def _own_address() -> str | None:
@@ -74,5 +75,33 @@ def test_servers_listen_where_the_cluster_says() -> None:
     warnings = [line for line in run.stderr.splitlines() if "rdmatensor: WARN" in line]
     assert len(warnings) == 1, warnings
     warning = warnings[0]
-    assert "198.51.100.7, is no address of this machine" in warning
+    assert "cannot listen on this task's host in the cluster, 198.51.100.7, " in warning
     assert "RDMATENSOR_BIND_ADDRESS" in warning
+
+
+LOST = "lost.test"
+SERVER = f"""
+import os
+import tensorflow as tf
+tf.distribute.Server({{"worker": ["{LOST}:%d"]}}, "worker", 0, protocol="grpc+rdma", start=False)
+print("started", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_name_server_that_does_not_answer_does_not_hang_a_server(faults_library: Path) -> None:
+    run = subprocess.run(
+        [warm.python(LD_PRELOAD=str(faults_library)), "-c", SERVER % free_ports(1)[0]],
+        env=os.environ
+        | {
+            "FAULTS_LOST_NAME": LOST,
+            "RDMATENSOR_CONNECT_TIMEOUT_MS": "200",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.stdout == "started\n", run.stderr[-4000:]
+    (warning,) = (line for line in run.stderr.splitlines() if "rdmatensor: WARN" in line)
+    assert f"cannot listen on this task's host in the cluster, {LOST}, " in warning
+    assert f"{LOST} was not resolved within the deadline" in warning

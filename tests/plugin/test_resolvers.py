@@ -19,7 +19,7 @@ def test_each_starts_a_server_with_the_protocol() -> None:
     )
     assert run.returncode == 0, run.stderr[-4000:]
     said = json.loads(run.stdout.splitlines()[-1])
-    assert "/job:worker/replica:0/task:0 runs already" in said.pop("too_late")
+    assert "/job:worker/replica:0/task:0 is running already" in said.pop("too_late")
     assert said.pop("policy") == "rdma", "use(require=True) leaves no way to fall back"
     assert list(said) == ["tf_config", "tf_config_argument", "simple", "slurm", "kubernetes"]
     for count, (name, each) in enumerate(said.items(), 1):

@@ -87,7 +87,7 @@ def test_a_named_protocol_and_no_cluster_stay(call: str, text: str | None) -> No
         (
             "default_protocol=True, policy='always'",
             json.dumps(PLACE),
-            "UsageError there is no policy",
+            "UsageError policy 'always' not found",
         ),
     ],
 )
@@ -100,8 +100,8 @@ def test_a_refused_call_leaves_the_cluster(call: str, text: str, error: str) -> 
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        ("policy='always'", "UsageError there is no policy 'always': choose from"),
-        ("transport='tcp'", "UsageError there is no transport 'tcp': choose from"),
+        ("policy='always'", "UsageError policy 'always' not found; available:"),
+        ("transport='tcp'", "UsageError transport 'tcp' not found; available:"),
         ("policy='grpc', require=True", "UsageError policy"),
         ("require=True", "Unsupported grpc+rdma is required, but "),
     ],

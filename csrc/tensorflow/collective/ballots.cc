@@ -15,7 +15,7 @@ constexpr uint32_t kVersion = 1;
 constexpr uint32_t kMostMembers = 1024;
 constexpr size_t kLongestQuestion = 256;
 constexpr size_t kLongestText = 4096;
-// Verdicts are kept for members that vote late.
+// Decided ballots stay for members that vote late.
 constexpr size_t kMostBallots = 1024;
 
 std::string Shortened(absl::string_view text) { return std::string(text.substr(0, kLongestText)); }
@@ -155,7 +155,7 @@ void Ballots::Expire(const std::string& question, uint64_t number) {
       if (!ballot.voted[member]) absl::StrAppend(&missing, missing.empty() ? "" : ", ", member);
     }
     Decide(&ballot, false,
-           absl::StrCat("no word within ", timeout_ms_, " ms from members ", missing));
+           absl::StrCat("no vote within ", timeout_ms_, " ms from members ", missing));
     verdict = ballot.verdict;
     answered = std::exchange(ballot.waiting, {});
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How tasks agree: every member of a collective group says yes or no at the server of the group's first
-// member, and all get the same verdict. A group that some of its members cannot form must be left to
-// TensorFlow by all of them, or they would wait for each other for ever.
+// Lets tasks agree: every member of a collective group votes yes or no at the server of the group's first member,
+// and all get the same verdict. If some members cannot form a group, all of them must leave it to TensorFlow, or
+// they would wait for each other for ever.
 #ifndef RDMATENSOR_TENSORFLOW_COLLECTIVE_BALLOTS_H_
 #define RDMATENSOR_TENSORFLOW_COLLECTIVE_BALLOTS_H_
 
@@ -20,23 +20,23 @@
 namespace rdmatensor {
 
 struct Vote {
-  std::string question;  // the same for all members, and of nothing else
+  std::string question;  // the same for all members of a ballot, and unique to it
   uint32_t member = 0;   // 0 <= member < members
   uint32_t members = 0;
   uint8_t yes = 0;
-  std::string text;  // why not; member 0's, if yes, is told to all
+  std::string text;  // the reason for a no; the yes of member 0 has a text for all
 };
 
 struct Verdict {
   uint8_t yes = 0;
-  std::string text;  // why not; or member 0's text
+  std::string text;  // the reason for a no, or the text of member 0
 };
 
-// Asks for a verdict through RecvBuf: see task_call.h.
+// The RecvBuf key of requests for a verdict: see task_call.h.
 inline constexpr char kVoteKey[] = "rdmatensor.vote";
 std::string Encode(const Vote& vote);
 std::string Encode(const Verdict& verdict);
-// False if `data` is malformed, of another version, or beyond what a group can be.
+// False if `data` is malformed, of another version, or names more members than a group can have.
 bool Parse(absl::string_view data, Vote* vote);
 bool Parse(absl::string_view data, Verdict* verdict);
 
@@ -45,15 +45,15 @@ class Ballots {
  public:
   using Done = std::function<void(const Verdict&)>;
 
-  // How long members may be late. They begin together, at their first operation, but may be as slow as
-  // training programs are; one that has no device at all is found out at once, by other means.
+  // How late members may vote. They begin together, at their first operation, but training programs may be slow. A
+  // member without a device is detected at once by other means.
   static int TimeoutMs(const Settings& settings) { return 10 * settings.connect_timeout_ms; }
 
-  // A ballot ends with no when a member has not voted `timeout_ms` after the first one.
+  // A ballot ends with no if a member has not voted `timeout_ms` after the first vote.
   explicit Ballots(int timeout_ms) : timeout_ms_(timeout_ms) {}
 
-  // `done` is called once: when all have voted yes, when one has voted no, or in the end. Here, or on
-  // a thread of TensorFlow's.
+  // Calls `done` once: when all have voted yes, when one has voted no, or at the time-out. The call happens in
+  // Cast or on a thread of TensorFlow.
   void Cast(const Vote& vote, Done done);
 
  private:
@@ -61,7 +61,7 @@ class Ballots {
     uint64_t number = 0;
     uint32_t members = 0;
     std::vector<bool> voted;
-    std::string text;  // of member 0
+    std::string text;  // from member 0
     bool decided = false;
     Verdict verdict;
     std::vector<Done> waiting;
@@ -76,7 +76,7 @@ class Ballots {
   std::mutex mutex_;
   uint64_t count_ = 0;
   std::map<std::string, Ballot> ballots_;
-  std::deque<std::string> order_;  // of opening: the oldest that are decided are forgotten
+  std::deque<std::string> order_;  // questions by age: the oldest decided ballots are dropped
 };
 
 }  // namespace rdmatensor

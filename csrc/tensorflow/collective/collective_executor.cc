@@ -23,17 +23,17 @@ namespace {
 
 using tensorflow::CollectiveParams;
 
-// This thread runs a closure of the work queue, which has as many threads as it needs: it may block.
+// Whether this thread runs a closure of the work queue, which adds threads as needed, so that they may block.
 thread_local bool may_block = false;
 
-// While TensorFlow's resolver has not answered.
+// The period of looking for an abort until TensorFlow's resolver has answered.
 constexpr int64_t kLookForAbortUs = 50'000;
 
 bool IsCancelled(tensorflow::CancellationManager* cancellation) {
   return cancellation != nullptr && (cancellation->IsCancelled() || cancellation->IsCancelling());
 }
 
-// Of an operation that may take so many seconds; 0: as long as it takes.
+// The deadline of an operation that may take this many seconds; 0 means no limit.
 Deadline DeadlineAfter(float seconds) {
   if (!(seconds > 0)) return Deadline::max();
   const std::chrono::duration<double> wanted(seconds);
@@ -42,7 +42,7 @@ Deadline DeadlineAfter(float seconds) {
   return Deadline::clock::now() + std::chrono::duration_cast<Deadline::duration>(wanted);
 }
 
-// Of a member that has a rank among them; -1 if `device` is none.
+// The rank of the member on `device`; -1 if there is none.
 int RankOf(const tensorflow::CollGroupParams& group, const std::string& device) {
   for (size_t i = 0; i < group.members.size(); ++i) {
     if (group.members[i].device.name() == device) return static_cast<int>(i);
@@ -50,7 +50,7 @@ int RankOf(const tensorflow::CollGroupParams& group, const std::string& device) 
   return -1;
 }
 
-// The group's size in the operation's type, which the sum is divided by.
+// The group's size in the operation's type, as the divisor of a mean.
 tensorflow::Tensor SizeAs(tensorflow::DataType dtype, int size) {
   switch (dtype) {
     case tensorflow::DT_FLOAT:
@@ -108,7 +108,7 @@ bool CollectiveExecutor::KnowsParams(const tensorflow::DeviceAttributes& device,
   const int rank = RankOf(known, device.name());
   if (rank < 0 || known.group_size != params->group.group_size ||
       known.device_type != params->group.device_type) {
-    return false;  // TensorFlow has the words for it
+    return false;  // TensorFlow reports the mismatch
   }
   const int user_specified_rank = params->group.user_specified_rank;
   params->group = known;
@@ -125,9 +125,9 @@ void CollectiveExecutor::CompleteParamsAsync(const tensorflow::DeviceAttributes&
     done(AbortStatus());
     return;
   }
-  // Others may wait behind `done` for their answers: see CompleteGroupLocal.
+  // Other operations may wait for their answers behind `done`: see CompleteGroupLocal.
   may_block = false;
-  // On CPUs TensorFlow has no algorithm to scatter, and therefore refuses to resolve it.
+  // TensorFlow has no reduce-scatter for CPUs and therefore refuses to resolve one.
   if (params->instance.type == tensorflow::REDUCE_SCATTER_COLLECTIVE && !WhyStock(*params)) {
     params->instance.type = tensorflow::REDUCTION_COLLECTIVE;
     done = [params, done = std::move(done)](const absl::Status& status) {
@@ -227,7 +227,7 @@ void CollectiveExecutor::Run(std::unique_ptr<Operation> operation) {
 CollectiveExecutor::Tag CollectiveExecutor::TagOf(CollectiveGroup& group,
                                                   const std::string& exec_key) const {
   const std::string name = absl::StrCat(step_id_, ":", exec_key);
-  // The same in all processes, unlike absl's hashes.
+  // Equal in all processes, unlike absl's hashes.
   const auto hash = util::Fingerprint128(name.data(), name.size());
   const uint64_t count = group.CountOf(util::Uint128Low64(hash));
   return {util::Uint128Low64(hash) + count, util::Uint128High64(hash) | 1};
@@ -289,9 +289,9 @@ absl::Status CollectiveExecutor::RunCancellable(const Operation& operation,
     status = CollectiveStatus(ran, ran == RDT_OK ? "" : rdt_last_error(), *operation.params,
                               operation.context->device()->name());
   } else {
-    (void)rdt_group_cancel(group, tag.data());  // the other members wait for this one
+    (void)rdt_group_cancel(group, tag.data());  // the other members wait for this member
   }
-  // After this nobody cancels any more: the tag may be used again.
+  // Afterwards no callback cancels any more, so the tag may be used again.
   if (cancellation != nullptr && !cancelled) cancellation->DeregisterCallback(token);
   tensorflow::mutex_lock lock(status_mu_);
   running_.erase(running);
@@ -306,13 +306,12 @@ absl::Status CollectiveExecutor::AbortStatus() {
 void CollectiveExecutor::StartAbort(const absl::Status& status) {
   BaseCollectiveExecutor::StartAbort(status);
   groups_->Abort(status);
-  // Those whose members were restarted are among the latter only. They cannot leave the list while they are
-  // being ended.
+  // Groups whose members were restarted are only in this list, which they cannot leave while they are aborted.
   tensorflow::mutex_lock lock(status_mu_);
   for (CollectiveGroup* group : running_) group->Abort(status);
 }
 
-// As TensorFlow's executor: a failure that is not the step's own end ends all that follows.
+// Like TensorFlow's executor: a failure that is not the step's own cancellation aborts all later operations.
 void CollectiveExecutor::Finish(const Operation& operation, absl::Status status) {
   if (status.ok()) {
     const rdt_collective_kind kind = KindOf(*operation.params);

@@ -17,8 +17,8 @@
 
 namespace rdmatensor {
 
-// Runs the collective operations of one step (in TensorFlow 2, of all) on groups of devices, and hands
-// those that these cannot run to TensorFlow's own executor. Thread-safe, as that is.
+// Runs the collective operations of one step (in TensorFlow 2, of all steps) on groups of devices, and leaves
+// operations that these cannot run to TensorFlow's own executor. Thread-safe, like that executor.
 class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
  public:
   // Takes over `remote_access`. The manager owns `groups` and outlives its executors.
@@ -29,8 +29,8 @@ class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
                      CollectiveGroups* groups);
 
   void RunClosure(std::function<void()> closure) override;
-  // TensorFlow asks the group's leader about every operation. Of all but broadcasts that is needed only
-  // until the group is known.
+  // TensorFlow asks the group's leader about every operation. Except for broadcasts that is needed only until the
+  // group is known.
   void CompleteParamsAsync(const tensorflow::DeviceAttributes& device,
                            tensorflow::CollectiveParams* params,
                            tensorflow::CancellationManager* cancellation,
@@ -46,13 +46,13 @@ class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
 
   bool KnowsParams(const tensorflow::DeviceAttributes& device,
                    tensorflow::CollectiveParams* params);
-  // Until TensorFlow's resolver, which waits for all members, has `answered`: one of them may have aborted.
+  // Looks whether a member has aborted, until TensorFlow's resolver, which waits for all members, has `answered`.
   void WatchGroup(std::shared_ptr<CollectiveGroup> group,
                   std::shared_ptr<std::atomic<bool>> answered);
   void Run(std::unique_ptr<Operation> operation);
   absl::Status RunOnGroup(const Operation& operation);
   absl::Status RunCancellable(const Operation& operation, const rdt_collective& collective);
-  // Of an operation that TensorFlow refuses here, whose other members wait for this one's part: they learn why.
+  // Tells the other members of an operation that TensorFlow refuses here why, because they wait for this member.
   void Abandon(const tensorflow::DeviceAttributes& device,
                const tensorflow::CollectiveParams& params);
   Tag TagOf(CollectiveGroup& group, const std::string& exec_key) const;
@@ -60,7 +60,7 @@ class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
   void Finish(const Operation& operation, absl::Status status);
 
   CollectiveGroups* const groups_;
-  std::list<CollectiveGroup*> running_;  // of operations under way; under status_mu_
+  std::list<CollectiveGroup*> running_;  // the groups of operations under way; under status_mu_
 };
 
 }  // namespace rdmatensor

@@ -11,13 +11,13 @@ namespace {
 
 using tensorflow::CollectiveParams;
 
-// The core repeats details in its words, where these are found again.
+// The core quotes details in its messages, where these characters delimit them.
 constexpr char kDetailBegins = '{', kDetailEnds = '}';
 constexpr absl::string_view kShapeBegins = " and shape ";
-// Before the code and the words of another member's error.
+// What stands before the code and the text of another member's error.
 constexpr absl::string_view kToldBegins = "TensorFlow's error ";
 constexpr absl::string_view kToldGoesOn = ": ";
-// As much as the core passes on.
+// The longest text that the core passes on.
 constexpr size_t kLongestWords = 511;
 
 struct Detail {
@@ -31,7 +31,7 @@ bool Parse(absl::string_view text, Detail* detail) {
   return true;
 }
 
-// The next text in brackets, which is taken off `error`; empty if there is none.
+// Removes the next text in braces from `error` and returns it; empty if there is none.
 absl::string_view NextDetail(absl::string_view* error) {
   const size_t begin = error->find(kDetailBegins);
   if (begin == absl::string_view::npos) return "";
@@ -68,7 +68,7 @@ absl::Status Disagreement(absl::string_view error, const CollectiveParams& param
       words));
 }
 
-// The error that another member told; false if it told none.
+// Finds the error that another member sent; false if there is none.
 bool Told(absl::string_view error, absl::Status* status) {
   const size_t begin = error.find(kToldBegins);
   if (begin == absl::string_view::npos) return false;
@@ -121,7 +121,7 @@ absl::Status GroupStatus(rdt_status status, absl::string_view error) {
 }
 
 std::string WordsOf(const absl::Status& status) {
-  // What follows the first line is gRPC's.
+  // gRPC adds the lines after the first one.
   const absl::string_view first = status.message().substr(0, status.message().find('\n'));
   const std::string words =
       absl::StrCat(kToldBegins, static_cast<int>(status.code()), kToldGoesOn, first);

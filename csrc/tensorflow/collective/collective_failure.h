@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Failures of collective operations: as TensorFlow tells them, and on their way to other members.
+// Failures of collective operations: as TensorFlow reports them, and on their way to other members.
 #ifndef RDMATENSOR_TENSORFLOW_COLLECTIVE_COLLECTIVE_FAILURE_H_
 #define RDMATENSOR_TENSORFLOW_COLLECTIVE_COLLECTIVE_FAILURE_H_
 
@@ -13,19 +13,19 @@
 
 namespace rdmatensor {
 
-// What TensorFlow compares when members meet, in words: rdt_collective's detail.
+// The text for rdt_collective's detail, which has what TensorFlow compares when members meet.
 std::string DetailOf(const tensorflow::CollectiveParams& params);
 
-// What the callers of an operation on `device` get for the core's failure `status`, whose words are `error`: the
-// kind and the words of TensorFlow's own error if members disagree, or what another member told (WordsOf).
+// The status of an operation on `device` for the core's failure `status` with the message `error`. It has the code
+// and text of TensorFlow's own error if members disagree, or the error that another member sent (WordsOf).
 absl::Status CollectiveStatus(rdt_status status, absl::string_view error,
                               const tensorflow::CollectiveParams& params,
                               const std::string& device);
 
-// The same of a group, in which nobody disagrees.
+// The same for a failure of the whole group, which cannot be a disagreement about an operation.
 absl::Status GroupStatus(rdt_status status, absl::string_view error);
 
-// Why a member ends a group, so that CollectiveStatus makes the same of it at all others.
+// The message with which a member ends a group. CollectiveStatus turns it into the same error at all others.
 std::string WordsOf(const absl::Status& status);
 
 }  // namespace rdmatensor

@@ -10,12 +10,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/blocking_counter.h"
+#include "base/json.h"
 #include "collective/ballots.h"
 #include "collective/collective_failure.h"
-#include "collective/collective_stats.h"
 #include "farmhash.h"
 #include "peer/endpoint.h"
-#include "stats/path_stats.h"
 #include "wire/message.h"
 #include "wire/task_call.h"
 #include "xla/tsl/platform/env.h"
@@ -23,12 +22,12 @@
 namespace rdmatensor {
 namespace {
 
-// Of operations whose count is remembered, in each of two generations.
+// The number of operations whose count is kept, in each of two generations.
 constexpr size_t kMostCounts = 65536;
-// While a group is being formed.
+// The period of looking for a stop while a group is being formed.
 constexpr std::chrono::milliseconds kLookForStop(50);
 
-// A member's answer about its device; empty if it has one.
+// Why a member has no usable device, from its answer; empty if it has one.
 std::string WhyNoDevice(const std::string& task, const absl::StatusOr<std::string>& answered) {
   if (!answered.ok()) return absl::StrCat(task, ": ", answered.status().message());
   AddressAnswer answer;
@@ -69,7 +68,7 @@ std::string CollectiveGroup::Question(const char* phase) const {
                          util::Uint128Low64(hash));
 }
 
-// One of TensorFlow's own servers never votes: the first member finds that out.
+// A server without the plugin never votes, so the first member looks for such servers.
 std::string CollectiveGroup::MissingPlugin() const {
   std::mutex mutex;
   std::string why;
@@ -99,7 +98,7 @@ CollectiveGroup::Answer CollectiveGroup::Ask(const char* phase, const std::strin
   vote.members = static_cast<uint32_t>(params_.members.size());
   vote.yes = why_not.empty();
   vote.text = vote.yes ? text : absl::StrCat(endpoint_->task(), ": ", why_not);
-  // Later than the ballot itself ends. To the first member this is a call within the process.
+  // Longer than the ballot itself takes. For the first member this is a call within the process.
   const int timeout_ms = 2 * Ballots::TimeoutMs(endpoint_->settings());
   const std::string& first = params_.members[0].task;
   const absl::StatusOr<std::string> answer =
@@ -111,7 +110,7 @@ CollectiveGroup::Answer CollectiveGroup::Ask(const char* phase, const std::strin
 }
 
 CollectiveGroup::Outcome CollectiveGroup::TryForm() {
-  // Everybody must be able to, and learn where the first member's device is, before anybody tries.
+  // Before any member tries, all must be able to form the group and know where the first member's device is.
   std::string name_and_address;
   if (rank_ == 0) {
     std::random_device random;
@@ -119,7 +118,7 @@ CollectiveGroup::Outcome CollectiveGroup::TryForm() {
                                        random(), endpoint_->address());
   }
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: member ", rank_, " of group ",
-                                           params_.group_key, " is there")
+                                           params_.group_key, " is ready to form it")
                                   .c_str());
   const Answer able = Ask("able", rank_ == 0 ? MissingPlugin() : "", name_and_address);
   if (!able.yes) return {nullptr, able.text};
@@ -138,7 +137,7 @@ CollectiveGroup::Outcome CollectiveGroup::TryForm() {
     outcome.handle = nullptr;
     outcome.why_not = absl::StrCat(rdt_status_name(created), ": ", rdt_last_error());
   }
-  // Nobody may use it unless everybody has it.
+  // No member may use the group unless all have it.
   const Answer done = Ask("formed", outcome.why_not, "");
   if (!done.yes) {
     rdt_group_close(outcome.handle);
@@ -205,33 +204,33 @@ absl::Status CollectiveGroup::WhyAborted() const {
   return usable == RDT_OK ? absl::OkStatus() : GroupStatus(usable, rdt_last_error());
 }
 
-std::string CollectiveGroup::AsJson() const {
-  std::string members;
-  for (const tensorflow::CollGroupMember& member : params_.members) {
-    absl::StrAppend(&members, members.empty() ? "" : ",", Quoted(member.task));
-  }
+Json CollectiveGroup::AsJson() const {
+  Json members = Json::List(), algorithms = Json::Object();
+  for (const tensorflow::CollGroupMember& member : params_.members) members.Add(member.task);
   std::lock_guard<std::mutex> lock(mutex_);
   rdt_group_info info{};
   if (handle_ != nullptr) (void)rdt_group_get_info(handle_, &info);
-  std::string algorithms;
   for (int i = 0; i < RDT_ALGORITHM_COUNT; ++i) {
     const uint64_t operations = info.operations[i] - counted_.operations[i];
     if (operations == 0) continue;
     const char* name = i == 0 ? "only" : rdt_algorithm_name(static_cast<rdt_algorithm>(i));
-    absl::StrAppend(&algorithms, algorithms.empty() ? "" : ",", Quoted(name),
-                    ":{\"operations\":", operations,
-                    ",\"sent_bytes\":", info.bytes[i] - counted_.bytes[i], "}");
+    algorithms.Add(name, Json::Object()
+                             .Add("operations", operations)
+                             .Add("sent_bytes", info.bytes[i] - counted_.bytes[i]));
   }
-  return absl::StrCat("{\"group_key\":", params_.group_key, ",\"rank\":", rank_, ",\"members\":[",
-                      members, "],\"transport\":",
-                      Quoted(!formed()            ? ""
-                             : handle_ != nullptr ? "rdmatensor"
-                                                  : "grpc"),
-                      ",\"why\":", Quoted(why_not_), ",\"hosts\":", info.hosts, ",\"latency_ns\":[",
-                      info.latency_ns[0], ",", info.latency_ns[1], "],\"byte_ns\":[",
-                      info.byte_ns[0], ",", info.byte_ns[1],
-                      "],\"reduce_byte_ns\":", info.reduce_byte_ns, ",\"algorithms\":{", algorithms,
-                      "},\"copied_bytes\":", info.copies - counted_.copies, "}");
+  const char* const formed_as = handle_ != nullptr ? "rdmatensor" : "grpc";
+  return Json::Object()
+      .Add("group_key", params_.group_key)
+      .Add("rank", rank_)
+      .Add("members", members)
+      .Add("transport", formed() ? formed_as : "")
+      .Add("why", why_not_)
+      .Add("hosts", info.hosts)
+      .Add("latency_ns", Json::List().Add(info.latency_ns[0]).Add(info.latency_ns[1]))
+      .Add("byte_ns", Json::List().Add(info.byte_ns[0]).Add(info.byte_ns[1]))
+      .Add("reduce_byte_ns", info.reduce_byte_ns)
+      .Add("algorithms", algorithms)
+      .Add("copied_bytes", info.copies - counted_.copies);
 }
 
 void CollectiveGroup::ResetCounts() {
@@ -244,8 +243,7 @@ uint64_t CollectiveGroup::CountOf(uint64_t key) {
   if (auto found = counts_.find(key); found != counts_.end()) return ++found->second;
   uint64_t count = 0;
   if (auto found = older_counts_.find(key); found != older_counts_.end()) count = found->second + 1;
-  // Strategies never use a key again, so keys must be forgotten; graphs with constant keys use them
-  // again soon.
+  // Strategies never use a key again, so old keys must be dropped. Graphs with constant keys use them again soon.
   if (counts_.size() >= kMostCounts) {
     older_counts_ = std::move(counts_);
     counts_.clear();
@@ -267,7 +265,7 @@ std::shared_ptr<CollectiveGroup> CollectiveGroups::Find(const tensorflow::CollGr
     group = known;
     if (!aborted_.ok()) group->Abort(aborted_);
   }
-  // The old one may end here, which takes a while, as forming the new one does.
+  // Destroying the old group may take a while, like forming the new one.
   tsl::Env::Default()->SchedClosure([group, replaced = std::move(replaced)]() { group->Form(); });
   return group;
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The collective groups of one server: TensorFlow's group keys and their members on one side, groups of
-// our devices on the other.
+// Maps TensorFlow's group keys and their members to groups of devices, for one server.
 #ifndef RDMATENSOR_TENSORFLOW_COLLECTIVE_COLLECTIVE_GROUPS_H_
 #define RDMATENSOR_TENSORFLOW_COLLECTIVE_COLLECTIVE_GROUPS_H_
 
@@ -17,6 +16,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "collective/collective_stats.h"
 #include "rdmatensor.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/framework/collective.h"
@@ -25,51 +25,50 @@ namespace rdmatensor {
 
 class Endpoint;
 
-// Of a clock that nobody sets.
+// A time of a monotonic clock.
 using Deadline = std::chrono::steady_clock::time_point;
 
-// One group of tasks. Formed once, on a thread of its own; then either all members have a group of
-// devices, or all leave its operations to TensorFlow's algorithms. Thread-safe.
-class CollectiveGroup {
+// One group of tasks. It is formed once, on a thread of its own. Then either all members have a group of devices,
+// or all leave its operations to TensorFlow's algorithms. Thread-safe.
+class CollectiveGroup : public ShownGroup {
  public:
-  // `params` has its members; `rank` is this task's place among them.
+  // `params` lists the members; `rank` is this task's position among them.
   CollectiveGroup(Endpoint* endpoint, tensorflow::WorkerCacheInterface* workers,
                   const tensorflow::CollGroupParams& params, uint32_t rank);
-  // Ends what is under way. Not on a progress thread.
+  // Ends operations under way. Must not run on a progress thread.
   ~CollectiveGroup();
   CollectiveGroup(const CollectiveGroup&) = delete;
   CollectiveGroup& operator=(const CollectiveGroup&) = delete;
 
-  // Agrees with the other members, within a few times the time-out for connections.
+  // Agrees with the other members. Takes at most a few times the time-out for connections.
   void Form();
 
-  // Waits until it is formed, which takes the slowest member's first operation: DeadlineExceeded, what
-  // `stop` returns once that is an error, or, where the policy forbids TensorFlow's algorithms and ours
-  // cannot run, FailedPrecondition.
+  // Waits until the group is formed, which needs the first operation of every member. Returns DeadlineExceeded, the
+  // result of `stop` once that is an error, or FailedPrecondition if no group of devices could be formed and the
+  // policy forbids TensorFlow's algorithms.
   absl::Status Await(Deadline deadline, const std::function<absl::Status()>& stop);
   // Whether Await returns at once.
   bool formed() const { return formed_.load(std::memory_order_acquire); }
-  // The devices' group; nullptr: TensorFlow's algorithms. Only once formed.
+  // The group of devices; nullptr means TensorFlow's algorithms. Valid once formed.
   rdt_group* handle() const { return handle_; }
 
-  // Ends it at all members, at once or when it is formed: operations fail with `why`, an error, from now on.
-  // The first call counts.
+  // Ends the group at all members, at once or when it is formed. From now on operations fail with the error `why`.
+  // Only the first call counts.
   void Abort(const absl::Status& why);
-  // Why one of its members aborted it. Only of a group with a handle.
+  // The error with which a member aborted the group. Requires a handle.
   absl::Status WhyAborted() const;
 
   const tensorflow::CollGroupParams& params() const { return params_; }
   uint32_t rank() const { return rank_; }
-  // The same members, none of them restarted.
+  // Whether `params` has the same members, none of them restarted.
   bool IsOf(const tensorflow::CollGroupParams& params) const;
 
-  // Number of earlier operations called `key` here: together with the key it names an operation, as
-  // TensorFlow uses keys again, for the next execution of a graph.
+  // The number of earlier operations with this key. Together with the key it identifies an operation, because
+  // TensorFlow reuses keys for the next execution of a graph.
   uint64_t CountOf(uint64_t key);
 
-  // For the statistics.
-  std::string AsJson() const;
-  void ResetCounts();
+  Json AsJson() const override;
+  void ResetCounts() override;
 
  private:
   struct Outcome {
@@ -112,12 +111,12 @@ class CollectiveGroups {
   CollectiveGroups(Endpoint* endpoint, tensorflow::WorkerCacheInterface* workers)
       : endpoint_(endpoint), workers_(workers) {}
 
-  // The group of these members, which begins to be formed if it is new.
+  // The group of these members. If it is new, this starts to form it.
   std::shared_ptr<CollectiveGroup> Find(const tensorflow::CollGroupParams& params, int rank);
-  // The group that this key meant last, if it is formed and ours; nullptr otherwise.
+  // The latest group of this key if it is formed and has a handle; nullptr otherwise.
   std::shared_ptr<CollectiveGroup> FindFormed(int32_t group_key);
-  // Aborts all groups, also those that are found later: nothing more comes from this task, as TensorFlow
-  // keeps an error until the program is restarted. The first call counts.
+  // Aborts all groups, including those that are found later: this task sends nothing more, because TensorFlow keeps
+  // an error until the program restarts. Only the first call counts.
   void Abort(const absl::Status& why);
 
  private:

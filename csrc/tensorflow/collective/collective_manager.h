@@ -13,8 +13,8 @@ namespace rdmatensor {
 
 class Endpoint;
 
-// TensorFlow's manager of collective operations, whose executors are ours. `env` and `workers` must
-// outlive it, as with TensorFlow's own.
+// TensorFlow's manager of collective operations with our executors. `env` and `workers` must outlive it, as with
+// TensorFlow's own.
 std::unique_ptr<tensorflow::CollectiveExecutorMgrInterface> NewCollectiveManager(
     const tensorflow::ConfigProto& config, const tensorflow::WorkerEnv* env,
     tensorflow::WorkerCacheInterface* workers, Endpoint* endpoint);

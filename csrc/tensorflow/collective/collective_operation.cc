@@ -14,7 +14,7 @@ namespace {
 using tensorflow::CollectiveParams;
 using tensorflow::Tensor;
 
-// 0: none of the core's.
+// 0 if the core has no such kind.
 int KindOf(tensorflow::CollectiveType type) {
   switch (type) {
     case tensorflow::REDUCTION_COLLECTIVE:
@@ -58,7 +58,7 @@ int DtypeOf(tensorflow::DataType dtype, bool reduces) {
       return RDT_UINT32;
     case tensorflow::DT_UINT64:
       return RDT_UINT64;
-    case tensorflow::DT_BOOL:  // one byte, to be copied only
+    case tensorflow::DT_BOOL:  // one byte, which can be copied but not reduced
       return reduces ? 0 : RDT_UINT8;
     default:
       return 0;
@@ -78,7 +78,7 @@ bool Reduces(tensorflow::CollectiveType type) {
   return type == tensorflow::REDUCTION_COLLECTIVE || type == tensorflow::REDUCE_SCATTER_COLLECTIVE;
 }
 
-// Tensors of no dimension count as one row.
+// A scalar counts as one row.
 int64_t Rows(const Tensor& tensor) { return tensor.dims() == 0 ? 1 : tensor.dim_size(0); }
 
 absl::Status CheckSizes(const CollectiveParams& params, const Tensor* input, const Tensor& output) {
@@ -101,7 +101,7 @@ absl::Status CheckSizes(const CollectiveParams& params, const Tensor* input, con
   return absl::InvalidArgumentError(absl::StrCat(
       params.name, ": an input of shape ", input ? input->shape().DebugString() : "(none)",
       " does not suit a group of ", size,
-      " members: to be scattered, its first dimension must be a multiple of that"));
+      " members: a scattered input needs a first dimension that is a multiple of that"));
 }
 
 }  // namespace
@@ -142,7 +142,7 @@ absl::Status Describe(tensorflow::OpKernelContext* context, const CollectivePara
   collective->reduction = static_cast<rdt_reduction>(ReductionOf(params.merge_op));
   collective->algorithm = RDT_ALGORITHM_AUTO;
   collective->root = static_cast<uint32_t>(std::max(params.source_rank, 0));
-  // What is not the root's has no input: its output stands in.
+  // Only the root of a broadcast has an input. The others pass their output.
   const Tensor& counted = input != nullptr ? *input : *output;
   collective->input = counted.data();
   collective->output = output->data();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TensorFlow's collective operations as those of a group of devices.
+// Translates TensorFlow's collective operations into those of a group of devices.
 #ifndef RDMATENSOR_TENSORFLOW_COLLECTIVE_COLLECTIVE_OPERATION_H_
 #define RDMATENSOR_TENSORFLOW_COLLECTIVE_COLLECTIVE_OPERATION_H_
 
@@ -10,14 +10,14 @@
 
 namespace rdmatensor {
 
-// Why the operation must be left to TensorFlow's algorithm, as a name for the statistics; nullptr if it
-// need not. Depends on what all members have in common only, so all decide alike. Before the group is
-// known only on what the operation is.
+// The reason, as a name for the statistics, why the operation must be left to TensorFlow's algorithm; nullptr if it
+// need not. It depends only on what all members have in common, so all decide alike, and before the group is known
+// only on the operation itself.
 const char* WhyStock(const tensorflow::CollectiveParams& params);
 // The same for all operations of the group.
 const char* WhyStock(const tensorflow::CollGroupParams& group);
 
-// Of an operation that need not be left to TensorFlow.
+// The kind of an operation that need not be left to TensorFlow.
 rdt_collective_kind KindOf(const tensorflow::CollectiveParams& params);
 
 // Fills in kind, type, reduction, root, buffers and count, of such an operation.

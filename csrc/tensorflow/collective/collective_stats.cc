@@ -6,9 +6,7 @@
 #include <mutex>
 #include <set>
 
-#include "absl/strings/str_cat.h"
-#include "collective/collective_groups.h"
-#include "stats/path_stats.h"
+#include "base/json.h"
 
 namespace rdmatensor {
 namespace {
@@ -27,8 +25,8 @@ struct Counter {
     count.store(0, std::memory_order_relaxed);
     bytes.store(0, std::memory_order_relaxed);
   }
-  std::string AsJson(absl::string_view what) const {
-    return absl::StrCat("{", Quoted(what), ":", count.load(), ",\"bytes\":", bytes.load(), "}");
+  Json AsJson(absl::string_view what) const {
+    return Json::Object().Add(what, count.load()).Add("bytes", bytes.load());
   }
 };
 
@@ -38,7 +36,7 @@ struct Stats {
   std::atomic<uint64_t> failed{0};
   std::mutex mutex;
   std::map<std::string, uint64_t> reasons;
-  std::set<CollectiveGroup*> groups;
+  std::set<ShownGroup*> groups;
 };
 
 // Never destroyed: operations may end while static destructors run.
@@ -69,13 +67,13 @@ void CountStockCollective(absl::string_view reason) {
 
 void CountStockBuffer(uint64_t bytes) { GlobalStats().served_by_grpc.Add(bytes); }
 
-void AddToStats(CollectiveGroup* group) {
+void AddToStats(ShownGroup* group) {
   Stats& stats = GlobalStats();
   std::lock_guard<std::mutex> lock(stats.mutex);
   stats.groups.insert(group);
 }
 
-void RemoveFromStats(CollectiveGroup* group) {
+void RemoveFromStats(ShownGroup* group) {
   Stats& stats = GlobalStats();
   std::lock_guard<std::mutex> lock(stats.mutex);
   stats.groups.erase(group);
@@ -83,27 +81,19 @@ void RemoveFromStats(CollectiveGroup* group) {
 
 std::string CollectivesAsJson() {
   Stats& stats = GlobalStats();
-  std::string out = "{\"operations\":{";
-  for (int i = 0; i < kKinds; ++i) {
-    absl::StrAppend(&out, i ? "," : "", Quoted(kKindNames[i]), ":",
-                    stats.kinds[i].AsJson("operations"));
-  }
-  absl::StrAppend(&out, "},\"failed\":", stats.failed.load(),
-                  ",\"served_by_grpc\":", stats.served_by_grpc.AsJson("buffers"),
-                  ",\"by_tensorflow\":{");
+  Json operations = Json::Object(), reasons = Json::Object(), groups = Json::List();
+  for (int i = 0; i < kKinds; ++i)
+    operations.Add(kKindNames[i], stats.kinds[i].AsJson("operations"));
   std::lock_guard<std::mutex> lock(stats.mutex);
-  const char* separator = "";
-  for (const auto& [reason, count] : stats.reasons) {
-    absl::StrAppend(&out, separator, Quoted(reason), ":", count);
-    separator = ",";
-  }
-  absl::StrAppend(&out, "},\"groups\":[");
-  separator = "";
-  for (const CollectiveGroup* group : stats.groups) {
-    absl::StrAppend(&out, separator, group->AsJson());
-    separator = ",";
-  }
-  return out + "]}";
+  for (const auto& [reason, count] : stats.reasons) reasons.Add(reason, count);
+  for (const ShownGroup* group : stats.groups) groups.Add(group->AsJson());
+  return Json::Object()
+      .Add("operations", operations)
+      .Add("failed", stats.failed.load())
+      .Add("served_by_grpc", stats.served_by_grpc.AsJson("buffers"))
+      .Add("by_tensorflow", reasons)
+      .Add("groups", groups)
+      .text();
 }
 
 void ResetCollectives() {
@@ -113,7 +103,7 @@ void ResetCollectives() {
   stats.failed.store(0, std::memory_order_relaxed);
   std::lock_guard<std::mutex> lock(stats.mutex);
   stats.reasons.clear();
-  for (CollectiveGroup* group : stats.groups) group->ResetCounts();
+  for (ShownGroup* group : stats.groups) group->ResetCounts();
 }
 
 }  // namespace rdmatensor

@@ -12,26 +12,36 @@
 
 namespace rdmatensor {
 
-class CollectiveGroup;
+class Json;
 
-// "all_reduce" and the like.
+// The name in the statistics, "all_reduce" for RDT_ALL_REDUCE.
 const char* NameOf(rdt_collective_kind kind);
 
 // All functions may be called from any thread.
-// One operation that this process took part in, with that many bytes of input and output, whichever is
-// more.
+// Counts an operation in which this process took part. `bytes` is the size of its input or its output,
+// whichever is larger.
 void CountCollective(rdt_collective_kind kind, uint64_t bytes);
-// One that failed.
+// Counts one that failed.
 void CountFailedCollective();
-// One that was left to TensorFlow's algorithm, for `reason`.
+// Counts one that was left to TensorFlow's algorithm for `reason`.
 void CountStockCollective(absl::string_view reason);
 
-// A piece of a tensor that a peer running TensorFlow's algorithm asked for by RecvBuf.
+// Counts a piece of a tensor for which a peer that runs TensorFlow's algorithm asked by RecvBuf.
 void CountStockBuffer(uint64_t bytes);
 
-// Every group is shown as long as it exists.
-void AddToStats(CollectiveGroup* group);
-void RemoveFromStats(CollectiveGroup* group);
+// A group of tasks as the statistics show it. Both functions are called from any thread.
+class ShownGroup {
+ public:
+  virtual Json AsJson() const = 0;
+  virtual void ResetCounts() = 0;
+
+ protected:
+  ~ShownGroup() = default;
+};
+
+// A group is shown from the first call to the second, after which neither of its functions runs any more.
+void AddToStats(ShownGroup* group);
+void RemoveFromStats(ShownGroup* group);
 
 std::string CollectivesAsJson();
 void ResetCollectives();

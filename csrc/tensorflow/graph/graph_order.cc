@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -23,94 +25,49 @@ using tensorflow::Edge;
 using tensorflow::Graph;
 using tensorflow::Node;
 
-constexpr uint32_t kNoTask = 0;  // real ones count from 1
+constexpr uint32_t kNoTask = 0;  // tasks count from 1
 
-// Stateful ops that wait for nothing but their inputs.
-bool NeverWaits(const std::string& op) {
-  static const auto* ops = new absl::flat_hash_set<absl::string_view>{"PartitionedCall",
-                                                                      "ReadVariableOp",
-                                                                      "ResourceGather",
-                                                                      "StatefulPartitionedCall",
-                                                                      "VarHandleOp",
-                                                                      "VarIsInitializedOp",
-                                                                      "Variable",
-                                                                      "VariableV2",
-                                                                      "_Arg",
-                                                                      "_Retval"};
-  static const char* const prefixes[] = {"Apply",
-                                         "Assign",
-                                         "Multinomial",
-                                         "ParameterizedTruncatedNormal",
-                                         "Random",
-                                         "ResourceApply",
-                                         "ResourceScatter",
-                                         "ResourceSparseApply",
-                                         "Scatter",
-                                         "SparseApply",
-                                         "StatefulStandardNormal",
-                                         "StatefulUniform",
-                                         "StatelessRandom",
-                                         "TruncatedNormal"};
-  if (ops->contains(op)) return true;
-  return std::any_of(std::begin(prefixes), std::end(prefixes),
-                     [&op](const char* prefix) { return absl::StartsWith(op, prefix); });
+enum class Fact { WAITS, STATE, STATE_PREFIX, FREE };
+
+constexpr std::pair<Fact, absl::string_view> kFacts[] = {
+#define OP(fact, name) {Fact::fact, #name},
+#include "graph_analyzer/read/ops.def"
+#undef OP
+};
+
+bool Holds(Fact fact, absl::string_view op) {
+  static const auto* facts = new absl::flat_hash_set<std::pair<Fact, absl::string_view>>(
+      std::begin(kFacts), std::end(kFacts));
+  return facts->contains({fact, op});
 }
 
-// Ops that may wait for something that is not their input. For a feed that is the client.
+// Whether a stateful operation waits for its inputs only.
+bool NeverWaits(absl::string_view op) {
+  return Holds(Fact::STATE, op) ||
+         std::any_of(std::begin(kFacts), std::end(kFacts), [op](const auto& known) {
+           return known.first == Fact::STATE_PREFIX && absl::StartsWith(op, known.second);
+         });
+}
+
 bool Blocks(const Node& node) {
-  static const auto* ops = new absl::flat_hash_set<absl::string_view>{"EagerPyFunc",
-                                                                      "Placeholder",
-                                                                      "PlaceholderWithDefault",
-                                                                      "PyFunc",
-                                                                      "PyFuncStateless",
-                                                                      "Recv",
-                                                                      "Send",
-                                                                      "_HostRecv",
-                                                                      "_HostSend",
-                                                                      "_Recv",
-                                                                      "_Send"};
-  if (ops->contains(node.type_string())) return true;
-  return node.op_def().is_stateful() && !NeverWaits(node.type_string());
+  const std::string& op = node.type_string();
+  return Holds(Fact::WAITS, op) || (node.op_def().is_stateful() && !NeverWaits(op));
 }
 
-// Ops that take next to no time.
 bool IsFree(const Node& node) {
-  static const auto* ops = new absl::flat_hash_set<absl::string_view>{"Const",
-                                                                      "ExpandDims",
-                                                                      "Identity",
-                                                                      "IdentityN",
-                                                                      "NoOp",
-                                                                      "Placeholder",
-                                                                      "PlaceholderWithDefault",
-                                                                      "PreventGradient",
-                                                                      "Rank",
-                                                                      "ReadVariableOp",
-                                                                      "Reshape",
-                                                                      "Shape",
-                                                                      "ShapeN",
-                                                                      "Size",
-                                                                      "Snapshot",
-                                                                      "Squeeze",
-                                                                      "StopGradient",
-                                                                      "VarHandleOp",
-                                                                      "VarIsInitializedOp",
-                                                                      "Variable",
-                                                                      "VariableV2",
-                                                                      "_Arg",
-                                                                      "_Retval"};
-  return ops->contains(node.type_string()) || !FedTensor(node).empty();
+  return Holds(Fact::FREE, node.type_string()) || !FedTensor(node).empty();
 }
 
-// What a graph's device names say.
+// The tasks and devices that a graph's device names mean.
 class Devices {
  public:
   struct Device {
     uint32_t task = kNoTask;
-    std::string suffix;  // of the names of edges that lead there
+    std::string suffix;  // for the names of edges to it
   };
 
   const Device& Of(const Node& node) {
-    // Names are interned: equal ones have equal numbers.
+    // Names are interned: equal names have equal indices.
     auto [found, is_new] = devices_.try_emplace(node.assigned_device_name_index());
     if (is_new) found->second = Parse(node.assigned_device_name());
     return found->second;
@@ -134,7 +91,7 @@ class Devices {
 };
 
 bool Repeats(const Node& node, const ControlFlowInfo& info) {
-  // What leaves a loop runs in the loop around it, if there is one.
+  // An Exit's output belongs to the enclosing loop, if there is one.
   const Node* frame = node.IsExit() ? info.parent_frame : info.frame;
   return frame != nullptr && frame->IsOp();
 }
@@ -172,7 +129,7 @@ std::vector<RemoteEdge> CollectEdges(const Graph& graph, const std::vector<Contr
   return edges;
 }
 
-// Fills in the orders. Nodes have the numbers that they have in the graph.
+// Fills in the orders. Nodes keep their ids in the graph.
 absl::Status FindOrders(const Graph& graph, const std::vector<ControlFlowInfo>& frames,
                         Devices* devices, std::vector<RemoteEdge>* edges) {
   // Source, sink and removed nodes have no arcs.
@@ -238,7 +195,7 @@ bool SpansTasks(const Graph& graph) {
 
 absl::StatusOr<std::vector<RemoteEdge>> FindRemoteEdges(const Graph& graph) {
   std::vector<ControlFlowInfo> frames;
-  std::vector<std::string> unreachable;  // asked for, so that they are no error
+  std::vector<std::string> unreachable;  // without this argument such nodes are an error
   absl::Status status = BuildControlFlowInfo(&graph, &frames, &unreachable);
   if (!status.ok()) return status;
   Devices devices;

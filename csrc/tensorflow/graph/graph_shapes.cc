@@ -18,12 +18,12 @@ using tensorflow::Node;
 using tensorflow::PartialTensorShape;
 using tensorflow::TensorShapeProto;
 
-// On consumers of placeholders: their names ("x:0") and shapes. Not their inputs' numbers: TensorFlow's
-// optimizers may exchange inputs and keep the attributes.
+// Attributes of consumers of placeholders: the placeholders' names ("x:0") and shapes. They do not have the numbers
+// of inputs, because TensorFlow's optimizers may exchange inputs and keep the attributes.
 constexpr char kFedAttr[] = "_rdma_fed";
 constexpr char kFedShapeAttr[] = "_rdma_fed_shape";
 
-// Loops that need more than this many rounds keep nothing of their shapes.
+// Shapes of loop variables count as unknown if inference needs more than this many rounds.
 constexpr int kMaxRounds = 8;
 
 PartialTensorShape FromProto(const TensorShapeProto& proto) {
@@ -32,7 +32,7 @@ PartialTensorShape FromProto(const TensorShapeProto& proto) {
   return shape;
 }
 
-// What holds of both.
+// What is known of a tensor that has one of both shapes.
 PartialTensorShape Common(const PartialTensorShape& a, const PartialTensorShape& b) {
   PartialTensorShape common;
   if (a.unknown_rank() || b.unknown_rank() || a.dims() != b.dims()) return common;
@@ -56,7 +56,7 @@ PartialTensorShape KeptShape(const Node& feed, const std::string& tensor) {
   return {};
 }
 
-// The shape that the caller of the graph is expected to pass; of unknown rank for other nodes.
+// The shape of an argument or feed that the caller is expected to pass; of unknown rank for other nodes.
 PartialTensorShape ExpectedShape(const Node& node) {
   if (node.IsArg()) {
     const AttrValue* shapes = node.attrs().Find("_output_shapes");
@@ -118,8 +118,8 @@ GraphShapes::GraphShapes(const Graph& graph, const tensorflow::FunctionLibraryDe
     }
     if (enter != nullptr && next != nullptr) loops_.push_back({node, enter, next, false, {}});
   }
-  // A tensor that goes around a loop is taken to keep the shape with which it enters, until what the
-  // loop makes of it proves otherwise. What remains holds for every iteration, by induction.
+  // A loop variable is assumed to keep the shape with which it enters until inference disproves that. By induction,
+  // the assumptions that remain hold for every iteration.
   for (int round = 0; round < kMaxRounds; ++round) {
     Infer(order, Loops::kAssume);
     if (!RelaxAssumptions()) return;
@@ -131,14 +131,14 @@ void GraphShapes::Infer(const std::vector<Node*>& order, Loops loops) {
   refiner_ = std::make_unique<tensorflow::ShapeRefiner>(graph_.versions(), graph_.op_registry());
   refiner_->set_require_shape_inference_fns(false);
   refiner_->set_function_library_for_shape_inference(library_);
-  auto loop = loops_.begin();  // they are in the same order
+  auto loop = loops_.begin();  // in the same order
   for (const Node* node : order) {
     const bool begins_loop = loop != loops_.end() && loop->merge == node;
-    // A failure leaves the shapes of this node unknown, and of no other.
+    // A failure leaves only the shapes of this node unknown.
     if (node->IsOp() && refiner_->AddNode(node).ok()) {
       const Edge* input = nullptr;
       if (node->IsEnter() && node->input_edge(0, &input).ok()) {
-        // TensorFlow's own inference leaves it unknown.
+        // TensorFlow's own inference leaves this shape unknown.
         Refine(*node, Known(*input));
       } else if (begins_loop && loops == Loops::kAssume) {
         Refine(*node,
@@ -151,7 +151,7 @@ void GraphShapes::Infer(const std::vector<Node*>& order, Loops loops) {
   }
 }
 
-// True if an assumption did not hold; it is weaker now.
+// Weakens the assumptions that did not hold. True if there were any.
 bool GraphShapes::RelaxAssumptions() {
   bool any = false;
   for (Loop& loop : loops_) {
@@ -164,7 +164,7 @@ bool GraphShapes::RelaxAssumptions() {
   return any;
 }
 
-// Adds what is known of the first output. What contradicts inference is left out.
+// Adds what is known of the first output, unless it contradicts inference.
 void GraphShapes::Refine(const Node& node, const PartialTensorShape& shape) {
   tensorflow::shape_inference::InferenceContext* context = refiner_->GetContext(&node);
   tensorflow::shape_inference::ShapeHandle handle;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is known of the shapes of a graph's tensors before it runs.
+// Infers what is known of the shapes of a graph's tensors before it runs.
 #ifndef RDMATENSOR_TENSORFLOW_GRAPH_GRAPH_SHAPES_H_
 #define RDMATENSOR_TENSORFLOW_GRAPH_GRAPH_SHAPES_H_
 
@@ -15,14 +15,14 @@
 
 namespace rdmatensor {
 
-// Infers all shapes when made. Used by one thread, and not longer than graph and library live.
+// Infers all shapes on construction. For one thread. The graph and the library must outlive it.
 class GraphShapes {
  public:
   // `library` holds the functions that nodes call.
   GraphShapes(const tensorflow::Graph& graph, const tensorflow::FunctionLibraryDefinition* library);
 
-  // Of unknown rank where inference knows nothing. A fed tensor has its placeholder's shape, which a
-  // client may disregard: what is sent must be compared with it.
+  // The shape of an output; of unknown rank if inference knows nothing. A fed tensor has its placeholder's shape,
+  // which a client may ignore, so what is sent must be compared with it.
   tensorflow::TensorShapeProto Of(const tensorflow::Node& node, int output) const;
 
  private:
@@ -45,11 +45,11 @@ class GraphShapes {
   std::vector<Loop> loops_;
 };
 
-// Writes the shapes of a graph's placeholders down at their consumers: when the graph is pruned for one
-// set of feeds, the placeholders vanish, and GraphShapes finds them there. POST_PLACEMENT.
+// Writes the shapes of a graph's placeholders into attributes of their consumers. The placeholders vanish when the
+// graph is pruned for one set of feeds, and GraphShapes then finds their shapes there. To be run POST_PLACEMENT.
 void KeepPlaceholderShapes(tensorflow::Graph* graph);
 
-// The name of the tensor that a client feeds through `node` ("x:0"); empty if it is no feed.
+// The name ("x:0") of the tensor that a client feeds through `node`; empty if `node` is not a feed.
 std::string FedTensor(const tensorflow::Node& node);
 
 }  // namespace rdmatensor

@@ -21,7 +21,7 @@ using tensorflow::AttrValue;
 using tensorflow::Edge;
 using tensorflow::Node;
 
-// On producers and consumers: parallel lists, `order` with kOrderSize numbers for each entry.
+// Attributes of producers and consumers: parallel lists, of which `order` has kOrderSize numbers for each entry.
 struct ListNames {
   const char* index;  // of the output, or input
   const char *edge, *shape, *order;
@@ -67,7 +67,7 @@ void Detach(Node* node) {
   }
 }
 
-// What a _Send or _Recv is to be marked with.
+// The marks for a _Send or _Recv.
 struct Mark {
   Node* node;
   std::string task, peer;  // at this end and at the other one
@@ -82,14 +82,14 @@ const AttrValue::ListValue& List(const Node& node, const char* name) {
   return value == nullptr ? *none : value->list();
 }
 
-// Reads the entry for input or output `at` of `holder`; for outputs, of those that go to `device`.
+// Reads the entry for input or output `at` of `holder`. Of outputs it reads the entry for `device`.
 bool ReadLists(const Node& holder, const ListNames& names, int at, const std::string& device,
                Mark* mark) {
   const auto& indices = List(holder, names.index).i();
   const auto& edges = List(holder, names.edge).s();
   const auto& shapes = List(holder, names.shape).shape();
   const auto& orders = List(holder, names.order).i();
-  // The graph may come from another process: nothing is taken for granted.
+  // The graph may come from another process, so the lists are checked.
   for (int k = 0; k < indices.size(); ++k) {
     if (indices[k] != at || k >= edges.size() || k >= shapes.size() ||
         (k + 1) * kOrderSize > orders.size()) {
@@ -109,7 +109,7 @@ bool ReadLists(const Node& holder, const ListNames& names, int at, const std::st
   return false;
 }
 
-// False unless `node` transfers a tensor between tasks of which AttachEdges knew.
+// False unless `node` transfers a tensor between tasks that AttachEdges has described.
 bool FindMark(Node* node, Mark* mark) {
   std::string send_device, recv_device;
   bool client_terminated = false;
@@ -129,7 +129,7 @@ bool FindMark(Node* node, Mark* mark) {
     return node->input_edge(0, &sent).ok() &&
            ReadLists(*sent->src(), kOut, sent->src_output(), recv_device, mark);
   }
-  // Any consumer knows. One that partitioning put in does not.
+  // Every consumer has the attributes, except those that partitioning inserted.
   for (const Edge* edge : node->out_edges()) {
     if (!edge->IsControlEdge() && ReadLists(*edge->dst(), kIn, edge->dst_input(), "", mark)) {
       return true;

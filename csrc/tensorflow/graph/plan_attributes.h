@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How what is known of a tensor reaches the kernels at both of its ends: in private attributes, which
-// travel with the graph. First on its producer and its consumers, because _Send and _Recv do not exist
-// yet; once the graph is cut up, on these.
+// Passes what is known of a tensor to the kernels at both of its ends, in private attributes that travel with the
+// graph. The attributes are first on the tensor's producer and consumers, because _Send and _Recv do not exist
+// before the graph is partitioned, and then on these.
 #ifndef RDMATENSOR_TENSORFLOW_GRAPH_PLAN_ATTRIBUTES_H_
 #define RDMATENSOR_TENSORFLOW_GRAPH_PLAN_ATTRIBUTES_H_
 
@@ -18,22 +18,22 @@
 
 namespace rdmatensor {
 
-// On _Send, _Recv, _HostSend and _HostRecv between tasks, all five or none. Remote tasks see what a
-// peer wrote: check before use.
-constexpr char kPlanGraphAttr[] = "_rdma_graph";  // int: of the graph, the same at both ends
+// Attributes of _Send, _Recv, _HostSend and _HostRecv between tasks, which have all five or none. A peer may have
+// written them: check before use.
+constexpr char kPlanGraphAttr[] = "_rdma_graph";  // int: the graph's number, the same at both ends
 constexpr char kPlanEdgeAttr[] = "_rdma_edge";    // string: RemoteEdge::name
 constexpr char kPlanShapeAttr[] = "_rdma_shape";  // shape: may be partial
 constexpr char kPlanOrderAttr[] = "_rdma_order";  // list(int): ready, first, last, in_loop
-// int: of this graph's edges into the task of a _Recv, or out of that of a _Send.
+// int: the number of this graph's edges into the task of a _Recv, or out of the task of a _Send.
 constexpr char kPlanCountAttr[] = "_rdma_count";
 
-// Before partitioning. `graph` is not 0.
+// Writes the attributes before partitioning. `graph` must not be 0.
 void AttachEdges(const std::vector<RemoteEdge>& edges, const GraphShapes& shapes, int64_t graph);
 
 using Partitions = std::unordered_map<std::string, std::unique_ptr<tensorflow::Graph>>;
 
-// After it: moves what AttachEdges wrote to the nodes that transfer. `partitions` are all of a task, or
-// of several.
+// Moves the attributes to the nodes that transfer, after partitioning. `partitions` are all those of one or several
+// tasks.
 void MarkTransfers(Partitions* partitions);
 
 }  // namespace rdmatensor

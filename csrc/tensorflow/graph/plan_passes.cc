@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The graph passes that tell the kernels of a graph's transfers, before its first step, which tensor
-// they will carry: its name, its shape as far as it is known, and its place in the order of things.
-// Whatever fails here leaves the graph as it is: its tensors then take the dynamic path.
+// The graph passes that tell the kernels of a graph's transfers, before the first step, which tensor they will
+// carry: its name, its shape as far as it is known, and its position in the order of transfers. A failure leaves
+// the graph as it is, and its tensors take the dynamic path.
 #include <memory>
 #include <random>
 #include <string>
@@ -24,7 +24,7 @@ using tensorflow::GraphOptimizationPass;
 using tensorflow::GraphOptimizationPassOptions;
 using tensorflow::OptimizationPassRegistry;
 
-// Passes run for every op of eager code: this comes first.
+// Passes run for every op of eager code, so this cheap test comes first.
 bool Serving() { return Arena::Get()->active(); }
 
 bool Planning() {
@@ -32,7 +32,7 @@ bool Planning() {
   return rdt_config_get("PLAN", plan, sizeof plan) == RDT_OK && absl::string_view(plan) == "on";
 }
 
-// Random, because sessions may have equal graphs whose tensors must not be confused. Never 0.
+// Random, because sessions may have equal graphs, whose tensors must not be confused. Never 0.
 int64_t NewGraphId() {
   std::random_device random;
   const uint64_t id = uint64_t{random()} << 32 | random();
@@ -42,7 +42,7 @@ int64_t NewGraphId() {
 class KeepPlaceholderShapesPass : public GraphOptimizationPass {
  public:
   absl::Status Run(const GraphOptimizationPassOptions& options) override {
-    // Functions have arguments instead, which are there until the end.
+    // Functions have arguments instead of placeholders, and these do not vanish.
     if (!Serving() || options.graph == nullptr || options.is_function_graph || !Planning()) {
       return absl::OkStatus();
     }

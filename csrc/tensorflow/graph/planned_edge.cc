@@ -11,7 +11,7 @@
 namespace rdmatensor {
 namespace {
 
-// Of a device's full name; equal to how servers name themselves.
+// The task in a device's full name, spelled as servers name themselves.
 absl::string_view TaskOf(absl::string_view device) {
   return device.substr(0, device.rfind("/device:"));
 }
@@ -48,7 +48,7 @@ std::string SpellKey(absl::string_view prefix, const tensorflow::FrameAndIter& f
 }
 
 bool EdgeDefinition::Read(tensorflow::OpKernelConstruction* context) {
-  // Most nodes have none, and looking for an attribute that is missing must not cost an error.
+  // Most nodes have no plan, and GetAttr would make an error for each missing attribute.
   if (!context->HasAttr(kPlanGraphAttr)) return false;
   std::string send_device, receive_device, tensor_name;
   int64_t incarnation = 0;
@@ -63,7 +63,7 @@ bool EdgeDefinition::Read(tensorflow::OpKernelConstruction* context) {
                      context->GetAttr("recv_device", &receive_device).ok() &&
                      context->GetAttr("send_device_incarnation", &incarnation).ok() &&
                      context->GetAttr("tensor_name", &tensor_name).ok() && ordering.size() == 4;
-  // The node may have been made by another process: nothing in it may assert.
+  // Another process may have made the node, so its contents must not trigger assertions.
   if (!found || !tensorflow::PartialTensorShape::BuildPartialTensorShape(described, &shape).ok()) {
     return false;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the graph passes wrote on a _Send or _Recv about the tensor that it moves, and the names under
-// which tensors are waited for.
+// What the graph passes wrote on a _Send or _Recv about the tensor that it transfers, and compact names for
+// rendezvous keys.
 #ifndef RDMATENSOR_TENSORFLOW_GRAPH_PLANNED_EDGE_H_
 #define RDMATENSOR_TENSORFLOW_GRAPH_PLANNED_EDGE_H_
 
@@ -20,16 +20,16 @@
 
 namespace rdmatensor {
 
-// A rendezvous key, or its part before ";frame:iteration", as a number of 128 bits: planned tensors are
-// delivered without ever spelling their keys. Means something in this process only.
+// A rendezvous key, or its part before ";frame:iteration", as a number of 128 bits, so that planned tensors are
+// delivered without building the text of their keys. Valid in this process only.
 struct KeyId {
   uint64_t low = 0, high = 0;
 
-  // Of a whole key.
+  // The id of a whole key.
   static KeyId Of(absl::string_view key);
-  // Of a prefix; the key's first execution outside of loops has the same.
+  // The id of a prefix, which is also that of the key's first execution outside of loops.
   static KeyId OfPrefix(absl::string_view prefix);
-  // Of the key with this prefix.
+  // The id of the key with this prefix in that frame and iteration.
   KeyId At(const tensorflow::FrameAndIter& frame_iter) const;
 
   bool operator==(const KeyId& other) const { return low == other.low && high == other.high; }

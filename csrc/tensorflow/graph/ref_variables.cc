@@ -9,6 +9,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "memory/arena.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/types.h"
@@ -32,65 +33,20 @@ Prefixes& KnownPrefixes() {
   return *prefixes;
 }
 
-// Ops whose output never shares memory with an input that somebody else still holds. Every other op
-// is taken to possibly hand its input on, as Identity and Reshape do.
+// Operations whose output never shares memory with an input that somebody else still holds. Every other
+// operation may hand its input on, as Identity and Reshape do.
+constexpr absl::string_view kAlwaysFresh =
+    "Abs Add AddN AddV2 ArgMax ArgMin AvgPool AvgPoolGrad BatchMatMul BatchMatMulV2 BiasAdd "
+    "BiasAddGrad Conv2D Conv2DBackpropFilter Conv2DBackpropInput Div Equal Exp FusedBatchNorm "
+    "FusedBatchNormGrad FusedBatchNormGradV3 FusedBatchNormV3 Gather GatherV2 Greater Less Log "
+    "LogSoftmax MatMul MaxPool MaxPoolGrad Maximum Minimum Mul Neg Pow RealDiv Relu ReluGrad "
+    "Rsqrt Shape Sigmoid SigmoidGrad Size Softmax SoftmaxCrossEntropyWithLogits "
+    "SparseSoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference Sub Tanh TanhGrad "
+    "_FusedConv2D _FusedMatMul";
+
 bool AlwaysFresh(const Node& node) {
   static const auto* ops =
-      new absl::flat_hash_set<absl::string_view>{"Abs",
-                                                 "Add",
-                                                 "AddN",
-                                                 "AddV2",
-                                                 "ArgMax",
-                                                 "ArgMin",
-                                                 "AvgPool",
-                                                 "AvgPoolGrad",
-                                                 "BatchMatMul",
-                                                 "BatchMatMulV2",
-                                                 "BiasAdd",
-                                                 "BiasAddGrad",
-                                                 "Conv2D",
-                                                 "Conv2DBackpropFilter",
-                                                 "Conv2DBackpropInput",
-                                                 "Div",
-                                                 "Equal",
-                                                 "Exp",
-                                                 "FusedBatchNorm",
-                                                 "FusedBatchNormGrad",
-                                                 "FusedBatchNormGradV3",
-                                                 "FusedBatchNormV3",
-                                                 "Gather",
-                                                 "GatherV2",
-                                                 "Greater",
-                                                 "Less",
-                                                 "Log",
-                                                 "LogSoftmax",
-                                                 "MatMul",
-                                                 "MaxPool",
-                                                 "MaxPoolGrad",
-                                                 "Maximum",
-                                                 "Minimum",
-                                                 "Mul",
-                                                 "Neg",
-                                                 "Pow",
-                                                 "RealDiv",
-                                                 "Relu",
-                                                 "ReluGrad",
-                                                 "Rsqrt",
-                                                 "Shape",
-                                                 "Sigmoid",
-                                                 "SigmoidGrad",
-                                                 "Size",
-                                                 "Softmax",
-                                                 "SoftmaxCrossEntropyWithLogits",
-                                                 "SparseSoftmaxCrossEntropyWithLogits",
-                                                 "Sqrt",
-                                                 "Square",
-                                                 "SquaredDifference",
-                                                 "Sub",
-                                                 "Tanh",
-                                                 "TanhGrad",
-                                                 "_FusedConv2D",
-                                                 "_FusedMatMul"};
+      new absl::flat_hash_set<absl::string_view>(absl::StrSplit(kAlwaysFresh, ' '));
   return ops->contains(node.type_string());
 }
 
@@ -137,7 +93,7 @@ void RememberSends(const Graph& graph) {
 class RefVariablesPass : public tensorflow::GraphOptimizationPass {
  public:
   absl::Status Run(const tensorflow::GraphOptimizationPassOptions& options) override {
-    // Without a grpc+rdma server in this process nothing is sent by us.
+    // Without a grpc+rdma server in this process the plugin sends nothing.
     if (!Arena::Get()->active() || options.partition_graphs == nullptr) return absl::OkStatus();
     for (const auto& partition : *options.partition_graphs) RememberSends(*partition.second);
     return absl::OkStatus();

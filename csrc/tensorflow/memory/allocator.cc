@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The process's CPU allocator, as TensorFlow finds it in its registry.
+// Registers the process's CPU allocator with TensorFlow.
 #include <optional>
 #include <string>
 
@@ -17,7 +17,7 @@ namespace {
 class ProcessAllocator : public tsl::Allocator {
  public:
   ProcessAllocator(Arena* arena, tsl::Allocator* stock) : arena_(arena), stock_(stock) {}
-  std::string Name() override { return stock_->Name(); }  // profiles stay equal
+  std::string Name() override { return stock_->Name(); }  // as in profiles without the plugin
   void* AllocateRaw(size_t alignment, size_t bytes) override {
     if (arena_->active()) return PlacedAllocate(stock_, alignment, bytes);
     return stock_->AllocateRaw(alignment, bytes);

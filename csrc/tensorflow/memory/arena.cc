@@ -14,22 +14,21 @@ namespace {
 
 constexpr uint64_t kPageSize = 4096;
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-// Each region is as large as all before it, from the first size up to the largest one. The largest is
-// a part of the limit so that their number stays small on every machine, and what is registered in
-// excess of what is used stays a part of it too.
+// Each region is as large as all before it together, between the first and the largest size. The largest size is
+// a part of the limit, so that the number of regions and the unused registered memory stay small on every machine.
 constexpr uint64_t kFirstRegion = 64 * kMiB;
 constexpr uint64_t kLargestRegion = 1024 * kMiB;
 constexpr uint64_t kLargestPart = 8;
-// What the heap guarantees: it hands out multiples of this from page-aligned regions.
+// The heap hands out multiples of this from page-aligned regions.
 constexpr size_t kHeapAlignment = 256;
-// For less, TensorFlow's heap may search for ever for a size that it can still get, when it cannot grow.
+// With smaller requests TensorFlow's heap, once it cannot grow, may search for ever for a size that it can get.
 constexpr size_t kSmallestRequest = 4096;
 
-// More than this behind a tensor is left to others: the heap's own bound suits ranges far larger than
-// our regions.
+// The heap splits off what is left behind a tensor if it is more than this. The heap's own bound suits ranges far
+// larger than our regions.
 constexpr uint64_t kMostUnused = kMiB;
 
-// The request that the heap may have to grow for: it asks for sizes of its own choice.
+// The size of the request for which the heap may have to grow; the size that the heap itself asks for is larger.
 thread_local uint64_t wanted_bytes = 0;
 
 uint64_t DefaultLimit() { return UsableMemory() / 4 * 3; }
@@ -87,8 +86,8 @@ Arena* Arena::Get() {
 absl::Status Arena::Activate(uint64_t limit, uint64_t threshold) {
   if (IsInherited()) {
     return absl::FailedPreconditionError(
-        "no arena: it is the parent's, which had a server when it forked this process: large "
-        "tensors go by grpc (start processes with \"spawn\", or fork them before the server)");
+        "no arena: this process was forked from one that had a server, so large tensors go by grpc "
+        "(start processes with \"spawn\", or fork them before the server exists)");
   }
   std::lock_guard<std::mutex> lock(activation_mutex_);
   if (active()) return absl::OkStatus();
@@ -104,7 +103,7 @@ absl::Status Arena::Activate(uint64_t limit, uint64_t threshold) {
   heap_ = std::make_unique<tsl::BFCAllocator>(std::make_unique<Regions>(this), limit_,
                                               "rdmatensor_arena", options);
   threshold_ = threshold;
-  // Makes the first region now, so that what is wrong with it is known when the server starts.
+  // Makes the first region now, so that failures show when the server starts.
   tsl::AllocationAttributes attributes;
   attributes.retry_on_failure = false;
   wanted_bytes = kSmallestRequest;
@@ -196,7 +195,7 @@ void Arena::Subscribe(Listener* listener) {
   const std::vector<Region>* regions = regions_.load(std::memory_order_acquire);
   if (regions == nullptr) return;
   for (const Region& region : *regions) {
-    if (region.index >= announced) continue;  // its turn comes
+    if (region.index >= announced) continue;  // the next AwaitAnnouncement announces it
     if (!listener->OnRegion(region)) may_grow_.store(false, std::memory_order_relaxed);
   }
 }
@@ -216,8 +215,7 @@ void* Arena::Allocate(size_t alignment, size_t bytes) {
 void* Arena::AllocateUnannounced(size_t alignment, size_t bytes) {
   if (!active() || alignment > kHeapAlignment) return nullptr;
   tsl::AllocationAttributes attributes;
-  attributes.retry_on_failure =
-      false;  // waiting for memory would stall a step that has another way
+  attributes.retry_on_failure = false;  // waiting would stall a step that can use plain memory
   wanted_bytes = std::max(bytes, kSmallestRequest);
   void* address = heap_->AllocateRaw(alignment, wanted_bytes, attributes);
   if (address == nullptr) {

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The memory that peers may read. The process has one arena, because TensorFlow has one CPU
-// allocator: registered for the whole process, it covers every tensor that may be sent (device or
-// NIC allocators cover only some of them).
+// The memory that peers may read. The process has one arena because TensorFlow has one CPU allocator, which covers
+// every tensor that may be sent; allocators of devices or network cards would cover only some of them.
 //
-// Until a grpc+rdma server exists the allocator is TensorFlow's own, as without the plugin.
-// From then on tensors above a threshold lie in the arena: a BFC heap over regions of shareable
-// memory. There are few of them, and each is larger than the one before, because devices register a
-// region as a whole and some pin all of its pages: one sparse range would pin the machine's memory.
-// When the arena is full, tensors get plain memory and are copied when sent: the arena never makes an
-// allocation fail.
+// Until a grpc+rdma server exists, the allocator is TensorFlow's own, as without the plugin. From then on tensors
+// above a threshold lie in the arena, a BFC heap over regions of shareable memory. The regions are few and grow
+// in size, because devices register a region as a whole and some pin all of its pages: one sparse range would pin
+// the machine's memory. When the arena is full, tensors get plain memory and are copied when sent, so the arena
+// never makes an allocation fail.
 //
-// A forked child has no arena: it allocates like a process without the plugin, and shares with its parent no
-// memory that it could write (rdt_memory_alloc). What its parent's tensors held it leaves as it is.
+// A forked child has no arena. It allocates like a process without the plugin, and shares with its parent no memory
+// that it could write (rdt_memory_alloc). It never frees the memory of its parent's tensors.
 #ifndef RDMATENSOR_TENSORFLOW_MEMORY_ARENA_H_
 #define RDMATENSOR_TENSORFLOW_MEMORY_ARENA_H_
 
@@ -33,11 +31,11 @@ namespace rdmatensor {
 // Thread-safe.
 class Arena {
  public:
-  // Contiguous memory of its own; never moves, grows or goes away.
+  // Contiguous memory that never moves, grows or goes away.
   struct Region {
     char* base;
     uint64_t size;
-    int index;  // 0, 1, ... in order of their making
+    int index;  // 0, 1, ... in order of creation
   };
   static constexpr int kMaxRegions = 64;
 
@@ -45,8 +43,8 @@ class Arena {
   class Listener {
    public:
     virtual ~Listener() = default;
-    // May take long: it runs on the thread that asked for the memory, under no lock of the heap.
-    // False: peers cannot use the region, nor, therefore, more memory: the arena stops growing.
+    // May take long: it runs on the thread that requested the memory, without a lock of the heap. Returns false
+    // if peers cannot use the region; the arena then stops growing, because more memory would be useless too.
     virtual bool OnRegion(const Region& region) = 0;
   };
 
@@ -54,20 +52,20 @@ class Arena {
     bool active;
     uint64_t limit_bytes, reserved_bytes, used_bytes, peak_bytes;
     int regions;
-    // Requests that belonged into the arena and did not fit.
+    // Requests that should have been served by the arena but did not fit.
     uint64_t exhausted_allocations, exhausted_bytes;
   };
 
   // The process's arena; lives until the process ends.
   static Arena* Get();
 
-  // Makes the first region; idempotent. An error in a child that was forked after that. `limit` 0 means three quarters of the memory that this process
-  // may use. Requests of more than `threshold` bytes use the arena from now on. On failure everything
-  // stays as it was.
+  // Makes the first region; idempotent. `limit` 0 means three quarters of the memory that this process may use.
+  // Requests of more than `threshold` bytes use the arena from now on. Fails in a child that was forked after the
+  // arena was used. Changes nothing on failure.
   absl::Status Activate(uint64_t limit, uint64_t threshold);
 
-  // Tells `listener` of the regions that exist, and of new ones until Unsubscribe has returned.
-  // Neither may be called from OnRegion.
+  // Calls `listener` for each existing region, and for new ones until Unsubscribe has returned. Neither function
+  // may be called from OnRegion.
   void Subscribe(Listener* listener);
   void Unsubscribe(Listener* listener);
 
@@ -76,15 +74,15 @@ class Arena {
   // The region that holds `address`, or nullptr.
   const Region* Find(const void* address) const;
 
-  // Memory inside the arena, or nullptr if it is not active or full. May block while a new region is
-  // announced to the listeners.
+  // Returns memory inside the arena, or nullptr if the arena is full or not active. May block while listeners
+  // learn of a new region.
   void* Allocate(size_t alignment, size_t bytes);
   // `address` must lie inside. Does nothing in a forked child.
   void Free(void* address);
-  // Allocates from the arena only; a tensor made with it is not initialized when it is full.
+  // Allocates only from the arena. A tensor made with it is not initialized if the arena is full.
   tsl::Allocator* allocator() { return waiting_.get(); }
-  // The same for threads that must not block: whoever uses it calls AwaitAnnouncement on another
-  // thread before the memory is used, unless IsAnnounced.
+  // The same for threads that must not block. Unless IsAnnounced, the caller must call AwaitAnnouncement on
+  // another thread before the memory is used.
   tsl::Allocator* hasty_allocator() { return hasty_.get(); }
   bool IsAnnounced(const void* address) const;
   void AwaitAnnouncement();
@@ -96,7 +94,7 @@ class Arena {
   class Regions;
   class HeapAllocator;
   Arena();
-  // It is the parent's: threads that only the parent has may hold any of its locks.
+  // True in a forked child: threads that only the parent has may hold any of the locks.
   bool IsInherited() const { return used_.load(std::memory_order_acquire) && home_.IsLeft(); }
   void* AllocateUnannounced(size_t alignment, size_t bytes);
   char* Grow(uint64_t* size);
@@ -112,8 +110,8 @@ class Arena {
   std::unique_ptr<tsl::Allocator> heap_;  // divides the regions
   std::unique_ptr<tsl::Allocator> waiting_, hasty_;
 
-  // Written under the heap's lock. Readers see a consistent list, sorted by address, at any time; old
-  // lists stay for them, which is little memory.
+  // Written under the heap's lock. Readers see a consistent list, sorted by address, at any time. Old lists are
+  // small and are kept for them.
   std::atomic<const std::vector<Region>*> regions_{nullptr};
   std::atomic<uint64_t> reserved_{0};
   std::atomic<bool> may_grow_{true};
@@ -124,7 +122,7 @@ class Arena {
   std::atomic<int> region_count_{0};
 
   std::atomic<uint64_t> exhausted_allocations_{0}, exhausted_bytes_{0};
-  std::atomic<bool> warned_{false};  // not a counter: resetting those repeats no warning
+  std::atomic<bool> warned_{false};  // not a counter: resetting counters must not repeat warnings
 };
 
 }  // namespace rdmatensor

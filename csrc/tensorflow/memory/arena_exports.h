@@ -14,9 +14,9 @@
 
 namespace rdmatensor {
 
-// Registers every region with the device, which must be open while it is subscribed. A region that
-// cannot be registered (the limit of locked memory) costs one warning with the core's words: tensors
-// that lie in it are copied into another one when sent, or go by RPC. Thread-safe.
+// Registers every region with the device, which must stay open until this is destroyed. The first region that
+// cannot be registered, because of the limit of locked memory for example, causes a warning. Tensors in such a
+// region are copied into another one when sent, or go by RPC. Thread-safe.
 class ArenaExports : public Arena::Listener {
  public:
   ArenaExports(Arena* arena, rdt_device* device);
@@ -24,11 +24,11 @@ class ArenaExports : public Arena::Listener {
   ArenaExports(const ArenaExports&) = delete;
   ArenaExports& operator=(const ArenaExports&) = delete;
 
-  // Where the channel's peer finds the memory at `address`; false if it cannot.
+  // Finds the memory at `address` as the channel's peer must name it. False if the peer cannot reach it.
   bool Locate(const rdt_channel* channel, const void* address, uint64_t* region_key,
               uint64_t* offset) const;
 
-  // Of every registered region.
+  // The keys of all registered regions.
   std::vector<uint64_t> Keys() const;
 
   bool OnRegion(const Arena::Region& region) override;

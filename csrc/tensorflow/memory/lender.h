@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensors that a peer reads in place. Each stays alive, and by TensorFlow's copy-on-write unchanged,
-// until the peer releases it or can no longer reach this process's memory.
+// Tensors that a peer reads in place. Each stays alive until the peer releases it or can no longer reach this
+// process's memory, and TensorFlow's copy-on-write keeps it unchanged.
 #ifndef RDMATENSOR_TENSORFLOW_MEMORY_LENDER_H_
 #define RDMATENSOR_TENSORFLOW_MEMORY_LENDER_H_
 
@@ -13,8 +13,8 @@
 
 namespace rdmatensor {
 
-// Thread-safe. Ids come back from the peer, so every one is checked; a slot's id changes with each
-// use, so a late or repeated release cannot end a newer loan.
+// Thread-safe. Ids come back from the peer, so every id is checked. A slot's id changes with each use, so a late
+// or repeated release cannot end a newer loan.
 class Lender {
  public:
   // Keeps a reference and returns the loan's id, below 2^56. False once ReleaseAll was called, or

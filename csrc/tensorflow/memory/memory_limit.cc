@@ -10,14 +10,14 @@
 namespace rdmatensor {
 namespace {
 
-// What a limit file says; "max", and files that are not there, say nothing.
+// The limit in a file; none if the file says "max" or does not exist.
 uint64_t ReadLimit(const std::string& path) {
   std::ifstream file(path);
   uint64_t limit = 0;
   return file >> limit ? limit : UINT64_MAX;
 }
 
-// The least limit from the cgroup at `path` up to the mount's root.
+// The least limit of the cgroup at `path` and its ancestors up to the mount's root.
 uint64_t LeastLimit(const std::string& root, std::string path, const char* file) {
   uint64_t least = UINT64_MAX;
   while (!path.empty() && path != "/") {

@@ -13,7 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/hash/hash.h"
 #include "absl/numeric/bits.h"
-#include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "memory/arena.h"
 #include "memory/sites.h"
 #include "rdmatensor.h"
@@ -28,8 +28,7 @@ using tensorflow::Tensor;
 
 // Half a megabyte; models have thousands of sites.
 constexpr size_t kSiteSlots = size_t{1} << 16;
-// An update comes within a step or two of the send. What is not updated is let go again, with the next
-// tensor that is sent.
+// An update comes within a step or two of the send. The next send releases what was not updated by then.
 constexpr std::chrono::seconds kHoldFor{10};
 constexpr std::chrono::milliseconds kSweepPeriod{100};
 
@@ -39,8 +38,8 @@ bool TracedIsSet() {
   return std::strcmp(mode, "traced") == 0;
 }
 
-// The site of an allocation by this thread, now. OpKernelContext notes what it allocates for, per
-// thread, for TensorFlow's memory profiler, whether or not that runs.
+// The site of an allocation that this thread makes now. OpKernelContext records per thread what it allocates for,
+// for TensorFlow's memory profiler, even if that does not run.
 uint64_t CurrentSite(size_t bytes) {
   const auto& asks = tsl::profiler::ScopedMemoryDebugAnnotation::CurrentAnnotation();
   if (asks.pending_op_name.empty()) return Sites::FromHash(absl::HashOf(bytes));
@@ -48,12 +47,12 @@ uint64_t CurrentSite(size_t bytes) {
                                       asks.pending_data_type, absl::bit_width(bytes)));
 }
 
-// The memory outside the arena that is in use, above the threshold.
+// The memory in use outside the arena whose size is above the threshold.
 class TracedMemory {
  public:
   struct Block {
     uint64_t site;
-    uint32_t copies;  // times it was sent, hence copied
+    uint32_t copies;  // how often it was sent, hence copied
   };
 
   void Add(const void* address, uint64_t site) {
@@ -61,14 +60,14 @@ class TracedMemory {
     std::lock_guard<std::mutex> lock(shard.mutex);
     if (shard.blocks.insert_or_assign(address, Block{site, 0}).second) MarkOf(address).fetch_add(1);
   }
-  // Most memory is small, hence never traced: no lock for that.
+  // Most memory is small and never traced, so it takes no lock.
   void Remove(const void* address) {
     if (MarkOf(address).load(std::memory_order_relaxed) == 0) return;
     Shard& shard = ShardOf(address);
     std::lock_guard<std::mutex> lock(shard.mutex);
     if (shard.blocks.erase(address) != 0) MarkOf(address).fetch_sub(1);
   }
-  // Counts a copy of the block at `address`. False if there is none.
+  // Counts a copy of the block at `address`. False if there is no block.
   bool CountCopy(const void* address, Block* block) {
     Shard& shard = ShardOf(address);
     std::lock_guard<std::mutex> lock(shard.mutex);
@@ -91,10 +90,10 @@ class TracedMemory {
     return marks_[absl::HashOf(address) / kShards % kMarks];
   }
   Shard shards_[kShards];
-  std::atomic<uint32_t> marks_[kMarks] = {};  // blocks that are there, by hash
+  std::atomic<uint32_t> marks_[kMarks] = {};  // numbers of blocks by the hash of their address
 };
 
-// Tensors that are kept shared until they were replaced, or for kHoldFor.
+// Holds references to tensors until they were replaced, or for kHoldFor.
 class HeldTensors {
  public:
   void Hold(const Tensor& tensor) {
@@ -102,7 +101,7 @@ class HeldTensors {
     held_.emplace_back(tensor, Clock::now() + kHoldFor);
     any_.store(true, std::memory_order_relaxed);
   }
-  // Lets go of what was replaced meanwhile; called often, does something rarely.
+  // Releases tensors that were replaced meanwhile. Called often, so it mostly does nothing.
   void Sweep() {
     if (!any_.load(std::memory_order_relaxed)) return;
     std::vector<Held> dropped;  // freed after the lock is released
@@ -167,7 +166,7 @@ void* PlacedAllocate(tsl::Allocator* stock, size_t alignment, size_t bytes) {
   }
   void* const address = stock->AllocateRaw(alignment, bytes);
   Count(&counters.plain_allocations, &counters.plain_bytes, bytes);
-  // What the full arena turned away has nothing to teach.
+  // A tensor that the full arena turned away says nothing about its site.
   if (!wanted && address != nullptr) placement.memory.Add(address, site);
   return address;
 }
@@ -182,7 +181,8 @@ void PlacementOnSend(const Tensor& tensor, bool in_arena) {
   if (!placement.traced) return;
   placement.held.Sweep();
   if (in_arena || !tensor.IsInitialized()) return;
-  Tensor shared = tensor;  // TensorFlow tells the whole of a sliced buffer only to who may write
+  Tensor shared =
+      tensor;  // TensorFlow shows the whole buffer of a slice only through a mutable tensor
   const void* const address = tensorflow::DMAHelper::buffer(&shared)->root_buffer()->data();
   if (Arena::Get()->Find(address) != nullptr) return;  // copied for another reason
   TracedMemory::Block block;
@@ -190,24 +190,26 @@ void PlacementOnSend(const Tensor& tensor, bool in_arena) {
     counters.unknown_sends.fetch_add(1, std::memory_order_relaxed);
   } else if (!placement.sites.Mark(block.site)) {
     counters.late_sends.fetch_add(1, std::memory_order_relaxed);
-    // Ever less often, for what is never updated while it is held.
+    // Less and less often, because some tensors are never updated while they are held.
     if (block.copies > 1 && absl::has_single_bit(block.copies)) placement.held.Hold(shared);
   }
 }
 
 std::string PlacementAsJson() {
-  // Before that there are no sites, and the setting may still change.
+  // Before the arena is active there are no sites, and the setting may still change.
   const Placement* const placement = Arena::Get()->active() ? &GetPlacement() : nullptr;
   const bool traced = placement != nullptr ? placement->traced : TracedIsSet();
-  return absl::StrCat("{\"mode\":\"", traced ? "traced" : "arena",
-                      "\",\"traced_sites\":", placement != nullptr ? placement->sites.seen() : 0,
-                      ",\"marked_sites\":", placement != nullptr ? placement->sites.marked() : 0,
-                      ",\"arena_allocations\":", counters.arena_allocations.load(),
-                      ",\"arena_bytes\":", counters.arena_bytes.load(),
-                      ",\"plain_allocations\":", counters.plain_allocations.load(),
-                      ",\"plain_bytes\":", counters.plain_bytes.load(),
-                      ",\"late_sends\":", counters.late_sends.load(),
-                      ",\"unknown_sends\":", counters.unknown_sends.load(), "}");
+  return Json::Object()
+      .Add("mode", traced ? "traced" : "arena")
+      .Add("traced_sites", placement != nullptr ? placement->sites.seen() : 0)
+      .Add("marked_sites", placement != nullptr ? placement->sites.marked() : 0)
+      .Add("arena_allocations", counters.arena_allocations.load())
+      .Add("arena_bytes", counters.arena_bytes.load())
+      .Add("plain_allocations", counters.plain_allocations.load())
+      .Add("plain_bytes", counters.plain_bytes.load())
+      .Add("late_sends", counters.late_sends.load())
+      .Add("unknown_sends", counters.unknown_sends.load())
+      .text();
 }
 
 void ResetPlacement() {

@@ -10,9 +10,9 @@
 
 namespace rdmatensor {
 
-// The allocation sites seen so far, and which of them are marked. Thread-safe; looking up a known site
-// takes no lock. Its size is fixed: when too many sites were seen (programs that make new graphs all
-// the time), all are forgotten, and those in use are learned anew.
+// The allocation sites seen so far, and which of them are marked. Thread-safe; looking up a known site takes no
+// lock. The table has a fixed size. When it has seen too many sites, as with programs that keep making graphs, it
+// forgets all of them and learns the sites in use again.
 class Sites {
  public:
   // At most three quarters of `slots`, a power of two, are in use.
@@ -31,7 +31,7 @@ class Sites {
   // True if it was not marked before.
   bool Mark(uint64_t site) {
     std::atomic<uint64_t>* const slot = SlotOf(site);
-    // Fails if it is marked already, or was forgotten just now.
+    // Fails if the site is marked already or was forgotten just now.
     if (slot == nullptr || !slot->compare_exchange_strong(site, site | kMarked)) return false;
     marked_.fetch_add(1, std::memory_order_relaxed);
     return true;
@@ -44,7 +44,7 @@ class Sites {
   static constexpr uint64_t kMarked = 1;
 
   std::atomic<uint64_t>* SlotOf(uint64_t site) {
-    // The low bits but the one that marks; the number of probes ends the loop in any case.
+    // Skips the bit that marks. The number of probes bounds the loop.
     for (size_t probe = 0, at = site >> 1; probe <= mask_; ++probe, ++at) {
       std::atomic<uint64_t>& slot = slots_[at & mask_];
       uint64_t held = slot.load(std::memory_order_relaxed);

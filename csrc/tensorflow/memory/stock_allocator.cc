@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TensorFlow's registry makes one allocator only, that of the highest priority, and keeps the others to itself.
-// So the plugin makes the one that it displaced: with oneDNN a heap that keeps large memory, without plain
-// memory. Plain memory of that size comes fresh from the kernel each time, and each page of it costs a fault:
-// a fifth of a local training step.
+// TensorFlow's registry makes only the allocator of the highest priority and does not return the others. So the
+// plugin makes the allocator that it displaced itself: with oneDNN a heap that keeps large blocks, otherwise plain
+// memory. oneDNN's heap matters because large plain blocks come fresh from the kernel each time and each of their
+// pages costs a fault, which takes a fifth of a local training step.
 #include "memory/stock_allocator.h"
 
 #include "base/aligned.h"
 #include "tensorflow/core/util/util.h"
 
-#define INTEL_MKL  // the header is empty without; TensorFlow's own build for x86 has it
+#define INTEL_MKL  // the header is empty without it; TensorFlow's own x86 builds define it
 #include "tensorflow/core/common_runtime/mkl_cpu_allocator.h"
 
 namespace rdmatensor {

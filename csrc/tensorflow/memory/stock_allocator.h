@@ -6,7 +6,7 @@
 
 namespace rdmatensor {
 
-// The CPU allocator that TensorFlow would have without this plugin; lives until the process ends. Thread-safe.
+// The CPU allocator that TensorFlow would use without this plugin. Thread-safe; never destroyed.
 tsl::Allocator* StockAllocator();
 
 }  // namespace rdmatensor

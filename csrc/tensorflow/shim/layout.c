@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Distributions and vendors build one version of TensorFlow with other libraries, switches and patches. The
- * dynamic linker notices when a symbol is missing, but not when a class has got another virtual function or a
- * message another field: the plugin would call the wrong function, or write past the end of an object. The
- * sizes of exported objects tell. Functions of libdl find an object's size only by looking at every symbol, of
- * which TensorFlow has half a million; hence the hash table of the library is read here.
+ * Distributions and vendors build a version of TensorFlow with different libraries, switches and patches. The
+ * dynamic linker notices a missing symbol, but not an additional virtual function of a class or field of a message,
+ * with which the plugin would call the wrong function or write past the end of an object. The sizes of exported
+ * objects show such changes. The functions of libdl find the size of an object only by visiting every symbol, of
+ * which TensorFlow has half a million, so this file reads the library's hash table.
  */
 #include "layout.h"
 
@@ -16,11 +16,11 @@
 
 #define LIBRARIES 2
 
-/* In the order in which record_tensorflow.py looks. */
+/* In the order in which record_tensorflow.py searches. */
 static const char *const names[LIBRARIES] = {"libtensorflow_framework.so.2",
                                              "libtensorflow_cc.so.2"};
 
-/* What a library exports; `hashes` is NULL if it is not there, or has no such table. */
+/* The exports of a library. `hashes` is NULL if the library is not loaded or has no such table. */
 typedef struct exports {
   const ElfW(Sym) * symbols;
   const char *strings;

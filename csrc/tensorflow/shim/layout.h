@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Whether the TensorFlow `version` in this process is laid out as the file `record` says, which
- * csrc/cmake/record_tensorflow.py wrote when the plugin was built. If not, `why` holds one line. */
+/* Whether the TensorFlow `version` in this process has the layout in the file `record`, which
+ * csrc/cmake/record_tensorflow.py wrote when the plugin was built. If not, `why` gets one line. */
 bool layout_fits(const char* record, const char* version, char* why, size_t size);
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * TensorFlow loads every library in site-packages/tensorflow-plugins, and `import tensorflow` fails
- * if one of them does not load. This one always does: it uses no TensorFlow symbol. It looks which
- * TensorFlow is there and loads the plugin that was built for its minor version, for a plugin
- * subclasses C++ classes of exactly one, if their layout is the one that the plugin was built with.
- * Whatever goes wrong costs one line on standard error.
+ * TensorFlow loads every library in site-packages/tensorflow-plugins, and `import tensorflow` fails if one of them
+ * does not load. This library always loads, because it uses no TensorFlow symbol. A plugin subclasses C++ classes
+ * of exactly one minor version of TensorFlow, so the shim loads the plugin that was built for the version in this
+ * process, if the layout of the classes is the one that the plugin was built with. Any failure causes one line on
+ * standard error.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -14,14 +14,14 @@
 #include "layout.h"
 
 #ifndef RDT_TENSORFLOW_MINORS
-#error "define RDT_TENSORFLOW_MINORS: the minor versions of TensorFlow 2 that there are plugins for"
+#error "define RDT_TENSORFLOW_MINORS: the minor versions of TensorFlow 2 for which plugins exist"
 #endif
 #define PLUGIN "librdmatensor_tensorflow_2_%d.%s"
 
 static const int minors[] = {RDT_TENSORFLOW_MINORS};
 #define MINORS (sizeof(minors) / sizeof(minors[0]))
 
-/* Why the plugin is not loaded, for rdmatensor.tensorflow.why_not(); "" when it is. */
+/* Why the plugin is not loaded, for rdmatensor.tensorflow.why_not(); "" if it is. */
 __attribute__((visibility("default"))) char rdt_shim_reason[1024];
 
 static int log_level_asks_for_info(void) {
@@ -58,7 +58,7 @@ static const char *tensorflow_version(void) {
   return text;
 }
 
-/* The minor version in "2.<minor>.<patch>...", if there is a plugin for it; else -1. */
+/* The minor version in "2.<minor>.<patch>..." if there is a plugin for it, else -1. */
 static int minor_of(const char *version) {
   if (strncmp(version, "2.", 2) != 0) return -1;
   char *end;
@@ -68,8 +68,8 @@ static int minor_of(const char *version) {
   return -1;
 }
 
-/* The path of the plugin ("so") or its record ("layout"): in the package beside this library's folder,
- * or, for an editable install, among the sources. */
+/* The path of the plugin ("so") or its record ("layout"): in the package beside this library's folder or, for an
+ * editable install, among the sources. */
 static int plugin_path(char *path, size_t size, int minor, const char *kind) {
 #ifdef RDT_PLUGIN_FOLDER
   int written = snprintf(path, size, RDT_PLUGIN_FOLDER "/" PLUGIN, minor, kind);

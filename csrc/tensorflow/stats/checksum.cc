@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/json.h"
 #include "rdmatensor.h"
 #include "tensorflow/core/framework/rendezvous.h"
 
@@ -17,7 +18,7 @@ namespace {
 constexpr const char* kWayTexts[] = {
     "inside its message", "written into its place", "written into its place, in a group",
     "used in the sender's memory", "read from the sender's memory"};
-// Names that were logged: eager operations send under ever new ones.
+// Eager operations send under ever new names, so the set of logged names is bounded.
 constexpr size_t kMostLogged = 1024;
 
 struct Counts {
@@ -74,12 +75,11 @@ absl::Status Verify(const Claim& claim, const tensorflow::Tensor& tensor, int64_
       " (", kWayTexts[static_cast<int>(claim.way)], ") over ", claim.transport, ", step ", step_id,
       absl::StrFormat(", CRC32C %08x when sent and %08x when received. ", claim.checksum, found),
       "Run the step again; if it recurs, test the memory and the network card of both hosts, or "
-      "set "
-      "RDMATENSOR_POLICY=grpc there");
+      "set RDMATENSOR_POLICY=grpc there");
   if (IsFirst(edge)) {
-    rdt_log_line(
-        RDT_LOG_ERROR,
-        absl::StrCat("tensorflow: ", text, " (more of this edge are counted only)").c_str());
+    rdt_log_line(RDT_LOG_ERROR,
+                 absl::StrCat("tensorflow: ", text, " (further ones of this edge are only counted)")
+                     .c_str());
   }
   return absl::DataLossError(absl::StrCat("rdmatensor: ", text));
 }
@@ -88,16 +88,19 @@ void CountUnchecked(absl::string_view task) {
   GlobalCounts().unchecked.fetch_add(1, std::memory_order_relaxed);
   if (!IsFirst(std::string(task))) return;
   rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: tensors from ", task,
-                                          " come without checksums and are not verified: set "
+                                          " have no checksums and are not verified: set "
                                           "RDMATENSOR_CHECKSUM=crc32c there too")
                                  .c_str());
 }
 
 std::string ChecksumsAsJson() {
   const Counts& counts = GlobalCounts();
-  return absl::StrCat("{\"sent\":", counts.sent.load(), ",\"verified\":", counts.verified.load(),
-                      ",\"corrupted\":", counts.corrupted.load(),
-                      ",\"unchecked\":", counts.unchecked.load(), "}");
+  return Json::Object()
+      .Add("sent", counts.sent.load())
+      .Add("verified", counts.verified.load())
+      .Add("corrupted", counts.corrupted.load())
+      .Add("unchecked", counts.unchecked.load())
+      .text();
 }
 
 void ResetChecksums() {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CHECKSUM=crc32c: the sender of a tensor sends its CRC32C along, and the receiver compares before
-// TensorFlow gets the tensor. Against accidents, not against attackers.
+// CHECKSUM=crc32c: the sender of a tensor sends its CRC32C, and the receiver compares it before TensorFlow gets
+// the tensor. This protects against accidents, not against attackers.
 //
-// When: the sender before the bytes are copied, lent or posted, on the thread that sends. The receiver when
-// tensor and receive have met (Endpoint::Complete): until then the place or the loan is held by the tensor,
-// so that no later one can have overwritten it, and nobody here has written to it.
+// The sender computes the checksum on its own thread, before the bytes are copied, lent or posted. The receiver
+// computes it when the tensor and its receive have met (Endpoint::Complete). Until then the tensor holds its place
+// or loan, so that no later tensor overwrites it, and nothing in this process writes to it.
 #ifndef RDMATENSOR_TENSORFLOW_STATS_CHECKSUM_H_
 #define RDMATENSOR_TENSORFLOW_STATS_CHECKSUM_H_
 
@@ -22,13 +22,13 @@
 
 namespace rdmatensor {
 
-// What came with a tensor; none if its sender has CHECKSUM=off, and of tensors without bytes.
+// The checksum that came with a tensor. Tensors without bytes, or from a sender with CHECKSUM=off, have none.
 using Checksum = std::optional<uint32_t>;
 
-// How the bytes came, for people.
+// How the bytes arrived, for error messages.
 enum class Way { kInline, kPlaced, kFused, kInPlace, kRead };
 
-// What a tensor that has arrived must prove.
+// What a tensor that has arrived must match.
 struct Claim {
   uint32_t checksum = 0;
   Path path = Path::kDynamic;
@@ -38,17 +38,18 @@ struct Claim {
 
 // All functions may be called from any thread.
 
-// Of a tensor's bytes, to be sent with them.
+// Returns the checksum of a tensor's bytes, to be sent with them.
 uint32_t ChecksumToSend(const void* data, uint64_t bytes);
-// A copy that nobody else writes to, where the sum and what is sent must be of the same bytes; not
-// initialized if there is no memory.
+// Returns a copy that nothing else writes to, for when the checksum and what is sent must be of the same bytes.
+// It is not initialized if memory ran out.
 tensorflow::Tensor FrozenCopy(const tensorflow::Tensor& tensor);
 
-// DataLoss if the tensor has not the checksum that was sent with it: names the edge by its rendezvous key,
-// both checksums, how the bytes came, and what to do. Counted; the first of each edge is logged.
+// Returns DataLoss if the tensor does not match the checksum that was sent with it. The message names the edge by
+// its rendezvous key, both checksums, how the bytes arrived, and the remedy. Counts all failures, and logs the
+// first of each edge.
 absl::Status Verify(const Claim& claim, const tensorflow::Tensor& tensor, int64_t step_id,
                     absl::FunctionRef<std::string()> key);
-// A tensor came without one from `task`, though this end compares. The first of each task is logged.
+// Counts a tensor that came from `task` without a checksum, though this end compares. Logs the first of each task.
 void CountUnchecked(absl::string_view task);
 
 std::string ChecksumsAsJson();

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "base/spans.h"
 
 namespace rdmatensor {
@@ -21,7 +21,7 @@ struct EdgeWaits {
 
 namespace {
 
-// Programs that make graphs for ever have edges without end: those beyond count as not planned.
+// Bounds the memory of programs that keep making graphs. Further edges count as not planned.
 constexpr size_t kMaxEdges = 16384;
 constexpr size_t kShown = 20;
 constexpr uint64_t kNanosecondsInMicrosecond = 1000;
@@ -42,12 +42,15 @@ struct Shown {
   uint64_t nanoseconds;
 };
 
-std::string AsJson(const EdgeWaits& edge, uint64_t nanoseconds) {
-  return absl::StrCat("{\"edge\":", Quoted(edge.edge), ",\"source\":", Quoted(edge.source),
-                      ",\"destination\":", Quoted(edge.destination),
-                      ",\"waits\":", edge.waits.load(),
-                      ",\"wait_us\":", nanoseconds / kNanosecondsInMicrosecond,
-                      ",\"longest_us\":", edge.longest.load() / kNanosecondsInMicrosecond, "}");
+Json AsJson(const Shown& shown) {
+  const EdgeWaits& edge = *shown.edge;
+  return Json::Object()
+      .Add("edge", edge.edge)
+      .Add("source", edge.source)
+      .Add("destination", edge.destination)
+      .Add("waits", edge.waits.load())
+      .Add("wait_us", shown.nanoseconds / kNanosecondsInMicrosecond)
+      .Add("longest_us", edge.longest.load() / kNanosecondsInMicrosecond);
 }
 
 }  // namespace
@@ -85,7 +88,7 @@ WaitSum WaitsFor(absl::string_view source) {
   WaitSum sum;
   Table& table = GlobalTable();
   std::lock_guard<std::mutex> lock(table.mutex);
-  // Edges lie together by source.
+  // The map is sorted by source first.
   for (auto each = table.edges.lower_bound({std::string(source), "", ""});
        each != table.edges.end() && each->second->source == source; ++each) {
     sum.waits += each->second->waits.load(std::memory_order_relaxed);
@@ -104,11 +107,9 @@ std::string SlowEdgesAsJson() {
   const auto end = edges.begin() + static_cast<ptrdiff_t>(std::min(kShown, edges.size()));
   std::partial_sort(edges.begin(), end, edges.end(),
                     [](const Shown& a, const Shown& b) { return a.nanoseconds > b.nanoseconds; });
-  std::string out = "[";
-  for (auto each = edges.begin(); each != end; ++each) {
-    absl::StrAppend(&out, each == edges.begin() ? "" : ",", AsJson(*each->edge, each->nanoseconds));
-  }
-  return out + "]";
+  Json slowest = Json::List();
+  for (auto each = edges.begin(); each != end; ++each) slowest.Add(AsJson(*each));
+  return slowest.text();
 }
 
 void ResetWaits() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tensors were waited for, and how long: from when a consumer asked for one until it was here. The
-// clock is read only where there is something to wait for.
+// How long consumers waited for tensors, from the request to the arrival. The clock is read only if a tensor has
+// not arrived when it is requested.
 #ifndef RDMATENSOR_TENSORFLOW_STATS_EDGE_WAITS_H_
 #define RDMATENSOR_TENSORFLOW_STATS_EDGE_WAITS_H_
 
@@ -15,7 +15,7 @@
 
 namespace rdmatensor {
 
-// Nanoseconds of a clock that never goes back; never 0.
+// Nanoseconds of a monotonic clock; never 0.
 inline uint64_t WaitMoment() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                    std::chrono::steady_clock::now().time_since_epoch())
@@ -24,21 +24,21 @@ inline uint64_t WaitMoment() {
 
 // The waits of all receives of one edge.
 struct EdgeWaits;
-// Those of the edge named so by the plan; "": of all from `source` into `destination` that no plan names.
-// The same edge of several graphs has one. Valid for ever.
+// The waits of the edge that plans call `edge`, in whatever graph; with "", of all tensors from `source` to
+// `destination` that no plan names. Never freed.
 EdgeWaits* WaitsOf(absl::string_view source, absl::string_view destination, absl::string_view edge);
 
-// A wait that began at `since` has ended with the tensor. Counts it, and shows it in TensorFlow's profiler
-// as of `edge`.
+// Counts a wait that began at `since` and ended now with the tensor's arrival, and shows it in TensorFlow's
+// profiler under the name `edge`.
 void EndWait(EdgeWaits* waits, uint64_t since, absl::FunctionRef<absl::string_view()> edge,
              uint64_t bytes, Path path);
 
 struct WaitSum {
   uint64_t waits = 0, nanoseconds = 0;
 };
-// Of all tensors from `source`.
+// The sum over all tensors from `source`.
 WaitSum WaitsFor(absl::string_view source);
-// The edges that were waited for longest, as a JSON list.
+// The edges with the longest waits, as a JSON list.
 std::string SlowEdgesAsJson();
 void ResetWaits();
 

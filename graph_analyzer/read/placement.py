@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Keras model on parameter servers and workers, as one training step of the whole cluster."""
+"""Turns a Keras model into one training step of parameter servers and workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..model.errors import AnalysisError
 
 @dataclass(frozen=True)
 class PlacedOn:
-    """Variables on `ps` parameter servers; each of `workers` workers computes.
+    """Puts variables on `ps` parameter servers and lets each of `workers` workers compute.
 
     `spread` is how variables are dealt out, in the order of their creation: in turn, or each to the
-    server that holds fewest bytes.
+    server that holds the fewest bytes.
     """
 
     ps: int = 1
@@ -26,7 +26,7 @@ class PlacedOn:
         if self.ps < 1 or self.workers < 1:
             raise AnalysisError("PlacedOn needs at least one parameter server and one worker")
         if self.spread not in ("round_robin", "bytes"):
-            raise AnalysisError(f"spread is {self.spread!r}: give 'round_robin' or 'bytes'")
+            raise AnalysisError(f"spread is {self.spread!r}: it must be 'round_robin' or 'bytes'")
 
     @classmethod
     def cluster(
@@ -34,11 +34,11 @@ class PlacedOn:
         cluster: Mapping[str, Sequence[str]],
         spread: Literal["round_robin", "bytes"] = "round_robin",
     ) -> PlacedOn:
-        """All tasks of jobs "ps" and "worker"."""
+        """Uses all tasks of the jobs "ps" and "worker"."""
         return cls(len(cluster.get("ps", ())), len(cluster.get("worker", ())), spread)
 
     def devices(self, sizes: Sequence[int]) -> list[str]:
-        """Where variables of these sizes in bytes are put."""
+        """The devices of variables of these sizes in bytes."""
         held = [0] * self.ps
         chosen = []
         for number, size in enumerate(sizes):
@@ -55,15 +55,15 @@ class PlacedOn:
 def training_step(model: Any, strategy: PlacedOn, batch_size: int | None) -> Any:
     """A FuncGraph in which each worker takes one step of gradient descent with `model`.
 
-    The loss is the mean square of the outputs: whatever it is, it stays on the worker. The same holds for
-    the optimiser, whose state lies with the variables.
+    The loss is the mean square of the outputs, and the optimiser has no state. Other losses and optimisers
+    give the same plan: a loss stays on its worker, and an optimiser's state stays with the variables.
     """
     import tensorflow as tf
     from tensorflow.python.framework.func_graph import FuncGraph
 
     if not getattr(model, "inputs", None):
         raise AnalysisError(
-            f"model {model.name!r} has no inputs yet: begin it with keras.Input, or call it once"
+            f"model {model.name!r} has no inputs yet: start it with keras.Input, or call it once"
         )
     graph = FuncGraph(f"{model.name}_step")
     with graph.as_default():
@@ -95,5 +95,5 @@ def _one_worker(model: Any, batch_size: int | None, tf: Any) -> None:
 
 
 def _name(tensor: Any) -> str:
-    """Of a Keras input what is left when it becomes part of a node's name."""
+    """The name of a Keras input with the characters that a node's name may have."""
     return "".join(c if c.isalnum() else "_" for c in tensor.name).lstrip("_") or "input"
