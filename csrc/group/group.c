@@ -84,8 +84,9 @@ static rdt_status check_options(const rdt_device *device, const rdt_group_option
   if (!options->name || !options->name[0] || strlen(options->name) >= RDT_GROUP_NAME_SIZE)
     return rdt_fail(RDT_ERR_INVALID, "a group's name has 1 to %d bytes", RDT_GROUP_NAME_SIZE - 1);
   if (options->size == 0 || options->size > RDT_GROUP_MAX_SIZE || options->rank >= options->size)
-    return rdt_fail(RDT_ERR_INVALID, "rank %u of %u makes no sense: there are at most %d members",
-                    options->rank, options->size, RDT_GROUP_MAX_SIZE);
+    return rdt_fail(RDT_ERR_INVALID,
+                    "rank %u of %u is out of range: a group has at most %d members", options->rank,
+                    options->size, RDT_GROUP_MAX_SIZE);
   if (options->rank > 0 && !options->root)
     return rdt_fail(RDT_ERR_INVALID, "the address of rank 0's device is missing");
   if (rdt_on_progress_thread())
