@@ -216,7 +216,7 @@ static rdt_status find(const char *name, int socket, struct sockaddr_un *to, soc
   bool guarded = let_descriptors(socket, 0);
   *folder = -1;
   if (name[0] == '\0')
-    return rdt_fail(RDT_ERR_REFUSED, "the peer has no unix socket: its log tells why");
+    return rdt_fail(RDT_ERR_REFUSED, "the peer has no unix socket: its log has the reason");
   if (name[0] != '/' && guarded) {
     *length = abstract_address(to, name);
     return RDT_OK;

@@ -9,20 +9,6 @@
 #include "base/status.h"
 #include "group/group.h"
 
-void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
-                               const char *text) {
-  pthread_mutex_lock(&group->lock);
-  rdt_group_operation *operation =
-      rdt_group_operation_find(group, tag, !rdt_group_tag_finished(group, tag));
-  bool early = operation && !operation->started;
-  if (operation) rdt_group_operation_mark_aborted(operation, status, text, strlen(text));
-  if (operation) rdt_group_operation_stir(operation);
-  pthread_mutex_unlock(&group->lock);
-  for (uint32_t peer = 0; early && peer < group->size; peer++)
-    if (peer != group->rank && !atomic_load(&group->links[peer].down))
-      rdt_group_abort_send(group, peer, tag, status, text, RDT_ABORT_OPERATION);
-}
-
 void rdt_group_abort_all(rdt_group *group, rdt_status status, const char *text, bool early) {
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
     for (rdt_group_operation *each = group->table[i]; each; each = each->next) {

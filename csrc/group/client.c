@@ -13,6 +13,7 @@ static rdt_status open_groups(rdt_device *device, void **state) {
   rdt_groups *groups = calloc(1, sizeof(*groups));
   if (!groups) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   groups->device = device;
+  groups->run_runner = rdt_group_run_runner;
   pthread_mutex_init(&groups->lock, NULL);
   rdt_cond_init(&groups->visited);
   pthread_mutex_init(&groups->ready_lock, NULL);

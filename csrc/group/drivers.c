@@ -39,56 +39,6 @@ static rdt_status conclude(rdt_group_operation *operation) {
 
 /* ---- ready operations -------------------------------------------------------------------------------- */
 
-static rdt_group_ready_queue *queue_of(rdt_groups *groups, const rdt_group_operation *operation) {
-  return &groups->queues[operation->driver == RDT_DRIVER_RUNNER];
-}
-
-static void append(rdt_groups *groups, rdt_group_operation *operation) {
-  rdt_group_ready_queue *queue = queue_of(groups, operation);
-  operation->ready = RDT_READY_QUEUED;
-  operation->next_ready = NULL;
-  *queue->tail = operation;
-  queue->tail = &operation->next_ready;
-}
-
-static void *run_runner(void *argument);
-
-static void wake_runner(rdt_groups *groups) {
-  unsigned most = sizeof(groups->runners) / sizeof(groups->runners[0]);
-  if (groups->idle_runners > 0 || groups->runner_count == most || groups->runners_stop)
-    pthread_cond_signal(&groups->ready);
-  else if (pthread_create(&groups->runners[groups->runner_count], NULL, run_runner, groups) == 0)
-    groups->runner_count++;
-}
-
-static void put_locked(rdt_groups *groups, rdt_group_operation *operation) {
-  append(groups, operation);
-  if (operation->driver == RDT_DRIVER_RUNNER) {
-    wake_runner(groups);
-  } else {
-    atomic_fetch_add(&groups->light, 1);
-    if (!rdt_on_progress_thread()) rdt_device_wake(groups->device);
-  }
-}
-
-void rdt_group_ready_put(rdt_group_operation *operation) {
-  rdt_groups *groups = operation->group->groups;
-  pthread_mutex_lock(&groups->ready_lock);
-  if (operation->ready == RDT_READY_NOT)
-    put_locked(groups, operation);
-  else if (operation->ready == RDT_READY_DRIVEN)
-    operation->ready = RDT_READY_AGAIN;
-  pthread_mutex_unlock(&groups->ready_lock);
-}
-
-void rdt_group_ready_drop(rdt_group_operation *operation) {
-  rdt_groups *groups = operation->group->groups;
-  if (operation->driver == RDT_DRIVER_CALLER) return;
-  pthread_mutex_lock(&groups->ready_lock);
-  operation->ready = RDT_READY_NOT;
-  pthread_mutex_unlock(&groups->ready_lock);
-}
-
 /* Call it under ready_lock. */
 static rdt_group_operation *pop(rdt_groups *groups, int which) {
   rdt_group_ready_queue *queue = &groups->queues[which];
@@ -115,7 +65,7 @@ static void put_aside(rdt_group_operation *operation, bool at_once) {
   if (moves) set_driver(operation, RDT_DRIVER_RUNNER);
   pthread_mutex_lock(&groups->ready_lock);
   if (operation->ready == RDT_READY_AGAIN || moves || at_once)
-    put_locked(groups, operation);
+    rdt_group_ready_put_locked(groups, operation);
   else
     operation->ready = RDT_READY_NOT;
   pthread_mutex_unlock(&groups->ready_lock);
@@ -141,7 +91,7 @@ static void drive(rdt_group_operation *operation) {
   rdt_group_unref(group);
 }
 
-static void *run_runner(void *argument) {
+void *rdt_group_run_runner(void *argument) {
   rdt_groups *groups = argument;
   pthread_mutex_lock(&groups->ready_lock);
   for (;;) {

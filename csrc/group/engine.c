@@ -7,7 +7,6 @@
  * more, nobody accesses the buffers. By then each member also knows what the others called, if
  * that was the reason (agreement.c).
  */
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,16 +21,6 @@
 #define WAITING_MOST 8u
 
 /* ---- failing --------------------------------------------------------------------------------------- */
-
-void rdt_group_operation_fail(rdt_group_operation *operation, rdt_status status, const char *format,
-                              ...) {
-  if (operation->status != RDT_IN_PROGRESS) return;
-  va_list args;
-  va_start(args, format);
-  vsnprintf(operation->text, sizeof(operation->text), format, args);
-  va_end(args);
-  operation->status = status;
-}
 
 static const rdt_group_step *first_open(const rdt_group_operation *operation) {
   for (uint32_t i = 0; i < operation->program->count; i++)

@@ -14,10 +14,6 @@
 
 /* ---- references ------------------------------------------------------------------------------------ */
 
-void rdt_group_ref(rdt_group *group) {
-  atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
-}
-
 static void free_parts(rdt_group_part *part) {
   while (part) {
     rdt_group_part *next = part->next;
@@ -54,10 +50,6 @@ static void group_free(rdt_group *group) {
   rdt_device_unref(device);
 }
 
-void rdt_group_unref(rdt_group *group) {
-  if (group && atomic_fetch_sub(&group->refs, 1) == 1) group_free(group);
-}
-
 /* ---- all operations of a group ------------------------------------------------------------------- */
 
 static void stir_all(rdt_group *group) {
@@ -70,14 +62,6 @@ void rdt_group_stir(rdt_group *group) {
   pthread_mutex_lock(&group->lock);
   if (group->started > 0) stir_all(group);
   pthread_mutex_unlock(&group->lock);
-}
-
-void rdt_group_operation_mark_aborted(rdt_group_operation *operation, rdt_status status,
-                                      const char *text, size_t length) {
-  if (operation->aborted != RDT_OK) return;
-  operation->aborted = status;
-  operation->since = rdt_now_ms();
-  snprintf(operation->abort_text, sizeof(operation->abort_text), "%.*s", (int)length, text);
 }
 
 void rdt_group_forget_regions(rdt_group *group, rdt_group_link *link) {
@@ -100,8 +84,9 @@ static rdt_status check_options(const rdt_device *device, const rdt_group_option
   if (!options->name || !options->name[0] || strlen(options->name) >= RDT_GROUP_NAME_SIZE)
     return rdt_fail(RDT_ERR_INVALID, "a group's name has 1 to %d bytes", RDT_GROUP_NAME_SIZE - 1);
   if (options->size == 0 || options->size > RDT_GROUP_MAX_SIZE || options->rank >= options->size)
-    return rdt_fail(RDT_ERR_INVALID, "rank %u of %u makes no sense: there are at most %d members",
-                    options->rank, options->size, RDT_GROUP_MAX_SIZE);
+    return rdt_fail(RDT_ERR_INVALID,
+                    "rank %u of %u is out of range: a group has at most %d members", options->rank,
+                    options->size, RDT_GROUP_MAX_SIZE);
   if (options->rank > 0 && !options->root)
     return rdt_fail(RDT_ERR_INVALID, "the address of rank 0's device is missing");
   if (rdt_on_progress_thread())
@@ -134,6 +119,7 @@ static rdt_group *group_new(rdt_device *device, const rdt_group_options *options
   rdt_group *group = calloc(1, sizeof(*group));
   if (!group) return NULL;
   atomic_init(&group->refs, 1);
+  group->free = group_free;
   group->groups = rdt_groups_of(device);
   group->device = device;
   rdt_device_ref(device);

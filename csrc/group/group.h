@@ -219,6 +219,7 @@ typedef struct rdt_group_link {
 struct rdt_group {
   rdt_group *next;
   atomic_int refs;
+  void (*free)(rdt_group *group);
   rdt_groups *groups;
   rdt_device *device; /* held */
   char name[RDT_GROUP_NAME_SIZE];
@@ -289,6 +290,7 @@ struct rdt_groups {
   pthread_t runners[4];
   rdt_group_block *blocks[64]; /* free blocks, by the logarithm of their size */
   unsigned runner_count, idle_runners;
+  void *(*run_runner)(void *groups);
   bool runners_stop;
   int64_t next_tick;
 
@@ -296,16 +298,29 @@ struct rdt_groups {
   rdt_group_slab slab;
 };
 
-/* ---- group.c ----------------------------------------------------------------------------------------- */
+/* ---- state.c ----------------------------------------------------------------------------------------- */
 
 void rdt_group_ref(rdt_group *group);
 void rdt_group_unref(rdt_group *group);
-/* Makes every operation look at what happened to the links. */
-void rdt_group_stir(rdt_group *group);
+/* Tells the driver to look at the operation. Call it under group->lock. */
+void rdt_group_operation_stir(rdt_group_operation *operation);
 /* Notes why the operation fails, unless it has a reason already. Its driver sees it when
  * stirred. Call it under group->lock. */
 void rdt_group_operation_mark_aborted(rdt_group_operation *operation, rdt_status status,
                                       const char *text, size_t length);
+/* Fails a running operation, unless it has failed already. Only the driver may call it. */
+void rdt_group_operation_fail(rdt_group_operation *operation, rdt_status status, const char *format,
+                              ...) __attribute__((format(printf, 3, 4)));
+/* Queues an operation for whoever drives it. */
+void rdt_group_ready_put(rdt_group_operation *operation);
+void rdt_group_ready_put_locked(rdt_groups *groups, rdt_group_operation *operation);
+/* Keeps an operation that ended out of the queue. */
+void rdt_group_ready_drop(rdt_group_operation *operation);
+
+/* ---- group.c ----------------------------------------------------------------------------------------- */
+
+/* Makes every operation look at what happened to the links. */
+void rdt_group_stir(rdt_group *group);
 /* Fails all operations with `status` and waits until they are over. None starts any more. */
 void rdt_group_end(rdt_group *group, rdt_status status, const char *text);
 /* Closes the peer's regions, which must happen before the peer learns that nobody uses them. */
@@ -373,8 +388,6 @@ bool rdt_group_operations_many(const rdt_group *group);
 /* Drops operations that have not started and that failed elsewhere, or have messages of lost
  * members only, DEADLINE_MS ago. Not under group->lock. */
 void rdt_group_operations_expire(rdt_group *group);
-/* Tells the driver to look at the operation. Call it under group->lock. */
-void rdt_group_operation_stir(rdt_group_operation *operation);
 /* Checks a call. Returns RDT_ERR_INVALID with the reason, or why the device or group no longer
  * works. */
 rdt_status rdt_group_operation_check(const rdt_group *group, const rdt_collective *call);
@@ -386,6 +399,9 @@ void rdt_group_operation_retire(rdt_group_operation *operation);
 /* Counts the operation as over. Closing the group waits for that. */
 void rdt_group_operation_over(rdt_group *group);
 bool rdt_group_tag_finished(const rdt_group *group, const uint64_t tag[2]);
+/* Fails an operation at all members, whether it runs here or has not started here. */
+void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
+                               const char *text);
 void rdt_group_operation_free(rdt_group_operation *operation);
 void rdt_group_operation_drop_parts(rdt_group *group, rdt_group_part *parts);
 
@@ -403,9 +419,6 @@ void rdt_group_agreement_tell(rdt_group_operation *operation);
 
 /* ---- cancel.c ---------------------------------------------------------------------------------------- */
 
-/* Fails an operation at all members, whether it runs here or has not started here. */
-void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
-                               const char *text);
 /* Fails the operations that run here and, with `early`, those that only others have started.
  * Call it under group->lock. */
 void rdt_group_abort_all(rdt_group *group, rdt_status status, const char *text, bool early);
@@ -420,8 +433,6 @@ void rdt_group_aborted(rdt_group *group, uint32_t from, rdt_status status, const
 /* Moves the operation as far as it goes. Returns true when it has ended. Only the driver may
  * call it. */
 bool rdt_group_operation_advance(rdt_group_operation *operation);
-void rdt_group_operation_fail(rdt_group_operation *operation, rdt_status status, const char *format,
-                              ...) __attribute__((format(printf, 3, 4)));
 /* Fails the operation if its deadline has passed. */
 void rdt_group_operation_check_time(rdt_group_operation *operation);
 
@@ -448,9 +459,8 @@ bool rdt_group_seal_holds(rdt_group_operation *operation, const rdt_group_messag
 
 /* ---- drivers.c --------------------------------------------------------------------------------------- */
 
-void rdt_group_ready_put(rdt_group_operation *operation);
-/* Keeps an operation that ended out of the queue. */
-void rdt_group_ready_drop(rdt_group_operation *operation);
+/* Runs a runner, whose argument is the device's rdt_groups. */
+void *rdt_group_run_runner(void *groups);
 void rdt_group_runners_stop(rdt_groups *groups);
 
 #endif

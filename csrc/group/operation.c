@@ -77,15 +77,6 @@ rdt_group_operation *rdt_group_operation_find(rdt_group *group, const uint64_t t
   return operation;
 }
 
-void rdt_group_operation_stir(rdt_group_operation *operation) {
-  atomic_fetch_add_explicit(&operation->news, 1, memory_order_release);
-  if (!operation->started || operation->ended) return;
-  if (operation->driver != RDT_DRIVER_CALLER)
-    rdt_group_ready_put(operation);
-  else if (operation->sleeps)
-    pthread_cond_signal(&operation->wakes);
-}
-
 /* Returns the credit of parts that no operation will take. */
 void rdt_group_operation_drop_parts(rdt_group *group, rdt_group_part *parts) {
   while (parts) {
@@ -415,6 +406,20 @@ static void commit(rdt_group_operation *operation, rdt_done_fn done, void *conte
   operation->started = true;
   group->early--;
   group->started++;
+}
+
+void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
+                               const char *text) {
+  pthread_mutex_lock(&group->lock);
+  rdt_group_operation *operation =
+      rdt_group_operation_find(group, tag, !rdt_group_tag_finished(group, tag));
+  bool early = operation && !operation->started;
+  if (operation) rdt_group_operation_mark_aborted(operation, status, text, strlen(text));
+  if (operation) rdt_group_operation_stir(operation);
+  pthread_mutex_unlock(&group->lock);
+  for (uint32_t peer = 0; early && peer < group->size; peer++)
+    if (peer != group->rank && !atomic_load(&group->links[peer].down))
+      rdt_group_abort_send(group, peer, tag, status, text, RDT_ABORT_OPERATION);
 }
 
 /* Fails an operation that could not start at the others, who would wait for it. */

@@ -106,8 +106,8 @@ RDT_API rdt_status rdt_config_get_u64(const char *name, uint64_t *value);
  * RDT_ERR_INVALID for an unknown name, RDT_ERR_RANGE for a bad value. */
 RDT_API rdt_status rdt_config_set(const char *name, const char *value);
 
-/* How many faults of a kind the setting FAULTS made happen in this process, for tests: kind `index`.
- * RDT_ERR_INVALID past the last. */
+/* For tests: returns how many faults of kind `index` the setting FAULTS has injected into this
+ * process. RDT_ERR_INVALID past the last kind. */
 RDT_API rdt_status rdt_fault_count(size_t index, const char **name, uint64_t *count);
 
 /* ---- Checksums ---------------------------------------------------------------------------------- */
@@ -355,8 +355,8 @@ typedef void (*rdt_done_fn)(void *context, rdt_status status);
  * does not let this process pin so much). */
 RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count,
                                     rdt_done_fn done, void *context);
-/* As rdt_channel_post, with a waitable completion instead of a callback: *transfer is NULL when the
- * result is RDT_OK, else a handle that rdt_transfer_free gives back. */
+/* Does the same as rdt_channel_post, with a waitable completion instead of a callback. *transfer
+ * is NULL when the result is RDT_OK, else a handle for rdt_transfer_free. */
 RDT_API rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t count,
                                       rdt_transfer **transfer);
 /* Waits for completion and returns its status; RDT_ERR_DEADLINE when `timeout_ms` passed first (the
@@ -512,8 +512,8 @@ RDT_API rdt_status rdt_plan_make(const rdt_plan_edge *edges, size_t edge_count, 
                                  const rdt_plan_options *options, rdt_plan **plan);
 /* NULL is ignored. */
 RDT_API void rdt_plan_free(rdt_plan *plan);
-/* Of edge `index` as given to rdt_plan_make. RDT_ERR_INVALID past the last. Of all functions below: from
- * any thread. */
+/* Describes edge `index`, as given to rdt_plan_make. RDT_ERR_INVALID past the last. This and all
+ * functions below may run on any thread. */
 RDT_API rdt_status rdt_plan_get_place(const rdt_plan *plan, size_t index, rdt_plan_place *place);
 /* Links that have edges, ordered by source and destination. */
 RDT_API size_t rdt_plan_link_count(const rdt_plan *plan);
@@ -628,12 +628,12 @@ typedef struct rdt_collective {
  * what a member gave rdt_group_abort. Buffers in regions of the device (READ and WRITE) move without a copy. Not
  * from a handler. */
 RDT_API rdt_status rdt_group_run(rdt_group *group, const rdt_collective *collective);
-/* The same, without waiting: returns RDT_IN_PROGRESS, then `done` is called once, on a thread of the
- * library; or an error, when nothing was started. */
+/* Does the same without waiting. Returns RDT_IN_PROGRESS, and `done` runs once, on a thread of
+ * the library; or returns an error, and nothing was started. */
 RDT_API rdt_status rdt_group_start(rdt_group *group, const rdt_collective *collective,
                                    rdt_done_fn done, void *context);
-/* The same, with a waitable completion instead of a callback: a handle that rdt_transfer_free gives
- * back. */
+/* Does the same with a waitable completion instead of a callback: a handle for
+ * rdt_transfer_free. */
 RDT_API rdt_status rdt_group_submit(rdt_group *group, const rdt_collective *collective,
                                     rdt_transfer **transfer);
 /* Fails the operation with this tag, here and at the other members, with RDT_ERR_CANCELLED; also if it
@@ -658,7 +658,7 @@ typedef struct rdt_group_info {
 } rdt_group_info;
 
 RDT_API rdt_status rdt_group_get_info(const rdt_group *group, rdt_group_info *info);
-/* What AUTO would choose; an error if nothing can run any more: that of rdt_group_abort. */
+/* Returns what AUTO would choose, or the error of rdt_group_abort if nothing can run any more. */
 RDT_API rdt_status rdt_group_choose(const rdt_group *group, rdt_collective_kind kind,
                                     uint64_t bytes, rdt_algorithm *algorithm);
 

@@ -70,7 +70,7 @@ static rdt_status check_options(const rdt_plan_options *options) {
         options ? options->struct_size : 0);
   if (options->slots < 1 || options->slots > MOST_SLOTS || options->loop_slots < 1 ||
       options->loop_slots > MOST_SLOTS)
-    return rdt_fail(RDT_ERR_INVALID, "a tensor has 1 to %u slots: %u, or %u in a loop, will not do",
+    return rdt_fail(RDT_ERR_INVALID, "slots and loop_slots must be 1..%u, got %u and %u",
                     MOST_SLOTS, options->slots, options->loop_slots);
   return RDT_OK;
 }

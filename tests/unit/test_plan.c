@@ -322,8 +322,8 @@ static void test_bad_options(void) {
   expect_refusal("struct_size", &edge, 1, &OPTIONS(.struct_size = 8));
   expect_refusal("slots", &edge, 1, &OPTIONS(.slots = 0));
   expect_refusal("slots", &edge, 1, &OPTIONS(.slots = 65));
-  expect_refusal("in a loop", &edge, 1, &OPTIONS(.loop_slots = 0));
-  expect_refusal("in a loop", &edge, 1, &OPTIONS(.loop_slots = 65));
+  expect_refusal("loop_slots", &edge, 1, &OPTIONS(.loop_slots = 0));
+  expect_refusal("loop_slots", &edge, 1, &OPTIONS(.loop_slots = 65));
 }
 
 static void test_bad_graphs(void) {

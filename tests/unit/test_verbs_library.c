@@ -51,7 +51,7 @@ static void test_loading(void) {
 static void test_without_devices(void) {
   struct ibv_context *context;
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_verbs_open_device("no_such_device", &context));
-  EXPECT(strstr(rdt_last_error(), "no RDMA device no_such_device; there is: "));
+  EXPECT(strstr(rdt_last_error(), "no RDMA device no_such_device; available: "));
   EXPECT(strcmp(rdt_verbs_wc_status_text(IBV_WC_RETRY_EXC_ERR),
                 "transport retry counter exceeded") == 0);
   EXPECT(strlen(rdt_verbs_event_text(IBV_EVENT_PORT_ERR)) > 0);

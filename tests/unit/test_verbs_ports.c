@@ -125,8 +125,8 @@ static void test_mlx5_bonds(void) {
   /* Only the second has an index 4. */
   EXPECT_CHOICE("mlx5_bond_1:1 gid 4", bonds, "", "4");
 
-  EXPECT_REFUSAL(RDT_ERR_INVALID, "there is: mlx5_bond_0:1, mlx5_bond_1:1", bonds, "mlx5_0", "");
-  EXPECT_REFUSAL(RDT_ERR_INVALID, "there is: mlx5_bond_0:1, mlx5_bond_1:1", bonds, "mlx5_bond_0:2",
+  EXPECT_REFUSAL(RDT_ERR_INVALID, "available: mlx5_bond_0:1, mlx5_bond_1:1", bonds, "mlx5_0", "");
+  EXPECT_REFUSAL(RDT_ERR_INVALID, "available: mlx5_bond_0:1, mlx5_bond_1:1", bonds, "mlx5_bond_0:2",
                  "");
   EXPECT_REFUSAL(RDT_ERR_INVALID, "3 10.16.29.13 (RoCE v2 on bond0)", bonds, "mlx5_bond_0", "9");
   EXPECT_REFUSAL(RDT_ERR_INVALID, "none of these devices", bonds, "", "rxe0:1,mlx5_7:3");
@@ -210,7 +210,7 @@ static void test_mlx5_infiniband(void) {
   ports[0].lid = 0;
   EXPECT_CHOICE("mlx5_0:1 gid 0", ports, "mlx5_0", "");
   ports[0].gid_count = 0;
-  EXPECT_REFUSAL(RDT_ERR_INVALID, "has no GID that peers could reach; there is: none", ports,
+  EXPECT_REFUSAL(RDT_ERR_INVALID, "has no GID that peers could reach; available: none", ports,
                  "mlx5_0", "");
 }
 
@@ -301,7 +301,7 @@ static void test_index_of_more_than_a_byte(void) {
   EXPECT_REFUSAL(RDT_ERR_INVALID, "has no GID 258", ports, "", "258");
   ports[0].gids += 2;
   ports[0].gid_count -= 2;
-  EXPECT_REFUSAL(RDT_ERR_UNSUPPORTED, "has no GID that peers could reach; there is: 256 10.0.0.61",
+  EXPECT_REFUSAL(RDT_ERR_UNSUPPORTED, "has no GID that peers could reach; available: 256 10.0.0.61",
                  ports, "", "");
 }
 

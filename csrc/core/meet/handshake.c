@@ -105,7 +105,7 @@ static rdt_status check_proof(rdt_greeting *greeting, const rdt_wire *wire,
   if (attach->proven && rdt_mac_equal(wanted, attach->proof)) return RDT_OK;
   return rdt_fail(RDT_ERR_REFUSED,
                   "%s does not have the secret of %s: the files that " RDT_ENV_PREFIX
-                  "SECRET_FILE names on the two machines must be the same (sha256sum tells)",
+                  "SECRET_FILE names on the two machines must be the same (compare with sha256sum)",
                   greeting->peer.name, greeting->device->name);
 }
 

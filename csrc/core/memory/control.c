@@ -226,7 +226,7 @@ static rdt_status allocate_for_peer(rdt_channel *channel, uint64_t size, uint32_
                                     uint64_t *key) {
   if (size == 0 || access == RDT_ACCESS_NONE ||
       (access & ~(uint32_t)(RDT_ACCESS_READ | RDT_ACCESS_WRITE)))
-    return rdt_fail(RDT_ERR_INVALID, "a region of %llu bytes with access %u makes no sense",
+    return rdt_fail(RDT_ERR_INVALID, "a region of %llu bytes with access %u is not valid",
                     (unsigned long long)size, access);
   rdt_status status = reserve_for_peer(channel, size);
   if (status != RDT_OK) return status;

@@ -220,7 +220,7 @@ static rdt_status no_such_device(struct ibv_device **list, int count, const char
   for (int i = 0, used = 0; i < count && used < (int)sizeof(names); i++)
     used += snprintf(names + used, sizeof(names) - (size_t)used, "%s%s", i ? ", " : "",
                      functions.get_device_name(list[i]));
-  return rdt_fail(RDT_ERR_INVALID, "there is no RDMA device %s; there is: %s", name, names);
+  return rdt_fail(RDT_ERR_INVALID, "there is no RDMA device %s; available: %s", name, names);
 }
 
 rdt_status rdt_verbs_open_device(const char *name, struct ibv_context **context) {

@@ -333,13 +333,13 @@ static bool find_address(chooser *self, const rdt_verbs_port *port, int wanted_i
   list_gids(port, gids, sizeof(gids));
   if (ethernet && wanted_index < 0) explain_gids(self, port, gid);
   if (!gid && wanted_index >= 0)
-    refuse(self, port, "has no GID %d, which GID_INDEX names; there is: %s", wanted_index, gids);
+    refuse(self, port, "has no GID %d, which GID_INDEX names; available: %s", wanted_index, gids);
   else if (gid && gid->index > RDT_VERBS_GID_INDEX_MAX)
     refuse(self, port,
            "cannot use GID %d, which GID_INDEX names: connections can name indices up to %d only",
            wanted_index, RDT_VERBS_GID_INDEX_MAX);
   else if (!gid && use_grh)
-    refuse(self, port, "has no GID that peers could reach; there is: %s", gids);
+    refuse(self, port, "has no GID that peers could reach; available: %s", gids);
   else {
     int rank = ethernet && wanted_index < 0 ? rdt_verbs_gid_rank(gid) : RANK_BEST;
     *found = (candidate){{port, gid, use_grh}, rank};
@@ -384,8 +384,8 @@ static rdt_status check_wanted_device(const chooser *self, const char *setting) 
   for (size_t i = 0; i < self->count; i++)
     if (is_wanted(self, &self->ports[i])) return RDT_OK;
   list_ports(self, names, sizeof(names));
-  return rdt_fail(RDT_ERR_INVALID, "DEVICE is \"%s\", which this machine has not; there is: %s",
-                  setting, names);
+  return rdt_fail(RDT_ERR_INVALID, "DEVICE is \"%s\", which was not found; available: %s", setting,
+                  names);
 }
 
 /* Checks that, if GID_INDEX names devices, this machine has one of them. */
@@ -399,7 +399,7 @@ static rdt_status check_gid_setting(const chooser *self) {
   char names[256];
   list_ports(self, names, sizeof(names));
   return rdt_fail(RDT_ERR_INVALID,
-                  "GID_INDEX is \"%s\": this machine has none of these devices; there is: %s",
+                  "GID_INDEX is \"%s\": this machine has none of these devices; available: %s",
                   self->gid_setting, names);
 }
 
