@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "stats/path_stats.h"
 #include "tsl/profiler/lib/traceme.h"
 #include "xla/tsl/profiler/backends/cpu/traceme_recorder.h"
 #include "xla/tsl/profiler/utils/time_utils.h"

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/blocking_counter.h"
+#include "base/json.h"
 #include "collective/ballots.h"
 #include "collective/collective_failure.h"
 #include "collective/collective_stats.h"

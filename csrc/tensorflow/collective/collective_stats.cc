@@ -7,6 +7,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "collective/collective_groups.h"
 #include "stats/path_stats.h"
 

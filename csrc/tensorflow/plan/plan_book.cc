@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "memory/arena.h"
 #include "peer/endpoint.h"
+#include "plan/budget.h"
 #include "stats/path_stats.h"
 #include "wire/channel.h"
 #include "xla/tsl/platform/env.h"
@@ -95,15 +95,6 @@ void LogBudget(const PlacedLink& link, uint64_t budget) {
 }
 
 }  // namespace
-
-uint64_t BudgetOf(const Endpoint& endpoint) {
-  const uint64_t wanted = endpoint.settings().plan_limit;
-  const uint64_t limit = wanted != 0 ? wanted : Arena::Get()->GetUsage().limit_bytes;
-  const uint64_t held = PlaceBytes();
-  // The tensors themselves must be registered too.
-  const uint64_t registrable = rdt_device_registrable(endpoint.device()) / 2;
-  return held < limit ? std::min(limit - held, registrable) : 0;
-}
 
 InPlan::~InPlan() {
   for (const std::weak_ptr<Slots>& each : slots_) {

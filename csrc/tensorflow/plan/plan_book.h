@@ -29,9 +29,6 @@ class SourcePeer;
 // Small enough that a group does not wait long for its last member.
 inline constexpr uint64_t kGroupBytes = 64 * 1024;
 
-// Bytes of places that this process may still hold.
-uint64_t BudgetOf(const Endpoint& endpoint);
-
 // The planned edges of one graph that enter one task. Thread-safe. Kept by the kernels that receive
 // them; when the last is gone, the places are withdrawn.
 class InPlan : public std::enable_shared_from_this<InPlan> {

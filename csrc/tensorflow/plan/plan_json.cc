@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/json.h"
 #include "peer/endpoint.h"
 #include "plan/plan_book.h"
 #include "stats/path_stats.h"

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "peer/endpoint.h"
+#include "plan/budget.h"
 #include "plan/plan_book.h"
 #include "stats/path_stats.h"
 #include "wire/channel.h"

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "peer/endpoint.h"
+#include "plan/budget.h"
 #include "plan/plan_book.h"
 #include "wire/channel.h"
 #include "xla/tsl/platform/env.h"

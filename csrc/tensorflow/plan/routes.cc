@@ -10,6 +10,7 @@
 #include "memory/arena.h"
 #include "memory/placement.h"
 #include "peer/endpoint.h"
+#include "plan/budget.h"
 #include "plan/plan_book.h"
 #include "stats/checksum.h"
 #include "stats/path_stats.h"

@@ -98,9 +98,7 @@ Slots::Slots(Endpoint* endpoint, std::shared_ptr<Channel> channel,
 
 Slots::~Slots() {
   rdt_remote_region_unref(credits_);
-  if (region_ == nullptr) return;
   rdt_region_close(region_);
-  CountPlaceBytes(-static_cast<int64_t>(link_->bytes));
 }
 
 absl::StatusOr<std::shared_ptr<Slots>> Slots::Create(Endpoint* endpoint,
@@ -116,7 +114,7 @@ absl::StatusOr<std::shared_ptr<Slots>> Slots::Create(Endpoint* endpoint,
   }
   slots->base_ = static_cast<char*>(info.address);
   slots->region_key_ = info.key;
-  CountPlaceBytes(static_cast<int64_t>(slots->link_->bytes));
+  slots->claim_.Hold(slots->link_->bytes);
   return slots;
 }
 

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "base/forks.h"
 #include "graph/planned_edge.h"
+#include "plan/budget.h"
 #include "rdmatensor.h"
 #include "step/mailbox.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -101,6 +102,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
   const std::shared_ptr<const PlacedLink> link_;
   const uint32_t number_;
   const Home home_;
+  PlaceClaim claim_;
   rdt_region* region_ = nullptr;
   uint64_t region_key_ = 0;
   char* base_ = nullptr;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "base/spans.h"
 
 namespace rdmatensor {
