@@ -15,9 +15,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/newest.h"
+#include "peer/peer_channel.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
-#include "wire/channel.h"
 
 namespace rdmatensor {
 
@@ -60,7 +60,7 @@ struct Lane {
   }
 
   // nullptr: the receiver has opened none yet, or more than one process has its name.
-  std::shared_ptr<Channel> channel;
+  std::shared_ptr<PeerChannel> channel;
   // The connections by which the session reached its cluster then. It gets others with another cluster.
   const tensorflow::WorkerCacheInterface* cluster = nullptr;
   std::weak_ptr<tensorflow::WorkerCacheInterface> cluster_lives;
@@ -68,7 +68,7 @@ struct Lane {
   // The device of the process that has the name, as TensorFlow's cluster says; empty: not asked yet.
   std::string owner;
   // The processes that announced the name while another one had it.
-  std::vector<std::weak_ptr<Channel>> rivals;
+  std::vector<std::weak_ptr<PeerChannel>> rivals;
   // The steps pushed lately: when the channel is lost, what they pushed may be lost with it.
   int64_t last_step = -1;
   Newest<int64_t> recent{kRemembered};

@@ -23,22 +23,16 @@
 #include "absl/strings/string_view.h"
 #include "base/newest.h"
 #include "peer/lane.h"
+#include "peer/peer_channel.h"
+#include "peer/sessions.h"
+#include "step/rpc_fallback.h"
 #include "tensorflow/core/framework/rendezvous.h"
-#include "tsl/platform/refcount.h"
-#include "wire/channel.h"
+#include "wire/host.h"
 
 namespace rdmatensor {
 
-class Endpoint;
-class RdmaRendezvous;
-
 // A tensor whose receiver has not shown yet whether it fetches (RPC) or takes pushes (channel).
 struct PendingSend {
-  PendingSend();
-  PendingSend(PendingSend&&) noexcept;
-  PendingSend& operator=(PendingSend&&) noexcept;
-  ~PendingSend();
-
   tensorflow::Rendezvous::ParsedKey key;
   tensorflow::AllocatorAttributes attributes;
   tensorflow::Tensor tensor;
@@ -48,20 +42,21 @@ struct PendingSend {
   // Set when the tensor cannot be pushed and lies in the local rendezvous already: why.
   const char* refer_reason = nullptr;
   // As in stock TensorFlow, an unclaimed tensor keeps its rendezvous.
-  tsl::core::RefCountPtr<RdmaRendezvous> rendezvous;
+  RpcReference rpc;
+  int64_t step_id = 0;
 };
 
 // Thread-safe. Made by std::make_shared.
-class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
+class DestinationLink final : public ChannelDestination,
+                              public std::enable_shared_from_this<DestinationLink> {
  public:
-  DestinationLink(Endpoint* endpoint, std::string task, std::chrono::seconds ttl);
+  DestinationLink(const Host* host, const Sessions* sessions, std::string task);
 
-  const std::string& task() const { return task_; }
   // Those that tensors are pushed down, each once.
-  using Channels = absl::InlinedVector<std::shared_ptr<Channel>, 2>;
+  using Channels = absl::InlinedVector<std::shared_ptr<PeerChannel>, 2>;
   Channels ReadyChannels();
 
-  enum class Route {
+  enum class Decision {
     kPush,     // through `channel`
     kPulled,   // the receiver asked by RPC: the local rendezvous takes it
     kPending,  // kept
@@ -70,16 +65,16 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
   // All those of a client share one step, which never ends, so that each is lost by itself. `make_pending`
   // is called, under the lock, only for kPending: there is no channel, or the receiver has asked for this
   // key by RPC and has no answer yet, or the session's cluster has changed since the last tensor. In the
-  // last case *must_verify is set, once: the caller calls PeerTable::FindOwner.
+  // last case *must_verify is set, once: the caller calls FindOwner.
   template <typename MakePending>
-  Route Offer(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
-              absl::string_view key, bool is_copy, const MakePending& make_pending,
-              std::shared_ptr<Channel>* channel, bool* must_verify) {
+  Decision Decide(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
+                  absl::string_view key, bool is_copy, const MakePending& make_pending,
+                  std::shared_ptr<PeerChannel>* channel, bool* must_verify) {
     std::lock_guard<std::mutex> lock(mutex_);
     bool held = false;
     if (!steps_.empty()) {
       auto step = steps_.find(step_id);
-      if (step != steps_.end() && TakePull(&step->second, key)) return Route::kPulled;
+      if (step != steps_.end() && TakePull(&step->second, key)) return Decision::kPulled;
       held = step != steps_.end() && step->second.held.contains(key);
     }
     Lane& lane = lanes_[name];
@@ -87,29 +82,32 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
     if (lane.channel != nullptr && verified && !held) {
       lane.Record(step_id, key, is_copy);
       *channel = lane.channel;
-      return Route::kPush;
+      return Decision::kPush;
     }
     if (!verified) *must_verify = !std::exchange(lane.verifying, true);
     Step& step = StepLocked(step_id);
     step.session = name;
     step.pending[key].push_back(make_pending());
-    return Route::kPending;
+    return Decision::kPending;
   }
 
-  // True if a tensor of this step may go down `channel` without asking Offer: it is what Offer would
-  // have answered, for any key.
+  // Sends one tensor down `channel`, or puts it into the local rendezvous and refers the receiver. If the
+  // receiver asks for tensors, keeps it until it does.
+  void Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
+            const tensorflow::Rendezvous::ParsedKey& key, const tensorflow::Rendezvous::Args& args,
+            const tensorflow::Tensor& tensor, bool is_dead);
+
+  // True if a tensor of this step may go down `channel` without asking Decide: it is what Decide would
+  // have answered.
   bool MayPush(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
-               const Channel* channel);
+               const Channel* channel) override;
 
   // The receiver asked for `key` by RPC. True if it was pending: the caller puts it into the local
-  // rendezvous. Otherwise it is remembered for Offer, and *done, which is called at least once, may end
+  // rendezvous. Otherwise it is remembered for Decide, and *done, which is called at least once, may end
   // it: a channel may be lost whose loss the receiver noticed first, and with it the tensor. An error if
   // the tensor may have been pushed down a channel that was lost.
   absl::StatusOr<bool> OnPull(int64_t step_id, absl::string_view key, PendingSend* pending,
                               tensorflow::Rendezvous::DoneCallback* done);
-
-  // The receiver is told to ask for `key` by RPC; its request is then no news for Offer.
-  void ExpectPull(int64_t step_id, absl::string_view key);
 
   // A receiver that used RPC before has requests under way: these keys of these steps.
   using Asked = std::vector<std::pair<int64_t, std::string>>;
@@ -119,7 +117,11 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
   // A tensor's key names its receiver, and nothing else tells who that is. While two processes have one
   // name, as when two clusters number their tasks alike, both are told to fetch, and nothing is pushed to
   // either. False: the name is used in more sessions than any process takes part in.
-  bool Attach(std::shared_ptr<Channel> channel, const std::string& session, const Asked& asked);
+  bool Attach(std::shared_ptr<PeerChannel> channel, const std::string& session, const Asked& asked);
+  // Asks TensorFlow's cluster whose name this is in `session`, by `workers`, or by what the session has if that
+  // is nullptr. The answer goes to SetOwner, later.
+  void FindOwner(const std::string& session,
+                 std::shared_ptr<tensorflow::WorkerCacheInterface> workers);
   // The cluster that `session` reaches by `workers` says whose name it is there: the process with this
   // device. Empty: it gave no answer, and all stays as it is. nullptr: the cluster that the session has at its
   // next tensor.
@@ -128,16 +130,15 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
                 const std::string& device_name);
   // Waits until a channel is attached for `session`. False: there is none after so many milliseconds.
   bool AwaitChannel(const std::string& session, int timeout_ms);
-  // Progress thread: one of them has ended.
-  void OnAnswered(Channel* channel, int64_t step_id, absl::string_view key);
-  void OnDown(Channel* channel);
+  void OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) override;
+  void OnDown(Channel* channel) override;
 
   // The step is over here: its tensors are dropped.
   void DropStep(int64_t step_id);
   // The step failed here: tells the receiver.
   void SendAbort(const std::string& session, int64_t step_id, const absl::Status& status);
 
-  std::vector<std::string> Sessions();
+  std::vector<std::string> SessionNames();
   void ForgetSession(const std::string& session);
 
  private:
@@ -161,12 +162,21 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
   static bool TakePull(Step* step, absl::string_view key);
   void ForgetPull(int64_t step_id, const std::string& key, const Pull* pull);
   Step& StepLocked(int64_t step_id);
+  // Sends it now.
+  void PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
+               const tensorflow::Rendezvous::ParsedKey& key,
+               const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
+               bool is_dead);
+  // Tells the receiver to fetch the tensor by RecvTensor, and counts why.
+  void Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id, absl::string_view key,
+             const char* reason);
   // Gives the lane to `channel`. False if another process has the name: unless it is known whose the name
   // is, nobody has the lane then. `refused` are those that must fetch; `replaced` is what the same process
   // used before.
-  bool AdmitLocked(const std::string& session, const std::shared_ptr<Channel>& channel,
-                   std::vector<std::shared_ptr<Channel>>* refused,
-                   std::shared_ptr<Channel>* replaced, std::vector<std::shared_ptr<Pull>>* failed);
+  bool AdmitLocked(const std::string& session, const std::shared_ptr<PeerChannel>& channel,
+                   std::vector<std::shared_ptr<PeerChannel>>* refused,
+                   std::shared_ptr<PeerChannel>* replaced,
+                   std::vector<std::shared_ptr<Pull>>* failed);
   // What the lane's channel carried may be lost with it: so are its steps, and the requests that wait in
   // them.
   void LoseStepsLocked(const std::string& session, Lane* lane,
@@ -185,12 +195,12 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
   void UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
                     std::vector<PendingSend>* pending);
   // Pushes on another thread: it may copy large tensors, which the progress thread has no time for.
-  void PushSoon(std::vector<PendingSend> pending, std::shared_ptr<Channel> channel);
+  void PushSoon(std::vector<PendingSend> pending, std::shared_ptr<PeerChannel> channel);
   void PushPending(const std::vector<PendingSend>& pending,
-                   const std::shared_ptr<Channel>& channel);
+                   const std::shared_ptr<PeerChannel>& channel);
 
-  Endpoint* const endpoint_;
-  const std::string task_;
+  const Host* const host_;
+  const Sessions* const sessions_;
   const std::chrono::seconds ttl_;
   std::mutex mutex_;
   std::condition_variable attached_;

@@ -10,7 +10,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "wire/channel.h"
+#include "peer/peer_channel.h"
+#include "step/mailbox.h"
+#include "wire/host.h"
 #include "wire/message.h"
 
 namespace rdmatensor {
@@ -19,21 +21,23 @@ namespace rdmatensor {
 class OpenedChannels {
  public:
   // This process will be that end of them.
-  OpenedChannels(Endpoint* endpoint, Channel::Role role) : endpoint_(endpoint), role_(role) {}
+  OpenedChannels(const Host* host, MailboxTable* mailboxes, PeerChannel::Role role)
+      : host_(host), mailboxes_(mailboxes), role_(role) {}
 
   // The channel to the process that gave this answer, opened if there is none that is up. Blocks, for
   // CONNECT_TIMEOUT_MS at most, or twice that behind another caller's attempt.
-  absl::StatusOr<std::shared_ptr<Channel>> To(const AddressAnswer& answer);
+  absl::StatusOr<std::shared_ptr<PeerChannel>> To(const AddressAnswer& answer);
 
  private:
   struct Process {
     std::mutex connecting;
-    std::weak_ptr<Channel> channel;
+    std::weak_ptr<PeerChannel> channel;
   };
-  absl::Status Open(const AddressAnswer& answer, std::shared_ptr<Channel>* channel) const;
+  absl::Status Open(const AddressAnswer& answer, std::shared_ptr<PeerChannel>* channel) const;
 
-  Endpoint* const endpoint_;
-  const Channel::Role role_;
+  const Host* const host_;
+  MailboxTable* const mailboxes_;
+  const PeerChannel::Role role_;
   std::mutex mutex_;
   absl::flat_hash_map<std::string, std::shared_ptr<Process>> processes_;  // by their devices' names
 };

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-namespace rdmatensor {
+#include "wire/host.h"
 
-class Endpoint;
+namespace rdmatensor {
 
 // The bytes of one region of places count from Hold until this object is destroyed.
 class PlaceClaim {
@@ -27,7 +27,7 @@ class PlaceClaim {
 // What all claims of this process hold.
 uint64_t PlaceBytes();
 // What they may still hold: by PLAN_LIMIT, and by what the device can still register.
-uint64_t BudgetOf(const Endpoint& endpoint);
+uint64_t BudgetOf(const Host& host);
 
 }  // namespace rdmatensor
 

@@ -5,10 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "peer/endpoint.h"
 #include "plan/budget.h"
-#include "plan/plan_book.h"
-#include "wire/channel.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
@@ -22,7 +19,7 @@ constexpr size_t kMaxOffers = 1u << 16;
 absl::StatusOr<std::shared_ptr<Slots>> PlanTraffic::MakeOffer(
     std::shared_ptr<const PlacedLink> link) {
   uint32_t number = 0;
-  const uint64_t budget = BudgetOf(*endpoint_);
+  const uint64_t budget = BudgetOf(*host_);
   if (link->bytes > budget) {
     return absl::ResourceExhaustedError(
         absl::StrCat(budget, " are left of RDMATENSOR_PLAN_LIMIT (0: RDMATENSOR_ARENA_LIMIT)"));
@@ -33,7 +30,7 @@ absl::StatusOr<std::shared_ptr<Slots>> PlanTraffic::MakeOffer(
     number = next_number_++;
   }
   absl::StatusOr<std::shared_ptr<Slots>> slots =
-      Slots::Create(endpoint_, channel_->shared_from_this(), std::move(link), number);
+      Slots::Create(host_, channel_->shared_from_this(), reception_, std::move(link), number);
   if (!slots.ok()) return slots;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -149,7 +146,7 @@ void PlanTraffic::Open(Incoming incoming) {
   Offer offer;
   // Here and not where it came: a long one takes the progress thread's time.
   if (incoming.claim != nullptr && !Parse(incoming.encoded, &offer)) {
-    endpoint_->Refuse(channel_);
+    channel_->RefuseMalformed();
     return;
   }
   std::string().swap(incoming.encoded);
@@ -160,7 +157,7 @@ void PlanTraffic::Open(Incoming incoming) {
   if (!admitted) offer = Offer();
   using Claims = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
   auto routes = std::make_shared<Routes>(
-      endpoint_, channel_->shared_from_this(), number, std::move(offer),
+      host_, channel_->shared_from_this(), number, std::move(offer),
       std::make_shared<Claims>(std::move(incoming.claim), std::move(places)));
   const absl::Status opened = admitted
                                   ? routes->Open(account_.get())
@@ -185,7 +182,7 @@ void PlanTraffic::Open(Incoming incoming) {
   if (withdrawn) {
     routes->Close();
   } else {
-    PlanBook::Get()->Bind(endpoint_, routes);
+    bind_(routes);
   }
 }
 
@@ -197,9 +194,7 @@ std::vector<std::shared_ptr<Routes>> PlanTraffic::AllRoutes() {
 }
 
 void PlanTraffic::BindAll() {
-  for (const std::shared_ptr<Routes>& routes : AllRoutes()) {
-    PlanBook::Get()->Bind(endpoint_, routes);
-  }
+  for (const std::shared_ptr<Routes>& routes : AllRoutes()) bind_(routes);
 }
 
 void PlanTraffic::DropStep(int64_t step_id) {

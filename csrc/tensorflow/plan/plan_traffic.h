@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -26,7 +27,10 @@ namespace rdmatensor {
 // Thread-safe. Belongs to a channel.
 class PlanTraffic {
  public:
-  PlanTraffic(Endpoint* endpoint, Channel* channel) : endpoint_(endpoint), channel_(channel) {}
+  // The offers of a peer can be used once their Routes are open: then they are given to `bind`.
+  using Bind = std::function<void(const std::shared_ptr<Routes>&)>;
+  PlanTraffic(const Host* host, Channel* channel, Reception* reception, Bind bind)
+      : host_(host), channel_(channel), reception_(reception), bind_(std::move(bind)) {}
 
   // Receiver: gives the link's edges places and offers them. Blocks while memory is registered.
   absl::StatusOr<std::shared_ptr<Slots>> MakeOffer(std::shared_ptr<const PlacedLink> link);
@@ -54,8 +58,10 @@ class PlanTraffic {
   void Open(Incoming incoming);
   std::vector<std::shared_ptr<Routes>> AllRoutes();
 
-  Endpoint* const endpoint_;
+  const Host* const host_;
   Channel* const channel_;
+  Reception* const reception_;
+  const Bind bind_;
   std::mutex mutex_;
   bool down_ = false;
   uint32_t next_number_ = 0;

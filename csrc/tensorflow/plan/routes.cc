@@ -9,12 +9,9 @@
 #include "base/spans.h"
 #include "memory/arena.h"
 #include "memory/placement.h"
-#include "peer/endpoint.h"
 #include "plan/budget.h"
-#include "plan/plan_book.h"
 #include "stats/checksum.h"
 #include "stats/path_stats.h"
-#include "wire/channel.h"
 #include "wire/message.h"
 
 namespace rdmatensor {
@@ -36,9 +33,9 @@ struct Routes::Posted {
   std::string message;
 };
 
-Routes::Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
+Routes::Routes(const Host* host, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
                std::shared_ptr<const void> claim)
-    : endpoint_(endpoint),
+    : host_(host),
       channel_(std::move(channel)),
       number_(number),
       offer_(std::move(offer)),
@@ -72,7 +69,7 @@ Routes::~Routes() {
 
 absl::Status Routes::Open(OfferAccount* account) {
   rdt_region_info places{}, credits{}, staging{};
-  rdt_device* const device = endpoint_->device();
+  rdt_device* const device = host_->device;
   uint64_t staged = 0;
   for (const Group& group : groups_) {
     if (group.members.empty() || group.members.size() > kMaxGroupMembers) {
@@ -91,7 +88,7 @@ absl::Status Routes::Open(OfferAccount* account) {
   rdt_status opened = RDT_ERR_DEADLINE;
   for (int i = 0; i < kOpenTries && opened == RDT_ERR_DEADLINE && channel_->IsUp(); ++i) {
     opened = rdt_remote_region_open(channel_->handle(), offer_.region_key,
-                                    endpoint_->settings().connect_timeout_ms, &places_);
+                                    host_->settings.connect_timeout_ms, &places_);
   }
   if (opened != RDT_OK || rdt_remote_region_get_info(places_, &places) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
@@ -102,7 +99,7 @@ absl::Status Routes::Open(OfferAccount* account) {
   }
   if (staged != 0) {
     // As much as this task would hold for its own places.
-    const uint64_t budget = BudgetOf(*endpoint_);
+    const uint64_t budget = BudgetOf(*host_);
     staging_claim_ = account->Claim({0, 0, staged}, {0, 0, budget});
     if (staging_claim_ == nullptr) {
       return absl::ResourceExhaustedError(
@@ -131,7 +128,7 @@ absl::Status Routes::Open(OfferAccount* account) {
   return channel_->NotifyMessage(PackImmediate(MessageKind::kAccept, number_), message);
 }
 
-void Routes::Bind(const std::shared_ptr<OutEdge>& edge) {
+void Routes::Bind(const std::shared_ptr<OutEdge>& edge, const std::shared_ptr<PushGate>& gate) {
   auto found = index_of_.find(edge->definition->name);
   if (found == index_of_.end()) return;
   const uint32_t index = found->second;
@@ -146,7 +143,7 @@ void Routes::Bind(const std::shared_ptr<OutEdge>& edge) {
   {
     std::lock_guard<std::mutex> edge_lock(edge->mutex);
     replaced = std::exchange(edge->routes, shared_from_this());
-    edge->link = endpoint_->peers().Destination(edge->definition->destination);
+    edge->gate = gate;
     edge->index = index;
   }
   const int32_t number = offer_.edges[index].group;
@@ -260,13 +257,13 @@ bool Routes::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
 }
 
 bool Routes::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, PlannedMessage* message) {
-  if (!channel_->can_map() || tensor.TotalBytes() <= endpoint_->settings().plan_copy_bytes ||
-      edge.definition->may_change || endpoint_->settings().ablation != Ablation::kNone) {
+  if (!channel_->can_map() || tensor.TotalBytes() <= host_->settings.plan_copy_bytes ||
+      edge.definition->may_change || host_->settings.ablation != Ablation::kNone) {
     return false;
   }
   const bool in_arena = reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
-                        endpoint_->exports().Locate(channel_->handle(), tensor.data(),
-                                                    &message->region_key, &message->offset);
+                        host_->exports->Locate(channel_->handle(), tensor.data(),
+                                               &message->region_key, &message->offset);
   PlacementOnSend(tensor, in_arena);
   if (!in_arena || !channel_->lender().Lend(tensor, &message->lend_id)) return false;
   message->flags |= PlannedMessage::kLent;
@@ -327,7 +324,7 @@ bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent)
 }
 
 void Routes::AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const {
-  if (!endpoint_->settings().checksum) return;
+  if (!host_->settings.checksum) return;
   message->flags |= PlannedMessage::kChecked;
   message->checksums.push_back(ChecksumToSend(data, bytes));
 }
@@ -336,12 +333,12 @@ bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
   uint64_t region_key = 0, offset = 0;
   const uint64_t bytes = source->TotalBytes();
   // What is copied to its place at once may change afterwards, but not between checksum and copy.
-  if (channel_->can_map() && !(may_change && endpoint_->settings().checksum)) return true;
+  if (channel_->can_map() && !(may_change && host_->settings.checksum)) return true;
   if (!channel_->can_map() && bytes <= kCopiedByCore && !may_change) return true;
-  const ArenaExports& exports = endpoint_->exports();
+  const ArenaExports& exports = *host_->exports;
   const bool in_arena = exports.Locate(channel_->handle(), source->data(), &region_key, &offset);
   PlacementOnSend(*source, in_arena);
-  const bool as_it_lies = endpoint_->settings().ablation == Ablation::kNone;
+  const bool as_it_lies = host_->settings.ablation == Ablation::kNone;
   if (in_arena && !may_change && as_it_lies) return true;
   tensorflow::Tensor copy(Arena::Get()->allocator(), source->dtype(), source->shape());
   if (!copy.IsInitialized() ||
@@ -415,7 +412,7 @@ bool Routes::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent
     step = group.steps.emplace(group.steps.end());
     step->step_id = sent.step_id;
     step->slot = Acquire(offered.ring);
-    if (endpoint_->settings().checksum) step->checksums.resize(group.members.size());
+    if (host_->settings.checksum) step->checksums.resize(group.members.size());
     open_steps_.fetch_add(1);
   }
   step->arrived |= bit;

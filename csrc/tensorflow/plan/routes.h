@@ -19,14 +19,14 @@
 #include "graph/planned_edge.h"
 #include "plan/offer_account.h"
 #include "rdmatensor.h"
+#include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "wire/channel.h"
+#include "wire/host.h"
 #include "wire/plan_message.h"
 
 namespace rdmatensor {
 
-class Channel;
-class DestinationLink;
-class Endpoint;
 class Routes;
 
 // Moments of this process in their order: a later call returns more.
@@ -35,22 +35,33 @@ inline uint64_t Moment() {
   return last.fetch_add(1) + 1;
 }
 
+// Decides whether the tensors of a step may go down a channel at present.
+class PushGate {
+ public:
+  // Of a step of `session`, whose name is `name`, for any key.
+  virtual bool MayPush(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
+                       const Channel* channel) = 0;
+
+ protected:
+  ~PushGate() = default;
+};
+
 // A planned edge that leaves this process. Shared by the kernels that send it.
 struct OutEdge {
   std::shared_ptr<const EdgeDefinition> definition;
   uint64_t hash = 0;
 
   std::mutex mutex;
-  std::shared_ptr<Routes> routes;         // nullptr: its tensors take the dynamic path
-  std::shared_ptr<DestinationLink> link;  // with routes
-  uint32_t index = 0;                     // of the edge in the offer
+  std::shared_ptr<Routes> routes;  // nullptr: its tensors take the dynamic path
+  std::shared_ptr<PushGate> gate;  // of the task that receives; with routes
+  uint32_t index = 0;              // of the edge in the offer
 };
 
 // Thread-safe. Ends when the receiver withdraws the offer or the channel goes down.
 class Routes : public std::enable_shared_from_this<Routes> {
  public:
   // `claim` is held as long as the offer is.
-  Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
+  Routes(const Host* host, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
          std::shared_ptr<const void> claim);
   ~Routes();
   Routes(const Routes&) = delete;
@@ -63,7 +74,7 @@ class Routes : public std::enable_shared_from_this<Routes> {
   // Sends the edge through these routes from now on, if they were offered for it. A group is used once
   // all its members are bound: it waits for each of them in every step. If the ends understand the
   // edge differently it takes the dynamic path, and the first such edge is warned of.
-  void Bind(const std::shared_ptr<OutEdge>& edge);
+  void Bind(const std::shared_ptr<OutEdge>& edge, const std::shared_ptr<PushGate>& gate);
   // Ends their use; the receiver is told once nothing is being written. Idempotent.
   void Close();
 
@@ -133,7 +144,7 @@ class Routes : public std::enable_shared_from_this<Routes> {
   // Announces a group, or drops it.
   void FinishGroup(Group* group, std::list<GroupStep>::iterator step, const Offer::Edge& offered);
 
-  Endpoint* const endpoint_;
+  const Host* const host_;
   const std::shared_ptr<Channel> channel_;
   const uint32_t number_;
   const Home home_;

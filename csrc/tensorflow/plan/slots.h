@@ -16,14 +16,13 @@
 #include "graph/planned_edge.h"
 #include "plan/budget.h"
 #include "rdmatensor.h"
-#include "step/mailbox.h"
+#include "step/reception.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "wire/channel.h"
+#include "wire/host.h"
 #include "wire/plan_message.h"
 
 namespace rdmatensor {
-
-class Channel;
-class Endpoint;
 
 // An edge and its place.
 struct PlacedEdge {
@@ -53,8 +52,9 @@ class Slots : public std::enable_shared_from_this<Slots> {
  public:
   // Allocates and registers the memory, which may take long. RESOURCE_EXHAUSTED when the machine's
   // limits forbid it.
-  static absl::StatusOr<std::shared_ptr<Slots>> Create(Endpoint* endpoint,
+  static absl::StatusOr<std::shared_ptr<Slots>> Create(const Host* host,
                                                        std::shared_ptr<Channel> channel,
+                                                       Reception* reception,
                                                        std::shared_ptr<const PlacedLink> link,
                                                        uint32_t number);
   ~Slots();
@@ -78,7 +78,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
  private:
   class Hold;
   class Buffer;
-  Slots(Endpoint* endpoint, std::shared_ptr<Channel> channel,
+  Slots(const Host* host, std::shared_ptr<Channel> channel, Reception* reception,
         std::shared_ptr<const PlacedLink> link, uint32_t number);
   // The memory of a slot, held until all tensors in it are gone; nullptr if it is held already.
   std::shared_ptr<Hold> Occupy(int32_t ring, uint32_t slot);
@@ -90,15 +90,17 @@ class Slots : public std::enable_shared_from_this<Slots> {
   // Of memory that is not open here yet.
   bool TakeUnmapped(const PlacedEdge& edge, const PlannedMessage& message,
                     const tensorflow::TensorShape& shape);
-  void Deliver(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival);
   // A tensor with bytes, which came with `checksum`.
   void DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, Way way,
                     const Checksum& checksum, tensorflow::Tensor tensor);
+  // One without.
+  void DeliverArrival(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival);
   void DeliverDead(const PlacedEdge& edge, const PlannedMessage& message);
 
-  Endpoint* const endpoint_;
+  const Host* const host_;
   // Until End: under `mutex_`, except on the progress thread.
   std::shared_ptr<Channel> channel_;
+  Reception* const reception_;  // lives as long as the channel
   const std::shared_ptr<const PlacedLink> link_;
   const uint32_t number_;
   const Home home_;

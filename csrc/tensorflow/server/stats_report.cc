@@ -14,6 +14,7 @@
 #include "memory/placement.h"
 #include "plan/budget.h"
 #include "plan/plan_book.h"
+#include "plan/plan_json.h"
 #include "stats/checksum.h"
 #include "stats/edge_waits.h"
 #include "stats/path_stats.h"
@@ -84,7 +85,7 @@ std::string StatsAsJson() {
   absl::StrAppend(&out, "},\"arena\":", AsJson(Arena::Get()->GetUsage()),
                   ",\"placement\":", PlacementAsJson(), ",\"collectives\":", CollectivesAsJson(),
                   ",\"checksums\":", ChecksumsAsJson(), ",\"slow_edges\":", SlowEdgesAsJson(),
-                  ",\"devices\":", PlanBook::Get()->DevicesAsJson(), ",\"transports\":{");
+                  ",\"devices\":", DevicesAsJson(), ",\"transports\":{");
   const char* separator = "";
   for (const auto& [name, ways] : counts.transports) {
     absl::StrAppend(&out, separator, Quoted(name), ":", AsJson(ways));
@@ -126,10 +127,9 @@ size_t rdt_tf_stats_json(char* out, size_t size) {
 
 size_t rdt_tf_plan_json(const char* task, char* out, size_t size) {
   rdmatensor::PlanBook* const book = rdmatensor::PlanBook::Get();
-  rdmatensor::Endpoint* const endpoint =
-      task != nullptr ? book->EndpointOf(task) : book->OnlyEndpoint();
-  if (endpoint == nullptr) return 0;
-  return rdmatensor::CopyOut(book->AsJson(endpoint), out, size);
+  const rdmatensor::Host* const host = task != nullptr ? book->HostOf(task) : book->OnlyHost();
+  if (host == nullptr) return 0;
+  return rdmatensor::CopyOut(rdmatensor::PlanAsJson(*host), out, size);
 }
 
 void rdt_tf_stats_reset(void) {

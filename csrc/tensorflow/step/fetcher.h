@@ -8,28 +8,32 @@
 #define RDMATENSOR_TENSORFLOW_STEP_FETCHER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "base/settings.h"
 #include "rdmatensor.h"
 #include "stats/checksum.h"
 #include "stats/path_stats.h"
-#include "step/key_order.h"
+#include "step/delivery.h"
+#include "step/source_events.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
+#include "wire/channel.h"
 
 namespace rdmatensor {
 
-class Channel;
-class Endpoint;
+class Fetcher;
 
 // What became of a message about a tensor.
-enum class Outcome {
+enum class Taken {
   kDone,      // delivered
   kUnderWay,  // is delivered later, from another thread
   kMalformed
@@ -43,7 +47,8 @@ struct RemoteBytes {
 // A tensor that is being fetched. While the transport may write to `target` the transport's completion
 // owns it, whatever happens to the step.
 struct Fetch {
-  std::shared_ptr<Channel> channel;
+  std::shared_ptr<Channel> channel;  // keeps the fetcher
+  Fetcher* fetcher = nullptr;        // set by it
   int64_t step_id = 0;
   std::string key;
   tensorflow::DataType dtype = tensorflow::DT_INVALID;
@@ -55,10 +60,21 @@ struct Fetch {
   uint64_t read_since = 0;  // WaitMoment, while TensorFlow's profiler is on
 };
 
-// Thread-safe. Belongs to a channel.
+absl::Status NoMemoryFor(uint64_t bytes);
+
+// Thread-safe. One for each channel, which outlives it.
 class Fetcher {
  public:
-  Fetcher(Endpoint* endpoint, Channel* channel) : endpoint_(endpoint), channel_(channel) {}
+  // A tensor that was under way is delivered, or its step has failed.
+  using Fetched = std::function<void(int64_t step_id, const std::string& key)>;
+
+  Fetcher(const Settings* settings, Channel* channel, Delivery* delivery, SourceEvents* events,
+          Fetched fetched)
+      : settings_(settings),
+        channel_(channel),
+        delivery_(delivery),
+        events_(events),
+        fetched_(std::move(fetched)) {}
   ~Fetcher();
   Fetcher(const Fetcher&) = delete;
   Fetcher& operator=(const Fetcher&) = delete;
@@ -71,11 +87,9 @@ class Fetcher {
   // open yet.
   tensorflow::TensorBuffer* Borrow(const RemoteBytes& from);
 
-  // Delivers the tensor once its bytes are here. `follows`: it is the order's Next, and the caller
-  // goes on with the one after it if the outcome is kDone.
-  Outcome Start(std::unique_ptr<Fetch> fetch, bool follows);
-
-  KeyOrder& order() { return order_; }
+  // Delivers the tensor once its bytes are here. `fetched` is called, from any thread, only if it returns
+  // kUnderWay, and not if the channel ends before.
+  Taken Start(std::unique_ptr<Fetch> fetch);
 
  private:
   struct RemoteRegion {
@@ -92,20 +106,21 @@ class Fetcher {
   // Asks the peer; nothing is stored.
   rdt_status Ask(uint64_t region_key, OpenRegion* region) const;
   void Open(uint64_t region_key);
-  Outcome Advance(std::unique_ptr<Fetch> fetch, const OpenRegion& region, bool may_block);
-  Outcome AdvanceElsewhere(std::unique_ptr<Fetch> fetch, const OpenRegion& region);
+  Taken Advance(std::unique_ptr<Fetch> fetch, const OpenRegion& region, bool may_block);
+  Taken AdvanceElsewhere(std::unique_ptr<Fetch> fetch, const OpenRegion& region);
   // On a thread that may block: to the end.
   void AdvanceHere(std::unique_ptr<Fetch> fetch, const OpenRegion& region);
-  Outcome Read(std::unique_ptr<Fetch> fetch, rdt_remote_region* region);
+  Taken Read(std::unique_ptr<Fetch> fetch, rdt_remote_region* region);
   void Finish(const Fetch& fetch);
   void Release(uint64_t lend_id);
-  void Continue(int64_t step_id, const std::string& key);
   void Fail(rdt_status status, const std::string& why);
   static void OnRead(void* context, rdt_status status);
 
-  Endpoint* const endpoint_;
+  const Settings* const settings_;
   Channel* const channel_;
-  KeyOrder order_;
+  Delivery* const delivery_;
+  SourceEvents* const events_;
+  const Fetched fetched_;
   std::mutex mutex_;
   absl::flat_hash_map<uint64_t, RemoteRegion> regions_;  // by key
 };

@@ -26,13 +26,11 @@
 #include "stats/checksum.h"
 #include "stats/edge_waits.h"
 #include "stats/path_stats.h"
+#include "step/rpc_fallback.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/rendezvous.h"
 
 namespace rdmatensor {
-
-class SourcePeer;
-class RdmaRendezvous;
 
 struct Arrival {
   tensorflow::Tensor tensor;
@@ -50,9 +48,10 @@ struct Waiter {
   tensorflow::FrameAndIter at{0, 0};
   std::string key;
   uint64_t source_incarnation = 0;
-  std::shared_ptr<SourcePeer> source;
+  // Who should send it: compared, not used.
+  std::shared_ptr<const void> source;
   // Kept alive by `done`, as TensorFlow's base class arranges.
-  RdmaRendezvous* rendezvous = nullptr;
+  RpcFallback* rpc = nullptr;
   EdgeWaits* waits = nullptr;
   uint64_t since = 0;  // WaitMoment at which it began to wait; 0: it did not
 
@@ -70,19 +69,19 @@ struct Waiter {
 // Thread-safe. Callbacks run without its lock.
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:
-  enum class Outcome { kArrived, kWaiting, kFailed };
+  enum class Received { kArrived, kWaiting, kFailed };
 
   explicit Mailbox(int64_t step_id)
       : step_id_(step_id), created_(std::chrono::steady_clock::now()) {}
 
   // kArrived: `arrival` is what was there. kWaiting: `waiter` was stored; it and everything it keeps
   // alive may already be gone. kFailed: `status` says why, `waiter` was not touched.
-  Outcome Receive(const KeyId& key, Waiter* waiter, Arrival* arrival, absl::Status* status);
-  enum class Delivery { kTaken, kKept, kGone };
+  Received Receive(const KeyId& key, Waiter* waiter, Arrival* arrival, absl::Status* status);
+  enum class Delivered { kTaken, kKept, kGone };
   // kTaken: a receive waited, `waiter` is the caller's to complete, `arrival` untouched. kKept: the
   // arrival is stored, or dropped when the step was aborted. kGone: the table has let go of this
   // mailbox, and the step may have another one since; `arrival` is untouched.
-  Delivery Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
+  Delivered Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
   // The table lets go of it, while it is locked.
   void Retire();
   // The same if nothing is in it; otherwise false.

@@ -15,7 +15,7 @@ namespace rdmatensor {
 
 // Asks `task`, as `from`, the question `value` of the kind `key`; `done` gets the answer, on a thread
 // of TensorFlow's RPC. Without the plugin a server answers with an error at once. `workers` must live
-// until then.
+// until then; nullptr has no tasks.
 void AskTask(tensorflow::WorkerCacheInterface* workers, const std::string& task,
              const std::string& from, const std::string& key, const std::string& value,
              int timeout_ms, std::function<void(const absl::StatusOr<std::string>&)> done);
