@@ -66,7 +66,7 @@ absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const std::str
   opened.address = *address;
   opened.exports = std::make_unique<ArenaExports>(Arena::Get(), opened.device);
   PlanBook::Get()->AddHost(&opened, [endpoint](absl::string_view source) {
-    return endpoint->peers_.TrafficFrom(source);
+    return endpoint->peers_.PlannedFrom(source);
   });
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: ", task, " is reached at ", *address,
                                            " and listens on ", rdt_device_address(opened.device))

@@ -99,7 +99,7 @@ std::vector<std::shared_ptr<ChannelDestination>> PeerChannel::Destinations() {
 }
 
 void PeerChannel::OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) {
-  PlanBook::Get()->promotion().Observe(*host_, key, shape, SharedPlan());
+  PlanBook::Get()->promotion().Observe(*host_, key, shape, SharedPlanned());
 }
 
 void PeerChannel::OnStepFailed(int64_t step_id, const absl::Status& status) {

@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "graph/planned_edge.h"
-#include "plan/plan_traffic.h"
+#include "plan/planned_tensors.h"
 #include "plan/routes.h"
 #include "rdmatensor.h"
 #include "step/reception.h"
@@ -108,8 +108,8 @@ class PeerChannel final : public Channel, private SourceEvents {
   // Sender: what the receiver asks for, if it does.
   Requests& requests() { return requests_; }
   // Both: planned tensors. The second keeps the channel.
-  PlanTraffic& plan() { return plan_; }
-  std::shared_ptr<PlanTraffic> SharedPlan() { return {shared_from_this(), &plan_}; }
+  PlannedTensors& plan() { return plan_; }
+  std::shared_ptr<PlannedTensors> SharedPlanned() { return {shared_from_this(), &plan_}; }
 
   // Receiver: the peers, as sessions name the process behind it, whose tensors come over it.
   void AddSource(std::shared_ptr<ChannelSource> source);
@@ -144,7 +144,7 @@ class PeerChannel final : public Channel, private SourceEvents {
   std::vector<std::shared_ptr<ChannelSource>> sources_;
   std::vector<std::shared_ptr<ChannelDestination>> destinations_;
   Reception reception_;
-  PlanTraffic plan_;
+  PlannedTensors plan_;
   Requests requests_;
   std::shared_ptr<PeerChannel> held_by_core_;
 };

@@ -67,16 +67,16 @@ std::vector<std::shared_ptr<SourcePeer>> PeerTable::Sources() {
   return {sources_.begin(), sources_.end()};
 }
 
-std::vector<std::shared_ptr<PlanTraffic>> PeerTable::TrafficFrom(absl::string_view task) {
+std::vector<std::shared_ptr<PlannedTensors>> PeerTable::PlannedFrom(absl::string_view task) {
   std::vector<std::shared_ptr<PeerChannel>> channels;
   for (const std::shared_ptr<SourcePeer>& peer : Sources()) {
     if (peer->task() == task) AddOnce(peer->ReadyChannel(), &channels);
   }
-  std::vector<std::shared_ptr<PlanTraffic>> traffic;
+  std::vector<std::shared_ptr<PlannedTensors>> planned;
   for (const std::shared_ptr<PeerChannel>& channel : channels) {
-    traffic.push_back(channel->SharedPlan());
+    planned.push_back(channel->SharedPlanned());
   }
-  return traffic;
+  return planned;
 }
 
 std::vector<std::shared_ptr<PeerChannel>> PeerTable::Channels() {

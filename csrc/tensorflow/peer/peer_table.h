@@ -19,7 +19,7 @@
 #include "peer/opened_channels.h"
 #include "peer/peers.h"
 #include "peer/sessions.h"
-#include "plan/plan_traffic.h"
+#include "plan/planned_tensors.h"
 #include "step/mailbox.h"
 #include "wire/host.h"
 
@@ -40,7 +40,7 @@ class PeerTable {
   std::vector<std::shared_ptr<DestinationLink>> Destinations();
   // The planned tensors of the channels over which tensors come from a task that some session calls so, each
   // once.
-  std::vector<std::shared_ptr<PlanTraffic>> TrafficFrom(absl::string_view task);
+  std::vector<std::shared_ptr<PlannedTensors>> PlannedFrom(absl::string_view task);
   // All channels, in both directions, each once.
   std::vector<std::shared_ptr<PeerChannel>> Channels();
 

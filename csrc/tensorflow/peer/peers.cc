@@ -260,7 +260,7 @@ void SourcePeer::BecomeReady(std::shared_ptr<PeerChannel> channel, const Address
                               : "its device answered on this transport, its memory is read"),
              false);
   // Before the peer pushes anything.
-  PlanBook::Get()->OfferAll(*host_, task(), channel->SharedPlan());
+  PlanBook::Get()->OfferAll(*host_, task(), channel->SharedPlanned());
   const absl::Status sent = SendReady(channel.get(), asked);
   if (!sent.ok()) channel->Close();
   // The channel may have gone down before it knew whose it is.

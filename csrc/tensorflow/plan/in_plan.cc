@@ -168,17 +168,17 @@ void InPlan::RemoveLink(const PlacedLink* link) {
 }
 
 bool InPlan::MayOffer(const std::shared_ptr<const PlacedLink>& link,
-                      const std::shared_ptr<PlanTraffic>& traffic) {
+                      const std::shared_ptr<PlannedTensors>& planned) {
   std::lock_guard<std::mutex> lock(mutex_);
   offered_.erase(std::remove_if(offered_.begin(), offered_.end(),
                                 [](const auto& each) {
                                   return each.first.expired() || each.second.expired();
                                 }),
                  offered_.end());
-  for (const auto& [known_link, known_traffic] : offered_) {
-    if (SameOwner(known_link, link) && SameOwner(known_traffic, traffic)) return false;
+  for (const auto& [known_link, known_planned] : offered_) {
+    if (SameOwner(known_link, link) && SameOwner(known_planned, planned)) return false;
   }
-  offered_.emplace_back(link, traffic);
+  offered_.emplace_back(link, planned);
   return true;
 }
 
@@ -191,9 +191,9 @@ void InPlan::AddSlots(std::weak_ptr<Slots> slots) {
 }
 
 std::shared_ptr<Slots> InPlan::MakeOffer(const std::shared_ptr<const PlacedLink>& link,
-                                         const std::shared_ptr<PlanTraffic>& traffic) {
-  if (link->rings.empty() || !MayOffer(link, traffic)) return nullptr;
-  absl::StatusOr<std::shared_ptr<Slots>> slots = traffic->MakeOffer(link);
+                                         const std::shared_ptr<PlannedTensors>& planned) {
+  if (link->rings.empty() || !MayOffer(link, planned)) return nullptr;
+  absl::StatusOr<std::shared_ptr<Slots>> slots = planned->MakeOffer(link);
   if (slots.ok()) {
     AddSlots(*slots);
     rdt_log_line(RDT_LOG_DEBUG,

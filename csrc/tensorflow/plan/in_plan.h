@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "graph/planned_edge.h"
-#include "plan/plan_traffic.h"
+#include "plan/planned_tensors.h"
 #include "plan/slots.h"
 #include "wire/host.h"
 
@@ -44,13 +44,13 @@ class InPlan {
   void RemoveLink(const PlacedLink* link);
   // Offers the places of `link`, once for each channel. nullptr: they cannot be had. Blocks.
   std::shared_ptr<Slots> MakeOffer(const std::shared_ptr<const PlacedLink>& link,
-                                   const std::shared_ptr<PlanTraffic>& traffic);
+                                   const std::shared_ptr<PlannedTensors>& planned);
 
  private:
   std::vector<std::shared_ptr<const PlacedLink>> PlaceLocked(const Host& host);
   // True once for each link and channel.
   bool MayOffer(const std::shared_ptr<const PlacedLink>& link,
-                const std::shared_ptr<PlanTraffic>& traffic);
+                const std::shared_ptr<PlannedTensors>& planned);
   // Remembers who holds places, to withdraw them.
   void AddSlots(std::weak_ptr<Slots> slots);
 
@@ -62,7 +62,7 @@ class InPlan {
   std::vector<std::shared_ptr<const EdgeDefinition>> edges_;
   std::vector<std::shared_ptr<const PlacedLink>> links_;
   std::vector<std::weak_ptr<Slots>> slots_;
-  std::vector<std::pair<std::weak_ptr<const PlacedLink>, std::weak_ptr<PlanTraffic>>> offered_;
+  std::vector<std::pair<std::weak_ptr<const PlacedLink>, std::weak_ptr<PlannedTensors>>> offered_;
 };
 
 }  // namespace rdmatensor

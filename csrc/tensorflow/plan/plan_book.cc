@@ -20,9 +20,9 @@ PlanBook::LinkName PlanBook::NameOf(int64_t graph, const std::string& source,
   return absl::StrCat(graph, ";", source, ";", destination);
 }
 
-void PlanBook::AddHost(const Host* host, TrafficFrom traffic_from) {
+void PlanBook::AddHost(const Host* host, PlannedFrom planned_from) {
   std::lock_guard<std::mutex> lock(mutex_);
-  servers_[host->task] = {host, std::move(traffic_from)};
+  servers_[host->task] = {host, std::move(planned_from)};
 }
 
 void PlanBook::RemoveHost(const Host* host) {
@@ -150,10 +150,10 @@ void PlanBook::SweepLocked() {
 }
 
 void PlanBook::OfferAll(const Host& host, const std::string& source,
-                        const std::shared_ptr<PlanTraffic>& traffic) {
+                        const std::shared_ptr<PlannedTensors>& planned) {
   for (const std::shared_ptr<InPlan>& plan : PlansOf(host.task)) {
     for (const std::shared_ptr<const PlacedLink>& link : plan->Links()) {
-      if (link->source == source) plan->MakeOffer(link, traffic);
+      if (link->source == source) plan->MakeOffer(link, planned);
     }
   }
 }
@@ -176,7 +176,7 @@ void PlanBook::Seal(const std::shared_ptr<InPlan>& plan) {
         promotion_.Watch(plan, edge.definition);
       }
     }
-    for (const auto& traffic : server.traffic_from(link->source)) plan->MakeOffer(link, traffic);
+    for (const auto& planned : server.planned_from(link->source)) plan->MakeOffer(link, planned);
   }
 }
 

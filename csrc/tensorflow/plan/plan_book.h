@@ -22,7 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "graph/planned_edge.h"
 #include "plan/in_plan.h"
-#include "plan/plan_traffic.h"
+#include "plan/planned_tensors.h"
 #include "plan/promotion.h"
 #include "plan/routes.h"
 #include "stats/edge_waits.h"
@@ -43,10 +43,10 @@ class PlanBook {
   static PlanBook* Get();
 
   // What the planned tensors of all channels from a task are, as some session calls it.
-  using TrafficFrom =
-      std::function<std::vector<std::shared_ptr<PlanTraffic>>(absl::string_view source)>;
+  using PlannedFrom =
+      std::function<std::vector<std::shared_ptr<PlannedTensors>>(absl::string_view source)>;
   // The newest server of a task is the one whose edges are planned.
-  void AddHost(const Host* host, TrafficFrom traffic_from);
+  void AddHost(const Host* host, PlannedFrom planned_from);
   void RemoveHost(const Host* host);
   const Host* HostOf(const std::string& task);
   // nullptr unless the process has exactly one.
@@ -63,7 +63,7 @@ class PlanBook {
 
   // The channel to `source` is up: offers it the places of every plan.
   void OfferAll(const Host& host, const std::string& source,
-                const std::shared_ptr<PlanTraffic>& traffic);
+                const std::shared_ptr<PlannedTensors>& planned);
   // Binds what is sent from here to an offer of `destination`, now and as it is registered.
   void Bind(const Host& host, const std::string& destination, const std::shared_ptr<PushGate>& gate,
             const std::shared_ptr<Routes>& routes);
@@ -76,7 +76,7 @@ class PlanBook {
   static LinkName NameOf(int64_t graph, const std::string& source, const std::string& destination);
   struct Server {
     const Host* host = nullptr;
-    TrafficFrom traffic_from;
+    PlannedFrom planned_from;
   };
   struct Offered {
     std::weak_ptr<Routes> routes;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The planned tensors of one channel: the offers made over it, and what became of them.
-#ifndef RDMATENSOR_TENSORFLOW_PLAN_PLAN_TRAFFIC_H_
-#define RDMATENSOR_TENSORFLOW_PLAN_PLAN_TRAFFIC_H_
+#ifndef RDMATENSOR_TENSORFLOW_PLAN_PLANNED_TENSORS_H_
+#define RDMATENSOR_TENSORFLOW_PLAN_PLANNED_TENSORS_H_
 
 #include <atomic>
 #include <cstdint>
@@ -25,11 +25,11 @@
 namespace rdmatensor {
 
 // Thread-safe. Belongs to a channel.
-class PlanTraffic {
+class PlannedTensors {
  public:
   // The offers of a peer can be used once their Routes are open: then they are given to `bind`.
   using Bind = std::function<void(const std::shared_ptr<Routes>&)>;
-  PlanTraffic(const Host* host, Channel* channel, Reception* reception, Bind bind)
+  PlannedTensors(const Host* host, Channel* channel, Reception* reception, Bind bind)
       : host_(host), channel_(channel), reception_(reception), bind_(std::move(bind)) {}
 
   // Receiver: gives the link's edges places and offers them. Blocks while memory is registered.
@@ -79,4 +79,4 @@ class PlanTraffic {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_PLAN_PLAN_TRAFFIC_H_
+#endif  // RDMATENSOR_TENSORFLOW_PLAN_PLANNED_TENSORS_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/plan_traffic.h"
+#include "plan/planned_tensors.h"
 
 #include <algorithm>
 #include <utility>
@@ -16,7 +16,7 @@ constexpr size_t kMaxOffers = 1u << 16;
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Slots>> PlanTraffic::MakeOffer(
+absl::StatusOr<std::shared_ptr<Slots>> PlannedTensors::MakeOffer(
     std::shared_ptr<const PlacedLink> link) {
   uint32_t number = 0;
   const uint64_t budget = BudgetOf(*host_);
@@ -41,13 +41,13 @@ absl::StatusOr<std::shared_ptr<Slots>> PlanTraffic::MakeOffer(
   return slots;
 }
 
-std::shared_ptr<Slots> PlanTraffic::FindSlots(uint64_t number) {
+std::shared_ptr<Slots> PlannedTensors::FindSlots(uint64_t number) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = slots_.find(number);
   return found == slots_.end() ? nullptr : found->second;
 }
 
-bool PlanTraffic::Handle(MessageKind kind, uint64_t number, const char* data, size_t size) {
+bool PlannedTensors::Handle(MessageKind kind, uint64_t number, const char* data, size_t size) {
   switch (kind) {
     case MessageKind::kPlanned: {
       PlannedMessage message;
@@ -98,7 +98,7 @@ bool PlanTraffic::Handle(MessageKind kind, uint64_t number, const char* data, si
   }
 }
 
-bool PlanTraffic::TakePiece(uint64_t number, const char* data, size_t size) {
+bool PlannedTensors::TakePiece(uint64_t number, const char* data, size_t size) {
   OfferPiece piece;
   if (number > UINT32_MAX || !Parse(data, size, &piece)) return false;
   {
@@ -126,7 +126,7 @@ bool PlanTraffic::TakePiece(uint64_t number, const char* data, size_t size) {
   return true;
 }
 
-void PlanTraffic::OpenAll() {
+void PlannedTensors::OpenAll() {
   for (;;) {
     Incoming next;
     {
@@ -141,7 +141,7 @@ void PlanTraffic::OpenAll() {
   }
 }
 
-void PlanTraffic::Open(Incoming incoming) {
+void PlannedTensors::Open(Incoming incoming) {
   const uint32_t number = incoming.number;
   Offer offer;
   // Here and not where it came: a long one takes the progress thread's time.
@@ -186,23 +186,23 @@ void PlanTraffic::Open(Incoming incoming) {
   }
 }
 
-std::vector<std::shared_ptr<Routes>> PlanTraffic::AllRoutes() {
+std::vector<std::shared_ptr<Routes>> PlannedTensors::AllRoutes() {
   std::vector<std::shared_ptr<Routes>> all;
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& entry : routes_) all.push_back(entry.second);
   return all;
 }
 
-void PlanTraffic::BindAll() {
+void PlannedTensors::BindAll() {
   for (const std::shared_ptr<Routes>& routes : AllRoutes()) bind_(routes);
 }
 
-void PlanTraffic::DropStep(int64_t step_id) {
+void PlannedTensors::DropStep(int64_t step_id) {
   if (!any_routes_.load(std::memory_order_acquire)) return;
   for (const std::shared_ptr<Routes>& routes : AllRoutes()) routes->DropStep(step_id);
 }
 
-void PlanTraffic::OnDown() {
+void PlannedTensors::OnDown() {
   absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Routes>> routes;
   {
