@@ -21,7 +21,7 @@ PeerChannel::PeerChannel(rdt_channel* handle, const Host* host, MailboxTable* ma
       opened_here_(opened_here),
       reception_(&host->settings, mailboxes, this, this),
       plan_(host, this, &reception_,
-            [this](const std::shared_ptr<Routes>& routes) { Bind(routes); }) {}
+            [this](const std::shared_ptr<AcceptedOffer>& accepted) { Bind(accepted); }) {}
 
 std::shared_ptr<PeerChannel> PeerChannel::Adopt(rdt_channel* handle, const Host* host,
                                                 MailboxTable* mailboxes, Role role,
@@ -110,9 +110,9 @@ void PeerChannel::OnUnreachable(const std::string& why) {
   for (const auto& source : Sources()) source->GiveUp(this, why);
 }
 
-void PeerChannel::Bind(const std::shared_ptr<Routes>& routes) {
+void PeerChannel::Bind(const std::shared_ptr<AcceptedOffer>& accepted) {
   for (const std::shared_ptr<ChannelDestination>& destination : Destinations()) {
-    PlanBook::Get()->Bind(*host_, destination->task(), destination, routes);
+    PlanBook::Get()->Bind(*host_, destination->task(), destination, accepted);
   }
 }
 

@@ -16,8 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "graph/planned_edge.h"
+#include "plan/accepted_offer.h"
 #include "plan/planned_tensors.h"
-#include "plan/routes.h"
 #include "rdmatensor.h"
 #include "step/reception.h"
 #include "step/requests.h"
@@ -135,7 +135,7 @@ class PeerChannel final : public Channel, private SourceEvents {
   void OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) override;
   void OnStepFailed(int64_t step_id, const absl::Status& status) override;
   void OnUnreachable(const std::string& why) override;
-  void Bind(const std::shared_ptr<Routes>& routes);
+  void Bind(const std::shared_ptr<AcceptedOffer>& accepted);
 
   const Host* const host_;
   std::atomic<Role> role_;

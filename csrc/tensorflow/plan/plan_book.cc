@@ -90,30 +90,33 @@ std::shared_ptr<OutEdge> PlanBook::AddSend(EdgeDefinition definition) {
     if (found != offers_.end()) offers = found->second;
   }
   for (const Offered& each : offers) {
-    if (const std::shared_ptr<Routes> routes = each.routes.lock()) routes->Bind(edge, each.gate);
+    if (const std::shared_ptr<AcceptedOffer> accepted = each.accepted.lock())
+      accepted->Bind(edge, each.gate);
   }
   return edge;
 }
 
 void PlanBook::Bind(const Host& host, const std::string& destination,
-                    const std::shared_ptr<PushGate>& gate, const std::shared_ptr<Routes>& routes) {
+                    const std::shared_ptr<PushGate>& gate,
+                    const std::shared_ptr<AcceptedOffer>& accepted) {
   if (!host.settings.plan) return;
-  const LinkName link = NameOf(routes->offer().graph, host.task, destination);
+  const LinkName link = NameOf(accepted->offer().graph, host.task, destination);
   std::vector<std::shared_ptr<OutEdge>> edges;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<Offered>& offers = offers_[link];
     offers.erase(std::remove_if(offers.begin(), offers.end(),
-                                [&routes](const Offered& each) {
-                                  return each.routes.expired() || SameOwner(each.routes, routes);
+                                [&accepted](const Offered& each) {
+                                  return each.accepted.expired() ||
+                                         SameOwner(each.accepted, accepted);
                                 }),
                  offers.end());
-    offers.push_back({routes, gate});
+    offers.push_back({accepted, gate});
     for (const auto& entry : sends_[link]) {
       if (std::shared_ptr<OutEdge> edge = entry.second.lock()) edges.push_back(std::move(edge));
     }
   }
-  for (const std::shared_ptr<OutEdge>& edge : edges) routes->Bind(edge, gate);
+  for (const std::shared_ptr<OutEdge>& edge : edges) accepted->Bind(edge, gate);
 }
 
 std::vector<std::shared_ptr<InPlan>> PlanBook::PlansOf(const std::string& task) {
@@ -144,7 +147,7 @@ void PlanBook::SweepLocked() {
   });
   absl::erase_if(offers_, [](const auto& entry) {
     return std::all_of(entry.second.begin(), entry.second.end(),
-                       [](const Offered& each) { return each.routes.expired(); });
+                       [](const Offered& each) { return each.accepted.expired(); });
   });
   sweep_at_ = std::max(size_t{1024}, 2 * size());
 }

@@ -21,10 +21,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "graph/planned_edge.h"
+#include "plan/accepted_offer.h"
 #include "plan/in_plan.h"
 #include "plan/planned_tensors.h"
 #include "plan/promotion.h"
-#include "plan/routes.h"
 #include "stats/edge_waits.h"
 #include "wire/host.h"
 
@@ -66,7 +66,7 @@ class PlanBook {
                 const std::shared_ptr<PlannedTensors>& planned);
   // Binds what is sent from here to an offer of `destination`, now and as it is registered.
   void Bind(const Host& host, const std::string& destination, const std::shared_ptr<PushGate>& gate,
-            const std::shared_ptr<Routes>& routes);
+            const std::shared_ptr<AcceptedOffer>& accepted);
 
   // Edges that may get a place later.
   Promotion& promotion() { return promotion_; }
@@ -79,7 +79,7 @@ class PlanBook {
     PlannedFrom planned_from;
   };
   struct Offered {
-    std::weak_ptr<Routes> routes;
+    std::weak_ptr<AcceptedOffer> accepted;
     std::shared_ptr<PushGate> gate;
   };
   void Seal(const std::shared_ptr<InPlan>& plan);

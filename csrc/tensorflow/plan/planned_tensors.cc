@@ -76,21 +76,21 @@ bool PlannedTensors::Handle(MessageKind kind, uint64_t number, const char* data,
     case MessageKind::kOffer:
       return TakePiece(number, data, size);
     case MessageKind::kWithdraw: {
-      std::shared_ptr<Routes> routes;
+      std::shared_ptr<AcceptedOffer> accepted;
       {
         std::lock_guard<std::mutex> lock(mutex_);
-        auto found = routes_.find(number);
-        if (found == routes_.end()) {
+        auto found = accepted_.find(number);
+        if (found == accepted_.end()) {
           auto opening = opening_.find(number);
           // Neither: it could not be opened, and the word of that is on its way.
           if (opening == opening_.end()) return number < offered_;
           opening->second = true;
           return true;
         }
-        routes = std::move(found->second);
-        routes_.erase(found);
+        accepted = std::move(found->second);
+        accepted_.erase(found);
       }
-      routes->Close();
+      accepted->Close();
       return true;
     }
     default:
@@ -107,8 +107,8 @@ bool PlannedTensors::TakePiece(uint64_t number, const char* data, size_t size) {
     whole.append(piece.bytes.data(), piece.bytes.size());
     piece_bytes_ += piece.bytes.size();
     if (whole.size() > piece.total || piece_bytes_ > kMaxOfferBytes ||
-        pieces_.size() + opening_.size() + routes_.size() > kMaxOffers ||
-        routes_.contains(number) || opening_.contains(number)) {
+        pieces_.size() + opening_.size() + accepted_.size() > kMaxOffers ||
+        accepted_.contains(number) || opening_.contains(number)) {
       return false;
     }
     if (whole.size() < piece.total) return true;
@@ -156,11 +156,11 @@ void PlannedTensors::Open(Incoming incoming) {
   const bool admitted = incoming.claim != nullptr && places != nullptr;
   if (!admitted) offer = Offer();
   using Claims = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
-  auto routes = std::make_shared<Routes>(
+  auto accepted = std::make_shared<AcceptedOffer>(
       host_, channel_->shared_from_this(), number, std::move(offer),
       std::make_shared<Claims>(std::move(incoming.claim), std::move(places)));
   const absl::Status opened = admitted
-                                  ? routes->Open(account_.get())
+                                  ? accepted->Open(account_.get())
                                   : absl::ResourceExhaustedError(absl::StrCat(
                                         "its offers are together longer than ", kMaxOfferBytes,
                                         " bytes, or have more than ", kMaxAllSlots, " places"));
@@ -176,42 +176,42 @@ void PlannedTensors::Open(Incoming incoming) {
     std::lock_guard<std::mutex> lock(mutex_);
     withdrawn = opening_[number] || down_ || !opened.ok();
     opening_.erase(number);
-    if (!withdrawn) routes_[number] = routes;
-    any_routes_.store(!routes_.empty(), std::memory_order_release);
+    if (!withdrawn) accepted_[number] = accepted;
+    any_accepted_.store(!accepted_.empty(), std::memory_order_release);
   }
   if (withdrawn) {
-    routes->Close();
+    accepted->Close();
   } else {
-    bind_(routes);
+    bind_(accepted);
   }
 }
 
-std::vector<std::shared_ptr<Routes>> PlannedTensors::AllRoutes() {
-  std::vector<std::shared_ptr<Routes>> all;
+std::vector<std::shared_ptr<AcceptedOffer>> PlannedTensors::AllAccepted() {
+  std::vector<std::shared_ptr<AcceptedOffer>> all;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : routes_) all.push_back(entry.second);
+  for (const auto& entry : accepted_) all.push_back(entry.second);
   return all;
 }
 
 void PlannedTensors::BindAll() {
-  for (const std::shared_ptr<Routes>& routes : AllRoutes()) bind_(routes);
+  for (const std::shared_ptr<AcceptedOffer>& accepted : AllAccepted()) bind_(accepted);
 }
 
 void PlannedTensors::DropStep(int64_t step_id) {
-  if (!any_routes_.load(std::memory_order_acquire)) return;
-  for (const std::shared_ptr<Routes>& routes : AllRoutes()) routes->DropStep(step_id);
+  if (!any_accepted_.load(std::memory_order_acquire)) return;
+  for (const std::shared_ptr<AcceptedOffer>& accepted : AllAccepted()) accepted->DropStep(step_id);
 }
 
 void PlannedTensors::OnDown() {
   absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Routes>> routes;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<AcceptedOffer>> accepted;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     down_ = true;
     slots.swap(slots_);
-    routes.swap(routes_);
+    accepted.swap(accepted_);
   }
-  for (const auto& entry : routes) entry.second->Close();
+  for (const auto& entry : accepted) entry.second->Close();
   for (const auto& entry : slots) entry.second->End();
 }
 

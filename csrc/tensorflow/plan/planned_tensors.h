@@ -16,8 +16,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "plan/accepted_offer.h"
 #include "plan/offer_account.h"
-#include "plan/routes.h"
 #include "plan/slots.h"
 #include "wire/message.h"
 #include "wire/plan_message.h"
@@ -27,8 +27,8 @@ namespace rdmatensor {
 // Thread-safe. Belongs to a channel.
 class PlannedTensors {
  public:
-  // The offers of a peer can be used once their Routes are open: then they are given to `bind`.
-  using Bind = std::function<void(const std::shared_ptr<Routes>&)>;
+  // The offers of a peer can be used once their AcceptedOffer are open: then they are given to `bind`.
+  using Bind = std::function<void(const std::shared_ptr<AcceptedOffer>&)>;
   PlannedTensors(const Host* host, Channel* channel, Reception* reception, Bind bind)
       : host_(host), channel_(channel), reception_(reception), bind_(std::move(bind)) {}
 
@@ -56,7 +56,7 @@ class PlannedTensors {
     std::shared_ptr<const void> claim;  // to its length; nullptr: the peer has offered too much
   };
   void Open(Incoming incoming);
-  std::vector<std::shared_ptr<Routes>> AllRoutes();
+  std::vector<std::shared_ptr<AcceptedOffer>> AllAccepted();
 
   const Host* const host_;
   Channel* const channel_;
@@ -65,16 +65,16 @@ class PlannedTensors {
   std::mutex mutex_;
   bool down_ = false;
   uint32_t next_number_ = 0;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots_;    // offered to the peer
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Routes>> routes_;  // offered by it
-  absl::flat_hash_map<uint64_t, std::string> pieces_;              // of offers that are not whole
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots_;             // offered to the peer
+  absl::flat_hash_map<uint64_t, std::shared_ptr<AcceptedOffer>> accepted_;  // offered by it
+  absl::flat_hash_map<uint64_t, std::string> pieces_;  // of offers that are not whole
   uint64_t piece_bytes_ = 0;
   absl::flat_hash_map<uint64_t, bool> opening_;  // true: withdrawn meanwhile
   std::deque<Incoming> to_open_;
   const std::shared_ptr<OfferAccount> account_ = std::make_shared<OfferAccount>();
   bool opener_runs_ = false;
   uint64_t offered_ = 0;  // above the number of every offer of the peer
-  std::atomic<bool> any_routes_{false};
+  std::atomic<bool> any_accepted_{false};
 };
 
 }  // namespace rdmatensor

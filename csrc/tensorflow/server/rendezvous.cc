@@ -104,20 +104,20 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
 
 bool RdmaRendezvous::SendPlanned(const OutEdge& edge, const tensorflow::FrameAndIter& at,
                                  const Tensor& tensor, bool is_dead) {
-  std::shared_ptr<Routes> routes;
+  std::shared_ptr<AcceptedOffer> accepted;
   std::shared_ptr<PushGate> gate;
   uint32_t index = 0;
   {
     std::lock_guard<std::mutex> lock(const_cast<OutEdge&>(edge).mutex);
-    routes = edge.routes;
+    accepted = edge.accepted;
     gate = edge.gate;
     index = edge.index;
   }
-  if (routes == nullptr || aborted_.load(std::memory_order_acquire)) return false;
-  const bool may_go = gate->MayPush(session(), session_name(), step_id_, routes->channel());
-  const bool sent = routes->Send(edge, index, {step_id_, at, &tensor, is_dead, began_, may_go});
+  if (accepted == nullptr || aborted_.load(std::memory_order_acquire)) return false;
+  const bool may_go = gate->MayPush(session(), session_name(), step_id_, accepted->channel());
+  const bool sent = accepted->Send(edge, index, {step_id_, at, &tensor, is_dead, began_, may_go});
   // An abort meanwhile may have missed what the step's groups hold since.
-  if (aborted_.load()) routes->DropStep(step_id_);
+  if (aborted_.load()) accepted->DropStep(step_id_);
   return sent;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sender's half of planned tensors: a receiver's offer of places, in use.
-#ifndef RDMATENSOR_TENSORFLOW_PLAN_ROUTES_H_
-#define RDMATENSOR_TENSORFLOW_PLAN_ROUTES_H_
+#ifndef RDMATENSOR_TENSORFLOW_PLAN_ACCEPTED_OFFER_H_
+#define RDMATENSOR_TENSORFLOW_PLAN_ACCEPTED_OFFER_H_
 
 #include <atomic>
 #include <cstdint>
@@ -27,7 +27,7 @@
 
 namespace rdmatensor {
 
-class Routes;
+class AcceptedOffer;
 
 // Moments of this process in their order: a later call returns more.
 inline uint64_t Moment() {
@@ -52,26 +52,26 @@ struct OutEdge {
   uint64_t hash = 0;
 
   std::mutex mutex;
-  std::shared_ptr<Routes> routes;  // nullptr: its tensors take the dynamic path
-  std::shared_ptr<PushGate> gate;  // of the task that receives; with routes
-  uint32_t index = 0;              // of the edge in the offer
+  std::shared_ptr<AcceptedOffer> accepted;  // nullptr: its tensors take the dynamic path
+  std::shared_ptr<PushGate> gate;           // of the task that receives; with accepted
+  uint32_t index = 0;                       // of the edge in the offer
 };
 
 // Thread-safe. Ends when the receiver withdraws the offer or the channel goes down.
-class Routes : public std::enable_shared_from_this<Routes> {
+class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
  public:
   // `claim` is held as long as the offer is.
-  Routes(const Host* host, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
-         std::shared_ptr<const void> claim);
-  ~Routes();
-  Routes(const Routes&) = delete;
-  Routes& operator=(const Routes&) = delete;
+  AcceptedOffer(const Host* host, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
+                std::shared_ptr<const void> claim);
+  ~AcceptedOffer();
+  AcceptedOffer(const AcceptedOffer&) = delete;
+  AcceptedOffer& operator=(const AcceptedOffer&) = delete;
 
   const Offer& offer() const { return offer_; }
   Channel* channel() const { return channel_.get(); }
   // Makes the places reachable and accepts the offer. Memory to write from counts in `account`. Blocks.
   absl::Status Open(OfferAccount* account);
-  // Sends the edge through these routes from now on, if they were offered for it. A group is used once
+  // Sends the edge through these accepted from now on, if they were offered for it. A group is used once
   // all its members are bound: it waits for each of them in every step. If the ends understand the
   // edge differently it takes the dynamic path, and the first such edge is warned of.
   void Bind(const std::shared_ptr<OutEdge>& edge, const std::shared_ptr<PushGate>& gate);
@@ -172,4 +172,4 @@ class Routes : public std::enable_shared_from_this<Routes> {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_PLAN_ROUTES_H_
+#endif  // RDMATENSOR_TENSORFLOW_PLAN_ACCEPTED_OFFER_H_

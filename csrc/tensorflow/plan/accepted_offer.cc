@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/routes.h"
+#include "plan/accepted_offer.h"
 
 #include <cstring>
 #include <string>
@@ -27,14 +27,14 @@ Path PathOf(const Offer::Edge& edge) { return edge.has_shape ? Path::kBounded : 
 }  // namespace
 
 // What a write keeps until the transport has done it.
-struct Routes::Posted {
-  std::shared_ptr<Routes> routes;
+struct AcceptedOffer::Posted {
+  std::shared_ptr<AcceptedOffer> accepted;
   tensorflow::Tensor source;
   std::string message;
 };
 
-Routes::Routes(const Host* host, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
-               std::shared_ptr<const void> claim)
+AcceptedOffer::AcceptedOffer(const Host* host, std::shared_ptr<Channel> channel, uint32_t number,
+                             Offer offer, std::shared_ptr<const void> claim)
     : host_(host),
       channel_(std::move(channel)),
       number_(number),
@@ -61,13 +61,13 @@ Routes::Routes(const Host* host, std::shared_ptr<Channel> channel, uint32_t numb
   }
 }
 
-Routes::~Routes() {
+AcceptedOffer::~AcceptedOffer() {
   rdt_remote_region_unref(places_);
   rdt_region_close(credits_);
   rdt_region_close(staging_);
 }
 
-absl::Status Routes::Open(OfferAccount* account) {
+absl::Status AcceptedOffer::Open(OfferAccount* account) {
   rdt_region_info places{}, credits{}, staging{};
   rdt_device* const device = host_->device;
   uint64_t staged = 0;
@@ -128,7 +128,8 @@ absl::Status Routes::Open(OfferAccount* account) {
   return channel_->NotifyMessage(PackImmediate(MessageKind::kAccept, number_), message);
 }
 
-void Routes::Bind(const std::shared_ptr<OutEdge>& edge, const std::shared_ptr<PushGate>& gate) {
+void AcceptedOffer::Bind(const std::shared_ptr<OutEdge>& edge,
+                         const std::shared_ptr<PushGate>& gate) {
   auto found = index_of_.find(edge->definition->name);
   if (found == index_of_.end()) return;
   const uint32_t index = found->second;
@@ -136,13 +137,13 @@ void Routes::Bind(const std::shared_ptr<OutEdge>& edge, const std::shared_ptr<Pu
     WarnMismatch(edge->definition->name);
     return;
   }
-  std::shared_ptr<Routes> replaced;  // freed after the locks
+  std::shared_ptr<AcceptedOffer> replaced;  // freed after the locks
   std::lock_guard<std::mutex> lock(bound_mutex_);
   if (closed_.load() || bound_[index].lock() == edge) return;
   bound_[index] = edge;
   {
     std::lock_guard<std::mutex> edge_lock(edge->mutex);
-    replaced = std::exchange(edge->routes, shared_from_this());
+    replaced = std::exchange(edge->accepted, shared_from_this());
     edge->gate = gate;
     edge->index = index;
   }
@@ -155,7 +156,7 @@ void Routes::Bind(const std::shared_ptr<OutEdge>& edge, const std::shared_ptr<Pu
   group.bound_at = Moment();
 }
 
-uint64_t Routes::BitOf(const Group& group, uint32_t index) {
+uint64_t AcceptedOffer::BitOf(const Group& group, uint32_t index) {
   uint64_t bit = 1;
   for (uint32_t member : group.members) {
     if (member == index) break;
@@ -164,9 +165,11 @@ uint64_t Routes::BitOf(const Group& group, uint32_t index) {
   return bit;
 }
 
-uint64_t Routes::AllOf(const Group& group) { return ~uint64_t{0} >> (64 - group.members.size()); }
+uint64_t AcceptedOffer::AllOf(const Group& group) {
+  return ~uint64_t{0} >> (64 - group.members.size());
+}
 
-void Routes::WarnMismatch(const std::string& edge) {
+void AcceptedOffer::WarnMismatch(const std::string& edge) {
   CountPlan(PlanEvent::kMismatch);
   if (warned_.exchange(true)) return;
   rdt_log_line(RDT_LOG_WARN,
@@ -176,7 +179,7 @@ void Routes::WarnMismatch(const std::string& edge) {
                    .c_str());
 }
 
-void Routes::Close() {
+void AcceptedOffer::Close() {
   std::vector<std::weak_ptr<OutEdge>> bound;
   {
     std::lock_guard<std::mutex> lock(bound_mutex_);
@@ -186,14 +189,14 @@ void Routes::Close() {
   for (const std::weak_ptr<OutEdge>& each : bound) {
     const std::shared_ptr<OutEdge> edge = each.lock();
     if (edge == nullptr) continue;
-    std::shared_ptr<Routes> dropped;
+    std::shared_ptr<AcceptedOffer> dropped;
     std::lock_guard<std::mutex> lock(edge->mutex);
-    if (edge->routes.get() == this) dropped = std::move(edge->routes);
+    if (edge->accepted.get() == this) dropped = std::move(edge->accepted);
   }
   if (users_.load() == 0) Finish();
 }
 
-bool Routes::Enter() {
+bool AcceptedOffer::Enter() {
   if (home_.IsLeft()) return false;  // the places are the parent's
   users_.fetch_add(1);
   if (!closed_.load()) return true;
@@ -201,17 +204,17 @@ bool Routes::Enter() {
   return false;
 }
 
-void Routes::Leave() {
+void AcceptedOffer::Leave() {
   if (users_.fetch_sub(1) == 1 && closed_.load()) Finish();
 }
 
-void Routes::Finish() {
+void AcceptedOffer::Finish() {
   if (finished_.exchange(true)) return;
   FinishGroups();
   (void)channel_->Notify(PackImmediate(MessageKind::kWithdrawn, number_));
 }
 
-int Routes::Acquire(int32_t number) {
+int AcceptedOffer::Acquire(int32_t number) {
   Ring& ring = rings_[static_cast<size_t>(number)];
   const uint32_t slots = offer_.rings[static_cast<size_t>(number)].slots;
   std::lock_guard<std::mutex> lock(ring.mutex);
@@ -228,18 +231,18 @@ int Routes::Acquire(int32_t number) {
   return -1;
 }
 
-void Routes::Release(int32_t number, int slot) {
+void AcceptedOffer::Release(int32_t number, int slot) {
   Ring& ring = rings_[static_cast<size_t>(number)];
   std::lock_guard<std::mutex> lock(ring.mutex);
   --used_[ring.first + static_cast<size_t>(slot)];
 }
 
-uint64_t Routes::SlotOffset(int32_t number, int slot) const {
+uint64_t AcceptedOffer::SlotOffset(int32_t number, int slot) const {
   const Offer::Ring& ring = offer_.rings[static_cast<size_t>(number)];
   return ring.offset + static_cast<uint64_t>(slot) * ring.stride;
 }
 
-bool Routes::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
+bool AcceptedOffer::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
   bool fits = sent.may_go;
   // What the graph promises of a shape binds no client that feeds something else.
   if (fits && !sent.is_dead && !edge.definition->shape.IsCompatibleWith(sent.tensor->shape())) {
@@ -256,7 +259,8 @@ bool Routes::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
   return done;
 }
 
-bool Routes::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, PlannedMessage* message) {
+bool AcceptedOffer::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor,
+                         PlannedMessage* message) {
   if (!channel_->can_map() || tensor.TotalBytes() <= host_->settings.plan_copy_bytes ||
       edge.definition->may_change || host_->settings.ablation != Ablation::kNone) {
     return false;
@@ -271,7 +275,7 @@ bool Routes::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, Planned
   return true;
 }
 
-bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent) {
+bool AcceptedOffer::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent) {
   const Offer::Edge& offered = offer_.edges[index];
   const Path path = PathOf(offered);
   PlannedMessage message;
@@ -323,13 +327,13 @@ bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent)
   return true;
 }
 
-void Routes::AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const {
+void AcceptedOffer::AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const {
   if (!host_->settings.checksum) return;
   message->flags |= PlannedMessage::kChecked;
   message->checksums.push_back(ChecksumToSend(data, bytes));
 }
 
-bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
+bool AcceptedOffer::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
   uint64_t region_key = 0, offset = 0;
   const uint64_t bytes = source->TotalBytes();
   // What is copied to its place at once may change afterwards, but not between checksum and copy.
@@ -351,8 +355,8 @@ bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
   return true;
 }
 
-void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes,
-                            uint64_t offset, const PlannedMessage& message) {
+void AcceptedOffer::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes,
+                                   uint64_t offset, const PlannedMessage& message) {
   if (mapped_places_ != nullptr) {
     CopyTraced(mapped_places_ + offset, data, bytes, "place");
     (void)Announce(message);
@@ -371,13 +375,13 @@ void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_
   ops[1].local = &posted->message[0];
   ops[1].size = posted->message.size();
   ops[1].immediate = PackImmediate(MessageKind::kPlanned, number_);
-  posted->routes = shared_from_this();
+  posted->accepted = shared_from_this();
   posted->source = std::move(source);
   users_.fetch_add(1);
   const auto done = [](void* context, rdt_status ended) {
     const std::unique_ptr<Posted> kept(static_cast<Posted*>(context));
-    if (ended < RDT_OK) kept->routes->channel_->Close();  // see Announce
-    kept->routes->Leave();
+    if (ended < RDT_OK) kept->accepted->channel_->Close();  // see Announce
+    kept->accepted->Leave();
   };
   Posted* const raw = posted.release();
   const rdt_status status = rdt_channel_post(channel_->handle(), ops, 2, done, raw);
@@ -386,14 +390,15 @@ void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_
 
 // Sending never fails, as in stock TensorFlow: what cannot be announced fails the receiver's step, by
 // the end of the channel.
-bool Routes::Announce(const PlannedMessage& message) {
+bool AcceptedOffer::Announce(const PlannedMessage& message) {
   const uint64_t immediate = PackImmediate(MessageKind::kPlanned, number_);
   if (channel_->NotifyMessage(immediate, message).ok()) return true;
   channel_->Close();
   return false;
 }
 
-bool Routes::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent, bool fits) {
+bool AcceptedOffer::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent,
+                                bool fits) {
   const Offer::Edge& offered = offer_.edges[index];
   Group& group = groups_[static_cast<size_t>(offered.group)];
   const uint64_t all = AllOf(group);
@@ -451,8 +456,8 @@ bool Routes::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent
 }
 
 // Under the group's lock, so that the steps of one key are announced in order.
-void Routes::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
-                         const Offer::Edge& offered) {
+void AcceptedOffer::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
+                                const Offer::Edge& offered) {
   const uint64_t offset = SlotOffset(offered.ring, step->slot);
   PlannedMessage message;
   message.step_id = step->step_id;
@@ -478,7 +483,7 @@ void Routes::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
   open_steps_.fetch_sub(1);
 }
 
-void Routes::FinishGroups() {
+void AcceptedOffer::FinishGroups() {
   if (open_steps_.load() == 0) return;
   for (Group& group : groups_) {
     std::lock_guard<std::mutex> lock(group.mutex);
@@ -495,7 +500,7 @@ void Routes::FinishGroups() {
   }
 }
 
-void Routes::DropStep(int64_t step_id) {
+void AcceptedOffer::DropStep(int64_t step_id) {
   if (open_steps_.load() == 0) return;
   for (Group& group : groups_) {
     std::lock_guard<std::mutex> lock(group.mutex);
