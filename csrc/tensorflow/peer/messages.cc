@@ -89,7 +89,7 @@ bool HandleAsked(PeerChannel* channel, const char* data, size_t size) {
   return true;
 }
 
-bool HandleAsk(MailboxTable* mailboxes, PeerChannel* channel, const char* data, size_t size) {
+bool HandleRequest(MailboxTable* mailboxes, PeerChannel* channel, const char* data, size_t size) {
   StepMessage message;
   std::string key;
   Requests::Answer answer;
@@ -98,7 +98,7 @@ bool HandleAsk(MailboxTable* mailboxes, PeerChannel* channel, const char* data, 
     return false;
   }
   if (mailboxes->WasRemoved(message.step_id)) return true;
-  if (!channel->requests().Ask(message.step_id, message.text, &answer)) return false;
+  if (!channel->requests().Add(message.step_id, message.text, &answer)) return false;
   // Answering copies, which the progress thread has no time for.
   if (answer != nullptr) tsl::Env::Default()->SchedClosure(std::move(answer));
   return true;
@@ -148,11 +148,11 @@ bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, PeerChannel* chann
       return HandleAnswered(channel, data, size);
     case MessageKind::kLost:
       return HandleLost(channel, data, size);
-    case MessageKind::kWillAsk:
+    case MessageKind::kWillRequest:
       channel->requests().Expect();
       return channel->role() == PeerChannel::Role::kSender && channel->Destinations().empty();
-    case MessageKind::kAsk:
-      return HandleAsk(mailboxes, channel, data, size);
+    case MessageKind::kRequest:
+      return HandleRequest(mailboxes, channel, data, size);
     case MessageKind::kContested:
       return HandleContested(channel, data, size);
     case MessageKind::kSource:

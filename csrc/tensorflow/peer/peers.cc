@@ -45,19 +45,19 @@ SourcePeer::SourcePeer(const Host* host, MailboxTable* mailboxes, OpenedChannels
       waits_(WaitsOf(task(), receiver(), "")),
       backoff_(Backoff::Milliseconds(host->settings.failback_ms)) {}
 
-SourcePeer::Route SourcePeer::RouteFor(uint64_t incarnation, int64_t step_id,
-                                       const Waiter& waiter) {
+SourcePeer::Decision SourcePeer::Decide(uint64_t incarnation, int64_t step_id,
+                                        const Waiter& waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (IsBehindChannelLocked(incarnation)) return Route::kWait;
+  if (IsBehindChannelLocked(incarnation)) return Decision::kWait;
   const bool retried = retried_.contains(incarnation);
   if (retried || rpc_incarnations_.contains(incarnation)) {
     ++asked_[{step_id, waiter.FullKey()}];
-    return retried && !asking_ && backoff_.Due() ? Route::kAskAndRetry : Route::kAsk;
+    return retried && !asking_ && backoff_.Due() ? Decision::kRpcAndRetry : Decision::kRpc;
   }
-  return asking_ ? Route::kWait : Route::kConnect;
+  return asking_ ? Decision::kWait : Decision::kConnect;
 }
 
-void SourcePeer::Ask(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
+void SourcePeer::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
   using Args = tensorflow::Rendezvous::Args;
   waiter.done = [self = shared_from_this(), step_id, key = waiter.FullKey(),
                  done = std::move(waiter.done)](const absl::Status& status, const Args& send_args,
@@ -278,7 +278,7 @@ void SourcePeer::Request(int64_t step_id, const std::string& key) {
   if (channel == nullptr) return;
   CountRequest();
   // If the channel is down what waits fails with it.
-  (void)Tell(channel.get(), MessageKind::kAsk, {step_id, key});
+  (void)Tell(channel.get(), MessageKind::kRequest, {step_id, key});
 }
 
 absl::Status SourcePeer::SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked) {
@@ -288,7 +288,7 @@ absl::Status SourcePeer::SendReady(PeerChannel* channel, const std::vector<Asked
       if (absl::Status sent = Tell(channel, MessageKind::kAsked, each); !sent.ok()) return sent;
     }
     if (host_->settings.ablation == Ablation::kRpc && !std::exchange(channel->announced, true)) {
-      const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillAsk));
+      const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillRequest));
       if (!sent.ok()) return sent;
     }
     ReadyMessage ready;
@@ -399,17 +399,17 @@ void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
     if (waiter.source.get() != this) return false;
     if (host_->settings.ablation == Ablation::kRpc) requested.push_back(waiter.FullKey());
-    const Route route = RouteFor(waiter.source_incarnation, step_id, waiter);
-    if (route == Route::kConnect) {
+    const Decision decision = Decide(waiter.source_incarnation, step_id, waiter);
+    if (decision == Decision::kConnect) {
       reconnect.emplace_back(waiter.rpc->workers(), waiter.source_incarnation);
     }
-    return route == Route::kAsk || route == Route::kAskAndRetry;
+    return decision == Decision::kRpc || decision == Decision::kRpcAndRetry;
   });
   for (auto& [workers, incarnation] : reconnect) EnsureConnecting(workers, incarnation);
   for (const std::string& key : requested) Request(step_id, key);
   for (Waiter& waiter : by_rpc) {
     RpcFallback* const rpc = waiter.rpc;
-    Ask(step_id, rpc, std::move(waiter));
+    ReceiveByRpc(step_id, rpc, std::move(waiter));
   }
 }
 

@@ -51,18 +51,18 @@ class SourcePeer final : public ChannelSource, public std::enable_shared_from_th
   std::shared_ptr<PeerChannel> ReadyChannel();
 
   // How a receive of a tensor from the device with `incarnation` goes on: wait in the mailbox, also
-  // ask the peer where it is (EnsureConnecting), or take TensorFlow's RPC (kAsk), and then perhaps also
-  // see whether the peer can be reached otherwise by now (kAskAndRetry: EnsureConnecting as well).
+  // ask the peer where it is (EnsureConnecting), or take TensorFlow's RPC (kRpc), and then perhaps also
+  // see whether the peer can be reached otherwise by now (kRpcAndRetry: EnsureConnecting as well).
   //
   // A process that is sent pushes must never be asked by RPC as well, except for what it referred:
   // the push and the request could pass each other. So RPC is for processes to which no channel is
   // ready, and for incarnations that are known to be gone, which the RPC answers with the error that
   // TensorFlow users know. Each request is noted until it has ended: what is under way
   // when a channel becomes ready is announced on it, and not pushed.
-  enum class Route { kWait, kConnect, kAsk, kAskAndRetry };
-  Route RouteFor(uint64_t incarnation, int64_t step_id, const Waiter& waiter);
-  // Fetches by RecvTensor what RouteFor decided so.
-  void Ask(int64_t step_id, RpcFallback* rpc, Waiter waiter);
+  enum class Decision { kWait, kConnect, kRpc, kRpcAndRetry };
+  Decision Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter);
+  // Fetches by RecvTensor what Decide decided so.
+  void ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter);
   // Fails if the peer said that nothing more will come for this step, or of this key.
   absl::Status StatusOf(int64_t step_id, const KeyId& key) const;
 
@@ -90,7 +90,7 @@ class SourcePeer final : public ChannelSource, public std::enable_shared_from_th
   void AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers, uint64_t incarnation);
   void OnAddress(const absl::StatusOr<std::string>& encoded, uint64_t incarnation);
   void Connect(const AddressAnswer& answer, uint64_t incarnation);
-  // A request that RouteFor decided for has ended.
+  // A request that Decide decided for has ended.
   void OnAnswered(int64_t step_id, const std::string& key);
   // Ends of connecting.
   void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);

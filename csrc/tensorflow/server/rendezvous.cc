@@ -165,10 +165,11 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
   const uint64_t epoch = source->epoch();
   const bool asks = endpoint_->settings().ablation == Ablation::kRpc;
   const std::string asked = asks ? waiter.FullKey() : std::string();
-  const auto route = source->RouteFor(incarnation, step_id_, waiter);
-  if (route == SourcePeer::Route::kAskAndRetry) source->EnsureConnecting(workers(), incarnation);
-  if (route == SourcePeer::Route::kAsk || route == SourcePeer::Route::kAskAndRetry) {
-    source->Ask(step_id_, this, std::move(waiter));
+  const auto decision = source->Decide(incarnation, step_id_, waiter);
+  if (decision == SourcePeer::Decision::kRpcAndRetry)
+    source->EnsureConnecting(workers(), incarnation);
+  if (decision == SourcePeer::Decision::kRpc || decision == SourcePeer::Decision::kRpcAndRetry) {
+    source->ReceiveByRpc(step_id_, this, std::move(waiter));
     return;
   }
   const absl::Status failed = source->StatusOf(step_id_, key);
@@ -177,7 +178,7 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
     return;
   }
   std::shared_ptr<tensorflow::WorkerCacheInterface> connections;
-  if (route == SourcePeer::Route::kConnect) connections = workers();
+  if (decision == SourcePeer::Decision::kConnect) connections = workers();
 
   waiter.rpc = this;
   Arrival arrival;
@@ -192,7 +193,7 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
     case Mailbox::Received::kWaiting:
       break;
   }
-  if (route == SourcePeer::Route::kConnect) {
+  if (decision == SourcePeer::Decision::kConnect) {
     source->EnsureConnecting(std::move(connections), incarnation);
   }
   if (source->epoch() != epoch) {

@@ -101,7 +101,7 @@ Taken Fetcher::Start(std::unique_ptr<Fetch> fetch) {
   return Advance(std::move(fetch), region, false);
 }
 
-rdt_status Fetcher::Ask(uint64_t region_key, OpenRegion* region) const {
+rdt_status Fetcher::OpenRemote(uint64_t region_key, OpenRegion* region) const {
   rdt_region_info info{};
   rdt_status status = rdt_remote_region_open(channel_->handle(), region_key,
                                              settings_->connect_timeout_ms, &region->handle);
@@ -112,7 +112,7 @@ rdt_status Fetcher::Ask(uint64_t region_key, OpenRegion* region) const {
 
 absl::Status Fetcher::OpenAhead(uint64_t region_key) {
   OpenRegion region;
-  const rdt_status status = Ask(region_key, &region);
+  const rdt_status status = OpenRemote(region_key, &region);
   // The sender knows which of its regions this channel does not reach, and sends them otherwise.
   if (status == RDT_ERR_UNSUPPORTED) return absl::OkStatus();
   if (status != RDT_OK) {
@@ -131,7 +131,7 @@ absl::Status Fetcher::OpenAhead(uint64_t region_key) {
 
 void Fetcher::Open(uint64_t region_key) {
   OpenRegion region;
-  const rdt_status status = Ask(region_key, &region);
+  const rdt_status status = OpenRemote(region_key, &region);
   const std::string why = status == RDT_OK ? "" : rdt_last_error();
   std::vector<std::unique_ptr<Fetch>> waiting;
   {

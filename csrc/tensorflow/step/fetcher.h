@@ -104,7 +104,7 @@ class Fetcher {
   };
   OpenRegion FindOpen(uint64_t region_key);
   // Asks the peer; nothing is stored.
-  rdt_status Ask(uint64_t region_key, OpenRegion* region) const;
+  rdt_status OpenRemote(uint64_t region_key, OpenRegion* region) const;
   void Open(uint64_t region_key);
   Taken Advance(std::unique_ptr<Fetch> fetch, const OpenRegion& region, bool may_block);
   Taken AdvanceElsewhere(std::unique_ptr<Fetch> fetch, const OpenRegion& region);

@@ -32,7 +32,7 @@ class Requests {
   bool Take(int64_t step_id, absl::string_view key, Answer answer);
   // The receiver asks. `answer` is what was kept, or empty: the request is. False: more requests than
   // any receiver has.
-  bool Ask(int64_t step_id, absl::string_view key, Answer* answer);
+  bool Add(int64_t step_id, absl::string_view key, Answer* answer);
 
   // What is kept is dropped: of a step that is over, or of all.
   void DropStep(int64_t step_id);

@@ -39,9 +39,9 @@ enum class MessageKind : uint8_t {
   kAnswered = 12,  // it has ended: push what comes under this key from now on
   kLost = 13,      // sender -> receiver: was pushed down an earlier channel, perhaps in vain
   // Receiver -> sender, with ABLATION=rpc. See requests.h.
-  kWillAsk = 14,    // before kReady: push nothing that was not asked for
-  kAsk = 15,        // for the tensor of this key
-  kContested = 16,  // sender -> receiver: another process announced this name too; use RecvTensor
+  kWillRequest = 14,  // before kReady: push nothing that was not asked for
+  kRequest = 15,      // for the tensor of this key
+  kContested = 16,    // sender -> receiver: another process announced this name too; use RecvTensor
   // Sender to receiver, first on a channel that the sender opened: take my tensors from here.
   kSource = 17
 };
@@ -89,7 +89,7 @@ bool Parse(const char* data, size_t size, TensorMessage* out);
 inline constexpr size_t kMaxAskedBytes = 16u << 20;
 inline size_t AskedBytes(absl::string_view key) { return key.size() + 64; }
 
-// kReferral, kAsked, kAnswered, kLost, kAsk: `text` is the key. kAbort: `code` is the absl::StatusCode, `text` its message, and
+// kReferral, kAsked, kAnswered, kLost, kRequest: `text` is the key. kAbort: `code` is the absl::StatusCode, `text` its message, and
 // `derived` says that the failure is a consequence of another one.
 struct StepMessage {
   int64_t step_id = 0;
