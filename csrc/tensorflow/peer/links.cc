@@ -11,6 +11,7 @@
 #include "stats/path_stats.h"
 #include "step/push.h"
 #include "wire/message.h"
+#include "wire/notices.h"
 #include "wire/task_call.h"
 #include "xla/tsl/platform/env.h"
 #include "xla/tsl/platform/status.h"
@@ -25,28 +26,6 @@ constexpr size_t kMaxSessions = 1024;
 absl::Status LostStatus(absl::string_view task) {
   return absl::UnavailableError(
       absl::StrCat("rdmatensor: the channel to ", task, " was lost during this step"));
-}
-
-absl::Status TellFailure(Channel* channel, int64_t step_id, const absl::Status& status) {
-  StepMessage message;
-  message.step_id = step_id;
-  message.code = static_cast<int32_t>(status.code());
-  message.derived = tsl::StatusGroup::IsDerived(status);
-  // A status may quote whole graphs; the beginning says what happened.
-  constexpr size_t kLongestText = 2048;
-  const size_t room = channel->max_notify() > EncodedSize(message)
-                          ? static_cast<size_t>(channel->max_notify()) - EncodedSize(message)
-                          : 0;
-  message.text = status.message().substr(0, std::min(kLongestText, room));
-  return channel->NotifyMessage(PackImmediate(MessageKind::kAbort), message);
-}
-
-// A channel that is down needs no word.
-void TellContested(Channel* channel, const std::string& session, const std::string& task) {
-  ReadyMessage message;
-  message.session = session;
-  message.task = task;
-  (void)channel->NotifyMessage(PackImmediate(MessageKind::kContested), message);
 }
 
 }  // namespace
@@ -187,11 +166,8 @@ void DestinationLink::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step
     std::lock_guard<std::mutex> lock(mutex_);
     ++StepLocked(step_id).referred[key];
   }
-  StepMessage message;
-  message.step_id = step_id;
-  message.text = key;
   // If the channel is down the receiver's waiters fail with it.
-  const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReferral), message);
+  const absl::Status sent = TellOfKey(channel, MessageKind::kReferral, step_id, key);
   if (absl::IsInternal(sent)) SendAbort(rpc->session_name(), step_id, sent);
 }
 
@@ -282,7 +258,7 @@ void DestinationLink::SetOwner(const std::string& session,
     }
   }
   Fail(std::move(failed), LostStatus(task()));
-  if (is_former) TellContested(channel.get(), session, task());
+  if (is_former) (void)TellOfName(channel.get(), MessageKind::kContested, session, task());
   PushSoon(std::move(pending), std::move(channel));
 }
 
@@ -343,7 +319,7 @@ bool DestinationLink::Attach(std::shared_ptr<PeerChannel> channel, const std::st
   Fail(std::move(failed), LostStatus(task()));
   if (replaced != nullptr) replaced->Refuse();
   for (const std::shared_ptr<PeerChannel>& each : refused)
-    TellContested(each.get(), session, task());
+    (void)TellOfName(each.get(), MessageKind::kContested, session, task());
   if (!admitted) {
     RecordPeer(Direction::kSend, task(), kRpcTransport,
                absl::StrCat(channel->peer_name(), " is not the only process of this name"), true);
@@ -356,13 +332,10 @@ bool DestinationLink::Attach(std::shared_ptr<PeerChannel> channel, const std::st
              false);
   attached_.notify_all();
   for (const Lane::Failure& failure : announcements) {
-    (void)TellFailure(channel.get(), failure.step_id, failure.status);
+    TellFailure(channel.get(), failure.step_id, failure.status);
   }
   for (const auto& [step_id, key] : lost_copies) {
-    StepMessage message;
-    message.step_id = step_id;
-    message.text = key;
-    (void)channel->NotifyMessage(PackImmediate(MessageKind::kLost), message);
+    (void)TellOfKey(channel.get(), MessageKind::kLost, step_id, key);
   }
   PushSoon(std::move(pending), std::move(channel));
   return true;
@@ -522,7 +495,7 @@ void DestinationLink::SendAbort(const std::string& session, int64_t step_id,
     channel = lane.channel;
     if (channel == nullptr) lane.Announce(step_id, status);
   }
-  if (channel != nullptr) (void)TellFailure(channel.get(), step_id, status);
+  if (channel != nullptr) TellFailure(channel.get(), step_id, status);
 }
 
 std::vector<std::string> DestinationLink::SessionNames() {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "plan/plan_book.h"
 #include "stats/path_stats.h"
+#include "wire/notices.h"
 #include "wire/task_call.h"
 #include "xla/tsl/platform/env.h"
 
@@ -16,14 +17,6 @@ namespace {
 // A channel that was found again is as good as any other after so many times what was waited for it.
 constexpr int kLasting = 8;
 
-absl::Status Tell(Channel* channel, MessageKind kind,
-                  const std::pair<int64_t, std::string>& asked) {
-  StepMessage message;
-  message.step_id = asked.first;
-  message.text = asked.second;
-  return channel->NotifyMessage(PackImmediate(kind), message);
-}
-
 absl::Status LostStatus(const std::string& task) {
   return absl::UnavailableError(
       absl::StrCat("rdmatensor: the connection to ", task, " was lost with this tensor"));
@@ -31,7 +24,7 @@ absl::Status LostStatus(const std::string& task) {
 
 // With a channel that is lost, what it announced is void.
 void TellAnswered(Channel* channel, const std::pair<int64_t, std::string>& asked) {
-  (void)Tell(channel, MessageKind::kAnswered, asked);
+  (void)TellOfKey(channel, MessageKind::kAnswered, asked.first, asked.second);
 }
 
 }  // namespace
@@ -278,23 +271,21 @@ void SourcePeer::Request(int64_t step_id, const std::string& key) {
   if (channel == nullptr) return;
   CountRequest();
   // If the channel is down what waits fails with it.
-  (void)Tell(channel.get(), MessageKind::kRequest, {step_id, key});
+  (void)TellOfKey(channel.get(), MessageKind::kRequest, step_id, key);
 }
 
 absl::Status SourcePeer::SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked) {
   {
     std::lock_guard<std::mutex> lock(channel->announcing);
     for (const AskedKey& each : asked) {
-      if (absl::Status sent = Tell(channel, MessageKind::kAsked, each); !sent.ok()) return sent;
+      const absl::Status sent = TellOfKey(channel, MessageKind::kAsked, each.first, each.second);
+      if (!sent.ok()) return sent;
     }
     if (host_->settings.ablation == Ablation::kRpc && !std::exchange(channel->announced, true)) {
       const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillRequest));
       if (!sent.ok()) return sent;
     }
-    ReadyMessage ready;
-    ready.session = session();
-    ready.task = receiver();
-    const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReady), ready);
+    const absl::Status sent = TellOfName(channel, MessageKind::kReady, session(), receiver());
     if (!sent.ok()) return sent;
   }
   std::vector<AskedKey> answered;
