@@ -281,7 +281,7 @@ absl::Status SourcePeer::SendReady(PeerChannel* channel, const std::vector<Asked
       const absl::Status sent = TellOfKey(channel, MessageKind::kAsked, each.first, each.second);
       if (!sent.ok()) return sent;
     }
-    if (host_->settings.ablation == Ablation::kRpc && !std::exchange(channel->announced, true)) {
+    if (host_->settings.by_request && !std::exchange(channel->announced, true)) {
       const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillRequest));
       if (!sent.ok()) return sent;
     }
@@ -389,7 +389,7 @@ void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   std::vector<std::string> requested;
   auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
     if (waiter.source.get() != this) return false;
-    if (host_->settings.ablation == Ablation::kRpc) requested.push_back(waiter.FullKey());
+    if (host_->settings.by_request) requested.push_back(waiter.FullKey());
     const Decision decision = Decide(waiter.source_incarnation, step_id, waiter);
     if (decision == Decision::kConnect) {
       reconnect.emplace_back(waiter.rpc->workers(), waiter.source_incarnation);

@@ -262,7 +262,7 @@ bool AcceptedOffer::Send(const OutEdge& edge, uint32_t index, const Tensor& sent
 bool AcceptedOffer::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor,
                          PlannedMessage* message) {
   if (!channel_->can_map() || tensor.TotalBytes() <= host_->settings.plan_copy_bytes ||
-      edge.definition->may_change || host_->settings.ablation != Ablation::kNone) {
+      edge.definition->may_change || host_->settings.copy_sent) {
     return false;
   }
   const bool in_arena = reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
@@ -342,8 +342,7 @@ bool AcceptedOffer::MakeSendable(bool may_change, tensorflow::Tensor* source) co
   const ArenaExports& exports = *host_->exports;
   const bool in_arena = exports.Locate(channel_->handle(), source->data(), &region_key, &offset);
   PlacementOnSend(*source, in_arena);
-  const bool as_it_lies = host_->settings.ablation == Ablation::kNone;
-  if (in_arena && !may_change && as_it_lies) return true;
+  if (in_arena && !may_change && !host_->settings.copy_sent) return true;
   tensorflow::Tensor copy(Arena::Get()->allocator(), source->dtype(), source->shape());
   if (!copy.IsInitialized() ||
       !exports.Locate(channel_->handle(), copy.data(), &region_key, &offset)) {

@@ -163,7 +163,7 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
   const std::shared_ptr<Mailbox> mailbox = mailbox_;
   const uint64_t incarnation = waiter.source_incarnation;
   const uint64_t epoch = source->epoch();
-  const bool asks = endpoint_->settings().ablation == Ablation::kRpc;
+  const bool asks = endpoint_->settings().by_request;
   const std::string asked = asks ? waiter.FullKey() : std::string();
   const auto decision = source->Decide(incarnation, step_id_, waiter);
   if (decision == SourcePeer::Decision::kRpcAndRetry)

@@ -218,7 +218,7 @@ void Fetcher::OnRead(void* context, rdt_status status) {
                                    rdt_status_text(status)));
     return;
   }
-  if (self.settings_->ablation != Ablation::kRpc) {
+  if (!self.settings_->by_request) {
     self.Finish(*fetch);
     self.fetched_(fetch->step_id, fetch->key);
     return;

@@ -83,7 +83,7 @@ const char* PushTensor(const Host& host, Channel* channel, int64_t step_id, absl
   const bool in_place =
       reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
       exports.Locate(channel->handle(), tensor.data(), &message.region_key, &message.offset) &&
-      !may_change && host.settings.ablation == Ablation::kNone;
+      !may_change && !host.settings.copy_sent;
   PlacementOnSend(tensor, in_place);
   if (!in_place) {
     source = Tensor(Arena::Get()->allocator(), tensor.dtype(), tensor.shape());
