@@ -15,7 +15,7 @@
 namespace rdmatensor {
 namespace {
 
-// Differs in every process and server: a host:port alone may mean another process by now.
+// The name differs in every process and server, because a host:port may belong to another process by now.
 std::string UniqueName(const std::string& task) {
   std::random_device random;
   return absl::StrFormat("%s#%08x%08x", task, random(), random());
@@ -101,7 +101,7 @@ void Endpoint::OnConnect(void* context, rdt_channel* handle) {
 void Endpoint::OnNotify(void* context, rdt_channel* handle, uint64_t immediate, const void* data,
                         size_t size) {
   PeerChannel* channel = PeerChannel::FromHandle(handle);
-  // Closing takes effect later: what arrives until then is not looked at.
+  // Closing takes effect later. Messages that arrive until then are ignored.
   if (channel == nullptr || channel->refused) return;
   Endpoint* const endpoint = static_cast<Endpoint*>(context);
   if (!HandleMessage(&endpoint->peers_, &endpoint->mailboxes_, channel, immediate,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one server adds to TensorFlow: a device, the peers that send to it and receive from it, and
-// the mailboxes where tensors arrive.
+// The plugin's part of one server: a device, the peers that send to it and receive from it, and the mailboxes in
+// which tensors arrive.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_ENDPOINT_H_
 #define RDMATENSOR_TENSORFLOW_PEER_ENDPOINT_H_
 
@@ -21,15 +21,15 @@
 
 namespace rdmatensor {
 
-// Thread-safe. Lives until the process ends, as TensorFlow's servers do, so that everything may point
-// to it; Close ends its traffic before.
+// Thread-safe. Lives until the process ends, as TensorFlow's servers do, so everything may point to it. Close
+// ends its traffic before that.
 class Endpoint {
  public:
   // Activates the process's arena and opens a device for the server of `task`
   // ("/job:worker/replica:0/task:1"), which the cluster expects on `host`.
   static absl::StatusOr<Endpoint*> Open(const std::string& task, const std::string& host,
                                         const Settings& settings);
-  // For a server that is destroyed without ever having been started.
+  // Closes the device of a server that is destroyed before it was started.
   void Close();
   // Closes the channels of a server that nobody uses any more. The device stays.
   void Retire();
@@ -42,9 +42,9 @@ class Endpoint {
   rdt_device* device() const { return host_.device; }
   const std::string& address() const { return host_.address; }
   MailboxTable& mailboxes() { return mailboxes_; }
-  // To those that it sends to and that need not reach it.
+  // Channels to receivers that need not reach this server.
   OpenedChannels& to_receivers() { return to_receivers_; }
-  // `lost` is called, on the progress thread, when one of these ends. It must not block.
+  // Calls `lost` on the progress thread when one of these channels ends. It must not block.
   void WatchReceivers(std::function<void()> lost);
   PeerTable& peers() { return peers_; }
 

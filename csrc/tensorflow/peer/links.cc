@@ -20,7 +20,7 @@ namespace rdmatensor {
 namespace {
 
 constexpr std::chrono::seconds kSweepPeriod{10};
-// Those that are over are forgotten long before.
+// Limits the sessions of a name. Sessions that are over are forgotten long before.
 constexpr size_t kMaxSessions = 1024;
 
 absl::Status LostStatus(absl::string_view task) {
@@ -30,7 +30,7 @@ absl::Status LostStatus(absl::string_view task) {
 
 }  // namespace
 
-// One request of the receiver's by RPC. It ends once.
+// One request by RPC from the receiver. It ends once.
 class DestinationLink::Pull {
  public:
   explicit Pull(tensorflow::Rendezvous::DoneCallback done) : done_(std::move(done)) {}
@@ -115,10 +115,10 @@ void DestinationLink::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallb
                            const tensorflow::Rendezvous::Args& args,
                            const tensorflow::Tensor& tensor, bool is_dead) {
   if (channel->requests().expected()) {
-    // Callables are copied, references are not.
+    // A callable is copied, but a counted reference is not.
     rpc->Hold();
     const std::shared_ptr<RpcFallback> kept(rpc, LetRpcGo());
-    // The request comes through the channel, which is there then.
+    // The request comes through the channel, so the channel exists then.
     const std::weak_ptr<PeerChannel> asked = channel;
     const auto answer = [self = shared_from_this(), kept, asked, step_id, key, args, tensor,
                          is_dead] {
@@ -127,7 +127,7 @@ void DestinationLink::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallb
       }
     };
     if (!channel->requests().Take(step_id, key.FullKey(), answer)) {
-      // An abort meanwhile may have missed it.
+      // An abort in the meantime may have missed this tensor.
       if (rpc->IsAborted()) channel->requests().DropStep(step_id);
       return;
     }
@@ -152,7 +152,7 @@ void DestinationLink::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFa
   span.End(PathName(path));
   if (reason == nullptr) return;
   CountSent(Path::kRpc, tensor.TotalBytes(), TrafficOf(Direction::kSend, task(), kRpcTransport));
-  // Fails only when the step was aborted, which the receiver is told anyway.
+  // This fails only when the step was aborted, which the receiver is told anyway.
   if (rpc->SendLocal(key, args, tensor, is_dead).ok()) {
     Refer(channel.get(), rpc, step_id, key.FullKey(), reason);
   }
@@ -162,7 +162,7 @@ void DestinationLink::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step
                             absl::string_view key, const char* reason) {
   CountRpcReason(reason);
   {
-    // The request that follows is no news for Decide.
+    // Decide must not take the request that follows for a new one.
     std::lock_guard<std::mutex> lock(mutex_);
     ++StepLocked(step_id).referred[key];
   }
@@ -222,7 +222,7 @@ bool DestinationLink::AdmitLocked(const std::string& session,
   if (lane.channel != nullptr) {
     LoseStepsLocked(session, &lane, failed);
     *replaced = std::exchange(lane.channel, nullptr);
-    // Otherwise the process noticed first that the old channel is lost, or it was restarted.
+    // If it is no other process, that process noticed the loss of the old channel first, or was restarted.
     if (is_other(*replaced)) refused->push_back(std::exchange(*replaced, nullptr));
   }
   lane.rivals.clear();
@@ -264,7 +264,7 @@ void DestinationLink::SetOwner(const std::string& session,
 
 void DestinationLink::FindOwner(const std::string& session,
                                 std::shared_ptr<tensorflow::WorkerCacheInterface> workers) {
-  // Looking up sessions takes TensorFlow's locks, which the caller's thread may hold, and asking blocks.
+  // Looking up a session takes locks of TensorFlow that the caller may hold, and asking blocks.
   tsl::Env::Default()->SchedClosure(
       [self = shared_from_this(), session, workers = std::move(workers)]() mutable {
         const std::shared_ptr<tensorflow::WorkerSession> found = self->sessions_->Find(session);
@@ -385,7 +385,7 @@ void DestinationLink::PushSoon(std::vector<PendingSend> pending,
                                      pending = std::move(pending)]() mutable {
     while (!pending.empty()) {
       self->PushPending(pending, channel);
-      // What was produced meanwhile waits, so that each key's tensors stay in order.
+      // Tensors that were produced meanwhile have waited, so that each key's tensors stay in order.
       std::set<std::pair<int64_t, std::string>> pushed;
       for (const PendingSend& send : pending) {
         pushed.emplace(send.step_id, send.key.FullKey());
@@ -448,7 +448,7 @@ void DestinationLink::LoseStepsLocked(const std::string& session, Lane* lane,
 
 void DestinationLink::Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status) {
   if (pulls.empty()) return;
-  // The callers may be any of TensorFlow's.
+  // This thread may be any of TensorFlow's, and may hold its locks.
   tsl::Env::Default()->SchedClosure([pulls = std::move(pulls), status] {
     const tensorflow::Rendezvous::Args none;
     for (const std::shared_ptr<Pull>& pull : pulls) {

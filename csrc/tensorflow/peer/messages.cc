@@ -14,8 +14,8 @@
 namespace rdmatensor {
 namespace {
 
-// "/job:worker/replica:0/task:1", as servers name themselves. What is kept for a task stays, so that
-// peers must not make up names of any length.
+// Checks that `name` has the form "/job:worker/replica:0/task:1". State is kept for each name, so names must not
+// be of any length.
 constexpr size_t kLongestName = 1024;
 bool NamesTask(absl::string_view name) {
   tensorflow::DeviceNameUtils::ParsedName parsed;
@@ -99,7 +99,7 @@ bool HandleRequest(MailboxTable* mailboxes, PeerChannel* channel, const char* da
   }
   if (mailboxes->WasRemoved(message.step_id)) return true;
   if (!channel->requests().Add(message.step_id, message.text, &answer)) return false;
-  // Answering copies, which the progress thread has no time for.
+  // Answering copies the tensor, which would delay the progress thread.
   if (answer != nullptr) tsl::Env::Default()->SchedClosure(std::move(answer));
   return true;
 }

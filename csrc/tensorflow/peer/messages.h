@@ -11,8 +11,8 @@
 
 namespace rdmatensor {
 
-// Gives a message of the peer at the other end of `channel` to the part that it is for. Every message is
-// checked: none may harm this process. False: the peer broke the protocol. Progress thread.
+// Hands a message that came over `channel` to the part that handles it. Every message is checked, because none
+// may harm this process. False if the peer broke the protocol. Progress thread.
 bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, PeerChannel* channel,
                    uint64_t immediate, const char* data, size_t size);
 

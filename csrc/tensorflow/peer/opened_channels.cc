@@ -10,7 +10,7 @@ absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAns
   {
     std::lock_guard<std::mutex> lock(mutex_);
     absl::erase_if(processes_, [](const auto& entry) {
-      // Nobody connects, and what was opened is gone.
+      // Nobody is connecting, and the channel is gone.
       return entry.second.use_count() == 1 && entry.second->channel.expired();
     });
     std::shared_ptr<Process>& known = processes_[answer.device_name];
@@ -26,7 +26,7 @@ absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAns
     process->channel = channel;
   }
   if (role_ == PeerChannel::Role::kSender) return channel;
-  // Before the first tensor is pushed, RPC is still open as the other way.
+  // This happens before the first tensor is pushed, while RPC is still possible.
   if (absl::Status opened = channel->OpenAhead(answer.region_keys); !opened.ok()) {
     if (opens) channel->Close();
     return opened;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The channels that this server opened: one to each process, whatever sessions call it.
+// The channels that this server opened. There is one for each process, whatever sessions call it.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_OPENED_CHANNELS_H_
 #define RDMATENSOR_TENSORFLOW_PEER_OPENED_CHANNELS_H_
 
@@ -20,12 +20,12 @@ namespace rdmatensor {
 // Thread-safe.
 class OpenedChannels {
  public:
-  // This process will be that end of them.
+  // `role` is this process's end of all these channels.
   OpenedChannels(const Host* host, MailboxTable* mailboxes, PeerChannel::Role role)
       : host_(host), mailboxes_(mailboxes), role_(role) {}
 
-  // The channel to the process that gave this answer, opened if there is none that is up. Blocks, for
-  // CONNECT_TIMEOUT_MS at most, or twice that behind another caller's attempt.
+  // Returns the channel to the process that gave this answer, and opens one if none is up. Blocks for
+  // CONNECT_TIMEOUT_MS at most, or for twice as long if another caller is connecting.
   absl::StatusOr<std::shared_ptr<PeerChannel>> To(const AddressAnswer& answer);
 
  private:

@@ -8,7 +8,7 @@
 namespace rdmatensor {
 namespace {
 
-// No process has as many names: sessions that name it differently are rare.
+// Limits the names of a process. Sessions that name one process differently are rare.
 constexpr size_t kMaxNames = 64;
 
 }  // namespace

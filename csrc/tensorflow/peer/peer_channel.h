@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A channel with all that the plugin carries over it, and the names that sessions give its two ends.
+// A channel, what the plugin carries over it, and the names that sessions give its two ends.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_PEER_CHANNEL_H_
 #define RDMATENSOR_TENSORFLOW_PEER_PEER_CHANNEL_H_
 
@@ -35,8 +35,8 @@ struct PeerNames {
   absl::string_view receiver, sender;  // tasks: "/job:worker/replica:0/task:1"
 };
 
-// What the receiver's view of such names is told by their channel, on the progress thread if nothing else is
-// said.
+// The receiver's view of such names, as far as their channel uses it. Called on the progress thread unless
+// stated otherwise.
 class ChannelSource {
  public:
   explicit ChannelSource(const PeerNames& names)
@@ -44,17 +44,17 @@ class ChannelSource {
   virtual ~ChannelSource() = default;
 
   const std::string& session() const { return session_; }
-  // What the session calls this process,
+  // The session's name for this process.
   const std::string& receiver() const { return receiver_; }
-  // and that one.
+  // The session's name for the sender.
   const std::string& task() const { return task_; }
 
   // Nothing more will come for this step. From any thread.
   virtual void OnStepAbort(int64_t step_id, const absl::Status& status) = 0;
-  // What the peer pushed under this key went down a channel that was lost. It may have arrived.
+  // The peer pushed the tensor of this key down a channel that was lost. It may have arrived.
   virtual void OnLost(int64_t step_id, const KeyId& key) = 0;
   virtual void OnDown(Channel* channel, absl::string_view why) = 0;
-  // Another process has this one's name there, nothing will be pushed.
+  // Another process has this one's name at the peer, so nothing will be pushed.
   virtual void OnContested(Channel* channel) = 0;
   // The memory behind `channel` is out of reach for this process: once the caller has closed it, the
   // peer is left to RPC for a while, unless the policy forbids that. From any thread.
@@ -64,7 +64,7 @@ class ChannelSource {
   const std::string session_, receiver_, task_;
 };
 
-// The same for the sender's view of a name.
+// The sender's view of a name, as far as its channel uses it.
 class ChannelDestination : public PushGate {
  public:
   explicit ChannelDestination(std::string task) : task_(std::move(task)) {}
@@ -83,7 +83,8 @@ class ChannelDestination : public PushGate {
 // Thread-safe. The receiver opens it; or the sender, if it is a client that its tasks need not reach.
 class PeerChannel final : public Channel, private SourceEvents {
  public:
-  // Which end this process is. Those that a peer opened are for sending, unless it says first that it will.
+  // The end that this process is. A channel that a peer opened is for sending, unless the peer announces first
+  // that it will send.
   enum class Role { kReceiver, kSender };
   // Takes over one reference to `handle` and becomes its context. The core's handlers keep the
   // channel alive until they call ReleaseFromCore (on_released).
@@ -98,34 +99,35 @@ class PeerChannel final : public Channel, private SourceEvents {
 
   Role role() const { return role_.load(std::memory_order_acquire); }
   bool opened_here() const { return opened_here_; }
-  // The peer opened it to send. False: it serves tensors in the other direction already.
+  // Makes this process the receiver, because the peer opened the channel to send. False if tensors travel in the
+  // other direction already.
   bool BecomeReceiver();
 
   // Receiver: tensors outside the plan.
   Reception& reception() { return reception_; }
   // Opens regions of the peer before its messages name them. Blocks.
   absl::Status OpenAhead(const std::vector<uint64_t>& region_keys);
-  // Sender: what the receiver asks for, if it does.
+  // Sender: the receiver's requests, with ABLATION=rpc.
   Requests& requests() { return requests_; }
-  // Both: planned tensors. The second keeps the channel.
+  // Both ends: planned tensors. The shared pointer keeps the channel alive.
   PlannedTensors& plan() { return plan_; }
   std::shared_ptr<PlannedTensors> SharedPlanned() { return {shared_from_this(), &plan_}; }
 
-  // Receiver: the peers, as sessions name the process behind it, whose tensors come over it.
+  // Receiver: the names under which the peer's tensors come over the channel.
   void AddSource(std::shared_ptr<ChannelSource> source);
   // True if that was the last one.
   bool RemoveSource(const ChannelSource* source);
   std::vector<std::shared_ptr<ChannelSource>> Sources();
-  // Held while one of them is announced: its messages must not mix with another one's.
+  // Held while one name is announced, so that its messages do not mix with those of another one.
   std::mutex announcing;
   bool announced = false;
 
-  // Sender: the names under which the receiver takes tensors. False: it has more than any receiver.
+  // Sender: the names under which the receiver takes tensors. False if it has more than any real receiver.
   bool AddDestination(std::shared_ptr<ChannelDestination> destination);
   std::vector<std::shared_ptr<ChannelDestination>> Destinations();
 
-  // Sender: what the receiver announced that it asked for, until it announces the name that this belongs
-  // to. Progress thread.
+  // Sender: the requests by RPC that the receiver announced, until it announces the name that they belong to.
+  // Progress thread.
   std::vector<std::pair<int64_t, std::string>> asked;
   size_t asked_bytes = 0;
 

@@ -11,7 +11,7 @@
 namespace rdmatensor {
 namespace {
 
-// Names of sessions, as peers use them, between two sweeps.
+// The number of new names between two sweeps.
 constexpr int kSweepAfter = 64;
 
 void AddOnce(std::shared_ptr<PeerChannel> channel,

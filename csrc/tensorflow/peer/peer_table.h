@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whom a server exchanges tensors with, by the names that sessions give the tasks.
+// The peers of a server, by the names that sessions give the tasks.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_PEER_TABLE_H_
 #define RDMATENSOR_TENSORFLOW_PEER_PEER_TABLE_H_
 
@@ -33,13 +33,12 @@ class PeerTable {
 
   Sessions& sessions() { return sessions_; }
 
-  // What is received under these names, made on first use.
+  // The receiver's view of these names, made on first use.
   std::shared_ptr<SourcePeer> Source(const PeerNames& names);
-  // What is sent to tasks of this name, made on first use.
+  // The sender's view of tasks of this name, made on first use.
   std::shared_ptr<DestinationLink> Destination(absl::string_view task);
   std::vector<std::shared_ptr<DestinationLink>> Destinations();
-  // The planned tensors of the channels over which tensors come from a task that some session calls so, each
-  // once.
+  // The planned tensors of the channels from a task that any session calls `task`, each once.
   std::vector<std::shared_ptr<PlannedTensors>> PlannedFrom(absl::string_view task);
   // All channels, in both directions, each once.
   std::vector<std::shared_ptr<PeerChannel>> Channels();

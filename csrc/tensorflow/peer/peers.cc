@@ -14,7 +14,7 @@
 namespace rdmatensor {
 namespace {
 
-// A channel that was found again is as good as any other after so many times what was waited for it.
+// A channel that was found again counts as stable after this many times the delay before it was found.
 constexpr int kLasting = 8;
 
 absl::Status LostStatus(const std::string& task) {
@@ -22,7 +22,7 @@ absl::Status LostStatus(const std::string& task) {
       absl::StrCat("rdmatensor: the connection to ", task, " was lost with this tensor"));
 }
 
-// With a channel that is lost, what it announced is void.
+// If the channel is lost, its announcements are void, so the error is ignored.
 void TellAnswered(Channel* channel, const std::pair<int64_t, std::string>& asked) {
   (void)TellOfKey(channel, MessageKind::kAnswered, asked.first, asked.second);
 }
@@ -175,7 +175,7 @@ bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarna
       behind_channel &= IsBehindChannelLocked(each);
       wanted |= each == incarnation;
     }
-    // The process that was asked for is gone.
+    // The process with the wanted incarnation is gone.
     if (!wanted) {
       rpc_incarnations_.insert(incarnation);
       retried_.erase(incarnation);
@@ -193,7 +193,7 @@ bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarna
     incarnations_.clear();
     mode_ = Mode::kConnecting;
   }
-  // Other sessions may still use the process that this one's task was.
+  // Other sessions may still use the process that had this name.
   if (outlived != nullptr && outlived->RemoveSource(this)) outlived->Refuse();
   return false;
 }
@@ -213,7 +213,7 @@ void SourcePeer::Connect(const AddressAnswer& answer, uint64_t incarnation) {
 }
 
 void SourcePeer::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer) {
-  // First: once others find the channel they make offers on it, and the peer answers.
+  // This comes first: once others find the channel, they make offers on it, and the peer answers.
   channel->AddSource(shared_from_this());
   std::vector<AskedKey> asked;
   size_t asked_bytes = 0;
@@ -252,11 +252,11 @@ void SourcePeer::BecomeReady(std::shared_ptr<PeerChannel> channel, const Address
                               ? "its device answered on this transport, its memory can be mapped"
                               : "its device answered on this transport, its memory is read"),
              false);
-  // Before the peer pushes anything.
+  // Offers are sent before the peer pushes anything.
   PlanBook::Get()->OfferAll(*host_, task(), channel->SharedPlanned());
   const absl::Status sent = SendReady(channel.get(), asked);
   if (!sent.ok()) channel->Close();
-  // The channel may have gone down before it knew whose it is.
+  // The channel may have gone down before it had this source.
   if (!sent.ok() || !channel->IsUp())
     OnDown(channel.get(), sent.ok() ? "the connection ended as it began" : sent.message());
   SettleAll();
@@ -270,7 +270,7 @@ void SourcePeer::Request(int64_t step_id, const std::string& key) {
   }
   if (channel == nullptr) return;
   CountRequest();
-  // If the channel is down what waits fails with it.
+  // If the channel is down, what waits fails with it.
   (void)TellOfKey(channel.get(), MessageKind::kRequest, step_id, key);
 }
 
@@ -448,10 +448,10 @@ void SourcePeer::OnDown(Channel* channel, absl::string_view why) {
     announced_.clear();
     answered_early_.clear();
     if (std::exchange(given_up_, false)) {
-      // Said there.
+      // GiveUp has logged the reason.
     } else if (returned_ && backoff_.enabled() &&
                Backoff::Clock::now() - ready_since_ < kLasting * backoff_.delay()) {
-      // Each loss costs a step.
+      // RPC follows at once, because each loss costs a step.
       by_rpc = absl::StrCat("it was lost soon after it was found again (", why, ")",
                             LeaveToRpcLocked(incarnations_));
     } else {
@@ -505,7 +505,7 @@ void SourcePeer::OnContested(Channel* channel) {
   }
   left->RemoveSource(this);
   RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", why, true);
-  // This is the progress thread, which has no time for requests.
+  // This is the progress thread, which must not be delayed by requests.
   tsl::Env::Default()->SchedClosure([self = shared_from_this(), by_rpc, why] {
     if (by_rpc) {
       self->SettleAll();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The receiver's view of one task that sends to it, as one session names it: no channel, connecting, or
-// ready; and which of its incarnations are left to TensorFlow's RPC, for good or until the way to them
-// heals.
+// ready. It also knows which incarnations of the task are left to TensorFlow's RPC, for good or until they can
+// be reached again.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_PEERS_H_
 #define RDMATENSOR_TENSORFLOW_PEER_PEERS_H_
 
@@ -35,7 +35,7 @@ namespace rdmatensor {
 //
 // Every change of state raises `epoch`. A receive reads the epoch before it puts its waiter into the
 // mailbox and compares it after: either the change saw the waiter, or the receive sees the change and
-// calls Settle. So no waiter is left behind.
+// calls Settle. Thus no waiter is left behind.
 class SourcePeer final : public ChannelSource, public std::enable_shared_from_this<SourcePeer> {
  public:
   enum class Mode { kIdle, kConnecting, kReady };
@@ -43,7 +43,7 @@ class SourcePeer final : public ChannelSource, public std::enable_shared_from_th
   SourcePeer(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
              const PeerNames& names);
 
-  // For tensors from it that no plan names.
+  // Counts the waits for tensors from the task that no plan names.
   EdgeWaits* waits() const { return waits_; }
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
 
@@ -57,11 +57,11 @@ class SourcePeer final : public ChannelSource, public std::enable_shared_from_th
   // A process that is sent pushes must never be asked by RPC as well, except for what it referred:
   // the push and the request could pass each other. So RPC is for processes to which no channel is
   // ready, and for incarnations that are known to be gone, which the RPC answers with the error that
-  // TensorFlow users know. Each request is noted until it has ended: what is under way
-  // when a channel becomes ready is announced on it, and not pushed.
+  // TensorFlow users know. Each request is noted until it has ended. Requests that are under way when a channel
+  // becomes ready are announced on it, and their tensors are not pushed.
   enum class Decision { kWait, kConnect, kRpc, kRpcAndRetry };
   Decision Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter);
-  // Fetches by RecvTensor what Decide decided so.
+  // Fetches the tensor by RecvTensor, as Decide decided.
   void ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter);
   // Fails if the peer said that nothing more will come for this step, or of this key.
   absl::Status StatusOf(int64_t step_id, const KeyId& key) const;
@@ -72,8 +72,8 @@ class SourcePeer final : public ChannelSource, public std::enable_shared_from_th
                         uint64_t incarnation);
   // Brings the waiters of `mailbox` in line with the present state.
   void Settle(const std::shared_ptr<Mailbox>& mailbox);
-  // ABLATION=rpc: asks the peer for what waits in the mailbox, unless there is no channel yet; then
-  // Settle does. Twice does no harm.
+  // ABLATION=rpc: requests from the peer what waits in the mailbox. If there is no channel yet, Settle does that
+  // later. A second request does no harm.
   void Request(int64_t step_id, const std::string& key);
 
   void OnStepAbort(int64_t step_id, const absl::Status& status) override;
@@ -81,7 +81,7 @@ class SourcePeer final : public ChannelSource, public std::enable_shared_from_th
   void OnDown(Channel* channel, absl::string_view why) override;
   void OnContested(Channel* channel) override;
   void GiveUp(Channel* channel, const std::string& why) override;
-  // The peer opened `channel` itself, to send what it sends under these names. Blocks.
+  // The peer opened `channel` itself to send under these names. Blocks.
   void OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer);
   // Its session is over: nobody receives from it any more.
   void Leave();
@@ -90,9 +90,9 @@ class SourcePeer final : public ChannelSource, public std::enable_shared_from_th
   void AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers, uint64_t incarnation);
   void OnAddress(const absl::StatusOr<std::string>& encoded, uint64_t incarnation);
   void Connect(const AddressAnswer& answer, uint64_t incarnation);
-  // A request that Decide decided for has ended.
+  // A request by RPC has ended.
   void OnAnswered(int64_t step_id, const std::string& key);
-  // Ends of connecting.
+  // The ways in which connecting ends follow.
   void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);
   // A request of a step by key.
   using AskedKey = std::pair<int64_t, std::string>;
@@ -102,8 +102,8 @@ class SourcePeer final : public ChannelSource, public std::enable_shared_from_th
   // Whether the same process may be reached later.
   enum class Heals { kNever, kPerhaps };
   void BecomeUnreachable(Heals heals, const std::string& why, std::vector<uint64_t> incarnations);
-  // The way to them failed: their tensors go by RPC until the next attempt succeeds, for good if there
-  // will be none. The end of the line that says so.
+  // Leaves incarnations that cannot be reached to RPC: until an attempt succeeds, or for good if there will be
+  // none. Returns the end of the log line about it.
   std::string LeaveToRpcLocked(const std::vector<uint64_t>& incarnations);
   void DelayRetryLocked();
   // Announces the requests under way, then that this process is ready.

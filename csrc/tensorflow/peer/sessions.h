@@ -14,9 +14,9 @@ namespace rdmatensor {
 // TensorFlow's sessions at one server. Thread-safe.
 class Sessions {
  public:
-  // Where they are looked up; before the first one begins. It lives as long as the process.
+  // Sets where sessions are looked up, before the first one begins. `env` lives as long as the process.
   void Serve(const tensorflow::WorkerEnv* env) { env_.store(env, std::memory_order_release); }
-  // nullptr if it is over. Takes locks of TensorFlow's.
+  // nullptr if the session is over. Takes locks of TensorFlow.
   std::shared_ptr<tensorflow::WorkerSession> Find(const std::string& session) const;
 
  private:

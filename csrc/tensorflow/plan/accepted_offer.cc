@@ -19,14 +19,14 @@ namespace {
 
 // The core copies less than this by itself; more it would have to register for one operation.
 constexpr uint64_t kCopiedByCore = 16 * 1024;
-// Of places whose receiver is slow to answer: what is not opened then takes the dynamic path for good.
+// A receiver may be slow to answer. Places that are not open after these attempts are never used.
 constexpr int kOpenTries = 5;
 
 Path PathOf(const Offer::Edge& edge) { return edge.has_shape ? Path::kBounded : Path::kStatic; }
 
 }  // namespace
 
-// What a write keeps until the transport has done it.
+// Keeps what a write needs until the transport has done it.
 struct AcceptedOffer::Posted {
   std::shared_ptr<AcceptedOffer> accepted;
   tensorflow::Tensor source;
@@ -93,12 +93,12 @@ absl::Status AcceptedOffer::Open(OfferAccount* account) {
   if (opened != RDT_OK || rdt_remote_region_get_info(places_, &places) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
   }
-  // Before memory is taken for it.
+  // This is checked before memory is allocated for the offer.
   if (places.size < offer_.region_size || (places.access & RDT_ACCESS_WRITE) == 0) {
     return absl::InvalidArgumentError("the offered region is not what the offer says");
   }
   if (staged != 0) {
-    // As much as this task would hold for its own places.
+    // This limit equals what the task would hold for its own places.
     const uint64_t budget = BudgetOf(*host_);
     staging_claim_ = account->Claim({0, 0, staged}, {0, 0, budget});
     if (staging_claim_ == nullptr) {
@@ -149,7 +149,7 @@ void AcceptedOffer::Bind(const std::shared_ptr<OutEdge>& edge,
   }
   const int32_t number = offer_.edges[index].group;
   if (number < 0) return;
-  // Only now will the edge come this way in every step that begins.
+  // Only from now on does the edge come this way in every step that begins.
   Group& group = groups_[static_cast<size_t>(number)];
   std::lock_guard<std::mutex> group_lock(group.mutex);
   group.bound |= BitOf(group, index);
@@ -244,7 +244,7 @@ uint64_t AcceptedOffer::SlotOffset(int32_t number, int slot) const {
 
 bool AcceptedOffer::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
   bool fits = sent.may_go;
-  // What the graph promises of a shape binds no client that feeds something else.
+  // A client may feed another shape than the graph promises.
   if (fits && !sent.is_dead && !edge.definition->shape.IsCompatibleWith(sent.tensor->shape())) {
     CountPlan(PlanEvent::kUnfit);
     fits = false;
@@ -336,7 +336,7 @@ void AcceptedOffer::AddChecksum(const void* data, uint64_t bytes, PlannedMessage
 bool AcceptedOffer::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
   uint64_t region_key = 0, offset = 0;
   const uint64_t bytes = source->TotalBytes();
-  // What is copied to its place at once may change afterwards, but not between checksum and copy.
+  // A tensor that is copied at once may change afterwards, but not between checksum and copy.
   if (channel_->can_map() && !(may_change && host_->settings.checksum)) return true;
   if (!channel_->can_map() && bytes <= kCopiedByCore && !may_change) return true;
   const ArenaExports& exports = *host_->exports;
@@ -387,8 +387,8 @@ void AcceptedOffer::WriteAndNotify(tensorflow::Tensor source, const void* data, 
   if (status != RDT_IN_PROGRESS) done(raw, status);
 }
 
-// Sending never fails, as in stock TensorFlow: what cannot be announced fails the receiver's step, by
-// the end of the channel.
+// Sending never fails, as in stock TensorFlow. If a tensor cannot be announced, the channel ends, which fails
+// the receiver's step.
 bool AcceptedOffer::Announce(const PlannedMessage& message) {
   const uint64_t immediate = PackImmediate(MessageKind::kPlanned, number_);
   if (channel_->NotifyMessage(immediate, message).ok()) return true;
@@ -439,7 +439,7 @@ bool AcceptedOffer::SendGrouped(const OutEdge& edge, uint32_t index, const Tenso
     const uint64_t at = SlotOffset(offered.ring, step->slot) + offered.offset;
     char* const target = mapped_places_ != nullptr ? mapped_places_ : staging_base_;
     CopyTraced(target + at, sent.tensor->data(), offered.bytes, "group");
-    // As in PushTensor.
+    // The checksum is of the original, as in PushTensor.
     const void* const original = edge.definition->may_change ? target + at : sent.tensor->data();
     const uint32_t checksum = step->checksums.empty() ? 0 : ChecksumToSend(original, offered.bytes);
     lock.lock();
@@ -454,7 +454,7 @@ bool AcceptedOffer::SendGrouped(const OutEdge& edge, uint32_t index, const Tenso
   return fits;
 }
 
-// Under the group's lock, so that the steps of one key are announced in order.
+// The caller holds the group's lock, so that the steps of one key are announced in order.
 void AcceptedOffer::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
                                 const Offer::Edge& offered) {
   const uint64_t offset = SlotOffset(offered.ring, step->slot);

@@ -29,7 +29,7 @@ namespace rdmatensor {
 
 class AcceptedOffer;
 
-// Moments of this process in their order: a later call returns more.
+// Numbers the moments of this process: a later call returns a larger number.
 inline uint64_t Moment() {
   static std::atomic<uint64_t> last{0};
   return last.fetch_add(1) + 1;
@@ -38,7 +38,7 @@ inline uint64_t Moment() {
 // Decides whether the tensors of a step may go down a channel at present.
 class PushGate {
  public:
-  // Of a step of `session`, whose name is `name`, for any key.
+  // Decides for a step of `session`, whose name is `name`. The answer holds for all keys.
   virtual bool MayPush(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
                        const Channel* channel) = 0;
 
@@ -71,11 +71,11 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   Channel* channel() const { return channel_.get(); }
   // Makes the places reachable and accepts the offer. Memory to write from counts in `account`. Blocks.
   absl::Status Open(OfferAccount* account);
-  // Sends the edge through these accepted from now on, if they were offered for it. A group is used once
-  // all its members are bound: it waits for each of them in every step. If the ends understand the
-  // edge differently it takes the dynamic path, and the first such edge is warned of.
+  // Sends the edge by this offer from now on, if the offer has a place for it. A group is used once all its
+  // members are bound, because it waits for each of them in every step. If the ends understand the edge
+  // differently, it takes the dynamic path; the first such edge is logged as a warning.
   void Bind(const std::shared_ptr<OutEdge>& edge, const std::shared_ptr<PushGate>& gate);
-  // Ends their use; the receiver is told once nothing is being written. Idempotent.
+  // Ends the use of the places. The receiver is told when nothing is being written any more. Idempotent.
   void Close();
 
   struct Tensor {
@@ -125,7 +125,7 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   int Acquire(int32_t ring);
   static uint64_t BitOf(const Group& group, uint32_t index);
   static uint64_t AllOf(const Group& group);
-  // Gives one back that was never announced.
+  // Gives back a slot that was never announced.
   void Release(int32_t ring, int slot);
   uint64_t SlotOffset(int32_t ring, int slot) const;
   bool SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent);
@@ -137,9 +137,10 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   // Writes `bytes` of `source` into the places and then announces them.
   void WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes, uint64_t offset,
                       const PlannedMessage& message);
-  // Where the transport can send from without registering memory first, and nobody writes meanwhile.
+  // Copies *source, if necessary, to memory that nobody writes to and from which the transport can send without
+  // registering it first.
   bool MakeSendable(bool may_change, tensorflow::Tensor* source) const;
-  // Announces what arrived of groups whose other members go another way from now on.
+  // Announces the incomplete groups, whose missing members will go another way.
   void FinishGroups();
   // Announces a group, or drops it.
   void FinishGroup(Group* group, std::list<GroupStep>::iterator step, const Offer::Edge& offered);

@@ -10,7 +10,7 @@
 namespace rdmatensor {
 namespace {
 
-// Tensors may go while static destructors run, so it must not need one.
+// This has no destructor, because tensors may be freed while static destructors run.
 std::atomic<uint64_t> held{0};
 
 }  // namespace

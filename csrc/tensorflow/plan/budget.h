@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much memory this process may hold as places for planned tensors, and holds.
+// The budget of memory that this process may use as places for planned tensors.
 #ifndef RDMATENSOR_TENSORFLOW_PLAN_BUDGET_H_
 #define RDMATENSOR_TENSORFLOW_PLAN_BUDGET_H_
 
@@ -10,23 +10,23 @@
 
 namespace rdmatensor {
 
-// The bytes of one region of places count from Hold until this object is destroyed.
+// Counts the bytes of one region of places, from Hold until this object is destroyed.
 class PlaceClaim {
  public:
   PlaceClaim() = default;
   ~PlaceClaim();
   PlaceClaim(const PlaceClaim&) = delete;
   PlaceClaim& operator=(const PlaceClaim&) = delete;
-  // Once.
+  // Call this once at most.
   void Hold(uint64_t bytes);
 
  private:
   uint64_t bytes_ = 0;
 };
 
-// What all claims of this process hold.
+// Returns the bytes that all claims of this process hold.
 uint64_t PlaceBytes();
-// What they may still hold: by PLAN_LIMIT, and by what the device can still register.
+// Returns the bytes that may still be claimed, limited by PLAN_LIMIT and by what the device can register.
 uint64_t BudgetOf(const Host& host);
 
 }  // namespace rdmatensor

@@ -23,7 +23,7 @@ rdt_plan_options OptionsOf(const Settings& settings) {
   return options;
 }
 
-// The planner's input. Tasks are numbered in the order of their names, the destination comes last.
+// The planner's input. Tasks are numbered in the order of their names; the destination comes last.
 struct PlannerInput {
   std::vector<std::string> sources;
   std::vector<std::vector<int64_t>> dims;

@@ -17,7 +17,7 @@
 
 namespace rdmatensor {
 
-// Small enough that a group does not wait long for its last member.
+// Limits a group, so that it does not wait long for its last member.
 inline constexpr uint64_t kGroupBytes = 64 * 1024;
 
 // The planned edges of one graph that enter one task. Thread-safe. Kept by the kernels that receive
@@ -32,23 +32,24 @@ class InPlan {
   const std::string& task() const { return task_; }
   // True once all edges that the graph passes announced are there.
   bool Add(std::shared_ptr<const EdgeDefinition> edge);
-  // Plans with what is there, by sending task; what comes later takes the dynamic path. False: it was done.
+  // Plans the edges that are there, with one link for each sending task. Later edges take the dynamic path.
+  // False if this was done before.
   bool Place(const Host& host, std::vector<std::shared_ptr<const PlacedLink>>* links);
   bool is_placed() const { return sealed_.load(std::memory_order_acquire); }
   // True for the first caller of an InPlan that is not placed.
   bool BeginPlacing() { return !is_placed() && !sealing_.exchange(true); }
   // The planner's result, also before any channel exists.
   std::vector<std::shared_ptr<const PlacedLink>> Links();
-  // Another link, for an edge that was promoted.
+  // Adds or removes the link of an edge that was promoted.
   void AddLink(std::shared_ptr<const PlacedLink> link);
   void RemoveLink(const PlacedLink* link);
-  // Offers the places of `link`, once for each channel. nullptr: they cannot be had. Blocks.
+  // Offers the places of `link`, once for each channel. nullptr if there is no memory for them. Blocks.
   std::shared_ptr<Slots> MakeOffer(const std::shared_ptr<const PlacedLink>& link,
                                    const std::shared_ptr<PlannedTensors>& planned);
 
  private:
   std::vector<std::shared_ptr<const PlacedLink>> PlaceLocked(const Host& host);
-  // True once for each link and channel.
+  // Returns true once for each link and channel.
   bool MayOffer(const std::shared_ptr<const PlacedLink>& link,
                 const std::shared_ptr<PlannedTensors>& planned);
   // Remembers who holds places, to withdraw them.

@@ -42,7 +42,7 @@ class PlanBook {
  public:
   static PlanBook* Get();
 
-  // What the planned tensors of all channels from a task are, as some session calls it.
+  // Finds the planned tensors of all channels from a task, by the name that any session gives it.
   using PlannedFrom =
       std::function<std::vector<std::shared_ptr<PlannedTensors>>(absl::string_view source)>;
   // The newest server of a task is the one whose edges are planned.
@@ -51,12 +51,12 @@ class PlanBook {
   const Host* HostOf(const std::string& task);
   // nullptr unless the process has exactly one.
   const Host* OnlyHost();
-  // Under a lock, which a server needs before it closes its device.
+  // Calls `visit` under a lock, which a server needs before it closes its device.
   void ForEachHost(absl::FunctionRef<void(const Host&)> visit);
 
   std::shared_ptr<InEdge> AddReceive(EdgeDefinition definition);
   std::shared_ptr<OutEdge> AddSend(EdgeDefinition definition);
-  // Gives the edges that are there their places, on another thread. For receives, which must not wait.
+  // Places the edges that are there, on another thread, because receives must not wait.
   void SealSoon(const std::shared_ptr<InPlan>& plan);
   // All plans of edges into `task`.
   std::vector<std::shared_ptr<InPlan>> PlansOf(const std::string& task);
@@ -64,11 +64,11 @@ class PlanBook {
   // The channel to `source` is up: offers it the places of every plan.
   void OfferAll(const Host& host, const std::string& source,
                 const std::shared_ptr<PlannedTensors>& planned);
-  // Binds what is sent from here to an offer of `destination`, now and as it is registered.
+  // Binds the edges to `destination` to its offer: those that are registered, and later ones.
   void Bind(const Host& host, const std::string& destination, const std::shared_ptr<PushGate>& gate,
             const std::shared_ptr<AcceptedOffer>& accepted);
 
-  // Edges that may get a place later.
+  // Handles edges that may get a place later.
   Promotion& promotion() { return promotion_; }
 
  private:
@@ -83,7 +83,7 @@ class PlanBook {
     std::shared_ptr<PushGate> gate;
   };
   void Seal(const std::shared_ptr<InPlan>& plan);
-  // Forgets graphs that are gone, whenever the books have grown to twice what was left last time.
+  // Forgets graphs that are gone, whenever the book has twice as many entries as were left last time.
   void SweepLocked();
 
   std::mutex mutex_;

@@ -10,9 +10,9 @@
 
 namespace rdmatensor {
 
-// The plan of what enters the host's task.
+// Returns the plan of the edges that enter the host's task.
 std::string PlanAsJson(const Host& host);
-// What the devices of all servers of this process count, as a JSON list.
+// Returns the counters of the devices of all servers of this process, as a JSON list.
 std::string DevicesAsJson();
 
 }  // namespace rdmatensor

@@ -11,7 +11,7 @@
 namespace rdmatensor {
 namespace {
 
-// No receiver has as many graphs: a peer that offers more is not one of ours.
+// Limits the offers of a peer. No real receiver has as many graphs.
 constexpr size_t kMaxOffers = 1u << 16;
 
 }  // namespace
@@ -82,7 +82,7 @@ bool PlannedTensors::Handle(MessageKind kind, uint64_t number, const char* data,
         auto found = accepted_.find(number);
         if (found == accepted_.end()) {
           auto opening = opening_.find(number);
-          // Neither: it could not be opened, and the word of that is on its way.
+          // If it is in neither map, it could not be opened, and the peer is about to learn that.
           if (opening == opening_.end()) return number < offered_;
           opening->second = true;
           return true;
@@ -144,7 +144,7 @@ void PlannedTensors::OpenAll() {
 void PlannedTensors::Open(Incoming incoming) {
   const uint32_t number = incoming.number;
   Offer offer;
-  // Here and not where it came: a long one takes the progress thread's time.
+  // It is parsed here, because a long offer would delay the progress thread.
   if (incoming.claim != nullptr && !Parse(incoming.encoded, &offer)) {
     channel_->RefuseMalformed();
     return;

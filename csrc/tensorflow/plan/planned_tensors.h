@@ -27,7 +27,7 @@ namespace rdmatensor {
 // Thread-safe. Belongs to a channel.
 class PlannedTensors {
  public:
-  // The offers of a peer can be used once their AcceptedOffer are open: then they are given to `bind`.
+  // `bind` is given each offer of the peer once it is open.
   using Bind = std::function<void(const std::shared_ptr<AcceptedOffer>&)>;
   PlannedTensors(const Host* host, Channel* channel, Reception* reception, Bind bind)
       : host_(host), channel_(channel), reception_(reception), bind_(std::move(bind)) {}
@@ -38,11 +38,11 @@ class PlannedTensors {
   // A message from the peer about offer `number`. False: it broke the protocol. Progress thread.
   bool Handle(MessageKind kind, uint64_t number, const char* data, size_t size);
 
-  // Sender: it is known now whom the channel serves.
+  // Sender: binds all offers again, because the channel serves another name.
   void BindAll();
-  // Sender: the step is over here.
+  // Sender: drops what a step that is over still holds.
   void DropStep(int64_t step_id);
-  // The channel is down: ends everything, on both sides.
+  // Ends everything, on both sides, because the channel is down.
   void OnDown();
 
  private:

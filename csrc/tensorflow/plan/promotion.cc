@@ -16,7 +16,7 @@ uint64_t BytesOf(const EdgeDefinition& edge, const tensorflow::TensorShape& shap
          static_cast<uint64_t>(tensorflow::DataTypeSize(edge.dtype));
 }
 
-// A link of this one edge.
+// Makes a link of this one edge.
 std::shared_ptr<const PlacedLink> LinkOf(std::shared_ptr<const EdgeDefinition> definition,
                                          uint64_t bytes, const Settings& settings) {
   constexpr uint64_t kAlignment = EIGEN_MAX_ALIGN_BYTES;
@@ -82,7 +82,7 @@ void Promotion::Observe(const Host& host, absl::string_view key,
     }
     if (watch.promoting) return;
     demoted = watch.slots.lock();
-    // It fits: its place was busy, or is not known to the sender yet.
+    // The tensor fits its place, which was busy or is not known to the sender yet.
     if (demoted != nullptr && BytesOf(*watch.definition, shape) <= watch.capacity) return;
     watch.slots.reset();
     watch.times = watch.shape == shape ? watch.times + 1 : 1;
@@ -129,7 +129,7 @@ void Promotion::Promote(const Host& host, KeyId key,
   if (found == watched_.end()) return;
   found->second.promoting = false;
   found->second.slots = slots;
-  // Without a place it is tried again when as many have come as before.
+  // If it got no place, the next attempt follows after as many tensors as before.
   found->second.times = 0;
 }
 

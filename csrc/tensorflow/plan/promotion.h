@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Edges whose size the graph does not tell. Their tensors take the dynamic path at first; one that comes
-// with the same shape again and again is given a place of that size, and loses it when a tensor comes
-// that does not fit.
+//
+// Promotion of edges whose size the graph does not tell. Their tensors take the dynamic path at first. An edge
+// whose tensors keep coming with one shape gets a place of that size, and loses it when a tensor does not fit.
 #ifndef RDMATENSOR_TENSORFLOW_PLAN_PROMOTION_H_
 #define RDMATENSOR_TENSORFLOW_PLAN_PROMOTION_H_
 

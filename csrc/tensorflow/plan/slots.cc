@@ -16,7 +16,7 @@ namespace {
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// What the sender says of a tensor's shape, checked; false if it does not fit its place.
+// Takes the shape that the sender announces, and checks it. False if it contradicts the edge.
 bool TakeShape(const PlacedEdge& edge, const PlannedMessage& message, TensorShape* shape,
                uint64_t* bytes) {
   if (edge.has_static_shape) {
@@ -39,7 +39,7 @@ bool TakeShape(const PlacedEdge& edge, const PlannedMessage& message, TensorShap
   return true;
 }
 
-// Of one that is no group.
+// Returns the checksum of a tensor that is not in a group.
 Checksum ChecksumOf(const PlannedMessage& message) {
   if (message.flags & PlannedMessage::kChecked) return message.checksums.front();
   return std::nullopt;
@@ -51,7 +51,7 @@ Path PathOf(const PlacedEdge& edge) {
 
 }  // namespace
 
-// One filled slot.
+// Holds one filled slot.
 class Slots::Hold {
  public:
   Hold(std::shared_ptr<Slots> slots, size_t slot, char* address)
@@ -173,11 +173,11 @@ void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
     rdt_remote_region_unref(credits);
     bool expected = !channel->IsUp();
     {
-      // The graph may be gone already, and the sender have freed its credits.
+      // The graph may be gone already, so that the sender has freed its credits.
       std::lock_guard<std::mutex> lock(mutex_);
       expected = expected || withdrawn_;
     }
-    // Each place could be used once only.
+    // Without credits each place could be used only once.
     if (!expected) {
       rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: places for tensors from ", link_->source,
                                               " cannot be given back, they take the dynamic path: ",
@@ -215,7 +215,7 @@ void Slots::WriteCreditLocked(size_t slot) {
     mapped_credits_[slot].store(returned_[slot], std::memory_order_release);
     return;
   }
-  // The count is read when it is sent: a later one in its place is as good.
+  // The count is read when it is sent, and a later count is as good.
   rdt_op op{};
   op.kind = RDT_OP_WRITE;
   op.local = &returned_[slot];

@@ -17,7 +17,7 @@ namespace {
 
 using tensorflow::Tensor;
 
-// Its server is stock, or no channel came about: the peer's line in the statistics says which.
+// The receiver's server is stock, or it has no channel; the peer's line in the statistics says which.
 constexpr char kReasonFetched[] = "fetched by the receiver";
 
 void CountFetched(absl::string_view device, uint64_t bytes, const char* reason) {
@@ -25,7 +25,7 @@ void CountFetched(absl::string_view device, uint64_t bytes, const char* reason) 
   CountRpcReason(reason != nullptr ? reason : kReasonFetched);
 }
 
-// Eager operations copy tensors under numbers, as 6855027017910325044_1; edges of graphs have names.
+// Eager operations copy tensors under numbers such as 6855027017910325044_1; edges of graphs have names.
 bool IsEagerCopy(const tensorflow::Rendezvous::ParsedKey& key) {
   return !key.edge_name.empty() &&
          std::all_of(key.edge_name.begin(), key.edge_name.end(),
@@ -116,7 +116,7 @@ bool RdmaRendezvous::SendPlanned(const OutEdge& edge, const tensorflow::FrameAnd
   if (accepted == nullptr || aborted_.load(std::memory_order_acquire)) return false;
   const bool may_go = gate->MayPush(session(), session_name(), step_id_, accepted->channel());
   const bool sent = accepted->Send(edge, index, {step_id_, at, &tensor, is_dead, began_, may_go});
-  // An abort meanwhile may have missed what the step's groups hold since.
+  // An abort in the meantime may have missed what the step's groups hold now.
   if (aborted_.load()) accepted->DropStep(step_id_);
   return sent;
 }
@@ -125,7 +125,7 @@ void RdmaRendezvous::ReceivePlanned(const InEdge& edge, const tensorflow::FrameA
                                     const Args& args, DoneCallback done) {
   PlanBook::Get()->SealSoon(edge.plan);
   Waiter waiter;
-  // As the base class does for other receives: what waits keeps the rendezvous. It ends exactly once.
+  // A waiting receive keeps the rendezvous, as the base class arranges for others. It ends exactly once.
   Ref();
   waiter.done = [done = std::move(done), this](const absl::Status& status, const Args& send_args,
                                                const Args& receive_args, const Tensor& tensor,
@@ -254,8 +254,8 @@ void RdmaRendezvous::StartAbort(const absl::Status& status) {
   if (!first) return;
   for (const std::shared_ptr<DestinationLink>& link : endpoint_->peers().Destinations()) {
     link->DropStep(step_id_);
-    // A receiver that fetches learns this from its request; one that waits for a push must be told.
-    // Not when the step is merely cleaned up.
+    // A receiver that fetches learns this from its request, but one that waits for a push must be told, unless
+    // the step is merely cleaned up.
     if (!finished) link->SendAbort(session_name(), step_id_, derived);
   }
 }
@@ -288,7 +288,7 @@ void RdmaRendezvousMgr::RecvLocalAsync(int64_t step_id,
     if (pending.refer_reason == nullptr) {
       tensorflow::Rendezvous::Args args;
       args.alloc_attrs = pending.attributes;
-      // An aborted rendezvous refuses; then so does the receive below.
+      // An aborted rendezvous refuses the tensor, and then the receive below fails, too.
       (void)pending.rpc->SendLocal(pending.key, args, pending.tensor, pending.is_dead);
     }
   }
@@ -297,7 +297,7 @@ void RdmaRendezvousMgr::RecvLocalAsync(int64_t step_id,
 
 void RdmaRendezvousMgr::Cleanup(int64_t step_id) {
   const absl::Status status = absl::AbortedError(absl::StrCat("Cleanup ", step_id));
-  // First, so that the rendezvous sees that its abort is only the end of the step.
+  // This comes first, so that the rendezvous sees that its abort is only the end of the step.
   endpoint_->mailboxes().Remove(step_id, status);
   BaseRendezvousMgr::Cleanup(step_id);
   for (const std::shared_ptr<DestinationLink>& link : endpoint_->peers().Destinations()) {

@@ -48,10 +48,10 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
   absl::Status Send(const ParsedKey& key, const Args& args, const tensorflow::Tensor& tensor,
                     bool is_dead) override;
   Endpoint* endpoint() const { return endpoint_; }
-  // Sends a planned tensor to its place. False: use Send.
+  // Sends a planned tensor to its place. If this returns false, the caller uses Send.
   bool SendPlanned(const OutEdge& edge, const tensorflow::FrameAndIter& at,
                    const tensorflow::Tensor& tensor, bool is_dead);
-  // Receives one, whichever way it comes; not before CanReceivePlanned.
+  // Receives a planned tensor by whichever path it comes. Call this only if CanReceivePlanned.
   void ReceivePlanned(const InEdge& edge, const tensorflow::FrameAndIter& at, const Args& args,
                       DoneCallback done);
   bool CanReceivePlanned() { return is_initialized(); }
@@ -80,7 +80,7 @@ class RdmaRendezvousMgr : public tensorflow::BaseRendezvousMgr {
  public:
   RdmaRendezvousMgr(const tensorflow::WorkerEnv* env, Endpoint* endpoint);
 
-  // A receiver's RecvTensor request: also finds tensors that wait for their receiver's choice.
+  // Serves a receiver's RecvTensor request. Also finds tensors that wait for their receiver's choice.
   void RecvLocalAsync(int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
                       tensorflow::Rendezvous::DoneCallback done) override;
   void Cleanup(int64_t step_id) override;

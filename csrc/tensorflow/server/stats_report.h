@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What rdmatensor.tensorflow reads from this process: all that the rooms count, and the plan in force.
+// The functions by which rdmatensor.tensorflow reads this process's statistics and the plan in force.
 #ifndef RDMATENSOR_TENSORFLOW_SERVER_STATS_REPORT_H_
 #define RDMATENSOR_TENSORFLOW_SERVER_STATS_REPORT_H_
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last part of a received tensor's way: it is counted, put into the mailbox of its step and, once its
-// receive is there too, compared with its checksum and given to TensorFlow.
+// The last part of a received tensor's path: the tensor is counted and put into the mailbox of its step. When
+// its receive is there too, it is compared with its checksum and given to TensorFlow.
 #ifndef RDMATENSOR_TENSORFLOW_STEP_DELIVERY_H_
 #define RDMATENSOR_TENSORFLOW_STEP_DELIVERY_H_
 
@@ -30,15 +30,15 @@ class Delivery {
   void DeliverTensor(int64_t step_id, const KeyId& key, Path path, Way way,
                      const Checksum& checksum, tensorflow::Tensor tensor);
 
-  // Gives `waiter` its tensor, by RPC if the arrival is a referral; or fails it if the tensor is not what
-  // was sent.
+  // Gives `waiter` its tensor, or fetches it by RPC if the arrival is a referral. Fails the receive if the
+  // tensor is not what was sent.
   static void Complete(Waiter* waiter, const Arrival& arrival, int64_t step_id);
 
  private:
-  // What a tensor of so many bytes is to be compared with; nullptr: nothing.
+  // Makes what the tensor is to be compared with; nullptr if it is not compared.
   std::unique_ptr<const Claim> ClaimOf(const Checksum& checksum, Path path, Way way,
                                        uint64_t bytes) const;
-  // Another one than `gone`.
+  // Finds the step's mailbox, which is not `gone`.
   std::shared_ptr<Mailbox> MailboxFor(int64_t step_id, const Mailbox* gone);
 
   MailboxTable* const mailboxes_;

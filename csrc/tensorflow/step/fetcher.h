@@ -2,7 +2,7 @@
 //
 // The receiver's half of tensors that lie in the sender's memory. Where the transport can map that
 // memory, a tensor is used in place; otherwise it is read into memory of this process, and the sender
-// gets its own back as soon as it was. Nothing here blocks the progress thread: regions are opened,
+// gets its memory back as soon as that is done. Nothing here blocks the progress thread: regions are opened,
 // memory is registered and large copies are made on other threads.
 #ifndef RDMATENSOR_TENSORFLOW_STEP_FETCHER_H_
 #define RDMATENSOR_TENSORFLOW_STEP_FETCHER_H_
@@ -32,14 +32,14 @@ namespace rdmatensor {
 
 class Fetcher;
 
-// What became of a message about a tensor.
+// Says what became of a message about a tensor.
 enum class Taken {
   kDone,      // delivered
   kUnderWay,  // is delivered later, from another thread
   kMalformed
 };
 
-// Where a tensor's bytes lie.
+// The location of a tensor's bytes in the sender's memory.
 struct RemoteBytes {
   uint64_t region_key = 0, offset = 0, size = 0, lend_id = 0;
 };
@@ -65,7 +65,7 @@ absl::Status NoMemoryFor(uint64_t bytes);
 // Thread-safe. One for each channel, which outlives it.
 class Fetcher {
  public:
-  // A tensor that was under way is delivered, or its step has failed.
+  // Called when a tensor that was under way is delivered, or its step has failed.
   using Fetched = std::function<void(int64_t step_id, const std::string& key)>;
 
   Fetcher(const Settings* settings, Channel* channel, Delivery* delivery, SourceEvents* events,
@@ -82,9 +82,9 @@ class Fetcher {
   // Opens one of the sender's regions before messages name it. Blocks.
   absl::Status OpenAhead(uint64_t region_key);
 
-  // The bytes in place, for a caller that owns the reference; its destruction releases the loan.
-  // nullptr if they must be fetched: too small, unaligned, not mappable, or in a region that is not
-  // open yet.
+  // Makes a buffer of the bytes where they lie. The caller owns the reference; destroying the buffer releases
+  // the loan. nullptr if the bytes must be fetched: they are too few, unaligned, not mappable, or in a
+  // region that is not open yet.
   tensorflow::TensorBuffer* Borrow(const RemoteBytes& from);
 
   // Delivers the tensor once its bytes are here. `fetched` is called, from any thread, only if it returns
@@ -97,18 +97,18 @@ class Fetcher {
     uint64_t size = 0;
     std::vector<std::unique_ptr<Fetch>> waiting;
   };
-  // What a region needs to be used; the handle lives as long as the channel.
+  // An open region. The handle lives as long as the channel.
   struct OpenRegion {
     rdt_remote_region* handle = nullptr;
     uint64_t size = 0;
   };
   OpenRegion FindOpen(uint64_t region_key);
-  // Asks the peer; nothing is stored.
+  // Asks the peer for a region, and stores nothing.
   rdt_status OpenRemote(uint64_t region_key, OpenRegion* region) const;
   void Open(uint64_t region_key);
   Taken Advance(std::unique_ptr<Fetch> fetch, const OpenRegion& region, bool may_block);
   Taken AdvanceElsewhere(std::unique_ptr<Fetch> fetch, const OpenRegion& region);
-  // On a thread that may block: to the end.
+  // Finishes the fetch on a thread that may block.
   void AdvanceHere(std::unique_ptr<Fetch> fetch, const OpenRegion& region);
   Taken Read(std::unique_ptr<Fetch> fetch, rdt_remote_region* region);
   void Finish(const Fetch& fetch);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where pushed tensors and the receives that want them meet: one mailbox per step. Either may come
+// Mailboxes, one per step, in which pushed tensors meet the receives that want them. Either may come
 // first. A receive ends exactly once: with its tensor, with the failure of the peer that should have
 // sent it, with the step's abort, or with its own cancellation.
 //
@@ -48,7 +48,7 @@ struct Waiter {
   tensorflow::FrameAndIter at{0, 0};
   std::string key;
   uint64_t source_incarnation = 0;
-  // Who should send it: compared, not used.
+  // Identifies who should send it; only compared.
   std::shared_ptr<const void> source;
   // Kept alive by `done`, as TensorFlow's base class arranges.
   RpcFallback* rpc = nullptr;
@@ -59,7 +59,7 @@ struct Waiter {
   absl::string_view EdgeName() const;
   KeyId Id() const { return edge != nullptr ? edge->key.At(at) : KeyId::Of(key); }
   void Fail(const absl::Status& status) const;
-  // Its tensor is here.
+  // Counts the wait, which ends because the tensor is here.
   void EndWait(uint64_t bytes, Path path) const {
     if (since == 0) return;
     rdmatensor::EndWait(waits, since, [this] { return EdgeName(); }, bytes, path);
@@ -82,12 +82,12 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   // arrival is stored, or dropped when the step was aborted. kGone: the table has let go of this
   // mailbox, and the step may have another one since; `arrival` is untouched.
   Delivered Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
-  // The table lets go of it, while it is locked.
+  // The table, which is locked, drops this mailbox.
   void Retire();
-  // The same if nothing is in it; otherwise false.
+  // Does the same if the mailbox is empty; otherwise returns false.
   bool RetireIfEmpty();
 
-  // Fails what waits, drops what arrived, and lets the same happen to everything that follows.
+  // Fails all receives and drops all arrivals, now and later.
   void Abort(const absl::Status& status);
   // Takes out the waiters for which `wanted` holds.
   std::vector<Waiter> Extract(const std::function<bool(const Waiter&)>& wanted);
@@ -99,7 +99,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
 
  private:
   struct Slot {
-    // Nearly always one of either; TensorFlow allows more under the same key.
+    // There is nearly always one of either; TensorFlow allows more under the same key.
     absl::InlinedVector<Arrival, 1> arrivals;
     absl::InlinedVector<Waiter, 1> waiters;
   };

@@ -94,7 +94,7 @@ const char* PushTensor(const Host& host, Channel* channel, int64_t step_id, absl
     CopyTraced(source.data(), tensor.data(), message.bytes, "bounce");
     message.flags |= TensorMessage::kBounced;
   }
-  // Of the original, so that the copy is verified too; unless that may have changed since.
+  // The checksum is of the original, so that the copy is verified too, unless the original may have changed.
   if (checked) {
     message.checksum = ChecksumToSend((may_change ? source : tensor).data(), message.bytes);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sender's half of tensors outside the plan: one message, with the bytes or with where they lie.
+// The sender's half of tensors outside the plan: one message holds the bytes, or says where they lie.
 #ifndef RDMATENSOR_TENSORFLOW_STEP_PUSH_H_
 #define RDMATENSOR_TENSORFLOW_STEP_PUSH_H_
 
@@ -15,7 +15,7 @@
 
 namespace rdmatensor {
 
-// Why tensors of this key and type cannot be pushed; nullptr: they can.
+// Says why tensors of this key and type cannot be pushed; nullptr if they can.
 const char* WhyNotPushable(const tensorflow::Rendezvous::ParsedKey& key,
                            const tensorflow::Tensor& tensor);
 
@@ -23,7 +23,7 @@ const char* WhyNotPushable(const tensorflow::Rendezvous::ParsedKey& key,
 // channel is no reason: it fails the receiver's step, and sending never fails, as in stock TensorFlow.
 const char* PushTensor(const Host& host, Channel* channel, int64_t step_id, absl::string_view key,
                        const tensorflow::Tensor& tensor, Path* path);
-// The same of a dead tensor.
+// Sends a dead tensor.
 void PushDead(Channel* channel, int64_t step_id, absl::string_view key);
 
 }  // namespace rdmatensor

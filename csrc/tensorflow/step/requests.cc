@@ -6,7 +6,7 @@
 namespace rdmatensor {
 namespace {
 
-// That wait for their tensors.
+// Limits the requests that wait for their tensors.
 constexpr size_t kMaxRequests = 1 << 17;
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TensorFlow's own RPC as one step uses it, for tensors that no channel carries. The step's rendezvous
-// implements it; the rooms below the server know nothing else of that.
+// TensorFlow's own RPC, as one step uses it for tensors that no channel carries. The step's rendezvous
+// implements this interface, which is all that the rooms below the server know of it.
 #ifndef RDMATENSOR_TENSORFLOW_STEP_RPC_FALLBACK_H_
 #define RDMATENSOR_TENSORFLOW_STEP_RPC_FALLBACK_H_
 
@@ -16,7 +16,7 @@ namespace rdmatensor {
 
 struct Waiter;
 
-// Thread-safe. Counts references: what waits holds one.
+// Thread-safe. It counts references, and every waiting tensor or receive holds one.
 class RpcFallback {
  public:
   virtual void Hold() = 0;

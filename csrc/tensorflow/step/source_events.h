@@ -11,12 +11,12 @@
 
 namespace rdmatensor {
 
-// What receiving over a channel tells those who know whose tensors they are. Called from any thread.
+// Events of receiving over a channel, for the room that knows whose tensors these are. Called from any thread.
 class SourceEvents {
  public:
   // A tensor of this key came outside the plan.
   virtual void OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) = 0;
-  // What the step still receives over the channel cannot come.
+  // The tensors that the step still expects over the channel cannot come.
   virtual void OnStepFailed(int64_t step_id, const absl::Status& status) = 0;
   // The sender's memory cannot be reached; the channel is about to be closed.
   virtual void OnUnreachable(const std::string& why) = 0;

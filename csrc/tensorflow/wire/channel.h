@@ -18,7 +18,7 @@
 
 namespace rdmatensor {
 
-// Thread-safe. Made by std::make_shared or the like.
+// Thread-safe. Always owned by a std::shared_ptr.
 class Channel : public std::enable_shared_from_this<Channel> {
  public:
   virtual ~Channel();
@@ -41,12 +41,12 @@ class Channel : public std::enable_shared_from_this<Channel> {
 
   // Ends traffic in both directions.
   void Close() { rdt_channel_close(handle_); }
-  // The same, and what arrives meanwhile is not looked at.
+  // Closes the channel and ignores what arrives meanwhile.
   void Refuse() {
     refused = true;
     Close();
   }
-  // The same, because the peer broke the protocol: with one warning.
+  // Does the same, with one warning, because the peer broke the protocol.
   void RefuseMalformed();
   bool IsUp() const;
   const std::string& transport() const { return transport_; }
@@ -54,19 +54,19 @@ class Channel : public std::enable_shared_from_this<Channel> {
   uint64_t max_notify() const { return max_notify_; }
   // The peer's memory can be used in place.
   bool can_map() const { return can_map_; }
-  // What to count its tensors in, under the first name that a session gave the peer; set before the first
-  // one goes.
+  // The counters of its tensors, under the first name that a session gave the peer. They are set before the
+  // first tensor travels.
   Traffic* traffic() const { return traffic_.load(std::memory_order_acquire); }
-  // That name; empty before.
+  // The first name that a session gave the peer; empty before.
   std::string FirstName();
-  // For operations on it; the channel keeps its reference.
+  // The core's channel, for operations on it. The reference stays with this object.
   rdt_channel* handle() const { return handle_; }
 
   // Sender: the tensors lent over this channel.
   Lender& lender() { return lender_; }
 
-  // Nothing of this peer is looked at any more: it broke the protocol, its memory is out of reach, or
-  // another channel has taken the place of this one.
+  // All further messages are ignored: the peer broke the protocol, its memory is out of reach, or
+  // another channel has replaced this one.
   std::atomic<bool> refused{false};
 
  protected:
