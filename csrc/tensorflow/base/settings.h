@@ -17,13 +17,6 @@ enum class Policy {
   kGrpc,  // never try
 };
 
-// What measurements have the plugin do worse than it can.
-enum class Ablation {
-  kNone,
-  kCopy,  // tensors are copied where they are sent
-  kRpc,   // the receiver asks for each tensor, which is copied at both ends
-};
-
 // The core's settings that the plugin uses, read when a server is created.
 struct Settings {
   uint64_t inline_bytes = 16384;
@@ -37,7 +30,9 @@ struct Settings {
   uint64_t failback_ms = 1000;
   std::string bind_address;  // empty: as the cluster says
   Policy policy = Policy::kAuto;
-  Ablation ablation = Ablation::kNone;
+  // ABLATION, for measurements only. `copy_sent`: tensors are copied where they are sent. `by_request`: the
+  // receiver requests each tensor, and copies it once more.
+  bool copy_sent = false, by_request = false;
 
   static Settings Read() {
     Settings settings;
@@ -69,9 +64,9 @@ struct Settings {
     if (std::strcmp(policy, "rdma") == 0) settings.policy = Policy::kRdma;
     if (std::strcmp(policy, "grpc") == 0) settings.policy = Policy::kGrpc;
     (void)rdt_config_get("ABLATION", ablation, sizeof ablation);
-    if (std::strcmp(ablation, "copy") == 0) settings.ablation = Ablation::kCopy;
-    if (std::strcmp(ablation, "rpc") == 0) {
-      settings.ablation = Ablation::kRpc;
+    settings.by_request = std::strcmp(ablation, "rpc") == 0;
+    settings.copy_sent = settings.by_request || std::strcmp(ablation, "copy") == 0;
+    if (settings.by_request) {
       settings.plan = false;
       settings.alias_bytes = UINT64_MAX;
     }

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "stats/path_stats.h"
+#include "base/task_name.h"
 #include "tsl/profiler/lib/traceme.h"
 #include "xla/tsl/profiler/backends/cpu/traceme_recorder.h"
 #include "xla/tsl/profiler/utils/time_utils.h"
@@ -51,9 +51,8 @@ class SendSpan {
   SendSpan(absl::string_view edge, absl::string_view to, uint64_t bytes)
       : span_(
             [&] {
-              const absl::string_view peer = to.substr(0, to.rfind("/device:"));
               return tsl::profiler::TraceMeEncode(
-                  "rdmatensor::send", {{"edge", edge}, {"peer", peer}, {"bytes", bytes}});
+                  "rdmatensor::send", {{"edge", edge}, {"peer", TaskOf(to)}, {"bytes", bytes}});
             },
             kSpanLevel) {}
   // "none": it went another way after all, and has another span.

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/task_name.h"
 #include "collective/collective_executor.h"
 #include "collective/collective_groups.h"
 #include "peer/endpoint.h"
@@ -49,7 +50,7 @@ class CollectiveManager : public tensorflow::RpcCollectiveExecutorMgr {
 std::unique_ptr<tensorflow::CollectiveExecutorMgrInterface> NewCollectiveManager(
     const tensorflow::ConfigProto& config, const tensorflow::WorkerEnv* env,
     tensorflow::WorkerCacheInterface* workers, Endpoint* endpoint) {
-  const std::string task(Endpoint::TaskOf(env->device_mgr->ListDevices()[0]->name()));
+  const std::string task(TaskOf(env->device_mgr->ListDevices()[0]->name()));
   auto nccl = tensorflow::MaybeCreateNcclCommunicator(config);
   auto device_resolver = std::make_unique<DeviceResolverDistributed>(env->device_mgr);
   auto param_resolver = std::make_unique<CollectiveParamResolverDistributed>(

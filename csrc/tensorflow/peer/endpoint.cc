@@ -9,14 +9,13 @@
 #include "absl/strings/str_format.h"
 #include "memory/arena.h"
 #include "peer/listen_address.h"
+#include "peer/messages.h"
 #include "plan/plan_book.h"
-#include "stats/path_stats.h"
-#include "wire/message.h"
 
 namespace rdmatensor {
 namespace {
 
-// Differs in every process and server: a host:port alone may mean another process by now.
+// The name differs in every process and server, because a host:port may belong to another process by now.
 std::string UniqueName(const std::string& task) {
   std::random_device random;
   return absl::StrFormat("%s#%08x%08x", task, random(), random());
@@ -25,21 +24,22 @@ std::string UniqueName(const std::string& task) {
 }  // namespace
 
 Endpoint::Endpoint(std::string task, const Settings& settings)
-    : task_(std::move(task)),
-      settings_(settings),
-      mailboxes_(std::chrono::seconds(settings.step_ttl_s)) {}
+    : mailboxes_(std::chrono::seconds(settings.step_ttl_s)) {
+  host_.task = std::move(task);
+  host_.settings = settings;
+}
 
 Endpoint::~Endpoint() { Close(); }
 
 void Endpoint::Close() {
-  PlanBook::Get()->RemoveEndpoint(this);
-  exports_.reset();
-  rdt_device_close(std::exchange(device_, nullptr));
+  PlanBook::Get()->RemoveHost(&host_);
+  host_.exports.reset();
+  rdt_device_close(std::exchange(host_.device, nullptr));
 }
 
 void Endpoint::Retire() {
   WatchReceivers(nullptr);
-  for (const std::shared_ptr<Channel>& channel : peers_.Channels()) channel->Close();
+  for (const std::shared_ptr<PeerChannel>& channel : peers_.Channels()) channel->Close();
 }
 
 void Endpoint::WatchReceivers(std::function<void()> lost) {
@@ -62,18 +62,20 @@ absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const std::str
     delete endpoint;
     return address.status();
   }
-  endpoint->address_ = *address;
-  endpoint->exports_ = std::make_unique<ArenaExports>(Arena::Get(), endpoint->device_);
-  PlanBook::Get()->AddEndpoint(endpoint);
-  rdt_log_line(RDT_LOG_DEBUG,
-               absl::StrCat("tensorflow: ", task, " is reached at ", *address, " and listens on ",
-                            rdt_device_address(endpoint->device_))
-                   .c_str());
+  Host& opened = endpoint->host_;
+  opened.address = *address;
+  opened.exports = std::make_unique<ArenaExports>(Arena::Get(), opened.device);
+  PlanBook::Get()->AddHost(&opened, [endpoint](absl::string_view source) {
+    return endpoint->peers_.PlannedFrom(source);
+  });
+  rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: ", task, " is reached at ", *address,
+                                           " and listens on ", rdt_device_address(opened.device))
+                                  .c_str());
   return endpoint;
 }
 
 absl::StatusOr<std::string> Endpoint::OpenDevice(const std::string& bind_address) {
-  const std::string name = UniqueName(task_);
+  const std::string name = UniqueName(host_.task);
   rdt_device_options options{};
   options.struct_size = sizeof options;
   options.name = name.c_str();
@@ -83,47 +85,38 @@ absl::StatusOr<std::string> Endpoint::OpenDevice(const std::string& bind_address
   options.on_notify = OnNotify;
   options.on_down = OnDown;
   options.on_released = OnReleased;
-  if (rdt_device_open(&options, &device_) != RDT_OK) {
+  if (rdt_device_open(&options, &host_.device) != RDT_OK) {
     return absl::FailedPreconditionError(absl::StrCat("rdmatensor: ", rdt_last_error()));
   }
-  return std::string(rdt_device_address(device_));
-}
-
-absl::string_view Endpoint::TaskOf(absl::string_view device_name) {
-  return device_name.substr(0, device_name.rfind("/device:"));
+  return std::string(rdt_device_address(host_.device));
 }
 
 void Endpoint::OnConnect(void* context, rdt_channel* handle) {
   rdt_channel_ref(handle);
-  Channel::Adopt(handle, static_cast<Endpoint*>(context), Channel::Role::kSender, false);
+  auto* const endpoint = static_cast<Endpoint*>(context);
+  PeerChannel::Adopt(handle, &endpoint->host_, &endpoint->mailboxes_, PeerChannel::Role::kSender,
+                     false);
 }
 
 void Endpoint::OnNotify(void* context, rdt_channel* handle, uint64_t immediate, const void* data,
                         size_t size) {
-  Channel* channel = Channel::FromHandle(handle);
-  // Closing takes effect later: what arrives until then is not looked at.
+  PeerChannel* channel = PeerChannel::FromHandle(handle);
+  // Closing takes effect later. Messages that arrive until then are ignored.
   if (channel == nullptr || channel->refused) return;
   Endpoint* const endpoint = static_cast<Endpoint*>(context);
-  if (!endpoint->Handle(channel, immediate, static_cast<const char*>(data), size)) {
-    endpoint->Refuse(channel);
+  if (!HandleMessage(&endpoint->peers_, &endpoint->mailboxes_, channel, immediate,
+                     static_cast<const char*>(data), size)) {
+    channel->RefuseMalformed();
   }
-}
-
-void Endpoint::Refuse(Channel* channel) {
-  if (channel->refused.exchange(true)) return;
-  rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", channel->peer_name(),
-                                          " sent a malformed message: closing its channel")
-                                 .c_str());
-  channel->Close();
 }
 
 void Endpoint::OnDown(void* context, rdt_channel* handle, rdt_status /*why*/) {
   const std::string why = rdt_last_error();
-  Channel* channel = Channel::FromHandle(handle);
+  PeerChannel* channel = PeerChannel::FromHandle(handle);
   if (channel == nullptr) return;
   for (const auto& source : channel->Sources()) source->OnDown(channel, why);
   for (const auto& destination : channel->Destinations()) destination->OnDown(channel);
-  if (channel->opened_here() && channel->role() == Channel::Role::kSender) {
+  if (channel->opened_here() && channel->role() == PeerChannel::Role::kSender) {
     Endpoint* const endpoint = static_cast<Endpoint*>(context);
     std::lock_guard<std::mutex> lock(endpoint->lost_mutex_);
     if (endpoint->receiver_lost_) endpoint->receiver_lost_();
@@ -133,7 +126,7 @@ void Endpoint::OnDown(void* context, rdt_channel* handle, rdt_status /*why*/) {
 }
 
 void Endpoint::OnReleased(void* /*context*/, rdt_channel* handle) {
-  if (Channel* channel = Channel::FromHandle(handle)) channel->ReleaseFromCore();
+  if (PeerChannel* channel = PeerChannel::FromHandle(handle)) channel->ReleaseFromCore();
 }
 
 }  // namespace rdmatensor

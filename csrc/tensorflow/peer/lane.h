@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a sender knows about one receiver in one session: the channel that its tensors go down, and what
-// may be lost with that channel.
+// The state that a sender keeps for one receiver in one session: the channel for its tensors, and what may be
+// lost with that channel.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_LANE_H_
 #define RDMATENSOR_TENSORFLOW_PEER_LANE_H_
 
@@ -15,9 +15,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/newest.h"
+#include "peer/peer_channel.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
-#include "wire/channel.h"
 
 namespace rdmatensor {
 
@@ -31,7 +31,7 @@ struct Lane {
     absl::Status status;
   };
 
-  // A tensor of this step goes down the channel.
+  // Records that a tensor of this step goes down the channel.
   void Record(int64_t step_id, absl::string_view key, bool is_copy) {
     if (is_copy) {
       recent_copies.Add(Copy(step_id, key));
@@ -40,14 +40,14 @@ struct Lane {
       recent.Add(step_id);
     }
   }
-  // The receiver is told of a failed step once it connects.
+  // Keeps a failed step, of which the receiver is told once it connects.
   void Announce(int64_t step_id, const absl::Status& status) {
     announcements.push_back({step_id, status});
     if (announcements.size() > kRemembered) announcements.pop_front();
   }
 
-  // Whether the session's cluster is the one in which the name was found to be the channel's process. The
-  // first tensor finds it so.
+  // Returns whether the session still uses the cluster in which the name was found to be the channel's process.
+  // The first tensor sets that cluster.
   bool IsVerified(tensorflow::WorkerSession* session) {
     if (session == nullptr) return true;
     if (cluster == nullptr) SetCluster(session->GetSharedWorkerCache());
@@ -60,23 +60,23 @@ struct Lane {
   }
 
   // nullptr: the receiver has opened none yet, or more than one process has its name.
-  std::shared_ptr<Channel> channel;
-  // The connections by which the session reached its cluster then. It gets others with another cluster.
+  std::shared_ptr<PeerChannel> channel;
+  // The connections by which the session reached its cluster then. Another cluster has other connections.
   const tensorflow::WorkerCacheInterface* cluster = nullptr;
   std::weak_ptr<tensorflow::WorkerCacheInterface> cluster_lives;
   bool verifying = false;  // TensorFlow's cluster is being asked
   // The device of the process that has the name, as TensorFlow's cluster says; empty: not asked yet.
   std::string owner;
   // The processes that announced the name while another one had it.
-  std::vector<std::weak_ptr<Channel>> rivals;
+  std::vector<std::weak_ptr<PeerChannel>> rivals;
   // The steps pushed lately: when the channel is lost, what they pushed may be lost with it.
   int64_t last_step = -1;
   Newest<int64_t> recent{kRemembered};
-  // The same of copies of eager operations.
+  // The copies of eager operations that were pushed lately.
   Newest<Copy> recent_copies{kRemembered};
-  // Those that were lost and that the receiver was not told of.
+  // The lost copies of which the receiver was not told yet.
   std::vector<Copy> untold_copies;
-  // Lost steps and steps that failed here: told to each process that connects.
+  // Lost steps and steps that failed here. Each process that connects is told of them.
   std::deque<Failure> announcements;
 };
 

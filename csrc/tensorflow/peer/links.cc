@@ -7,10 +7,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "peer/endpoint.h"
-#include "server/rendezvous.h"
+#include "base/spans.h"
 #include "stats/path_stats.h"
+#include "step/push.h"
 #include "wire/message.h"
+#include "wire/notices.h"
+#include "wire/task_call.h"
 #include "xla/tsl/platform/env.h"
 #include "xla/tsl/platform/status.h"
 
@@ -18,7 +20,7 @@ namespace rdmatensor {
 namespace {
 
 constexpr std::chrono::seconds kSweepPeriod{10};
-// Those that are over are forgotten long before.
+// Limits the sessions of a name. Sessions that are over are forgotten long before.
 constexpr size_t kMaxSessions = 1024;
 
 absl::Status LostStatus(absl::string_view task) {
@@ -26,31 +28,9 @@ absl::Status LostStatus(absl::string_view task) {
       absl::StrCat("rdmatensor: the channel to ", task, " was lost during this step"));
 }
 
-absl::Status TellFailure(Channel* channel, int64_t step_id, const absl::Status& status) {
-  StepMessage message;
-  message.step_id = step_id;
-  message.code = static_cast<int32_t>(status.code());
-  message.derived = tsl::StatusGroup::IsDerived(status);
-  // A status may quote whole graphs; the beginning says what happened.
-  constexpr size_t kLongestText = 2048;
-  const size_t room = channel->max_notify() > EncodedSize(message)
-                          ? static_cast<size_t>(channel->max_notify()) - EncodedSize(message)
-                          : 0;
-  message.text = status.message().substr(0, std::min(kLongestText, room));
-  return channel->NotifyMessage(PackImmediate(MessageKind::kAbort), message);
-}
-
-// A channel that is down needs no word.
-void TellContested(Channel* channel, const std::string& session, const std::string& task) {
-  ReadyMessage message;
-  message.session = session;
-  message.task = task;
-  (void)channel->NotifyMessage(PackImmediate(MessageKind::kContested), message);
-}
-
 }  // namespace
 
-// One request of the receiver's by RPC. It ends once.
+// One request by RPC from the receiver. It ends once.
 class DestinationLink::Pull {
  public:
   explicit Pull(tensorflow::Rendezvous::DoneCallback done) : done_(std::move(done)) {}
@@ -65,11 +45,6 @@ class DestinationLink::Pull {
   std::atomic<bool> ended_{false};
 };
 
-PendingSend::PendingSend() = default;
-PendingSend::PendingSend(PendingSend&&) noexcept = default;
-PendingSend& PendingSend::operator=(PendingSend&&) noexcept = default;
-PendingSend::~PendingSend() = default;
-
 bool DestinationLink::Take(Counts* counts, absl::string_view key) {
   auto found = counts->find(key);
   if (found == counts->end()) return false;
@@ -81,7 +56,7 @@ DestinationLink::Channels DestinationLink::ReadyChannels() {
   Channels channels;
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& entry : lanes_) {
-    const std::shared_ptr<Channel>& channel = entry.second.channel;
+    const std::shared_ptr<PeerChannel>& channel = entry.second.channel;
     if (channel != nullptr &&
         std::find(channels.begin(), channels.end(), channel) == channels.end()) {
       channels.push_back(channel);
@@ -129,13 +104,72 @@ bool DestinationLink::MayPush(tensorflow::WorkerSession* session, const std::str
   return true;
 }
 
-void DestinationLink::ExpectPull(int64_t step_id, absl::string_view key) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  ++StepLocked(step_id).referred[key];
+DestinationLink::DestinationLink(const Host* host, const Sessions* sessions, std::string task)
+    : ChannelDestination(std::move(task)),
+      host_(host),
+      sessions_(sessions),
+      ttl_(host->settings.step_ttl_s) {}
+
+void DestinationLink::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
+                           int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
+                           const tensorflow::Rendezvous::Args& args,
+                           const tensorflow::Tensor& tensor, bool is_dead) {
+  if (channel->requests().expected()) {
+    // A callable is copied, but a counted reference is not.
+    rpc->Hold();
+    const std::shared_ptr<RpcFallback> kept(rpc, LetRpcGo());
+    // The request comes through the channel, so the channel exists then.
+    const std::weak_ptr<PeerChannel> asked = channel;
+    const auto answer = [self = shared_from_this(), kept, asked, step_id, key, args, tensor,
+                         is_dead] {
+      if (auto open = asked.lock()) {
+        self->PushNow(open, kept.get(), step_id, key, args, tensor, is_dead);
+      }
+    };
+    if (!channel->requests().Take(step_id, key.FullKey(), answer)) {
+      // An abort in the meantime may have missed this tensor.
+      if (rpc->IsAborted()) channel->requests().DropStep(step_id);
+      return;
+    }
+  }
+  PushNow(channel, rpc, step_id, key, args, tensor, is_dead);
 }
 
-DestinationLink::DestinationLink(Endpoint* endpoint, std::string task, std::chrono::seconds ttl)
-    : endpoint_(endpoint), task_(std::move(task)), ttl_(ttl) {}
+void DestinationLink::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
+                              int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
+                              const tensorflow::Rendezvous::Args& args,
+                              const tensorflow::Tensor& tensor, bool is_dead) {
+  if (is_dead) {
+    PushDead(channel.get(), step_id, key.FullKey());
+    return;
+  }
+  SendSpan span(key.edge_name, key.dst_device, tensor.TotalBytes());
+  Path path = Path::kRpc;
+  const char* reason = WhyNotPushable(key, tensor);
+  if (reason == nullptr) {
+    reason = PushTensor(*host_, channel.get(), step_id, key.FullKey(), tensor, &path);
+  }
+  span.End(PathName(path));
+  if (reason == nullptr) return;
+  CountSent(Path::kRpc, tensor.TotalBytes(), TrafficOf(Direction::kSend, task(), kRpcTransport));
+  // This fails only when the step was aborted, which the receiver is told anyway.
+  if (rpc->SendLocal(key, args, tensor, is_dead).ok()) {
+    Refer(channel.get(), rpc, step_id, key.FullKey(), reason);
+  }
+}
+
+void DestinationLink::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id,
+                            absl::string_view key, const char* reason) {
+  CountRpcReason(reason);
+  {
+    // Decide must not take the request that follows for a new one.
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++StepLocked(step_id).referred[key];
+  }
+  // If the channel is down the receiver's waiters fail with it.
+  const absl::Status sent = TellOfKey(channel, MessageKind::kReferral, step_id, key);
+  if (absl::IsInternal(sent)) SendAbort(rpc->session_name(), step_id, sent);
+}
 
 absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view key,
                                              PendingSend* pending,
@@ -143,7 +177,7 @@ absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view 
   std::lock_guard<std::mutex> lock(mutex_);
   if (lost_.Contains(step_id) ||
       (!lost_copies_.empty() && lost_copies_.Contains(Lane::Copy(step_id, key)))) {
-    return LostStatus(task_);
+    return LostStatus(task());
   }
   Step& step = StepLocked(step_id);
   if (Take(&step.referred, key)) return false;
@@ -167,9 +201,9 @@ absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view 
 }
 
 bool DestinationLink::AdmitLocked(const std::string& session,
-                                  const std::shared_ptr<Channel>& channel,
-                                  std::vector<std::shared_ptr<Channel>>* refused,
-                                  std::shared_ptr<Channel>* replaced,
+                                  const std::shared_ptr<PeerChannel>& channel,
+                                  std::vector<std::shared_ptr<PeerChannel>>* refused,
+                                  std::shared_ptr<PeerChannel>* replaced,
                                   std::vector<std::shared_ptr<Pull>>* failed) {
   Lane& lane = lanes_[session];
   if (lane.channel == channel) return true;
@@ -178,17 +212,17 @@ bool DestinationLink::AdmitLocked(const std::string& session,
     refused->push_back(channel);
     return false;
   }
-  const auto is_other = [&channel](const std::shared_ptr<Channel>& each) {
+  const auto is_other = [&channel](const std::shared_ptr<PeerChannel>& each) {
     return each != nullptr && each->IsUp() && each->peer_name() != channel->peer_name();
   };
-  for (const std::weak_ptr<Channel>& each : lane.rivals) {
-    std::shared_ptr<Channel> rival = each.lock();
+  for (const std::weak_ptr<PeerChannel>& each : lane.rivals) {
+    std::shared_ptr<PeerChannel> rival = each.lock();
     if (!owns && is_other(rival)) refused->push_back(std::move(rival));
   }
   if (lane.channel != nullptr) {
     LoseStepsLocked(session, &lane, failed);
     *replaced = std::exchange(lane.channel, nullptr);
-    // Otherwise the process noticed first that the old channel is lost, or it was restarted.
+    // If it is no other process, that process noticed the loss of the old channel first, or was restarted.
     if (is_other(*replaced)) refused->push_back(std::exchange(*replaced, nullptr));
   }
   lane.rivals.clear();
@@ -206,7 +240,7 @@ void DestinationLink::SetOwner(const std::string& session,
                                const std::string& device_name) {
   std::vector<std::shared_ptr<Pull>> failed;
   std::vector<PendingSend> pending;
-  std::shared_ptr<Channel> channel;
+  std::shared_ptr<PeerChannel> channel;
   bool is_former = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -223,9 +257,26 @@ void DestinationLink::SetOwner(const std::string& session,
       TakeAllPendingLocked(session, &lane, &pending);
     }
   }
-  Fail(std::move(failed), LostStatus(task_));
-  if (is_former) TellContested(channel.get(), session, task_);
+  Fail(std::move(failed), LostStatus(task()));
+  if (is_former) (void)TellOfName(channel.get(), MessageKind::kContested, session, task());
   PushSoon(std::move(pending), std::move(channel));
+}
+
+void DestinationLink::FindOwner(const std::string& session,
+                                std::shared_ptr<tensorflow::WorkerCacheInterface> workers) {
+  // Looking up a session takes locks of TensorFlow that the caller may hold, and asking blocks.
+  tsl::Env::Default()->SchedClosure(
+      [self = shared_from_this(), session, workers = std::move(workers)]() mutable {
+        const std::shared_ptr<tensorflow::WorkerSession> found = self->sessions_->Find(session);
+        if (workers == nullptr && found != nullptr) workers = found->GetSharedWorkerCache();
+        if (workers == nullptr) return;
+        AddressAnswer answer;
+        const absl::StatusOr<std::string> encoded =
+            AskTask(workers.get(), self->task(), self->host_->task, kAddressKey, "",
+                    self->host_->settings.connect_timeout_ms);
+        if (!encoded.ok() || !Parse(*encoded, &answer)) answer.device_name.clear();
+        self->SetOwner(session, workers, answer.device_name);
+      });
 }
 
 void DestinationLink::TakeAllPendingLocked(const std::string& session, Lane* lane,
@@ -240,14 +291,14 @@ void DestinationLink::TakeAllPendingLocked(const std::string& session, Lane* lan
   }
 }
 
-bool DestinationLink::Attach(std::shared_ptr<Channel> channel, const std::string& session,
+bool DestinationLink::Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
                              const Asked& asked) {
   std::vector<PendingSend> pending;
   std::vector<std::shared_ptr<Pull>> failed;
-  std::vector<std::shared_ptr<Channel>> refused;
+  std::vector<std::shared_ptr<PeerChannel>> refused;
   std::deque<Lane::Failure> announcements;
   std::vector<Lane::Copy> lost_copies;
-  std::shared_ptr<Channel> replaced;
+  std::shared_ptr<PeerChannel> replaced;
   bool admitted = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -265,28 +316,26 @@ bool DestinationLink::Attach(std::shared_ptr<Channel> channel, const std::string
       TakeAllPendingLocked(session, &lane, &pending);
     }
   }
-  Fail(std::move(failed), LostStatus(task_));
+  Fail(std::move(failed), LostStatus(task()));
   if (replaced != nullptr) replaced->Refuse();
-  for (const std::shared_ptr<Channel>& each : refused) TellContested(each.get(), session, task_);
+  for (const std::shared_ptr<PeerChannel>& each : refused)
+    (void)TellOfName(each.get(), MessageKind::kContested, session, task());
   if (!admitted) {
-    RecordPeer(Direction::kSend, task_, kRpcTransport,
+    RecordPeer(Direction::kSend, task(), kRpcTransport,
                absl::StrCat(channel->peer_name(), " is not the only process of this name"), true);
-    endpoint_->peers().FindOwner(session, shared_from_this(), nullptr);
+    FindOwner(session, nullptr);
     return true;
   }
-  RecordPeer(Direction::kSend, task_, channel->transport(),
+  RecordPeer(Direction::kSend, task(), channel->transport(),
              channel->opened_here() ? "the receiver takes tensors from this channel"
                                     : "the receiver opened this channel",
              false);
   attached_.notify_all();
   for (const Lane::Failure& failure : announcements) {
-    (void)TellFailure(channel.get(), failure.step_id, failure.status);
+    TellFailure(channel.get(), failure.step_id, failure.status);
   }
   for (const auto& [step_id, key] : lost_copies) {
-    StepMessage message;
-    message.step_id = step_id;
-    message.text = key;
-    (void)channel->NotifyMessage(PackImmediate(MessageKind::kLost), message);
+    (void)TellOfKey(channel.get(), MessageKind::kLost, step_id, key);
   }
   PushSoon(std::move(pending), std::move(channel));
   return true;
@@ -300,13 +349,13 @@ bool DestinationLink::AwaitChannel(const std::string& session, int timeout_ms) {
   });
 }
 
-void DestinationLink::OnAnswered(Channel* channel, int64_t step_id, absl::string_view key) {
+void DestinationLink::OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) {
   std::vector<PendingSend> pending;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     UnholdLocked(channel, step_id, key, &pending);
   }
-  PushSoon(std::move(pending), channel->shared_from_this());
+  PushSoon(std::move(pending), channel->Shared());
 }
 
 void DestinationLink::TakePendingLocked(int64_t step_id, Step* step, const std::string& key,
@@ -329,16 +378,17 @@ void DestinationLink::UnholdLocked(const Channel* channel, int64_t step_id, absl
   TakePendingLocked(step_id, &step->second, std::string(key), &lane->second, pending);
 }
 
-void DestinationLink::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<Channel> channel) {
+void DestinationLink::PushSoon(std::vector<PendingSend> pending,
+                               std::shared_ptr<PeerChannel> channel) {
   if (pending.empty()) return;
   tsl::Env::Default()->SchedClosure([self = shared_from_this(), channel = std::move(channel),
                                      pending = std::move(pending)]() mutable {
     while (!pending.empty()) {
       self->PushPending(pending, channel);
-      // What was produced meanwhile waits, so that each key's tensors stay in order.
+      // Tensors that were produced meanwhile have waited, so that each key's tensors stay in order.
       std::set<std::pair<int64_t, std::string>> pushed;
       for (const PendingSend& send : pending) {
-        pushed.emplace(send.rendezvous->step_id(), send.key.FullKey());
+        pushed.emplace(send.step_id, send.key.FullKey());
       }
       pending.clear();
       std::lock_guard<std::mutex> lock(self->mutex_);
@@ -350,15 +400,15 @@ void DestinationLink::PushSoon(std::vector<PendingSend> pending, std::shared_ptr
 }
 
 void DestinationLink::PushPending(const std::vector<PendingSend>& pending,
-                                  const std::shared_ptr<Channel>& channel) {
+                                  const std::shared_ptr<PeerChannel>& channel) {
   for (const PendingSend& send : pending) {
     if (send.refer_reason != nullptr) {
-      CountSent(Path::kRpc, send.bytes, TrafficOf(Direction::kSend, task_, kRpcTransport));
-      send.rendezvous->Refer(channel, send.key, send.refer_reason);
+      CountSent(Path::kRpc, send.bytes, TrafficOf(Direction::kSend, task(), kRpcTransport));
+      Refer(channel.get(), send.rpc.get(), send.step_id, send.key.FullKey(), send.refer_reason);
     } else {
       tensorflow::Rendezvous::Args args;
       args.alloc_attrs = send.attributes;
-      send.rendezvous->PushWhenAsked(channel, send.key, args, send.tensor, send.is_dead);
+      Push(channel, send.rpc.get(), send.step_id, send.key, args, send.tensor, send.is_dead);
     }
   }
 }
@@ -375,7 +425,7 @@ void DestinationLink::LoseStepsLocked(const std::string& session, Lane* lane,
                                       std::vector<std::shared_ptr<Pull>>* failed) {
   for (int64_t step_id : lane->recent.keys()) {
     lost_.Add(step_id);
-    lane->Announce(step_id, LostStatus(task_));
+    lane->Announce(step_id, LostStatus(task()));
     auto step = steps_.find(step_id);
     while (step != steps_.end() && !step->second.pulled.empty()) {
       TakePulls(&step->second, step->second.pulled.begin()->first, failed);
@@ -398,7 +448,7 @@ void DestinationLink::LoseStepsLocked(const std::string& session, Lane* lane,
 
 void DestinationLink::Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status) {
   if (pulls.empty()) return;
-  // The callers may be any of TensorFlow's.
+  // This thread may be any of TensorFlow's, and may hold its locks.
   tsl::Env::Default()->SchedClosure([pulls = std::move(pulls), status] {
     const tensorflow::Rendezvous::Args none;
     for (const std::shared_ptr<Pull>& pull : pulls) {
@@ -418,14 +468,14 @@ void DestinationLink::OnDown(Channel* channel) {
       LoseStepsLocked(session, &lane, &failed);
       lost = true;
     }
-    if (lost) RecordAbsence(Direction::kSend, task_, Absence::kLost, "the channel ended");
+    if (lost) RecordAbsence(Direction::kSend, task(), Absence::kLost, "the channel ended");
   }
-  Fail(std::move(failed), LostStatus(task_));
+  Fail(std::move(failed), LostStatus(task()));
 }
 
 void DestinationLink::DropStep(int64_t step_id) {
   Step dropped;  // freed after the lock
-  for (const std::shared_ptr<Channel>& channel : ReadyChannels()) {
+  for (const std::shared_ptr<PeerChannel>& channel : ReadyChannels()) {
     channel->plan().DropStep(step_id);
     channel->requests().DropStep(step_id);
   }
@@ -438,17 +488,17 @@ void DestinationLink::DropStep(int64_t step_id) {
 
 void DestinationLink::SendAbort(const std::string& session, int64_t step_id,
                                 const absl::Status& status) {
-  std::shared_ptr<Channel> channel;
+  std::shared_ptr<PeerChannel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     Lane& lane = lanes_[session];
     channel = lane.channel;
     if (channel == nullptr) lane.Announce(step_id, status);
   }
-  if (channel != nullptr) (void)TellFailure(channel.get(), step_id, status);
+  if (channel != nullptr) TellFailure(channel.get(), step_id, status);
 }
 
-std::vector<std::string> DestinationLink::Sessions() {
+std::vector<std::string> DestinationLink::SessionNames() {
   std::vector<std::string> sessions;
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& entry : lanes_) sessions.push_back(entry.first);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sender's view of one name under which tensors are received from it: in each session the channel of
-// the process that has the name there, if it opened one, and the tensors that were produced before it was
-// known how they will be fetched.
+// The sender's view of one name under which tensors are received. For each session it has the channel of the
+// process with that name, if that process opened one, and the tensors for which it is not known yet how they
+// will be received.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_LINKS_H_
 #define RDMATENSOR_TENSORFLOW_PEER_LINKS_H_
 
@@ -23,63 +23,58 @@
 #include "absl/strings/string_view.h"
 #include "base/newest.h"
 #include "peer/lane.h"
+#include "peer/peer_channel.h"
+#include "peer/sessions.h"
+#include "step/rpc_fallback.h"
 #include "tensorflow/core/framework/rendezvous.h"
-#include "tsl/platform/refcount.h"
-#include "wire/channel.h"
+#include "wire/host.h"
 
 namespace rdmatensor {
 
-class Endpoint;
-class RdmaRendezvous;
-
-// A tensor whose receiver has not shown yet whether it fetches (RPC) or takes pushes (channel).
+// A tensor for which it is not known yet whether the receiver fetches it (RPC) or takes pushes (channel).
 struct PendingSend {
-  PendingSend();
-  PendingSend(PendingSend&&) noexcept;
-  PendingSend& operator=(PendingSend&&) noexcept;
-  ~PendingSend();
-
   tensorflow::Rendezvous::ParsedKey key;
   tensorflow::AllocatorAttributes attributes;
   tensorflow::Tensor tensor;
   bool is_dead = false;
   bool is_copy = false;
   uint64_t bytes = 0;
-  // Set when the tensor cannot be pushed and lies in the local rendezvous already: why.
+  // Says why the tensor cannot be pushed. It is set when the tensor lies in the local rendezvous already.
   const char* refer_reason = nullptr;
   // As in stock TensorFlow, an unclaimed tensor keeps its rendezvous.
-  tsl::core::RefCountPtr<RdmaRendezvous> rendezvous;
+  RpcReference rpc;
+  int64_t step_id = 0;
 };
 
 // Thread-safe. Made by std::make_shared.
-class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
+class DestinationLink final : public ChannelDestination,
+                              public std::enable_shared_from_this<DestinationLink> {
  public:
-  DestinationLink(Endpoint* endpoint, std::string task, std::chrono::seconds ttl);
+  DestinationLink(const Host* host, const Sessions* sessions, std::string task);
 
-  const std::string& task() const { return task_; }
-  // Those that tensors are pushed down, each once.
-  using Channels = absl::InlinedVector<std::shared_ptr<Channel>, 2>;
+  // The channels down which tensors are pushed, each once.
+  using Channels = absl::InlinedVector<std::shared_ptr<PeerChannel>, 2>;
   Channels ReadyChannels();
 
-  enum class Route {
+  enum class Decision {
     kPush,     // through `channel`
     kPulled,   // the receiver asked by RPC: the local rendezvous takes it
     kPending,  // kept
   };
-  // Decides about one tensor of a step of `session`, whose name is `name`. `is_copy`: of an eager operation.
-  // All those of a client share one step, which never ends, so that each is lost by itself. `make_pending`
-  // is called, under the lock, only for kPending: there is no channel, or the receiver has asked for this
-  // key by RPC and has no answer yet, or the session's cluster has changed since the last tensor. In the
-  // last case *must_verify is set, once: the caller calls PeerTable::FindOwner.
+  // Decides about one tensor of a step of `session`, whose name is `name`. `is_copy`: an eager operation sends
+  // the tensor. All copies of a client share one step, which never ends, so each copy is lost by itself.
+  // `make_pending` is called, under the lock, only for kPending: there is no channel, or the receiver has
+  // asked for this key by RPC and has no answer yet, or the session's cluster has changed since the last
+  // tensor. In the last case *must_verify is set for one caller, which calls FindOwner.
   template <typename MakePending>
-  Route Offer(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
-              absl::string_view key, bool is_copy, const MakePending& make_pending,
-              std::shared_ptr<Channel>* channel, bool* must_verify) {
+  Decision Decide(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
+                  absl::string_view key, bool is_copy, const MakePending& make_pending,
+                  std::shared_ptr<PeerChannel>* channel, bool* must_verify) {
     std::lock_guard<std::mutex> lock(mutex_);
     bool held = false;
     if (!steps_.empty()) {
       auto step = steps_.find(step_id);
-      if (step != steps_.end() && TakePull(&step->second, key)) return Route::kPulled;
+      if (step != steps_.end() && TakePull(&step->second, key)) return Decision::kPulled;
       held = step != steps_.end() && step->second.held.contains(key);
     }
     Lane& lane = lanes_[name];
@@ -87,57 +82,62 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
     if (lane.channel != nullptr && verified && !held) {
       lane.Record(step_id, key, is_copy);
       *channel = lane.channel;
-      return Route::kPush;
+      return Decision::kPush;
     }
     if (!verified) *must_verify = !std::exchange(lane.verifying, true);
     Step& step = StepLocked(step_id);
     step.session = name;
     step.pending[key].push_back(make_pending());
-    return Route::kPending;
+    return Decision::kPending;
   }
 
-  // True if a tensor of this step may go down `channel` without asking Offer: it is what Offer would
-  // have answered, for any key.
+  // Sends one tensor down `channel`, or puts it into the local rendezvous and refers the receiver. If the
+  // receiver asks for tensors, keeps it until it does.
+  void Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
+            const tensorflow::Rendezvous::ParsedKey& key, const tensorflow::Rendezvous::Args& args,
+            const tensorflow::Tensor& tensor, bool is_dead);
+
+  // True if a tensor of this step may go down `channel`, as Decide would have decided.
   bool MayPush(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
-               const Channel* channel);
+               const Channel* channel) override;
 
   // The receiver asked for `key` by RPC. True if it was pending: the caller puts it into the local
-  // rendezvous. Otherwise it is remembered for Offer, and *done, which is called at least once, may end
-  // it: a channel may be lost whose loss the receiver noticed first, and with it the tensor. An error if
-  // the tensor may have been pushed down a channel that was lost.
+  // rendezvous. Otherwise the request is remembered for Decide, and *done, which is called at least once, may
+  // end it: the tensor may have been lost with a channel whose loss the receiver noticed first. Returns an
+  // error if the tensor may have been pushed down a channel that was lost.
   absl::StatusOr<bool> OnPull(int64_t step_id, absl::string_view key, PendingSend* pending,
                               tensorflow::Rendezvous::DoneCallback* done);
 
-  // The receiver is told to ask for `key` by RPC; its request is then no news for Offer.
-  void ExpectPull(int64_t step_id, absl::string_view key);
-
-  // A receiver that used RPC before has requests under way: these keys of these steps.
+  // Requests that a receiver which used RPC before has under way, by step and key.
   using Asked = std::vector<std::pair<int64_t, std::string>>;
-  // Progress thread: the process behind `channel` has this name in `session`. What is pending there is
-  // pushed in the background, except for `asked`, which it still expects by RPC.
+  // Progress thread. The process behind `channel` has this name in `session`. Pending tensors are pushed in the
+  // background, except for `asked`, which the process still expects by RPC.
   //
-  // A tensor's key names its receiver, and nothing else tells who that is. While two processes have one
-  // name, as when two clusters number their tasks alike, both are told to fetch, and nothing is pushed to
-  // either. False: the name is used in more sessions than any process takes part in.
-  bool Attach(std::shared_ptr<Channel> channel, const std::string& session, const Asked& asked);
-  // The cluster that `session` reaches by `workers` says whose name it is there: the process with this
-  // device. Empty: it gave no answer, and all stays as it is. nullptr: the cluster that the session has at its
-  // next tensor.
+  // A tensor's key names its receiver, and nothing else identifies it. While two processes have one name, as
+  // when two clusters number their tasks alike, both are told to fetch, and nothing is pushed to either.
+  // False if the name is used in more sessions than any real process takes part in.
+  bool Attach(std::shared_ptr<PeerChannel> channel, const std::string& session, const Asked& asked);
+  // Asks TensorFlow's cluster whose name this is in `session`, by `workers`, or by what the session has if that
+  // is nullptr. The answer goes to SetOwner, later.
+  void FindOwner(const std::string& session,
+                 std::shared_ptr<tensorflow::WorkerCacheInterface> workers);
+  // The name belongs to the process with the device `device_name`, says the cluster that `session` reaches by
+  // `workers`. An empty name means that the cluster did not answer, which changes nothing. `workers` may be
+  // nullptr: then the answer is for the cluster that the session has at its next tensor.
   void SetOwner(const std::string& session,
                 const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
                 const std::string& device_name);
-  // Waits until a channel is attached for `session`. False: there is none after so many milliseconds.
+  // Waits until a channel is attached for `session`. False if there is none after `timeout_ms`.
   bool AwaitChannel(const std::string& session, int timeout_ms);
-  // Progress thread: one of them has ended.
-  void OnAnswered(Channel* channel, int64_t step_id, absl::string_view key);
-  void OnDown(Channel* channel);
+  void OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) override;
+  void OnDown(Channel* channel) override;
 
-  // The step is over here: its tensors are dropped.
+  // Drops the tensors of a step that is over here.
   void DropStep(int64_t step_id);
-  // The step failed here: tells the receiver.
+  // Tells the receiver that the step failed here.
   void SendAbort(const std::string& session, int64_t step_id, const absl::Status& status);
 
-  std::vector<std::string> Sessions();
+  std::vector<std::string> SessionNames();
   void ForgetSession(const std::string& session);
 
  private:
@@ -152,8 +152,8 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
     absl::flat_hash_map<std::string, std::vector<PendingSend>> pending;
     absl::flat_hash_map<std::string, std::vector<std::shared_ptr<Pull>>> pulled;
     Counts referred;
-    // Whose tensors are not pushed: the receiver has an RPC request under way, or earlier tensors of the
-    // key are being pushed.
+    // Keys whose tensors are not pushed, because the receiver has an RPC request under way or because earlier
+    // tensors of the key are being pushed.
     Counts held;
   };
   // Takes one of `key`; false if there is none.
@@ -161,14 +161,23 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
   static bool TakePull(Step* step, absl::string_view key);
   void ForgetPull(int64_t step_id, const std::string& key, const Pull* pull);
   Step& StepLocked(int64_t step_id);
-  // Gives the lane to `channel`. False if another process has the name: unless it is known whose the name
-  // is, nobody has the lane then. `refused` are those that must fetch; `replaced` is what the same process
-  // used before.
-  bool AdmitLocked(const std::string& session, const std::shared_ptr<Channel>& channel,
-                   std::vector<std::shared_ptr<Channel>>* refused,
-                   std::shared_ptr<Channel>* replaced, std::vector<std::shared_ptr<Pull>>* failed);
-  // What the lane's channel carried may be lost with it: so are its steps, and the requests that wait in
-  // them.
+  // Sends a tensor without waiting for a request.
+  void PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
+               const tensorflow::Rendezvous::ParsedKey& key,
+               const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
+               bool is_dead);
+  // Tells the receiver to fetch the tensor by RecvTensor, and counts why.
+  void Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id, absl::string_view key,
+             const char* reason);
+  // Gives the lane to `channel`. False if another process has the name; then nobody gets the lane, unless it is
+  // known whose name it is. *refused are the channels whose processes must fetch, *replaced is the channel
+  // that the same process used before.
+  bool AdmitLocked(const std::string& session, const std::shared_ptr<PeerChannel>& channel,
+                   std::vector<std::shared_ptr<PeerChannel>>* refused,
+                   std::shared_ptr<PeerChannel>* replaced,
+                   std::vector<std::shared_ptr<Pull>>* failed);
+  // Marks the steps of the lane's channel as lost, with what the channel carried, and takes out the requests that
+  // wait in them.
   void LoseStepsLocked(const std::string& session, Lane* lane,
                        std::vector<std::shared_ptr<Pull>>* failed);
   static void Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status);
@@ -184,20 +193,20 @@ class DestinationLink : public std::enable_shared_from_this<DestinationLink> {
   // another channel by now.
   void UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
                     std::vector<PendingSend>* pending);
-  // Pushes on another thread: it may copy large tensors, which the progress thread has no time for.
-  void PushSoon(std::vector<PendingSend> pending, std::shared_ptr<Channel> channel);
+  // Pushes on another thread, because copying large tensors would delay the progress thread.
+  void PushSoon(std::vector<PendingSend> pending, std::shared_ptr<PeerChannel> channel);
   void PushPending(const std::vector<PendingSend>& pending,
-                   const std::shared_ptr<Channel>& channel);
+                   const std::shared_ptr<PeerChannel>& channel);
 
-  Endpoint* const endpoint_;
-  const std::string task_;
+  const Host* const host_;
+  const Sessions* const sessions_;
   const std::chrono::seconds ttl_;
   std::mutex mutex_;
   std::condition_variable attached_;
   absl::flat_hash_map<std::string, Lane> lanes_;  // by session
   absl::flat_hash_map<int64_t, Step> steps_;
   std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
-  // What was pushed down channels that were lost.
+  // The steps and copies that were pushed down channels that were lost.
   Newest<int64_t> lost_{Lane::kRemembered};
   Newest<Lane::Copy> lost_copies_{Lane::kRemembered};
 };

@@ -2,16 +2,15 @@
 #include "peer/opened_channels.h"
 
 #include "absl/strings/str_cat.h"
-#include "peer/endpoint.h"
 
 namespace rdmatensor {
 
-absl::StatusOr<std::shared_ptr<Channel>> OpenedChannels::To(const AddressAnswer& answer) {
+absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAnswer& answer) {
   std::shared_ptr<Process> process;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     absl::erase_if(processes_, [](const auto& entry) {
-      // Nobody connects, and what was opened is gone.
+      // Nobody is connecting, and the channel is gone.
       return entry.second.use_count() == 1 && entry.second->channel.expired();
     });
     std::shared_ptr<Process>& known = processes_[answer.device_name];
@@ -19,15 +18,15 @@ absl::StatusOr<std::shared_ptr<Channel>> OpenedChannels::To(const AddressAnswer&
     process = known;
   }
   std::lock_guard<std::mutex> lock(process->connecting);
-  std::shared_ptr<Channel> channel = process->channel.lock();
+  std::shared_ptr<PeerChannel> channel = process->channel.lock();
   const bool opens = channel == nullptr || channel->refused || !channel->IsUp();
   if (opens) {
     channel.reset();
     if (absl::Status opened = Open(answer, &channel); !opened.ok()) return opened;
     process->channel = channel;
   }
-  if (role_ == Channel::Role::kSender) return channel;
-  // Before the first tensor is pushed, RPC is still open as the other way.
+  if (role_ == PeerChannel::Role::kSender) return channel;
+  // This happens before the first tensor is pushed, while RPC is still possible.
   if (absl::Status opened = channel->OpenAhead(answer.region_keys); !opened.ok()) {
     if (opens) channel->Close();
     return opened;
@@ -36,13 +35,13 @@ absl::StatusOr<std::shared_ptr<Channel>> OpenedChannels::To(const AddressAnswer&
 }
 
 absl::Status OpenedChannels::Open(const AddressAnswer& answer,
-                                  std::shared_ptr<Channel>* channel) const {
+                                  std::shared_ptr<PeerChannel>* channel) const {
   rdt_channel* handle = nullptr;
-  if (rdt_device_connect(endpoint_->device(), answer.address.c_str(),
-                         endpoint_->settings().connect_timeout_ms, &handle) != RDT_OK) {
+  if (rdt_device_connect(host_->device, answer.address.c_str(), host_->settings.connect_timeout_ms,
+                         &handle) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
   }
-  *channel = Channel::Adopt(handle, endpoint_, role_, true);
+  *channel = PeerChannel::Adopt(handle, host_, mailboxes_, role_, true);
   if ((*channel)->peer_name() == answer.device_name) return absl::OkStatus();
   (*channel)->Close();
   return absl::UnavailableError(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The channels that this server opened: one to each process, whatever sessions call it.
+// The channels that this server opened. There is one for each process, whatever sessions call it.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_OPENED_CHANNELS_H_
 #define RDMATENSOR_TENSORFLOW_PEER_OPENED_CHANNELS_H_
 
@@ -10,7 +10,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "wire/channel.h"
+#include "peer/peer_channel.h"
+#include "step/mailbox.h"
+#include "wire/host.h"
 #include "wire/message.h"
 
 namespace rdmatensor {
@@ -18,22 +20,24 @@ namespace rdmatensor {
 // Thread-safe.
 class OpenedChannels {
  public:
-  // This process will be that end of them.
-  OpenedChannels(Endpoint* endpoint, Channel::Role role) : endpoint_(endpoint), role_(role) {}
+  // `role` is this process's end of all these channels.
+  OpenedChannels(const Host* host, MailboxTable* mailboxes, PeerChannel::Role role)
+      : host_(host), mailboxes_(mailboxes), role_(role) {}
 
-  // The channel to the process that gave this answer, opened if there is none that is up. Blocks, for
-  // CONNECT_TIMEOUT_MS at most, or twice that behind another caller's attempt.
-  absl::StatusOr<std::shared_ptr<Channel>> To(const AddressAnswer& answer);
+  // Returns the channel to the process that gave this answer, and opens one if none is up. Blocks for
+  // CONNECT_TIMEOUT_MS at most, or for twice as long if another caller is connecting.
+  absl::StatusOr<std::shared_ptr<PeerChannel>> To(const AddressAnswer& answer);
 
  private:
   struct Process {
     std::mutex connecting;
-    std::weak_ptr<Channel> channel;
+    std::weak_ptr<PeerChannel> channel;
   };
-  absl::Status Open(const AddressAnswer& answer, std::shared_ptr<Channel>* channel) const;
+  absl::Status Open(const AddressAnswer& answer, std::shared_ptr<PeerChannel>* channel) const;
 
-  Endpoint* const endpoint_;
-  const Channel::Role role_;
+  const Host* const host_;
+  MailboxTable* const mailboxes_;
+  const PeerChannel::Role role_;
   std::mutex mutex_;
   absl::flat_hash_map<std::string, std::shared_ptr<Process>> processes_;  // by their devices' names
 };

@@ -2,23 +2,20 @@
 #include "peer/peer_table.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <utility>
 
-#include "peer/endpoint.h"
-#include "tensorflow/core/distributed_runtime/session_mgr.h"
-#include "wire/task_call.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
 namespace {
 
-// Names of sessions, as peers use them, between two sweeps.
+// The number of new names between two sweeps.
 constexpr int kSweepAfter = 64;
 
-void AddOnce(std::shared_ptr<Channel> channel, std::vector<std::shared_ptr<Channel>>* channels) {
+void AddOnce(std::shared_ptr<PeerChannel> channel,
+             std::vector<std::shared_ptr<PeerChannel>>* channels) {
   if (channel != nullptr &&
       std::find(channels->begin(), channels->end(), channel) == channels->end()) {
     channels->push_back(std::move(channel));
@@ -37,7 +34,8 @@ std::shared_ptr<SourcePeer> PeerTable::Source(const PeerNames& names) {
   std::unique_lock<std::shared_mutex> lock(mutex_);
   auto found = sources_.find(names);
   if (found == sources_.end()) {
-    found = sources_.insert(std::make_shared<SourcePeer>(endpoint_, names)).first;
+    found =
+        sources_.insert(std::make_shared<SourcePeer>(host_, mailboxes_, to_senders_, names)).first;
   }
   return *found;
 }
@@ -51,8 +49,7 @@ std::shared_ptr<DestinationLink> PeerTable::Destination(absl::string_view task) 
   std::unique_lock<std::shared_mutex> lock(mutex_);
   std::shared_ptr<DestinationLink>& link = destinations_[task];
   if (link == nullptr) {
-    link = std::make_shared<DestinationLink>(
-        endpoint_, std::string(task), std::chrono::seconds(endpoint_->settings().step_ttl_s));
+    link = std::make_shared<DestinationLink>(host_, &sessions_, std::string(task));
   }
   return link;
 }
@@ -70,21 +67,25 @@ std::vector<std::shared_ptr<SourcePeer>> PeerTable::Sources() {
   return {sources_.begin(), sources_.end()};
 }
 
-std::vector<std::shared_ptr<Channel>> PeerTable::ChannelsFrom(absl::string_view task) {
-  std::vector<std::shared_ptr<Channel>> channels;
+std::vector<std::shared_ptr<PlannedTensors>> PeerTable::PlannedFrom(absl::string_view task) {
+  std::vector<std::shared_ptr<PeerChannel>> channels;
   for (const std::shared_ptr<SourcePeer>& peer : Sources()) {
     if (peer->task() == task) AddOnce(peer->ReadyChannel(), &channels);
   }
-  return channels;
+  std::vector<std::shared_ptr<PlannedTensors>> planned;
+  for (const std::shared_ptr<PeerChannel>& channel : channels) {
+    planned.push_back(channel->SharedPlanned());
+  }
+  return planned;
 }
 
-std::vector<std::shared_ptr<Channel>> PeerTable::Channels() {
-  std::vector<std::shared_ptr<Channel>> channels;
+std::vector<std::shared_ptr<PeerChannel>> PeerTable::Channels() {
+  std::vector<std::shared_ptr<PeerChannel>> channels;
   for (const std::shared_ptr<SourcePeer>& peer : Sources()) {
     AddOnce(peer->ReadyChannel(), &channels);
   }
   for (const std::shared_ptr<DestinationLink>& link : Destinations()) {
-    for (const std::shared_ptr<Channel>& channel : link->ReadyChannels()) {
+    for (const std::shared_ptr<PeerChannel>& channel : link->ReadyChannels()) {
       AddOnce(channel, &channels);
     }
   }
@@ -98,37 +99,11 @@ void PeerTable::CountNew() {
   }
 }
 
-std::shared_ptr<tensorflow::WorkerSession> PeerTable::Find(const std::string& session) const {
-  const tensorflow::WorkerEnv* const env = env_.load(std::memory_order_acquire);
-  std::shared_ptr<tensorflow::WorkerSession> found;
-  if (env == nullptr || env->session_mgr == nullptr ||
-      !env->session_mgr->WorkerSessionForSession(session, &found).ok()) {
-    return nullptr;
-  }
-  return found;
-}
-
-void PeerTable::FindOwner(const std::string& session, std::shared_ptr<DestinationLink> link,
-                          std::shared_ptr<tensorflow::WorkerCacheInterface> workers) {
-  tsl::Env::Default()->SchedClosure(
-      [this, session, link = std::move(link), workers = std::move(workers)]() mutable {
-        const std::shared_ptr<tensorflow::WorkerSession> found = Find(session);
-        if (workers == nullptr && found != nullptr) workers = found->GetSharedWorkerCache();
-        if (workers == nullptr) return;
-        AddressAnswer answer;
-        const absl::StatusOr<std::string> encoded =
-            AskTask(workers.get(), link->task(), endpoint_->task(), kAddressKey, "",
-                    endpoint_->settings().connect_timeout_ms);
-        if (!encoded.ok() || !Parse(*encoded, &answer)) answer.device_name.clear();
-        link->SetOwner(session, workers, answer.device_name);
-      });
-}
-
 void PeerTable::Sweep() {
   std::map<std::string, bool> over;
   const auto is_over = [&](const std::string& session) {
     auto [known, is_new] = over.try_emplace(session);
-    if (is_new) known->second = !session.empty() && Find(session) == nullptr;
+    if (is_new) known->second = !session.empty() && sessions_.Find(session) == nullptr;
     return known->second;
   };
   for (const std::shared_ptr<SourcePeer>& peer : Sources()) {
@@ -138,7 +113,7 @@ void PeerTable::Sweep() {
     sources_.erase(peer);
   }
   for (const std::shared_ptr<DestinationLink>& link : Destinations()) {
-    for (const std::string& session : link->Sessions()) {
+    for (const std::string& session : link->SessionNames()) {
       if (is_over(session)) link->ForgetSession(session);
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whom a server exchanges tensors with, by the names that sessions give the tasks.
+// The peers of a server, by the names that sessions give the tasks.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_PEER_TABLE_H_
 #define RDMATENSOR_TENSORFLOW_PEER_PEER_TABLE_H_
 
@@ -16,36 +16,35 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/string_view.h"
 #include "peer/links.h"
+#include "peer/opened_channels.h"
 #include "peer/peers.h"
-#include "tensorflow/core/distributed_runtime/worker_env.h"
-#include "tensorflow/core/distributed_runtime/worker_session.h"
+#include "peer/sessions.h"
+#include "plan/planned_tensors.h"
+#include "step/mailbox.h"
+#include "wire/host.h"
 
 namespace rdmatensor {
 
 // Thread-safe. Forgets, from time to time, what belongs to sessions that are over.
 class PeerTable {
  public:
-  explicit PeerTable(Endpoint* endpoint) : endpoint_(endpoint) {}
+  PeerTable(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders)
+      : host_(host), mailboxes_(mailboxes), to_senders_(to_senders) {}
 
-  // Where sessions are looked up; before the first one begins. It lives as long as the process.
-  void Serve(const tensorflow::WorkerEnv* env) { env_.store(env, std::memory_order_release); }
+  Sessions& sessions() { return sessions_; }
 
-  // What is received under these names, made on first use.
+  // The receiver's view of these names, made on first use.
   std::shared_ptr<SourcePeer> Source(const PeerNames& names);
-  // What is sent to tasks of this name, made on first use.
+  // The sender's view of tasks of this name, made on first use.
   std::shared_ptr<DestinationLink> Destination(absl::string_view task);
   std::vector<std::shared_ptr<DestinationLink>> Destinations();
-  // The channels over which tensors come from a task that some session calls so, each once.
-  std::vector<std::shared_ptr<Channel>> ChannelsFrom(absl::string_view task);
+  // The planned tensors of the channels from a task that any session calls `task`, each once.
+  std::vector<std::shared_ptr<PlannedTensors>> PlannedFrom(absl::string_view task);
   // All channels, in both directions, each once.
-  std::vector<std::shared_ptr<Channel>> Channels();
+  std::vector<std::shared_ptr<PeerChannel>> Channels();
 
   // A receiver has announced another name: sessions may be over by now.
   void OnAnnounced() { CountNew(); }
-  // Asks TensorFlow's cluster whose name `link` stands for in `session`, by `workers`, or by what the session
-  // has if that is nullptr. The link gets the answer later.
-  void FindOwner(const std::string& session, std::shared_ptr<DestinationLink> link,
-                 std::shared_ptr<tensorflow::WorkerCacheInterface> workers);
 
  private:
   struct Hash {
@@ -69,13 +68,13 @@ class PeerTable {
     return {peer->session(), peer->receiver(), peer->task()};
   }
   std::vector<std::shared_ptr<SourcePeer>> Sources();
-  // nullptr if it is over.
-  std::shared_ptr<tensorflow::WorkerSession> Find(const std::string& session) const;
   void CountNew();
   void Sweep();
 
-  Endpoint* const endpoint_;
-  std::atomic<const tensorflow::WorkerEnv*> env_{nullptr};
+  const Host* const host_;
+  MailboxTable* const mailboxes_;
+  OpenedChannels* const to_senders_;
+  Sessions sessions_;
   std::shared_mutex mutex_;
   absl::flat_hash_set<std::shared_ptr<SourcePeer>, Hash, Equal> sources_;
   absl::flat_hash_map<std::string, std::shared_ptr<DestinationLink>> destinations_;

@@ -5,75 +5,66 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "peer/endpoint.h"
 #include "plan/plan_book.h"
-#include "server/rendezvous.h"
 #include "stats/path_stats.h"
-#include "tensorflow/core/distributed_runtime/call_options.h"
-#include "tensorflow/core/distributed_runtime/request_id.h"
-#include "tensorflow/core/distributed_runtime/worker_interface.h"
-#include "tensorflow/core/protobuf/worker.pb.h"
+#include "wire/notices.h"
+#include "wire/task_call.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
 namespace {
 
-// A channel that was found again is as good as any other after so many times what was waited for it.
+// A channel that was found again counts as stable after this many times the delay before it was found.
 constexpr int kLasting = 8;
-
-absl::Status Tell(Channel* channel, MessageKind kind,
-                  const std::pair<int64_t, std::string>& asked) {
-  StepMessage message;
-  message.step_id = asked.first;
-  message.text = asked.second;
-  return channel->NotifyMessage(PackImmediate(kind), message);
-}
 
 absl::Status LostStatus(const std::string& task) {
   return absl::UnavailableError(
       absl::StrCat("rdmatensor: the connection to ", task, " was lost with this tensor"));
 }
 
-// With a channel that is lost, what it announced is void.
+// If the channel is lost, its announcements are void, so the error is ignored.
 void TellAnswered(Channel* channel, const std::pair<int64_t, std::string>& asked) {
-  (void)Tell(channel, MessageKind::kAnswered, asked);
+  (void)TellOfKey(channel, MessageKind::kAnswered, asked.first, asked.second);
 }
 
 }  // namespace
 
-// One RecvBuf call that asks a peer where its device is.
-struct SourcePeer::AddressCall {
-  tensorflow::CallOptions options;
-  tensorflow::RecvBufRequest request;
-  tensorflow::RecvBufResponse response;
-  std::shared_ptr<tensorflow::WorkerCacheInterface> workers;
-  tensorflow::WorkerInterface* worker = nullptr;
-  uint64_t incarnation = 0;
-};
+SourcePeer::SourcePeer(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
+                       const PeerNames& names)
+    : ChannelSource(names),
+      host_(host),
+      mailboxes_(mailboxes),
+      to_senders_(to_senders),
+      waits_(WaitsOf(task(), receiver(), "")),
+      backoff_(Backoff::Milliseconds(host->settings.failback_ms)) {}
 
-SourcePeer::SourcePeer(Endpoint* endpoint, const PeerNames& names)
-    : endpoint_(endpoint),
-      session_(names.session),
-      receiver_(names.receiver),
-      task_(names.sender),
-      waits_(WaitsOf(task_, receiver_, "")),
-      backoff_(Backoff::Milliseconds(endpoint->settings().failback_ms)) {}
-
-SourcePeer::Route SourcePeer::RouteFor(uint64_t incarnation, int64_t step_id,
-                                       const Waiter& waiter) {
+SourcePeer::Decision SourcePeer::Decide(uint64_t incarnation, int64_t step_id,
+                                        const Waiter& waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (IsBehindChannelLocked(incarnation)) return Route::kWait;
+  if (IsBehindChannelLocked(incarnation)) return Decision::kWait;
   const bool retried = retried_.contains(incarnation);
   if (retried || rpc_incarnations_.contains(incarnation)) {
     ++asked_[{step_id, waiter.FullKey()}];
-    return retried && !asking_ && backoff_.Due() ? Route::kAskAndRetry : Route::kAsk;
+    return retried && !asking_ && backoff_.Due() ? Decision::kRpcAndRetry : Decision::kRpc;
   }
-  return asking_ ? Route::kWait : Route::kConnect;
+  return asking_ ? Decision::kWait : Decision::kConnect;
+}
+
+void SourcePeer::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
+  using Args = tensorflow::Rendezvous::Args;
+  waiter.done = [self = shared_from_this(), step_id, key = waiter.FullKey(),
+                 done = std::move(waiter.done)](const absl::Status& status, const Args& send_args,
+                                                const Args& receive_args,
+                                                const tensorflow::Tensor& tensor, bool is_dead) {
+    self->OnAnswered(step_id, key);
+    done(status, send_args, receive_args, tensor, is_dead);
+  };
+  rpc->ReceiveByRpc(std::move(waiter));
 }
 
 void SourcePeer::OnAnswered(int64_t step_id, const std::string& key) {
   const AskedKey asked(step_id, key);
-  std::shared_ptr<Channel> channel;
+  std::shared_ptr<PeerChannel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (auto found = asked_.find(asked); found != asked_.end() && --found->second == 0) {
@@ -91,14 +82,14 @@ void SourcePeer::OnAnswered(int64_t step_id, const std::string& key) {
   if (channel != nullptr) TellAnswered(channel.get(), asked);
 }
 
-std::shared_ptr<Channel> SourcePeer::ReadyChannel() {
+std::shared_ptr<PeerChannel> SourcePeer::ReadyChannel() {
   std::lock_guard<std::mutex> lock(mutex_);
   return channel_;
 }
 
 absl::Status SourcePeer::StatusOf(int64_t step_id, const KeyId& key) const {
   absl::Status status = failures_.OfStep(step_id);
-  return status.ok() && failures_.LacksTensor(step_id, key) ? LostStatus(task_) : status;
+  return status.ok() && failures_.LacksTensor(step_id, key) ? LostStatus(task()) : status;
 }
 
 void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
@@ -109,7 +100,7 @@ void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterfa
     asking_ = true;
     if (mode_ == Mode::kIdle) mode_ = Mode::kConnecting;
     if (mode_ == Mode::kConnecting) {
-      RecordAbsence(Direction::kReceive, task_, Absence::kConnecting, "it was asked where it is");
+      RecordAbsence(Direction::kReceive, task(), Absence::kConnecting, "it was asked where it is");
     }
   }
   tsl::Env::Default()->SchedClosure(
@@ -120,70 +111,52 @@ void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterfa
 
 void SourcePeer::AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
                             uint64_t incarnation) {
-  auto call = std::make_unique<AddressCall>();
-  call->workers = std::move(workers);
-  call->incarnation = incarnation;
-  call->worker = call->workers != nullptr ? call->workers->GetOrCreateWorker(task_) : nullptr;
-  if (call->worker == nullptr) {
-    BecomeUnavailable(absl::UnavailableError(
-        absl::StrCat("rdmatensor: ", task_,
-                     " is not in this task's cluster: name the same tasks in all of them")));
-    return;
-  }
-  call->options.SetTimeout(endpoint_->settings().connect_timeout_ms);
-  call->request.set_request_id(tensorflow::GetUniqueRequestId());
-  call->request.set_buf_rendezvous_key(kAddressKey);
-  // No such device: a server without the plugin answers with an error at once.
-  call->request.set_src_device(kAddressKey);
-  call->request.set_dst_device(receiver_);
-  call->request.mutable_transport_options()->set_type_url(kAddressKey);
-  AddressCall* raw = call.release();
-  raw->worker->RecvBufAsync(
-      &raw->options, &raw->request, &raw->response,
-      [self = shared_from_this(), raw](const absl::Status& status) {
-        // What follows blocks, and this thread belongs to TensorFlow's RPC.
-        tsl::Env::Default()->SchedClosure([self, raw, status] { self->OnAddress(raw, status); });
-      });
+  AskTask(workers.get(), task(), receiver(), kAddressKey, "", host_->settings.connect_timeout_ms,
+          [self = shared_from_this(), workers,
+           incarnation](const absl::StatusOr<std::string>& encoded) {
+            // What follows blocks, and this thread belongs to TensorFlow's RPC.
+            tsl::Env::Default()->SchedClosure(
+                [self, workers, encoded, incarnation] { self->OnAddress(encoded, incarnation); });
+          });
 }
 
-void SourcePeer::OnAddress(AddressCall* raw, const absl::Status& status) {
-  std::unique_ptr<AddressCall> call(raw);
-  call->workers->ReleaseWorker(task_, call->worker);
+void SourcePeer::OnAddress(const absl::StatusOr<std::string>& encoded, uint64_t incarnation) {
+  const absl::Status& status = encoded.status();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (IsBehindChannelLocked(call->incarnation)) {
+    if (IsBehindChannelLocked(incarnation)) {
       asking_ = false;  // the peer opened a channel itself meanwhile
       return;
     }
   }
   if (absl::IsUnavailable(status) || absl::IsCancelled(status)) {
     BecomeUnavailable(absl::UnavailableError(
-        absl::StrCat("rdmatensor: ", task_, " does not answer: ", status.message())));
+        absl::StrCat("rdmatensor: ", task(), " does not answer: ", status.message())));
     return;
   }
   AddressAnswer answer;
   if (absl::IsDeadlineExceeded(status)) {
     BecomeUnreachable(
         Heals::kPerhaps,
-        absl::StrCat("it did not answer within ", endpoint_->settings().connect_timeout_ms, " ms"),
-        {call->incarnation});
-  } else if (!status.ok() || call->response.transport_options().type_url() != kAddressKey) {
+        absl::StrCat("it did not answer within ", host_->settings.connect_timeout_ms, " ms"),
+        {incarnation});
+  } else if (!status.ok()) {
     BecomeUnreachable(
         Heals::kNever,
         "its server has no grpc+rdma (stock protocol, or the plugin is not loaded there)",
-        {call->incarnation});
-  } else if (!Parse(call->response.transport_options().value(), &answer)) {
-    BecomeUnreachable(Heals::kNever, "its answer is malformed", {call->incarnation});
+        {incarnation});
+  } else if (!Parse(*encoded, &answer)) {
+    BecomeUnreachable(Heals::kNever, "its answer is malformed", {incarnation});
   } else if (answer.version != kProtocolVersion) {
     BecomeUnreachable(
         Heals::kNever,
         absl::StrCat("it speaks version ", answer.version, " of the tensor protocol, ",
                      "this process version ", kProtocolVersion),
-        {call->incarnation});
+        {incarnation});
   } else if (answer.address.empty()) {
-    BecomeUnreachable(Heals::kNever, "its server could not open a device", {call->incarnation});
+    BecomeUnreachable(Heals::kNever, "its server could not open a device", {incarnation});
   } else {
-    Connect(answer, call->incarnation);
+    Connect(answer, incarnation);
   }
 }
 
@@ -193,7 +166,7 @@ bool SourcePeer::IsBehindChannelLocked(uint64_t incarnation) const {
 }
 
 bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation) {
-  std::shared_ptr<Channel> outlived;
+  std::shared_ptr<PeerChannel> outlived;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     bool known_rpc = false, behind_channel = true, wanted = false;
@@ -202,7 +175,7 @@ bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarna
       behind_channel &= IsBehindChannelLocked(each);
       wanted |= each == incarnation;
     }
-    // The process that was asked for is gone.
+    // The process with the wanted incarnation is gone.
     if (!wanted) {
       rpc_incarnations_.insert(incarnation);
       retried_.erase(incarnation);
@@ -220,7 +193,7 @@ bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarna
     incarnations_.clear();
     mode_ = Mode::kConnecting;
   }
-  // Other sessions may still use the process that this one's task was.
+  // Other sessions may still use the process that had this name.
   if (outlived != nullptr && outlived->RemoveSource(this)) outlived->Refuse();
   return false;
 }
@@ -230,7 +203,7 @@ void SourcePeer::Connect(const AddressAnswer& answer, uint64_t incarnation) {
     SettleAll();
     return;
   }
-  absl::StatusOr<std::shared_ptr<Channel>> channel = endpoint_->to_senders().To(answer);
+  absl::StatusOr<std::shared_ptr<PeerChannel>> channel = to_senders_->To(answer);
   if (channel.ok()) {
     BecomeReady(*std::move(channel), answer);
   } else {
@@ -239,8 +212,8 @@ void SourcePeer::Connect(const AddressAnswer& answer, uint64_t incarnation) {
   }
 }
 
-void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer) {
-  // First: once others find the channel they make offers on it, and the peer answers.
+void SourcePeer::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer) {
+  // This comes first: once others find the channel, they make offers on it, and the peer answers.
   channel->AddSource(shared_from_this());
   std::vector<AskedKey> asked;
   size_t asked_bytes = 0;
@@ -272,50 +245,47 @@ void SourcePeer::BecomeReady(std::shared_ptr<Channel> channel, const AddressAnsw
                       answer.incarnations);
     return;
   }
-  if (returned) CountFailback(task_);
-  RecordPeer(Direction::kReceive, task_, channel->transport(),
+  if (returned) CountFailback(task());
+  RecordPeer(Direction::kReceive, task(), channel->transport(),
              absl::StrCat(returned ? "it can be reached again: " : "",
                           channel->can_map()
                               ? "its device answered on this transport, its memory can be mapped"
                               : "its device answered on this transport, its memory is read"),
              false);
-  // Before the peer pushes anything.
-  PlanBook::Get()->OfferAll(endpoint_, task_, channel);
+  // Offers are sent before the peer pushes anything.
+  PlanBook::Get()->OfferAll(*host_, task(), channel->SharedPlanned());
   const absl::Status sent = SendReady(channel.get(), asked);
   if (!sent.ok()) channel->Close();
-  // The channel may have gone down before it knew whose it is.
+  // The channel may have gone down before it had this source.
   if (!sent.ok() || !channel->IsUp())
     OnDown(channel.get(), sent.ok() ? "the connection ended as it began" : sent.message());
   SettleAll();
 }
 
 void SourcePeer::Request(int64_t step_id, const std::string& key) {
-  std::shared_ptr<Channel> channel;
+  std::shared_ptr<PeerChannel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (ready_sent_) channel = channel_;
   }
   if (channel == nullptr) return;
   CountRequest();
-  // If the channel is down what waits fails with it.
-  (void)Tell(channel.get(), MessageKind::kAsk, {step_id, key});
+  // If the channel is down, what waits fails with it.
+  (void)TellOfKey(channel.get(), MessageKind::kRequest, step_id, key);
 }
 
-absl::Status SourcePeer::SendReady(Channel* channel, const std::vector<AskedKey>& asked) {
+absl::Status SourcePeer::SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked) {
   {
     std::lock_guard<std::mutex> lock(channel->announcing);
     for (const AskedKey& each : asked) {
-      if (absl::Status sent = Tell(channel, MessageKind::kAsked, each); !sent.ok()) return sent;
-    }
-    if (endpoint_->settings().ablation == Ablation::kRpc &&
-        !std::exchange(channel->announced, true)) {
-      const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillAsk));
+      const absl::Status sent = TellOfKey(channel, MessageKind::kAsked, each.first, each.second);
       if (!sent.ok()) return sent;
     }
-    ReadyMessage ready;
-    ready.session = session_;
-    ready.task = receiver_;
-    const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kReady), ready);
+    if (host_->settings.by_request && !std::exchange(channel->announced, true)) {
+      const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillRequest));
+      if (!sent.ok()) return sent;
+    }
+    const absl::Status sent = TellOfName(channel, MessageKind::kReady, session(), receiver());
     if (!sent.ok()) return sent;
   }
   std::vector<AskedKey> answered;
@@ -337,7 +307,7 @@ void SourcePeer::BecomeUnavailable(const absl::Status& status) {
     if (!retried_.empty()) DelayRetryLocked();
     epoch_.fetch_add(1, std::memory_order_acq_rel);
     if (channel_ == nullptr) {
-      RecordAbsence(Direction::kReceive, task_, Absence::kLost, status.message());
+      RecordAbsence(Direction::kReceive, task(), Absence::kLost, status.message());
     }
   }
   FailAll(status);
@@ -345,7 +315,7 @@ void SourcePeer::BecomeUnavailable(const absl::Status& status) {
 
 void SourcePeer::DelayRetryLocked() {
   backoff_.Failed();
-  if (backoff_.enabled()) RecordRetry(task_, backoff_.next());
+  if (backoff_.enabled()) RecordRetry(task(), backoff_.next());
 }
 
 std::string SourcePeer::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) {
@@ -360,12 +330,12 @@ std::string SourcePeer::LeaveToRpcLocked(const std::vector<uint64_t>& incarnatio
 
 void SourcePeer::BecomeUnreachable(Heals heals, const std::string& why,
                                    std::vector<uint64_t> incarnations) {
-  if (endpoint_->settings().policy == Policy::kRdma) {
+  if (host_->settings.policy == Policy::kRdma) {
     const std::string text =
-        absl::StrCat("rdmatensor: no channel to ", task_, " and RDMATENSOR_POLICY is rdma: ", why);
+        absl::StrCat("rdmatensor: no channel to ", task(), " and RDMATENSOR_POLICY is rdma: ", why);
     BecomeUnavailable(heals == Heals::kNever ? absl::FailedPreconditionError(text)
                                              : absl::UnavailableError(text));
-    RecordPeer(Direction::kReceive, task_, "none", why, true);
+    RecordPeer(Direction::kReceive, task(), "none", why, true);
     return;
   }
   bool news = true;
@@ -380,23 +350,23 @@ void SourcePeer::BecomeUnreachable(Heals heals, const std::string& why,
     } else {
       for (uint64_t each : incarnations) retried_.erase(each);
       rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
-      RecordRetry(task_, {});
+      RecordRetry(task(), {});
     }
     epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
-  RecordPeer(Direction::kReceive, task_, kRpcTransport, text, true, news);
+  RecordPeer(Direction::kReceive, task(), kRpcTransport, text, true, news);
   SettleAll();
 }
 
 void SourcePeer::GiveUp(Channel* channel, const std::string& why) {
-  const bool by_rpc = endpoint_->settings().policy != Policy::kRdma;
+  const bool by_rpc = host_->settings.policy != Policy::kRdma;
   std::string text = why;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel || std::exchange(given_up_, true)) return;
     if (by_rpc) text += LeaveToRpcLocked(incarnations_);
   }
-  RecordPeer(Direction::kReceive, task_, by_rpc ? kRpcTransport : "none", text, true);
+  RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", text, true);
 }
 
 void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
@@ -412,29 +382,30 @@ void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
     for (Waiter& waiter : mailbox->Extract([&](const Waiter& w) {
            return w.source.get() == this && failures_.LacksTensor(step_id, w.Id());
          })) {
-      waiter.Fail(LostStatus(task_));
+      waiter.Fail(LostStatus(task()));
     }
   }
   std::vector<std::pair<std::shared_ptr<tensorflow::WorkerCacheInterface>, uint64_t>> reconnect;
   std::vector<std::string> requested;
   auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
     if (waiter.source.get() != this) return false;
-    if (endpoint_->settings().ablation == Ablation::kRpc) requested.push_back(waiter.FullKey());
-    const Route route = RouteFor(waiter.source_incarnation, step_id, waiter);
-    if (route == Route::kConnect) {
-      reconnect.emplace_back(waiter.rendezvous->workers(), waiter.source_incarnation);
+    if (host_->settings.by_request) requested.push_back(waiter.FullKey());
+    const Decision decision = Decide(waiter.source_incarnation, step_id, waiter);
+    if (decision == Decision::kConnect) {
+      reconnect.emplace_back(waiter.rpc->workers(), waiter.source_incarnation);
     }
-    return route == Route::kAsk || route == Route::kAskAndRetry;
+    return decision == Decision::kRpc || decision == Decision::kRpcAndRetry;
   });
   for (auto& [workers, incarnation] : reconnect) EnsureConnecting(workers, incarnation);
   for (const std::string& key : requested) Request(step_id, key);
   for (Waiter& waiter : by_rpc) {
-    waiter.rendezvous->Ask(std::move(waiter));
+    RpcFallback* const rpc = waiter.rpc;
+    ReceiveByRpc(step_id, rpc, std::move(waiter));
   }
 }
 
 void SourcePeer::SettleAll() {
-  for (const std::shared_ptr<Mailbox>& mailbox : endpoint_->mailboxes().All()) Settle(mailbox);
+  for (const std::shared_ptr<Mailbox>& mailbox : mailboxes_->All()) Settle(mailbox);
 }
 
 void SourcePeer::FailAll(const absl::Status& status) {
@@ -444,7 +415,7 @@ void SourcePeer::FailAll(const absl::Status& status) {
     std::lock_guard<std::mutex> lock(mutex_);
     return !IsBehindChannelLocked(waiter.source_incarnation);
   };
-  for (const std::shared_ptr<Mailbox>& mailbox : endpoint_->mailboxes().All()) {
+  for (const std::shared_ptr<Mailbox>& mailbox : mailboxes_->All()) {
     for (Waiter& waiter : mailbox->Extract(is_lost)) waiter.Fail(status);
   }
 }
@@ -452,11 +423,11 @@ void SourcePeer::FailAll(const absl::Status& status) {
 void SourcePeer::OnStepAbort(int64_t step_id, const absl::Status& status) {
   failures_.AddStep(step_id, status);
   epoch_.fetch_add(1, std::memory_order_acq_rel);
-  if (std::shared_ptr<Mailbox> mailbox = endpoint_->mailboxes().Find(step_id)) Settle(mailbox);
+  if (std::shared_ptr<Mailbox> mailbox = mailboxes_->Find(step_id)) Settle(mailbox);
 }
 
 void SourcePeer::OnLost(int64_t step_id, const KeyId& key) {
-  const std::shared_ptr<Mailbox> mailbox = endpoint_->mailboxes().Find(step_id);
+  const std::shared_ptr<Mailbox> mailbox = mailboxes_->Find(step_id);
   if (mailbox != nullptr && mailbox->HasArrived(key)) return;
   failures_.AddTensor(step_id, key);
   epoch_.fetch_add(1, std::memory_order_acq_rel);
@@ -465,8 +436,8 @@ void SourcePeer::OnLost(int64_t step_id, const KeyId& key) {
 
 void SourcePeer::OnDown(Channel* channel, absl::string_view why) {
   const absl::Status status =
-      absl::UnavailableError(absl::StrCat("rdmatensor: ", task_, ": ", why));
-  std::shared_ptr<Channel> lost;
+      absl::UnavailableError(absl::StrCat("rdmatensor: ", task(), ": ", why));
+  std::shared_ptr<PeerChannel> lost;
   std::string by_rpc;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -477,25 +448,26 @@ void SourcePeer::OnDown(Channel* channel, absl::string_view why) {
     announced_.clear();
     answered_early_.clear();
     if (std::exchange(given_up_, false)) {
-      // Said there.
+      // GiveUp has logged the reason.
     } else if (returned_ && backoff_.enabled() &&
                Backoff::Clock::now() - ready_since_ < kLasting * backoff_.delay()) {
-      // Each loss costs a step.
+      // RPC follows at once, because each loss costs a step.
       by_rpc = absl::StrCat("it was lost soon after it was found again (", why, ")",
                             LeaveToRpcLocked(incarnations_));
     } else {
       backoff_.Reset();
-      RecordAbsence(Direction::kReceive, task_, Absence::kLost, status.message());
+      RecordAbsence(Direction::kReceive, task(), Absence::kLost, status.message());
     }
     incarnations_.clear();
     epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
-  if (!by_rpc.empty()) RecordPeer(Direction::kReceive, task_, kRpcTransport, by_rpc, true);
+  if (!by_rpc.empty()) RecordPeer(Direction::kReceive, task(), kRpcTransport, by_rpc, true);
   FailAll(status);
 }
 
-void SourcePeer::OnOpened(const std::shared_ptr<Channel>& channel, const AddressAnswer& answer) {
-  std::shared_ptr<Channel> outlived;
+void SourcePeer::OnOpened(const std::shared_ptr<PeerChannel>& channel,
+                          const AddressAnswer& answer) {
+  std::shared_ptr<PeerChannel> outlived;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const bool is_known =
@@ -516,12 +488,14 @@ void SourcePeer::OnOpened(const std::shared_ptr<Channel>& channel, const Address
 }
 
 void SourcePeer::OnContested(Channel* channel) {
-  const bool by_rpc = endpoint_->settings().policy != Policy::kRdma;
-  std::string why = absl::StrCat("another process is ", receiver_, " there");
+  const bool by_rpc = host_->settings.policy != Policy::kRdma;
+  std::string why = absl::StrCat("another process is ", receiver(), " there");
+  std::shared_ptr<PeerChannel> left;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel) return;
-    channel_.reset();  // the core holds another reference
+    left = std::move(channel_);
+    channel_.reset();
     mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
     announced_.clear();
     answered_early_.clear();
@@ -529,21 +503,21 @@ void SourcePeer::OnContested(Channel* channel) {
     incarnations_.clear();
     epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
-  channel->RemoveSource(this);
-  RecordPeer(Direction::kReceive, task_, by_rpc ? kRpcTransport : "none", why, true);
-  // This is the progress thread, which has no time for requests.
+  left->RemoveSource(this);
+  RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", why, true);
+  // This is the progress thread, which must not be delayed by requests.
   tsl::Env::Default()->SchedClosure([self = shared_from_this(), by_rpc, why] {
     if (by_rpc) {
       self->SettleAll();
     } else {
-      self->FailAll(absl::UnavailableError(absl::StrCat("rdmatensor: no channel to ", self->task_,
+      self->FailAll(absl::UnavailableError(absl::StrCat("rdmatensor: no channel to ", self->task(),
                                                         " and RDMATENSOR_POLICY is rdma: ", why)));
     }
   });
 }
 
 void SourcePeer::Leave() {
-  std::shared_ptr<Channel> left;
+  std::shared_ptr<PeerChannel> left;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     left = std::move(channel_);

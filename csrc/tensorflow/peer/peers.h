@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The receiver's view of one task that sends to it, as one session names it: no channel, connecting, or
-// ready; and which of its incarnations are left to TensorFlow's RPC, for good or until the way to them
-// heals.
+// ready. It also knows which incarnations of the task are left to TensorFlow's RPC, for good or until they can
+// be reached again.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_PEERS_H_
 #define RDMATENSOR_TENSORFLOW_PEER_PEERS_H_
 
@@ -17,60 +17,52 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/backoff.h"
+#include "peer/opened_channels.h"
+#include "peer/peer_channel.h"
 #include "step/mailbox.h"
+#include "step/rpc_fallback.h"
 #include "step/step_failures.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
-#include "wire/channel.h"
+#include "wire/host.h"
 #include "wire/message.h"
 
 namespace rdmatensor {
-
-class Endpoint;
-
-// The two ends of what is received: a task has a name in a session only. Points into longer-lived names.
-struct PeerNames {
-  absl::string_view session;           // empty: the sessions that use the servers' own cluster
-  absl::string_view receiver, sender;  // tasks: "/job:worker/replica:0/task:1"
-};
 
 // Thread-safe. Made by std::make_shared.
 //
 // Every change of state raises `epoch`. A receive reads the epoch before it puts its waiter into the
 // mailbox and compares it after: either the change saw the waiter, or the receive sees the change and
-// calls Settle. So no waiter is left behind.
-class SourcePeer : public std::enable_shared_from_this<SourcePeer> {
+// calls Settle. Thus no waiter is left behind.
+class SourcePeer final : public ChannelSource, public std::enable_shared_from_this<SourcePeer> {
  public:
   enum class Mode { kIdle, kConnecting, kReady };
 
-  SourcePeer(Endpoint* endpoint, const PeerNames& names);
+  SourcePeer(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
+             const PeerNames& names);
 
-  const std::string& session() const { return session_; }
-  // What the session calls this process,
-  const std::string& receiver() const { return receiver_; }
-  // and that one.
-  const std::string& task() const { return task_; }
-  // For tensors from it that no plan names.
+  // Counts the waits for tensors from the task that no plan names.
   EdgeWaits* waits() const { return waits_; }
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
 
   // The channel to it, or nullptr.
-  std::shared_ptr<Channel> ReadyChannel();
+  std::shared_ptr<PeerChannel> ReadyChannel();
 
   // How a receive of a tensor from the device with `incarnation` goes on: wait in the mailbox, also
-  // ask the peer where it is (EnsureConnecting), or take TensorFlow's RPC (kAsk), and then perhaps also
-  // see whether the peer can be reached otherwise by now (kAskAndRetry: EnsureConnecting as well).
+  // ask the peer where it is (EnsureConnecting), or take TensorFlow's RPC (kRpc), and then perhaps also
+  // see whether the peer can be reached otherwise by now (kRpcAndRetry: EnsureConnecting as well).
   //
   // A process that is sent pushes must never be asked by RPC as well, except for what it referred:
   // the push and the request could pass each other. So RPC is for processes to which no channel is
   // ready, and for incarnations that are known to be gone, which the RPC answers with the error that
-  // TensorFlow users know. Each request is noted until its caller says OnAnswered: what is under way
-  // when a channel becomes ready is announced on it, and not pushed.
-  enum class Route { kWait, kConnect, kAsk, kAskAndRetry };
-  Route RouteFor(uint64_t incarnation, int64_t step_id, const Waiter& waiter);
-  // A request that RouteFor decided for has ended.
-  void OnAnswered(int64_t step_id, const std::string& key);
+  // TensorFlow users know. Each request is noted until it has ended. Requests that are under way when a channel
+  // becomes ready are announced on it, and their tensors are not pushed.
+  enum class Decision { kWait, kConnect, kRpc, kRpcAndRetry };
+  Decision Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter);
+  // Fetches the tensor by RecvTensor, as Decide decided.
+  void ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter);
   // Fails if the peer said that nothing more will come for this step, or of this key.
   absl::Status StatusOf(int64_t step_id, const KeyId& key) const;
 
@@ -80,32 +72,28 @@ class SourcePeer : public std::enable_shared_from_this<SourcePeer> {
                         uint64_t incarnation);
   // Brings the waiters of `mailbox` in line with the present state.
   void Settle(const std::shared_ptr<Mailbox>& mailbox);
-  // ABLATION=rpc: asks the peer for what waits in the mailbox, unless there is no channel yet; then
-  // Settle does. Twice does no harm.
+  // ABLATION=rpc: requests from the peer what waits in the mailbox. If there is no channel yet, Settle does that
+  // later. A second request does no harm.
   void Request(int64_t step_id, const std::string& key);
 
-  // Events from the channel, on the progress thread.
-  void OnStepAbort(int64_t step_id, const absl::Status& status);
-  // What the peer pushed under this key went down a channel that was lost. It may have arrived.
-  void OnLost(int64_t step_id, const KeyId& key);
-  void OnDown(Channel* channel, absl::string_view why);
-  // The peer opened `channel` itself, to send what it sends under these names. Blocks.
-  void OnOpened(const std::shared_ptr<Channel>& channel, const AddressAnswer& answer);
-  // Progress thread: another process has this one's name there, nothing will be pushed.
-  void OnContested(Channel* channel);
+  void OnStepAbort(int64_t step_id, const absl::Status& status) override;
+  void OnLost(int64_t step_id, const KeyId& key) override;
+  void OnDown(Channel* channel, absl::string_view why) override;
+  void OnContested(Channel* channel) override;
+  void GiveUp(Channel* channel, const std::string& why) override;
+  // The peer opened `channel` itself to send under these names. Blocks.
+  void OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer);
   // Its session is over: nobody receives from it any more.
   void Leave();
-  // The memory behind `channel` is out of reach for this process: once the caller has closed it, the
-  // peer is left to RPC for a while, unless the policy forbids that. From any thread.
-  void GiveUp(Channel* channel, const std::string& why);
 
  private:
-  struct AddressCall;
   void AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers, uint64_t incarnation);
-  void OnAddress(AddressCall* call, const absl::Status& status);
+  void OnAddress(const absl::StatusOr<std::string>& encoded, uint64_t incarnation);
   void Connect(const AddressAnswer& answer, uint64_t incarnation);
-  // Ends of connecting.
-  void BecomeReady(std::shared_ptr<Channel> channel, const AddressAnswer& answer);
+  // A request by RPC has ended.
+  void OnAnswered(int64_t step_id, const std::string& key);
+  // The ways in which connecting ends follow.
+  void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);
   // A request of a step by key.
   using AskedKey = std::pair<int64_t, std::string>;
   bool IsBehindChannelLocked(uint64_t incarnation) const;
@@ -114,24 +102,25 @@ class SourcePeer : public std::enable_shared_from_this<SourcePeer> {
   // Whether the same process may be reached later.
   enum class Heals { kNever, kPerhaps };
   void BecomeUnreachable(Heals heals, const std::string& why, std::vector<uint64_t> incarnations);
-  // The way to them failed: their tensors go by RPC until the next attempt succeeds, for good if there
-  // will be none. The end of the line that says so.
+  // Leaves incarnations that cannot be reached to RPC: until an attempt succeeds, or for good if there will be
+  // none. Returns the end of the log line about it.
   std::string LeaveToRpcLocked(const std::vector<uint64_t>& incarnations);
   void DelayRetryLocked();
   // Announces the requests under way, then that this process is ready.
-  absl::Status SendReady(Channel* channel, const std::vector<AskedKey>& asked);
+  absl::Status SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked);
   void SettleAll();
   void FailAll(const absl::Status& status);
 
-  Endpoint* const endpoint_;
-  const std::string session_, receiver_, task_;
+  const Host* const host_;
+  MailboxTable* const mailboxes_;
+  OpenedChannels* const to_senders_;
   EdgeWaits* const waits_;
   std::atomic<uint64_t> epoch_{0};
   StepFailures failures_;
 
   std::mutex mutex_;
   Mode mode_ = Mode::kIdle;
-  std::shared_ptr<Channel> channel_;  // kReady
+  std::shared_ptr<PeerChannel> channel_;  // kReady
   bool asking_ = false;
   bool given_up_ = false;                           // GiveUp has said why the channel goes down
   std::vector<uint64_t> incarnations_;              // kReady: devices behind the channel

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the offers of one peer make this task hold: a limit for all of them, as each has its own.
+// Accounts for the resources that all offers of one peer together make this task hold, and limits them.
 #ifndef RDMATENSOR_TENSORFLOW_PLAN_OFFER_ACCOUNT_H_
 #define RDMATENSOR_TENSORFLOW_PLAN_OFFER_ACCOUNT_H_
 
@@ -20,7 +20,7 @@ struct OfferCosts {
 // Thread-safe. Made by make_shared; claims keep it.
 class OfferAccount : public std::enable_shared_from_this<OfferAccount> {
  public:
-  // Adds `costs` until the last copy of what is returned goes; nullptr if a sum would exceed its limit.
+  // Adds `costs` until the last copy of the result is destroyed. nullptr if a sum would exceed its limit.
   std::shared_ptr<const void> Claim(const OfferCosts& costs, const OfferCosts& limits) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!Fits(held_.described, costs.described, limits.described) ||

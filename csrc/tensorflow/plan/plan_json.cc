@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The plan in force, for people and for graph_analyzer, which has the same format.
+#include "plan/plan_json.h"
+
 #include <algorithm>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "peer/endpoint.h"
+#include "base/json.h"
 #include "plan/plan_book.h"
-#include "stats/path_stats.h"
 #include "tensorflow/core/framework/types.h"
 
 namespace rdmatensor {
@@ -74,15 +73,13 @@ std::string LinkAsJson(const PlacedLink& link) {
 
 }  // namespace
 
-std::string PlanBook::DevicesAsJson() {
+std::string DevicesAsJson() {
   std::vector<std::string> devices;
-  // Under the lock, which an endpoint needs before it closes its device.
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& [task, endpoint] : endpoints_) {
+  PlanBook::Get()->ForEachHost([&devices](const Host& host) {
     rdt_stats now{};
-    if (rdt_device_stats(endpoint->device(), &now) != RDT_OK) continue;
+    if (rdt_device_stats(host.device, &now) != RDT_OK) return;
     devices.push_back(absl::StrCat(
-        "{\"task\":", Quoted(task), ",\"address\":", Quoted(endpoint->address()),
+        "{\"task\":", Quoted(host.task), ",\"address\":", Quoted(host.address),
         ",\"writes\":", now.writes, ",\"write_bytes\":", now.write_bytes, ",\"reads\":", now.reads,
         ",\"read_bytes\":", now.read_bytes, ",\"notifies_sent\":", now.notifies_sent,
         ",\"notifies_received\":", now.notifies_received, ",\"notify_bytes_sent\":",
@@ -91,19 +88,19 @@ std::string PlanBook::DevicesAsJson() {
         ",\"channels_opened\":", now.channels_opened, ",\"channels_lost\":", now.channels_lost,
         ",\"regions\":", now.regions, ",\"region_bytes\":", now.region_bytes,
         ",\"pending\":", now.pending, "}"));
-  }
+  });
   return absl::StrCat("[", absl::StrJoin(devices, ","), "]");
 }
 
-std::string PlanBook::AsJson(Endpoint* endpoint) {
+std::string PlanAsJson(const Host& host) {
   std::vector<std::shared_ptr<const PlacedLink>> links;
-  for (const std::shared_ptr<InPlan>& plan : AllPlans(endpoint->task())) {
+  for (const std::shared_ptr<InPlan>& plan : PlanBook::Get()->PlansOf(host.task)) {
     for (auto& link : plan->Links()) links.push_back(std::move(link));
   }
   std::sort(links.begin(), links.end(), [](const auto& a, const auto& b) {
     return std::tie(a->source, a->graph) < std::tie(b->source, b->graph);
   });
-  std::set<std::string> tasks = {endpoint->task()};
+  std::set<std::string> tasks = {host.task};
   std::vector<std::string> edges, described;
   std::set<const EdgeDefinition*> placed;
   for (const auto& link : links) {
@@ -122,7 +119,7 @@ std::string PlanBook::AsJson(Endpoint* endpoint) {
   }
   std::vector<std::string> names;
   for (const std::string& task : tasks) names.push_back(Quoted(task));
-  const Settings& settings = endpoint->settings();
+  const Settings& settings = host.settings;
   return absl::StrCat("{\"version\":1,\"tasks\":[", absl::StrJoin(names, ","),
                       "],\"options\":{\"slots\":", settings.plan_slots,
                       ",\"loop_slots\":", settings.plan_loop_slots,

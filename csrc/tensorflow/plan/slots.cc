@@ -5,10 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "peer/endpoint.h"
 #include "stats/path_stats.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
-#include "wire/channel.h"
 #include "wire/message.h"
 #include "xla/tsl/platform/env.h"
 
@@ -18,7 +16,7 @@ namespace {
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// What the sender says of a tensor's shape, checked; false if it does not fit its place.
+// Takes the shape that the sender announces, and checks it. False if it contradicts the edge.
 bool TakeShape(const PlacedEdge& edge, const PlannedMessage& message, TensorShape* shape,
                uint64_t* bytes) {
   if (edge.has_static_shape) {
@@ -41,7 +39,7 @@ bool TakeShape(const PlacedEdge& edge, const PlannedMessage& message, TensorShap
   return true;
 }
 
-// Of one that is no group.
+// Returns the checksum of a tensor that is not in a group.
 Checksum ChecksumOf(const PlannedMessage& message) {
   if (message.flags & PlannedMessage::kChecked) return message.checksums.front();
   return std::nullopt;
@@ -53,7 +51,7 @@ Path PathOf(const PlacedEdge& edge) {
 
 }  // namespace
 
-// One filled slot.
+// Holds one filled slot.
 class Slots::Hold {
  public:
   Hold(std::shared_ptr<Slots> slots, size_t slot, char* address)
@@ -84,9 +82,13 @@ class Slots::Buffer : public tensorflow::TensorBuffer {
   const uint64_t bytes_;
 };
 
-Slots::Slots(Endpoint* endpoint, std::shared_ptr<Channel> channel,
+Slots::Slots(const Host* host, std::shared_ptr<Channel> channel, Reception* reception,
              std::shared_ptr<const PlacedLink> link, uint32_t number)
-    : endpoint_(endpoint), channel_(std::move(channel)), link_(std::move(link)), number_(number) {
+    : host_(host),
+      channel_(std::move(channel)),
+      reception_(reception),
+      link_(std::move(link)),
+      number_(number) {
   size_t count = 0;
   for (const Offer::Ring& ring : link_->rings) {
     first_slot_.push_back(count);
@@ -98,16 +100,16 @@ Slots::Slots(Endpoint* endpoint, std::shared_ptr<Channel> channel,
 
 Slots::~Slots() {
   rdt_remote_region_unref(credits_);
-  if (region_ == nullptr) return;
   rdt_region_close(region_);
-  CountPlaceBytes(-static_cast<int64_t>(link_->bytes));
 }
 
-absl::StatusOr<std::shared_ptr<Slots>> Slots::Create(Endpoint* endpoint,
+absl::StatusOr<std::shared_ptr<Slots>> Slots::Create(const Host* host,
                                                      std::shared_ptr<Channel> channel,
+                                                     Reception* reception,
                                                      std::shared_ptr<const PlacedLink> link,
                                                      uint32_t number) {
-  std::shared_ptr<Slots> slots(new Slots(endpoint, std::move(channel), std::move(link), number));
+  std::shared_ptr<Slots> slots(
+      new Slots(host, std::move(channel), reception, std::move(link), number));
   rdt_region_info info{};
   if (rdt_region_alloc_for(slots->channel_->handle(), slots->link_->bytes, RDT_ACCESS_WRITE,
                            &slots->region_) != RDT_OK ||
@@ -116,7 +118,7 @@ absl::StatusOr<std::shared_ptr<Slots>> Slots::Create(Endpoint* endpoint,
   }
   slots->base_ = static_cast<char*>(info.address);
   slots->region_key_ = info.key;
-  CountPlaceBytes(static_cast<int64_t>(slots->link_->bytes));
+  slots->claim_.Hold(slots->link_->bytes);
   return slots;
 }
 
@@ -162,7 +164,7 @@ void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
   void* mapped = nullptr;
   const uint64_t size = returned_.size() * sizeof(uint64_t);
   const bool usable =
-      rdt_remote_region_open(channel->handle(), key, endpoint_->settings().connect_timeout_ms,
+      rdt_remote_region_open(channel->handle(), key, host_->settings.connect_timeout_ms,
                              &credits) == RDT_OK &&
       rdt_remote_region_get_info(credits, &info) == RDT_OK && info.size >= size &&
       (info.access & RDT_ACCESS_WRITE) != 0 &&
@@ -171,11 +173,11 @@ void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
     rdt_remote_region_unref(credits);
     bool expected = !channel->IsUp();
     {
-      // The graph may be gone already, and the sender have freed its credits.
+      // The graph may be gone already, so that the sender has freed its credits.
       std::lock_guard<std::mutex> lock(mutex_);
       expected = expected || withdrawn_;
     }
-    // Each place could be used once only.
+    // Without credits each place could be used only once.
     if (!expected) {
       rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: places for tensors from ", link_->source,
                                               " cannot be given back, they take the dynamic path: ",
@@ -213,7 +215,7 @@ void Slots::WriteCreditLocked(size_t slot) {
     mapped_credits_[slot].store(returned_[slot], std::memory_order_release);
     return;
   }
-  // The count is read when it is sent: a later one in its place is as good.
+  // The count is read when it is sent, and a later count is as good.
   rdt_op op{};
   op.kind = RDT_OP_WRITE;
   op.local = &returned_[slot];
@@ -282,8 +284,8 @@ bool Slots::TakeSingle(const PlannedMessage& message) {
   tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer;
   if (message.flags & PlannedMessage::kLent) {
     if (message.bytes != bytes) return false;
-    buffer.reset(channel_->fetcher().Borrow(
-        {message.region_key, message.offset, message.bytes, message.lend_id}));
+    buffer.reset(
+        reception_->Borrow({message.region_key, message.offset, message.bytes, message.lend_id}));
     if (buffer == nullptr) return TakeUnmapped(edge, message, shape);
     CountFetch(FetchKind::kInPlace, bytes);
   } else if (message.flags & PlannedMessage::kInSlot) {
@@ -296,7 +298,7 @@ bool Slots::TakeSingle(const PlannedMessage& message) {
   } else {
     Arrival arrival;
     arrival.tensor = Tensor(edge.definition->dtype, shape);
-    Deliver(edge, message, std::move(arrival));
+    DeliverArrival(edge, message, std::move(arrival));
     return true;
   }
   const Way way = message.flags & PlannedMessage::kLent ? Way::kInPlace : Way::kPlaced;
@@ -316,30 +318,27 @@ bool Slots::TakeUnmapped(const PlacedEdge& edge, const PlannedMessage& message,
   fetch->from = {message.region_key, message.offset, message.bytes, message.lend_id};
   fetch->path = PathOf(edge);
   fetch->checksum = ChecksumOf(message);
-  return channel_->fetcher().Start(std::move(fetch), false) != Outcome::kMalformed;
+  return reception_->Start(std::move(fetch)) != Taken::kMalformed;
 }
 
 void Slots::DeliverDead(const PlacedEdge& edge, const PlannedMessage& message) {
   Arrival arrival;
   arrival.is_dead = true;
-  Deliver(edge, message, std::move(arrival));
+  DeliverArrival(edge, message, std::move(arrival));
+}
+
+void Slots::DeliverArrival(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival) {
+  arrival.path = PathOf(edge);
+  reception_->delivery().Deliver(message.step_id,
+                                 edge.definition->key.At({message.frame_id, message.iter_id}),
+                                 std::move(arrival));
 }
 
 void Slots::DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, Way way,
                          const Checksum& checksum, Tensor tensor) {
-  Arrival arrival;
-  arrival.claim = endpoint_->ClaimOf(*channel_, checksum, PathOf(edge), way, tensor.TotalBytes());
-  arrival.tensor = std::move(tensor);
-  Deliver(edge, message, std::move(arrival));
-}
-
-void Slots::Deliver(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival) {
-  arrival.path = PathOf(edge);
-  CountReceived(arrival.path, arrival.is_dead ? 0 : arrival.tensor.TotalBytes(),
-                channel_->traffic());
-  endpoint_->Deliver(channel_.get(), message.step_id,
-                     edge.definition->key.At({message.frame_id, message.iter_id}),
-                     std::move(arrival));
+  reception_->delivery().DeliverTensor(message.step_id,
+                                       edge.definition->key.At({message.frame_id, message.iter_id}),
+                                       PathOf(edge), way, checksum, std::move(tensor));
 }
 
 void Slots::Withdraw() {

@@ -14,22 +14,22 @@
 #include "absl/status/statusor.h"
 #include "base/forks.h"
 #include "graph/planned_edge.h"
+#include "plan/budget.h"
 #include "rdmatensor.h"
-#include "step/mailbox.h"
+#include "step/reception.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "wire/channel.h"
+#include "wire/host.h"
 #include "wire/plan_message.h"
 
 namespace rdmatensor {
-
-class Channel;
-class Endpoint;
 
 // An edge and its place.
 struct PlacedEdge {
   std::shared_ptr<const EdgeDefinition> definition;
   uint64_t hash = 0;
   rdt_plan_place place{};
-  // With a shape known in full; otherwise its tensors bring theirs.
+  // The graph tells the full shape; otherwise the tensors bring theirs.
   bool has_static_shape = false;
   tensorflow::TensorShape shape;
 };
@@ -46,14 +46,15 @@ struct PlacedLink {
   uint64_t hash = 0;
 };
 
-// The places of a link for one channel. Thread-safe. Lives until it was withdrawn, or its channel is
-// down, and the last tensor in it is gone.
+// The places of a link for one channel. Thread-safe. Lives until the offer was withdrawn or the channel is
+// down, and the last tensor in a place is gone.
 class Slots : public std::enable_shared_from_this<Slots> {
  public:
   // Allocates and registers the memory, which may take long. RESOURCE_EXHAUSTED when the machine's
   // limits forbid it.
-  static absl::StatusOr<std::shared_ptr<Slots>> Create(Endpoint* endpoint,
+  static absl::StatusOr<std::shared_ptr<Slots>> Create(const Host* host,
                                                        std::shared_ptr<Channel> channel,
+                                                       Reception* reception,
                                                        std::shared_ptr<const PlacedLink> link,
                                                        uint32_t number);
   ~Slots();
@@ -62,22 +63,22 @@ class Slots : public std::enable_shared_from_this<Slots> {
 
   const PlacedLink& link() const { return *link_; }
   bool accepted() const { return accepted_.load(std::memory_order_acquire); }
-  // Sends the offer over its channel. Once.
+  // Sends the offer over its channel. Call this once.
   void SendOffer(Channel* channel);
-  // The sender accepted: credits go there from now on.
+  // The sender accepted the offer. Credits are written to this region from now on.
   void OnAccept(uint64_t credits_key);
   // Delivers what a message brought. False: the peer broke the protocol. Progress thread.
   bool Take(const PlannedMessage& message);
   // Asks the sender to write no more. Idempotent.
   void Withdraw();
-  // Nothing more will come. Tensors stay as they are; the channel and the sender's memory are let go.
+  // Ends the offer: nothing more will come. Releases the channel and the sender's memory; tensors stay.
   // Progress thread.
   void End();
 
  private:
   class Hold;
   class Buffer;
-  Slots(Endpoint* endpoint, std::shared_ptr<Channel> channel,
+  Slots(const Host* host, std::shared_ptr<Channel> channel, Reception* reception,
         std::shared_ptr<const PlacedLink> link, uint32_t number);
   // The memory of a slot, held until all tensors in it are gone; nullptr if it is held already.
   std::shared_ptr<Hold> Occupy(int32_t ring, uint32_t slot);
@@ -86,21 +87,24 @@ class Slots : public std::enable_shared_from_this<Slots> {
   void OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key);
   bool TakeGroup(const PlannedMessage& message);
   bool TakeSingle(const PlannedMessage& message);
-  // Of memory that is not open here yet.
+  // Takes a lent tensor whose memory is not open here yet.
   bool TakeUnmapped(const PlacedEdge& edge, const PlannedMessage& message,
                     const tensorflow::TensorShape& shape);
-  void Deliver(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival);
-  // A tensor with bytes, which came with `checksum`.
+  // Delivers a tensor with bytes, which came with `checksum`.
   void DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, Way way,
                     const Checksum& checksum, tensorflow::Tensor tensor);
+  // Delivers a tensor without bytes.
+  void DeliverArrival(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival);
   void DeliverDead(const PlacedEdge& edge, const PlannedMessage& message);
 
-  Endpoint* const endpoint_;
-  // Until End: under `mutex_`, except on the progress thread.
+  const Host* const host_;
+  // Reset by End. The progress thread reads it without `mutex_`.
   std::shared_ptr<Channel> channel_;
+  Reception* const reception_;  // lives as long as the channel
   const std::shared_ptr<const PlacedLink> link_;
   const uint32_t number_;
   const Home home_;
+  PlaceClaim claim_;
   rdt_region* region_ = nullptr;
   uint64_t region_key_ = 0;
   char* base_ = nullptr;

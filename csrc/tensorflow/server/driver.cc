@@ -31,7 +31,7 @@ absl::Status OpenChannel(Endpoint* endpoint, const std::string& session,
     return absl::FailedPreconditionError(
         "its server has no device, or another version of the plugin");
   }
-  absl::StatusOr<std::shared_ptr<Channel>> channel = endpoint->to_receivers().To(answer);
+  absl::StatusOr<std::shared_ptr<PeerChannel>> channel = endpoint->to_receivers().To(answer);
   if (!channel.ok()) return channel.status();
   const std::shared_ptr<DestinationLink> link = endpoint->peers().Destination(task);
   link->SetOwner(session, nullptr, answer.device_name);

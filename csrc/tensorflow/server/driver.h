@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The way of a client's tensors into the cluster that it drives by eager operations. TensorFlow lets tasks
-// fetch what a client sends, or packs it into RPC, because they need not reach the client. Ours opens the
-// channels itself.
+// Channels for the tensors of a client that drives a cluster by eager operations. TensorFlow lets tasks fetch
+// what a client sends, or packs it into RPC, because tasks need not reach the client. Here the client opens
+// the channels itself.
 #ifndef RDMATENSOR_TENSORFLOW_SERVER_DRIVER_H_
 #define RDMATENSOR_TENSORFLOW_SERVER_DRIVER_H_
 
@@ -17,13 +17,13 @@
 
 namespace rdmatensor {
 
-// The names of all tasks of the cluster but `self`.
+// Returns the names of all tasks of the cluster except `self`.
 std::vector<std::string> OtherTasks(const tensorflow::ServerDef& server_def,
                                     const std::string& self);
 
-// Opens a channel to each of `tasks`, for what `endpoint`'s server, `self`, sends them in `session`. Blocks
+// Opens a channel to each of `tasks`, for what `endpoint`'s server, `self`, sends to them in `session`. Blocks
 // for three times CONNECT_TIMEOUT_MS at most, and for `patience` if a task does not run yet. An error says why
-// it failed for one of them: it has no plugin, or no transport reaches it.
+// one of them failed: the task has no plugin, or no transport reaches it.
 absl::Status OpenChannels(Endpoint* endpoint, const std::string& session,
                           const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
                           const std::vector<std::string>& tasks, const AddressAnswer& self,

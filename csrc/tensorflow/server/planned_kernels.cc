@@ -14,7 +14,7 @@
 namespace rdmatensor {
 namespace {
 
-// The rendezvous of this step if it belongs to the server of `task`.
+// Returns the rendezvous of this step if it belongs to the server of `task`.
 RdmaRendezvous* RendezvousOf(tensorflow::OpKernelContext* context, const std::string& task) {
   auto* const rendezvous = dynamic_cast<RdmaRendezvous*>(context->rendezvous());
   return rendezvous != nullptr && rendezvous->endpoint()->task() == task ? rendezvous : nullptr;

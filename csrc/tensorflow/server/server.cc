@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server behind protocol="grpc+rdma": TensorFlow's gRPC server with our rendezvous, collectives and
-// worker. Everything else, and with it every control message, stays as it is.
+// The server behind protocol="grpc+rdma": TensorFlow's gRPC server with the plugin's rendezvous, collectives and
+// worker. Everything else, including all control messages, stays as it is.
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -31,9 +31,9 @@ constexpr char kProtocol[] = "grpc+rdma";
 // How long a client waits for the tasks that it will drive.
 constexpr std::chrono::minutes kStartOfTasks{1};
 
-// Servers by which this process drives clusters, by task. An eager context that ends leaks its server,
-// which answers for ever. Its peers must not take it for its successor, which may have the same name: they
-// would send what that expects to this one.
+// The servers by which this process drives clusters, by task. An eager context that ends leaks its server, which
+// answers for ever. Its peers must not mistake it for its successor, which may have the same name: they would
+// send the successor's tensors to it.
 struct Drivers {
   std::mutex mutex;
   std::map<std::string, Endpoint*> by_task;
@@ -49,7 +49,7 @@ void RecordDriver(Endpoint* endpoint) {
   drivers.by_task[endpoint->task()] = endpoint;
 }
 
-// Another server takes the place of the task's.
+// Retires the task's server, because another one replaces it.
 void RetireDriver(const std::string& task) {
   Drivers& drivers = Drivers::Get();
   std::lock_guard<std::mutex> lock(drivers.mutex);
@@ -71,7 +71,7 @@ class RdmaServer : public tensorflow::GrpcServer {
 
   absl::Status Start() override {
     started_ = true;
-    // From here on it lives as long as the process.
+    // A started server lives as long as the process.
     if (endpoint_ != nullptr) endpoint_->WatchReceivers([this] { ReachAgain(); });
     return GrpcServer::Start();
   }
@@ -85,7 +85,7 @@ class RdmaServer : public tensorflow::GrpcServer {
     return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
   }
 
-  // Called by the end of an eager context.
+  // TensorFlow calls this when an eager context ends.
   absl::Status StopCoordinationService() override {
     if (endpoint_ != nullptr) {
       {
@@ -97,7 +97,7 @@ class RdmaServer : public tensorflow::GrpcServer {
     return GrpcServer::StopCoordinationService();
   }
 
-  // TensorFlow's own replaces the manager of collectives by a stock one.
+  // TensorFlow's implementation replaces the manager of collectives by a stock one.
   absl::Status UpdateServerDef(const tensorflow::ServerDef& server_def) override {
     absl::Status status = GrpcServer::UpdateServerDef(server_def);
     if (!status.ok() || endpoint_ == nullptr) return status;
@@ -151,7 +151,7 @@ class RdmaServer : public tensorflow::GrpcServer {
     }
   }
 
-  // The cluster that it drives, if it does, has changed.
+  // Called when the cluster has changed, which this process may drive.
   void Reach(const tensorflow::ServerDef& server_def) {
     {
       std::lock_guard<std::mutex> lock(driven_mutex_);
@@ -164,7 +164,7 @@ class RdmaServer : public tensorflow::GrpcServer {
     }
   }
 
-  // A channel was lost. Tasks that are gone come back with another cluster.
+  // Called when a channel was lost. Tasks that are gone come back with another cluster.
   void ReachAgain() {
     if (reaching_.exchange(true)) return;
     tensorflow::Env::Default()->SchedClosure([this] {
@@ -173,7 +173,7 @@ class RdmaServer : public tensorflow::GrpcServer {
     });
   }
 
-  // Opens channels to the tasks of the cluster that it drives, where there are none.
+  // Opens missing channels to the tasks of the cluster that this process drives.
   absl::Status ReachTasks(std::chrono::milliseconds patience) {
     std::string session;
     tensorflow::ServerDef cluster;
@@ -200,13 +200,13 @@ class RdmaServer : public tensorflow::GrpcServer {
   bool started_ = false;
 };
 
-// What a peer calls this task in rendezvous keys.
+// Returns the name of this task in rendezvous keys.
 std::string TaskName(const tensorflow::ServerDef& server_def) {
   return absl::StrCat("/job:", server_def.job_name(), "/replica:", server_def.replica(),
                       "/task:", server_def.task_index());
 }
 
-// The host of this task's own entry in the cluster.
+// Returns the host of this task's own entry in the cluster.
 std::string TaskHost(const tensorflow::ServerDef& server_def) {
   for (const tensorflow::JobDef& job : server_def.cluster().job()) {
     if (job.name() != server_def.job_name()) continue;
@@ -218,7 +218,7 @@ std::string TaskHost(const tensorflow::ServerDef& server_def) {
 
 class RdmaServerFactory : public tensorflow::ServerFactory {
  public:
-  // Exactly this protocol: TensorFlow refuses to choose between two factories.
+  // It accepts exactly this protocol, because TensorFlow refuses to choose between two factories.
   bool AcceptsOptions(const tensorflow::ServerDef& server_def) override {
     return server_def.protocol() == kProtocol;
   }

@@ -3,7 +3,7 @@
 
 #include "collective/ballots.h"
 #include "collective/collective_stats.h"
-#include "plan/plan_book.h"
+#include "plan/plan_json.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 #include "tensorflow/core/framework/device_attributes.pb.h"
@@ -25,7 +25,7 @@ class RdmaWorker : public tensorflow::GrpcWorker {
     if (endpoint_ != nullptr && request->buf_rendezvous_key() == kPlanKey &&
         request->transport_options().type_url() == kPlanKey) {
       response->mutable_transport_options()->set_type_url(kPlanKey);
-      response->mutable_transport_options()->set_value(PlanBook::Get()->AsJson(endpoint_));
+      response->mutable_transport_options()->set_value(PlanAsJson(endpoint_->host()));
       done(absl::OkStatus());
       return;
     }
@@ -70,7 +70,7 @@ AddressAnswer AnswerOf(const Endpoint* endpoint, const tensorflow::WorkerEnv& en
   AddressAnswer answer;
   if (endpoint != nullptr) {
     answer.address = endpoint->address();
-    answer.region_keys = endpoint->exports().Keys();
+    answer.region_keys = endpoint->host().exports->Keys();
     answer.device_name = rdt_device_name(endpoint->device());
   }
   for (const tensorflow::Device* device : env.device_mgr->ListDevices()) {

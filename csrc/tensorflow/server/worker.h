@@ -10,9 +10,9 @@
 
 namespace rdmatensor {
 
-// The stock worker, which also tells peers where this task's device is. They ask by a RecvBuf call
-// with a key of ours, because TensorFlow's is the one connection that exists before ours.
-// `endpoint` may be nullptr: the answer is then that there is no device.
+// Makes the stock worker, which also tells peers where this task's device is. They ask by a RecvBuf call with a
+// key of the plugin's own, because TensorFlow's connection is the only one that exists before a channel does.
+// If `endpoint` is nullptr, the answer is that there is no device.
 AddressAnswer AnswerOf(const Endpoint* endpoint, const tensorflow::WorkerEnv& env);
 std::unique_ptr<tensorflow::GrpcWorker> NewRdmaWorker(tensorflow::WorkerEnv* env,
                                                       const tensorflow::ConfigProto& config,

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Counts, per process, by which path tensors left and arrived, and why some went by RPC.
-// rdmatensor.tensorflow.stats() reads it through the two C functions at the end.
 #ifndef RDMATENSOR_TENSORFLOW_STATS_PATH_STATS_H_
 #define RDMATENSOR_TENSORFLOW_STATS_PATH_STATS_H_
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 
@@ -52,9 +52,6 @@ enum class PlanEvent {
 };
 inline constexpr int kPlanEventCount = 9;
 void CountPlan(PlanEvent event, uint64_t by = 1);
-// Bytes of places that this process holds for its peers; `by` may be negative.
-void CountPlaceBytes(int64_t by);
-uint64_t PlaceBytes();
 
 // One server of this process, whatever its policy.
 void RecordServer(absl::string_view task);
@@ -74,22 +71,37 @@ enum class Absence { kConnecting, kLost };
 void RecordAbsence(Direction direction, absl::string_view task, Absence absence,
                    absl::string_view why);
 
-// `text` as a JSON string.
-std::string Quoted(absl::string_view text);
-std::string StatsAsJson();
-void ResetStats();
+// The counts of one moment.
+struct Tally {
+  uint64_t tensors = 0, bytes = 0;
+};
+struct BothWays {
+  Tally sent, received;
+};
+struct PeerCounts {
+  std::string task;
+  Direction direction = Direction::kReceive;
+  std::string state, transport, why;
+  Tally tensors;  // in this direction, by all transports
+  uint64_t rpc_bytes = 0;
+  uint64_t failbacks = 0;
+  std::chrono::steady_clock::time_point retry{};  // at the epoch: never
+};
+struct PathCounts {
+  BothWays paths[kPathCount];
+  Tally fetched[kFetchKindCount];
+  uint64_t requests = 0;
+  uint64_t plan[kPlanEventCount] = {};
+  std::map<std::string, BothWays> transports;
+  std::vector<std::string> servers;
+  std::map<std::string, uint64_t> rpc_reasons;
+  uint64_t failbacks = 0;
+  std::vector<PeerCounts> peers;
+};
+PathCounts ReadPathCounts();
+// Sets counts to zero; peers stay.
+void ResetPathCounts();
 
 }  // namespace rdmatensor
-
-extern "C" {
-// Writes the statistics as JSON with a terminating zero if `size` allows; returns the size needed.
-__attribute__((visibility("default"))) size_t rdt_tf_stats_json(char* out, size_t size);
-// Sets counters to zero; peers and the arena's present use stay.
-__attribute__((visibility("default"))) void rdt_tf_stats_reset(void);
-// The plan in force at `task` ("/job:worker/replica:0/task:0"; NULL: the only server of the process) as
-// JSON, likewise; 0 if there is no such server.
-__attribute__((visibility("default"))) size_t rdt_tf_plan_json(const char* task, char* out,
-                                                               size_t size);
-}
 
 #endif  // RDMATENSOR_TENSORFLOW_STATS_PATH_STATS_H_

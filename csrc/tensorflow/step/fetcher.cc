@@ -7,9 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/spans.h"
 #include "memory/arena.h"
-#include "peer/endpoint.h"
 #include "wire/borrowed_buffer.h"
-#include "wire/channel.h"
 #include "wire/message.h"
 #include "xla/tsl/platform/env.h"
 
@@ -52,6 +50,11 @@ bool MeansLost(rdt_status status) {
 
 }  // namespace
 
+absl::Status NoMemoryFor(uint64_t bytes) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("rdmatensor: no memory for a tensor of ", bytes, " bytes"));
+}
+
 Fetcher::~Fetcher() {
   for (auto& entry : regions_) rdt_remote_region_unref(entry.second.handle);
 }
@@ -64,7 +67,7 @@ Fetcher::OpenRegion Fetcher::FindOpen(uint64_t region_key) {
 }
 
 tensorflow::TensorBuffer* Fetcher::Borrow(const RemoteBytes& from) {
-  if (!channel_->can_map() || from.size < endpoint_->settings().alias_bytes ||
+  if (!channel_->can_map() || from.size < settings_->alias_bytes ||
       from.offset % kTensorAlignment != 0) {
     return nullptr;
   }
@@ -77,16 +80,13 @@ tensorflow::TensorBuffer* Fetcher::Borrow(const RemoteBytes& from) {
   return NewBorrowedBuffer(address, from.size, from.lend_id, channel_->shared_from_this());
 }
 
-Outcome Fetcher::Start(std::unique_ptr<Fetch> fetch, bool follows) {
-  const int64_t step_id = fetch->step_id;
-  const std::string key = fetch->key;
-  if (!follows && !order_.Begin(step_id, key)) return Outcome::kMalformed;
+Taken Fetcher::Start(std::unique_ptr<Fetch> fetch) {
   OpenRegion region;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const uint64_t region_key = fetch->from.region_key;
     auto [entry, added] = regions_.try_emplace(region_key);
-    if (added && regions_.size() > kMaxRemoteRegions) return Outcome::kMalformed;
+    if (added && regions_.size() > kMaxRemoteRegions) return Taken::kMalformed;
     if (entry->second.handle == nullptr) {
       std::shared_ptr<Channel> channel = fetch->channel;
       entry->second.waiting.push_back(std::move(fetch));
@@ -94,19 +94,17 @@ Outcome Fetcher::Start(std::unique_ptr<Fetch> fetch, bool follows) {
         tsl::Env::Default()->SchedClosure(
             [this, region_key, channel = std::move(channel)] { Open(region_key); });
       }
-      return Outcome::kUnderWay;
+      return Taken::kUnderWay;
     }
     region = {entry->second.handle, entry->second.size};
   }
-  const Outcome outcome = Advance(std::move(fetch), region, false);
-  if (outcome == Outcome::kDone && !follows) Continue(step_id, key);
-  return outcome;
+  return Advance(std::move(fetch), region, false);
 }
 
-rdt_status Fetcher::Ask(uint64_t region_key, OpenRegion* region) const {
+rdt_status Fetcher::OpenRemote(uint64_t region_key, OpenRegion* region) const {
   rdt_region_info info{};
-  rdt_status status = rdt_remote_region_open(
-      channel_->handle(), region_key, endpoint_->settings().connect_timeout_ms, &region->handle);
+  rdt_status status = rdt_remote_region_open(channel_->handle(), region_key,
+                                             settings_->connect_timeout_ms, &region->handle);
   if (status == RDT_OK) status = rdt_remote_region_get_info(region->handle, &info);
   region->size = info.size;
   return status;
@@ -114,7 +112,7 @@ rdt_status Fetcher::Ask(uint64_t region_key, OpenRegion* region) const {
 
 absl::Status Fetcher::OpenAhead(uint64_t region_key) {
   OpenRegion region;
-  const rdt_status status = Ask(region_key, &region);
+  const rdt_status status = OpenRemote(region_key, &region);
   // The sender knows which of its regions this channel does not reach, and sends them otherwise.
   if (status == RDT_ERR_UNSUPPORTED) return absl::OkStatus();
   if (status != RDT_OK) {
@@ -133,7 +131,7 @@ absl::Status Fetcher::OpenAhead(uint64_t region_key) {
 
 void Fetcher::Open(uint64_t region_key) {
   OpenRegion region;
-  const rdt_status status = Ask(region_key, &region);
+  const rdt_status status = OpenRemote(region_key, &region);
   const std::string why = status == RDT_OK ? "" : rdt_last_error();
   std::vector<std::unique_ptr<Fetch>> waiting;
   {
@@ -152,45 +150,45 @@ void Fetcher::Open(uint64_t region_key) {
   for (std::unique_ptr<Fetch>& fetch : waiting) AdvanceHere(std::move(fetch), region);
 }
 
-Outcome Fetcher::Advance(std::unique_ptr<Fetch> fetch, const OpenRegion& region, bool may_block) {
+Taken Fetcher::Advance(std::unique_ptr<Fetch> fetch, const OpenRegion& region, bool may_block) {
   const RemoteBytes from = fetch->from;
-  if (!Lies(from, region.size)) return Outcome::kMalformed;
+  if (!Lies(from, region.size)) return Taken::kMalformed;
   if (tensorflow::TensorBuffer* borrowed = Borrow(from)) {
     tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(borrowed);
-    endpoint_->DeliverTensor(channel_, fetch->step_id, fetch->key, fetch->path, Way::kInPlace,
+    delivery_->DeliverTensor(fetch->step_id, KeyId::Of(fetch->key), fetch->path, Way::kInPlace,
                              fetch->checksum,
                              Tensor(fetch->dtype, fetch->shape, std::move(buffer)));
     CountFetch(FetchKind::kInPlace, from.size);
-    return Outcome::kDone;
+    return Taken::kDone;
   }
   const bool copies_long = channel_->can_map() && from.size > kLongCopy;
   if (!may_block && copies_long) return AdvanceElsewhere(std::move(fetch), region);
   if (!Allocate(fetch.get(), may_block)) {
     if (!may_block) return AdvanceElsewhere(std::move(fetch), region);
     Release(from.lend_id);
-    endpoint_->FailForMemory(channel_, fetch->step_id, from.size);
-    return Outcome::kDone;
+    events_->OnStepFailed(fetch->step_id, NoMemoryFor(from.size));
+    return Taken::kDone;
   }
   return Read(std::move(fetch), region.handle);
 }
 
-Outcome Fetcher::AdvanceElsewhere(std::unique_ptr<Fetch> fetch, const OpenRegion& region) {
+Taken Fetcher::AdvanceElsewhere(std::unique_ptr<Fetch> fetch, const OpenRegion& region) {
   tsl::Env::Default()->SchedClosure([this, fetch = std::move(fetch), region]() mutable {
     AdvanceHere(std::move(fetch), region);
   });
-  return Outcome::kUnderWay;
+  return Taken::kUnderWay;
 }
 
 void Fetcher::AdvanceHere(std::unique_ptr<Fetch> fetch, const OpenRegion& region) {
   const std::shared_ptr<Channel> channel = fetch->channel;  // and with it, this
   const int64_t step_id = fetch->step_id;
   const std::string key = fetch->key;
-  const Outcome outcome = Advance(std::move(fetch), region, true);
-  if (outcome == Outcome::kDone) Continue(step_id, key);
-  if (outcome == Outcome::kMalformed) endpoint_->Refuse(channel_);
+  const Taken taken = Advance(std::move(fetch), region, true);
+  if (taken == Taken::kDone) fetched_(step_id, key);
+  if (taken == Taken::kMalformed) channel_->RefuseMalformed();
 }
 
-Outcome Fetcher::Read(std::unique_ptr<Fetch> fetch, rdt_remote_region* region) {
+Taken Fetcher::Read(std::unique_ptr<Fetch> fetch, rdt_remote_region* region) {
   rdt_op op{};
   op.kind = RDT_OP_READ;
   op.local = fetch->target.data();
@@ -198,30 +196,31 @@ Outcome Fetcher::Read(std::unique_ptr<Fetch> fetch, rdt_remote_region* region) {
   op.remote = region;
   op.remote_offset = fetch->from.offset;
   if (Tracing()) fetch->read_since = WaitMoment();
+  fetch->fetcher = this;
   // The completion may run before the call returns.
   Fetch* raw = fetch.release();
   const rdt_status status = rdt_channel_post(channel_->handle(), &op, 1, OnRead, raw);
-  if (status == RDT_IN_PROGRESS) return Outcome::kUnderWay;
+  if (status == RDT_IN_PROGRESS) return Taken::kUnderWay;
   fetch.reset(raw);
   if (status == RDT_OK) {
     Finish(*fetch);
-    return Outcome::kDone;
+    return Taken::kDone;
   }
   Fail(status, absl::StrCat("its memory cannot be read: ", rdt_last_error()));
-  return Outcome::kUnderWay;  // with the channel, what follows ends too
+  return Taken::kUnderWay;  // with the channel, what follows ends too
 }
 
 void Fetcher::OnRead(void* context, rdt_status status) {
   std::unique_ptr<Fetch> fetch(static_cast<Fetch*>(context));
-  Fetcher& self = fetch->channel->fetcher();
+  Fetcher& self = *fetch->fetcher;
   if (status != RDT_OK) {
     self.Fail(status, absl::StrCat("its memory cannot be read: ", rdt_status_name(status), ": ",
                                    rdt_status_text(status)));
     return;
   }
-  if (self.endpoint_->settings().ablation != Ablation::kRpc) {
+  if (!self.settings_->by_request) {
     self.Finish(*fetch);
-    self.Continue(fetch->step_id, fetch->key);
+    self.fetched_(fetch->step_id, fetch->key);
     return;
   }
   // Where memory can be mapped, reading is this copy.
@@ -233,7 +232,7 @@ void Fetcher::OnRead(void* context, rdt_status status) {
       fetch->target = message;
     }
     self.Finish(*fetch);
-    self.Continue(fetch->step_id, fetch->key);
+    self.fetched_(fetch->step_id, fetch->key);
   });
 }
 
@@ -245,7 +244,7 @@ void Fetcher::Finish(const Fetch& fetch) {
                         fetch.from.size, PathName(fetch.path)),
                WaitMoment() - fetch.read_since);
   }
-  endpoint_->DeliverTensor(channel_, fetch.step_id, fetch.key, fetch.path, Way::kRead,
+  delivery_->DeliverTensor(fetch.step_id, KeyId::Of(fetch.key), fetch.path, Way::kRead,
                            fetch.checksum, fetch.target);
 }
 
@@ -253,24 +252,8 @@ void Fetcher::Release(uint64_t lend_id) {
   (void)channel_->Notify(PackImmediate(MessageKind::kRelease, lend_id));
 }
 
-void Fetcher::Continue(int64_t step_id, const std::string& key) {
-  KeyOrder::Kept kept;
-  while (order_.Next(step_id, key, &kept)) {
-    const Outcome outcome = endpoint_->HandleKept(channel_, kept);
-    if (outcome == Outcome::kUnderWay) return;
-    if (outcome == Outcome::kMalformed) {
-      endpoint_->Refuse(channel_);
-      return;
-    }
-  }
-}
-
 void Fetcher::Fail(rdt_status status, const std::string& why) {
-  if (!MeansLost(status)) {
-    for (const std::shared_ptr<SourcePeer>& source : channel_->Sources()) {
-      source->GiveUp(channel_, why);
-    }
-  }
+  if (!MeansLost(status)) events_->OnUnreachable(why);
   channel_->Refuse();
 }
 

@@ -26,8 +26,8 @@ class KeyOrder {
     std::string data;
   };
 
-  // All that may wait and be under way, with kCost each. No sender is as far ahead: a peer that sends more is
-  // not one of ours.
+  // Limits what may wait and be under way, at kCost each. No real sender is so far ahead, so a peer that sends
+  // more breaks the protocol.
   static constexpr size_t kMaxBytes = size_t{64} << 20;
   static constexpr size_t kCost = 256;
 
@@ -47,7 +47,7 @@ class KeyOrder {
     return Turn::kLater;
   }
 
-  // From now on one is under way. Only where Keep was kNow. False: too much is.
+  // Marks a tensor as under way, after Keep has returned kNow. False: too many are.
   bool Begin(int64_t step_id, absl::string_view key) {
     std::lock_guard<std::mutex> lock(mutex_);
     Name name(step_id, std::string(key));
@@ -58,8 +58,8 @@ class KeyOrder {
     return true;
   }
 
-  // The one under way was delivered: takes out the message that comes next, which then is under way.
-  // False if there is none, and nothing is under way any more.
+  // Call this when the tensor under way was delivered. It takes out the message that comes next, which is then
+  // under way. False if there is none: then nothing is under way any more.
   bool Next(int64_t step_id, absl::string_view key, Kept* kept) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = under_way_.find(Name(step_id, std::string(key)));

@@ -25,44 +25,44 @@ absl::string_view Waiter::EdgeName() const {
   return edge != nullptr ? absl::string_view(edge->name) : EdgeNameIn(key);
 }
 
-Mailbox::Outcome Mailbox::Receive(const KeyId& key, Waiter* waiter, Arrival* arrival,
-                                  absl::Status* status) {
+Mailbox::Received Mailbox::Receive(const KeyId& key, Waiter* waiter, Arrival* arrival,
+                                   absl::Status* status) {
   tensorflow::CancellationManager* manager = waiter->args.cancellation_manager;
   std::lock_guard<std::mutex> lock(mutex_);
   if (!aborted_.ok()) {
     *status = aborted_;
-    return Outcome::kFailed;
+    return Received::kFailed;
   }
   auto found = slots_.find(key);
   if (found != slots_.end() && !found->second.arrivals.empty()) {
     *arrival = std::move(found->second.arrivals.front());
     found->second.arrivals.erase(found->second.arrivals.begin());
     if (found->second.arrivals.empty()) slots_.erase(found);
-    return Outcome::kArrived;
+    return Received::kArrived;
   }
   if (manager != nullptr && !RegisterLocked(manager)) {
     *status = Cancelled();
-    return Outcome::kFailed;
+    return Received::kFailed;
   }
   waiter->since = WaitMoment();
   slots_[key].waiters.push_back(std::move(*waiter));
-  return Outcome::kWaiting;
+  return Received::kWaiting;
 }
 
-Mailbox::Delivery Mailbox::Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter) {
+Mailbox::Delivered Mailbox::Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (gone_) return Delivery::kGone;
-  if (!aborted_.ok()) return Delivery::kKept;
+  if (gone_) return Delivered::kGone;
+  if (!aborted_.ok()) return Delivered::kKept;
   auto found = slots_.find(key);
   if (found != slots_.end() && !found->second.waiters.empty()) {
     *waiter = std::move(found->second.waiters.front());
     DeregisterLocked(waiter->args.cancellation_manager);
     found->second.waiters.erase(found->second.waiters.begin());
     if (found->second.waiters.empty()) slots_.erase(found);
-    return Delivery::kTaken;
+    return Delivered::kTaken;
   }
   slots_[key].arrivals.push_back(std::move(*arrival));
-  return Delivery::kKept;
+  return Delivered::kKept;
 }
 
 void Mailbox::Retire() {

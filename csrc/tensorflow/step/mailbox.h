@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where pushed tensors and the receives that want them meet: one mailbox per step. Either may come
+// Mailboxes, one per step, in which pushed tensors meet the receives that want them. Either may come
 // first. A receive ends exactly once: with its tensor, with the failure of the peer that should have
 // sent it, with the step's abort, or with its own cancellation.
 //
@@ -26,13 +26,11 @@
 #include "stats/checksum.h"
 #include "stats/edge_waits.h"
 #include "stats/path_stats.h"
+#include "step/rpc_fallback.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/rendezvous.h"
 
 namespace rdmatensor {
-
-class SourcePeer;
-class RdmaRendezvous;
 
 struct Arrival {
   tensorflow::Tensor tensor;
@@ -50,9 +48,10 @@ struct Waiter {
   tensorflow::FrameAndIter at{0, 0};
   std::string key;
   uint64_t source_incarnation = 0;
-  std::shared_ptr<SourcePeer> source;
+  // Identifies who should send it; only compared.
+  std::shared_ptr<const void> source;
   // Kept alive by `done`, as TensorFlow's base class arranges.
-  RdmaRendezvous* rendezvous = nullptr;
+  RpcFallback* rpc = nullptr;
   EdgeWaits* waits = nullptr;
   uint64_t since = 0;  // WaitMoment at which it began to wait; 0: it did not
 
@@ -60,7 +59,7 @@ struct Waiter {
   absl::string_view EdgeName() const;
   KeyId Id() const { return edge != nullptr ? edge->key.At(at) : KeyId::Of(key); }
   void Fail(const absl::Status& status) const;
-  // Its tensor is here.
+  // Counts the wait, which ends because the tensor is here.
   void EndWait(uint64_t bytes, Path path) const {
     if (since == 0) return;
     rdmatensor::EndWait(waits, since, [this] { return EdgeName(); }, bytes, path);
@@ -70,25 +69,25 @@ struct Waiter {
 // Thread-safe. Callbacks run without its lock.
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:
-  enum class Outcome { kArrived, kWaiting, kFailed };
+  enum class Received { kArrived, kWaiting, kFailed };
 
   explicit Mailbox(int64_t step_id)
       : step_id_(step_id), created_(std::chrono::steady_clock::now()) {}
 
   // kArrived: `arrival` is what was there. kWaiting: `waiter` was stored; it and everything it keeps
   // alive may already be gone. kFailed: `status` says why, `waiter` was not touched.
-  Outcome Receive(const KeyId& key, Waiter* waiter, Arrival* arrival, absl::Status* status);
-  enum class Delivery { kTaken, kKept, kGone };
+  Received Receive(const KeyId& key, Waiter* waiter, Arrival* arrival, absl::Status* status);
+  enum class Delivered { kTaken, kKept, kGone };
   // kTaken: a receive waited, `waiter` is the caller's to complete, `arrival` untouched. kKept: the
   // arrival is stored, or dropped when the step was aborted. kGone: the table has let go of this
   // mailbox, and the step may have another one since; `arrival` is untouched.
-  Delivery Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
-  // The table lets go of it, while it is locked.
+  Delivered Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
+  // The table, which is locked, drops this mailbox.
   void Retire();
-  // The same if nothing is in it; otherwise false.
+  // Does the same if the mailbox is empty; otherwise returns false.
   bool RetireIfEmpty();
 
-  // Fails what waits, drops what arrived, and lets the same happen to everything that follows.
+  // Fails all receives and drops all arrivals, now and later.
   void Abort(const absl::Status& status);
   // Takes out the waiters for which `wanted` holds.
   std::vector<Waiter> Extract(const std::function<bool(const Waiter&)>& wanted);
@@ -100,7 +99,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
 
  private:
   struct Slot {
-    // Nearly always one of either; TensorFlow allows more under the same key.
+    // There is nearly always one of either; TensorFlow allows more under the same key.
     absl::InlinedVector<Arrival, 1> arrivals;
     absl::InlinedVector<Waiter, 1> waiters;
   };

@@ -6,7 +6,7 @@
 namespace rdmatensor {
 namespace {
 
-// That wait for their tensors.
+// Limits the requests that wait for their tensors.
 constexpr size_t kMaxRequests = 1 << 17;
 
 }  // namespace
@@ -26,7 +26,7 @@ bool Requests::Take(int64_t step_id, absl::string_view key, Answer answer) {
   return true;
 }
 
-bool Requests::Ask(int64_t step_id, absl::string_view key, Answer* answer) {
+bool Requests::Add(int64_t step_id, absl::string_view key, Answer* answer) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return true;
   Step& step = steps_[step_id];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ABLATION=rpc, for measurements only: a receiver asks for each tensor, as it does in RPC, instead of
-// being sent it. The sender's half: where requests and tensors of one channel meet.
+// being sent it. This is the sender's half, in which the requests and tensors of one channel meet.
 #ifndef RDMATENSOR_TENSORFLOW_STEP_REQUESTS_H_
 #define RDMATENSOR_TENSORFLOW_STEP_REQUESTS_H_
 
@@ -27,14 +27,14 @@ class Requests {
   void Expect() { expected_.store(true, std::memory_order_release); }
   bool expected() const { return expected_.load(std::memory_order_acquire); }
 
-  // There is a tensor. True if it was asked for: the caller sends it. Otherwise `answer` is kept, which
-  // sends it.
+  // Announces a tensor. True if it was requested: then the caller sends it. Otherwise `answer`, which sends
+  // it, is kept.
   bool Take(int64_t step_id, absl::string_view key, Answer answer);
-  // The receiver asks. `answer` is what was kept, or empty: the request is. False: more requests than
-  // any receiver has.
-  bool Ask(int64_t step_id, absl::string_view key, Answer* answer);
+  // Adds a request. *answer is what was kept for it; if it is empty, the request is kept. False: there are
+  // more requests than any real receiver makes.
+  bool Add(int64_t step_id, absl::string_view key, Answer* answer);
 
-  // What is kept is dropped: of a step that is over, or of all.
+  // Drop what is kept for a step that is over, or for all steps.
   void DropStep(int64_t step_id);
   void Close();
 

@@ -14,11 +14,11 @@
 
 namespace rdmatensor {
 
-// What a peer said will not come any more: the rest of a step, or single tensors of it. Thread-safe, and
-// cheap to ask while nothing failed.
+// Remembers what a peer will not send any more: the rest of a step, or single tensors of it. Thread-safe, and
+// cheap to ask while nothing has failed.
 class StepFailures {
  public:
-  // The first cause stays.
+  // Keeps the first cause of each step.
   void AddStep(int64_t step_id, const absl::Status& status) {
     std::lock_guard<std::mutex> lock(mutex_);
     steps_.Add(step_id, status);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Messages whose text is looked at more than once, from memory that the sender still writes to.
+// Parsing of messages whose text is read more than once, although the sender may still write to it.
 #ifndef RDMATENSOR_TENSORFLOW_WIRE_COPIED_MESSAGE_H_
 #define RDMATENSOR_TENSORFLOW_WIRE_COPIED_MESSAGE_H_
 
@@ -13,7 +13,7 @@ namespace rdmatensor {
 inline absl::string_view* TextOf(TensorMessage* message) { return &message->key; }
 inline absl::string_view* TextOf(StepMessage* message) { return &message->text; }
 
-// As Parse, with the message's text copied to `text`, to which `out` points then.
+// Does what Parse does, and copies the message's text to `text`. `out` then points to the copy.
 template <typename Message>
 bool ParseCopied(const char* data, size_t size, std::string* text, Message* out) {
   if (!Parse(data, size, out)) return false;

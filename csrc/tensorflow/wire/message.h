@@ -34,14 +34,14 @@ enum class MessageKind : uint8_t {
   kPlanned = 8,     // sender -> receiver: a tensor, or a group of them
   kWithdraw = 9,    // receiver -> sender: use the places no more
   kWithdrawn = 10,  // sender -> receiver: nothing will be written to them any more
-  // Receiver -> sender, of a receiver that used RecvTensor before it opened this channel.
+  // Receiver -> sender, if the receiver used RecvTensor before it opened this channel.
   kAsked = 11,     // before kReady: a request for this key is under way, do not push it
   kAnswered = 12,  // it has ended: push what comes under this key from now on
-  kLost = 13,      // sender -> receiver: was pushed down an earlier channel, perhaps in vain
+  kLost = 13,      // sender -> receiver: pushed down an earlier channel, and perhaps lost with it
   // Receiver -> sender, with ABLATION=rpc. See requests.h.
-  kWillAsk = 14,    // before kReady: push nothing that was not asked for
-  kAsk = 15,        // for the tensor of this key
-  kContested = 16,  // sender -> receiver: another process announced this name too; use RecvTensor
+  kWillRequest = 14,  // before kReady: push nothing that was not asked for
+  kRequest = 15,      // for the tensor of this key
+  kContested = 16,    // sender -> receiver: another process announced this name too; use RecvTensor
   // Sender to receiver, first on a channel that the sender opened: take my tensors from here.
   kSource = 17
 };
@@ -84,13 +84,13 @@ void Encode(const TensorMessage& message, char* out);
 // False if `data` is not a well-formed message. `out` points into `data`.
 bool Parse(const char* data, size_t size, TensorMessage* out);
 
-// Requests that a receiver may have under way when it opens a channel, as the memory that remembers
-// them: more than any has.
+// Limits the requests that a receiver may have under way when it opens a channel, by the memory needed to
+// remember them. No real receiver reaches it.
 inline constexpr size_t kMaxAskedBytes = 16u << 20;
 inline size_t AskedBytes(absl::string_view key) { return key.size() + 64; }
 
-// kReferral, kAsked, kAnswered, kLost, kAsk: `text` is the key. kAbort: `code` is the absl::StatusCode, `text` its message, and
-// `derived` says that the failure is a consequence of another one.
+// kReferral, kAsked, kAnswered, kLost, kRequest: `text` is the key. kAbort: `code` is the absl::StatusCode,
+// `text` its message, and `derived` says that the failure is a consequence of another one.
 struct StepMessage {
   int64_t step_id = 0;
   int32_t code = 0;
@@ -122,7 +122,7 @@ struct AddressAnswer {
   std::vector<uint64_t> incarnations;  // of every TensorFlow device of the task
   std::vector<uint64_t> region_keys;   // of the memory it has now
 };
-// kSource: what a receiver that asks would have been answered, and the names of both in the session.
+// kSource: the answer that a receiver would have got to its question, and the names of both in the session.
 struct SourceMessage {
   std::string session, receiver, sender;
   AddressAnswer self;
@@ -133,7 +133,7 @@ void Encode(const SourceMessage& message, char* out);
 bool Parse(const char* data, size_t size, SourceMessage* out);
 
 inline constexpr char kAddressKey[] = "rdmatensor";
-// Asks, in the same way, for the plan in force as JSON.
+// The key of a RecvBuf call that asks for the plan in force as JSON.
 inline constexpr char kPlanKey[] = "rdmatensor.plan";
 std::string Encode(const AddressAnswer& answer);
 bool Parse(absl::string_view data, AddressAnswer* out);

@@ -48,15 +48,15 @@ struct OfferPiece {
   absl::string_view bytes;
 };
 inline constexpr uint64_t kMaxOfferBytes = 256u << 20;
-// Of all rings of an offer, and of all offers of a peer: each slot costs the sender 16 bytes, and the
-// receiver that offers it next to none.
+// Limits the slots of all rings of an offer, and of all offers of a peer. A slot costs the sender 16 bytes,
+// but the receiver that offers it almost nothing.
 inline constexpr uint64_t kMaxAllSlots = 1u << 21;
 size_t EncodedSize(const OfferPiece& piece);
 void Encode(const OfferPiece& piece, char* out);
 bool Parse(const char* data, size_t size, OfferPiece* out);
 
-// Where the receiver counts, for each slot of all rings in order, how often it was given back: 64 bits
-// each, in a region of the sender.
+// Names the sender's region of credits. For each slot of all rings, in order, the receiver counts there in 64
+// bits how often the slot was given back.
 struct AcceptMessage {
   uint64_t credits_key = 0;
 };
@@ -66,7 +66,7 @@ bool Parse(const char* data, size_t size, AcceptMessage* out);
 
 struct PlannedMessage {
   enum Flags : uint8_t {
-    kDead = 1,     // of a single tensor: no bytes
+    kDead = 1,     // a single tensor is dead: no bytes
     kInLoop = 2,   // frame and iteration follow
     kShaped = 4,   // dimensions follow
     kLent = 8,     // the bytes lie in the sender's arena

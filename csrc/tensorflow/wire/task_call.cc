@@ -4,7 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/request_id.h"
@@ -25,11 +24,11 @@ struct Call {
 void AskTask(tensorflow::WorkerCacheInterface* workers, const std::string& task,
              const std::string& from, const std::string& key, const std::string& value,
              int timeout_ms, std::function<void(const absl::StatusOr<std::string>&)> done) {
-  tensorflow::WorkerInterface* worker = workers->GetOrCreateWorker(task);
+  tensorflow::WorkerInterface* worker =
+      workers != nullptr ? workers->GetOrCreateWorker(task) : nullptr;
   if (worker == nullptr) {
     done(absl::UnavailableError(
-        absl::StrCat("rdmatensor: ", task,
-                     " is not in this task's cluster: name the same tasks in all of them")));
+        "it is not in this task's cluster: name the same tasks in all of them"));
     return;
   }
   auto* call = new Call;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Questions of ours to another task's server. They travel as RecvBuf calls with a key of ours, because
-// TensorFlow's is the one connection that exists before ours; worker.cc answers them.
+// Questions to another task's server. They travel as RecvBuf calls with keys of the plugin's own, because
+// TensorFlow's connection is the only one that exists before a channel does. worker.cc answers them.
 #ifndef RDMATENSOR_TENSORFLOW_WIRE_TASK_CALL_H_
 #define RDMATENSOR_TENSORFLOW_WIRE_TASK_CALL_H_
 
@@ -13,14 +13,14 @@
 
 namespace rdmatensor {
 
-// Asks `task`, as `from`, the question `value` of the kind `key`; `done` gets the answer, on a thread
-// of TensorFlow's RPC. Without the plugin a server answers with an error at once. `workers` must live
-// until then.
+// Asks `task`, as `from`, the question `value` of the kind `key`. `done` gets the answer on a thread of
+// TensorFlow's RPC. A server without the plugin answers with an error at once. `workers` must live until
+// then; nullptr means a cluster without tasks.
 void AskTask(tensorflow::WorkerCacheInterface* workers, const std::string& task,
              const std::string& from, const std::string& key, const std::string& value,
              int timeout_ms, std::function<void(const absl::StatusOr<std::string>&)> done);
 
-// The same, waiting for the answer.
+// Asks and waits for the answer.
 absl::StatusOr<std::string> AskTask(tensorflow::WorkerCacheInterface* workers,
                                     const std::string& task, const std::string& from,
                                     const std::string& key, const std::string& value,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sender's half of planned tensors: a receiver's offer of places, in use.
-#ifndef RDMATENSOR_TENSORFLOW_PLAN_ROUTES_H_
-#define RDMATENSOR_TENSORFLOW_PLAN_ROUTES_H_
+#ifndef RDMATENSOR_TENSORFLOW_PLAN_ACCEPTED_OFFER_H_
+#define RDMATENSOR_TENSORFLOW_PLAN_ACCEPTED_OFFER_H_
 
 #include <atomic>
 #include <cstdint>
@@ -19,21 +19,32 @@
 #include "graph/planned_edge.h"
 #include "plan/offer_account.h"
 #include "rdmatensor.h"
+#include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "wire/channel.h"
+#include "wire/host.h"
 #include "wire/plan_message.h"
 
 namespace rdmatensor {
 
-class Channel;
-class DestinationLink;
-class Endpoint;
-class Routes;
+class AcceptedOffer;
 
-// Moments of this process in their order: a later call returns more.
+// Numbers the moments of this process: a later call returns a larger number.
 inline uint64_t Moment() {
   static std::atomic<uint64_t> last{0};
   return last.fetch_add(1) + 1;
 }
+
+// Decides whether the tensors of a step may go down a channel at present.
+class PushGate {
+ public:
+  // Decides for a step of `session`, whose name is `name`. The answer holds for all keys.
+  virtual bool MayPush(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
+                       const Channel* channel) = 0;
+
+ protected:
+  ~PushGate() = default;
+};
 
 // A planned edge that leaves this process. Shared by the kernels that send it.
 struct OutEdge {
@@ -41,30 +52,30 @@ struct OutEdge {
   uint64_t hash = 0;
 
   std::mutex mutex;
-  std::shared_ptr<Routes> routes;         // nullptr: its tensors take the dynamic path
-  std::shared_ptr<DestinationLink> link;  // with routes
-  uint32_t index = 0;                     // of the edge in the offer
+  std::shared_ptr<AcceptedOffer> accepted;  // nullptr: its tensors take the dynamic path
+  std::shared_ptr<PushGate> gate;           // of the task that receives; with accepted
+  uint32_t index = 0;                       // of the edge in the offer
 };
 
 // Thread-safe. Ends when the receiver withdraws the offer or the channel goes down.
-class Routes : public std::enable_shared_from_this<Routes> {
+class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
  public:
   // `claim` is held as long as the offer is.
-  Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
-         std::shared_ptr<const void> claim);
-  ~Routes();
-  Routes(const Routes&) = delete;
-  Routes& operator=(const Routes&) = delete;
+  AcceptedOffer(const Host* host, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
+                std::shared_ptr<const void> claim);
+  ~AcceptedOffer();
+  AcceptedOffer(const AcceptedOffer&) = delete;
+  AcceptedOffer& operator=(const AcceptedOffer&) = delete;
 
   const Offer& offer() const { return offer_; }
   Channel* channel() const { return channel_.get(); }
   // Makes the places reachable and accepts the offer. Memory to write from counts in `account`. Blocks.
   absl::Status Open(OfferAccount* account);
-  // Sends the edge through these routes from now on, if they were offered for it. A group is used once
-  // all its members are bound: it waits for each of them in every step. If the ends understand the
-  // edge differently it takes the dynamic path, and the first such edge is warned of.
-  void Bind(const std::shared_ptr<OutEdge>& edge);
-  // Ends their use; the receiver is told once nothing is being written. Idempotent.
+  // Sends the edge by this offer from now on, if the offer has a place for it. A group is used once all its
+  // members are bound, because it waits for each of them in every step. If the ends understand the edge
+  // differently, it takes the dynamic path; the first such edge is logged as a warning.
+  void Bind(const std::shared_ptr<OutEdge>& edge, const std::shared_ptr<PushGate>& gate);
+  // Ends the use of the places. The receiver is told when nothing is being written any more. Idempotent.
   void Close();
 
   struct Tensor {
@@ -114,7 +125,7 @@ class Routes : public std::enable_shared_from_this<Routes> {
   int Acquire(int32_t ring);
   static uint64_t BitOf(const Group& group, uint32_t index);
   static uint64_t AllOf(const Group& group);
-  // Gives one back that was never announced.
+  // Gives back a slot that was never announced.
   void Release(int32_t ring, int slot);
   uint64_t SlotOffset(int32_t ring, int slot) const;
   bool SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent);
@@ -126,14 +137,15 @@ class Routes : public std::enable_shared_from_this<Routes> {
   // Writes `bytes` of `source` into the places and then announces them.
   void WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes, uint64_t offset,
                       const PlannedMessage& message);
-  // Where the transport can send from without registering memory first, and nobody writes meanwhile.
+  // Copies *source, if necessary, to memory that nobody writes to and from which the transport can send without
+  // registering it first.
   bool MakeSendable(bool may_change, tensorflow::Tensor* source) const;
-  // Announces what arrived of groups whose other members go another way from now on.
+  // Announces the incomplete groups, whose missing members will go another way.
   void FinishGroups();
   // Announces a group, or drops it.
   void FinishGroup(Group* group, std::list<GroupStep>::iterator step, const Offer::Edge& offered);
 
-  Endpoint* const endpoint_;
+  const Host* const host_;
   const std::shared_ptr<Channel> channel_;
   const uint32_t number_;
   const Home home_;
@@ -161,4 +173,4 @@ class Routes : public std::enable_shared_from_this<Routes> {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_PLAN_ROUTES_H_
+#endif  // RDMATENSOR_TENSORFLOW_PLAN_ACCEPTED_OFFER_H_

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Edges whose size the graph does not tell. Their tensors take the dynamic path at first; one that comes
-// with the same shape again and again is given a place of that size, and loses it when a tensor comes
-// that does not fit.
+#include "plan/promotion.h"
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "peer/endpoint.h"
-#include "plan/plan_book.h"
+#include "plan/budget.h"
 #include "stats/path_stats.h"
-#include "wire/channel.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
@@ -20,7 +16,7 @@ uint64_t BytesOf(const EdgeDefinition& edge, const tensorflow::TensorShape& shap
          static_cast<uint64_t>(tensorflow::DataTypeSize(edge.dtype));
 }
 
-// A link of this one edge.
+// Makes a link of this one edge.
 std::shared_ptr<const PlacedLink> LinkOf(std::shared_ptr<const EdgeDefinition> definition,
                                          uint64_t bytes, const Settings& settings) {
   constexpr uint64_t kAlignment = EIGEN_MAX_ALIGN_BYTES;
@@ -55,20 +51,20 @@ void LogEdge(const PlacedEdge& edge, const char* what) {
 
 }  // namespace
 
-void PlanBook::WatchEdge(const std::shared_ptr<InPlan>& plan,
-                         std::shared_ptr<const EdgeDefinition> definition) {
+void Promotion::Watch(const std::shared_ptr<InPlan>& plan,
+                      std::shared_ptr<const EdgeDefinition> definition) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Watch& watch = watched_[definition->key];
-  watch = Watch();
+  Watched& watch = watched_[definition->key];
+  watch = Watched();
   watch.plan = plan;
   watch.definition = std::move(definition);
   any_watched_.store(true, std::memory_order_release);
 }
 
-void PlanBook::Observe(Endpoint* endpoint, absl::string_view key,
-                       const tensorflow::TensorShape& shape,
-                       const std::shared_ptr<Channel>& channel) {
-  if (!any_watched_.load(std::memory_order_acquire) || endpoint->settings().promote_after == 0) {
+void Promotion::Observe(const Host& host, absl::string_view key,
+                        const tensorflow::TensorShape& shape,
+                        const std::shared_ptr<PlannedTensors>& planned) {
+  if (!any_watched_.load(std::memory_order_acquire) || host.settings.promote_after == 0) {
     return;
   }
   const KeyId id = KeyId::OfPrefix(key.substr(0, key.rfind(';')));
@@ -78,7 +74,7 @@ void PlanBook::Observe(Endpoint* endpoint, absl::string_view key,
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = watched_.find(id);
     if (found == watched_.end()) return;
-    Watch& watch = found->second;
+    Watched& watch = found->second;
     plan = watch.plan.lock();
     if (plan == nullptr) {
       watched_.erase(found);
@@ -86,16 +82,15 @@ void PlanBook::Observe(Endpoint* endpoint, absl::string_view key,
     }
     if (watch.promoting) return;
     demoted = watch.slots.lock();
-    // It fits: its place was busy, or is not known to the sender yet.
+    // The tensor fits its place, which was busy or is not known to the sender yet.
     if (demoted != nullptr && BytesOf(*watch.definition, shape) <= watch.capacity) return;
     watch.slots.reset();
     watch.times = watch.shape == shape ? watch.times + 1 : 1;
     watch.shape = shape;
     watch.promoting =
-        watch.times >= endpoint->settings().promote_after && BytesOf(*watch.definition, shape) != 0;
+        watch.times >= host.settings.promote_after && BytesOf(*watch.definition, shape) != 0;
     if (watch.promoting) {
-      tsl::Env::Default()->SchedClosure(
-          [this, endpoint, id, channel] { Promote(endpoint, id, channel); });
+      tsl::Env::Default()->SchedClosure([this, &host, id, planned] { Promote(host, id, planned); });
     }
   }
   if (demoted == nullptr) return;
@@ -105,19 +100,25 @@ void PlanBook::Observe(Endpoint* endpoint, absl::string_view key,
   demoted->Withdraw();
 }
 
-void PlanBook::Promote(Endpoint* endpoint, KeyId key, const std::shared_ptr<Channel>& channel) {
+void Promotion::Sweep() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  absl::erase_if(watched_, [](const auto& entry) { return entry.second.plan.expired(); });
+}
+
+void Promotion::Promote(const Host& host, KeyId key,
+                        const std::shared_ptr<PlannedTensors>& planned) {
   std::shared_ptr<InPlan> plan;
   std::shared_ptr<const PlacedLink> link;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = watched_.find(key);
     if (found == watched_.end() || (plan = found->second.plan.lock()) == nullptr) return;
-    Watch& watch = found->second;
+    Watched& watch = found->second;
     watch.capacity = BytesOf(*watch.definition, watch.shape);
-    link = LinkOf(watch.definition, watch.capacity, endpoint->settings());
+    link = LinkOf(watch.definition, watch.capacity, host.settings);
   }
   std::shared_ptr<Slots> slots;
-  if (link->bytes <= BudgetOf(*endpoint)) slots = MakeOffer(plan, link, channel);
+  if (link->bytes <= BudgetOf(host)) slots = plan->MakeOffer(link, planned);
   if (slots != nullptr) {
     CountPlan(PlanEvent::kPromoted);
     LogEdge(link->edges.front(), "gets a place, because of the sizes seen");
@@ -128,7 +129,7 @@ void PlanBook::Promote(Endpoint* endpoint, KeyId key, const std::shared_ptr<Chan
   if (found == watched_.end()) return;
   found->second.promoting = false;
   found->second.slots = slots;
-  // Without a place it is tried again when as many have come as before.
+  // If it got no place, the next attempt follows after as many tensors as before.
   found->second.times = 0;
 }
 

@@ -1,27 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/plan_traffic.h"
+#include "plan/planned_tensors.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "peer/endpoint.h"
-#include "plan/plan_book.h"
-#include "wire/channel.h"
+#include "plan/budget.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
 namespace {
 
-// No receiver has as many graphs: a peer that offers more is not one of ours.
+// Limits the offers of a peer. No real receiver has as many graphs.
 constexpr size_t kMaxOffers = 1u << 16;
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Slots>> PlanTraffic::MakeOffer(
+absl::StatusOr<std::shared_ptr<Slots>> PlannedTensors::MakeOffer(
     std::shared_ptr<const PlacedLink> link) {
   uint32_t number = 0;
-  const uint64_t budget = BudgetOf(*endpoint_);
+  const uint64_t budget = BudgetOf(*host_);
   if (link->bytes > budget) {
     return absl::ResourceExhaustedError(
         absl::StrCat(budget, " are left of RDMATENSOR_PLAN_LIMIT (0: RDMATENSOR_ARENA_LIMIT)"));
@@ -32,7 +30,7 @@ absl::StatusOr<std::shared_ptr<Slots>> PlanTraffic::MakeOffer(
     number = next_number_++;
   }
   absl::StatusOr<std::shared_ptr<Slots>> slots =
-      Slots::Create(endpoint_, channel_->shared_from_this(), std::move(link), number);
+      Slots::Create(host_, channel_->shared_from_this(), reception_, std::move(link), number);
   if (!slots.ok()) return slots;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -43,13 +41,13 @@ absl::StatusOr<std::shared_ptr<Slots>> PlanTraffic::MakeOffer(
   return slots;
 }
 
-std::shared_ptr<Slots> PlanTraffic::FindSlots(uint64_t number) {
+std::shared_ptr<Slots> PlannedTensors::FindSlots(uint64_t number) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = slots_.find(number);
   return found == slots_.end() ? nullptr : found->second;
 }
 
-bool PlanTraffic::Handle(MessageKind kind, uint64_t number, const char* data, size_t size) {
+bool PlannedTensors::Handle(MessageKind kind, uint64_t number, const char* data, size_t size) {
   switch (kind) {
     case MessageKind::kPlanned: {
       PlannedMessage message;
@@ -78,21 +76,21 @@ bool PlanTraffic::Handle(MessageKind kind, uint64_t number, const char* data, si
     case MessageKind::kOffer:
       return TakePiece(number, data, size);
     case MessageKind::kWithdraw: {
-      std::shared_ptr<Routes> routes;
+      std::shared_ptr<AcceptedOffer> accepted;
       {
         std::lock_guard<std::mutex> lock(mutex_);
-        auto found = routes_.find(number);
-        if (found == routes_.end()) {
+        auto found = accepted_.find(number);
+        if (found == accepted_.end()) {
           auto opening = opening_.find(number);
-          // Neither: it could not be opened, and the word of that is on its way.
+          // If it is in neither map, it could not be opened, and the peer is about to learn that.
           if (opening == opening_.end()) return number < offered_;
           opening->second = true;
           return true;
         }
-        routes = std::move(found->second);
-        routes_.erase(found);
+        accepted = std::move(found->second);
+        accepted_.erase(found);
       }
-      routes->Close();
+      accepted->Close();
       return true;
     }
     default:
@@ -100,7 +98,7 @@ bool PlanTraffic::Handle(MessageKind kind, uint64_t number, const char* data, si
   }
 }
 
-bool PlanTraffic::TakePiece(uint64_t number, const char* data, size_t size) {
+bool PlannedTensors::TakePiece(uint64_t number, const char* data, size_t size) {
   OfferPiece piece;
   if (number > UINT32_MAX || !Parse(data, size, &piece)) return false;
   {
@@ -109,8 +107,8 @@ bool PlanTraffic::TakePiece(uint64_t number, const char* data, size_t size) {
     whole.append(piece.bytes.data(), piece.bytes.size());
     piece_bytes_ += piece.bytes.size();
     if (whole.size() > piece.total || piece_bytes_ > kMaxOfferBytes ||
-        pieces_.size() + opening_.size() + routes_.size() > kMaxOffers ||
-        routes_.contains(number) || opening_.contains(number)) {
+        pieces_.size() + opening_.size() + accepted_.size() > kMaxOffers ||
+        accepted_.contains(number) || opening_.contains(number)) {
       return false;
     }
     if (whole.size() < piece.total) return true;
@@ -128,7 +126,7 @@ bool PlanTraffic::TakePiece(uint64_t number, const char* data, size_t size) {
   return true;
 }
 
-void PlanTraffic::OpenAll() {
+void PlannedTensors::OpenAll() {
   for (;;) {
     Incoming next;
     {
@@ -143,12 +141,12 @@ void PlanTraffic::OpenAll() {
   }
 }
 
-void PlanTraffic::Open(Incoming incoming) {
+void PlannedTensors::Open(Incoming incoming) {
   const uint32_t number = incoming.number;
   Offer offer;
-  // Here and not where it came: a long one takes the progress thread's time.
+  // It is parsed here, because a long offer would delay the progress thread.
   if (incoming.claim != nullptr && !Parse(incoming.encoded, &offer)) {
-    endpoint_->Refuse(channel_);
+    channel_->RefuseMalformed();
     return;
   }
   std::string().swap(incoming.encoded);
@@ -158,11 +156,11 @@ void PlanTraffic::Open(Incoming incoming) {
   const bool admitted = incoming.claim != nullptr && places != nullptr;
   if (!admitted) offer = Offer();
   using Claims = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
-  auto routes = std::make_shared<Routes>(
-      endpoint_, channel_->shared_from_this(), number, std::move(offer),
+  auto accepted = std::make_shared<AcceptedOffer>(
+      host_, channel_->shared_from_this(), number, std::move(offer),
       std::make_shared<Claims>(std::move(incoming.claim), std::move(places)));
   const absl::Status opened = admitted
-                                  ? routes->Open(account_.get())
+                                  ? accepted->Open(account_.get())
                                   : absl::ResourceExhaustedError(absl::StrCat(
                                         "its offers are together longer than ", kMaxOfferBytes,
                                         " bytes, or have more than ", kMaxAllSlots, " places"));
@@ -178,44 +176,42 @@ void PlanTraffic::Open(Incoming incoming) {
     std::lock_guard<std::mutex> lock(mutex_);
     withdrawn = opening_[number] || down_ || !opened.ok();
     opening_.erase(number);
-    if (!withdrawn) routes_[number] = routes;
-    any_routes_.store(!routes_.empty(), std::memory_order_release);
+    if (!withdrawn) accepted_[number] = accepted;
+    any_accepted_.store(!accepted_.empty(), std::memory_order_release);
   }
   if (withdrawn) {
-    routes->Close();
+    accepted->Close();
   } else {
-    PlanBook::Get()->Bind(endpoint_, routes);
+    bind_(accepted);
   }
 }
 
-std::vector<std::shared_ptr<Routes>> PlanTraffic::AllRoutes() {
-  std::vector<std::shared_ptr<Routes>> all;
+std::vector<std::shared_ptr<AcceptedOffer>> PlannedTensors::AllAccepted() {
+  std::vector<std::shared_ptr<AcceptedOffer>> all;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : routes_) all.push_back(entry.second);
+  for (const auto& entry : accepted_) all.push_back(entry.second);
   return all;
 }
 
-void PlanTraffic::BindAll() {
-  for (const std::shared_ptr<Routes>& routes : AllRoutes()) {
-    PlanBook::Get()->Bind(endpoint_, routes);
-  }
+void PlannedTensors::BindAll() {
+  for (const std::shared_ptr<AcceptedOffer>& accepted : AllAccepted()) bind_(accepted);
 }
 
-void PlanTraffic::DropStep(int64_t step_id) {
-  if (!any_routes_.load(std::memory_order_acquire)) return;
-  for (const std::shared_ptr<Routes>& routes : AllRoutes()) routes->DropStep(step_id);
+void PlannedTensors::DropStep(int64_t step_id) {
+  if (!any_accepted_.load(std::memory_order_acquire)) return;
+  for (const std::shared_ptr<AcceptedOffer>& accepted : AllAccepted()) accepted->DropStep(step_id);
 }
 
-void PlanTraffic::OnDown() {
+void PlannedTensors::OnDown() {
   absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Routes>> routes;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<AcceptedOffer>> accepted;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     down_ = true;
     slots.swap(slots_);
-    routes.swap(routes_);
+    accepted.swap(accepted_);
   }
-  for (const auto& entry : routes) entry.second->Close();
+  for (const auto& entry : accepted) entry.second->Close();
   for (const auto& entry : slots) entry.second->End();
 }
 

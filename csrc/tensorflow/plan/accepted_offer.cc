@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/routes.h"
+#include "plan/accepted_offer.h"
 
 #include <cstring>
 #include <string>
@@ -9,11 +9,9 @@
 #include "base/spans.h"
 #include "memory/arena.h"
 #include "memory/placement.h"
-#include "peer/endpoint.h"
-#include "plan/plan_book.h"
+#include "plan/budget.h"
 #include "stats/checksum.h"
 #include "stats/path_stats.h"
-#include "wire/channel.h"
 #include "wire/message.h"
 
 namespace rdmatensor {
@@ -21,23 +19,23 @@ namespace {
 
 // The core copies less than this by itself; more it would have to register for one operation.
 constexpr uint64_t kCopiedByCore = 16 * 1024;
-// Of places whose receiver is slow to answer: what is not opened then takes the dynamic path for good.
+// A receiver may be slow to answer. Places that are not open after these attempts are never used.
 constexpr int kOpenTries = 5;
 
 Path PathOf(const Offer::Edge& edge) { return edge.has_shape ? Path::kBounded : Path::kStatic; }
 
 }  // namespace
 
-// What a write keeps until the transport has done it.
-struct Routes::Posted {
-  std::shared_ptr<Routes> routes;
+// Keeps what a write needs until the transport has done it.
+struct AcceptedOffer::Posted {
+  std::shared_ptr<AcceptedOffer> accepted;
   tensorflow::Tensor source;
   std::string message;
 };
 
-Routes::Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
-               std::shared_ptr<const void> claim)
-    : endpoint_(endpoint),
+AcceptedOffer::AcceptedOffer(const Host* host, std::shared_ptr<Channel> channel, uint32_t number,
+                             Offer offer, std::shared_ptr<const void> claim)
+    : host_(host),
       channel_(std::move(channel)),
       number_(number),
       offer_(std::move(offer)),
@@ -63,15 +61,15 @@ Routes::Routes(Endpoint* endpoint, std::shared_ptr<Channel> channel, uint32_t nu
   }
 }
 
-Routes::~Routes() {
+AcceptedOffer::~AcceptedOffer() {
   rdt_remote_region_unref(places_);
   rdt_region_close(credits_);
   rdt_region_close(staging_);
 }
 
-absl::Status Routes::Open(OfferAccount* account) {
+absl::Status AcceptedOffer::Open(OfferAccount* account) {
   rdt_region_info places{}, credits{}, staging{};
-  rdt_device* const device = endpoint_->device();
+  rdt_device* const device = host_->device;
   uint64_t staged = 0;
   for (const Group& group : groups_) {
     if (group.members.empty() || group.members.size() > kMaxGroupMembers) {
@@ -90,18 +88,18 @@ absl::Status Routes::Open(OfferAccount* account) {
   rdt_status opened = RDT_ERR_DEADLINE;
   for (int i = 0; i < kOpenTries && opened == RDT_ERR_DEADLINE && channel_->IsUp(); ++i) {
     opened = rdt_remote_region_open(channel_->handle(), offer_.region_key,
-                                    endpoint_->settings().connect_timeout_ms, &places_);
+                                    host_->settings.connect_timeout_ms, &places_);
   }
   if (opened != RDT_OK || rdt_remote_region_get_info(places_, &places) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
   }
-  // Before memory is taken for it.
+  // This is checked before memory is allocated for the offer.
   if (places.size < offer_.region_size || (places.access & RDT_ACCESS_WRITE) == 0) {
     return absl::InvalidArgumentError("the offered region is not what the offer says");
   }
   if (staged != 0) {
-    // As much as this task would hold for its own places.
-    const uint64_t budget = BudgetOf(*endpoint_);
+    // This limit equals what the task would hold for its own places.
+    const uint64_t budget = BudgetOf(*host_);
     staging_claim_ = account->Claim({0, 0, staged}, {0, 0, budget});
     if (staging_claim_ == nullptr) {
       return absl::ResourceExhaustedError(
@@ -130,7 +128,8 @@ absl::Status Routes::Open(OfferAccount* account) {
   return channel_->NotifyMessage(PackImmediate(MessageKind::kAccept, number_), message);
 }
 
-void Routes::Bind(const std::shared_ptr<OutEdge>& edge) {
+void AcceptedOffer::Bind(const std::shared_ptr<OutEdge>& edge,
+                         const std::shared_ptr<PushGate>& gate) {
   auto found = index_of_.find(edge->definition->name);
   if (found == index_of_.end()) return;
   const uint32_t index = found->second;
@@ -138,26 +137,26 @@ void Routes::Bind(const std::shared_ptr<OutEdge>& edge) {
     WarnMismatch(edge->definition->name);
     return;
   }
-  std::shared_ptr<Routes> replaced;  // freed after the locks
+  std::shared_ptr<AcceptedOffer> replaced;  // freed after the locks
   std::lock_guard<std::mutex> lock(bound_mutex_);
   if (closed_.load() || bound_[index].lock() == edge) return;
   bound_[index] = edge;
   {
     std::lock_guard<std::mutex> edge_lock(edge->mutex);
-    replaced = std::exchange(edge->routes, shared_from_this());
-    edge->link = endpoint_->peers().Destination(edge->definition->destination);
+    replaced = std::exchange(edge->accepted, shared_from_this());
+    edge->gate = gate;
     edge->index = index;
   }
   const int32_t number = offer_.edges[index].group;
   if (number < 0) return;
-  // Only now will the edge come this way in every step that begins.
+  // Only from now on does the edge come this way in every step that begins.
   Group& group = groups_[static_cast<size_t>(number)];
   std::lock_guard<std::mutex> group_lock(group.mutex);
   group.bound |= BitOf(group, index);
   group.bound_at = Moment();
 }
 
-uint64_t Routes::BitOf(const Group& group, uint32_t index) {
+uint64_t AcceptedOffer::BitOf(const Group& group, uint32_t index) {
   uint64_t bit = 1;
   for (uint32_t member : group.members) {
     if (member == index) break;
@@ -166,9 +165,11 @@ uint64_t Routes::BitOf(const Group& group, uint32_t index) {
   return bit;
 }
 
-uint64_t Routes::AllOf(const Group& group) { return ~uint64_t{0} >> (64 - group.members.size()); }
+uint64_t AcceptedOffer::AllOf(const Group& group) {
+  return ~uint64_t{0} >> (64 - group.members.size());
+}
 
-void Routes::WarnMismatch(const std::string& edge) {
+void AcceptedOffer::WarnMismatch(const std::string& edge) {
   CountPlan(PlanEvent::kMismatch);
   if (warned_.exchange(true)) return;
   rdt_log_line(RDT_LOG_WARN,
@@ -178,7 +179,7 @@ void Routes::WarnMismatch(const std::string& edge) {
                    .c_str());
 }
 
-void Routes::Close() {
+void AcceptedOffer::Close() {
   std::vector<std::weak_ptr<OutEdge>> bound;
   {
     std::lock_guard<std::mutex> lock(bound_mutex_);
@@ -188,14 +189,14 @@ void Routes::Close() {
   for (const std::weak_ptr<OutEdge>& each : bound) {
     const std::shared_ptr<OutEdge> edge = each.lock();
     if (edge == nullptr) continue;
-    std::shared_ptr<Routes> dropped;
+    std::shared_ptr<AcceptedOffer> dropped;
     std::lock_guard<std::mutex> lock(edge->mutex);
-    if (edge->routes.get() == this) dropped = std::move(edge->routes);
+    if (edge->accepted.get() == this) dropped = std::move(edge->accepted);
   }
   if (users_.load() == 0) Finish();
 }
 
-bool Routes::Enter() {
+bool AcceptedOffer::Enter() {
   if (home_.IsLeft()) return false;  // the places are the parent's
   users_.fetch_add(1);
   if (!closed_.load()) return true;
@@ -203,17 +204,17 @@ bool Routes::Enter() {
   return false;
 }
 
-void Routes::Leave() {
+void AcceptedOffer::Leave() {
   if (users_.fetch_sub(1) == 1 && closed_.load()) Finish();
 }
 
-void Routes::Finish() {
+void AcceptedOffer::Finish() {
   if (finished_.exchange(true)) return;
   FinishGroups();
   (void)channel_->Notify(PackImmediate(MessageKind::kWithdrawn, number_));
 }
 
-int Routes::Acquire(int32_t number) {
+int AcceptedOffer::Acquire(int32_t number) {
   Ring& ring = rings_[static_cast<size_t>(number)];
   const uint32_t slots = offer_.rings[static_cast<size_t>(number)].slots;
   std::lock_guard<std::mutex> lock(ring.mutex);
@@ -230,20 +231,20 @@ int Routes::Acquire(int32_t number) {
   return -1;
 }
 
-void Routes::Release(int32_t number, int slot) {
+void AcceptedOffer::Release(int32_t number, int slot) {
   Ring& ring = rings_[static_cast<size_t>(number)];
   std::lock_guard<std::mutex> lock(ring.mutex);
   --used_[ring.first + static_cast<size_t>(slot)];
 }
 
-uint64_t Routes::SlotOffset(int32_t number, int slot) const {
+uint64_t AcceptedOffer::SlotOffset(int32_t number, int slot) const {
   const Offer::Ring& ring = offer_.rings[static_cast<size_t>(number)];
   return ring.offset + static_cast<uint64_t>(slot) * ring.stride;
 }
 
-bool Routes::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
+bool AcceptedOffer::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
   bool fits = sent.may_go;
-  // What the graph promises of a shape binds no client that feeds something else.
+  // A client may feed another shape than the graph promises.
   if (fits && !sent.is_dead && !edge.definition->shape.IsCompatibleWith(sent.tensor->shape())) {
     CountPlan(PlanEvent::kUnfit);
     fits = false;
@@ -258,14 +259,15 @@ bool Routes::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
   return done;
 }
 
-bool Routes::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, PlannedMessage* message) {
-  if (!channel_->can_map() || tensor.TotalBytes() <= endpoint_->settings().plan_copy_bytes ||
-      edge.definition->may_change || endpoint_->settings().ablation != Ablation::kNone) {
+bool AcceptedOffer::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor,
+                         PlannedMessage* message) {
+  if (!channel_->can_map() || tensor.TotalBytes() <= host_->settings.plan_copy_bytes ||
+      edge.definition->may_change || host_->settings.copy_sent) {
     return false;
   }
   const bool in_arena = reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
-                        endpoint_->exports().Locate(channel_->handle(), tensor.data(),
-                                                    &message->region_key, &message->offset);
+                        host_->exports->Locate(channel_->handle(), tensor.data(),
+                                               &message->region_key, &message->offset);
   PlacementOnSend(tensor, in_arena);
   if (!in_arena || !channel_->lender().Lend(tensor, &message->lend_id)) return false;
   message->flags |= PlannedMessage::kLent;
@@ -273,7 +275,7 @@ bool Routes::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, Planned
   return true;
 }
 
-bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent) {
+bool AcceptedOffer::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent) {
   const Offer::Edge& offered = offer_.edges[index];
   const Path path = PathOf(offered);
   PlannedMessage message;
@@ -325,23 +327,22 @@ bool Routes::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent)
   return true;
 }
 
-void Routes::AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const {
-  if (!endpoint_->settings().checksum) return;
+void AcceptedOffer::AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const {
+  if (!host_->settings.checksum) return;
   message->flags |= PlannedMessage::kChecked;
   message->checksums.push_back(ChecksumToSend(data, bytes));
 }
 
-bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
+bool AcceptedOffer::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
   uint64_t region_key = 0, offset = 0;
   const uint64_t bytes = source->TotalBytes();
-  // What is copied to its place at once may change afterwards, but not between checksum and copy.
-  if (channel_->can_map() && !(may_change && endpoint_->settings().checksum)) return true;
+  // A tensor that is copied at once may change afterwards, but not between checksum and copy.
+  if (channel_->can_map() && !(may_change && host_->settings.checksum)) return true;
   if (!channel_->can_map() && bytes <= kCopiedByCore && !may_change) return true;
-  const ArenaExports& exports = endpoint_->exports();
+  const ArenaExports& exports = *host_->exports;
   const bool in_arena = exports.Locate(channel_->handle(), source->data(), &region_key, &offset);
   PlacementOnSend(*source, in_arena);
-  const bool as_it_lies = endpoint_->settings().ablation == Ablation::kNone;
-  if (in_arena && !may_change && as_it_lies) return true;
+  if (in_arena && !may_change && !host_->settings.copy_sent) return true;
   tensorflow::Tensor copy(Arena::Get()->allocator(), source->dtype(), source->shape());
   if (!copy.IsInitialized() ||
       !exports.Locate(channel_->handle(), copy.data(), &region_key, &offset)) {
@@ -353,8 +354,8 @@ bool Routes::MakeSendable(bool may_change, tensorflow::Tensor* source) const {
   return true;
 }
 
-void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes,
-                            uint64_t offset, const PlannedMessage& message) {
+void AcceptedOffer::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes,
+                                   uint64_t offset, const PlannedMessage& message) {
   if (mapped_places_ != nullptr) {
     CopyTraced(mapped_places_ + offset, data, bytes, "place");
     (void)Announce(message);
@@ -373,29 +374,30 @@ void Routes::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_
   ops[1].local = &posted->message[0];
   ops[1].size = posted->message.size();
   ops[1].immediate = PackImmediate(MessageKind::kPlanned, number_);
-  posted->routes = shared_from_this();
+  posted->accepted = shared_from_this();
   posted->source = std::move(source);
   users_.fetch_add(1);
   const auto done = [](void* context, rdt_status ended) {
     const std::unique_ptr<Posted> kept(static_cast<Posted*>(context));
-    if (ended < RDT_OK) kept->routes->channel_->Close();  // see Announce
-    kept->routes->Leave();
+    if (ended < RDT_OK) kept->accepted->channel_->Close();  // see Announce
+    kept->accepted->Leave();
   };
   Posted* const raw = posted.release();
   const rdt_status status = rdt_channel_post(channel_->handle(), ops, 2, done, raw);
   if (status != RDT_IN_PROGRESS) done(raw, status);
 }
 
-// Sending never fails, as in stock TensorFlow: what cannot be announced fails the receiver's step, by
-// the end of the channel.
-bool Routes::Announce(const PlannedMessage& message) {
+// Sending never fails, as in stock TensorFlow. If a tensor cannot be announced, the channel ends, which fails
+// the receiver's step.
+bool AcceptedOffer::Announce(const PlannedMessage& message) {
   const uint64_t immediate = PackImmediate(MessageKind::kPlanned, number_);
   if (channel_->NotifyMessage(immediate, message).ok()) return true;
   channel_->Close();
   return false;
 }
 
-bool Routes::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent, bool fits) {
+bool AcceptedOffer::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent,
+                                bool fits) {
   const Offer::Edge& offered = offer_.edges[index];
   Group& group = groups_[static_cast<size_t>(offered.group)];
   const uint64_t all = AllOf(group);
@@ -414,7 +416,7 @@ bool Routes::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent
     step = group.steps.emplace(group.steps.end());
     step->step_id = sent.step_id;
     step->slot = Acquire(offered.ring);
-    if (endpoint_->settings().checksum) step->checksums.resize(group.members.size());
+    if (host_->settings.checksum) step->checksums.resize(group.members.size());
     open_steps_.fetch_add(1);
   }
   step->arrived |= bit;
@@ -437,7 +439,7 @@ bool Routes::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent
     const uint64_t at = SlotOffset(offered.ring, step->slot) + offered.offset;
     char* const target = mapped_places_ != nullptr ? mapped_places_ : staging_base_;
     CopyTraced(target + at, sent.tensor->data(), offered.bytes, "group");
-    // As in PushTensor.
+    // The checksum is of the original, as in PushTensor.
     const void* const original = edge.definition->may_change ? target + at : sent.tensor->data();
     const uint32_t checksum = step->checksums.empty() ? 0 : ChecksumToSend(original, offered.bytes);
     lock.lock();
@@ -452,9 +454,9 @@ bool Routes::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent
   return fits;
 }
 
-// Under the group's lock, so that the steps of one key are announced in order.
-void Routes::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
-                         const Offer::Edge& offered) {
+// The caller holds the group's lock, so that the steps of one key are announced in order.
+void AcceptedOffer::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
+                                const Offer::Edge& offered) {
   const uint64_t offset = SlotOffset(offered.ring, step->slot);
   PlannedMessage message;
   message.step_id = step->step_id;
@@ -480,7 +482,7 @@ void Routes::FinishGroup(Group* group, std::list<GroupStep>::iterator step,
   open_steps_.fetch_sub(1);
 }
 
-void Routes::FinishGroups() {
+void AcceptedOffer::FinishGroups() {
   if (open_steps_.load() == 0) return;
   for (Group& group : groups_) {
     std::lock_guard<std::mutex> lock(group.mutex);
@@ -497,7 +499,7 @@ void Routes::FinishGroups() {
   }
 }
 
-void Routes::DropStep(int64_t step_id) {
+void AcceptedOffer::DropStep(int64_t step_id) {
   if (open_steps_.load() == 0) return;
   for (Group& group : groups_) {
     std::lock_guard<std::mutex> lock(group.mutex);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The planned tensors of one channel: the offers made over it, and what became of them.
-#ifndef RDMATENSOR_TENSORFLOW_PLAN_PLAN_TRAFFIC_H_
-#define RDMATENSOR_TENSORFLOW_PLAN_PLAN_TRAFFIC_H_
+#ifndef RDMATENSOR_TENSORFLOW_PLAN_PLANNED_TENSORS_H_
+#define RDMATENSOR_TENSORFLOW_PLAN_PLANNED_TENSORS_H_
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,8 +16,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "plan/accepted_offer.h"
 #include "plan/offer_account.h"
-#include "plan/routes.h"
 #include "plan/slots.h"
 #include "wire/message.h"
 #include "wire/plan_message.h"
@@ -24,9 +25,12 @@
 namespace rdmatensor {
 
 // Thread-safe. Belongs to a channel.
-class PlanTraffic {
+class PlannedTensors {
  public:
-  PlanTraffic(Endpoint* endpoint, Channel* channel) : endpoint_(endpoint), channel_(channel) {}
+  // `bind` is given each offer of the peer once it is open.
+  using Bind = std::function<void(const std::shared_ptr<AcceptedOffer>&)>;
+  PlannedTensors(const Host* host, Channel* channel, Reception* reception, Bind bind)
+      : host_(host), channel_(channel), reception_(reception), bind_(std::move(bind)) {}
 
   // Receiver: gives the link's edges places and offers them. Blocks while memory is registered.
   absl::StatusOr<std::shared_ptr<Slots>> MakeOffer(std::shared_ptr<const PlacedLink> link);
@@ -34,11 +38,11 @@ class PlanTraffic {
   // A message from the peer about offer `number`. False: it broke the protocol. Progress thread.
   bool Handle(MessageKind kind, uint64_t number, const char* data, size_t size);
 
-  // Sender: it is known now whom the channel serves.
+  // Sender: binds all offers again, because the channel serves another name.
   void BindAll();
-  // Sender: the step is over here.
+  // Sender: drops what a step that is over still holds.
   void DropStep(int64_t step_id);
-  // The channel is down: ends everything, on both sides.
+  // Ends everything, on both sides, because the channel is down.
   void OnDown();
 
  private:
@@ -52,25 +56,27 @@ class PlanTraffic {
     std::shared_ptr<const void> claim;  // to its length; nullptr: the peer has offered too much
   };
   void Open(Incoming incoming);
-  std::vector<std::shared_ptr<Routes>> AllRoutes();
+  std::vector<std::shared_ptr<AcceptedOffer>> AllAccepted();
 
-  Endpoint* const endpoint_;
+  const Host* const host_;
   Channel* const channel_;
+  Reception* const reception_;
+  const Bind bind_;
   std::mutex mutex_;
   bool down_ = false;
   uint32_t next_number_ = 0;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots_;    // offered to the peer
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Routes>> routes_;  // offered by it
-  absl::flat_hash_map<uint64_t, std::string> pieces_;              // of offers that are not whole
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots_;             // offered to the peer
+  absl::flat_hash_map<uint64_t, std::shared_ptr<AcceptedOffer>> accepted_;  // offered by it
+  absl::flat_hash_map<uint64_t, std::string> pieces_;  // of offers that are not whole
   uint64_t piece_bytes_ = 0;
   absl::flat_hash_map<uint64_t, bool> opening_;  // true: withdrawn meanwhile
   std::deque<Incoming> to_open_;
   const std::shared_ptr<OfferAccount> account_ = std::make_shared<OfferAccount>();
   bool opener_runs_ = false;
   uint64_t offered_ = 0;  // above the number of every offer of the peer
-  std::atomic<bool> any_routes_{false};
+  std::atomic<bool> any_accepted_{false};
 };
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_PLAN_PLAN_TRAFFIC_H_
+#endif  // RDMATENSOR_TENSORFLOW_PLAN_PLANNED_TENSORS_H_

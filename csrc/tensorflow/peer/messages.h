@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RDMATENSOR_TENSORFLOW_PEER_MESSAGES_H_
+#define RDMATENSOR_TENSORFLOW_PEER_MESSAGES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "peer/peer_channel.h"
+#include "peer/peer_table.h"
+#include "step/mailbox.h"
+
+namespace rdmatensor {
+
+// Hands a message that came over `channel` to the part that handles it. Every message is checked, because none
+// may harm this process. False if the peer broke the protocol. Progress thread.
+bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, PeerChannel* channel,
+                   uint64_t immediate, const char* data, size_t size);
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_PEER_MESSAGES_H_

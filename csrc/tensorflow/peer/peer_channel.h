@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A channel, what the plugin carries over it, and the names that sessions give its two ends.
+#ifndef RDMATENSOR_TENSORFLOW_PEER_PEER_CHANNEL_H_
+#define RDMATENSOR_TENSORFLOW_PEER_PEER_CHANNEL_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "graph/planned_edge.h"
+#include "plan/accepted_offer.h"
+#include "plan/planned_tensors.h"
+#include "rdmatensor.h"
+#include "step/reception.h"
+#include "step/requests.h"
+#include "step/source_events.h"
+#include "wire/channel.h"
+#include "wire/host.h"
+
+namespace rdmatensor {
+
+class PeerChannel;
+
+// The names under which one task receives from another in one session. Points into longer-lived names.
+struct PeerNames {
+  absl::string_view session;           // empty: the sessions that use the servers' own cluster
+  absl::string_view receiver, sender;  // tasks: "/job:worker/replica:0/task:1"
+};
+
+// The receiver's view of such names, as far as their channel uses it. Called on the progress thread unless
+// stated otherwise.
+class ChannelSource {
+ public:
+  explicit ChannelSource(const PeerNames& names)
+      : session_(names.session), receiver_(names.receiver), task_(names.sender) {}
+  virtual ~ChannelSource() = default;
+
+  const std::string& session() const { return session_; }
+  // The session's name for this process.
+  const std::string& receiver() const { return receiver_; }
+  // The session's name for the sender.
+  const std::string& task() const { return task_; }
+
+  // Nothing more will come for this step. From any thread.
+  virtual void OnStepAbort(int64_t step_id, const absl::Status& status) = 0;
+  // The peer pushed the tensor of this key down a channel that was lost. It may have arrived.
+  virtual void OnLost(int64_t step_id, const KeyId& key) = 0;
+  virtual void OnDown(Channel* channel, absl::string_view why) = 0;
+  // Another process has this one's name at the peer, so nothing will be pushed.
+  virtual void OnContested(Channel* channel) = 0;
+  // The memory behind `channel` is out of reach for this process: once the caller has closed it, the
+  // peer is left to RPC for a while, unless the policy forbids that. From any thread.
+  virtual void GiveUp(Channel* channel, const std::string& why) = 0;
+
+ private:
+  const std::string session_, receiver_, task_;
+};
+
+// The sender's view of a name, as far as its channel uses it.
+class ChannelDestination : public PushGate {
+ public:
+  explicit ChannelDestination(std::string task) : task_(std::move(task)) {}
+  virtual ~ChannelDestination() = default;
+
+  const std::string& task() const { return task_; }
+
+  virtual void OnDown(Channel* channel) = 0;
+  // A request by RPC that the receiver announced on `channel` has ended.
+  virtual void OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) = 0;
+
+ private:
+  const std::string task_;
+};
+
+// Thread-safe. The receiver opens it; or the sender, if it is a client that its tasks need not reach.
+class PeerChannel final : public Channel, private SourceEvents {
+ public:
+  // The end that this process is. A channel that a peer opened is for sending, unless the peer announces first
+  // that it will send.
+  enum class Role { kReceiver, kSender };
+  // Takes over one reference to `handle` and becomes its context. The core's handlers keep the
+  // channel alive until they call ReleaseFromCore (on_released).
+  static std::shared_ptr<PeerChannel> Adopt(rdt_channel* handle, const Host* host,
+                                            MailboxTable* mailboxes, Role role, bool opened_here);
+  // The channel that `handle` is the context of, or nullptr.
+  static PeerChannel* FromHandle(const rdt_channel* handle);
+  std::shared_ptr<PeerChannel> Shared() {
+    return std::static_pointer_cast<PeerChannel>(shared_from_this());
+  }
+  void ReleaseFromCore();
+
+  Role role() const { return role_.load(std::memory_order_acquire); }
+  bool opened_here() const { return opened_here_; }
+  // Makes this process the receiver, because the peer opened the channel to send. False if tensors travel in the
+  // other direction already.
+  bool BecomeReceiver();
+
+  // Receiver: tensors outside the plan.
+  Reception& reception() { return reception_; }
+  // Opens regions of the peer before its messages name them. Blocks.
+  absl::Status OpenAhead(const std::vector<uint64_t>& region_keys);
+  // Sender: the receiver's requests, with ABLATION=rpc.
+  Requests& requests() { return requests_; }
+  // Both ends: planned tensors. The shared pointer keeps the channel alive.
+  PlannedTensors& plan() { return plan_; }
+  std::shared_ptr<PlannedTensors> SharedPlanned() { return {shared_from_this(), &plan_}; }
+
+  // Receiver: the names under which the peer's tensors come over the channel.
+  void AddSource(std::shared_ptr<ChannelSource> source);
+  // True if that was the last one.
+  bool RemoveSource(const ChannelSource* source);
+  std::vector<std::shared_ptr<ChannelSource>> Sources();
+  // Held while one name is announced, so that its messages do not mix with those of another one.
+  std::mutex announcing;
+  bool announced = false;
+
+  // Sender: the names under which the receiver takes tensors. False if it has more than any real receiver.
+  bool AddDestination(std::shared_ptr<ChannelDestination> destination);
+  std::vector<std::shared_ptr<ChannelDestination>> Destinations();
+
+  // Sender: the requests by RPC that the receiver announced, until it announces the name that they belong to.
+  // Progress thread.
+  std::vector<std::pair<int64_t, std::string>> asked;
+  size_t asked_bytes = 0;
+
+ private:
+  PeerChannel(rdt_channel* handle, const Host* host, MailboxTable* mailboxes, Role role,
+              bool opened_here);
+  void OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) override;
+  void OnStepFailed(int64_t step_id, const absl::Status& status) override;
+  void OnUnreachable(const std::string& why) override;
+  void Bind(const std::shared_ptr<AcceptedOffer>& accepted);
+
+  const Host* const host_;
+  std::atomic<Role> role_;
+  const bool opened_here_;
+  std::mutex peers_mutex_;
+  std::vector<std::shared_ptr<ChannelSource>> sources_;
+  std::vector<std::shared_ptr<ChannelDestination>> destinations_;
+  Reception reception_;
+  PlannedTensors plan_;
+  Requests requests_;
+  std::shared_ptr<PeerChannel> held_by_core_;
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_PEER_PEER_CHANNEL_H_

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef RDMATENSOR_TENSORFLOW_PLAN_IN_PLAN_H_
+#define RDMATENSOR_TENSORFLOW_PLAN_IN_PLAN_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "graph/planned_edge.h"
+#include "plan/planned_tensors.h"
+#include "plan/slots.h"
+#include "wire/host.h"
+
+namespace rdmatensor {
+
+// Limits a group, so that it does not wait long for its last member.
+inline constexpr uint64_t kGroupBytes = 64 * 1024;
+
+// The planned edges of one graph that enter one task. Thread-safe. Kept by the kernels that receive
+// them; when the last is gone, the places are withdrawn.
+class InPlan {
+ public:
+  InPlan(int64_t graph, std::string task, int expected)
+      : graph_(graph), task_(std::move(task)), expected_(expected) {}
+  ~InPlan();
+
+  int64_t graph() const { return graph_; }
+  const std::string& task() const { return task_; }
+  // True once all edges that the graph passes announced are there.
+  bool Add(std::shared_ptr<const EdgeDefinition> edge);
+  // Plans the edges that are there, with one link for each sending task. Later edges take the dynamic path.
+  // False if this was done before.
+  bool Place(const Host& host, std::vector<std::shared_ptr<const PlacedLink>>* links);
+  bool is_placed() const { return sealed_.load(std::memory_order_acquire); }
+  // True for the first caller of an InPlan that is not placed.
+  bool BeginPlacing() { return !is_placed() && !sealing_.exchange(true); }
+  // The planner's result, also before any channel exists.
+  std::vector<std::shared_ptr<const PlacedLink>> Links();
+  // Adds or removes the link of an edge that was promoted.
+  void AddLink(std::shared_ptr<const PlacedLink> link);
+  void RemoveLink(const PlacedLink* link);
+  // Offers the places of `link`, once for each channel. nullptr if there is no memory for them. Blocks.
+  std::shared_ptr<Slots> MakeOffer(const std::shared_ptr<const PlacedLink>& link,
+                                   const std::shared_ptr<PlannedTensors>& planned);
+
+ private:
+  std::vector<std::shared_ptr<const PlacedLink>> PlaceLocked(const Host& host);
+  // Returns true once for each link and channel.
+  bool MayOffer(const std::shared_ptr<const PlacedLink>& link,
+                const std::shared_ptr<PlannedTensors>& planned);
+  // Remembers who holds places, to withdraw them.
+  void AddSlots(std::weak_ptr<Slots> slots);
+
+  const int64_t graph_;
+  const std::string task_;
+  const int expected_;
+  std::mutex mutex_;
+  std::atomic<bool> sealed_{false}, sealing_{false};
+  std::vector<std::shared_ptr<const EdgeDefinition>> edges_;
+  std::vector<std::shared_ptr<const PlacedLink>> links_;
+  std::vector<std::weak_ptr<Slots>> slots_;
+  std::vector<std::pair<std::weak_ptr<const PlacedLink>, std::weak_ptr<PlannedTensors>>> offered_;
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_PLAN_IN_PLAN_H_

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/stats_report.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/json.h"
+#include "collective/collective_stats.h"
+#include "memory/arena.h"
+#include "memory/placement.h"
+#include "plan/budget.h"
+#include "plan/plan_book.h"
+#include "plan/plan_json.h"
+#include "stats/checksum.h"
+#include "stats/edge_waits.h"
+#include "stats/path_stats.h"
+
+namespace rdmatensor {
+namespace {
+
+constexpr const char* kPlanNames[kPlanEventCount] = {"busy",        "unfit",    "copied",
+                                                     "fused",       "groups",   "mismatched",
+                                                     "over_budget", "promoted", "demoted"};
+constexpr const char* kFetchNames[kFetchKindCount] = {"in_place", "read"};
+
+std::string AsJson(const BothWays& ways) {
+  return absl::StrCat("{\"sent_tensors\":", ways.sent.tensors, ",\"sent_bytes\":", ways.sent.bytes,
+                      ",\"received_tensors\":", ways.received.tensors,
+                      ",\"received_bytes\":", ways.received.bytes, "}");
+}
+
+std::string AsJson(const Tally& tally) {
+  return absl::StrCat("{\"tensors\":", tally.tensors, ",\"bytes\":", tally.bytes, "}");
+}
+
+std::string AsJson(const Arena::Usage& arena) {
+  return absl::StrCat("{\"active\":", arena.active ? "true" : "false",
+                      ",\"limit_bytes\":", arena.limit_bytes, ",\"regions\":", arena.regions,
+                      ",\"reserved_bytes\":", arena.reserved_bytes,
+                      ",\"used_bytes\":", arena.used_bytes, ",\"peak_bytes\":", arena.peak_bytes,
+                      ",\"exhausted_allocations\":", arena.exhausted_allocations,
+                      ",\"exhausted_bytes\":", arena.exhausted_bytes, "}");
+}
+
+std::string RetryInMs(const PeerCounts& peer) {
+  using Clock = std::chrono::steady_clock;
+  if (peer.retry == Clock::time_point()) return "null";
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(peer.retry - Clock::now());
+  return absl::StrCat(std::max<int64_t>(0, left.count()));
+}
+
+std::string AsJson(const PeerCounts& peer) {
+  const bool receives = peer.direction == Direction::kReceive;
+  const WaitSum waited = receives ? WaitsFor(peer.task) : WaitSum();
+  return absl::StrCat(
+      "{\"task\":", Quoted(peer.task), ",\"direction\":", receives ? "\"receive\"" : "\"send\"",
+      ",\"state\":", Quoted(peer.state), ",\"transport\":", Quoted(peer.transport),
+      ",\"why\":", Quoted(peer.why), ",\"tensors\":", peer.tensors.tensors,
+      ",\"bytes\":", peer.tensors.bytes, ",\"rpc_bytes\":", peer.rpc_bytes,
+      ",\"failbacks\":", peer.failbacks, ",\"waits\":", waited.waits,
+      ",\"wait_us\":", waited.nanoseconds / 1000, ",\"retry_in_ms\":", RetryInMs(peer), "}");
+}
+
+std::string StatsAsJson() {
+  const PathCounts counts = ReadPathCounts();
+  std::string out = "{\"paths\":{";
+  for (int i = 0; i < kPathCount; ++i) {
+    absl::StrAppend(&out, i ? "," : "", Quoted(PathName(static_cast<Path>(i))), ":",
+                    AsJson(counts.paths[i]));
+  }
+  absl::StrAppend(&out, "},\"fetched\":{");
+  for (int i = 0; i < kFetchKindCount; ++i) {
+    absl::StrAppend(&out, i ? "," : "", Quoted(kFetchNames[i]), ":", AsJson(counts.fetched[i]));
+  }
+  absl::StrAppend(&out, "},\"requests\":", counts.requests,
+                  ",\"plan\":{\"place_bytes\":", PlaceBytes());
+  for (int i = 0; i < kPlanEventCount; ++i) {
+    absl::StrAppend(&out, ",", Quoted(kPlanNames[i]), ":", counts.plan[i]);
+  }
+  absl::StrAppend(&out, "},\"arena\":", AsJson(Arena::Get()->GetUsage()),
+                  ",\"placement\":", PlacementAsJson(), ",\"collectives\":", CollectivesAsJson(),
+                  ",\"checksums\":", ChecksumsAsJson(), ",\"slow_edges\":", SlowEdgesAsJson(),
+                  ",\"devices\":", DevicesAsJson(), ",\"transports\":{");
+  const char* separator = "";
+  for (const auto& [name, ways] : counts.transports) {
+    absl::StrAppend(&out, separator, Quoted(name), ":", AsJson(ways));
+    separator = ",";
+  }
+  absl::StrAppend(&out, "},\"servers\":[");
+  separator = "";
+  for (const std::string& task : counts.servers) {
+    absl::StrAppend(&out, separator, Quoted(task));
+    separator = ",";
+  }
+  absl::StrAppend(&out, "],\"rpc_reasons\":{");
+  separator = "";
+  for (const auto& [reason, count] : counts.rpc_reasons) {
+    absl::StrAppend(&out, separator, Quoted(reason), ":", count);
+    separator = ",";
+  }
+  absl::StrAppend(&out, "},\"failbacks\":", counts.failbacks, ",\"peers\":[");
+  separator = "";
+  for (const PeerCounts& peer : counts.peers) {
+    absl::StrAppend(&out, separator, AsJson(peer));
+    separator = ",";
+  }
+  absl::StrAppend(&out, "]}");
+  return out;
+}
+
+size_t CopyOut(const std::string& json, char* out, size_t size) {
+  if (out != nullptr && json.size() < size) std::memcpy(out, json.c_str(), json.size() + 1);
+  return json.size() + 1;
+}
+
+}  // namespace
+}  // namespace rdmatensor
+
+size_t rdt_tf_stats_json(char* out, size_t size) {
+  return rdmatensor::CopyOut(rdmatensor::StatsAsJson(), out, size);
+}
+
+size_t rdt_tf_plan_json(const char* task, char* out, size_t size) {
+  rdmatensor::PlanBook* const book = rdmatensor::PlanBook::Get();
+  const rdmatensor::Host* const host = task != nullptr ? book->HostOf(task) : book->OnlyHost();
+  if (host == nullptr) return 0;
+  return rdmatensor::CopyOut(rdmatensor::PlanAsJson(*host), out, size);
+}
+
+void rdt_tf_stats_reset(void) {
+  rdmatensor::Arena::Get()->ResetUsage();
+  rdmatensor::ResetPlacement();
+  rdmatensor::ResetCollectives();
+  rdmatensor::ResetChecksums();
+  rdmatensor::ResetWaits();
+  rdmatensor::ResetPathCounts();
+}

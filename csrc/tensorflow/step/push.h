@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sender's half of tensors outside the plan: one message holds the bytes, or says where they lie.
+#ifndef RDMATENSOR_TENSORFLOW_STEP_PUSH_H_
+#define RDMATENSOR_TENSORFLOW_STEP_PUSH_H_
+
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+#include "stats/path_stats.h"
+#include "tensorflow/core/framework/rendezvous.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "wire/channel.h"
+#include "wire/host.h"
+
+namespace rdmatensor {
+
+// Says why tensors of this key and type cannot be pushed; nullptr if they can.
+const char* WhyNotPushable(const tensorflow::Rendezvous::ParsedKey& key,
+                           const tensorflow::Tensor& tensor);
+
+// Sends a pushable tensor down `channel`. nullptr if it was sent, by *path, else why it must go by RPC. A lost
+// channel is no reason: it fails the receiver's step, and sending never fails, as in stock TensorFlow.
+const char* PushTensor(const Host& host, Channel* channel, int64_t step_id, absl::string_view key,
+                       const tensorflow::Tensor& tensor, Path* path);
+// Sends a dead tensor.
+void PushDead(Channel* channel, int64_t step_id, absl::string_view key);
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_STEP_PUSH_H_
