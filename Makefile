@@ -23,12 +23,13 @@ TESTS_PYTHON := PYTHONPATH=$(CURDIR)/tests $(BIN)/python
 sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test chaos conformance docs site lint bench bench-quick bench-api bench-verbs asan tsan \
+.PHONY: help build demo test check chaos conformance docs site lint bench bench-quick bench-api bench-verbs asan tsan \
         aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
 	@echo 'make test         all tests'
+	@echo 'make check        linters and the quick tests, in two minutes'
 	@echo 'make chaos        training and transfers under random faults, for CHAOS_SECONDS (300)'
 	@echo "make conformance  TensorFlow's own tests over both: SOURCE=/its/sources; docs/conformance.md"
 	@echo 'make lint         formatters, linters, type checker'
@@ -91,6 +92,10 @@ tests := build $(VENV)/.packages $(VENV)/.programs
 test: $(tests)
 	$(PYTEST) $(TEST_FLAGS)
 
+# Quick, for each edit: two minutes at most.
+check: lint build
+	$(PYTEST) tests/unit tests/bench/test_instructions.py tests/transport/test_notify.py $(TEST_FLAGS)
+
 chaos: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m faults.chaos \
 	  --seconds $(or $(CHAOS_SECONDS),300) $(CHAOS_FLAGS)
@@ -149,6 +154,7 @@ lint: $(VENV)/.packages
 	$(BIN)/mypy
 	MYPYPATH=tests $(BIN)/mypy --config-file= --explicit-package-bases --check-untyped-defs \
 	  --ignore-missing-imports bench examples tests
+	@$(BIN)/python .ci/rooms.py
 	@$(BIN)/clang-format --dry-run -Werror $(c_files)
 	@$(MAKE) -s site
 

@@ -94,12 +94,13 @@ def includes(root: Path, file: str) -> Iterator[Arrow]:
         "csrc/include",
         "csrc/tensorflow" if plugin else "csrc",
         str(PurePosixPath(file).parent),
+        ".",
     ]
     for number, line in enumerate((root / file).read_text().splitlines(), 1):
         if match := INCLUDE.match(line):
             for folder in folders:
                 if (root / folder / match[1]).is_file():
-                    yield Arrow(file, number, f"{folder}/{match[1]}")
+                    yield Arrow(file, number, str(PurePosixPath(folder, match[1])))
                     break
 
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The one log of the process.
+ */
 #ifndef RDT_BASE_LOG_H
 #define RDT_BASE_LOG_H
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Unguessable random numbers from the system.
+ */
 #ifndef RDT_BASE_RANDOM_H
 #define RDT_BASE_RANDOM_H
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Status codes with the text of the last error of each thread.
+ */
 #ifndef RDT_BASE_STATUS_H
 #define RDT_BASE_STATUS_H
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Threads that nobody joins.
+ */
 #ifndef RDT_BASE_THREAD_H
 #define RDT_BASE_THREAD_H
 

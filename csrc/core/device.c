@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opens and closes devices, and notices their use after fork.
+ */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>

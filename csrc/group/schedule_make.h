@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Makes the schedule of an operation by the algorithm asked for.
+ */
 #ifndef RDT_GROUP_SCHEDULE_MAKE_H
 #define RDT_GROUP_SCHEDULE_MAKE_H
 

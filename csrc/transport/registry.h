@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The transports of this build.
+ */
 #ifndef RDT_TRANSPORT_REGISTRY_H
 #define RDT_TRANSPORT_REGISTRY_H
 

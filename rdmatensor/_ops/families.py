@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from .. import tensorflow
+from .._api import plugin
 from .._api.library import __version__
 from ..device import DeviceStats, _open_devices
 from ..errors import RdmaError
@@ -21,8 +21,8 @@ _MICROSECOND = 1e-6
 
 def families() -> Iterator[Metric]:
     """The metrics that `rdmatensor.metrics` serves. Without the plugin, only devices of Python count."""
-    loaded = tensorflow.loaded()
-    stats: Mapping[str, Any] = tensorflow.stats() if loaded else {"servers": [], "devices": []}
+    loaded = plugin.loaded()
+    stats: Mapping[str, Any] = plugin.stats() if loaded else {"servers": [], "devices": []}
     yield _gauge("info", "Version of rdmatensor.", ["version"], [([__version__], 1)])
     yield _gauge(
         "plugin_loaded", "1 if TensorFlow's plugin is in this process.", [], [([], loaded)]

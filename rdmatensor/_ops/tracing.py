@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .._api import plugin
 from ..errors import Unsupported, UsageError
 
 PREFIX = "rdmatensor::"
@@ -46,10 +47,9 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 
     Raises Unsupported if the plugin is not in this process, UsageError if a profile is taken already.
     """
-    from .. import tensorflow
 
-    if not tensorflow.loaded():
-        raise Unsupported(f"nothing can be traced: {tensorflow.why_not()}", "UNSUPPORTED")
+    if not plugin.loaded():
+        raise Unsupported(f"nothing can be traced: {plugin.why_not()}", "UNSUPPORTED")
     import tensorflow as tf
 
     profiler = tf.profiler.experimental
@@ -69,7 +69,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
             yield
         finally:
             profiler.stop()
-            document = chrome(spans(folder), ", ".join(tensorflow.stats()["servers"]))
+            document = chrome(spans(folder), ", ".join(plugin.stats()["servers"]))
             Path(path).write_text(json.dumps(document))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import rdmatensor
-from rdmatensor import tensorflow
+from rdmatensor._api.plugin import SHIM
 
 PACKAGE = Path(rdmatensor.__file__).parent
 NAME = "rdmatensor-0.1.0-cp310-abi3-manylinux_2_34_x86_64.whl"
@@ -42,7 +42,7 @@ def test_plugins_need_tensorflow_and_bring_nothing() -> None:
         pytest.skip("no plugin was built")
     for plugin in plugins:
         assert needed(plugin) <= SYSTEM | TENSORFLOW | {"librdmatensor.so.0"}, plugin
-    assert needed(tensorflow._SHIM) <= SYSTEM - {"libstdc++.so.6"}
+    assert needed(SHIM) <= SYSTEM - {"libstdc++.so.6"}
 
 
 INFO = {"tensorflow": "2.20.0, 2.21.0", "no_verbs_because": "", "sanitize": "none"}

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import rdmatensor
-from rdmatensor import config, errors, tensorflow
+from rdmatensor import config, errors
+from rdmatensor._api import plugin
 from rdmatensor._ffi import ffi, lib
 from rdmatensor.device import DeviceStats
 
@@ -155,7 +156,7 @@ def test_installed_package_is_complete() -> None:
         plugins = {path.name for path in package.glob("librdmatensor_tensorflow_*.so")}
         minors = ["_".join(text.split(".")[:2]) for text in info["tensorflow"].split(", ")]
         assert plugins == {f"librdmatensor_tensorflow_{minor}.so" for minor in minors}
-        assert tensorflow._SHIM.exists()
+        assert plugin.SHIM.exists()
     else:
         assert info["no_tensorflow_because"]
 

@@ -67,6 +67,10 @@ def rooms(root: Path, folder: Path, *words: str) -> str:
     return done.stdout
 
 
+def test_these_sources(root: Path) -> None:
+    assert rooms(root, root) == ""
+
+
 def test_allowed_arrows(root: Path, tree: Path) -> None:
     assert rooms(root, tree) == ""
     assert "  top_ --> core_\n" in (tree / "docs/img/rooms.mmd").read_text()

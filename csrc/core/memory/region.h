@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Local memory that peers may access, and the keys that open it.
+ */
 #ifndef RDT_CORE_MEMORY_REGION_H
 #define RDT_CORE_MEMORY_REGION_H
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What differs between the minor versions of TensorFlow 2 that the plugin is built for.
+//
+// Aligned memory in all minor versions of TensorFlow 2 that the plugin is built for.
 #ifndef RDMATENSOR_TENSORFLOW_BASE_ALIGNED_H_
 #define RDMATENSOR_TENSORFLOW_BASE_ALIGNED_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The times at which something that failed is tried again.
 #ifndef RDMATENSOR_TENSORFLOW_BASE_BACKOFF_H_
 #define RDMATENSOR_TENSORFLOW_BASE_BACKOFF_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Writes JSON.
 #ifndef RDMATENSOR_TENSORFLOW_BASE_JSON_H_
 #define RDMATENSOR_TENSORFLOW_BASE_JSON_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A map or set that keeps its newest entries only.
 #ifndef RDMATENSOR_TENSORFLOW_BASE_NEWEST_H_
 #define RDMATENSOR_TENSORFLOW_BASE_NEWEST_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Compares what two shared pointers own.
 #ifndef RDMATENSOR_TENSORFLOW_BASE_SAME_OWNER_H_
 #define RDMATENSOR_TENSORFLOW_BASE_SAME_OWNER_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The core's settings that the plugin uses.
 #ifndef RDMATENSOR_TENSORFLOW_BASE_SETTINGS_H_
 #define RDMATENSOR_TENSORFLOW_BASE_SETTINGS_H_
 

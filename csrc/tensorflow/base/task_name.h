@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The task's part of a TensorFlow device name.
 #ifndef RDMATENSOR_TENSORFLOW_BASE_TASK_NAME_H_
 #define RDMATENSOR_TENSORFLOW_BASE_TASK_NAME_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Runs the collective operations of a step on groups of devices.
 #ifndef RDMATENSOR_TENSORFLOW_COLLECTIVE_COLLECTIVE_EXECUTOR_H_
 #define RDMATENSOR_TENSORFLOW_COLLECTIVE_COLLECTIVE_EXECUTOR_H_
 

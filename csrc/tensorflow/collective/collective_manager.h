@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// TensorFlow's manager of collective operations, with the plugin's executors.
 #ifndef RDMATENSOR_TENSORFLOW_COLLECTIVE_COLLECTIVE_MANAGER_H_
 #define RDMATENSOR_TENSORFLOW_COLLECTIVE_COLLECTIVE_MANAGER_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The memory that this process may use.
 #ifndef RDMATENSOR_TENSORFLOW_MEMORY_MEMORY_LIMIT_H_
 #define RDMATENSOR_TENSORFLOW_MEMORY_MEMORY_LIMIT_H_
 

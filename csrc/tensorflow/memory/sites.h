@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The allocation sites whose memory comes from the arena.
 #ifndef RDMATENSOR_TENSORFLOW_MEMORY_SITES_H_
 #define RDMATENSOR_TENSORFLOW_MEMORY_SITES_H_
 

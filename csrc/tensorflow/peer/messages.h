@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Hands each message of a channel to the part that handles it.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_MESSAGES_H_
 #define RDMATENSOR_TENSORFLOW_PEER_MESSAGES_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// TensorFlow's sessions at one server.
 #ifndef RDMATENSOR_TENSORFLOW_PEER_SESSIONS_H_
 #define RDMATENSOR_TENSORFLOW_PEER_SESSIONS_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The planned edges of one graph that enter one task.
 #ifndef RDMATENSOR_TENSORFLOW_PLAN_IN_PLAN_H_
 #define RDMATENSOR_TENSORFLOW_PLAN_IN_PLAN_H_
 

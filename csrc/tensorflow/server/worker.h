@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The stock worker, which also answers peers' questions about this task's device.
 #ifndef RDMATENSOR_TENSORFLOW_SERVER_WORKER_H_
 #define RDMATENSOR_TENSORFLOW_SERVER_WORKER_H_
 

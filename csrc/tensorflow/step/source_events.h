@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The events of receiving over a channel, for the room that knows whose tensors these are.
 #ifndef RDMATENSOR_TENSORFLOW_STEP_SOURCE_EVENTS_H_
 #define RDMATENSOR_TENSORFLOW_STEP_SOURCE_EVENTS_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Remembers what a peer will not send any more.
 #ifndef RDMATENSOR_TENSORFLOW_STEP_STEP_FAILURES_H_
 #define RDMATENSOR_TENSORFLOW_STEP_STEP_FAILURES_H_
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// What the parts of one server have in common.
 #ifndef RDMATENSOR_TENSORFLOW_WIRE_HOST_H_
 #define RDMATENSOR_TENSORFLOW_WIRE_HOST_H_
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Makes the pages of a range resident before they are pinned.
+ */
 #ifndef RDT_TRANSPORT_VERBS_PRETOUCH_H
 #define RDT_TRANSPORT_VERBS_PRETOUCH_H
 
