@@ -24,9 +24,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 # The core and the Python API are complete without TensorFlow, and so are their tests.
-collect_ignore = (
-    [] if importlib.util.find_spec("tensorflow") else ["plugin", "demo", "graph_analyzer"]
-)
+collect_ignore = [] if importlib.util.find_spec("tensorflow") else ["plugin", "demo", "analyzer"]
 # How the C and C++ unit programs are built: none, address or thread (make asan, make tsan).
 SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
 LONGEST = "test_transport_suite.py"
