@@ -4,7 +4,7 @@
 // the tensor. This protects against accidents, not against attackers.
 //
 // The sender computes the checksum on its own thread, before the bytes are copied, lent or posted. The receiver
-// computes it when the tensor and its receive have met (Endpoint::Complete). Until then the tensor holds its place
+// computes it when the tensor and its receive have met (Delivery::Complete). Until then the tensor holds its place
 // or loan, so that no later tensor overwrites it, and nothing in this process writes to it.
 #ifndef RDMATENSOR_TENSORFLOW_STATS_CHECKSUM_H_
 #define RDMATENSOR_TENSORFLOW_STATS_CHECKSUM_H_
