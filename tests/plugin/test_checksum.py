@@ -237,7 +237,7 @@ def test_sender_that_sends_none(three: Three) -> None:
     found = three.checksums()
     assert found["unchecked"] >= 5 * 3
     assert (found["verified"], found["corrupted"]) == (0, 0)
-    said = [line for line in three.cluster.warnings(0) if "without checksums" in line]
+    said = [line for line in three.cluster.warnings(0) if "have no checksums" in line]
     assert len(said) == 1
     assert "/job:worker/replica:0/task:2" in said[0]
     assert "RDMATENSOR_CHECKSUM=crc32c" in said[0]

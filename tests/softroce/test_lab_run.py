@@ -48,7 +48,7 @@ def started(tmp_path: Path) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [
             "env",
-            "--default-signal=INT",
+            "--default-signal=HUP,INT,TERM",
             *command_line("run", "--", "sh", "-c", "echo started; sleep 1000"),
         ],
         env={**os.environ, "TMPDIR": str(tmp_path)},

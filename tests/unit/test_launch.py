@@ -180,7 +180,7 @@ def started(script: Path) -> Iterator[Started]:
         process = subprocess.Popen(
             [
                 "env",
-                "--default-signal=INT",
+                "--default-signal=HUP,INT,TERM",
                 *command("-n", "2", "--ps", "1", "--no-chief", script, *deeds),
             ],
             stdout=subprocess.PIPE,
