@@ -441,8 +441,8 @@ static const struct {
   rdt_status (*create)(rdt_domain *, rdt_endpoint **, rdt_bundle *);
   rdt_status (*enroll)(rdt_domain *, const rdt_region_memory *, rdt_registration **);
   rdt_status (*import)(const rdt_region_memory *, rdt_bundle *, rdt_mapping **);
-} bound[] = {{create_0, enroll_0, import_0}, {create_1, enroll_1, import_1},
-             {create_2, enroll_2, import_2}};
+} bound[] = {
+    {create_0, enroll_0, import_0}, {create_1, enroll_1, import_1}, {create_2, enroll_2, import_2}};
 _Static_assert(sizeof(bound) / sizeof(bound[0]) == RDT_MAX_TRANSPORTS, "one BOUND for each");
 
 static rdt_transport wrapped[RDT_MAX_TRANSPORTS], unmapped[RDT_MAX_TRANSPORTS];

@@ -88,8 +88,8 @@ static rdt_status take_refusal(rdt_endpoint *endpoint, rdt_tcp_stream *stream, u
   rdt_status status = take_acknowledgement(endpoint, stream, operation, events);
   if (status != RDT_OK) return status;
   char text[256];
-  snprintf(text, sizeof(text), "%s refused an operation: it withdrew the region, or its key is wrong",
-           endpoint->peer);
+  snprintf(text, sizeof(text),
+           "%s refused an operation: it withdrew the region, or its key is wrong", endpoint->peer);
   rdt_tcp_fail(endpoint, text);
   rdt_fail(RDT_ERR_ACCESS, "%s", text);
   rdt_tcp_complete_until(endpoint, stream, operation + 1, RDT_ERR_ACCESS, events);

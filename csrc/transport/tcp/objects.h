@@ -51,10 +51,10 @@ typedef struct rdt_tcp_output {
 
 /* Receive side. */
 typedef struct rdt_tcp_input {
-  uint32_t begin, end; /* of what is in staging */
-  uint32_t left;       /* bytes of the body that are to come */
-  rdt_tcp_frame frame; /* of that body */
-  uint8_t *to;         /* NULL: it is discarded */
+  uint32_t begin, end;            /* of what is in staging */
+  uint32_t left;                  /* bytes of the body that are to come */
+  rdt_tcp_frame frame;            /* of that body */
+  uint8_t *to;                    /* NULL: it is discarded */
   rdt_registration *registration; /* held while the body goes into a region */
   uint64_t answered;              /* pieces below this have their data, if they are reads */
   uint64_t fence;                 /* operations of stream fence_of to wait for; 0: none */
@@ -92,13 +92,13 @@ struct rdt_endpoint {
   /* Send side. */
   rdt_records mirror; /* of the peer's ring */
   uint64_t published;
-  atomic_uint notifying;        /* notifications on their way */
-  atomic_bool stalled;          /* notifications wait for room in a queue */
-  _Atomic uint64_t consumed;    /* of the mirror, as the peer said */
-  uint32_t silent;              /* probes since the peer last moved */
-  uint64_t moved;               /* at the last probe */
-  _Atomic uint64_t received;    /* bytes */
-  _Atomic int64_t ended_ms;     /* when the first stream ended; 0: none has */
+  atomic_uint notifying;     /* notifications on their way */
+  atomic_bool stalled;       /* notifications wait for room in a queue */
+  _Atomic uint64_t consumed; /* of the mirror, as the peer said */
+  uint32_t silent;           /* probes since the peer last moved */
+  uint64_t moved;            /* at the last probe */
+  _Atomic uint64_t received; /* bytes */
+  _Atomic int64_t ended_ms;  /* when the first stream ended; 0: none has */
 
   /* Output. */
   pthread_mutex_t out_lock;
@@ -159,8 +159,8 @@ int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index, const rdt_events *ev
 /* Handles what was received. `moved` counts likewise. */
 void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, const rdt_events *events, int *moved);
 /* Completes the stream's pieces before `end`, oldest first. */
-void rdt_tcp_complete_until(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t end, rdt_status status,
-                            const rdt_events *events);
+void rdt_tcp_complete_until(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t end,
+                            rdt_status status, const rdt_events *events);
 /* Notes the first failure, in words. */
 void rdt_tcp_fail(rdt_endpoint *endpoint, const char *text);
 

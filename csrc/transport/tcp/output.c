@@ -25,13 +25,13 @@ static bool has_room(const rdt_tcp_output *out) {
 }
 
 static void add_part(rdt_tcp_output *out, const void *start, size_t size, rdt_registration *held) {
-  struct iovec *last = &out->parts[out->count - 1];
-  bool joins = !held && out->count > 0 && !out->held[out->count - 1] &&
-               (const uint8_t *)last->iov_base + last->iov_len == start;
   out->built_bytes += size;
-  if (joins) {
-    last->iov_len += size;
-    return;
+  if (!held && out->count > 0 && !out->held[out->count - 1]) {
+    struct iovec *last = &out->parts[out->count - 1];
+    if ((const uint8_t *)last->iov_base + last->iov_len == start) {
+      last->iov_len += size;
+      return;
+    }
   }
   out->held[out->count] = held;
   out->parts[out->count++] = (struct iovec){.iov_base = (void *)start, .iov_len = size};

@@ -13,9 +13,9 @@
 #include "transport/tcp/line.h"
 #include "transport/tcp/objects.h"
 
-#define RESERVE 16u         /* of a queue, kept free of data for fences, notifications and probes */
-#define SILENT_PROBES 2     /* a third of the deadline apart */
-#define MUCH_UNSENT 65536u  /* bytes: what their host confirms of these is progress too */
+#define RESERVE 16u        /* of a queue, kept free of data for fences, notifications and probes */
+#define SILENT_PROBES 2    /* a third of the deadline apart */
+#define MUCH_UNSENT 65536u /* bytes: what their host confirms of these is progress too */
 
 static bool has_room(const rdt_endpoint *endpoint, const rdt_tcp_stream *stream, uint32_t reserve) {
   return rdt_tcp_outstanding(stream) + reserve < endpoint->depth;
@@ -48,7 +48,8 @@ static rdt_status post(rdt_endpoint *endpoint, rdt_tcp_kind kind, const rdt_mapp
     uint32_t size = op->size < RDT_TCP_PIECE_BYTES ? (uint32_t)op->size : RDT_TCP_PIECE_BYTES;
     rdt_tcp_frame frame = {kind, size, mapping->index, mapping->key, op->remote_offset};
     rdt_request_hold(request);
-    append(endpoint, stream, (rdt_tcp_piece){.request = request, .local = op->local, .frame = frame});
+    append(endpoint, stream,
+           (rdt_tcp_piece){.request = request, .local = op->local, .frame = frame});
     if (kind == RDT_TCP_WRITE) stream->fenced = true;
     op->local = (uint8_t *)op->local + size;
     op->remote_offset += size;
@@ -159,14 +160,14 @@ rdt_status rdt_tcp_probe(rdt_endpoint *endpoint) {
   if (ended && rdt_now_ms() > ended)
     return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s closed a data connection", endpoint->peer);
   if (endpoint->silent >= SILENT_PROBES)
-    return rdt_fail(RDT_ERR_CONNECTION_LOST,
-                    "the process of %s did not answer for %llu ms (%sDEADLINE_MS): it is stopped, or "
-                    "its host or the network is gone",
-                    endpoint->peer,
-                    (unsigned long long)rdt_config_number(RDT_CONFIG_DEADLINE_MS), RDT_ENV_PREFIX);
+    return rdt_fail(
+        RDT_ERR_CONNECTION_LOST,
+        "the process of %s did not answer for %llu ms, two thirds of %sDEADLINE_MS: it is "
+        "stopped, or its host or the network is gone",
+        endpoint->peer, (unsigned long long)rdt_config_number(RDT_CONFIG_DEADLINE_MS) * 2 / 3,
+        RDT_ENV_PREFIX);
   for (uint32_t i = 0; i < endpoint->stream_count; i++)
     if (rdt_tcp_outstanding(&endpoint->streams[i]) == 0)
-      append(endpoint, &endpoint->streams[i],
-             (rdt_tcp_piece){.frame = {.kind = RDT_TCP_PROBE}});
+      append(endpoint, &endpoint->streams[i], (rdt_tcp_piece){.frame = {.kind = RDT_TCP_PROBE}});
   return RDT_OK;
 }

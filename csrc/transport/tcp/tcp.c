@@ -9,6 +9,11 @@ static bool rdt_tcp_usable(const char *own_host, const char *peer_host, char *wh
   return true;
 }
 
+static const char *rdt_tcp_domain_text(const rdt_domain *domain) {
+  (void)domain;
+  return "any network, over the bootstrap port";
+}
+
 static void *rdt_tcp_region_address(const rdt_mapping *mapping) {
   (void)mapping;
   return NULL;
@@ -19,6 +24,7 @@ const rdt_transport rdt_transport_tcp = {
     .capabilities = RDT_CAP_UNREGISTERED_SRC,
     .domain_open = rdt_tcp_domain_open,
     .domain_close = rdt_tcp_domain_close,
+    .domain_text = rdt_tcp_domain_text,
     .usable = rdt_tcp_usable,
     .endpoint_create = rdt_tcp_endpoint_create,
     .endpoint_connect = rdt_tcp_endpoint_connect,
