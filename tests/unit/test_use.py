@@ -101,7 +101,7 @@ def test_a_refused_call_leaves_the_cluster(call: str, text: str, error: str) -> 
     ("call", "error"),
     [
         ("policy='always'", "UsageError policy 'always' not found; available:"),
-        ("transport='tcp'", "UsageError transport 'tcp' not found; available:"),
+        ("transport='udp'", "UsageError transport 'udp' not found; available:"),
         ("policy='grpc', require=True", "UsageError policy"),
         ("require=True", "Unsupported grpc+rdma is required, but "),
     ],

@@ -14,7 +14,7 @@
 #include "collective/ballots.h"
 #include "collective/collective_failure.h"
 #include "farmhash.h"
-#include "peer/endpoint.h"
+#include "peer/tensor_service.h"
 #include "wire/message.h"
 #include "wire/task_call.h"
 #include "xla/tsl/platform/env.h"
@@ -40,9 +40,9 @@ std::string WhyNoDevice(const std::string& task, const absl::StatusOr<std::strin
 
 }  // namespace
 
-CollectiveGroup::CollectiveGroup(Endpoint* endpoint, tensorflow::WorkerCacheInterface* workers,
+CollectiveGroup::CollectiveGroup(TensorService* service, tensorflow::WorkerCacheInterface* workers,
                                  const tensorflow::CollGroupParams& params, uint32_t rank)
-    : endpoint_(endpoint), workers_(workers), params_(params), rank_(rank) {
+    : service_(service), workers_(workers), params_(params), rank_(rank) {
   AddToStats(this);
 }
 
@@ -75,8 +75,8 @@ std::string CollectiveGroup::MissingPlugin() const {
   absl::BlockingCounter left(static_cast<int>(params_.members.size()) - 1);
   for (size_t i = 1; i < params_.members.size(); ++i) {
     const std::string& task = params_.members[i].task;
-    AskTask(workers_, task, endpoint_->task(), kAddressKey, "",
-            endpoint_->settings().connect_timeout_ms,
+    AskTask(workers_, task, service_->task(), kAddressKey, "",
+            service_->settings().connect_timeout_ms,
             [&, task](const absl::StatusOr<std::string>& answer) {
               const std::string problem = WhyNoDevice(task, answer);
               {
@@ -97,12 +97,12 @@ CollectiveGroup::Answer CollectiveGroup::Ask(const char* phase, const std::strin
   vote.member = rank_;
   vote.members = static_cast<uint32_t>(params_.members.size());
   vote.yes = why_not.empty();
-  vote.text = vote.yes ? text : absl::StrCat(endpoint_->task(), ": ", why_not);
+  vote.text = vote.yes ? text : absl::StrCat(service_->task(), ": ", why_not);
   // Longer than the ballot itself takes. For the first member this is a call within the process.
-  const int timeout_ms = 2 * Ballots::TimeoutMs(endpoint_->settings());
+  const int timeout_ms = 2 * Ballots::TimeoutMs(service_->settings());
   const std::string& first = params_.members[0].task;
   const absl::StatusOr<std::string> answer =
-      AskTask(workers_, first, endpoint_->task(), kVoteKey, Encode(vote), timeout_ms);
+      AskTask(workers_, first, service_->task(), kVoteKey, Encode(vote), timeout_ms);
   if (!answer.ok()) return {false, absl::StrCat(first, ": ", answer.status().message())};
   Verdict verdict;
   if (!Parse(*answer, &verdict)) return {false, absl::StrCat(first, " gave a malformed answer")};
@@ -115,7 +115,7 @@ CollectiveGroup::Outcome CollectiveGroup::TryForm() {
   if (rank_ == 0) {
     std::random_device random;
     name_and_address = absl::StrFormat("tensorflow-%d-%08x%08x %s", params_.group_key, random(),
-                                       random(), endpoint_->address());
+                                       random(), service_->address());
   }
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: member ", rank_, " of group ",
                                            params_.group_key, " is ready to form it")
@@ -130,9 +130,9 @@ CollectiveGroup::Outcome CollectiveGroup::TryForm() {
   options.rank = rank_;
   options.size = static_cast<uint32_t>(params_.members.size());
   options.root = parts.second.c_str();
-  options.timeout_ms = endpoint_->settings().connect_timeout_ms;
+  options.timeout_ms = service_->settings().connect_timeout_ms;
   Outcome outcome;
-  const rdt_status created = rdt_group_create(endpoint_->device(), &options, &outcome.handle);
+  const rdt_status created = rdt_group_create(service_->device(), &options, &outcome.handle);
   if (created != RDT_OK) {
     outcome.handle = nullptr;
     outcome.why_not = absl::StrCat(rdt_status_name(created), ": ", rdt_last_error());
@@ -155,7 +155,7 @@ void CollectiveGroup::Decide(Outcome outcome) {
   }
   const std::string what =
       absl::StrCat("collectives of group ", params_.group_key, " (", members, ")");
-  const bool forbidden = outcome.handle == nullptr && endpoint_->settings().policy == Policy::kRdma;
+  const bool forbidden = outcome.handle == nullptr && service_->settings().policy == Policy::kRdma;
   if (outcome.handle != nullptr) {
     rdt_log_line(RDT_LOG_INFO, absl::StrCat("tensorflow: ", what, " go by rdmatensor").c_str());
   } else if (!forbidden) {
@@ -261,7 +261,7 @@ std::shared_ptr<CollectiveGroup> CollectiveGroups::Find(const tensorflow::CollGr
     if (known != nullptr && known->IsOf(params)) return known;
     replaced = std::move(known);
     known =
-        std::make_shared<CollectiveGroup>(endpoint_, workers_, params, static_cast<uint32_t>(rank));
+        std::make_shared<CollectiveGroup>(service_, workers_, params, static_cast<uint32_t>(rank));
     group = known;
     if (!aborted_.ok()) group->Abort(aborted_);
   }

@@ -23,7 +23,7 @@
 
 namespace rdmatensor {
 
-class Endpoint;
+class TensorService;
 
 // A time of a monotonic clock.
 using Deadline = std::chrono::steady_clock::time_point;
@@ -33,7 +33,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 class CollectiveGroup : public ShownGroup {
  public:
   // `params` lists the members; `rank` is this task's position among them.
-  CollectiveGroup(Endpoint* endpoint, tensorflow::WorkerCacheInterface* workers,
+  CollectiveGroup(TensorService* service, tensorflow::WorkerCacheInterface* workers,
                   const tensorflow::CollGroupParams& params, uint32_t rank);
   // Ends operations under way. Must not run on a progress thread.
   ~CollectiveGroup();
@@ -87,7 +87,7 @@ class CollectiveGroup : public ShownGroup {
   // Under mutex_.
   void EndForAll();
 
-  Endpoint* const endpoint_;
+  TensorService* const service_;
   tensorflow::WorkerCacheInterface* const workers_;
   const tensorflow::CollGroupParams params_;
   const uint32_t rank_;
@@ -108,8 +108,8 @@ class CollectiveGroup : public ShownGroup {
 // Thread-safe. Belongs to one collective manager, as TensorFlow's group keys do.
 class CollectiveGroups {
  public:
-  CollectiveGroups(Endpoint* endpoint, tensorflow::WorkerCacheInterface* workers)
-      : endpoint_(endpoint), workers_(workers) {}
+  CollectiveGroups(TensorService* service, tensorflow::WorkerCacheInterface* workers)
+      : service_(service), workers_(workers) {}
 
   // The group of these members. If it is new, this starts to form it.
   std::shared_ptr<CollectiveGroup> Find(const tensorflow::CollGroupParams& params, int rank);
@@ -120,7 +120,7 @@ class CollectiveGroups {
   void Abort(const absl::Status& why);
 
  private:
-  Endpoint* const endpoint_;
+  TensorService* const service_;
   tensorflow::WorkerCacheInterface* const workers_;
   std::mutex mutex_;
   absl::Status aborted_;

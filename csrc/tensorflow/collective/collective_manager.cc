@@ -7,7 +7,7 @@
 #include "base/task_name.h"
 #include "collective/collective_executor.h"
 #include "collective/collective_groups.h"
-#include "peer/endpoint.h"
+#include "peer/tensor_service.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/collective_param_resolver_distributed.h"
 #include "tensorflow/core/distributed_runtime/collective_rma_distributed.h"
@@ -29,10 +29,10 @@ class CollectiveManager : public tensorflow::RpcCollectiveExecutorMgr {
                     std::unique_ptr<CollectiveParamResolverDistributed> param_resolver,
                     std::unique_ptr<tensorflow::NcclCommunicatorInterface> nccl,
                     tensorflow::WorkerCacheInterface* workers, const std::string& task,
-                    Endpoint* endpoint)
+                    TensorService* service)
       : RpcCollectiveExecutorMgr(config, devices, std::move(device_resolver),
                                  std::move(param_resolver), std::move(nccl), workers, task),
-        groups_(endpoint, workers) {}
+        groups_(service, workers) {}
 
  protected:
   tensorflow::CollectiveExecutor* Create(int64_t step_id) override {
@@ -49,7 +49,7 @@ class CollectiveManager : public tensorflow::RpcCollectiveExecutorMgr {
 
 std::unique_ptr<tensorflow::CollectiveExecutorMgrInterface> NewCollectiveManager(
     const tensorflow::ConfigProto& config, const tensorflow::WorkerEnv* env,
-    tensorflow::WorkerCacheInterface* workers, Endpoint* endpoint) {
+    tensorflow::WorkerCacheInterface* workers, TensorService* service) {
   const std::string task(TaskOf(env->device_mgr->ListDevices()[0]->name()));
   auto nccl = tensorflow::MaybeCreateNcclCommunicator(config);
   auto device_resolver = std::make_unique<DeviceResolverDistributed>(env->device_mgr);
@@ -57,7 +57,7 @@ std::unique_ptr<tensorflow::CollectiveExecutorMgrInterface> NewCollectiveManager
       config, env->device_mgr, device_resolver.get(), nccl.get(), workers, task);
   return std::make_unique<CollectiveManager>(config, env->device_mgr, std::move(device_resolver),
                                              std::move(param_resolver), std::move(nccl), workers,
-                                             task, endpoint);
+                                             task, service);
 }
 
 }  // namespace rdmatensor

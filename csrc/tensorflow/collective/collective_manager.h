@@ -13,13 +13,13 @@
 
 namespace rdmatensor {
 
-class Endpoint;
+class TensorService;
 
 // TensorFlow's manager of collective operations with our executors. `env` and `workers` must outlive it, as with
 // TensorFlow's own.
 std::unique_ptr<tensorflow::CollectiveExecutorMgrInterface> NewCollectiveManager(
     const tensorflow::ConfigProto& config, const tensorflow::WorkerEnv* env,
-    tensorflow::WorkerCacheInterface* workers, Endpoint* endpoint);
+    tensorflow::WorkerCacheInterface* workers, TensorService* service);
 
 }  // namespace rdmatensor
 

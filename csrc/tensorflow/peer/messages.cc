@@ -42,7 +42,7 @@ bool HandleReady(PeerTable* peers, PeerChannel* channel, const char* data, size_
       message.session.size() > kLongestName) {
     return false;
   }
-  const std::shared_ptr<DestinationLink> destination = peers->Destination(message.task);
+  const std::shared_ptr<Destination> destination = peers->DestinationOf(message.task);
   if (!channel->AddDestination(destination)) return false;
   channel->plan().BindAll();
   channel->asked_bytes = 0;
@@ -72,7 +72,7 @@ bool HandleSource(PeerTable* peers, PeerChannel* channel, const char* data, size
       !channel->BecomeReceiver()) {
     return false;
   }
-  const auto source = peers->Source({message.session, message.receiver, message.sender});
+  const auto source = peers->SourceOf({message.session, message.receiver, message.sender});
   tsl::Env::Default()->SchedClosure(
       [source, opened = channel->Shared(), self = std::move(message.self)] {
         source->OnOpened(opened, self);

@@ -24,7 +24,7 @@ void AddOnce(std::shared_ptr<PeerChannel> channel,
 
 }  // namespace
 
-std::shared_ptr<SourcePeer> PeerTable::Source(const PeerNames& names) {
+std::shared_ptr<Source> PeerTable::SourceOf(const PeerNames& names) {
   {
     std::shared_lock<std::shared_mutex> lock(mutex_);
     auto found = sources_.find(names);
@@ -34,42 +34,41 @@ std::shared_ptr<SourcePeer> PeerTable::Source(const PeerNames& names) {
   std::unique_lock<std::shared_mutex> lock(mutex_);
   auto found = sources_.find(names);
   if (found == sources_.end()) {
-    found =
-        sources_.insert(std::make_shared<SourcePeer>(host_, mailboxes_, to_senders_, names)).first;
+    found = sources_.insert(std::make_shared<Source>(host_, mailboxes_, to_senders_, names)).first;
   }
   return *found;
 }
 
-std::shared_ptr<DestinationLink> PeerTable::Destination(absl::string_view task) {
+std::shared_ptr<Destination> PeerTable::DestinationOf(absl::string_view task) {
   {
     std::shared_lock<std::shared_mutex> lock(mutex_);
     auto found = destinations_.find(task);
     if (found != destinations_.end()) return found->second;
   }
   std::unique_lock<std::shared_mutex> lock(mutex_);
-  std::shared_ptr<DestinationLink>& link = destinations_[task];
-  if (link == nullptr) {
-    link = std::make_shared<DestinationLink>(host_, &sessions_, std::string(task));
+  std::shared_ptr<Destination>& destination = destinations_[task];
+  if (destination == nullptr) {
+    destination = std::make_shared<Destination>(host_, &sessions_, std::string(task));
   }
-  return link;
+  return destination;
 }
 
-std::vector<std::shared_ptr<DestinationLink>> PeerTable::Destinations() {
-  std::vector<std::shared_ptr<DestinationLink>> links;
+std::vector<std::shared_ptr<Destination>> PeerTable::Destinations() {
+  std::vector<std::shared_ptr<Destination>> links;
   std::shared_lock<std::shared_mutex> lock(mutex_);
   links.reserve(destinations_.size());
   for (const auto& entry : destinations_) links.push_back(entry.second);
   return links;
 }
 
-std::vector<std::shared_ptr<SourcePeer>> PeerTable::Sources() {
+std::vector<std::shared_ptr<Source>> PeerTable::Sources() {
   std::shared_lock<std::shared_mutex> lock(mutex_);
   return {sources_.begin(), sources_.end()};
 }
 
 std::vector<std::shared_ptr<PlannedTensors>> PeerTable::PlannedFrom(absl::string_view task) {
   std::vector<std::shared_ptr<PeerChannel>> channels;
-  for (const std::shared_ptr<SourcePeer>& peer : Sources()) {
+  for (const std::shared_ptr<Source>& peer : Sources()) {
     if (peer->task() == task) AddOnce(peer->ReadyChannel(), &channels);
   }
   std::vector<std::shared_ptr<PlannedTensors>> planned;
@@ -81,11 +80,11 @@ std::vector<std::shared_ptr<PlannedTensors>> PeerTable::PlannedFrom(absl::string
 
 std::vector<std::shared_ptr<PeerChannel>> PeerTable::Channels() {
   std::vector<std::shared_ptr<PeerChannel>> channels;
-  for (const std::shared_ptr<SourcePeer>& peer : Sources()) {
+  for (const std::shared_ptr<Source>& peer : Sources()) {
     AddOnce(peer->ReadyChannel(), &channels);
   }
-  for (const std::shared_ptr<DestinationLink>& link : Destinations()) {
-    for (const std::shared_ptr<PeerChannel>& channel : link->ReadyChannels()) {
+  for (const std::shared_ptr<Destination>& destination : Destinations()) {
+    for (const std::shared_ptr<PeerChannel>& channel : destination->ReadyChannels()) {
       AddOnce(channel, &channels);
     }
   }
@@ -106,15 +105,15 @@ void PeerTable::Sweep() {
     if (is_new) known->second = !session.empty() && sessions_.Find(session) == nullptr;
     return known->second;
   };
-  for (const std::shared_ptr<SourcePeer>& peer : Sources()) {
+  for (const std::shared_ptr<Source>& peer : Sources()) {
     if (!is_over(peer->session())) continue;
     peer->Leave();
     std::unique_lock<std::shared_mutex> lock(mutex_);
     sources_.erase(peer);
   }
-  for (const std::shared_ptr<DestinationLink>& link : Destinations()) {
-    for (const std::string& session : link->SessionNames()) {
-      if (is_over(session)) link->ForgetSession(session);
+  for (const std::shared_ptr<Destination>& destination : Destinations()) {
+    for (const std::string& session : destination->SessionNames()) {
+      if (is_over(session)) destination->ForgetSession(session);
     }
   }
   new_.store(0);

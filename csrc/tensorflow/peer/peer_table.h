@@ -15,10 +15,10 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/string_view.h"
-#include "peer/links.h"
+#include "peer/destination.h"
 #include "peer/opened_channels.h"
-#include "peer/peers.h"
 #include "peer/sessions.h"
+#include "peer/source.h"
 #include "plan/planned_tensors.h"
 #include "step/mailbox.h"
 #include "wire/host.h"
@@ -34,10 +34,10 @@ class PeerTable {
   Sessions& sessions() { return sessions_; }
 
   // The receiver's view of these names, made on first use.
-  std::shared_ptr<SourcePeer> Source(const PeerNames& names);
+  std::shared_ptr<Source> SourceOf(const PeerNames& names);
   // The sender's view of tasks of this name, made on first use.
-  std::shared_ptr<DestinationLink> Destination(absl::string_view task);
-  std::vector<std::shared_ptr<DestinationLink>> Destinations();
+  std::shared_ptr<Destination> DestinationOf(absl::string_view task);
+  std::vector<std::shared_ptr<Destination>> Destinations();
   // The planned tensors of the channels from a task that any session calls `task`, each once.
   std::vector<std::shared_ptr<PlannedTensors>> PlannedFrom(absl::string_view task);
   // All channels, in both directions, each once.
@@ -64,10 +64,10 @@ class PeerTable {
     }
   };
   static PeerNames NamesOf(const PeerNames& names) { return names; }
-  static PeerNames NamesOf(const std::shared_ptr<SourcePeer>& peer) {
+  static PeerNames NamesOf(const std::shared_ptr<Source>& peer) {
     return {peer->session(), peer->receiver(), peer->task()};
   }
-  std::vector<std::shared_ptr<SourcePeer>> Sources();
+  std::vector<std::shared_ptr<Source>> Sources();
   void CountNew();
   void Sweep();
 
@@ -76,8 +76,8 @@ class PeerTable {
   OpenedChannels* const to_senders_;
   Sessions sessions_;
   std::shared_mutex mutex_;
-  absl::flat_hash_set<std::shared_ptr<SourcePeer>, Hash, Equal> sources_;
-  absl::flat_hash_map<std::string, std::shared_ptr<DestinationLink>> destinations_;
+  absl::flat_hash_set<std::shared_ptr<Source>, Hash, Equal> sources_;
+  absl::flat_hash_map<std::string, std::shared_ptr<Destination>> destinations_;
   std::atomic<int> new_{0};  // since the last sweep
 };
 

@@ -13,15 +13,15 @@ namespace {
 
 constexpr int64_t kBetweenAttemptsUs = 50000;
 
-absl::Status OpenChannel(Endpoint* endpoint, const std::string& session,
+absl::Status OpenChannel(TensorService* service, const std::string& session,
                          const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
                          const std::string& task, const AddressAnswer& self,
                          std::chrono::milliseconds patience) {
-  const int timeout_ms = endpoint->settings().connect_timeout_ms;
+  const int timeout_ms = service->settings().connect_timeout_ms;
   const auto end = std::chrono::steady_clock::now() + patience;
   absl::StatusOr<std::string> encoded;
   for (;;) {
-    encoded = AskTask(workers.get(), task, endpoint->task(), kAddressKey, "", timeout_ms);
+    encoded = AskTask(workers.get(), task, service->task(), kAddressKey, "", timeout_ms);
     if (!absl::IsUnavailable(encoded.status()) || std::chrono::steady_clock::now() >= end) break;
     tsl::Env::Default()->SleepForMicroseconds(kBetweenAttemptsUs);
   }
@@ -31,18 +31,18 @@ absl::Status OpenChannel(Endpoint* endpoint, const std::string& session,
     return absl::FailedPreconditionError(
         "its server has no device, or another version of the plugin");
   }
-  absl::StatusOr<std::shared_ptr<PeerChannel>> channel = endpoint->to_receivers().To(answer);
+  absl::StatusOr<std::shared_ptr<PeerChannel>> channel = service->to_receivers().To(answer);
   if (!channel.ok()) return channel.status();
-  const std::shared_ptr<DestinationLink> link = endpoint->peers().Destination(task);
-  link->SetOwner(session, nullptr, answer.device_name);
+  const std::shared_ptr<Destination> destination = service->peers().DestinationOf(task);
+  destination->SetOwner(session, nullptr, answer.device_name);
   SourceMessage message;
   message.session = session;
   message.receiver = task;
-  message.sender = endpoint->task();
+  message.sender = service->task();
   message.self = self;
   const absl::Status sent = (*channel)->NotifyMessage(PackImmediate(MessageKind::kSource), message);
   if (!sent.ok()) return sent;
-  if (link->AwaitChannel(session, timeout_ms)) {
+  if (destination->AwaitChannel(session, timeout_ms)) {
     return absl::OkStatus();
   }
   return absl::DeadlineExceededError(
@@ -65,7 +65,7 @@ std::vector<std::string> OtherTasks(const tensorflow::ServerDef& server_def,
   return tasks;
 }
 
-absl::Status OpenChannels(Endpoint* endpoint, const std::string& session,
+absl::Status OpenChannels(TensorService* service, const std::string& session,
                           const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
                           const std::vector<std::string>& tasks, const AddressAnswer& self,
                           std::chrono::milliseconds patience) {
@@ -74,7 +74,7 @@ absl::Status OpenChannels(Endpoint* endpoint, const std::string& session,
   absl::Status failed;
   for (const std::string& task : tasks) {
     tsl::Env::Default()->SchedClosure([&, task] {
-      const absl::Status opened = OpenChannel(endpoint, session, workers, task, self, patience);
+      const absl::Status opened = OpenChannel(service, session, workers, task, self, patience);
       if (!opened.ok()) {
         std::lock_guard<std::mutex> lock(mutex);
         failed.Update(absl::Status(opened.code(), absl::StrCat(task, ": ", opened.message())));

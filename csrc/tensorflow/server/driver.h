@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "peer/endpoint.h"
+#include "peer/tensor_service.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/protobuf/tensorflow_server.pb.h"
 #include "wire/message.h"
@@ -21,10 +21,10 @@ namespace rdmatensor {
 std::vector<std::string> OtherTasks(const tensorflow::ServerDef& server_def,
                                     const std::string& self);
 
-// Opens a channel to each of `tasks`, for what `endpoint`'s server, `self`, sends to them in `session`. Blocks
+// Opens a channel to each of `tasks`, for what `service`'s server, `self`, sends to them in `session`. Blocks
 // for three times CONNECT_TIMEOUT_MS at most, and for `patience` if a task does not run yet. An error says why
 // one of them failed: the task has no plugin, or no transport reaches it.
-absl::Status OpenChannels(Endpoint* endpoint, const std::string& session,
+absl::Status OpenChannels(TensorService* service, const std::string& session,
                           const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
                           const std::vector<std::string>& tasks, const AddressAnswer& self,
                           std::chrono::milliseconds patience);

@@ -17,7 +17,7 @@ namespace {
 // Returns the rendezvous of this step if it belongs to the server of `task`.
 RdmaRendezvous* RendezvousOf(tensorflow::OpKernelContext* context, const std::string& task) {
   auto* const rendezvous = dynamic_cast<RdmaRendezvous*>(context->rendezvous());
-  return rendezvous != nullptr && rendezvous->endpoint()->task() == task ? rendezvous : nullptr;
+  return rendezvous != nullptr && rendezvous->service()->task() == task ? rendezvous : nullptr;
 }
 
 // Tensors of a function's call frame have keys of another kind.

@@ -35,13 +35,13 @@ bool IsEagerCopy(const tensorflow::Rendezvous::ParsedKey& key) {
 }  // namespace
 
 RdmaRendezvous::RdmaRendezvous(const tensorflow::WorkerEnv* env, int64_t step_id,
-                               Endpoint* endpoint, RpcRendezvousFactory* rpc_factory)
+                               TensorService* service, RpcRendezvousFactory* rpc_factory)
     : BaseRemoteRendezvous(env, step_id),
-      endpoint_(endpoint),
+      service_(service),
       rpc_factory_(rpc_factory),
-      mailbox_(endpoint->mailboxes().Attach(step_id)) {}
+      mailbox_(service->mailboxes().Attach(step_id)) {}
 
-RdmaRendezvous::~RdmaRendezvous() { endpoint_->mailboxes().Detach(mailbox_); }
+RdmaRendezvous::~RdmaRendezvous() { service_->mailboxes().Detach(mailbox_); }
 
 const std::string& RdmaRendezvous::session_name() {
   static const std::string none;
@@ -62,13 +62,13 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
       tensorflow::DeviceNameUtils::IsSameAddressSpace(key.src, key.dst)) {
     return SendLocal(key, args, tensor, is_dead);
   }
-  const std::shared_ptr<DestinationLink> link =
-      endpoint_->peers().Destination(TaskOf(key.dst_device));
+  const std::shared_ptr<Destination> destination =
+      service_->peers().DestinationOf(TaskOf(key.dst_device));
   std::shared_ptr<PeerChannel> channel;
   bool local = false;
   const bool is_copy = IsEagerCopy(key);
   bool must_verify = false;
-  const auto decision = link->Decide(
+  const auto decision = destination->Decide(
       session(), session_name(), step_id_, key.FullKey(), is_copy,
       [&] {
         PendingSend pending;
@@ -87,16 +87,16 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
         return pending;
       },
       &channel, &must_verify);
-  if (must_verify) link->FindOwner(session_name(), workers());
+  if (must_verify) destination->FindOwner(session_name(), workers());
   switch (decision) {
-    case DestinationLink::Decision::kPush:
-      link->Push(channel, this, step_id_, key, args, tensor, is_dead);
+    case Destination::Decision::kPush:
+      destination->Push(channel, this, step_id_, key, args, tensor, is_dead);
       return absl::OkStatus();
-    case DestinationLink::Decision::kPulled:
+    case Destination::Decision::kPulled:
       CountFetched(key.dst_device, tensor.TotalBytes(),
                    is_dead ? nullptr : WhyNotPushable(key, tensor));
       return SendLocal(key, args, tensor, is_dead);
-    case DestinationLink::Decision::kPending:
+    case Destination::Decision::kPending:
       break;
   }
   return local ? SendLocal(key, args, tensor, is_dead) : absl::OkStatus();
@@ -139,7 +139,7 @@ void RdmaRendezvous::ReceivePlanned(const InEdge& edge, const tensorflow::FrameA
   waiter.waits = edge.waits;
   waiter.source_incarnation = edge.definition->source_incarnation;
   Receive(edge.definition->key.At(at), std::move(waiter),
-          endpoint_->peers().Source(
+          service_->peers().SourceOf(
               {session_name(), edge.definition->destination, edge.definition->source}));
 }
 
@@ -149,26 +149,25 @@ void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,
   waiter.done = std::move(done);
   waiter.args = args;
   waiter.key = std::string(key.FullKey());
-  const std::shared_ptr<SourcePeer> source =
-      endpoint_->peers().Source({session_name(), TaskOf(key.dst_device), TaskOf(key.src_device)});
+  const std::shared_ptr<Source> source =
+      service_->peers().SourceOf({session_name(), TaskOf(key.dst_device), TaskOf(key.src_device)});
   waiter.waits = source->waits();
   waiter.source_incarnation = key.src_incarnation;
   Receive(KeyId::Of(key.FullKey()), std::move(waiter), source);
 }
 
 void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
-                             const std::shared_ptr<SourcePeer>& source) {
+                             const std::shared_ptr<Source>& source) {
   // `this` may be gone as soon as the waiter is in the mailbox.
   waiter.source = source;
   const std::shared_ptr<Mailbox> mailbox = mailbox_;
   const uint64_t incarnation = waiter.source_incarnation;
   const uint64_t epoch = source->epoch();
-  const bool asks = endpoint_->settings().by_request;
+  const bool asks = service_->settings().by_request;
   const std::string asked = asks ? waiter.FullKey() : std::string();
   const auto decision = source->Decide(incarnation, step_id_, waiter);
-  if (decision == SourcePeer::Decision::kRpcAndRetry)
-    source->EnsureConnecting(workers(), incarnation);
-  if (decision == SourcePeer::Decision::kRpc || decision == SourcePeer::Decision::kRpcAndRetry) {
+  if (decision == Source::Decision::kRpcAndRetry) source->EnsureConnecting(workers(), incarnation);
+  if (decision == Source::Decision::kRpc || decision == Source::Decision::kRpcAndRetry) {
     source->ReceiveByRpc(step_id_, this, std::move(waiter));
     return;
   }
@@ -178,7 +177,7 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
     return;
   }
   std::shared_ptr<tensorflow::WorkerCacheInterface> connections;
-  if (decision == SourcePeer::Decision::kConnect) connections = workers();
+  if (decision == Source::Decision::kConnect) connections = workers();
 
   waiter.rpc = this;
   Arrival arrival;
@@ -193,7 +192,7 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
     case Mailbox::Received::kWaiting:
       break;
   }
-  if (decision == SourcePeer::Decision::kConnect) {
+  if (decision == Source::Decision::kConnect) {
     source->EnsureConnecting(std::move(connections), incarnation);
   }
   if (source->epoch() != epoch) {
@@ -237,7 +236,7 @@ void RdmaRendezvous::ReceiveByRpc(Waiter waiter) {
 
 void RdmaRendezvous::StartAbort(const absl::Status& status) {
   const bool first = !aborted_.exchange(true);
-  const bool finished = endpoint_->mailboxes().WasRemoved(step_id_);
+  const bool finished = service_->mailboxes().WasRemoved(step_id_);
   BaseRemoteRendezvous::StartAbort(status);
   absl::Status derived = status;
   if (absl::IsCancelled(status) || absl::IsAborted(status)) {
@@ -252,31 +251,31 @@ void RdmaRendezvous::StartAbort(const absl::Status& status) {
   }
   if (rpc != nullptr) rpc->StartAbort(status);
   if (!first) return;
-  for (const std::shared_ptr<DestinationLink>& link : endpoint_->peers().Destinations()) {
-    link->DropStep(step_id_);
+  for (const std::shared_ptr<Destination>& destination : service_->peers().Destinations()) {
+    destination->DropStep(step_id_);
     // A receiver that fetches learns this from its request, but one that waits for a push must be told, unless
     // the step is merely cleaned up.
-    if (!finished) link->SendAbort(session_name(), step_id_, derived);
+    if (!finished) destination->SendAbort(session_name(), step_id_, derived);
   }
 }
 
-RdmaRendezvousMgr::RdmaRendezvousMgr(const tensorflow::WorkerEnv* env, Endpoint* endpoint)
-    : BaseRendezvousMgr(env), endpoint_(endpoint), rpc_factory_(env) {
-  endpoint->peers().sessions().Serve(env);
+RdmaRendezvousMgr::RdmaRendezvousMgr(const tensorflow::WorkerEnv* env, TensorService* service)
+    : BaseRendezvousMgr(env), service_(service), rpc_factory_(env) {
+  service->peers().sessions().Serve(env);
 }
 
 tsl::core::RefCountPtr<tensorflow::BaseRemoteRendezvous> RdmaRendezvousMgr::Create(
     int64_t step_id, const tensorflow::WorkerEnv* env) {
   return tsl::core::RefCountPtr<tensorflow::BaseRemoteRendezvous>(
-      new RdmaRendezvous(env, step_id, endpoint_, &rpc_factory_));
+      new RdmaRendezvous(env, step_id, service_, &rpc_factory_));
 }
 
 void RdmaRendezvousMgr::RecvLocalAsync(int64_t step_id,
                                        const tensorflow::Rendezvous::ParsedKey& key,
                                        tensorflow::Rendezvous::DoneCallback done) {
   PendingSend pending;
-  const absl::StatusOr<bool> found = endpoint_->peers()
-                                         .Destination(TaskOf(key.dst_device))
+  const absl::StatusOr<bool> found = service_->peers()
+                                         .DestinationOf(TaskOf(key.dst_device))
                                          ->OnPull(step_id, key.FullKey(), &pending, &done);
   if (!found.ok()) {
     done(found.status(), tensorflow::Rendezvous::Args(), tensorflow::Rendezvous::Args(), Tensor(),
@@ -298,10 +297,10 @@ void RdmaRendezvousMgr::RecvLocalAsync(int64_t step_id,
 void RdmaRendezvousMgr::Cleanup(int64_t step_id) {
   const absl::Status status = absl::AbortedError(absl::StrCat("Cleanup ", step_id));
   // This comes first, so that the rendezvous sees that its abort is only the end of the step.
-  endpoint_->mailboxes().Remove(step_id, status);
+  service_->mailboxes().Remove(step_id, status);
   BaseRendezvousMgr::Cleanup(step_id);
-  for (const std::shared_ptr<DestinationLink>& link : endpoint_->peers().Destinations()) {
-    link->DropStep(step_id);
+  for (const std::shared_ptr<Destination>& destination : service_->peers().Destinations()) {
+    destination->DropStep(step_id);
   }
 }
 

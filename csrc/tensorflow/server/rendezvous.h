@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "peer/endpoint.h"
+#include "peer/tensor_service.h"
 #include "plan/plan_book.h"
 #include "step/mailbox.h"
 #include "step/rpc_fallback.h"
@@ -30,7 +30,7 @@ class RpcRendezvousFactory : public tensorflow::RpcRendezvousMgr {
 // One step's rendezvous on this worker. Thread-safe, as TensorFlow requires.
 class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public RpcFallback {
  public:
-  RdmaRendezvous(const tensorflow::WorkerEnv* env, int64_t step_id, Endpoint* endpoint,
+  RdmaRendezvous(const tensorflow::WorkerEnv* env, int64_t step_id, TensorService* service,
                  RpcRendezvousFactory* rpc_factory);
 
   void Hold() override { Ref(); }
@@ -47,7 +47,7 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
   // Pushes to another task, or keeps the tensor until that task shows how it wants it. Never blocks.
   absl::Status Send(const ParsedKey& key, const Args& args, const tensorflow::Tensor& tensor,
                     bool is_dead) override;
-  Endpoint* endpoint() const { return endpoint_; }
+  TensorService* service() const { return service_; }
   // Sends a planned tensor to its place. If this returns false, the caller uses Send.
   bool SendPlanned(const OutEdge& edge, const tensorflow::FrameAndIter& at,
                    const tensorflow::Tensor& tensor, bool is_dead);
@@ -63,9 +63,9 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
 
  private:
   ~RdmaRendezvous() override;
-  void Receive(const KeyId& key, Waiter waiter, const std::shared_ptr<SourcePeer>& source);
+  void Receive(const KeyId& key, Waiter waiter, const std::shared_ptr<Source>& source);
 
-  Endpoint* const endpoint_;
+  TensorService* const service_;
   RpcRendezvousFactory* const rpc_factory_;
   const std::shared_ptr<Mailbox> mailbox_;
   const uint64_t began_ = Moment();
@@ -78,7 +78,7 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
 
 class RdmaRendezvousMgr : public tensorflow::BaseRendezvousMgr {
  public:
-  RdmaRendezvousMgr(const tensorflow::WorkerEnv* env, Endpoint* endpoint);
+  RdmaRendezvousMgr(const tensorflow::WorkerEnv* env, TensorService* service);
 
   // Serves a receiver's RecvTensor request. Also finds tensors that wait for their receiver's choice.
   void RecvLocalAsync(int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
@@ -90,7 +90,7 @@ class RdmaRendezvousMgr : public tensorflow::BaseRendezvousMgr {
       int64_t step_id, const tensorflow::WorkerEnv* env) override;
 
  private:
-  Endpoint* const endpoint_;
+  TensorService* const service_;
   RpcRendezvousFactory rpc_factory_;
 };
 

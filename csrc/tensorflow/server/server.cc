@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/settings.h"
 #include "collective/collective_manager.h"
-#include "peer/endpoint.h"
 #include "peer/listen_address.h"
+#include "peer/tensor_service.h"
 #include "server/driver.h"
 #include "server/rendezvous.h"
 #include "server/worker.h"
@@ -36,17 +36,17 @@ constexpr std::chrono::minutes kStartOfTasks{1};
 // send the successor's tensors to it.
 struct Drivers {
   std::mutex mutex;
-  std::map<std::string, Endpoint*> by_task;
+  std::map<std::string, TensorService*> by_task;
   static Drivers& Get() {
     static Drivers* drivers = new Drivers;
     return *drivers;
   }
 };
 
-void RecordDriver(Endpoint* endpoint) {
+void RecordDriver(TensorService* service) {
   Drivers& drivers = Drivers::Get();
   std::lock_guard<std::mutex> lock(drivers.mutex);
-  drivers.by_task[endpoint->task()] = endpoint;
+  drivers.by_task[service->task()] = service;
 }
 
 // Retires the task's server, because another one replaces it.
@@ -61,38 +61,38 @@ void RetireDriver(const std::string& task) {
 
 class RdmaServer : public tensorflow::GrpcServer {
  public:
-  RdmaServer(const tensorflow::ServerDef& server_def, Endpoint* endpoint)
-      : GrpcServer(server_def, tensorflow::Env::Default()), endpoint_(endpoint) {}
+  RdmaServer(const tensorflow::ServerDef& server_def, TensorService* service)
+      : GrpcServer(server_def, tensorflow::Env::Default()), service_(service) {}
 
   ~RdmaServer() override {
     // TensorFlow destroys only servers that never ran; running ones live as long as the process.
-    if (!started_ && endpoint_ != nullptr) endpoint_->Close();
+    if (!started_ && service_ != nullptr) service_->Close();
   }
 
   absl::Status Start() override {
     started_ = true;
     // A started server lives as long as the process.
-    if (endpoint_ != nullptr) endpoint_->WatchReceivers([this] { ReachAgain(); });
+    if (service_ != nullptr) service_->WatchReceivers([this] { ReachAgain(); });
     return GrpcServer::Start();
   }
 
   absl::Status AddMasterEagerContextToEagerService(const uint64_t context_id,
                                                    tensorflow::EagerContext* context) override {
-    if (endpoint_ != nullptr) {
+    if (service_ != nullptr) {
       Drive(absl::StrCat("eager_", context_id));
-      RecordDriver(endpoint_);
+      RecordDriver(service_);
     }
     return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
   }
 
   // TensorFlow calls this when an eager context ends.
   absl::Status StopCoordinationService() override {
-    if (endpoint_ != nullptr) {
+    if (service_ != nullptr) {
       {
         std::lock_guard<std::mutex> lock(driven_mutex_);
         driven_.clear();
       }
-      endpoint_->Retire();
+      service_->Retire();
     }
     return GrpcServer::StopCoordinationService();
   }
@@ -100,9 +100,9 @@ class RdmaServer : public tensorflow::GrpcServer {
   // TensorFlow's implementation replaces the manager of collectives by a stock one.
   absl::Status UpdateServerDef(const tensorflow::ServerDef& server_def) override {
     absl::Status status = GrpcServer::UpdateServerDef(server_def);
-    if (!status.ok() || endpoint_ == nullptr) return status;
+    if (!status.ok() || service_ == nullptr) return status;
     worker_env()->collective_executor_mgr = NewCollectiveManager(
-        server_def.default_session_config(), worker_env(), master_env()->worker_cache, endpoint_);
+        server_def.default_session_config(), worker_env(), master_env()->worker_cache, service_);
     master_env()->collective_executor_mgr = worker_env()->collective_executor_mgr.get();
     Reach(server_def);
     return status;
@@ -111,20 +111,20 @@ class RdmaServer : public tensorflow::GrpcServer {
   absl::Status InitRdma(tensorflow::DeviceMgr* devices) {
     tensorflow::GrpcServerOptions options;
     options.local_device_mgr = devices;
-    if (endpoint_ != nullptr) {
+    if (service_ != nullptr) {
       options.rendezvous_mgr_func =
           [this](const tensorflow::WorkerEnv* env) -> tensorflow::RendezvousMgrInterface* {
-        return new RdmaRendezvousMgr(env, endpoint_);
+        return new RdmaRendezvousMgr(env, service_);
       };
       options.collective_mgr_func = [this](const tensorflow::ConfigProto& config,
                                            const tensorflow::WorkerEnv* env,
                                            tensorflow::WorkerCacheInterface* workers) {
-        return NewCollectiveManager(config, env, workers, endpoint_).release();
+        return NewCollectiveManager(config, env, workers, service_).release();
       };
     }
     options.worker_func = [this](tensorflow::WorkerEnv* env,
                                  const tensorflow::ConfigProto& config) {
-      return NewRdmaWorker(env, config, endpoint_);
+      return NewRdmaWorker(env, config, service_);
     };
     return GrpcServer::Init(options);
   }
@@ -188,15 +188,15 @@ class RdmaServer : public tensorflow::GrpcServer {
         WorkerCacheFactory(tensorflow::WorkerCacheFactoryOptions(cluster), &workers);
     if (!made.ok()) return made;
     return OpenChannels(
-        endpoint_, session, std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
-        OtherTasks(cluster, endpoint_->task()), AnswerOf(endpoint_, *worker_env()), patience);
+        service_, session, std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
+        OtherTasks(cluster, service_->task()), AnswerOf(service_, *worker_env()), patience);
   }
 
   std::mutex driven_mutex_;
   std::atomic<bool> reaching_{false};
   std::string driven_;  // the session by which it drives its cluster; empty: it does not
   tensorflow::ServerDef driven_cluster_;
-  Endpoint* const endpoint_;  // nullptr: everything goes by RPC
+  TensorService* const service_;  // nullptr: everything goes by RPC
   bool started_ = false;
 };
 
@@ -226,13 +226,13 @@ class RdmaServerFactory : public tensorflow::ServerFactory {
   absl::Status NewServer(const tensorflow::ServerDef& server_def, const Options& options,
                          std::unique_ptr<tensorflow::ServerInterface>* out_server) override {
     const Settings settings = Settings::Read();
-    Endpoint* endpoint = nullptr;
+    TensorService* service = nullptr;
     RetireDriver(TaskName(server_def));
     if (settings.policy != Policy::kGrpc) {
-      absl::StatusOr<Endpoint*> opened =
-          Endpoint::Open(TaskName(server_def), TaskHost(server_def), settings);
+      absl::StatusOr<TensorService*> opened =
+          TensorService::Open(TaskName(server_def), TaskHost(server_def), settings);
       if (opened.ok()) {
-        endpoint = *opened;
+        service = *opened;
       } else if (settings.policy == Policy::kRdma) {
         return opened.status();
       } else {
@@ -241,7 +241,7 @@ class RdmaServerFactory : public tensorflow::ServerFactory {
                                        .c_str());
       }
     }
-    auto server = std::make_unique<RdmaServer>(server_def, endpoint);
+    auto server = std::make_unique<RdmaServer>(server_def, service);
     if (absl::Status status = server->InitRdma(options.local_device_mgr); !status.ok())
       return status;
     RecordServer(TaskName(server_def));

@@ -14,22 +14,23 @@ namespace {
 
 class RdmaWorker : public tensorflow::GrpcWorker {
  public:
-  RdmaWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config, Endpoint* endpoint)
+  RdmaWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config,
+             TensorService* service)
       : GrpcWorker(env, config),
-        endpoint_(endpoint),
-        ballots_(endpoint != nullptr ? Ballots::TimeoutMs(endpoint->settings()) : 0) {}
+        service_(service),
+        ballots_(service != nullptr ? Ballots::TimeoutMs(service->settings()) : 0) {}
 
   void RecvBufAsync(tensorflow::CallOptions* options, const tensorflow::RecvBufRequest* request,
                     tensorflow::RecvBufResponse* response,
                     tensorflow::StatusCallback done) override {
-    if (endpoint_ != nullptr && request->buf_rendezvous_key() == kPlanKey &&
+    if (service_ != nullptr && request->buf_rendezvous_key() == kPlanKey &&
         request->transport_options().type_url() == kPlanKey) {
       response->mutable_transport_options()->set_type_url(kPlanKey);
-      response->mutable_transport_options()->set_value(PlanAsJson(endpoint_->host()));
+      response->mutable_transport_options()->set_value(PlanAsJson(service_->host()));
       done(absl::OkStatus());
       return;
     }
-    if (endpoint_ != nullptr && request->buf_rendezvous_key() == kVoteKey &&
+    if (service_ != nullptr && request->buf_rendezvous_key() == kVoteKey &&
         request->transport_options().type_url() == kVoteKey) {
       Count(request->transport_options().value(), response, std::move(done));
       return;
@@ -41,7 +42,7 @@ class RdmaWorker : public tensorflow::GrpcWorker {
       return;
     }
     response->mutable_transport_options()->set_type_url(kAddressKey);
-    response->mutable_transport_options()->set_value(Encode(AnswerOf(endpoint_, *env_)));
+    response->mutable_transport_options()->set_value(Encode(AnswerOf(service_, *env_)));
     done(absl::OkStatus());
   }
 
@@ -60,18 +61,18 @@ class RdmaWorker : public tensorflow::GrpcWorker {
     });
   }
 
-  Endpoint* const endpoint_;
+  TensorService* const service_;
   Ballots ballots_;  // of the collective groups whose first member this task is
 };
 
 }  // namespace
 
-AddressAnswer AnswerOf(const Endpoint* endpoint, const tensorflow::WorkerEnv& env) {
+AddressAnswer AnswerOf(const TensorService* service, const tensorflow::WorkerEnv& env) {
   AddressAnswer answer;
-  if (endpoint != nullptr) {
-    answer.address = endpoint->address();
-    answer.region_keys = endpoint->host().exports->Keys();
-    answer.device_name = rdt_device_name(endpoint->device());
+  if (service != nullptr) {
+    answer.address = service->address();
+    answer.region_keys = service->host().exports->Keys();
+    answer.device_name = rdt_device_name(service->device());
   }
   for (const tensorflow::Device* device : env.device_mgr->ListDevices()) {
     answer.incarnations.push_back(device->attributes().incarnation());
@@ -81,8 +82,8 @@ AddressAnswer AnswerOf(const Endpoint* endpoint, const tensorflow::WorkerEnv& en
 
 std::unique_ptr<tensorflow::GrpcWorker> NewRdmaWorker(tensorflow::WorkerEnv* env,
                                                       const tensorflow::ConfigProto& config,
-                                                      Endpoint* endpoint) {
-  return std::make_unique<RdmaWorker>(env, config, endpoint);
+                                                      TensorService* service) {
+  return std::make_unique<RdmaWorker>(env, config, service);
 }
 
 }  // namespace rdmatensor

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "peer/endpoint.h"
+#include "peer/tensor_service.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service.h"
 #include "wire/message.h"
 
@@ -14,11 +14,11 @@ namespace rdmatensor {
 
 // Makes the stock worker, which also tells peers where this task's device is. They ask by a RecvBuf call with a
 // key of the plugin's own, because TensorFlow's connection is the only one that exists before a channel does.
-// If `endpoint` is nullptr, the answer is that there is no device.
-AddressAnswer AnswerOf(const Endpoint* endpoint, const tensorflow::WorkerEnv& env);
+// If `service` is nullptr, the answer is that there is no device.
+AddressAnswer AnswerOf(const TensorService* service, const tensorflow::WorkerEnv& env);
 std::unique_ptr<tensorflow::GrpcWorker> NewRdmaWorker(tensorflow::WorkerEnv* env,
                                                       const tensorflow::ConfigProto& config,
-                                                      Endpoint* endpoint);
+                                                      TensorService* service);
 
 }  // namespace rdmatensor
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "peer/endpoint.h"
+#include "peer/tensor_service.h"
 
 #include <mutex>
 #include <random>
@@ -23,33 +23,33 @@ std::string UniqueName(const std::string& task) {
 
 }  // namespace
 
-Endpoint::Endpoint(std::string task, const Settings& settings)
+TensorService::TensorService(std::string task, const Settings& settings)
     : mailboxes_(std::chrono::seconds(settings.step_ttl_s)) {
   host_.task = std::move(task);
   host_.settings = settings;
 }
 
-Endpoint::~Endpoint() { Close(); }
+TensorService::~TensorService() { Close(); }
 
-void Endpoint::Close() {
+void TensorService::Close() {
   PlanBook::Get()->RemoveHost(&host_);
   host_.exports.reset();
   rdt_device_close(std::exchange(host_.device, nullptr));
 }
 
-void Endpoint::Retire() {
+void TensorService::Retire() {
   WatchReceivers(nullptr);
   for (const std::shared_ptr<PeerChannel>& channel : peers_.Channels()) channel->Close();
 }
 
-void Endpoint::WatchReceivers(std::function<void()> lost) {
+void TensorService::WatchReceivers(std::function<void()> lost) {
   std::lock_guard<std::mutex> lock(lost_mutex_);
   receiver_lost_ = std::move(lost);
 }
 
-absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const std::string& host,
-                                         const Settings& settings) {
-  auto* endpoint = new Endpoint(task, settings);
+absl::StatusOr<TensorService*> TensorService::Open(const std::string& task, const std::string& host,
+                                                   const Settings& settings) {
+  auto* service = new TensorService(task, settings);
   const absl::Status arena = Arena::Get()->Activate(settings.arena_limit, settings.inline_bytes);
   if (!arena.ok()) {
     // Small tensors still travel in messages; large ones are referred to RPC.
@@ -57,24 +57,23 @@ absl::StatusOr<Endpoint*> Endpoint::Open(const std::string& task, const std::str
   }
   const absl::StatusOr<std::string> address =
       OpenReachable(settings.bind_address, host,
-                    [endpoint](const std::string& bind) { return endpoint->OpenDevice(bind); });
+                    [service](const std::string& bind) { return service->OpenDevice(bind); });
   if (!address.ok()) {
-    delete endpoint;
+    delete service;
     return address.status();
   }
-  Host& opened = endpoint->host_;
+  Host& opened = service->host_;
   opened.address = *address;
   opened.exports = std::make_unique<ArenaExports>(Arena::Get(), opened.device);
-  PlanBook::Get()->AddHost(&opened, [endpoint](absl::string_view source) {
-    return endpoint->peers_.PlannedFrom(source);
-  });
+  PlanBook::Get()->AddHost(
+      &opened, [service](absl::string_view source) { return service->peers_.PlannedFrom(source); });
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: ", task, " is reached at ", *address,
                                            " and listens on ", rdt_device_address(opened.device))
                                   .c_str());
-  return endpoint;
+  return service;
 }
 
-absl::StatusOr<std::string> Endpoint::OpenDevice(const std::string& bind_address) {
+absl::StatusOr<std::string> TensorService::OpenDevice(const std::string& bind_address) {
   const std::string name = UniqueName(host_.task);
   rdt_device_options options{};
   options.struct_size = sizeof options;
@@ -91,41 +90,41 @@ absl::StatusOr<std::string> Endpoint::OpenDevice(const std::string& bind_address
   return std::string(rdt_device_address(host_.device));
 }
 
-void Endpoint::OnConnect(void* context, rdt_channel* handle) {
+void TensorService::OnConnect(void* context, rdt_channel* handle) {
   rdt_channel_ref(handle);
-  auto* const endpoint = static_cast<Endpoint*>(context);
-  PeerChannel::Adopt(handle, &endpoint->host_, &endpoint->mailboxes_, PeerChannel::Role::kSender,
+  auto* const service = static_cast<TensorService*>(context);
+  PeerChannel::Adopt(handle, &service->host_, &service->mailboxes_, PeerChannel::Role::kSender,
                      false);
 }
 
-void Endpoint::OnNotify(void* context, rdt_channel* handle, uint64_t immediate, const void* data,
-                        size_t size) {
+void TensorService::OnNotify(void* context, rdt_channel* handle, uint64_t immediate,
+                             const void* data, size_t size) {
   PeerChannel* channel = PeerChannel::FromHandle(handle);
   // Closing takes effect later. Messages that arrive until then are ignored.
   if (channel == nullptr || channel->refused) return;
-  Endpoint* const endpoint = static_cast<Endpoint*>(context);
-  if (!HandleMessage(&endpoint->peers_, &endpoint->mailboxes_, channel, immediate,
+  TensorService* const service = static_cast<TensorService*>(context);
+  if (!HandleMessage(&service->peers_, &service->mailboxes_, channel, immediate,
                      static_cast<const char*>(data), size)) {
     channel->RefuseMalformed();
   }
 }
 
-void Endpoint::OnDown(void* context, rdt_channel* handle, rdt_status /*why*/) {
+void TensorService::OnDown(void* context, rdt_channel* handle, rdt_status /*why*/) {
   const std::string why = rdt_last_error();
   PeerChannel* channel = PeerChannel::FromHandle(handle);
   if (channel == nullptr) return;
   for (const auto& source : channel->Sources()) source->OnDown(channel, why);
   for (const auto& destination : channel->Destinations()) destination->OnDown(channel);
   if (channel->opened_here() && channel->role() == PeerChannel::Role::kSender) {
-    Endpoint* const endpoint = static_cast<Endpoint*>(context);
-    std::lock_guard<std::mutex> lock(endpoint->lost_mutex_);
-    if (endpoint->receiver_lost_) endpoint->receiver_lost_();
+    TensorService* const service = static_cast<TensorService*>(context);
+    std::lock_guard<std::mutex> lock(service->lost_mutex_);
+    if (service->receiver_lost_) service->receiver_lost_();
   }
   channel->plan().OnDown();
   channel->requests().Close();
 }
 
-void Endpoint::OnReleased(void* /*context*/, rdt_channel* handle) {
+void TensorService::OnReleased(void* /*context*/, rdt_channel* handle) {
   if (PeerChannel* channel = PeerChannel::FromHandle(handle)) channel->ReleaseFromCore();
 }
 

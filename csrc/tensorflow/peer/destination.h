@@ -3,8 +3,8 @@
 // The sender's view of one name under which tensors are received. For each session it has the channel of the
 // process with that name, if that process opened one, and the tensors for which it is not known yet how they
 // will be received.
-#ifndef RDMATENSOR_TENSORFLOW_PEER_LINKS_H_
-#define RDMATENSOR_TENSORFLOW_PEER_LINKS_H_
+#ifndef RDMATENSOR_TENSORFLOW_PEER_DESTINATION_H_
+#define RDMATENSOR_TENSORFLOW_PEER_DESTINATION_H_
 
 #include <chrono>
 #include <condition_variable>
@@ -22,8 +22,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/newest.h"
-#include "peer/lane.h"
 #include "peer/peer_channel.h"
+#include "peer/send_state.h"
 #include "peer/sessions.h"
 #include "step/rpc_fallback.h"
 #include "tensorflow/core/framework/rendezvous.h"
@@ -47,10 +47,10 @@ struct PendingSend {
 };
 
 // Thread-safe. Made by std::make_shared.
-class DestinationLink final : public ChannelDestination,
-                              public std::enable_shared_from_this<DestinationLink> {
+class Destination final : public ChannelDestination,
+                          public std::enable_shared_from_this<Destination> {
  public:
-  DestinationLink(const Host* host, const Sessions* sessions, std::string task);
+  Destination(const Host* host, const Sessions* sessions, std::string task);
 
   // The channels down which tensors are pushed, each once.
   using Channels = absl::InlinedVector<std::shared_ptr<PeerChannel>, 2>;
@@ -77,14 +77,14 @@ class DestinationLink final : public ChannelDestination,
       if (step != steps_.end() && TakePull(&step->second, key)) return Decision::kPulled;
       held = step != steps_.end() && step->second.held.contains(key);
     }
-    Lane& lane = lanes_[name];
-    const bool verified = lane.IsVerified(session);
-    if (lane.channel != nullptr && verified && !held) {
-      lane.Record(step_id, key, is_copy);
-      *channel = lane.channel;
+    SendState& state = states_[name];
+    const bool verified = state.IsVerified(session);
+    if (state.channel != nullptr && verified && !held) {
+      state.Record(step_id, key, is_copy);
+      *channel = state.channel;
       return Decision::kPush;
     }
-    if (!verified) *must_verify = !std::exchange(lane.verifying, true);
+    if (!verified) *must_verify = !std::exchange(state.verifying, true);
     Step& step = StepLocked(step_id);
     step.session = name;
     step.pending[key].push_back(make_pending());
@@ -169,26 +169,26 @@ class DestinationLink final : public ChannelDestination,
   // Tells the receiver to fetch the tensor by RecvTensor, and counts why.
   void Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id, absl::string_view key,
              const char* reason);
-  // Gives the lane to `channel`. False if another process has the name; then nobody gets the lane, unless it is
+  // Gives the state to `channel`. False if another process has the name; then nobody gets the state, unless it is
   // known whose name it is. *refused are the channels whose processes must fetch, *replaced is the channel
   // that the same process used before.
   bool AdmitLocked(const std::string& session, const std::shared_ptr<PeerChannel>& channel,
                    std::vector<std::shared_ptr<PeerChannel>>* refused,
                    std::shared_ptr<PeerChannel>* replaced,
                    std::vector<std::shared_ptr<Pull>>* failed);
-  // Marks the steps of the lane's channel as lost, with what the channel carried, and takes out the requests that
+  // Marks the steps of the state's channel as lost, with what the channel carried, and takes out the requests that
   // wait in them.
-  void LoseStepsLocked(const std::string& session, Lane* lane,
+  void LoseStepsLocked(const std::string& session, SendState* state,
                        std::vector<std::shared_ptr<Pull>>* failed);
   static void Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status);
   static void TakePulls(Step* step, absl::string_view key,
                         std::vector<std::shared_ptr<Pull>>* pulls);
-  // Takes out what waits for the lane's channel and is not held.
-  void TakeAllPendingLocked(const std::string& session, Lane* lane,
+  // Takes out what waits for the state's channel and is not held.
+  void TakeAllPendingLocked(const std::string& session, SendState* state,
                             std::vector<PendingSend>* pending);
   // Takes out what waits under `key` to be pushed; the key is held until it was.
-  static void TakePendingLocked(int64_t step_id, Step* step, const std::string& key, Lane* lane,
-                                std::vector<PendingSend>* pending);
+  static void TakePendingLocked(int64_t step_id, Step* step, const std::string& key,
+                                SendState* state, std::vector<PendingSend>* pending);
   // Takes one hold from `key`; after the last, takes out what waits, unless the step's tensors go down
   // another channel by now.
   void UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
@@ -203,14 +203,14 @@ class DestinationLink final : public ChannelDestination,
   const std::chrono::seconds ttl_;
   std::mutex mutex_;
   std::condition_variable attached_;
-  absl::flat_hash_map<std::string, Lane> lanes_;  // by session
+  absl::flat_hash_map<std::string, SendState> states_;  // by session
   absl::flat_hash_map<int64_t, Step> steps_;
   std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
   // The steps and copies that were pushed down channels that were lost.
-  Newest<int64_t> lost_{Lane::kRemembered};
-  Newest<Lane::Copy> lost_copies_{Lane::kRemembered};
+  Newest<int64_t> lost_{SendState::kRemembered};
+  Newest<SendState::Copy> lost_copies_{SendState::kRemembered};
 };
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_PEER_LINKS_H_
+#endif  // RDMATENSOR_TENSORFLOW_PEER_DESTINATION_H_

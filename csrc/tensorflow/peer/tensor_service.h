@@ -2,8 +2,8 @@
 //
 // The plugin's part of one server: a device, the peers that send to it and receive from it, and the mailboxes in
 // which tensors arrive.
-#ifndef RDMATENSOR_TENSORFLOW_PEER_ENDPOINT_H_
-#define RDMATENSOR_TENSORFLOW_PEER_ENDPOINT_H_
+#ifndef RDMATENSOR_TENSORFLOW_PEER_TENSOR_SERVICE_H_
+#define RDMATENSOR_TENSORFLOW_PEER_TENSOR_SERVICE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -23,18 +23,18 @@ namespace rdmatensor {
 
 // Thread-safe. Lives until the process ends, as TensorFlow's servers do, so everything may point to it. Close
 // ends its traffic before that.
-class Endpoint {
+class TensorService {
  public:
   // Activates the process's arena and opens a device for the server of `task`
   // ("/job:worker/replica:0/task:1"), which the cluster expects on `host`.
-  static absl::StatusOr<Endpoint*> Open(const std::string& task, const std::string& host,
-                                        const Settings& settings);
+  static absl::StatusOr<TensorService*> Open(const std::string& task, const std::string& host,
+                                             const Settings& settings);
   // Closes the device of a server that is destroyed before it was started.
   void Close();
   // Closes the channels of a server that nobody uses any more. The device stays.
   void Retire();
-  Endpoint(const Endpoint&) = delete;
-  Endpoint& operator=(const Endpoint&) = delete;
+  TensorService(const TensorService&) = delete;
+  TensorService& operator=(const TensorService&) = delete;
 
   const Host& host() const { return host_; }
   const std::string& task() const { return host_.task; }
@@ -49,8 +49,8 @@ class Endpoint {
   PeerTable& peers() { return peers_; }
 
  private:
-  Endpoint(std::string task, const Settings& settings);
-  ~Endpoint();
+  TensorService(std::string task, const Settings& settings);
+  ~TensorService();
   // The address it listens on.
   absl::StatusOr<std::string> OpenDevice(const std::string& bind_address);
 
@@ -72,4 +72,4 @@ class Endpoint {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_PEER_ENDPOINT_H_
+#endif  // RDMATENSOR_TENSORFLOW_PEER_TENSOR_SERVICE_H_

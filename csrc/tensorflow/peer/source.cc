@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "peer/peers.h"
+#include "peer/source.h"
 
 #include <algorithm>
 #include <utility>
@@ -29,8 +29,8 @@ void TellAnswered(Channel* channel, const std::pair<int64_t, std::string>& asked
 
 }  // namespace
 
-SourcePeer::SourcePeer(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
-                       const PeerNames& names)
+Source::Source(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
+               const PeerNames& names)
     : ChannelSource(names),
       host_(host),
       mailboxes_(mailboxes),
@@ -38,8 +38,7 @@ SourcePeer::SourcePeer(const Host* host, MailboxTable* mailboxes, OpenedChannels
       waits_(WaitsOf(task(), receiver(), "")),
       backoff_(Backoff::Milliseconds(host->settings.failback_ms)) {}
 
-SourcePeer::Decision SourcePeer::Decide(uint64_t incarnation, int64_t step_id,
-                                        const Waiter& waiter) {
+Source::Decision Source::Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (IsBehindChannelLocked(incarnation)) return Decision::kWait;
   const bool retried = retried_.contains(incarnation);
@@ -50,7 +49,7 @@ SourcePeer::Decision SourcePeer::Decide(uint64_t incarnation, int64_t step_id,
   return asking_ ? Decision::kWait : Decision::kConnect;
 }
 
-void SourcePeer::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
+void Source::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
   using Args = tensorflow::Rendezvous::Args;
   waiter.done = [self = shared_from_this(), step_id, key = waiter.FullKey(),
                  done = std::move(waiter.done)](const absl::Status& status, const Args& send_args,
@@ -62,7 +61,7 @@ void SourcePeer::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) 
   rpc->ReceiveByRpc(std::move(waiter));
 }
 
-void SourcePeer::OnAnswered(int64_t step_id, const std::string& key) {
+void Source::OnAnswered(int64_t step_id, const std::string& key) {
   const AskedKey asked(step_id, key);
   std::shared_ptr<PeerChannel> channel;
   {
@@ -82,18 +81,18 @@ void SourcePeer::OnAnswered(int64_t step_id, const std::string& key) {
   if (channel != nullptr) TellAnswered(channel.get(), asked);
 }
 
-std::shared_ptr<PeerChannel> SourcePeer::ReadyChannel() {
+std::shared_ptr<PeerChannel> Source::ReadyChannel() {
   std::lock_guard<std::mutex> lock(mutex_);
   return channel_;
 }
 
-absl::Status SourcePeer::StatusOf(int64_t step_id, const KeyId& key) const {
+absl::Status Source::StatusOf(int64_t step_id, const KeyId& key) const {
   absl::Status status = failures_.OfStep(step_id);
   return status.ok() && failures_.LacksTensor(step_id, key) ? LostStatus(task()) : status;
 }
 
-void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
-                                  uint64_t incarnation) {
+void Source::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
+                              uint64_t incarnation) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (asking_) return;
@@ -109,8 +108,8 @@ void SourcePeer::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterfa
       });
 }
 
-void SourcePeer::AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
-                            uint64_t incarnation) {
+void Source::AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
+                        uint64_t incarnation) {
   AskTask(workers.get(), task(), receiver(), kAddressKey, "", host_->settings.connect_timeout_ms,
           [self = shared_from_this(), workers,
            incarnation](const absl::StatusOr<std::string>& encoded) {
@@ -120,7 +119,7 @@ void SourcePeer::AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> wo
           });
 }
 
-void SourcePeer::OnAddress(const absl::StatusOr<std::string>& encoded, uint64_t incarnation) {
+void Source::OnAddress(const absl::StatusOr<std::string>& encoded, uint64_t incarnation) {
   const absl::Status& status = encoded.status();
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -160,12 +159,12 @@ void SourcePeer::OnAddress(const absl::StatusOr<std::string>& encoded, uint64_t 
   }
 }
 
-bool SourcePeer::IsBehindChannelLocked(uint64_t incarnation) const {
+bool Source::IsBehindChannelLocked(uint64_t incarnation) const {
   return mode_ == Mode::kReady &&
          std::find(incarnations_.begin(), incarnations_.end(), incarnation) != incarnations_.end();
 }
 
-bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation) {
+bool Source::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation) {
   std::shared_ptr<PeerChannel> outlived;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -198,7 +197,7 @@ bool SourcePeer::KeepsPresentState(const AddressAnswer& answer, uint64_t incarna
   return false;
 }
 
-void SourcePeer::Connect(const AddressAnswer& answer, uint64_t incarnation) {
+void Source::Connect(const AddressAnswer& answer, uint64_t incarnation) {
   if (KeepsPresentState(answer, incarnation)) {
     SettleAll();
     return;
@@ -212,7 +211,7 @@ void SourcePeer::Connect(const AddressAnswer& answer, uint64_t incarnation) {
   }
 }
 
-void SourcePeer::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer) {
+void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer) {
   // This comes first: once others find the channel, they make offers on it, and the peer answers.
   channel->AddSource(shared_from_this());
   std::vector<AskedKey> asked;
@@ -262,7 +261,7 @@ void SourcePeer::BecomeReady(std::shared_ptr<PeerChannel> channel, const Address
   SettleAll();
 }
 
-void SourcePeer::Request(int64_t step_id, const std::string& key) {
+void Source::Request(int64_t step_id, const std::string& key) {
   std::shared_ptr<PeerChannel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -274,7 +273,7 @@ void SourcePeer::Request(int64_t step_id, const std::string& key) {
   (void)TellOfKey(channel.get(), MessageKind::kRequest, step_id, key);
 }
 
-absl::Status SourcePeer::SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked) {
+absl::Status Source::SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked) {
   {
     std::lock_guard<std::mutex> lock(channel->announcing);
     for (const AskedKey& each : asked) {
@@ -299,7 +298,7 @@ absl::Status SourcePeer::SendReady(PeerChannel* channel, const std::vector<Asked
   return absl::OkStatus();
 }
 
-void SourcePeer::BecomeUnavailable(const absl::Status& status) {
+void Source::BecomeUnavailable(const absl::Status& status) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     asking_ = false;
@@ -313,12 +312,12 @@ void SourcePeer::BecomeUnavailable(const absl::Status& status) {
   FailAll(status);
 }
 
-void SourcePeer::DelayRetryLocked() {
+void Source::DelayRetryLocked() {
   backoff_.Failed();
   if (backoff_.enabled()) RecordRetry(task(), backoff_.next());
 }
 
-std::string SourcePeer::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) {
+std::string Source::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) {
   if (!backoff_.enabled()) {
     rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
     return "";
@@ -328,8 +327,8 @@ std::string SourcePeer::LeaveToRpcLocked(const std::vector<uint64_t>& incarnatio
   return absl::StrCat("; tried again in ", backoff_.delay().count(), " ms");
 }
 
-void SourcePeer::BecomeUnreachable(Heals heals, const std::string& why,
-                                   std::vector<uint64_t> incarnations) {
+void Source::BecomeUnreachable(Heals heals, const std::string& why,
+                               std::vector<uint64_t> incarnations) {
   if (host_->settings.policy == Policy::kRdma) {
     const std::string text =
         absl::StrCat("rdmatensor: no channel to ", task(), " and RDMATENSOR_POLICY is rdma: ", why);
@@ -358,7 +357,7 @@ void SourcePeer::BecomeUnreachable(Heals heals, const std::string& why,
   SettleAll();
 }
 
-void SourcePeer::GiveUp(Channel* channel, const std::string& why) {
+void Source::GiveUp(Channel* channel, const std::string& why) {
   const bool by_rpc = host_->settings.policy != Policy::kRdma;
   std::string text = why;
   {
@@ -369,7 +368,7 @@ void SourcePeer::GiveUp(Channel* channel, const std::string& why) {
   RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", text, true);
 }
 
-void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
+void Source::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   const int64_t step_id = mailbox->step_id();
   if (absl::Status failed = failures_.OfStep(step_id); !failed.ok()) {
     for (Waiter& waiter :
@@ -404,11 +403,11 @@ void SourcePeer::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   }
 }
 
-void SourcePeer::SettleAll() {
+void Source::SettleAll() {
   for (const std::shared_ptr<Mailbox>& mailbox : mailboxes_->All()) Settle(mailbox);
 }
 
-void SourcePeer::FailAll(const absl::Status& status) {
+void Source::FailAll(const absl::Status& status) {
   const auto is_lost = [this](const Waiter& waiter) {
     if (waiter.source.get() != this) return false;
     // The peer may have opened a channel itself meanwhile.
@@ -420,13 +419,13 @@ void SourcePeer::FailAll(const absl::Status& status) {
   }
 }
 
-void SourcePeer::OnStepAbort(int64_t step_id, const absl::Status& status) {
+void Source::OnStepAbort(int64_t step_id, const absl::Status& status) {
   failures_.AddStep(step_id, status);
   epoch_.fetch_add(1, std::memory_order_acq_rel);
   if (std::shared_ptr<Mailbox> mailbox = mailboxes_->Find(step_id)) Settle(mailbox);
 }
 
-void SourcePeer::OnLost(int64_t step_id, const KeyId& key) {
+void Source::OnLost(int64_t step_id, const KeyId& key) {
   const std::shared_ptr<Mailbox> mailbox = mailboxes_->Find(step_id);
   if (mailbox != nullptr && mailbox->HasArrived(key)) return;
   failures_.AddTensor(step_id, key);
@@ -434,7 +433,7 @@ void SourcePeer::OnLost(int64_t step_id, const KeyId& key) {
   if (mailbox != nullptr) Settle(mailbox);
 }
 
-void SourcePeer::OnDown(Channel* channel, absl::string_view why) {
+void Source::OnDown(Channel* channel, absl::string_view why) {
   const absl::Status status =
       absl::UnavailableError(absl::StrCat("rdmatensor: ", task(), ": ", why));
   std::shared_ptr<PeerChannel> lost;
@@ -465,8 +464,7 @@ void SourcePeer::OnDown(Channel* channel, absl::string_view why) {
   FailAll(status);
 }
 
-void SourcePeer::OnOpened(const std::shared_ptr<PeerChannel>& channel,
-                          const AddressAnswer& answer) {
+void Source::OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer) {
   std::shared_ptr<PeerChannel> outlived;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -487,7 +485,7 @@ void SourcePeer::OnOpened(const std::shared_ptr<PeerChannel>& channel,
   }
 }
 
-void SourcePeer::OnContested(Channel* channel) {
+void Source::OnContested(Channel* channel) {
   const bool by_rpc = host_->settings.policy != Policy::kRdma;
   std::string why = absl::StrCat("another process is ", receiver(), " there");
   std::shared_ptr<PeerChannel> left;
@@ -516,7 +514,7 @@ void SourcePeer::OnContested(Channel* channel) {
   });
 }
 
-void SourcePeer::Leave() {
+void Source::Leave() {
   std::shared_ptr<PeerChannel> left;
   {
     std::lock_guard<std::mutex> lock(mutex_);

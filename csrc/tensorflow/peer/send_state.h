@@ -2,8 +2,8 @@
 //
 // The state that a sender keeps for one receiver in one session: the channel for its tensors, and what may be
 // lost with that channel.
-#ifndef RDMATENSOR_TENSORFLOW_PEER_LANE_H_
-#define RDMATENSOR_TENSORFLOW_PEER_LANE_H_
+#ifndef RDMATENSOR_TENSORFLOW_PEER_SEND_STATE_H_
+#define RDMATENSOR_TENSORFLOW_PEER_SEND_STATE_H_
 
 #include <cstdint>
 #include <deque>
@@ -21,8 +21,8 @@
 
 namespace rdmatensor {
 
-// Not thread-safe: its DestinationLink's lock guards it.
-struct Lane {
+// Not thread-safe: its Destination's lock guards it.
+struct SendState {
   static constexpr size_t kRemembered = 1024;
   // A copy of an eager operation, by step and key.
   using Copy = std::pair<int64_t, std::string>;
@@ -82,4 +82,4 @@ struct Lane {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_PEER_LANE_H_
+#endif  // RDMATENSOR_TENSORFLOW_PEER_SEND_STATE_H_

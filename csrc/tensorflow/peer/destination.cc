@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "peer/links.h"
+#include "peer/destination.h"
 
 #include <algorithm>
 #include <atomic>
@@ -31,7 +31,7 @@ absl::Status LostStatus(absl::string_view task) {
 }  // namespace
 
 // One request by RPC from the receiver. It ends once.
-class DestinationLink::Pull {
+class Destination::Pull {
  public:
   explicit Pull(tensorflow::Rendezvous::DoneCallback done) : done_(std::move(done)) {}
   void End(const absl::Status& status, const tensorflow::Rendezvous::Args& send_args,
@@ -45,17 +45,17 @@ class DestinationLink::Pull {
   std::atomic<bool> ended_{false};
 };
 
-bool DestinationLink::Take(Counts* counts, absl::string_view key) {
+bool Destination::Take(Counts* counts, absl::string_view key) {
   auto found = counts->find(key);
   if (found == counts->end()) return false;
   if (--found->second == 0) counts->erase(found);
   return true;
 }
 
-DestinationLink::Channels DestinationLink::ReadyChannels() {
+Destination::Channels Destination::ReadyChannels() {
   Channels channels;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : lanes_) {
+  for (const auto& entry : states_) {
     const std::shared_ptr<PeerChannel>& channel = entry.second.channel;
     if (channel != nullptr &&
         std::find(channels.begin(), channels.end(), channel) == channels.end()) {
@@ -65,7 +65,7 @@ DestinationLink::Channels DestinationLink::ReadyChannels() {
   return channels;
 }
 
-bool DestinationLink::TakePull(Step* step, absl::string_view key) {
+bool Destination::TakePull(Step* step, absl::string_view key) {
   auto found = step->pulled.find(key);
   if (found == step->pulled.end()) return false;
   found->second.erase(found->second.begin());
@@ -73,7 +73,7 @@ bool DestinationLink::TakePull(Step* step, absl::string_view key) {
   return true;
 }
 
-void DestinationLink::ForgetPull(int64_t step_id, const std::string& key, const Pull* pull) {
+void Destination::ForgetPull(int64_t step_id, const std::string& key, const Pull* pull) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto step = steps_.find(step_id);
   if (step == steps_.end()) return;
@@ -86,12 +86,12 @@ void DestinationLink::ForgetPull(int64_t step_id, const std::string& key, const 
   if (pulls.empty()) step->second.pulled.erase(found);
 }
 
-bool DestinationLink::MayPush(tensorflow::WorkerSession* session, const std::string& name,
-                              int64_t step_id, const Channel* channel) {
+bool Destination::MayPush(tensorflow::WorkerSession* session, const std::string& name,
+                          int64_t step_id, const Channel* channel) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto lane = lanes_.find(name);
-  if (lane == lanes_.end() || lane->second.channel.get() != channel ||
-      !lane->second.IsVerified(session)) {
+  auto state = states_.find(name);
+  if (state == states_.end() || state->second.channel.get() != channel ||
+      !state->second.IsVerified(session)) {
     return false;
   }
   if (!steps_.empty()) {
@@ -100,20 +100,20 @@ bool DestinationLink::MayPush(tensorflow::WorkerSession* session, const std::str
       return false;
     }
   }
-  lane->second.Record(step_id, "", false);
+  state->second.Record(step_id, "", false);
   return true;
 }
 
-DestinationLink::DestinationLink(const Host* host, const Sessions* sessions, std::string task)
+Destination::Destination(const Host* host, const Sessions* sessions, std::string task)
     : ChannelDestination(std::move(task)),
       host_(host),
       sessions_(sessions),
       ttl_(host->settings.step_ttl_s) {}
 
-void DestinationLink::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
-                           int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
-                           const tensorflow::Rendezvous::Args& args,
-                           const tensorflow::Tensor& tensor, bool is_dead) {
+void Destination::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
+                       int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
+                       const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
+                       bool is_dead) {
   if (channel->requests().expected()) {
     // A callable is copied, but a counted reference is not.
     rpc->Hold();
@@ -135,10 +135,10 @@ void DestinationLink::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallb
   PushNow(channel, rpc, step_id, key, args, tensor, is_dead);
 }
 
-void DestinationLink::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
-                              int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
-                              const tensorflow::Rendezvous::Args& args,
-                              const tensorflow::Tensor& tensor, bool is_dead) {
+void Destination::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
+                          int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
+                          const tensorflow::Rendezvous::Args& args,
+                          const tensorflow::Tensor& tensor, bool is_dead) {
   if (is_dead) {
     PushDead(channel.get(), step_id, key.FullKey());
     return;
@@ -158,8 +158,8 @@ void DestinationLink::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFa
   }
 }
 
-void DestinationLink::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id,
-                            absl::string_view key, const char* reason) {
+void Destination::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id,
+                        absl::string_view key, const char* reason) {
   CountRpcReason(reason);
   {
     // Decide must not take the request that follows for a new one.
@@ -171,12 +171,12 @@ void DestinationLink::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step
   if (absl::IsInternal(sent)) SendAbort(rpc->session_name(), step_id, sent);
 }
 
-absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view key,
-                                             PendingSend* pending,
-                                             tensorflow::Rendezvous::DoneCallback* done) {
+absl::StatusOr<bool> Destination::OnPull(int64_t step_id, absl::string_view key,
+                                         PendingSend* pending,
+                                         tensorflow::Rendezvous::DoneCallback* done) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (lost_.Contains(step_id) ||
-      (!lost_copies_.empty() && lost_copies_.Contains(Lane::Copy(step_id, key)))) {
+      (!lost_copies_.empty() && lost_copies_.Contains(SendState::Copy(step_id, key)))) {
     return LostStatus(task());
   }
   Step& step = StepLocked(step_id);
@@ -200,61 +200,61 @@ absl::StatusOr<bool> DestinationLink::OnPull(int64_t step_id, absl::string_view 
   return true;
 }
 
-bool DestinationLink::AdmitLocked(const std::string& session,
-                                  const std::shared_ptr<PeerChannel>& channel,
-                                  std::vector<std::shared_ptr<PeerChannel>>* refused,
-                                  std::shared_ptr<PeerChannel>* replaced,
-                                  std::vector<std::shared_ptr<Pull>>* failed) {
-  Lane& lane = lanes_[session];
-  if (lane.channel == channel) return true;
-  const bool owns = lane.owner == channel->peer_name();
-  if (!lane.owner.empty() && !owns) {
+bool Destination::AdmitLocked(const std::string& session,
+                              const std::shared_ptr<PeerChannel>& channel,
+                              std::vector<std::shared_ptr<PeerChannel>>* refused,
+                              std::shared_ptr<PeerChannel>* replaced,
+                              std::vector<std::shared_ptr<Pull>>* failed) {
+  SendState& state = states_[session];
+  if (state.channel == channel) return true;
+  const bool owns = state.owner == channel->peer_name();
+  if (!state.owner.empty() && !owns) {
     refused->push_back(channel);
     return false;
   }
   const auto is_other = [&channel](const std::shared_ptr<PeerChannel>& each) {
     return each != nullptr && each->IsUp() && each->peer_name() != channel->peer_name();
   };
-  for (const std::weak_ptr<PeerChannel>& each : lane.rivals) {
+  for (const std::weak_ptr<PeerChannel>& each : state.rivals) {
     std::shared_ptr<PeerChannel> rival = each.lock();
     if (!owns && is_other(rival)) refused->push_back(std::move(rival));
   }
-  if (lane.channel != nullptr) {
-    LoseStepsLocked(session, &lane, failed);
-    *replaced = std::exchange(lane.channel, nullptr);
+  if (state.channel != nullptr) {
+    LoseStepsLocked(session, &state, failed);
+    *replaced = std::exchange(state.channel, nullptr);
     // If it is no other process, that process noticed the loss of the old channel first, or was restarted.
     if (is_other(*replaced)) refused->push_back(std::exchange(*replaced, nullptr));
   }
-  lane.rivals.clear();
+  state.rivals.clear();
   if (owns || refused->empty()) {
-    lane.channel = channel;
+    state.channel = channel;
     return true;
   }
   refused->push_back(channel);
-  lane.rivals.assign(refused->begin(), refused->end());
+  state.rivals.assign(refused->begin(), refused->end());
   return false;
 }
 
-void DestinationLink::SetOwner(const std::string& session,
-                               const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
-                               const std::string& device_name) {
+void Destination::SetOwner(const std::string& session,
+                           const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
+                           const std::string& device_name) {
   std::vector<std::shared_ptr<Pull>> failed;
   std::vector<PendingSend> pending;
   std::shared_ptr<PeerChannel> channel;
   bool is_former = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (lanes_.size() >= kMaxSessions && !lanes_.contains(session)) return;
-    Lane& lane = lanes_[session];
-    lane.SetCluster(workers);
-    lane.owner = device_name;
-    if ((channel = lane.channel) == nullptr) return;
+    if (states_.size() >= kMaxSessions && !states_.contains(session)) return;
+    SendState& state = states_[session];
+    state.SetCluster(workers);
+    state.owner = device_name;
+    if ((channel = state.channel) == nullptr) return;
     is_former = !device_name.empty() && channel->peer_name() != device_name;
     if (is_former) {
-      LoseStepsLocked(session, &lane, &failed);
-      lane.channel.reset();
+      LoseStepsLocked(session, &state, &failed);
+      state.channel.reset();
     } else {
-      TakeAllPendingLocked(session, &lane, &pending);
+      TakeAllPendingLocked(session, &state, &pending);
     }
   }
   Fail(std::move(failed), LostStatus(task()));
@@ -262,8 +262,8 @@ void DestinationLink::SetOwner(const std::string& session,
   PushSoon(std::move(pending), std::move(channel));
 }
 
-void DestinationLink::FindOwner(const std::string& session,
-                                std::shared_ptr<tensorflow::WorkerCacheInterface> workers) {
+void Destination::FindOwner(const std::string& session,
+                            std::shared_ptr<tensorflow::WorkerCacheInterface> workers) {
   // Looking up a session takes locks of TensorFlow that the caller may hold, and asking blocks.
   tsl::Env::Default()->SchedClosure(
       [self = shared_from_this(), session, workers = std::move(workers)]() mutable {
@@ -279,41 +279,41 @@ void DestinationLink::FindOwner(const std::string& session,
       });
 }
 
-void DestinationLink::TakeAllPendingLocked(const std::string& session, Lane* lane,
-                                           std::vector<PendingSend>* pending) {
+void Destination::TakeAllPendingLocked(const std::string& session, SendState* state,
+                                       std::vector<PendingSend>* pending) {
   for (auto& [step_id, step] : steps_) {
     if (step.session != session) continue;
     std::vector<std::string> keys;
     for (const auto& entry : step.pending) {
       if (!step.held.contains(entry.first)) keys.push_back(entry.first);
     }
-    for (const std::string& key : keys) TakePendingLocked(step_id, &step, key, lane, pending);
+    for (const std::string& key : keys) TakePendingLocked(step_id, &step, key, state, pending);
   }
 }
 
-bool DestinationLink::Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
-                             const Asked& asked) {
+bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
+                         const Asked& asked) {
   std::vector<PendingSend> pending;
   std::vector<std::shared_ptr<Pull>> failed;
   std::vector<std::shared_ptr<PeerChannel>> refused;
-  std::deque<Lane::Failure> announcements;
-  std::vector<Lane::Copy> lost_copies;
+  std::deque<SendState::Failure> announcements;
+  std::vector<SendState::Copy> lost_copies;
   std::shared_ptr<PeerChannel> replaced;
   bool admitted = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (lanes_.size() >= kMaxSessions && !lanes_.contains(session)) return false;
+    if (states_.size() >= kMaxSessions && !states_.contains(session)) return false;
     admitted = AdmitLocked(session, channel, &refused, &replaced, &failed);
     if (admitted) {
-      Lane& lane = lanes_[session];
-      announcements = lane.announcements;
-      lost_copies.swap(lane.untold_copies);
+      SendState& state = states_[session];
+      announcements = state.announcements;
+      lost_copies.swap(state.untold_copies);
       for (const auto& [step_id, key] : asked) {
         Step& step = StepLocked(step_id);
         step.session = session;
         ++step.held[key];
       }
-      TakeAllPendingLocked(session, &lane, &pending);
+      TakeAllPendingLocked(session, &state, &pending);
     }
   }
   Fail(std::move(failed), LostStatus(task()));
@@ -331,7 +331,7 @@ bool DestinationLink::Attach(std::shared_ptr<PeerChannel> channel, const std::st
                                     : "the receiver opened this channel",
              false);
   attached_.notify_all();
-  for (const Lane::Failure& failure : announcements) {
+  for (const SendState::Failure& failure : announcements) {
     TellFailure(channel.get(), failure.step_id, failure.status);
   }
   for (const auto& [step_id, key] : lost_copies) {
@@ -341,15 +341,15 @@ bool DestinationLink::Attach(std::shared_ptr<PeerChannel> channel, const std::st
   return true;
 }
 
-bool DestinationLink::AwaitChannel(const std::string& session, int timeout_ms) {
+bool Destination::AwaitChannel(const std::string& session, int timeout_ms) {
   std::unique_lock<std::mutex> lock(mutex_);
   return attached_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] {
-    auto lane = lanes_.find(session);
-    return lane != lanes_.end() && lane->second.channel != nullptr;
+    auto state = states_.find(session);
+    return state != states_.end() && state->second.channel != nullptr;
   });
 }
 
-void DestinationLink::OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) {
+void Destination::OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) {
   std::vector<PendingSend> pending;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -358,28 +358,27 @@ void DestinationLink::OnAnswered(PeerChannel* channel, int64_t step_id, absl::st
   PushSoon(std::move(pending), channel->Shared());
 }
 
-void DestinationLink::TakePendingLocked(int64_t step_id, Step* step, const std::string& key,
-                                        Lane* lane, std::vector<PendingSend>* pending) {
+void Destination::TakePendingLocked(int64_t step_id, Step* step, const std::string& key,
+                                    SendState* state, std::vector<PendingSend>* pending) {
   auto found = step->pending.find(key);
   if (found == step->pending.end()) return;
-  lane->Record(step_id, key, found->second.front().is_copy);
+  state->Record(step_id, key, found->second.front().is_copy);
   ++step->held[key];
   for (PendingSend& send : found->second) pending->push_back(std::move(send));
   step->pending.erase(found);
 }
 
-void DestinationLink::UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
-                                   std::vector<PendingSend>* pending) {
+void Destination::UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
+                               std::vector<PendingSend>* pending) {
   auto step = steps_.find(step_id);
   if (step == steps_.end()) return;
-  auto lane = lanes_.find(step->second.session);
-  if (lane == lanes_.end() || lane->second.channel.get() != channel) return;
+  auto state = states_.find(step->second.session);
+  if (state == states_.end() || state->second.channel.get() != channel) return;
   if (!Take(&step->second.held, key) || step->second.held.contains(key)) return;
-  TakePendingLocked(step_id, &step->second, std::string(key), &lane->second, pending);
+  TakePendingLocked(step_id, &step->second, std::string(key), &state->second, pending);
 }
 
-void DestinationLink::PushSoon(std::vector<PendingSend> pending,
-                               std::shared_ptr<PeerChannel> channel) {
+void Destination::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<PeerChannel> channel) {
   if (pending.empty()) return;
   tsl::Env::Default()->SchedClosure([self = shared_from_this(), channel = std::move(channel),
                                      pending = std::move(pending)]() mutable {
@@ -399,8 +398,8 @@ void DestinationLink::PushSoon(std::vector<PendingSend> pending,
   });
 }
 
-void DestinationLink::PushPending(const std::vector<PendingSend>& pending,
-                                  const std::shared_ptr<PeerChannel>& channel) {
+void Destination::PushPending(const std::vector<PendingSend>& pending,
+                              const std::shared_ptr<PeerChannel>& channel) {
   for (const PendingSend& send : pending) {
     if (send.refer_reason != nullptr) {
       CountSent(Path::kRpc, send.bytes, TrafficOf(Direction::kSend, task(), kRpcTransport));
@@ -413,40 +412,40 @@ void DestinationLink::PushPending(const std::vector<PendingSend>& pending,
   }
 }
 
-void DestinationLink::TakePulls(Step* step, absl::string_view key,
-                                std::vector<std::shared_ptr<Pull>>* pulls) {
+void Destination::TakePulls(Step* step, absl::string_view key,
+                            std::vector<std::shared_ptr<Pull>>* pulls) {
   auto found = step->pulled.find(key);
   if (found == step->pulled.end()) return;
   for (std::shared_ptr<Pull>& pull : found->second) pulls->push_back(std::move(pull));
   step->pulled.erase(found);
 }
 
-void DestinationLink::LoseStepsLocked(const std::string& session, Lane* lane,
-                                      std::vector<std::shared_ptr<Pull>>* failed) {
-  for (int64_t step_id : lane->recent.keys()) {
+void Destination::LoseStepsLocked(const std::string& session, SendState* state,
+                                  std::vector<std::shared_ptr<Pull>>* failed) {
+  for (int64_t step_id : state->recent.keys()) {
     lost_.Add(step_id);
-    lane->Announce(step_id, LostStatus(task()));
+    state->Announce(step_id, LostStatus(task()));
     auto step = steps_.find(step_id);
     while (step != steps_.end() && !step->second.pulled.empty()) {
       TakePulls(&step->second, step->second.pulled.begin()->first, failed);
     }
   }
-  for (const Lane::Copy& copy : lane->recent_copies.keys()) {
+  for (const SendState::Copy& copy : state->recent_copies.keys()) {
     auto step = steps_.find(copy.first);
     if (step != steps_.end()) TakePulls(&step->second, copy.second, failed);
     lost_copies_.Add(copy);
   }
-  const std::deque<Lane::Copy>& copies = lane->recent_copies.keys();
-  lane->untold_copies.assign(copies.begin(), copies.end());
+  const std::deque<SendState::Copy>& copies = state->recent_copies.keys();
+  state->untold_copies.assign(copies.begin(), copies.end());
   for (auto& entry : steps_) {
     if (entry.second.session == session) entry.second.held.clear();
   }
-  lane->recent.Clear();
-  lane->recent_copies.Clear();
-  lane->last_step = -1;
+  state->recent.Clear();
+  state->recent_copies.Clear();
+  state->last_step = -1;
 }
 
-void DestinationLink::Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status) {
+void Destination::Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status) {
   if (pulls.empty()) return;
   // This thread may be any of TensorFlow's, and may hold its locks.
   tsl::Env::Default()->SchedClosure([pulls = std::move(pulls), status] {
@@ -457,15 +456,15 @@ void DestinationLink::Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl:
   });
 }
 
-void DestinationLink::OnDown(Channel* channel) {
+void Destination::OnDown(Channel* channel) {
   std::vector<std::shared_ptr<Pull>> failed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     bool lost = false;
-    for (auto& [session, lane] : lanes_) {
-      if (lane.channel.get() != channel) continue;
-      lane.channel.reset();
-      LoseStepsLocked(session, &lane, &failed);
+    for (auto& [session, state] : states_) {
+      if (state.channel.get() != channel) continue;
+      state.channel.reset();
+      LoseStepsLocked(session, &state, &failed);
       lost = true;
     }
     if (lost) RecordAbsence(Direction::kSend, task(), Absence::kLost, "the channel ended");
@@ -473,7 +472,7 @@ void DestinationLink::OnDown(Channel* channel) {
   Fail(std::move(failed), LostStatus(task()));
 }
 
-void DestinationLink::DropStep(int64_t step_id) {
+void Destination::DropStep(int64_t step_id) {
   Step dropped;  // freed after the lock
   for (const std::shared_ptr<PeerChannel>& channel : ReadyChannels()) {
     channel->plan().DropStep(step_id);
@@ -486,32 +485,32 @@ void DestinationLink::DropStep(int64_t step_id) {
   steps_.erase(found);
 }
 
-void DestinationLink::SendAbort(const std::string& session, int64_t step_id,
-                                const absl::Status& status) {
+void Destination::SendAbort(const std::string& session, int64_t step_id,
+                            const absl::Status& status) {
   std::shared_ptr<PeerChannel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    Lane& lane = lanes_[session];
-    channel = lane.channel;
-    if (channel == nullptr) lane.Announce(step_id, status);
+    SendState& state = states_[session];
+    channel = state.channel;
+    if (channel == nullptr) state.Announce(step_id, status);
   }
   if (channel != nullptr) TellFailure(channel.get(), step_id, status);
 }
 
-std::vector<std::string> DestinationLink::SessionNames() {
+std::vector<std::string> Destination::SessionNames() {
   std::vector<std::string> sessions;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : lanes_) sessions.push_back(entry.first);
+  for (const auto& entry : states_) sessions.push_back(entry.first);
   return sessions;
 }
 
-void DestinationLink::ForgetSession(const std::string& session) {
-  decltype(lanes_)::node_type forgotten;  // freed after the lock
+void Destination::ForgetSession(const std::string& session) {
+  decltype(states_)::node_type forgotten;  // freed after the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  forgotten = lanes_.extract(session);
+  forgotten = states_.extract(session);
 }
 
-DestinationLink::Step& DestinationLink::StepLocked(int64_t step_id) {
+Destination::Step& Destination::StepLocked(int64_t step_id) {
   const auto now = std::chrono::steady_clock::now();
   if (now - last_sweep_ > kSweepPeriod) {
     last_sweep_ = now;

@@ -3,8 +3,8 @@
 // The receiver's view of one task that sends to it, as one session names it: no channel, connecting, or
 // ready. It also knows which incarnations of the task are left to TensorFlow's RPC, for good or until they can
 // be reached again.
-#ifndef RDMATENSOR_TENSORFLOW_PEER_PEERS_H_
-#define RDMATENSOR_TENSORFLOW_PEER_PEERS_H_
+#ifndef RDMATENSOR_TENSORFLOW_PEER_SOURCE_H_
+#define RDMATENSOR_TENSORFLOW_PEER_SOURCE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -36,12 +36,12 @@ namespace rdmatensor {
 // Every change of state raises `epoch`. A receive reads the epoch before it puts its waiter into the
 // mailbox and compares it after: either the change saw the waiter, or the receive sees the change and
 // calls Settle. Thus no waiter is left behind.
-class SourcePeer final : public ChannelSource, public std::enable_shared_from_this<SourcePeer> {
+class Source final : public ChannelSource, public std::enable_shared_from_this<Source> {
  public:
   enum class Mode { kIdle, kConnecting, kReady };
 
-  SourcePeer(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
-             const PeerNames& names);
+  Source(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
+         const PeerNames& names);
 
   // Counts the waits for tensors from the task that no plan names.
   EdgeWaits* waits() const { return waits_; }
@@ -138,4 +138,4 @@ class SourcePeer final : public ChannelSource, public std::enable_shared_from_th
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_PEER_PEERS_H_
+#endif  // RDMATENSOR_TENSORFLOW_PEER_SOURCE_H_
