@@ -23,7 +23,7 @@ TESTS_PYTHON := PYTHONPATH=$(CURDIR)/tests $(BIN)/python
 sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test check chaos conformance docs site lint bench bench-quick bench-api bench-verbs asan tsan \
+.PHONY: help build demo test check chaos conformance docs site lint bench bench-quick bench-api bench-verbs bench-networks asan tsan \
         aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo 'make bench        all of it and the rivals, a quarter of an hour; BENCH_FLAGS=--quick'
 	@echo 'make bench-quick  the Python API, and steps of TensorFlow against gRPC; some minutes'
 	@echo 'make bench-api    the former alone'
+	@echo 'make bench-networks  tcp against iperf3 and bare sockets, over loopback and veth'
 	@echo 'make bench-verbs  verbs against perftest, UCX and NIXL, in the SoftRoCE lab without RDMA'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
 	@echo 'make aarch64      the C core and its unit programs for ARM64, in an emulator'
@@ -174,6 +175,9 @@ bench-api: build $(VENV)/.packages
 
 bench-quick: bench-api
 	@$(BIN)/python bench/bench_tensorflow.py --quick
+
+bench-networks: $(tests)
+	@$(BIN)/python bench/bench_networks.py
 
 bench-verbs: $(tests)
 	@$(BIN)/python bench/bench_verbs.py
