@@ -84,8 +84,8 @@ def bootstrap(report: Mapping[str, Any]) -> Iterator[Finding]:
         if "SECRET_FILE" in error:  # secret() reports it
             continue
         # The port of a task that runs now is in use, as it should be.
-        state = "warn" if "BIND_PORT" in error and "in use" in error else "fail"
-        yield Finding("device", state, error, _device_remedy(error))
+        busy = "BIND_PORT" in error and "in use" in error
+        yield Finding("device", "warn" if busy else "fail", error, _device_remedy(error))
     address = report["address"]
     if address and not report["errors"]:
         host = address.rpartition(":")[0]
