@@ -130,7 +130,7 @@ def test_devices_listen_on_the_ports_of_the_setting(setting: Callable[..., None]
     with contextlib.ExitStack() as opened:
         with contextlib.suppress(OSError):  # others may have a port of the range
             opened.enter_context(socket.create_server(("127.0.0.1", first + 2)))
-        devices = []
+        devices: list[rdmatensor.Device] = []
         with pytest.raises(rdmatensor.DeviceError, match="all these ports are in use") as full:
             while len(devices) < 5:
                 devices.append(opened.enter_context(rdmatensor.Device()))
