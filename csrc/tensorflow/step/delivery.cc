@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "step/delivery.h"
 
+#include <string>
 #include <utility>
 
 #include "step/rpc_fallback.h"
@@ -59,7 +60,12 @@ void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
     if (mailbox == nullptr) return;
     delivered = mailbox->Deliver(key, &arrival, &waiter);
   } while (delivered == Mailbox::Delivered::kGone);
-  if (delivered == Mailbox::Delivered::kKept) return;
+  if (delivered == Mailbox::Delivered::kTooMuch) {
+    channel_->RefuseBroken(
+        "sent more tensors that nothing here has asked for than a server keeps (" +
+        std::to_string(Unclaimed::kMaxBytes >> 20) + " MB)");
+  }
+  if (delivered != Mailbox::Delivered::kTaken) return;
   if (!arrival.is_referral) waiter.EndWait(arrival.tensor.TotalBytes(), arrival.path);
   if (arrival.claim == nullptr || arrival.tensor.TotalBytes() <= kLongChecksum) {
     Complete(&waiter, arrival, step_id);
