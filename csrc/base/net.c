@@ -121,6 +121,24 @@ static rdt_status finish_connect(int fd, rdt_deadline deadline, const char *wher
   return RDT_OK;
 }
 
+static rdt_status connect_to(const struct sockaddr *to, socklen_t length, const char *where,
+                             rdt_deadline deadline, int *socket_out) {
+  int one = 1, fd = rdt_forks_socket(to->sa_family, SOCK_STREAM);
+  rdt_status status = RDT_ERR_UNREACHABLE;
+  if (fd < 0) return rdt_fail_errno(errno, "cannot create a socket");
+  if (connect(fd, to, length) == 0 || errno == EINPROGRESS)
+    status = finish_connect(fd, deadline, where);
+  else
+    rdt_fail_errno(errno, "cannot reach %s", where);
+  if (status != RDT_OK) {
+    rdt_forks_close(fd);
+    return status;
+  }
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  *socket_out = fd;
+  return RDT_OK;
+}
+
 rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *socket_out) {
   char host[256];
   const char *port = NULL;
@@ -129,26 +147,25 @@ rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *sock
   if (status == RDT_OK) status = rdt_resolve(host, port, 0, deadline, &found);
   if (status != RDT_OK) return status;
   for (struct addrinfo *each = found; each; each = each->ai_next) {
-    int one = 1, fd = rdt_forks_socket(each->ai_family, SOCK_STREAM);
-    if (fd < 0) {
-      status = rdt_fail_errno(errno, "cannot create a socket");
-      continue;
-    }
-    if (connect(fd, each->ai_addr, each->ai_addrlen) == 0 || errno == EINPROGRESS) {
-      status = finish_connect(fd, deadline, address);
-    } else {
-      rdt_fail_errno(errno, "cannot reach %s", address);
-      status = RDT_ERR_UNREACHABLE;
-    }
-    if (status == RDT_OK) {
-      setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-      *socket_out = fd;
-      break;
-    }
-    rdt_forks_close(fd);
+    status = connect_to(each->ai_addr, each->ai_addrlen, address, deadline, socket_out);
+    if (status == RDT_OK) break;
   }
   freeaddrinfo(found);
   return status;
+}
+
+rdt_status rdt_net_reached(int other, rdt_reached *reached) {
+  reached->length = sizeof(reached->address);
+  if (getpeername(other, (struct sockaddr *)&reached->address, &reached->length) == 0)
+    return RDT_OK;
+  rdt_fail_errno(errno, "the peer is gone");
+  return RDT_ERR_CONNECTION_LOST;
+}
+
+rdt_status rdt_net_connect_again(const rdt_reached *reached, const char *where,
+                                 rdt_deadline deadline, int *socket_out) {
+  return connect_to((const struct sockaddr *)&reached->address, reached->length, where, deadline,
+                    socket_out);
 }
 
 static rdt_status lost(int error) {

@@ -273,7 +273,7 @@ typedef enum rdt_capability {
 typedef struct rdt_channel_info {
   const char *peer_name;    /* the peer device's name; valid while the channel handle is */
   const char *peer_address; /* its host:port */
-  const char *transport;    /* "shm", "verbs" */
+  const char *transport;    /* "shm", "verbs", "tcp" */
   uint32_t capabilities;
   uint64_t generation; /* differs each time a peer device is opened */
   uint64_t max_notify; /* largest notification payload, bytes */

@@ -36,7 +36,7 @@ HINTS = {
 @click.option("--bind", metavar="ADDRESS",
               help="Address to listen on. Default: RDMATENSOR_BIND_ADDRESS, or all.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Stop listening once the first peer has disconnected.")
-@click.option("--transport", metavar="NAME", help="Use this transport only: shm or verbs.")
+@click.option("--transport", metavar="NAME", help="Use this transport only: shm, verbs or tcp.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def ping(host: str | None, listen: bool, **options: Any) -> None:
     """Measure the connection to another machine: transport, latency and bandwidth.

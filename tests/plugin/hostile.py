@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import rdmatensor
 from support.clusters import Cluster
 from support.graphs import TASK0, TASK1, Session, cross, session, v1
 
@@ -48,7 +49,7 @@ def call(
 ) -> tuple[int, bytes]:
     """The first piece of a call, or of an answer."""
     length = len(content) if total is None else total
-    return kind | number << 8, struct.pack("=Q", length) + content
+    return kind | number << 8, struct.pack("=QI", length, rdmatensor.crc32c(content)) + content
 
 
 def device_address(pid: int) -> str:

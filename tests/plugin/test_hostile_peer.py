@@ -109,6 +109,7 @@ CASES: dict[str, Messages] = {
         caller(),
         call(1, _with(struct.pack("=qiBBIQ", 0, 1, 3, 0, 0, 0))),
     ],
+    "call_with_a_wrong_checksum": [caller(), (CALL | 1 << 8, call(1, EMPTY)[1][:-1] + b"x")],
     "call_twice": [caller(), call(1, EMPTY), call(1, EMPTY)],
     "call_inside_a_call": [caller(), call(1, EMPTY, 100), call(2, EMPTY)],
     "call_answered_by_the_caller": [caller(), call(1, EMPTY, kind=ANSWER)],

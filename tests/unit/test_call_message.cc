@@ -2,6 +2,7 @@
 //
 // Calls between plugins: what is written is read, whatever a peer sends is refused or yields views inside of what
 // was sent, and pieces make the whole that was cut, or are refused.
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -80,14 +81,19 @@ void TestDamage(const Message &sample) {
   }
 }
 
-std::string First(uint64_t total, const std::string &piece) {
-  return std::string(reinterpret_cast<const char *>(&total), sizeof total) + piece;
+bool Begin(Assembly *assembly, uint64_t number, const std::string &whole, size_t piece) {
+  std::string first(rdmatensor::kPieceHeaderSize, '\0');
+  first += whole;
+  rdmatensor::EncodeHeader(&first[0], whole.size());
+  const Exact exact(first.data(), rdmatensor::kPieceHeaderSize + piece);
+  return assembly->Begin(number, exact.data(), exact.size());
 }
 
-bool Begin(Assembly *assembly, uint64_t number, uint64_t total, const std::string &piece) {
-  const std::string first = First(total, piece);
-  const Exact exact(first.data(), first.size());
-  return assembly->Begin(number, exact.data(), exact.size());
+bool BeginHuge(uint64_t total) {
+  std::string first(rdmatensor::kPieceHeaderSize + 1, 'x');
+  std::memcpy(&first[0], &total, sizeof total);
+  Assembly assembly;
+  return assembly.Begin(1, first.data(), first.size());
 }
 
 void TestAssembly() {
@@ -95,20 +101,19 @@ void TestAssembly() {
   EXPECT(!assembly.IsWhole());
   EXPECT(!assembly.Add(1, "x", 1));
   EXPECT(!assembly.Begin(1, "short", 5));
-  EXPECT(Begin(&assembly, 1, 6, "abc") && !assembly.IsWhole());
-  EXPECT(!Begin(&assembly, 2, 1, "a"));  // one is not complete yet
+  EXPECT(Begin(&assembly, 1, "abcdef", 3) && !assembly.IsWhole());
+  EXPECT(!Begin(&assembly, 2, "a", 1));  // one is not complete yet
   EXPECT(!assembly.Add(2, "d", 1));      // of another message
   EXPECT(!assembly.Add(1, "", 0));       // brings nothing
   EXPECT(!assembly.Add(1, "defg", 4));   // too much
   EXPECT(assembly.Add(1, "de", 2) && !assembly.IsWhole());
   EXPECT(assembly.Add(1, "f", 1) && assembly.IsWhole());
   EXPECT(assembly.Take() == "abcdef" && !assembly.IsWhole());
-  EXPECT(Begin(&assembly, 2, 0, "") && assembly.IsWhole() && assembly.Take().empty());
-  EXPECT(!Begin(&assembly, 3, 2, "abc"));  // more than announced
-  Assembly huge;
-  EXPECT(!Begin(&huge, 1, rdmatensor::kMaxCallBytes + 1, "a"));
-  EXPECT(!Begin(&huge, 1, UINT64_MAX, "a"));
-  EXPECT(Begin(&huge, 1, rdmatensor::kMaxCallBytes, "a"));
+  EXPECT(Begin(&assembly, 2, "", 0) && assembly.IsWhole() && assembly.Take().empty());
+  EXPECT(Begin(&assembly, 3, "abc", 2));
+  EXPECT(!assembly.Add(3, "d", 1));  // another byte than the checksum's
+  EXPECT(!BeginHuge(rdmatensor::kMaxCallBytes + 1) && !BeginHuge(UINT64_MAX));
+  EXPECT(BeginHuge(rdmatensor::kMaxCallBytes));
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 #include "base/status.h"
 #include "base/wait.h"
 #include "core/meet/handshake.h"
+#include "core/meet/lines.h"
 #include "core/post/channel.h"
 #include "core/workers.h"
 #include "transport/registry.h"
@@ -42,11 +43,9 @@ struct rdt_handshake {
 
 /* ---- One handshake -------------------------------------------------------------------------------- */
 
-static rdt_status answer_hello(rdt_greeting *greeting, const rdt_handshake *work,
+static rdt_status answer_hello(rdt_greeting *greeting, const rdt_handshake *work, rdt_wire *wire,
                                rdt_deadline deadline) {
-  rdt_wire wire;
-  rdt_status status = rdt_net_receive(work->socket, &wire, NULL, deadline);
-  if (status == RDT_OK) status = rdt_greeting_take_hello(greeting, &wire);
+  rdt_status status = rdt_greeting_take_hello(greeting, wire);
   if (status == RDT_OK) status = rdt_greeting_check_trust(greeting, &work->origin);
   return status == RDT_OK ? rdt_greeting_send_hello(greeting, deadline) : status;
 }
@@ -149,15 +148,29 @@ static bool settle(rdt_handshake *work) {
   return !work->evicted;
 }
 
-/* On success the channel owns the socket. */
-static rdt_status open_channel(rdt_greeting *greeting, rdt_handshake *work, rdt_channel *channel,
-                               const rdt_bundle *offer, rdt_deadline deadline) {
+/* The peer makes its data connections between these two messages. */
+static rdt_status introduce(rdt_greeting *greeting, rdt_channel *channel, const rdt_bundle *offer,
+                            rdt_deadline deadline) {
   rdt_status status =
       rdt_greeting_send_attach(greeting, channel->transport, offer, channel->purpose, deadline);
-  if (status == RDT_OK) status = await_ready(channel, deadline);
-  if (status == RDT_OK && !settle(work))
-    status = rdt_fail(RDT_ERR_CONNECTION_LOST, "it was dropped in favour of a newer one");
+  return status == RDT_OK ? await_ready(channel, deadline) : status;
+}
+
+static rdt_status keep(rdt_handshake *work) {
+  if (settle(work)) return RDT_OK;
+  return rdt_fail(RDT_ERR_CONNECTION_LOST, "it was dropped in favour of a newer one");
+}
+
+/* On success the channel owns the socket. */
+static rdt_status open_channel(rdt_handshake *work, rdt_channel *channel) {
+  rdt_status status = keep(work);
   return status == RDT_OK ? rdt_device_adopt(channel) : status;
+}
+
+/* On success the channel that the first message names owns the socket. */
+static rdt_status take_line(rdt_handshake *work, rdt_wire *wire) {
+  rdt_status status = keep(work);
+  return status == RDT_OK ? rdt_lines_take(work->device, wire, work->socket) : status;
 }
 
 static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
@@ -170,7 +183,12 @@ static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
   if (status == RDT_OK) status = accept_channel(greeting, work, &wire, &fds, &offer, &channel);
   rdt_fds_close(&fds);
   if (status != RDT_OK) return status;
-  status = open_channel(greeting, work, channel, &offer, deadline);
+  rdt_lines lines;
+  rdt_lines_begin(&lines, greeting, channel);
+  status = introduce(greeting, channel, &offer, deadline);
+  rdt_status complete = rdt_lines_end(&lines);
+  if (status == RDT_OK) status = complete;
+  if (status == RDT_OK) status = open_channel(work, channel);
   rdt_fds_close(&offer.fds);
   if (status != RDT_OK) {
     channel->control = -1; /* the caller's again */
@@ -194,8 +212,14 @@ static void run_handshake(void *argument) {
   rdt_deadline deadline = rdt_deadline_after(HANDSHAKE_MS);
   rdt_wait_interrupt_by(work->device->bootstrap_wake);
   rdt_greeting_begin(&greeting, work->device, RDT_SIDE_LISTENING, work->socket);
-  rdt_status status = answer_hello(&greeting, work, deadline);
-  if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);
+  rdt_wire first;
+  rdt_status status = rdt_net_receive(work->socket, &first, NULL, deadline);
+  if (status == RDT_OK && first.type == RDT_MESSAGE_LINE) {
+    status = take_line(work, &first);
+  } else {
+    if (status == RDT_OK) status = answer_hello(&greeting, work, &first, deadline);
+    if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);
+  }
   if (status != RDT_OK) {
     report(work->device, work->origin.host, status);
     if (status != RDT_ERR_CONNECTION_LOST && status != RDT_ERR_DEADLINE)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/call_message.h"
 
-#include <cstring>
-
 #include "base/byte_stream.h"
+#include "rdmatensor.h"
 
 namespace rdmatensor {
 namespace {
@@ -109,23 +108,31 @@ bool Parse(const char* data, size_t size, AnswerMessage* out) {
   return Get(&reader, &out->tensors) && reader.GetText(reader.left(), &out->bytes);
 }
 
+void EncodeHeader(char* out, size_t size) {
+  Writer writer(out);
+  writer.Put(static_cast<uint64_t>(size));
+  writer.Put(rdt_crc32c(0, out + kPieceHeaderSize, size));
+}
+
 bool Assembly::Begin(uint64_t number, const char* data, size_t size) {
-  uint64_t total = 0;
-  if (begun_ || size < sizeof total) return false;
-  std::memcpy(&total, data, sizeof total);
-  if (total > kMaxCallBytes) return false;
+  PieceHeader header;
+  Reader reader(data, size);
+  if (begun_ || !reader.Get(&header.total) || !reader.Get(&header.checksum) ||
+      header.total > kMaxCallBytes) {
+    return false;
+  }
   begun_ = true;
   number_ = number;
-  total_ = total;
-  return Add(number, data + sizeof total, size - sizeof total);
+  header_ = header;
+  return Add(number, reader.position(), reader.left());
 }
 
 bool Assembly::Add(uint64_t number, const char* data, size_t size) {
-  if (!begun_ || number != number_ || size > total_ - content_.size()) return false;
+  if (!begun_ || number != number_ || size > header_.total - content_.size()) return false;
   // An empty piece would bring nothing nearer.
   if (size == 0 && !IsWhole()) return false;
   content_.append(data, size);
-  return true;
+  return !IsWhole() || rdt_crc32c(0, content_.data(), content_.size()) == header_.checksum;
 }
 
 }  // namespace rdmatensor

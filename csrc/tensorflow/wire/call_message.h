@@ -4,7 +4,8 @@
 // notification. Then they travel in pieces, one message after the other.
 //
 // As with other messages, parsing trusts nothing: lengths are checked before use, and a message takes no more
-// memory than the peer has sent.
+// memory than the peer has sent. The whole has a checksum, because a wrong bit in a request could make a step wait
+// for ever.
 #ifndef RDMATENSOR_TENSORFLOW_WIRE_CALL_MESSAGE_H_
 #define RDMATENSOR_TENSORFLOW_WIRE_CALL_MESSAGE_H_
 
@@ -44,15 +45,24 @@ bool Parse(const char* data, size_t size, AnswerMessage* out);
 // The longest content, which is protobuf's limit too.
 inline constexpr uint64_t kMaxCallBytes = INT32_MAX;
 
+// What comes before the first piece: the size and the CRC32C of the whole.
+struct PieceHeader {
+  uint64_t total = 0;
+  uint32_t checksum = 0;
+};
+inline constexpr size_t kPieceHeaderSize = sizeof(uint64_t) + sizeof(uint32_t);
+// Writes the header of `size` bytes, which follow it at `out` already.
+void EncodeHeader(char* out, size_t size);
+
 // Puts the pieces of one direction of a channel together. One message is begun and completed before the next.
 class Assembly {
  public:
-  // Takes the first piece of message `number`, which begins with the size of the whole. False: the peer broke the
-  // protocol.
+  // Takes the first piece of message `number`, with its header. False: the peer broke the protocol, or bytes changed
+  // on their way.
   bool Begin(uint64_t number, const char* data, size_t size);
   // Takes a further piece.
   bool Add(uint64_t number, const char* data, size_t size);
-  bool IsWhole() const { return begun_ && content_.size() == total_; }
+  bool IsWhole() const { return begun_ && content_.size() == header_.total; }
   // Takes the whole content out.
   std::string Take() {
     begun_ = false;
@@ -61,7 +71,8 @@ class Assembly {
 
  private:
   bool begun_ = false;
-  uint64_t number_ = 0, total_ = 0;
+  uint64_t number_ = 0;
+  PieceHeader header_;
   std::string content_;
 };
 

@@ -22,22 +22,22 @@ namespace rdmatensor {
 template <typename Message>
 absl::Status SendInPieces(Channel* channel, MessageKind kind, uint64_t number,
                           const Message& message) {
-  const uint64_t total = EncodedSize(message);
+  const size_t total = EncodedSize(message);
   if (total > kMaxCallBytes) {
     return absl::InvalidArgumentError("rdmatensor: a call of more than 2 GiB without its tensors");
   }
-  const uint64_t room = channel->max_notify();
-  if (sizeof total + total <= room) {
-    return channel->Notify(PackImmediate(kind, number), sizeof total + total, [&](char* out) {
-      std::memcpy(out, &total, sizeof total);
-      Encode(message, out + sizeof total);
-    });
+  const auto write = [&](char* out) {
+    Encode(message, out + kPieceHeaderSize);
+    EncodeHeader(out, total);
+  };
+  const size_t room = channel->max_notify();
+  if (kPieceHeaderSize + total <= room) {
+    return channel->Notify(PackImmediate(kind, number), kPieceHeaderSize + total, write);
   }
-  std::string encoded(sizeof total + total, '\0');
-  std::memcpy(&encoded[0], &total, sizeof total);
-  Encode(message, &encoded[sizeof total]);
+  std::string encoded(kPieceHeaderSize + total, '\0');
+  write(&encoded[0]);
   for (size_t at = 0; at < encoded.size(); at += room) {
-    const size_t size = std::min<size_t>(room, encoded.size() - at);
+    const size_t size = std::min(room, encoded.size() - at);
     const absl::Status sent =
         channel->Notify(PackImmediate(at == 0 ? kind : MessageKind::kMore, number), size,
                         [&](char* out) { std::memcpy(out, &encoded[at], size); });
