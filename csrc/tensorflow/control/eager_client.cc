@@ -195,8 +195,10 @@ class ControlEagerClient final : public EagerClient {
         absl::Status result = status;
         if (result.ok()) result = Unpack(answer, response);
         if (!result.ok()) client->OnError(id, result, in_stream ? &position : nullptr);
-        if (may_block || !result.ok()) {
+        if (may_block) {
           RunWhereItMayBlock([done = std::move(done), result] { done(result); });
+        } else if (!result.ok()) {
+          client->failures_.Run([done = std::move(done), result] { done(result); });
         } else {
           done(result);
         }
@@ -220,7 +222,7 @@ class ControlEagerClient final : public EagerClient {
     }
 
     void Fail(const absl::Status& status) override {
-      RunWhereItMayBlock(
+      client_->failures_.Run(
           [done = std::move(done_), told = client_->AsGrpcSays(method_, status)] { done(told); });
     }
 
@@ -407,6 +409,7 @@ class ControlEagerClient final : public EagerClient {
 
   const std::shared_ptr<RemoteTask> task_;
   const RefCountPtr<EagerClient> stock_;
+  Turns failures_;
   std::mutex mutex_;
   absl::flat_hash_map<uint64_t, Context> contexts_;
 };

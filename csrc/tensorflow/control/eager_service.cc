@@ -71,7 +71,8 @@ CallTable::Handler EagerService::Unary(absl::Status (EagerServiceImpl::*method)(
 }
 
 void EagerService::Serve(CallTable* table) {
-  // All of them may wait for other calls, so none of them takes a thread of TensorFlow's pool.
+  // They may wait for other calls, so they do not take threads of TensorFlow's pool. Enqueue does, as over gRPC: such
+  // requests come by the thousand.
   auto serve = [table](Method method, const CallTable::Handler& handler) {
     table->Serve(method, CallTable::Order::kAtOnce, [handler](std::shared_ptr<ArrivedCall> call) {
       RunWhereItMayBlock([handler, call = std::move(call)] { handler(call); });
@@ -83,9 +84,10 @@ void EagerService::Serve(CallTable* table) {
   serve(Method::kKeepAlive, Unary(&EagerServiceImpl::KeepAlive));
   serve(Method::kCloseContext,
         [this](const std::shared_ptr<ArrivedCall>& call) { CloseContext(call); });
-  serve(Method::kEnqueue, [this](const std::shared_ptr<ArrivedCall>& call) { Enqueue(call); });
   serve(Method::kRunComponentFunction,
         [this](const std::shared_ptr<ArrivedCall>& call) { RunComponentFunction(call); });
+  table->Serve(Method::kEnqueue, CallTable::Order::kAny,
+               [this](const std::shared_ptr<ArrivedCall>& call) { Enqueue(call); });
   table->Serve(Method::kStreamingEnqueue, CallTable::Order::kAtOnce,
                [this](const std::shared_ptr<ArrivedCall>& call) { EnqueueInStream(call); });
 }
