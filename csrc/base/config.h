@@ -32,6 +32,10 @@
   TEXT(BIND_ADDRESS, "",                                                                           \
        "Address on which the bootstrap port listens. Empty means 127.0.0.1, and for TensorFlow "   \
        "servers the address of the task's entry in the cluster.")                                  \
+  TEXT(BIND_PORT, "",                                                                              \
+       "Port of the bootstrap, for firewalls: a number, or a range such as 7000-7010, of which "   \
+       "each device takes the first free one. Empty takes any free port. A port that a program "   \
+       "gives a device comes first.")                                                              \
   TEXT(SECRET_FILE, "",                                                                            \
        "File with the secret that all devices of a cluster share. Empty means no secret: only "    \
        "processes of this host can connect.")                                                      \

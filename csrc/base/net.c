@@ -77,14 +77,24 @@ static rdt_status describe(int socket, char *address) {
   return RDT_OK;
 }
 
+static void set_port(struct sockaddr *address, uint16_t port) {
+  if (address->sa_family == AF_INET6)
+    ((struct sockaddr_in6 *)address)->sin6_port = htons(port);
+  else
+    ((struct sockaddr_in *)address)->sin_port = htons(port);
+}
+
 static rdt_status listen_at(const struct addrinfo *to, const char *host, uint16_t port,
                             int *socket_out, char *address) {
   int one = 1, fd = rdt_forks_socket(to->ai_family, SOCK_STREAM);
   if (fd < 0) return rdt_fail_errno(errno, "cannot create a socket");
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
   rdt_status status = RDT_OK;
-  if (bind(fd, to->ai_addr, to->ai_addrlen) != 0 || listen(fd, 128) != 0)
-    status = rdt_fail_errno(errno, "cannot listen on %s port %u", host, port);
+  set_port(to->ai_addr, port);
+  if (bind(fd, to->ai_addr, to->ai_addrlen) != 0 || listen(fd, 128) != 0) {
+    status = errno == EADDRINUSE ? RDT_ERR_LIMIT : RDT_ERR_SYSTEM;
+    rdt_fail_errno(errno, "cannot listen on %s port %u", host, port);
+  }
   if (status == RDT_OK) status = describe(fd, address);
   if (status == RDT_OK)
     *socket_out = fd;
@@ -93,15 +103,16 @@ static rdt_status listen_at(const struct addrinfo *to, const char *host, uint16_
   return status;
 }
 
-rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline, int *socket_out,
-                          char *address) {
-  char port_text[8];
+rdt_status rdt_net_listen(const char *host, uint16_t first, uint16_t last, rdt_deadline deadline,
+                          int *socket_out, char *address) {
   struct addrinfo *found;
-  snprintf(port_text, sizeof(port_text), "%u", port);
-  rdt_status status = rdt_resolve(host, port_text, AI_PASSIVE, deadline, &found);
+  rdt_status status = rdt_resolve(host, "0", AI_PASSIVE, deadline, &found);
   if (status != RDT_OK) return status;
   for (const struct addrinfo *each = found; each; each = each->ai_next) {
-    status = listen_at(each, host, port, socket_out, address);
+    for (unsigned port = first; port <= last; port++) {
+      status = listen_at(each, host, (uint16_t)port, socket_out, address);
+      if (status != RDT_ERR_LIMIT) break;
+    }
     if (status == RDT_OK) break;
   }
   freeaddrinfo(found);

@@ -20,6 +20,7 @@
 #include "base/forks.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "base/wait.h"
 #include "core/meet/handshake.h"
 #include "core/meet/lines.h"
@@ -344,15 +345,29 @@ static void listen_locally(rdt_device *device) {
             device->name, rdt_last_error());
 }
 
-rdt_status rdt_bootstrap_start(rdt_device *device) {
-  char host[256];
-  const char *given = device->options.bind_address;
-  rdt_config_text(RDT_CONFIG_BIND_ADDRESS, host, sizeof(host));
-  if (!host[0]) snprintf(host, sizeof(host), "127.0.0.1");
+static rdt_status listen_for_hosts(rdt_device *device) {
+  char setting[256], ports[64];
+  const char *host = device->options.bind_address;
+  uint16_t first = device->options.port, last = first;
+  rdt_config_text(RDT_CONFIG_BIND_ADDRESS, setting, sizeof(setting));
+  rdt_config_text(RDT_CONFIG_BIND_PORT, ports, sizeof(ports));
+  if (!host) host = setting[0] ? setting : "127.0.0.1";
+  if (!first) rdt_text_ports(ports, &first, &last);
   int patience_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
-  rdt_status status =
-      rdt_net_listen(given ? given : host, device->options.port, rdt_deadline_after(patience_ms),
-                     &device->tcp_socket, device->address);
+  rdt_status status = rdt_net_listen(host, first, last, rdt_deadline_after(patience_ms),
+                                     &device->tcp_socket, device->address);
+  if (status != RDT_ERR_LIMIT || device->options.port) return status;
+  return rdt_fail(status,
+                  "device %s cannot listen on %s: " RDT_ENV_PREFIX
+                  "BIND_PORT is %s, and %s in use. Each device needs a port of its own, also "
+                  "within one process: give a range with enough ports, such as %u-%u, or end the "
+                  "program that listens there (ss -ltnp)",
+                  device->name, host, ports, first == last ? "that port is" : "all these ports are",
+                  first, first <= UINT16_MAX - 31 ? first + 31 : UINT16_MAX);
+}
+
+rdt_status rdt_bootstrap_start(rdt_device *device) {
+  rdt_status status = listen_for_hosts(device);
   if (status == RDT_OK) listen_locally(device);
   if (status == RDT_OK) {
     device->bootstrap_wake = eventfd(0, EFD_CLOEXEC);
