@@ -29,7 +29,7 @@ const std::string& ArrivedCall::caller() const { return callee_->caller_; }
 void ArrivedCall::Answer(const absl::Status& status, const CallBody& answer) {
   if (answered_.exchange(true)) return;
   callee_->Forget(number_);
-  callee_->Send(number_, status, answer);
+  if (IsAnswered(method_)) callee_->Send(number_, status, answer);
 }
 
 bool Callee::Handle(MessageKind kind, uint64_t number, const char* data, size_t size) {

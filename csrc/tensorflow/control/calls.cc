@@ -88,6 +88,19 @@ bool Calls::Call(Method method, const std::string& task, const CallBody& request
   return true;
 }
 
+bool Calls::Tell(Method method, const CallBody& request) {
+  CallMessage message;
+  message.method = static_cast<uint8_t>(method);
+  message.bytes = request.bytes;
+  std::lock_guard<std::mutex> sending(sending_);
+  uint64_t number = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!down_) number = ++last_;
+  }
+  return number != 0 && Send(number, message).ok();
+}
+
 absl::Status Calls::Send(uint64_t number, const CallMessage& message) {
   if (!introduced_) {
     const absl::Status sent = TellOfName(channel_.get(), MessageKind::kCaller, "", host_->task);

@@ -52,6 +52,9 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
   bool Call(Method method, const std::string& task, const CallBody& request,
             tsl::CallOptions* options, DoneRuns runs, Done* done);
 
+  // Sends a request that is not answered. It has no tensors. False if nothing was sent.
+  bool Tell(Method method, const CallBody& request);
+
   bool IsUp() const { return !down_.load(std::memory_order_acquire) && !channel_->refused; }
   const std::string& transport() const { return channel_->transport(); }
 

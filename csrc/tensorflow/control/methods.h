@@ -50,6 +50,9 @@ inline const char* MethodName(Method method) {
   return "";
 }
 
+// Whether anybody waits for its end. If not, nothing is answered.
+inline bool IsAnswered(Method method) { return method != Method::kCleanupGraph; }
+
 }  // namespace rdmatensor
 
 #endif  // RDMATENSOR_TENSORFLOW_CONTROL_METHODS_H_

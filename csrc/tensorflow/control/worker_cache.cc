@@ -72,12 +72,10 @@ class ControlWorker final : public WorkerInterface {
                          tensorflow::CleanupGraphResponse* response, StatusCallback done) override {
     if (const std::shared_ptr<Calls> calls = task_->Ready()) {
       CallBody body;
-      Calls::Done answered = [response, done](const absl::Status& status, const CallBody& answer) {
-        done(status.ok() ? Unpack(answer, response) : status);
-      };
-      if (Pack(*request, &body) && calls->Call(Method::kCleanupGraph, task_->task(), body, nullptr,
-                                               Calls::DoneRuns::kAnywhere, &answered)) {
+      // Nothing waits for the end, and the step's tensors are dropped with the channel as well.
+      if (Pack(*request, &body) && calls->Tell(Method::kCleanupGraph, body)) {
         CountCall(task_->task(), ControlWay::kChannel);
+        done(absl::OkStatus());
         return;
       }
     }
