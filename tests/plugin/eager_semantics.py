@@ -194,8 +194,7 @@ def main() -> None:
     """Run all cases, after another chief has used the same servers."""
     protocol = sys.argv[1]
     if len(sys.argv) > 2:
-        former = Cases(protocol, json.loads(sys.argv[2]), {})
-        np.testing.assert_equal(former.scheduled()[0], 20)
+        np.testing.assert_equal(Cases(protocol, json.loads(sys.argv[2]), {}).scheduled()[0], 20)
         os._exit(0)
     ports = [f"127.0.0.1:{port}" for port in free_ports(5)]
     cluster = {"chief": ports[:1], "worker": ports[1:3], "ps": ports[3:4]}
