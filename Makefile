@@ -23,8 +23,8 @@ TESTS_PYTHON := PYTHONPATH=$(CURDIR)/tests $(BIN)/python
 sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo demo-hosts test check chaos kills conformance docs site lint bench bench-quick bench-api bench-verbs asan tsan \
-        aarch64 fuzz soak failure-table format wheel dist clean
+.PHONY: help build demo demo-hosts test check chaos kills conformance docs site lint bench bench-quick bench-api bench-verbs \
+        asan tsan aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
