@@ -68,6 +68,7 @@ bool Callee::OnRequest() {
   if (!Parse(content->data(), content->size(), &message)) return false;
   const CallTable::Entry* const entry = table_->Find(message.method);
   if (entry == nullptr) return false;
+  if (entry->order == CallTable::Order::kAtOnce && !message.tensors.empty()) return false;
   auto call =
       std::make_shared<ArrivedCall>(shared_from_this(), last_, static_cast<Method>(message.method));
   call->request_.bytes = std::string(message.bytes);
@@ -79,7 +80,9 @@ bool Callee::OnRequest() {
   }
   auto run = [self = shared_from_this(), content, call = std::move(call), entry,
               tensors = std::move(message.tensors)] { self->Run(call, *entry, tensors); };
-  if (entry->order == CallTable::Order::kAsSent) {
+  if (entry->order == CallTable::Order::kAtOnce) {
+    run();
+  } else if (entry->order == CallTable::Order::kAsSent) {
     RunInOrder(std::move(run));
   } else {
     schedule_(std::move(run));

@@ -46,6 +46,7 @@ class ArrivedCall {
   CallBody* mutable_request() { return &request_; }
   // They are cancelled when the caller cancels its call or is gone.
   tsl::CallOptions* options() { return &options_; }
+  bool cancelled() const { return cancelled_.load(); }
   // Sends the answer. Only the first one counts. From any thread.
   void Answer(const absl::Status& status, const CallBody& answer);
 
@@ -65,9 +66,10 @@ class CallTable {
   using Handler = std::function<void(std::shared_ptr<ArrivedCall>)>;
   // kAny: calls may overtake each other, as each is handled on a thread of the pool. kAsSent: the calls of one channel
   // are handled one after the other, in the order in which they were sent; a call ends when its handler returns.
-  enum class Order { kAny, kAsSent };
+  // kAtOnce: on the progress thread, in the order in which they were sent; they have no tensors beside them.
+  enum class Order { kAny, kAsSent, kAtOnce };
 
-  // A handler may block.
+  // A handler may block, unless it is called at once.
   void Serve(Method method, Order order, Handler handler) {
     entries_[static_cast<size_t>(method)] = {order, std::move(handler)};
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "control/may_block.h"
 #include "stats/control_stats.h"
 #include "wire/message.h"
 #include "wire/task_call.h"
@@ -32,6 +33,19 @@ std::shared_ptr<Calls> RemoteTask::Ready() {
   }
   tsl::Env::Default()->SchedClosure([self = shared_from_this()] { self->Ask(); });
   return nullptr;
+}
+
+void RemoteTask::Find(Found found) {
+  if (const std::shared_ptr<Calls> calls = Ready()) {
+    found(calls);
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_.push_back(std::move(found));
+    if (std::exchange(connecting_, true)) return;
+  }
+  RunWhereItMayBlock([self = shared_from_this()] { self->Ask(); });
 }
 
 void RemoteTask::Ask() {
@@ -73,17 +87,24 @@ absl::StatusOr<std::shared_ptr<Calls>> RemoteTask::Connect(
 
 void RemoteTask::OnAddress(const absl::StatusOr<std::string>& encoded) {
   absl::StatusOr<std::shared_ptr<Calls>> calls = Connect(encoded);
-  std::lock_guard<std::mutex> lock(mutex_);
-  connecting_ = false;
-  if (calls.ok()) {
-    calls_ = *std::move(calls);
-    backoff_.Reset();
-    RecordControl(task_, ControlWay::kChannel, calls_->transport());
-    return;
+  std::vector<Found> waiting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    connecting_ = false;
+    waiting.swap(waiting_);
+    if (calls.ok()) {
+      calls_ = *calls;
+      backoff_.Reset();
+      RecordControl(task_, ControlWay::kChannel, calls_->transport());
+    } else {
+      backoff_.Failed();
+      given_up_ = !backoff_.enabled();
+      RecordControl(task_, ControlWay::kGrpc, calls.status().message());
+    }
   }
-  backoff_.Failed();
-  given_up_ = !backoff_.enabled();
-  RecordControl(task_, ControlWay::kGrpc, calls.status().message());
+  // To those who wait a task that does not answer fails in the words of TensorFlow's client.
+  if (!encoded.ok() && absl::IsUnavailable(encoded.status())) calls = encoded.status();
+  for (const Found& found : waiting) found(calls);
 }
 
 }  // namespace rdmatensor

@@ -5,9 +5,11 @@
 #ifndef RDMATENSOR_TENSORFLOW_CONTROL_REMOTE_TASK_H_
 #define RDMATENSOR_TENSORFLOW_CONTROL_REMOTE_TASK_H_
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/backoff.h"
@@ -34,6 +36,12 @@ class RemoteTask final : public std::enable_shared_from_this<RemoteTask> {
   // a short while ago. Never blocks.
   std::shared_ptr<Calls> Ready();
 
+  using Found = std::function<void(const absl::StatusOr<std::shared_ptr<Calls>>&)>;
+  // Gives `found` the way to call the task, or says why there is none, within three times CONNECT_TIMEOUT_MS. Opens a
+  // channel if none is up, even if an attempt failed a short while ago. `found` may block, and may be called before
+  // this returns. If the task does not answer, the error is that of TensorFlow's client.
+  void Find(Found found);
+
  private:
   void Ask();
   void OnAddress(const absl::StatusOr<std::string>& encoded);
@@ -46,6 +54,7 @@ class RemoteTask final : public std::enable_shared_from_this<RemoteTask> {
   std::mutex mutex_;
   std::shared_ptr<Calls> calls_;
   bool connecting_ = false, given_up_ = false;
+  std::vector<Found> waiting_;  // for the attempt
   Backoff backoff_;
 };
 

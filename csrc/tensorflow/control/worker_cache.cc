@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "control/eager_client.h"
 #include "control/remote_task.h"
 #include "control/run_graph.h"
 #include "stats/control_stats.h"
@@ -163,20 +164,42 @@ class ControlWorker final : public WorkerInterface {
   WorkerInterface* const stock_;  // belongs to the cache of its making
 };
 
+// The tasks of a cluster. Clients of eager contexts may outlive the cache that they came from.
+class Tasks {
+ public:
+  Tasks(TensorService* service, Schedule schedule,
+        std::shared_ptr<tensorflow::WorkerCacheInterface> stock)
+      : service_(service), schedule_(std::move(schedule)), stock_(std::move(stock)) {}
+
+  std::shared_ptr<RemoteTask> Of(const std::string& name) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::shared_ptr<RemoteTask>& task = tasks_[name];
+    if (task == nullptr) task = std::make_shared<RemoteTask>(service_, schedule_, name, stock_);
+    return task;
+  }
+
+ private:
+  TensorService* const service_;
+  const Schedule schedule_;
+  const std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
+  std::mutex mutex_;
+  absl::flat_hash_map<std::string, std::shared_ptr<RemoteTask>> tasks_;
+};
+
 class ControlWorkerCache final : public tensorflow::WorkerCacheWrapper {
  public:
   ControlWorkerCache(TensorService* service, Schedule schedule, const WorkerInterface* local,
                      std::shared_ptr<tensorflow::WorkerCacheInterface> stock)
       : WorkerCacheWrapper(stock.get()),
-        service_(service),
-        schedule_(std::move(schedule)),
+        own_task_(service->task()),
         local_(local),
-        stock_(std::move(stock)) {}
+        stock_(stock),
+        tasks_(std::make_shared<Tasks>(service, std::move(schedule), std::move(stock))) {}
 
   WorkerInterface* GetOrCreateWorker(const std::string& target) override {
     WorkerInterface* const worker = stock_->GetOrCreateWorker(target);
     if (worker == nullptr || worker == local_) return worker;
-    return new ControlWorker(TaskOf(target), worker);
+    return new ControlWorker(tasks_->Of(target), worker);
   }
 
   void ReleaseWorker(const std::string& target, WorkerInterface* worker) override {
@@ -188,20 +211,26 @@ class ControlWorkerCache final : public tensorflow::WorkerCacheWrapper {
     stock_->ReleaseWorker(target, worker);
   }
 
- private:
-  std::shared_ptr<RemoteTask> TaskOf(const std::string& name) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    std::shared_ptr<RemoteTask>& task = tasks_[name];
-    if (task == nullptr) task = std::make_shared<RemoteTask>(service_, schedule_, name, stock_);
-    return task;
+  absl::Status GetEagerClientCache(
+      std::unique_ptr<tensorflow::eager::EagerClientCache>* clients) override {
+    std::unique_ptr<tensorflow::eager::EagerClientCache> stock;
+    const absl::Status status = stock_->GetEagerClientCache(&stock);
+    if (!status.ok()) return status;
+    *clients = NewControlEagerClientCache(
+        [tasks = tasks_, own = own_task_](const std::string& name) {
+          // TensorFlow names devices, too.
+          const std::string task = name.substr(0, name.find("/device:"));
+          return task == own ? nullptr : tasks->Of(task);
+        },
+        std::move(stock));
+    return status;
   }
 
-  TensorService* const service_;
-  const Schedule schedule_;
+ private:
+  const std::string own_task_;
   const WorkerInterface* const local_;
   const std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
-  std::mutex mutex_;
-  absl::flat_hash_map<std::string, std::shared_ptr<RemoteTask>> tasks_;
+  const std::shared_ptr<Tasks> tasks_;
 };
 
 }  // namespace

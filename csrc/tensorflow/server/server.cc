@@ -15,6 +15,7 @@
 #include "base/settings.h"
 #include "collective/collective_manager.h"
 #include "control/callee.h"
+#include "control/eager_service.h"
 #include "control/run_graph.h"
 #include "control/worker_cache.h"
 #include "peer/listen_address.h"
@@ -86,6 +87,10 @@ class RdmaServer : public tensorflow::GrpcServer {
       Drive(absl::StrCat("eager_", context_id));
       RecordDriver(service_);
     }
+    if (service_ != nullptr) {
+      const absl::Status added = eager_.CreateMasterContext(context_id, context);
+      if (!added.ok()) return added;
+    }
     return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
   }
 
@@ -131,8 +136,10 @@ class RdmaServer : public tensorflow::GrpcServer {
       return NewRdmaWorker(env, config, service_);
     };
     const absl::Status status = GrpcServer::Init(options);
-    if (status.ok() && CallsAreUsed()) {
+    // Callers have settings of their own.
+    if (status.ok() && service_ != nullptr) {
       ServeRunGraph(worker_impl(), &calls_);
+      eager_.Serve(&calls_);
       service_->ServeCalls([this](const std::shared_ptr<PeerChannel>& channel,
                                   const std::string& caller) -> std::shared_ptr<CallEnd> {
         return std::make_shared<Callee>(&service_->host(), &calls_, SchedulesOnPool(), channel,
@@ -225,6 +232,7 @@ class RdmaServer : public tensorflow::GrpcServer {
     };
   }
 
+  EagerService eager_{worker_env()};
   CallTable calls_;
   std::mutex driven_mutex_;
   std::atomic<bool> reaching_{false};
