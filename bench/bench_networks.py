@@ -161,7 +161,9 @@ def main(quick: bool, program: Path | None, json_file: Path | None) -> None:
         if os.geteuid() == 0:
             networks.append(stack.enter_context(veth()))
         else:
-            whole.missing.append("veth: only root can make network namespaces")
+            whole.missing.append(
+                record.Missing("veth", "only root makes network namespaces", "sudo")
+            )
         status = stack.enter_context(console().status("measuring"))
         for network in networks:
             bench = Bench(micro, network, quick)

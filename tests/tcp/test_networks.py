@@ -168,8 +168,11 @@ def test_host_gone(network: Network, region: rdmatensor.RemoteRegion, note: Any)
     """With its interface, its address and its processes. The last test: it takes the network along."""
     transfers = [region.write(bytes(MB)) for _ in range(8)]
     network.close()
-    error, took = outcome(
-        lambda: [each.wait(PATIENCE) for each in [*transfers, region.write(b"?")]]
-    )
+
+    def wait() -> None:
+        for each in [*transfers, region.write(b"?")]:
+            each.wait(PATIENCE)
+
+    error, took = outcome(wait)
     assert isinstance(error, rdmatensor.ConnectionLost), error
     note("host killed", error, took, "other peers; it can come back", "tcp")

@@ -13,7 +13,7 @@ import pytest
 
 from support import TESTS
 
-SECONDS = 280
+SECONDS = 900
 FILES = ["test_values.py", "test_training.py", "test_failures.py"]
 
 
