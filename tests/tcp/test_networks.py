@@ -142,7 +142,13 @@ def test_link_down_for_a_moment(
         transfer.wait(PATIENCE)
     timer.join()
     assert region.read()[: 4 * MB : MB].tolist() == [0, 1, 2, 3]
-    note("link down for a moment", "nothing", None, "everything, also what was under way", "tcp")
+    note(
+        "link down for a moment",
+        "nothing",
+        None,
+        "everything, including transfers in progress",
+        "tcp",
+    )
 
 
 def test_link_down_for_long(network: Network, region: rdmatensor.RemoteRegion, note: Any) -> None:
@@ -175,4 +181,4 @@ def test_host_gone(network: Network, region: rdmatensor.RemoteRegion, note: Any)
 
     error, took = outcome(wait)
     assert isinstance(error, rdmatensor.ConnectionLost), error
-    note("host killed", error, took, "other peers; it can come back", "tcp")
+    note("host killed", error, took, "other peers; the host can return", "tcp")
