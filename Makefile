@@ -23,7 +23,7 @@ TESTS_PYTHON := PYTHONPATH=$(CURDIR)/tests $(BIN)/python
 sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo demo-hosts test check chaos kills conformance docs site lint bench bench-quick bench-api bench-verbs bench-networks \
+.PHONY: help build demo demo-hosts test check chaos kills conformance docs site lint bench bench-quick bench-api bench-verbs \
         bench-networks asan tsan aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
@@ -153,7 +153,7 @@ soak: $(tests)
 failure_notes := $(CURDIR)/build/failures
 failure-table: $(tests)
 	@mkdir -p build && rm -f $(failure_notes)
-	RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport \
+	RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport tests/tcp \
 	  tests/softroce/test_two_hosts.py \
 	  tests/softroce/test_two_hosts_failures.py tests/softroce/test_transport_suite.py::test_transport_suite \
 	  tests/plugin/test_failures.py tests/plugin/test_stopped_peer.py \
