@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph/plan_attributes.h"
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "graph/planned_edge.h"
 #include "rdmatensor.h"
 #include "tensorflow/core/framework/attr_value.pb.h"
 #include "tensorflow/core/framework/attr_value_util.h"
@@ -21,7 +23,7 @@ using tensorflow::AttrValue;
 using tensorflow::Edge;
 using tensorflow::Node;
 
-// Attributes of producers and consumers: parallel lists, of which `order` has kOrderSize numbers for each entry.
+// Attributes of producers and consumers: parallel lists, of which `order` has kPlanOrderSize numbers for each entry.
 struct ListNames {
   const char* index;  // of the output, or input
   const char *edge, *shape, *order;
@@ -31,17 +33,17 @@ constexpr ListNames kOut = {"_rdma_out_index", "_rdma_out_edge", "_rdma_out_shap
                             "_rdma_out_order", "_rdma_out_device"};
 constexpr ListNames kIn = {"_rdma_in_index", "_rdma_in_edge", "_rdma_in_shape", "_rdma_in_order",
                            nullptr};
-constexpr int kOrderSize = 4;
-
 struct Lists {
   AttrValue index, edge, shape, order, device;
 
-  void Add(const RemoteEdge& remote, int at, const tensorflow::TensorShapeProto& known) {
+  void Add(const RemoteEdge& remote, int at, const tensorflow::TensorShapeProto& known,
+           const rdt_plan_fusion& fusion) {
     index.mutable_list()->add_i(at);
     edge.mutable_list()->add_s(remote.name);
     *shape.mutable_list()->add_shape() = known;
     for (int64_t number : {int64_t{remote.order.ready}, int64_t{remote.order.first},
-                           int64_t{remote.order.last}, int64_t{remote.in_loop}}) {
+                           int64_t{remote.order.last}, int64_t{remote.in_loop},
+                           int64_t{fusion.operation}, int64_t{fusion.alone}}) {
       order.mutable_list()->add_i(number);
     }
     device.mutable_list()->add_s(remote.recv_device);
@@ -92,7 +94,7 @@ bool ReadLists(const Node& holder, const ListNames& names, int at, const std::st
   // The graph may come from another process, so the lists are checked.
   for (int k = 0; k < indices.size(); ++k) {
     if (indices[k] != at || k >= edges.size() || k >= shapes.size() ||
-        (k + 1) * kOrderSize > orders.size()) {
+        (k + 1) * kPlanOrderSize > orders.size()) {
       continue;
     }
     if (names.device != nullptr) {
@@ -101,8 +103,8 @@ bool ReadLists(const Node& holder, const ListNames& names, int at, const std::st
     }
     mark->edge = edges[k];
     *mark->shape.mutable_shape() = shapes[k];
-    for (int i = 0; i < kOrderSize; ++i) {
-      mark->order.mutable_list()->add_i(orders[k * kOrderSize + i]);
+    for (int i = 0; i < kPlanOrderSize; ++i) {
+      mark->order.mutable_list()->add_i(orders[k * kPlanOrderSize + i]);
     }
     return GetNodeAttr(holder.attrs(), kPlanGraphAttr, &mark->graph).ok();
   }
@@ -150,22 +152,63 @@ void Describe(const Mark& mark) {
   (void)TryGetNodeAttr(mark.node->attrs(), sends ? "T" : "tensor_type", &type);
   const auto& order = mark.order.list().i();
   const std::string line = absl::StrFormat(
-      "plan: graph %016x: %s %s %s %s, %s %s, ready %d, first %d, last %d%s",
+      "plan: graph %016x: %s %s %s %s, %s %s, ready %d, first %d, last %d%s, operation %d",
       static_cast<uint64_t>(mark.graph), mark.task, sends ? "sends" : "receives", mark.edge,
       absl::StrCat(sends ? "to " : "from ", mark.peer), tensorflow::DataTypeString(type),
       tensorflow::PartialTensorShape::DebugString(mark.shape.shape()), order[0], order[1], order[2],
-      order[3] != 0 ? ", in a loop" : "");
+      order[3] != 0 ? ", in a loop" : "", order[kPlanOperation]);
   rdt_log_line(RDT_LOG_DEBUG, line.c_str());
+}
+
+// Which edges share operations. Edges are described as the planner sees them, from device to device.
+std::vector<rdt_plan_fusion> Fuse(const std::vector<RemoteEdge>& edges,
+                                  const std::vector<tensorflow::TensorShapeProto>& shapes) {
+  std::vector<rdt_plan_fusion> fusions(edges.size(), {-1, RDT_PLAN_ALONE_OFF});
+  std::vector<EdgeDefinition> definitions(edges.size());
+  std::vector<std::vector<int64_t>> dims(edges.size());
+  std::vector<rdt_plan_edge> described;
+  absl::flat_hash_map<absl::string_view, uint32_t> devices;
+  for (size_t i = 0; i < edges.size(); ++i) {
+    EdgeDefinition& definition = definitions[i];
+    definition.name = edges[i].name;
+    definition.dtype = tensorflow::BaseType(edges[i].producer->output_type(edges[i].output));
+    definition.order = edges[i].order;
+    definition.in_loop = edges[i].in_loop;
+    if (!tensorflow::PartialTensorShape::BuildPartialTensorShape(shapes[i], &definition.shape)
+             .ok()) {
+      definition.shape = tensorflow::PartialTensorShape();
+    }
+    described.push_back(Describe(definition, &dims[i]));
+    described.back().source =
+        devices.try_emplace(edges[i].producer->assigned_device_name(), devices.size())
+            .first->second;
+    described.back().destination =
+        devices.try_emplace(edges[i].recv_device, devices.size()).first->second;
+  }
+  rdt_plan_options options{};
+  options.struct_size = sizeof options;
+  options.slots = options.loop_slots = 1;  // of no meaning here
+  (void)rdt_config_get_u64("FUSE_BYTES", &options.fuse_bytes);
+  if (rdt_plan_fuse(described.data(), described.size(), &options, fusions.data()) != RDT_OK) {
+    rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("plan: nothing is fused: ", rdt_last_error()).c_str());
+    std::fill(fusions.begin(), fusions.end(), rdt_plan_fusion{-1, RDT_PLAN_ALONE_OFF});
+  }
+  return fusions;
 }
 
 }  // namespace
 
 void AttachEdges(const std::vector<RemoteEdge>& edges, const GraphShapes& shapes, int64_t graph) {
   absl::flat_hash_map<Node*, Lists> out, in;
-  for (const RemoteEdge& edge : edges) {
-    const tensorflow::TensorShapeProto shape = shapes.Of(*edge.producer, edge.output);
-    out[edge.producer].Add(edge, edge.output, shape);
-    for (const auto& [consumer, input] : edge.consumers) in[consumer].Add(edge, input, shape);
+  std::vector<tensorflow::TensorShapeProto> known;
+  for (const RemoteEdge& edge : edges) known.push_back(shapes.Of(*edge.producer, edge.output));
+  const std::vector<rdt_plan_fusion> fusions = Fuse(edges, known);
+  for (size_t i = 0; i < edges.size(); ++i) {
+    const RemoteEdge& edge = edges[i];
+    out[edge.producer].Add(edge, edge.output, known[i], fusions[i]);
+    for (const auto& [consumer, input] : edge.consumers) {
+      in[consumer].Add(edge, input, known[i], fusions[i]);
+    }
   }
   for (const auto& [node, lists] : out) lists.Attach(kOut, graph, node);
   for (const auto& [node, lists] : in) lists.Attach(kIn, graph, node);

@@ -23,7 +23,10 @@ namespace rdmatensor {
 constexpr char kPlanGraphAttr[] = "_rdma_graph";  // int: the graph's number, the same at both ends
 constexpr char kPlanEdgeAttr[] = "_rdma_edge";    // string: RemoteEdge::name
 constexpr char kPlanShapeAttr[] = "_rdma_shape";  // shape: may be partial
-constexpr char kPlanOrderAttr[] = "_rdma_order";  // list(int): ready, first, last, in_loop
+// list(int): ready, first, last, in_loop, operation, alone; the last two as in rdt_plan_fusion
+constexpr char kPlanOrderAttr[] = "_rdma_order";
+constexpr int kPlanOrderSize = 6;
+constexpr int kPlanOperation = 4;  // its index in the list
 // int: the number of this graph's edges into the task of a _Recv, or out of the task of a _Send.
 constexpr char kPlanCountAttr[] = "_rdma_count";
 
