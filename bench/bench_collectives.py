@@ -20,13 +20,13 @@ from options import benchmark, json_option, only_option, quick_option
 from rdmatensor.bench.record import Result as Recorded
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.paths import STOCK
-from tf_measure import GRPC, Cluster, Result, Way, measure
+from tf_measure import GRPC, LOCAL, Cluster, Result, Way, measure
 from tf_report import Row, step_table
 
 KIB, MIB = 1 << 10, 1 << 20
 # The training step has a square matrix of float32: 17 MB of gradients.
 HIDDEN = 2048
-WAYS = (GRPC, Way("grpc+rdma", planned=True))
+WAYS = (GRPC, Way("grpc+rdma", planned=True), LOCAL)
 # A full run makes this many times the steps of a quick run.
 FULL = 5
 
@@ -116,7 +116,7 @@ def run(
                 results = measure(clusters, case.build, case.steps * factor // FULL, case.block)
                 target = case.target if workers == 2 else None
                 nbytes = case.nbytes * max(1, case.count)
-                rows.append(CollectiveRow(case.name, nbytes, target, results))
+                rows.append(CollectiveRow.of(case.name, nbytes, target, results))
     console.print(step_table(rows, f"Time of one step, {workers} workers"))
     suite = f"collectives of TensorFlow, {workers} workers"
     recorded = [each for row in rows for each in row.records(suite)]
@@ -137,7 +137,7 @@ def main(
     A missed target is shown in red but does not fail the run.
     """
     names = only or tuple(case.name for case in CASES)
-    with benchmark("Collectives of TensorFlow", 170, quick, json_file) as (console, whole, logs):
+    with benchmark("Collectives of TensorFlow", 190, quick, json_file) as (console, whole, logs):
         for count in workers:
             results, faults = run(console, logs, count, names, 1 if quick else FULL)
             whole.results += results

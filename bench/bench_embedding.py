@@ -14,11 +14,11 @@ from pathlib import Path
 import click
 
 from options import benchmark, json_option, quick_option
-from rdmatensor.demo.launch import Child, Team
-from tf_measure import GRPC, Cluster, Way, measure
+from rdmatensor.demo.launch import Team
+from tf_measure import GRPC, LOCAL, Trio, Way, measure
 from tf_report import Row, step_table
 
-WAYS = (GRPC, Way("grpc+rdma", planned=True))
+WAYS = (GRPC, Way("grpc+rdma", planned=True), LOCAL)
 _ROW_BYTES = 64 * 4
 # The shortest batch has this many ids fewer.
 _FEWER = 8
@@ -51,15 +51,6 @@ CASES = (
 )
 
 
-class Trio(Cluster):
-    """A parameter server, a worker and a chief, which is the client."""
-
-    @property
-    def client(self) -> Child:
-        """The chief."""
-        return self.tasks[-1]
-
-
 @click.command()
 @quick_option(f"Make 1/{FULL} of the steps.")
 @json_option
@@ -70,17 +61,16 @@ def main(quick: bool, json_file: Path | None) -> None:
     missed target is shown in red but does not fail the run.
     """
     rows = []
-    with benchmark("Embeddings", 150, quick, json_file) as (console, run, logs):
+    with benchmark("Embeddings", 180, quick, json_file) as (console, run, logs):
         with console.status("measuring"), Team(logs) as team:
-            jobs = ("ps", "worker", "chief")
-            clusters = [Trio(team, way, jobs, "tf_embedding_task") for way in WAYS]
+            clusters = [Trio(team, way, "tf_embedding_task") for way in WAYS]
             for cluster in clusters:
                 cluster.wait()
             for case in CASES:
                 build = {"command": "train", "tables": case.tables, "ids": case.ids}
                 steps = case.steps * (1 if quick else FULL)
                 results = measure(clusters, build, steps, case.block)
-                rows.append(Row(case.name, case.step_bytes, case.target, results, path=""))
+                rows.append(Row.of(case.name, case.step_bytes, case.target, results, path=""))
         console.print(step_table(rows))
         run.results = [each for row in rows for each in row.records("embeddings")]
         run.faults = [fault for row in rows for fault in row.faults()]

@@ -24,8 +24,10 @@ from rdmatensor.demo.settings import model_bytes
 from tf_measure import (
     DYNAMIC,
     GRPC,
+    LOCAL,
     STATIC,
     Cluster,
+    Trio,
     Unused,
     Way,
     measure,
@@ -57,21 +59,33 @@ def with_settings(
 
 def measure_rows(team: Team, ways: list[Way], names: list[str], factor: int) -> Iterator[Row]:
     """Measure the named cases, on one cluster for each way."""
-    clusters = [Cluster(team, way) for way in ways]
+    clusters = [Cluster(team, way) for way in (*ways, LOCAL)]
     for cluster in clusters:
         cluster.wait()
     for case in tf_cases.TRANSFERS:
         if case.name in names:
             build: dict[str, Any] = {"command": "transfer", **asdict(case)}
             results = measure(clusters, build, case.steps * factor, case.block)
-            yield Row(case.name, case.step_bytes, case.target, results, case.path)
+            yield Row.of(case.name, case.step_bytes, case.target, results, case.path)
     # The worker receives the variables and sends gradients of the same size back.
     moved = 2 * model_bytes(tf_cases.TRAINING_HIDDEN)
     for training in tf_cases.TRAININGS:
         if training.name in names:
             build = {"command": "training", "batch": training.batch}
             results = measure(clusters, build, training.steps * factor, training.block)
-            yield Row(training.name, moved, training.target, results)
+            yield Row.of(training.name, moved, training.target, results)
+
+
+def measure_steps(team: Team, ways: list[Way], names: list[str], factor: int) -> Iterator[Row]:
+    """Measure the named cases of TensorFlow 2's own ways to run a step."""
+    clusters = [Trio(team, way, "tf_step_task") for way in (*ways, LOCAL)]
+    for cluster in clusters:
+        cluster.wait()
+    for case in tf_cases.STEPS:
+        if case.name in names:
+            build = {"command": case.kind, "count": case.count, "nbytes": case.nbytes}
+            results = measure(clusters, {**build, "fed": case.fed}, case.steps * factor, case.block)
+            yield Row.of(case.name, case.step_bytes, case.target, results, path="")
 
 
 def run(
@@ -82,9 +96,15 @@ def run(
     unused = None
     with ExitStack() as stack:
         status = stack.enter_context(console.status(f"starting {len(ways)} clusters"))
-        if set(names) - {tf_cases.UNUSED_NAME}:
+        of_steps = {case.name for case in tf_cases.STEPS}
+        for kind, wanted in (
+            (measure_rows, set(names) - of_steps - {tf_cases.UNUSED_NAME}),
+            (measure_steps, set(names) & of_steps),
+        ):
+            if not wanted:
+                continue
             with Team(logs) as team:
-                for row in measure_rows(team, ways, names, factor):
+                for row in kind(team, ways, names, factor):
                     rows.append(row)
                     speed, _ = ratio(row.results[0], row.results[-1])
                     status.update(f"measured {row.name}: {speed:.1f}x; continuing")
@@ -141,7 +161,7 @@ def main(
     """
     names = list(only or tf_cases.names(quick))
     ways = [GRPC, *(way for name, way in CANDIDATES.items() if name in chosen), *extra]
-    with benchmark("TensorFlow steps", 150, quick, json_file) as (console, whole, logs):
+    with benchmark("TensorFlow steps", 180, quick, json_file) as (console, whole, logs):
         rows, unused = run(console, logs, ways, names, 1 if quick else tf_cases.FULL)
         report(console, rows, unused)
         whole.faults = [fault for row in rows for fault in row.faults()]

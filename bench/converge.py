@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 
 import click
 from rich.table import Table
@@ -17,11 +18,12 @@ from rich.table import Table
 from options import benchmark, json_option, only_option, quick_option
 from rdmatensor.bench import record
 from rdmatensor.bench.record import LOSS
+from rdmatensor.bench.report import excess
 from rdmatensor.bench.turns import rotated
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.paths import STOCK
 from rdmatensor.units import duration
-from tf_measure import GRPC, STATIC, Cluster, Use
+from tf_measure import FLOOR, GRPC, LOCAL, STATIC, Cluster, Use
 
 # The steps of a full run. The names are those of LEARNERS in converge_graphs.py, which imports TensorFlow.
 STEPS = {"digits CNN": 200, "character LSTM": 600, "word embedding": 400}
@@ -29,7 +31,7 @@ STEPS = {"digits CNN": 200, "character LSTM": 600, "word embedding": 400}
 _SLOW = "character LSTM"
 SUITE = "convergence"
 _BLOCK = 20
-WAYS = (GRPC, replace(STATIC, name="grpc+rdma"))
+WAYS = (GRPC, replace(STATIC, name="grpc+rdma"), LOCAL)
 
 
 @dataclass
@@ -79,14 +81,15 @@ def train(team: Team, name: str, workers: int, steps: int) -> list[Course]:
 
 def faults_of(name: str, courses: list[Course]) -> list[str]:
     """Reasons why the comparison is not valid."""
-    first, *others = courses
+    # Where nothing is remote, TensorFlow fuses other operations, so the last bits may differ.
+    first, *others = [course for course in courses if course.way != FLOOR]
     found = [
         f"{name}: the losses over {course.way} differ from those over {first.way} "
         f"from step {_first_difference(first, course)} on"
         for course in others
         if (course.losses, course.held_out) != (first.losses, first.held_out)
     ]
-    for course in courses:
+    for course in others:
         if course.way != STOCK:
             found += [f"{name}: {fault}" for fault in course.use.paths.avoidable()]
             if not course.use.paths.tensors["static"]:
@@ -113,6 +116,8 @@ def records(name: str, workers: int, courses: list[Course]) -> list[record.Resul
             "steps_to_target": course.reached(),
             "held_out_every": _BLOCK,
         }
+        if course.way != FLOOR:
+            parameters["over_floor_s"] = over_floor(course, courses)
         series = [("step", record.SECONDS, course.seconds)]
         if reached is not None:
             series.append((f"to a held-out loss of {course.wanted:g}", record.SECONDS, [reached]))
@@ -129,11 +134,17 @@ def records(name: str, workers: int, courses: list[Course]) -> list[record.Resul
                 unit,
                 values,
                 parameters=parameters,
-                rival="" if course.way == STOCK or what.endswith("loss") else STOCK,
+                rival="" if course.way in (STOCK, FLOOR) or what.endswith("loss") else STOCK,
             )
             for what, unit, values in series
         ]
     return results
+
+
+def over_floor(course: Course, courses: list[Course]) -> float:
+    """The seconds that a step takes longer than the same step with nothing remote."""
+    floor = next(each for each in courses if each.way == FLOOR)
+    return median(course.seconds) - median(floor.seconds)
 
 
 def table(runs: dict[str, list[Course]]) -> Table:
@@ -141,7 +152,15 @@ def table(runs: dict[str, list[Course]]) -> Table:
     made = Table(title="Time to a loss on held-out data")
     for header in ("model", "over"):
         made.add_column(header)
-    for header in ("a step", "loss wanted", "steps", "time", "faster", "last loss"):
+    for header in (
+        "a step",
+        "over the floor",
+        "loss wanted",
+        "steps",
+        "time",
+        "faster",
+        "last loss",
+    ):
         made.add_column(header, justify="right")
     for name, courses in runs.items():
         for course in courses:
@@ -150,7 +169,8 @@ def table(runs: dict[str, list[Course]]) -> Table:
             made.add_row(
                 name if course is courses[0] else "",
                 course.way,
-                duration(sorted(course.seconds)[len(course.seconds) // 2]),
+                duration(median(course.seconds)),
+                "" if course.way == FLOOR else excess(over_floor(course, courses)),
                 f"{course.wanted:g}",
                 str(course.reached() or "not reached"),
                 duration(own) if own else "-",

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from converge_data import Characters, Data, Digits, Words
-from tf_graphs import CONSUMER, OWNER, Workload, reads_of
+from tf_graphs import CONSUMER, OWNER, Workload, reads_of, task
 
 v1 = tf.compat.v1
 
@@ -31,7 +31,7 @@ class Learner(Workload):
     target: float
 
     def __init__(self, workers: int, target: str) -> None:
-        self._devices = [CONSUMER, *(f"/job:worker/task:{n + 1}" for n in range(1, workers))]
+        self._devices = [CONSUMER, *(task(n + 1) for n in range(1, workers))]
         self._made = 0
         self.data = self.load()
         super().__init__(f"learn{self.name}{workers}", target)

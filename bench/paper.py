@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from rich.table import Table
 from options import benchmark, json_option, only_option, quick_option
 from paper_models import MIB, MODELS, Model
 from rdmatensor.bench import record
+from rdmatensor.bench.report import excess
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.paths import STOCK
 from rdmatensor.units import duration, size
-from tf_measure import GRPC, Cluster, Result, Way, measure
+from tf_measure import FLOOR, GRPC, LOCAL, Cluster, Result, Way, measure
 from tf_report import span, speedup, verdict
 
 _ABLATION = "RDMATENSOR_ABLATION"
@@ -103,6 +104,12 @@ class Row:
 
     case: Case
     measured: list[Measured]
+    # The same step with nothing remote.
+    floor: list[Result] = field(default_factory=list)
+
+    def over_floor(self, result: Result) -> float:
+        """The seconds that a step takes longer than the same step with nothing remote."""
+        return result.samples.spread.median - self.floor[0].samples.spread.median
 
     @property
     def results(self) -> list[Result]:
@@ -163,8 +170,9 @@ def memory_needed(model: Model, workers: int, ways: Sequence[Way]) -> int:
     That is 600 MB for each process and, for each worker, a multiple of the model that VGG-16 has shown.
     """
     copies = {TCP.name: 7, RPC.name: 7, COPY.name: 10, ZERO.name: 6}
-    bodies = sum(copies[way.name] for way in ways) * workers * model.nbytes
-    return bodies + len(ways) * (workers + 1) * 600 * 1000**2
+    # Where nothing is remote, one process has the variables and the gradients.
+    bodies = sum([4, *(copies[way.name] for way in ways)]) * workers * model.nbytes
+    return bodies + (len(ways) * (workers + 1) + 1) * 600 * 1000**2
 
 
 def memory_available() -> int:
@@ -193,18 +201,19 @@ def run_model(logs: Path, cases: list[Case], ways: list[Way], quick: bool) -> It
     rows = [Row(case, []) for case in cases]
     for group in groups_of(model, workers, ways):
         with Team(logs) as team:
-            clusters = [Cluster(team, way, ("worker",) * (workers + 1)) for way in group]
+            clusters = [Cluster(team, way, ("worker",) * (workers + 1)) for way in (*group, LOCAL)]
             for cluster in clusters:
                 cluster.wait()
             for number, row in enumerate(rows):
                 steps, block = _steps(row.case, quick)
                 build = row.case.build(verify=number == 0)
                 before = [_processes(cluster) for cluster in clusters]
-                results = measure(clusters, build, steps, block, _PATIENCE_S)
+                *results, floor = measure(clusters, build, steps, block, _PATIENCE_S)
+                row.floor.append(floor)
                 after = [_processes(cluster) for cluster in clusters]
                 best = next((result for result in results if result.way == ZERO), None)
                 known = [result.way for result in row.results]
-                for result, then, now in zip(results, before, after, strict=True):
+                for result, then, now in zip(results, before, after, strict=False):
                     if result.way in known:
                         continue
                     used = [end.since(start) for start, end in zip(then, now, strict=True)]
@@ -240,6 +249,15 @@ def records(row: Row) -> list[record.Result]:
         "every_byte_read": case.reads,
         "in_turns": row.in_turns,
     }
+    floor = record.Result(
+        SUITE,
+        case.name,
+        FLOOR,
+        record.SECONDS,
+        row.floor[0].samples.all,
+        turns=row.floor[0].samples.turns,
+        parameters=parameters,
+    )
     target = case.model.target if case.compute_s == 0 and not case.reads else None
     return [
         record.Result(
@@ -249,14 +267,14 @@ def records(row: Row) -> list[record.Result]:
             unit=record.SECONDS,
             samples=result.samples.all,
             turns=result.samples.turns,
-            parameters=parameters,
+            parameters={**parameters, "over_floor_s": row.over_floor(result)},
             processes=each.processes,
             rival=TCP.name if result.way == ZERO else "",
             target=target if result.way == ZERO else None,
         )
         for each in row.measured
         for result in [each.result]
-    ]
+    ] + [floor]
 
 
 def table(rows: list[Row]) -> Table:
@@ -264,7 +282,16 @@ def table(rows: list[Row]) -> Table:
     made = Table(title="Time of one step")
     for header in ("step", "way"):
         made.add_column(header)
-    for header in ("median", "p10 .. p90", "zerocp is faster", "target", "samples/s", "a step"):
+    for header in (
+        "median",
+        "p10 .. p90",
+        "zerocp is faster",
+        "target",
+        FLOOR,
+        "over the floor",
+        "samples/s",
+        "a step",
+    ):
         made.add_column(header, justify="right")
     for row in rows:
         alone = next((result for result in row.results if result.way == ZERO), None)
@@ -280,6 +307,8 @@ def table(rows: list[Row]) -> Table:
                 span(time),
                 _ratio(result, best, each.best is not None),
                 _target(row.case, result, best),
+                duration(row.floor[0].samples.spread.median) if index == 0 else "",
+                excess(row.over_floor(result)),
                 f"{batch / time.median:.0f}" if batch else "",
                 f"{row.case.tensors} tensors, {size(row.case.nbytes)}" if index == 0 else "",
                 end_section=last,
@@ -362,7 +391,7 @@ def main(
     if not compute and not batch:
         compute, batch = (0.0,), () if quick else (1, 8, 32)
     rows: list[Row] = []
-    with benchmark("The paper's comparison", 150, quick, json_file) as (console, whole, logs):
+    with benchmark("The paper's comparison", 180, quick, json_file) as (console, whole, logs):
         with console.status("starting clusters") as status:
             for model in [MODELS[name] for name in only or MODELS]:
                 for count in workers or ((1,) if quick else (1, 2, 3)):

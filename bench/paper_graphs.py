@@ -16,7 +16,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from paper_models import MODELS, Shape
-from tf_graphs import CONSUMER, OWNER, Workload
+from tf_graphs import CONSUMER, OWNER, Workload, task
 
 v1 = tf.compat.v1
 
@@ -37,7 +37,7 @@ class Replica(Workload):
         self, model: str, workers: int, compute_s: float, consumer: str, target: str
     ) -> None:
         self._shapes = MODELS[model].shapes
-        self._devices = [CONSUMER, *(f"/job:worker/task:{n + 1}" for n in range(1, workers))]
+        self._devices = [CONSUMER, *(task(n + 1) for n in range(1, workers))]
         self._compute_us = round(compute_s * 1e6)
         self._reads = consumer == "read"
         self._updates = 0

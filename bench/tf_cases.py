@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# An environment variable: this process has all tasks, so that nothing is remote.
+ALONE = "RDMATENSOR_BENCH_ALONE"
+
 KIB = 1 << 10
 MIB = 1 << 20
 # For tensors whose number of rows is unknown to the graph: the size of a row, and the bound in the plan.
@@ -23,8 +26,11 @@ class Case:
     takes one element of each ("slice") or reads all elements ("read"). The source is a variable, a variable
     whose number of rows the graph does not know ("rows unknown"), or a NumPy array that the step is fed with
     ("fed"). With `push`, tensors go from the client's task to the other one, otherwise to the client's task.
-    With a plan they take `path`. A quick run times `steps` steps on each cluster, in turns of `block`, and
-    leaves the case out if `quick` is false. `target` is the speedup over gRPC that we want.
+    An "echo" is fed at the other task, which adds one to every element and returns all of them.
+
+    With a plan tensors take `path`; with None they travel inside messages. A quick run times `steps` steps on
+    each cluster, in turns of `block`, and leaves the case out if `quick` is false. `target` is the speedup
+    over gRPC that we want.
     """
 
     name: str
@@ -37,12 +43,12 @@ class Case:
     source: str = "variable"
     push: bool = False
     quick: bool = True
-    path: str = "static"
+    path: str | None = "static"
 
     @property
     def step_bytes(self) -> int:
         """Bytes that travel in one step."""
-        return self.count * self.nbytes
+        return self.count * self.nbytes * (2 if self.consumer == "echo" else 1)
 
 
 TRANSFERS = (
@@ -64,6 +70,18 @@ TRANSFERS = (
         path="bounded",
     ),
     Case("1 x 16 MiB, fed", 1, 16 * MIB, steps=100, block=5, source="fed", push=True),
+    Case(
+        "1 x 16 MiB, fed and fetched",
+        1,
+        16 * MIB,
+        steps=50,
+        block=5,
+        target=8,
+        consumer="echo",
+        source="fed",
+        push=True,
+        path=None,
+    ),
     Case("100 x 1 MiB", 100, MIB, steps=50, block=5, target=40),
     Case("100 x 64 KiB", 100, 64 * KIB, steps=200, block=10, target=7),
     Case("100 x 4 KiB", 100, 4 * KIB, steps=200, block=10, target=5),
@@ -91,12 +109,44 @@ TRAININGS = (
     TrainingCase("training step, batch 32", batch=32),
 )
 
+
+@dataclass(frozen=True)
+class StepCase:
+    """A step as users of TensorFlow 2 write it, with a parameter server, a worker and a chief.
+
+    "coordinator": a ClusterCoordinator schedules a function that reads `count` variables of `nbytes` bytes
+    from the parameter server, and subtracts a part of them there; the chief fetches a scalar. "eager": the
+    chief adds two tensors of `nbytes` bytes on the worker and brings the sum back; one is NumPy's if `fed`.
+    """
+
+    name: str
+    kind: str
+    count: int
+    nbytes: int
+    target: float
+    fed: bool = False
+    steps: int = 100
+    block: int = 10
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step moves at least."""
+        return self.count * self.nbytes * (2 if self.kind == "coordinator" or self.fed else 1)
+
+
+STEPS = (
+    StepCase("coordinator, 8 variables of 1 KiB", "coordinator", 8, KIB, target=3),
+    StepCase("coordinator, 17 MB", "coordinator", 8, 17 * MIB // 8, target=6, block=5),
+    StepCase("eager addition", "eager", 1, 4, target=3),
+    StepCase("eager addition, 4 MiB fed", "eager", 1, 4 * MIB, target=8, fed=True),
+)
+
 UNUSED_NAME = "plugin unused"
 UNUSED_STEPS = 120
 UNUSED_BLOCK = 10
 UNUSED_BATCH = 32
 
-NAMES = (*(case.name for case in (*TRANSFERS, *TRAININGS)), UNUSED_NAME)
+NAMES = (*(case.name for case in (*TRANSFERS, *TRAININGS, *STEPS)), UNUSED_NAME)
 
 
 def names(quick: bool) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_task import Handlers, serve, start_server
+from tf_task import Handlers, connect, serve, start_server
 
 ROWS, WIDTH = 100_000, 64
 _SEED = 11
@@ -22,18 +23,14 @@ class Chief:
     """Trains tables of embeddings, which are on the parameter server; the worker computes."""
 
     def __init__(self, cluster: dict[str, list[str]], protocol: str) -> None:
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer=protocol
-        )
-        self._strategy = tf.distribute.ParameterServerStrategy(resolver)
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
+        self._coordinator = connect(cluster, protocol)
         self._made = 0
         self._step: Any = None
 
     def train(self, tables: int, ids: int) -> Mapping[str, Any]:
         """Build a step that looks up `ids` ids in each of `tables` tables."""
         self._made = 0
-        with self._strategy.scope():
+        with self._coordinator.strategy.scope() if self._coordinator else nullcontext():
             variables = [
                 tf.Variable(tf.random.stateless_normal([ROWS, WIDTH], [_SEED, table]))
                 for table in range(tables)
@@ -68,10 +65,14 @@ class Chief:
         numbers = [tf.constant(self._made + step) for step in range(steps)]
         self._made += steps
         start = time.perf_counter()
-        results = [self._coordinator.schedule(self._step, args=(number,)) for number in numbers]
-        self._coordinator.join()
+        if self._coordinator is None:
+            results = [self._step(number) for number in numbers]
+        else:
+            scheduled = [self._coordinator.schedule(self._step, args=(each,)) for each in numbers]
+            self._coordinator.join()
+            results = [each.fetch() for each in scheduled]
         seconds = (time.perf_counter() - start) / steps
-        losses = [float(result.fetch()) for result in results]
+        losses = [float(result) for result in results]
         return {"seconds": [seconds], "losses": losses, "steps": steps}
 
     def close(self) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ steps, so no optimiser can fold, hoist or cache what travels.
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from typing import Any
@@ -17,12 +18,18 @@ import tensorflow as tf
 
 from rdmatensor.demo.model import Digits, initial, logits, mean_loss
 from rdmatensor.demo.settings import layer_shapes
-from tf_cases import ROW_BYTES, TRAINING_HIDDEN, Case
+from tf_cases import ALONE, ROW_BYTES, TRAINING_HIDDEN, Case
 
 v1 = tf.compat.v1
 
-OWNER = "/job:worker/task:1"
-CONSUMER = "/job:worker/task:0"
+
+def task(index: int) -> str:
+    """The device of task `index`; in the cluster where nothing is remote, that of its only task."""
+    return f"/job:worker/task:{0 if os.environ.get(ALONE) else index}"
+
+
+OWNER = task(1)
+CONSUMER = task(0)
 
 UNTIMED_STEPS = 1
 
@@ -115,6 +122,8 @@ class Transfer(Workload):
         self._offset = v1.placeholder(tf.int32, [])
         indices = range(self._case.count)
         sender, receiver = (CONSUMER, OWNER) if self._case.push else (OWNER, CONSUMER)
+        if self._case.consumer == "echo":
+            sender = receiver
         with tf.device(sender):
             fed = self._case.source == "fed"
             sources = self._placeholders() if fed else self._variables()
@@ -151,6 +160,8 @@ class Transfer(Workload):
         return tf.reshape(tf.cast(ramp + self._offset, tf.float32), self._shape)
 
     def _take(self, source: tf.Tensor) -> tf.Tensor:
+        if self._case.consumer == "echo":
+            return source + 1.0
         if self._case.consumer == "read":
             return tf.reshape(tf.reduce_max(source), [1])
         taken = tf.slice(source, *self._last)
@@ -158,6 +169,8 @@ class Transfer(Workload):
 
     def _expected(self) -> npt.NDArray[np.float32]:
         """The values that a step must fetch now."""
+        if self._case.consumer == "echo":
+            return np.concatenate(self._values) + np.float32(1)
         if self._case.consumer == "read":
             return np.full(self._case.count, _MODULUS - 1 + self._updates, np.float32)
         ramp = (self._length - 1 + 7 * np.arange(self._case.count)) % _MODULUS
@@ -183,8 +196,9 @@ class Transfer(Workload):
         self._feed()
 
     def step(self) -> Any:
+        fetched = self._run_step(*self._values)
         # The copy releases the place that the tensor arrived in.
-        return np.array(self._run_step(*self._values))
+        return fetched if self._case.consumer == "echo" else np.array(fetched)
 
     def check(self, fetched: Any) -> None:
         if not np.array_equal(fetched, self._expected()):

@@ -15,7 +15,9 @@ from rdmatensor.bench.turns import Distribution, rotated, turn_ratios
 from rdmatensor.demo.cluster import SILENCE_S, environment
 from rdmatensor.demo.launch import Child, TaskFailed, Team, free_addresses
 from rdmatensor.demo.paths import STOCK, Paths
+from tf_cases import ALONE
 
+FLOOR = "nothing remote"
 _FOLDER = Path(__file__).parent
 _WARM_UP_BLOCKS = 2
 
@@ -55,16 +57,22 @@ class Way:
 GRPC = Way(STOCK, STOCK)
 DYNAMIC = Way("dynamic")
 STATIC = Way("static", planned=True)
+# The same steps with all tasks in one process: what TensorFlow's own part of a step takes.
+LOCAL = Way(FLOOR, STOCK, settings={ALONE: "1"})
 
 
 class Cluster:
-    """Servers, each in a process of its own that runs `program`. The first one is the client's, too."""
+    """Servers, each in a process of its own that runs `program`. The first one is the client's, too.
+
+    Where nothing is remote, there is only the last one.
+    """
 
     def __init__(
         self, team: Team, way: Way, jobs: Sequence[str] = ("worker",) * 2, program: str = "tf_task"
     ) -> None:
         self.way = way
         self._team = team
+        jobs = jobs[-1:] if way == LOCAL else jobs
         addresses = iter(free_addresses(len(jobs)))
         cluster: dict[str, list[str]] = {}
         places = []
@@ -115,6 +123,18 @@ class Cluster:
     def use(self) -> Use:
         """What the tasks have counted since `reset`."""
         return Use([] if self.way.protocol == STOCK else self.ask_all("stats"))
+
+
+class Trio(Cluster):
+    """A parameter server, a worker and a chief, which is the client."""
+
+    def __init__(self, team: Team, way: Way, program: str) -> None:
+        super().__init__(team, way, ("ps", "worker", "chief"), program)
+
+    @property
+    def client(self) -> Child:
+        """The chief."""
+        return self.tasks[-1]
 
 
 @dataclass(frozen=True)

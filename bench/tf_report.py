@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from rich.table import Table
 
 from rdmatensor.bench import record
+from rdmatensor.bench.report import excess
 from rdmatensor.bench.turns import Distribution
 from rdmatensor.demo.paths import PATHS, STOCK
 from rdmatensor.units import duration, size
-from tf_measure import DYNAMIC, Result, Unused, ratio, same_losses
+from tf_measure import DYNAMIC, FLOOR, LOCAL, Result, Unused, ratio, same_losses
 
 _HISTOGRAM_BARS = " ▁▂▃▄▅▆▇█"
 _HISTOGRAM_BINS = 24
@@ -40,14 +42,36 @@ class Row:
     """One case on all clusters. The last result is the one that the others are compared with.
 
     A step moves at least `step_bytes` bytes. `target` is the speedup over the first cluster that we want.
-    With a plan, tensors take `path` ("" if that is not checked).
+    With a plan, tensors take `path` ("" if that is not checked, None if they travel inside messages). `floor`
+    is the same step with nothing remote.
     """
 
     name: str
     step_bytes: int
     target: float | None
     results: list[Result]
-    path: str = "static"
+    path: str | None = "static"
+    floor: Result | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        step_bytes: int,
+        target: float | None,
+        results: Sequence[Result],
+        path: str | None = "static",
+    ) -> Self:
+        """The row of results of which one may be the floor."""
+        floor = next((result for result in results if result.way == LOCAL), None)
+        others = [result for result in results if result is not floor]
+        return cls(name, step_bytes, target, others, path, floor)
+
+    def over_floor(self, result: Result) -> float | None:
+        """The seconds that a step takes longer than the same step with nothing remote."""
+        if self.floor is None or result is self.floor:
+            return None
+        return result.samples.spread.median - self.floor.samples.spread.median
 
     def faults(self) -> list[str]:
         """Reasons why the measurement is not valid."""
@@ -65,6 +89,8 @@ class Row:
             return
         paths = result.timed.paths
         pushed = paths.pushed_bytes() / result.samples.steps
+        if self.path is None:
+            return
         if pushed < self.step_bytes:
             yield f"a step over {name} pushed only {size(pushed)}"
         yield from paths.avoidable()
@@ -99,7 +125,7 @@ class Row:
     def records(self, suite: str) -> Iterator[record.Result]:
         """The results for the record."""
         slowest, fastest = self.results[0].way.name, self.results[-1].way.name
-        for result in self.results:
+        for result in [*self.results, *([self.floor] if self.floor else [])]:
             compared = result.way.name == fastest != slowest
             yield record.Result(
                 suite,
@@ -112,6 +138,7 @@ class Row:
                     "step_bytes": self.step_bytes,
                     "steps": result.samples.steps,
                     "loopback_bytes": result.samples.loopback_bytes,
+                    "over_floor_s": self.over_floor(result),
                 },
                 rival=slowest if compared else "",
                 target=self.target if compared and result.way.planned else None,
@@ -126,7 +153,15 @@ def step_table(
     table = Table(title=title)
     for header in ("step", "cluster"):
         table.add_column(header)
-    for header in ("median", "p10 .. p90", f"{fast} is faster", "target", "over loopback"):
+    for header in (
+        "median",
+        "p10 .. p90",
+        f"{fast} is faster",
+        "target",
+        FLOOR,
+        "over the floor",
+        "over loopback",
+    ):
         table.add_column(header, justify="right")
     table.add_column("sent in a step")
     for row in rows:
@@ -140,6 +175,8 @@ def step_table(
                 span(time),
                 "" if last else speedup(result, row.results[-1]),
                 row.verdict() if index == 0 else "",
+                duration(row.floor.samples.spread.median) if row.floor and index == 0 else "",
+                "" if (over := row.over_floor(result)) is None else excess(over),
                 size(result.samples.loopback_bytes),
                 row.route(result),
                 end_section=last,

@@ -146,6 +146,17 @@ def start_server(cluster: dict[str, list[str]], job: str, index: int, protocol: 
     return str(server.target)
 
 
+def connect(cluster: dict[str, list[str]], protocol: str) -> Any:
+    """The chief's ClusterCoordinator; None if the chief is alone."""
+    if set(cluster) == {"chief"}:
+        return None
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer=protocol
+    )
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    return tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
 def main() -> None:
     """Run a server; or, without arguments, a process without one."""
     if len(sys.argv) > 1:

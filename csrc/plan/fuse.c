@@ -15,7 +15,7 @@ const char *rdt_plan_alone_text(rdt_plan_alone alone) {
   static const char *const texts[] = {
       [RDT_PLAN_ALONE_NOT] = "",
       [RDT_PLAN_ALONE_OFF] = "FUSE_BYTES is 0",
-      [RDT_PLAN_ALONE_SIZE] = "its size is not known or exceeds 64 KiB",
+      [RDT_PLAN_ALONE_SIZE] = "it is not static, empty, or larger than 64 KiB",
       [RDT_PLAN_ALONE_LOOP] = "it is sent in a loop",
       [RDT_PLAN_ALONE_BRANCH] = "it comes after a condition",
       [RDT_PLAN_ALONE_WAITS] = "it depends on a feed, a loop or another node that may wait",

@@ -173,8 +173,8 @@ static rdt_status find_ready(const plan_graph *graph, const rdt_plan_use *uses, 
   return RDT_OK;
 }
 
-static void find_first_and_death(const plan_graph *graph, const rdt_plan_use *uses, size_t use_count,
-                       rdt_plan_order *orders) {
+static void find_first_and_death(const plan_graph *graph, const rdt_plan_use *uses,
+                                 size_t use_count, rdt_plan_order *orders) {
   for (size_t i = 0; i < use_count; i++) {
     uint8_t marks = graph->marks[uses[i].producer];
     orders[i].first = marks & PLAN_LOOP ? 0 : graph->level[uses[i].producer];

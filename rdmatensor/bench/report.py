@@ -28,6 +28,20 @@ def value(number: float, unit: str) -> str:
     return f"{number:.4g} {unit}".strip()
 
 
+def excess(seconds: float) -> str:
+    """A difference of times, which may be negative: "250 us", "-3 us"."""
+    return f"-{duration(-seconds)}" if seconds < 0 else duration(seconds)
+
+
+def over_floor(results: Iterable[Result]) -> str:
+    """How much longer the compared result takes than its step with nothing remote; "" if not measured."""
+    for each in results:
+        over = each.parameters.get("over_floor_s")
+        if each.rival and isinstance(over, float):
+            return excess(over)
+    return ""
+
+
 def named_size(nbytes: int | None) -> str:
     """The size that a case was measured with; "" for none."""
     return "" if nbytes is None else binary_size(nbytes)
@@ -95,8 +109,12 @@ def table(suite: str, results: Sequence[Result]) -> Table:
     for way in ways:
         made.add_column(escape(way), justify="right")
     made.add_column("compared")
+    cases = by_key(results)
+    floors = any(map(over_floor, cases.values()))
+    if floors:
+        made.add_column("over the floor", justify="right")
     last = ""
-    for (_, case, nbytes), several in by_key(results).items():
+    for (_, case, nbytes), several in cases.items():
         cells = {each.way: cell(each) for each in several}
         compared = filter(None, (comparison(each, several) for each in several))
         made.add_row(
@@ -104,6 +122,7 @@ def table(suite: str, results: Sequence[Result]) -> Table:
             named_size(nbytes),
             *(cells.get(way, "") for way in ways),
             ", ".join(compared),
+            *([over_floor(several)] if floors else []),
         )
         last = case
     return made

@@ -103,3 +103,14 @@ def test_the_page_is_complete_in_itself() -> None:
     assert parser.seen["tr"] >= 3 + 1 + 1
     for text in ("UCX", "20x grpc, wanted 50x", "NIXL", "a wrong value", "1 x 64 MB &lt;b&gt;"):
         assert text in html
+
+
+@pytest.mark.parametrize(("over", "text"), [(250e-6, "250 us"), (-3e-6, "-3 us")])
+def test_the_time_over_the_floor_is_shown_where_it_was_measured(over: float, text: str) -> None:
+    run = example()
+    assert "over the floor" not in shown(run)
+    ours = run.find("steps", "1 x 64 MB <b>", None, "static")
+    assert ours is not None
+    ours.parameters["over_floor_s"] = over
+    assert "over the floor" in shown(run)
+    assert re.search(rf"wanted 50 +│ +{text} │", shown(run))

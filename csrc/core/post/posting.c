@@ -148,7 +148,7 @@ static rdt_posting *posting_new(rdt_channel *channel, const rdt_op *ops, size_t 
                            .done = completion->done,
                            .context = completion->context,
                            .count = count};
-  memcpy(posting->ops, ops, count * sizeof(*ops));
+  if (count > 0) memcpy(posting->ops, ops, count * sizeof(*ops));
   for (size_t i = 0; i < count; i++)
     if (posting->ops[i].remote) rdt_remote_region_ref(posting->ops[i].remote);
   rdt_overdue_begin(channel, posting);

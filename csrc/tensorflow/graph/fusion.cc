@@ -209,6 +209,44 @@ absl::Status FuseReceives(Graph* graph, const Way& way, const std::vector<Member
 
 }  // namespace
 
+std::vector<rdt_plan_fusion> FindOperations(
+    const std::vector<RemoteEdge>& edges, const std::vector<tensorflow::TensorShapeProto>& shapes) {
+  std::vector<rdt_plan_fusion> fusions(edges.size(), {-1, RDT_PLAN_ALONE_OFF});
+  std::vector<EdgeDefinition> definitions(edges.size());
+  std::vector<std::vector<int64_t>> dims(edges.size());
+  std::vector<rdt_plan_edge> described;
+  // Numbered by name, as in the graph analyzer, so that operations have the same numbers there.
+  std::map<std::string, uint32_t> devices;
+  for (const RemoteEdge& edge : edges) {
+    devices[edge.producer->assigned_device_name()] = devices[edge.recv_device] = 0;
+  }
+  uint32_t number = 0;
+  for (auto& [name, device] : devices) device = number++;
+  for (size_t i = 0; i < edges.size(); ++i) {
+    EdgeDefinition& definition = definitions[i];
+    definition.name = edges[i].name;
+    definition.dtype = tensorflow::BaseType(edges[i].producer->output_type(edges[i].output));
+    definition.order = edges[i].order;
+    definition.in_loop = edges[i].in_loop;
+    if (!tensorflow::PartialTensorShape::BuildPartialTensorShape(shapes[i], &definition.shape)
+             .ok()) {
+      definition.shape = tensorflow::PartialTensorShape();
+    }
+    described.push_back(Describe(definition, &dims[i]));
+    described.back().source = devices[edges[i].producer->assigned_device_name()];
+    described.back().destination = devices[edges[i].recv_device];
+  }
+  rdt_plan_options options{};
+  options.struct_size = sizeof options;
+  options.slots = options.loop_slots = 1;  // of no meaning here
+  (void)rdt_config_get_u64("FUSE_BYTES", &options.fuse_bytes);
+  if (rdt_plan_fuse(described.data(), described.size(), &options, fusions.data()) != RDT_OK) {
+    rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("plan: nothing is fused: ", rdt_last_error()).c_str());
+    std::fill(fusions.begin(), fusions.end(), rdt_plan_fusion{-1, RDT_PLAN_ALONE_OFF});
+  }
+  return fusions;
+}
+
 void FuseTransfers(Graph* graph) {
   std::map<Way, std::vector<Member>> operations;
   for (Node* node : graph->op_nodes()) {
@@ -225,18 +263,18 @@ void FuseTransfers(Graph* graph) {
     const absl::Status status =
         way.sends ? FuseSends(graph, way, members) : FuseReceives(graph, way, members);
     if (!status.ok()) {
-      rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("plan: ", members.size(),
-                                               " operations stay: ", status.message())
-                                      .c_str());
+      rdt_log_line(
+          RDT_LOG_DEBUG,
+          absl::StrCat("plan: ", members.size(), " operations stay: ", status.message()).c_str());
       continue;
     }
     changed = true;
     for (const Member& member : members) graph->RemoveNode(member.node);
-    rdt_log_line(RDT_LOG_DEBUG,
-                 absl::StrCat("plan: one operation ", way.sends ? "sends " : "receives ",
-                              members.size(), " tensors from ", way.send_device, " to ",
-                              way.recv_device)
-                     .c_str());
+    rdt_log_line(
+        RDT_LOG_DEBUG,
+        absl::StrCat("plan: one operation ", way.sends ? "sends " : "receives ", members.size(),
+                     " tensors from ", way.send_device, " to ", way.recv_device)
+            .c_str());
   }
   if (changed) tensorflow::FixupSourceAndSinkEdges(graph);
 }

@@ -14,13 +14,23 @@
 #ifndef RDMATENSOR_TENSORFLOW_GRAPH_FUSION_H_
 #define RDMATENSOR_TENSORFLOW_GRAPH_FUSION_H_
 
+#include <vector>
+
+#include "graph/graph_order.h"
 #include "graph/plan_attributes.h"
+#include "rdmatensor.h"
+#include "tensorflow/core/framework/tensor_shape.pb.h"
+#include "tensorflow/core/graph/graph.h"
 
 namespace rdmatensor {
 
 constexpr char kFusedSendOp[] = "_RdmaSend";
 constexpr char kFusedReceiveOp[] = "_RdmaReceive";
 constexpr char kUnpackOp[] = "_RdmaUnpack";
+
+// Decides which edges share operations, by the planner, for the setting FUSE_BYTES of this process.
+std::vector<rdt_plan_fusion> FindOperations(
+    const std::vector<RemoteEdge>& edges, const std::vector<tensorflow::TensorShapeProto>& shapes);
 
 // Fuses the operations of one device's partition, after MarkTransfers. A failure leaves the graph as it was.
 void FuseTransfers(tensorflow::Graph* graph);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph/plan_attributes.h"
 
-#include <algorithm>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -9,7 +8,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "graph/planned_edge.h"
 #include "rdmatensor.h"
 #include "tensorflow/core/framework/attr_value.pb.h"
 #include "tensorflow/core/framework/attr_value_util.h"
@@ -41,9 +39,9 @@ struct Lists {
     index.mutable_list()->add_i(at);
     edge.mutable_list()->add_s(remote.name);
     *shape.mutable_list()->add_shape() = known;
-    for (int64_t number : {int64_t{remote.order.ready}, int64_t{remote.order.first},
-                           int64_t{remote.order.last}, int64_t{remote.in_loop},
-                           int64_t{fusion.operation}, int64_t{fusion.alone}}) {
+    for (int64_t number :
+         {int64_t{remote.order.ready}, int64_t{remote.order.first}, int64_t{remote.order.last},
+          int64_t{remote.in_loop}, int64_t{fusion.operation}, int64_t{fusion.alone}}) {
       order.mutable_list()->add_i(number);
     }
     device.mutable_list()->add_s(remote.recv_device);
@@ -160,54 +158,17 @@ void Describe(const Mark& mark) {
   rdt_log_line(RDT_LOG_DEBUG, line.c_str());
 }
 
-// Which edges share operations. Edges are described as the planner sees them, from device to device.
-std::vector<rdt_plan_fusion> Fuse(const std::vector<RemoteEdge>& edges,
-                                  const std::vector<tensorflow::TensorShapeProto>& shapes) {
-  std::vector<rdt_plan_fusion> fusions(edges.size(), {-1, RDT_PLAN_ALONE_OFF});
-  std::vector<EdgeDefinition> definitions(edges.size());
-  std::vector<std::vector<int64_t>> dims(edges.size());
-  std::vector<rdt_plan_edge> described;
-  absl::flat_hash_map<absl::string_view, uint32_t> devices;
-  for (size_t i = 0; i < edges.size(); ++i) {
-    EdgeDefinition& definition = definitions[i];
-    definition.name = edges[i].name;
-    definition.dtype = tensorflow::BaseType(edges[i].producer->output_type(edges[i].output));
-    definition.order = edges[i].order;
-    definition.in_loop = edges[i].in_loop;
-    if (!tensorflow::PartialTensorShape::BuildPartialTensorShape(shapes[i], &definition.shape)
-             .ok()) {
-      definition.shape = tensorflow::PartialTensorShape();
-    }
-    described.push_back(Describe(definition, &dims[i]));
-    described.back().source =
-        devices.try_emplace(edges[i].producer->assigned_device_name(), devices.size())
-            .first->second;
-    described.back().destination =
-        devices.try_emplace(edges[i].recv_device, devices.size()).first->second;
-  }
-  rdt_plan_options options{};
-  options.struct_size = sizeof options;
-  options.slots = options.loop_slots = 1;  // of no meaning here
-  (void)rdt_config_get_u64("FUSE_BYTES", &options.fuse_bytes);
-  if (rdt_plan_fuse(described.data(), described.size(), &options, fusions.data()) != RDT_OK) {
-    rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("plan: nothing is fused: ", rdt_last_error()).c_str());
-    std::fill(fusions.begin(), fusions.end(), rdt_plan_fusion{-1, RDT_PLAN_ALONE_OFF});
-  }
-  return fusions;
-}
-
 }  // namespace
 
-void AttachEdges(const std::vector<RemoteEdge>& edges, const GraphShapes& shapes, int64_t graph) {
+void AttachEdges(const std::vector<RemoteEdge>& edges,
+                 const std::vector<tensorflow::TensorShapeProto>& shapes,
+                 const std::vector<rdt_plan_fusion>& fusions, int64_t graph) {
   absl::flat_hash_map<Node*, Lists> out, in;
-  std::vector<tensorflow::TensorShapeProto> known;
-  for (const RemoteEdge& edge : edges) known.push_back(shapes.Of(*edge.producer, edge.output));
-  const std::vector<rdt_plan_fusion> fusions = Fuse(edges, known);
   for (size_t i = 0; i < edges.size(); ++i) {
     const RemoteEdge& edge = edges[i];
-    out[edge.producer].Add(edge, edge.output, known[i], fusions[i]);
+    out[edge.producer].Add(edge, edge.output, shapes[i], fusions[i]);
     for (const auto& [consumer, input] : edge.consumers) {
-      in[consumer].Add(edge, input, known[i], fusions[i]);
+      in[consumer].Add(edge, input, shapes[i], fusions[i]);
     }
   }
   for (const auto& [node, lists] : out) lists.Attach(kOut, graph, node);

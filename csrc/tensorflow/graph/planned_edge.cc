@@ -123,6 +123,7 @@ std::vector<EdgeDefinition> EdgeDefinition::ReadAll(tensorflow::OpKernelConstruc
   for (size_t i = 0; i < edges.size(); ++i) {
     edges[i].name = names[i];
     edges[i].dtype = dtypes[i];
+    edges[i].shares = true;
     if (!edges[i].Fill(common, tensor_names[i], shapes[i], &orderings[i * kPlanOrderSize])) {
       return {};
     }

@@ -57,6 +57,7 @@ struct EdgeDefinition {
   tensorflow::PartialTensorShape shape;
   rdt_plan_order order{-1, 0, INT32_MAX, 0};
   rdt_plan_fusion fusion{-1, RDT_PLAN_ALONE_OFF};
+  bool shares = false;  // the operation of `fusion`; else it has one of its own here
   bool in_loop = false;
   bool may_change = false;  // after Send: see ref_variables.h
   int count = 0;            // edges of the graph that enter (receive) or leave (send) the task

@@ -456,8 +456,8 @@ void AcceptedOffer::SendGrouped(const Step& sent_in, absl::Span<Sent> members) {
   }
   for (Sent& sent : members) {
     const uint64_t bit = bits_[sent.index];
-    sent.went = sent.went && (sent.is_dead ||
-                              sent.tensor->TotalBytes() == offer_.edges[sent.index].bytes);
+    sent.went =
+        sent.went && (sent.is_dead || sent.tensor->TotalBytes() == offer_.edges[sent.index].bytes);
     if (!sent.went) step->absent |= bit;
     if (sent.went && sent.is_dead) step->dead |= bit;
     if (sent.went && !sent.is_dead) written |= bit;

@@ -219,9 +219,8 @@ class FuseTransfersPass : public tensorflow::GraphOptimizationPass {
     for (const auto& [device, partition] : *options.partition_graphs) {
       const std::string task = TaskOfDevice(device);
       bool served = false;
-      PlanBook::Get()->ForEachHost([&](const Host& host) {
-        served |= host.task == task && host.settings.plan;
-      });
+      PlanBook::Get()->ForEachHost(
+          [&](const Host& host) { served |= host.task == task && host.settings.plan; });
       if (served) FuseTransfers(partition.get());
     }
     return absl::OkStatus();

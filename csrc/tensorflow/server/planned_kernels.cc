@@ -69,15 +69,15 @@ class PlannedReceive : public tensorflow::RecvOp {
     args.cancellation_manager = context->cancellation_manager();
     RdmaRendezvous::PlannedReceive receive;
     receive.edge = edge_.get();
-    receive.done =
-        [context, done = std::move(done)](
-            const absl::Status& status, const tensorflow::Rendezvous::Args&,
-            const tensorflow::Rendezvous::Args&, const tensorflow::Tensor& tensor, bool is_dead) {
-          context->SetStatus(status);
-          // No output is how a dead tensor is passed on.
-          if (status.ok() && !is_dead) context->set_output(0, tensor);
-          done();
-        };
+    receive.done = [context, done = std::move(done)](
+                       const absl::Status& status, const tensorflow::Rendezvous::Args&,
+                       const tensorflow::Rendezvous::Args&, const tensorflow::Tensor& tensor,
+                       bool is_dead) {
+      context->SetStatus(status);
+      // No output is how a dead tensor is passed on.
+      if (status.ok() && !is_dead) context->set_output(0, tensor);
+      done();
+    };
     rendezvous->ReceivePlanned(context->frame_iter(), args, absl::MakeSpan(&receive, 1));
   }
 

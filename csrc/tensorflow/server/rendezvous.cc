@@ -174,8 +174,8 @@ void RdmaRendezvous::ReceivePlanned(const tensorflow::FrameAndIter& at, const Ar
   Unref();
 }
 
-void RdmaRendezvous::ReceiveAll(std::vector<Waiter> waiters,
-                                const std::shared_ptr<Source>& source, uint64_t epoch) {
+void RdmaRendezvous::ReceiveAll(std::vector<Waiter> waiters, const std::shared_ptr<Source>& source,
+                                uint64_t epoch) {
   std::vector<Waiter> waiting;
   waiting.reserve(waiters.size());
   for (Waiter& waiter : waiters) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "step/delivery.h"
 
+#include <string>
 #include <utility>
 
 #include "step/rpc_fallback.h"
@@ -56,14 +57,22 @@ void Delivery::DeliverAll(int64_t step_id, std::vector<std::pair<KeyId, Arrival>
   }
   std::shared_ptr<Mailbox> mailbox;
   std::vector<Mailbox::Met> met;
+  Mailbox::Delivered delivered;
   do {  // as in Deliver
     mailbox = MailboxFor(step_id, mailbox.get());
     if (mailbox == nullptr) return;
-  } while (!mailbox->DeliverAll(&arrivals, &met));
+    delivered = mailbox->DeliverAll(&arrivals, &met);
+  } while (delivered == Mailbox::Delivered::kGone);
+  if (delivered == Mailbox::Delivered::kTooMuch) RefuseUnclaimed();
   for (Mailbox::Met& each : met) {
     each.waiter.EndWait(each.arrival.tensor.TotalBytes(), each.arrival.path);
     Complete(&each.waiter, each.arrival, step_id);
   }
+}
+
+void Delivery::RefuseUnclaimed() {
+  channel_->RefuseBroken("sent more tensors that nothing here has asked for than a server keeps (" +
+                         std::to_string(Unclaimed::kMaxBytes >> 20) + " MB)");
 }
 
 void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
@@ -80,7 +89,8 @@ void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
     if (mailbox == nullptr) return;
     delivered = mailbox->Deliver(key, &arrival, &waiter);
   } while (delivered == Mailbox::Delivered::kGone);
-  if (delivered == Mailbox::Delivered::kKept) return;
+  if (delivered == Mailbox::Delivered::kTooMuch) RefuseUnclaimed();
+  if (delivered != Mailbox::Delivered::kTaken) return;
   if (!arrival.is_referral) waiter.EndWait(arrival.tensor.TotalBytes(), arrival.path);
   if (arrival.claim == nullptr || arrival.tensor.TotalBytes() <= kLongChecksum) {
     Complete(&waiter, arrival, step_id);

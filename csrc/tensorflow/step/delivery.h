@@ -41,6 +41,8 @@ class Delivery {
   static void Complete(Waiter* waiter, const Arrival& arrival, int64_t step_id);
 
  private:
+  // The peer sent what nobody wants, and too much of it.
+  void RefuseUnclaimed();
   // Makes what the tensor is to be compared with; nullptr if it is not compared.
   std::unique_ptr<const Claim> ClaimOf(const Checksum& checksum, Path path, Way way,
                                        uint64_t bytes) const;

@@ -29,6 +29,7 @@ bool Mailbox::TakeArrivalLocked(const KeyId& key, Arrival* arrival) {
   auto found = slots_.find(key);
   if (found == slots_.end() || found->second.arrivals.empty()) return false;
   *arrival = std::move(found->second.arrivals.front());
+  unclaimed_->Give(*arrival);
   found->second.arrivals.erase(found->second.arrivals.begin());
   if (found->second.arrivals.empty()) slots_.erase(found);
   return true;
@@ -95,24 +96,34 @@ Mailbox::Delivered Mailbox::Deliver(const KeyId& key, Arrival* arrival, Waiter* 
   if (gone_) return Delivered::kGone;
   if (!aborted_.ok()) return Delivered::kKept;
   if (TakeWaiterLocked(key, waiter)) return Delivered::kTaken;
+  if (!unclaimed_->Take(*arrival)) return Delivered::kTooMuch;
   slots_[key].arrivals.push_back(std::move(*arrival));
   return Delivered::kKept;
 }
 
-bool Mailbox::DeliverAll(std::vector<std::pair<KeyId, Arrival>>* arrivals, std::vector<Met>* met) {
+Mailbox::Delivered Mailbox::DeliverAll(std::vector<std::pair<KeyId, Arrival>>* arrivals,
+                                       std::vector<Met>* met) {
   met->reserve(arrivals->size());
   std::lock_guard<std::mutex> lock(mutex_);
-  if (gone_) return false;
-  if (!aborted_.ok()) return true;
+  if (gone_) return Delivered::kGone;
+  if (!aborted_.ok()) return Delivered::kKept;
   for (auto& [key, arrival] : *arrivals) {
     Waiter waiter;
     if (TakeWaiterLocked(key, &waiter)) {
       met->push_back({std::move(waiter), std::move(arrival)});
-    } else {
+    } else if (unclaimed_->Take(arrival)) {
       slots_[key].arrivals.push_back(std::move(arrival));
+    } else {
+      return Delivered::kTooMuch;
     }
   }
-  return true;
+  return Delivered::kKept;
+}
+
+void Mailbox::GiveBack(const Slots& slots) {
+  for (const auto& [key, slot] : slots) {
+    for (const Arrival& arrival : slot.arrivals) unclaimed_->Give(arrival);
+  }
 }
 
 void Mailbox::Retire() {
@@ -164,7 +175,7 @@ void Mailbox::Cancel(tensorflow::CancellationManager* manager) {
 }
 
 void Mailbox::Abort(const absl::Status& status) {
-  absl::flat_hash_map<KeyId, Slot> slots;
+  Slots slots;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (aborted_.ok()) aborted_ = status;
@@ -173,6 +184,7 @@ void Mailbox::Abort(const absl::Status& status) {
       for (Waiter& waiter : slot.waiters) DeregisterLocked(waiter.args.cancellation_manager);
     }
   }
+  GiveBack(slots);
   for (auto& [key, slot] : slots) {
     for (Waiter& waiter : slot.waiters) waiter.Fail(status);
   }
@@ -211,7 +223,7 @@ std::shared_ptr<Mailbox> MailboxTable::Attach(int64_t step_id) {
   // A step that is used again after its clean-up counts as new.
   removed_.Remove(step_id);
   std::shared_ptr<Mailbox>& mailbox = mailboxes_[step_id];
-  if (mailbox == nullptr) mailbox = std::make_shared<Mailbox>(step_id);
+  if (mailbox == nullptr) mailbox = std::make_shared<Mailbox>(step_id, unclaimed_);
   ++mailbox->attached;
   return mailbox;
 }
@@ -232,7 +244,7 @@ std::shared_ptr<Mailbox> MailboxTable::ForMessage(int64_t step_id) {
   auto found = mailboxes_.find(step_id);
   if (found != mailboxes_.end()) return found->second;
   if (removed_.Contains(step_id)) return nullptr;
-  return mailboxes_[step_id] = std::make_shared<Mailbox>(step_id);
+  return mailboxes_[step_id] = std::make_shared<Mailbox>(step_id, unclaimed_);
 }
 
 std::shared_ptr<Mailbox> MailboxTable::Find(int64_t step_id) {

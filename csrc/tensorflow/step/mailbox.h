@@ -9,6 +9,7 @@
 #ifndef RDMATENSOR_TENSORFLOW_STEP_MAILBOX_H_
 #define RDMATENSOR_TENSORFLOW_STEP_MAILBOX_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -67,13 +68,42 @@ struct Waiter {
   }
 };
 
+// The memory that arrivals use while no receive has asked for them, in all mailboxes of a server. Thread-safe.
+class Unclaimed {
+ public:
+  // A sender may be ahead of its receiver, but no real one is ahead by this much.
+  static constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+
+  // False: there would be too much.
+  bool Take(const Arrival& arrival) {
+    const uint64_t cost = CostOf(arrival);
+    if (bytes_.fetch_add(cost, std::memory_order_relaxed) + cost <= kMaxBytes) return true;
+    Give(arrival);
+    return false;
+  }
+  void Give(const Arrival& arrival) {
+    bytes_.fetch_sub(CostOf(arrival), std::memory_order_relaxed);
+  }
+
+ private:
+  // Other tensors lie in the sender's memory, or in slots, or were fetched as this process wanted.
+  static uint64_t CostOf(const Arrival& arrival) {
+    constexpr uint64_t kEach = 256;
+    return kEach + (arrival.path == Path::kInline ? arrival.tensor.TotalBytes() : 0);
+  }
+  std::atomic<uint64_t> bytes_{0};
+};
+
 // Thread-safe. Callbacks run without its lock.
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:
   enum class Received { kArrived, kWaiting, kFailed };
 
-  explicit Mailbox(int64_t step_id)
-      : step_id_(step_id), created_(std::chrono::steady_clock::now()) {}
+  Mailbox(int64_t step_id, std::shared_ptr<Unclaimed> unclaimed)
+      : step_id_(step_id),
+        created_(std::chrono::steady_clock::now()),
+        unclaimed_(std::move(unclaimed)) {}
+  ~Mailbox() { GiveBack(slots_); }
 
   // kArrived: `arrival` is what was there. kWaiting: `waiter` was stored; it and everything it keeps
   // alive may already be gone. kFailed: `status` says why, `waiter` was not touched.
@@ -85,13 +115,14 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     Arrival arrival;
   };
   Received ReceiveAll(std::vector<Waiter>* waiters, std::vector<Met>* met, absl::Status* status);
-  enum class Delivered { kTaken, kKept, kGone };
+  enum class Delivered { kTaken, kKept, kGone, kTooMuch };
   // kTaken: a receive waited, `waiter` is the caller's to complete, `arrival` untouched. kKept: the
   // arrival is stored, or dropped when the step was aborted. kGone: the table has let go of this
-  // mailbox, and the step may have another one since; `arrival` is untouched.
+  // mailbox, and the step may have another one since; `arrival` is untouched. kTooMuch: it was dropped,
+  // because too many wait that no receive has asked for.
   Delivered Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
-  // The same for several arrivals under one lock. Returns false for kGone; `met` are those taken.
-  bool DeliverAll(std::vector<std::pair<KeyId, Arrival>>* arrivals, std::vector<Met>* met);
+  // The same for several arrivals under one lock; never kTaken. `met` gets those taken.
+  Delivered DeliverAll(std::vector<std::pair<KeyId, Arrival>>* arrivals, std::vector<Met>* met);
   // The table, which is locked, drops this mailbox.
   void Retire();
   // Does the same if the mailbox is empty; otherwise returns false.
@@ -119,6 +150,8 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     tensorflow::CancellationToken token;
     int waiters;
   };
+  using Slots = absl::flat_hash_map<KeyId, Slot>;
+  void GiveBack(const Slots& slots);
   bool TakeArrivalLocked(const KeyId& key, Arrival* arrival);
   bool TakeWaiterLocked(const KeyId& key, Waiter* waiter);
   bool RegisterLocked(tensorflow::CancellationManager* manager);
@@ -127,10 +160,11 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
 
   const int64_t step_id_;
   const std::chrono::steady_clock::time_point created_;
+  const std::shared_ptr<Unclaimed> unclaimed_;
   std::mutex mutex_;
   absl::Status aborted_;
   bool gone_ = false;
-  absl::flat_hash_map<KeyId, Slot> slots_;
+  Slots slots_;
   absl::flat_hash_map<tensorflow::CancellationManager*, Cancellation> cancellations_;
 };
 
@@ -157,6 +191,7 @@ class MailboxTable {
   void SweepLocked(std::vector<std::shared_ptr<Mailbox>>* dropped);
 
   const std::chrono::seconds ttl_;
+  const std::shared_ptr<Unclaimed> unclaimed_ = std::make_shared<Unclaimed>();
   std::mutex mutex_;
   absl::flat_hash_map<int64_t, std::shared_ptr<Mailbox>> mailboxes_;
   static constexpr size_t kRemembered = 4096;

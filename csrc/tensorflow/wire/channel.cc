@@ -51,11 +51,10 @@ bool Channel::IsUp() const {
   return rdt_channel_get_info(handle_, &info) == RDT_OK && info.up;
 }
 
-void Channel::RefuseMalformed() {
+void Channel::RefuseBroken(absl::string_view how) {
   if (refused.exchange(true)) return;
-  rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", peer_name_,
-                                          " sent a malformed message: closing its channel")
-                                 .c_str());
+  rdt_log_line(RDT_LOG_WARN,
+               absl::StrCat("tensorflow: ", peer_name_, " ", how, ": closing its channel").c_str());
   Close();
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "memory/lender.h"
 #include "rdmatensor.h"
 #include "stats/path_stats.h"
@@ -46,8 +47,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
     refused = true;
     Close();
   }
-  // Does the same, with one warning, because the peer broke the protocol.
-  void RefuseMalformed();
+  // Does the same, with one warning that says how the peer broke the protocol.
+  void RefuseBroken(absl::string_view how);
+  void RefuseMalformed() { RefuseBroken("sent a malformed message"); }
   bool IsUp() const;
   const std::string& transport() const { return transport_; }
   const std::string& peer_name() const { return peer_name_; }
