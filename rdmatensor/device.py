@@ -80,10 +80,11 @@ def _transports(device: Any) -> Iterator[tuple[str, Transport]]:
 class Device:
     """Opens a device: a port that peers connect to, a progress thread, regions and connections.
 
-    `name` appears at peers and in messages; by default it is host:pid. `bind` is the address to listen on;
-    by default it is the setting BIND_ADDRESS. Port 0 takes any free port. `transports` maps the name of each
-    transport to what it uses, or to the reason why this machine cannot use it. Closing the device closes its
-    regions and connections. Any thread may use it. A child of os.fork() may not; it opens its own device.
+    `name` appears at peers and in messages; by default it is host:pid. `bind` is the address to listen on; by
+    default it is the setting BIND_ADDRESS. Port 0 is the setting BIND_PORT, by default any free port.
+    `transports` maps the name of each transport to what it uses, or to the reason why this machine cannot use
+    it. Closing the device closes its regions and connections. Any thread may use it. A child of os.fork() may
+    not; it opens its own device.
     """
 
     def __init__(self, name: str | None = None, bind: str | None = None, port: int = 0) -> None:

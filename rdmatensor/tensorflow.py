@@ -83,9 +83,10 @@ def use(
 ) -> None:
     """Chooses how servers of this process send tensors. Call it before the first server is created.
 
-    `policy` and `transport` ("shm", "verbs" or both) set RDMATENSOR_POLICY and RDMATENSOR_TRANSPORTS for
-    this process; None leaves them. `require` makes this call fail if grpc+rdma cannot work here, and sets the
-    policy to "rdma": a peer that cannot be reached then fails its steps instead of being served by gRPC.
+    `policy` and `transport` (some of "shm", "verbs" and "tcp") set RDMATENSOR_POLICY and
+    RDMATENSOR_TRANSPORTS for this process; None leaves them. `require` makes this call fail if grpc+rdma
+    cannot work here, and sets the policy to "rdma": a peer that cannot be reached then fails its steps
+    instead of being served by gRPC.
 
     `default_protocol` is for launchers, such as Kubeflow and Ray, that set TF_CONFIG without a protocol. It
     adds "rpc_layer": "grpc+rdma" to this process's TF_CONFIG unless that names a protocol already, so that

@@ -85,6 +85,11 @@ static rdt_status assign(rdt_config_id id, const char *text) {
   if (row->kind == CHOICE && !rdt_text_lists(row->choices, '|', text))
     return rdt_fail(RDT_ERR_RANGE, "%s%s is \"%s\": choose one of %s", RDT_ENV_PREFIX, row->name,
                     text, row->choices);
+  uint16_t first, last;
+  if (id == RDT_CONFIG_BIND_PORT && !rdt_text_ports(text, &first, &last))
+    return rdt_fail(RDT_ERR_RANGE,
+                    "%s%s is \"%s\": give a port, 1 to %d, or a range such as 7000-7010",
+                    RDT_ENV_PREFIX, row->name, text, UINT16_MAX);
   rdt_status status = id == RDT_CONFIG_FAULTS ? rdt_faults_set(text) : RDT_OK;
   if (status != RDT_OK) return status;
   snprintf(values[id].text, VALUE_SIZE, "%s", text);

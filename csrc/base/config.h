@@ -32,6 +32,10 @@
   TEXT(BIND_ADDRESS, "",                                                                           \
        "Address on which the bootstrap port listens. Empty means 127.0.0.1, and for TensorFlow "   \
        "servers the address of the task's entry in the cluster.")                                  \
+  TEXT(BIND_PORT, "",                                                                              \
+       "Port of the bootstrap, for firewalls: a number, or a range such as 7000-7010, of which "   \
+       "each device takes the first free one. Empty takes any free port. A port that a program "   \
+       "gives a device comes first.")                                                              \
   TEXT(SECRET_FILE, "",                                                                            \
        "File with the secret that all devices of a cluster share. Empty means no secret: only "    \
        "processes of this host can connect.")                                                      \
@@ -41,7 +45,7 @@
   NUMBER(CONNECTIONS, 1024, 1, 1048576, "Connections that peers may have to a device.")            \
   NUMBER(CONNECTIONS_PER_HOST, 512, 1, 1048576,                                                    \
          "Connections that the peers of one host may have to a device.")                           \
-  TEXT(TRANSPORTS, "shm,verbs", "Transports that may be used, separated by commas.")               \
+  TEXT(TRANSPORTS, "shm,verbs,tcp", "Transports that may be used, separated by commas.")           \
   TEXT(FAULTS, "",                                                                                 \
        "For tests: faults to inject, such as seed=7,delay=0.01:5ms,break=#40; docs/faults.md "     \
        "lists the kinds.")                                                                         \
@@ -51,9 +55,10 @@
        "Index of the GID to use, such as 3, or per device mlx5_1:3,rxe0:1. Empty chooses the "     \
        "best GID.")                                                                                \
   NUMBER(QUEUE_PAIRS, 2, 1, 8,                                                                     \
-         "Verbs: queue pairs of a connection. Both ends use the smaller number.")                  \
+         "Queue pairs of a connection over verbs, sockets of one over tcp. Both ends use the "     \
+         "smaller number.")                                                                        \
   INTERNAL(QUEUE_DEPTH, 256, 64, 8192,                                                             \
-           "Verbs: work requests that may be outstanding on a queue pair.")                        \
+           "Work requests that may be outstanding on a queue pair, or operations on a socket.")    \
   INTERNAL(RECEIVES, 32768, 256, 4194304,                                                          \
            "Verbs: receives that all connections of a device share; each connection needs 128.")   \
   CHOICE(WINDOWS, "auto", "auto|on|off",                                                           \
@@ -61,7 +66,7 @@
          "auto uses them if the device has them, on rejects devices without them, off disables "   \
          "them.")                                                                                  \
   INTERNAL(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 64 * RDT_MIB,                                      \
-           "Verbs: longer transfers are split over all queue pairs of the connection.")            \
+           "Longer transfers are split over all queue pairs, or sockets, of the connection.")      \
   NUMBER(TRAFFIC_CLASS, 0, 0, 255, "Verbs: traffic class of RoCE packets, the DSCP times four.")   \
   NUMBER(SERVICE_LEVEL, 0, 0, 15,                                                                  \
          "Verbs: service level of packets, which selects the virtual lane of InfiniBand or the "   \

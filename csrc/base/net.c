@@ -77,14 +77,24 @@ static rdt_status describe(int socket, char *address) {
   return RDT_OK;
 }
 
+static void set_port(struct sockaddr *address, uint16_t port) {
+  if (address->sa_family == AF_INET6)
+    ((struct sockaddr_in6 *)address)->sin6_port = htons(port);
+  else
+    ((struct sockaddr_in *)address)->sin_port = htons(port);
+}
+
 static rdt_status listen_at(const struct addrinfo *to, const char *host, uint16_t port,
                             int *socket_out, char *address) {
   int one = 1, fd = rdt_forks_socket(to->ai_family, SOCK_STREAM);
   if (fd < 0) return rdt_fail_errno(errno, "cannot create a socket");
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
   rdt_status status = RDT_OK;
-  if (bind(fd, to->ai_addr, to->ai_addrlen) != 0 || listen(fd, 128) != 0)
-    status = rdt_fail_errno(errno, "cannot listen on %s port %u", host, port);
+  set_port(to->ai_addr, port);
+  if (bind(fd, to->ai_addr, to->ai_addrlen) != 0 || listen(fd, 128) != 0) {
+    status = errno == EADDRINUSE ? RDT_ERR_LIMIT : RDT_ERR_SYSTEM;
+    rdt_fail_errno(errno, "cannot listen on %s port %u", host, port);
+  }
   if (status == RDT_OK) status = describe(fd, address);
   if (status == RDT_OK)
     *socket_out = fd;
@@ -93,15 +103,16 @@ static rdt_status listen_at(const struct addrinfo *to, const char *host, uint16_
   return status;
 }
 
-rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline, int *socket_out,
-                          char *address) {
-  char port_text[8];
+rdt_status rdt_net_listen(const char *host, uint16_t first, uint16_t last, rdt_deadline deadline,
+                          int *socket_out, char *address) {
   struct addrinfo *found;
-  snprintf(port_text, sizeof(port_text), "%u", port);
-  rdt_status status = rdt_resolve(host, port_text, AI_PASSIVE, deadline, &found);
+  rdt_status status = rdt_resolve(host, "0", AI_PASSIVE, deadline, &found);
   if (status != RDT_OK) return status;
   for (const struct addrinfo *each = found; each; each = each->ai_next) {
-    status = listen_at(each, host, port, socket_out, address);
+    for (unsigned port = first; port <= last; port++) {
+      status = listen_at(each, host, (uint16_t)port, socket_out, address);
+      if (status != RDT_ERR_LIMIT) break;
+    }
     if (status == RDT_OK) break;
   }
   freeaddrinfo(found);
@@ -121,6 +132,24 @@ static rdt_status finish_connect(int fd, rdt_deadline deadline, const char *wher
   return RDT_OK;
 }
 
+static rdt_status connect_to(const struct sockaddr *to, socklen_t length, const char *where,
+                             rdt_deadline deadline, int *socket_out) {
+  int one = 1, fd = rdt_forks_socket(to->sa_family, SOCK_STREAM);
+  rdt_status status = RDT_ERR_UNREACHABLE;
+  if (fd < 0) return rdt_fail_errno(errno, "cannot create a socket");
+  if (connect(fd, to, length) == 0 || errno == EINPROGRESS)
+    status = finish_connect(fd, deadline, where);
+  else
+    rdt_fail_errno(errno, "cannot reach %s", where);
+  if (status != RDT_OK) {
+    rdt_forks_close(fd);
+    return status;
+  }
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  *socket_out = fd;
+  return RDT_OK;
+}
+
 rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *socket_out) {
   char host[256];
   const char *port = NULL;
@@ -129,26 +158,25 @@ rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *sock
   if (status == RDT_OK) status = rdt_resolve(host, port, 0, deadline, &found);
   if (status != RDT_OK) return status;
   for (struct addrinfo *each = found; each; each = each->ai_next) {
-    int one = 1, fd = rdt_forks_socket(each->ai_family, SOCK_STREAM);
-    if (fd < 0) {
-      status = rdt_fail_errno(errno, "cannot create a socket");
-      continue;
-    }
-    if (connect(fd, each->ai_addr, each->ai_addrlen) == 0 || errno == EINPROGRESS) {
-      status = finish_connect(fd, deadline, address);
-    } else {
-      rdt_fail_errno(errno, "cannot reach %s", address);
-      status = RDT_ERR_UNREACHABLE;
-    }
-    if (status == RDT_OK) {
-      setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-      *socket_out = fd;
-      break;
-    }
-    rdt_forks_close(fd);
+    status = connect_to(each->ai_addr, each->ai_addrlen, address, deadline, socket_out);
+    if (status == RDT_OK) break;
   }
   freeaddrinfo(found);
   return status;
+}
+
+rdt_status rdt_net_reached(int other, rdt_reached *reached) {
+  reached->length = sizeof(reached->address);
+  if (getpeername(other, (struct sockaddr *)&reached->address, &reached->length) == 0)
+    return RDT_OK;
+  rdt_fail_errno(errno, "the peer is gone");
+  return RDT_ERR_CONNECTION_LOST;
+}
+
+rdt_status rdt_net_connect_again(const rdt_reached *reached, const char *where,
+                                 rdt_deadline deadline, int *socket_out) {
+  return connect_to((const struct sockaddr *)&reached->address, reached->length, where, deadline,
+                    socket_out);
 }
 
 static rdt_status lost(int error) {

@@ -6,6 +6,8 @@
 #ifndef RDT_BASE_NET_H
 #define RDT_BASE_NET_H
 
+#include <sys/socket.h>
+
 #include "base/clock.h"
 #include "base/wire.h"
 
@@ -26,11 +28,21 @@ int rdt_fds_take(rdt_fds *fds);
  * more. */
 rdt_status rdt_fds_check(const rdt_fds *fds);
 
-/* Listens on the first address of `host` that belongs to this machine. `address` gets its
- * "host:port". The deadline limits looking up a name. */
-rdt_status rdt_net_listen(const char *host, uint16_t port, rdt_deadline deadline, int *socket_out,
-                          char *address);
+/* Listens on the first address of `host` that belongs to this machine, at the first free port from `first` to
+ * `last`; 0 takes any. `address` gets its "host:port". The deadline limits looking up a name. RDT_ERR_LIMIT if all
+ * these ports are in use. */
+rdt_status rdt_net_listen(const char *host, uint16_t first, uint16_t last, rdt_deadline deadline,
+                          int *socket_out, char *address);
 rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *socket_out);
+
+/* Connects once more to where `other`, which rdt_net_connect made, leads; `reached` tells where. */
+typedef struct rdt_reached {
+  struct sockaddr_storage address;
+  socklen_t length;
+} rdt_reached;
+rdt_status rdt_net_reached(int other, rdt_reached *reached);
+rdt_status rdt_net_connect_again(const rdt_reached *reached, const char *where,
+                                 rdt_deadline deadline, int *socket_out);
 
 /* Reports whether the socket carries packets (unix) rather than a stream (TCP). */
 bool rdt_net_has_packets(int socket);

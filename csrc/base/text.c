@@ -4,6 +4,7 @@
 #include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static size_t item_length(const char *at, char separator) {
@@ -37,6 +38,27 @@ void rdt_text_append(char *text, size_t size, const char *format, ...) {
   va_start(args, format);
   vsnprintf(text + used, size - used, format, args);
   va_end(args);
+}
+
+/* Reads a port and moves *at behind it; 0 if there is none. */
+static uint16_t read_port(const char **at) {
+  char *end;
+  if (!isdigit((unsigned char)**at)) return 0;
+  unsigned long port = strtoul(*at, &end, 10);
+  *at = end;
+  return port <= UINT16_MAX ? (uint16_t)port : 0;
+}
+
+bool rdt_text_ports(const char *text, uint16_t *first, uint16_t *last) {
+  const char *at = text;
+  *first = *last = 0;
+  if (strcmp(text, "") == 0 || strcmp(text, "0") == 0) return true;
+  *first = *last = read_port(&at);
+  if (*at == '-') {
+    at++;
+    *last = read_port(&at);
+  }
+  return !*at && *first > 0 && *first <= *last;
 }
 
 void rdt_text_clean(char *text, size_t size) {

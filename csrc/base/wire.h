@@ -26,7 +26,8 @@ typedef enum rdt_message_type {
   RDT_MESSAGE_REGION = 5,  /* answer to FIND and ALLOC */
   RDT_MESSAGE_REFUSAL = 6, /* in place of an answer: status and text */
   RDT_MESSAGE_GOODBYE = 7, /* no more traffic; bytes in use stay leased until end of stream */
-  RDT_MESSAGE_READY = 8    /* the connecting end can receive */
+  RDT_MESSAGE_READY = 8,   /* the connecting end can receive; answers LINE */
+  RDT_MESSAGE_LINE = 9     /* a data connection of a channel that is being attached */
 } rdt_message_type;
 
 /* Writes or reads a message in place. Overrun and underrun set `bad`, once, instead of failing each

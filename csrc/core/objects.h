@@ -65,6 +65,7 @@ typedef struct rdt_device_transport {
 
 typedef struct rdt_client rdt_client;       /* client.h */
 typedef struct rdt_handshake rdt_handshake; /* meet/bootstrap.c */
+typedef struct rdt_lines rdt_lines;         /* meet/lines.h */
 
 /* The client that a channel serves. The number goes over the wire. */
 typedef enum rdt_purpose {
@@ -111,6 +112,7 @@ struct rdt_device {
 
   rdt_handshake *handshakes; /* those that may be evicted; under lock */
   int handshake_count;
+  rdt_lines *expected; /* data connections, of channels that are being attached; under lock */
 
   int workers[RDT_WORK_KINDS]; /* how many run; under lock */
   pthread_cond_t workers_done;

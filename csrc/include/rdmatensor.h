@@ -157,7 +157,7 @@ typedef struct rdt_device_options {
   size_t struct_size;       /* sizeof(rdt_device_options): how fields can be added later */
   const char *name;         /* shown to peers and in every message; NULL: host:pid */
   const char *bind_address; /* NULL: the setting BIND_ADDRESS */
-  uint16_t port;            /* 0: any free port */
+  uint16_t port;            /* 0: the setting BIND_PORT, by default any free port */
   void *context;            /* passed to every handler */
   /* A peer connected to this device (not called for rdt_device_connect). The handle is borrowed: take
    * rdt_channel_ref to keep it beyond on_released. */
@@ -190,8 +190,8 @@ typedef struct rdt_stats {
 
 /* Opens a device: the transports of the setting TRANSPORTS that this machine has, the bootstrap port
  * and the progress thread; reads the secret. `options` may be NULL. RDT_ERR_UNSUPPORTED if there is no
- * transport, with each one's reason. RDT_ERR_INVALID (also: the secret's file), RDT_ERR_SYSTEM (port
- * taken: the message says by which address), RDT_ERR_NO_MEMORY. */
+ * transport, with each one's reason. RDT_ERR_INVALID (also: the secret's file), RDT_ERR_SYSTEM (an
+ * address that is not this machine's), RDT_ERR_LIMIT (a port in use), RDT_ERR_NO_MEMORY. */
 RDT_API rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **device);
 /* Ends, with RDT_ERR_CLOSED, what other threads wait for in rdt_device_connect and rdt_group_create, so that the
  * device can be closed without waiting for their time-outs; no peer can connect any more. Any thread, any
@@ -273,7 +273,7 @@ typedef enum rdt_capability {
 typedef struct rdt_channel_info {
   const char *peer_name;    /* the peer device's name; valid while the channel handle is */
   const char *peer_address; /* its host:port */
-  const char *transport;    /* "shm", "verbs" */
+  const char *transport;    /* "shm", "verbs", "tcp" */
   uint32_t capabilities;
   uint64_t generation; /* differs each time a peer device is opened */
   uint64_t max_notify; /* largest notification payload, bytes */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "transport/shm/shm.h"
+#include "transport/tcp/tcp.h"
 #ifdef RDT_HAVE_VERBS
 #include "transport/verbs/verbs.h"
 #endif
@@ -13,6 +14,7 @@ const rdt_transport *const rdt_transports[] = {
 #ifdef RDT_HAVE_VERBS
     &rdt_transport_verbs,
 #endif
+    &rdt_transport_tcp,
 };
 const size_t rdt_transport_count = sizeof(rdt_transports) / sizeof(rdt_transports[0]);
 

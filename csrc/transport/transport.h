@@ -23,9 +23,9 @@
 #include "transport/request.h"
 
 #define RDT_BUNDLE_SIZE 512
-#define RDT_MAX_TRANSPORTS 2
+#define RDT_MAX_TRANSPORTS 3
 /* The names of all transports, including those that this build lacks. */
-#define RDT_TRANSPORT_NAMES "shm,verbs"
+#define RDT_TRANSPORT_NAMES "shm,verbs,tcp"
 
 /* An operation found no credit or no room. Try again after the next event. Users never see this
  * status. */
@@ -90,6 +90,11 @@ typedef struct rdt_transport {
   /* Joins it to the peer's offer, which is untrusted; takes descriptors out of it. `peer` names it in
    * messages. */
   rdt_status (*endpoint_connect)(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer);
+  /* Optional: for transports that use connections to the peer's bootstrap port. After
+   * endpoint_connect, the first returns how many; the core makes them and hands them over, each with
+   * its number, before the channel opens. On success the endpoint owns the socket. */
+  uint32_t (*line_count)(const rdt_endpoint *endpoint);
+  rdt_status (*line_add)(rdt_endpoint *endpoint, uint32_t index, int socket);
   /* Optional: ends traffic. What was posted still completes through poll. Idle returns true when
    * nothing is left and the peer can reach nothing any more. */
   void (*endpoint_stop)(rdt_endpoint *endpoint);
@@ -123,8 +128,9 @@ typedef struct rdt_transport {
    * everything before it, and fails if the peer's host is gone. */
   rdt_status (*probe)(rdt_endpoint *endpoint);
 
-  /* Hands at most `budget` notifications, and every completion, to `events`. Returns their
-   * number, or an error after which the channel is lost. */
+  /* Hands at most `budget` notifications, and every completion, to `events`, and serves the peer
+   * where no device does. Returns their number, more than 0 also if it served the peer only, or an
+   * error after which the channel is lost. */
   int (*poll)(rdt_endpoint *endpoint, int budget, const rdt_events *events);
   /* Asks for an event on event_fd at the next credit, at the next completion of a request that
    * wants one (with `completions`, of any request), and, with `may_take`, at the next

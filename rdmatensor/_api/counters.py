@@ -161,7 +161,7 @@ class Peer(TypedDict):
     """"rpc": everything goes by RPC. "refused": everything would go by RPC, which RDMATENSOR_POLICY forbids.
     "lost": the task is gone; the next tensor from it finds its successor."""
     transport: str
-    """"shm" or "verbs"; "grpc" if everything goes by RPC; "none" if nothing can travel."""
+    """"shm", "verbs" or "tcp"; "grpc" if everything goes by RPC; "none" if nothing can travel."""
     why: str
     tensors: int
     """Tensors from or to the task, by any path, since the process began or since `reset_stats`."""

@@ -170,7 +170,7 @@ _DEVICE_COUNTERS = {
     "notify_bytes_sent": "Bytes of notifications sent.",
     "notify_bytes_received": "Bytes of notifications received.",
     "queued": "Batches of operations that had to wait for a credit.",
-    "doorbells": "Sleeping peers woken (shm), batches handed to the device (verbs).",
+    "doorbells": "Sleeping peers woken (shm), batches handed to the device (verbs), calls that send (tcp).",
     "wakeups": "Times that the device's thread woke up.",
     "channels_opened": "Connections opened.",
     "channels_lost": "Connections lost.",

@@ -212,6 +212,7 @@ def measure(device: rdmatensor.Device, peers: dict[str, str], quick: bool) -> Ru
 def main() -> None:
     """Read an order as in peer.py, with "peers" ({name: address}) and "quick"; print the run as JSON."""
     order = json.loads(sys.stdin.readline())
+    order["settings"].setdefault("BIND_PORT", "")  # nobody connects here, and a peer may have it
     with open_device(order, "bench") as device:
         print(measure(device, order["peers"], order["quick"]).as_json(), flush=True)
 

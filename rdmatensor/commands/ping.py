@@ -31,12 +31,12 @@ HINTS = {
 @click.command()
 @click.argument("host", required=False, metavar="[HOST[:PORT]]")
 @click.option("--listen", is_flag=True, help="Answer pings until Ctrl-C.")
-@click.option("--port", metavar="N", type=click.IntRange(0, 65535), default=PORT, show_default=True,
-              help="TCP port to listen on; 0 chooses a free one.")  # fmt: skip
+@click.option("--port", metavar="N", type=click.IntRange(0, 65535),
+              help=f"TCP port to listen on. Default: RDMATENSOR_BIND_PORT, or {PORT}.")  # fmt: skip
 @click.option("--bind", metavar="ADDRESS",
               help="Address to listen on. Default: RDMATENSOR_BIND_ADDRESS, or all.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Stop listening once the first peer has disconnected.")
-@click.option("--transport", metavar="NAME", help="Use this transport only: shm or verbs.")
+@click.option("--transport", metavar="NAME", help="Use this transport only: shm, verbs or tcp.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def ping(host: str | None, listen: bool, **options: Any) -> None:
     """Measure the connection to another machine: transport, latency and bandwidth.
@@ -59,12 +59,14 @@ def ping(host: str | None, listen: bool, **options: Any) -> None:
     from ..errors import RdmaError
 
     try:
-        if options["transport"]:
-            from .. import config
+        from .. import config
 
+        if options["transport"]:
             config.set("TRANSPORTS", options["transport"])
         if host:
-            _measure(address_of(host), options["as_json"])
+            # With a range, the listening side has its first port if that is free.
+            host = address_of(host, config.get("BIND_PORT").partition("-")[0] or PORT)
+            _measure(host, options["as_json"])
         else:
             _answer(options["bind"], options["port"], options["once"])
     except RdmaError as error:
@@ -73,11 +75,11 @@ def ping(host: str | None, listen: bool, **options: Any) -> None:
         sys.exit(130)
 
 
-def address_of(host: str) -> str:
+def address_of(host: str, port: int | str = PORT) -> str:
     """ "host:port" from "host", "host:port", "v6 address" or "[v6 address]:port"."""
     if host.count(":") > 1 and not host.startswith("["):
-        return f"[{host}]:{PORT}"
-    return host if host.rpartition("]")[2].count(":") else f"{host}:{PORT}"
+        return f"[{host}]:{port}"
+    return host if host.rpartition("]")[2].count(":") else f"{host}:{port}"
 
 
 def _fail(error: RdmaError, host: str | None) -> None:
@@ -89,12 +91,14 @@ def _fail(error: RdmaError, host: str | None) -> None:
     sys.exit(1)
 
 
-def _answer(bind: str | None, port: int, once: bool) -> None:
+def _answer(bind: str | None, port: int | None, once: bool) -> None:
     from .. import config
     from .._ops import pinging
     from ..device import Device
 
     everywhere = config.get("BIND_ADDRESS") or "0.0.0.0"
+    if port is None:
+        port = 0 if config.get("BIND_PORT") else PORT
     with Device(name="ping, listening", bind=bind or everywhere, port=port) as device:
         click.echo(f"listening on {device.address}; press Ctrl-C to stop")
         for name, found in device.transports.items():
@@ -116,9 +120,11 @@ def _answer(bind: str | None, port: int, once: bool) -> None:
 
 
 def _measure(address: str, as_json: bool) -> None:
+    from .. import config
     from .._ops import pinging
     from ..device import Device
 
+    config.set("BIND_PORT", "")  # nobody connects to this end, and a task may have the port
     with Device(name="ping") as device, device.connect(address) as remote, _progress() as bar:
         reasons = _passed_over(device, address, remote.transport)
         task = bar.add_task("measuring", total=pinging.FULL.figures)

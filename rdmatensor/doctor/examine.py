@@ -32,6 +32,7 @@ def examine(thoroughly: bool, say: Callable[[str], object]) -> Iterator[Finding]
     if report:
         yield from settings(report, probe.log)
         yield from bootstrap(report)
+        yield ports(report)
         yield secret(report)
         yield from fabric.findings(report, probe.log)
         yield from self_tests(report)
@@ -82,7 +83,9 @@ def bootstrap(report: Mapping[str, Any]) -> Iterator[Finding]:
     for error in report["errors"]:
         if "SECRET_FILE" in error:  # secret() reports it
             continue
-        yield Finding("device", "fail", error, _device_remedy(error))
+        # The port of a task that runs now is in use, as it should be.
+        busy = "BIND_PORT" in error and "in use" in error
+        yield Finding("device", "warn" if busy else "fail", error, _device_remedy(error))
     address = report["address"]
     if address and not report["errors"]:
         host = address.rpartition(":")[0]
@@ -93,7 +96,35 @@ def bootstrap(report: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("device", "ok", text)
 
 
+def ports(report: Mapping[str, Any]) -> Finding:
+    """Which ports firewalls must open."""
+    chosen = {row["name"]: row["value"] for row in report["settings"]}
+    if chosen["BIND_PORT"] not in ("", "0"):
+        text = f"open TCP {chosen['BIND_PORT']} between the hosts (RDMATENSOR_BIND_PORT)"
+    else:
+        text = (
+            f"open TCP {_free_ports()} between the hosts, or set RDMATENSOR_BIND_PORT to open fewer"
+        )
+    if report["transports"].get("verbs", {}).get("usable"):
+        text += "; UDP 4791 for RoCE"
+    text += "; for TensorFlow, also the ports of the cluster"
+    if int(chosen["METRICS_PORT"]):
+        text += f"; TCP {chosen['METRICS_PORT']} for metrics"
+    return Finding("ports", "ok", text)
+
+
+def _free_ports() -> str:
+    """The range from which the kernel chooses free ports."""
+    file = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    try:
+        return "-".join(file.read_text().split())
+    except OSError:
+        return "32768-60999"
+
+
 def _device_remedy(error: str) -> str:
+    if "BIND_PORT" in error:
+        return "ss -ltnp   (a task of yours may have the port; otherwise choose another)"
     if "cannot listen" in error:
         return "ip -brief address   (RDMATENSOR_BIND_ADDRESS must be one of these)"
     if "cannot resolve" in error:

@@ -50,7 +50,7 @@ def _transport(name: str, found: Mapping[str, Any]) -> Finding:
         return Finding(area, "ok", text)
     if name != "verbs" or _there_is_a_device():
         return Finding(area, "fail", text, "see its ports below" if name == "verbs" else "")
-    consequence = "other machines can be reached by gRPC only"
+    consequence = "other machines are reached over TCP only"
     if "not installed" in text:
         return Finding(
             area, "warn", f"{text}: {consequence}", "apt-get install libibverbs1 ibverbs-providers"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PREFIX = "RDMATENSOR_"
 # Settings that can prevent opening a device, in the order in which they are reset.
-_SUSPECTS = ("SECRET_FILE", "BIND_ADDRESS", "TRANSPORTS")
+_SUSPECTS = ("SECRET_FILE", "BIND_ADDRESS", "BIND_PORT", "TRANSPORTS")
 
 
 def look() -> dict[str, Any]:
@@ -121,6 +121,7 @@ def _test(transport: str) -> dict[str, Any]:
     from ..errors import RdmaError
 
     config.set("TRANSPORTS", transport)
+    config.set("BIND_PORT", "")  # it may be for one device only
     try:
         with Device(name="doctor, near") as near, Device(name="doctor, far") as far:
             stop = threading.Event()

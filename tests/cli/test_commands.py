@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 import rdmatensor
 from rdmatensor.cli import COMMANDS
+from support.ports import free_ports
 
 SECONDS = 100
 Run = subprocess.CompletedProcess[str]
@@ -159,6 +161,24 @@ def test_doctor_reads_a_good_secret(tmp_path: Path) -> None:
         "area": "secret",
     }
     assert "mode 0600, 32 bytes" in report.about("secret")["text"]
+
+
+def test_doctor_tells_which_ports_to_open() -> None:
+    (port,) = free_ports(1)
+    report = Report(RDMATENSOR_TRANSPORTS="shm", RDMATENSOR_METRICS_PORT="9100")
+    text = report.about("ports")["text"]
+    assert re.search(r"TCP \d+-\d+ between the hosts, or set RDMATENSOR_BIND_PORT", text), text
+    assert "TCP 9100 for metrics" in text and "UDP" not in text
+    report = Report(RDMATENSOR_TRANSPORTS="shm", RDMATENSOR_BIND_PORT=str(port))
+    assert f"open TCP {port} between the hosts" in report.about("ports")["text"]
+    assert report.about("self-test shm")["state"] == "ok"
+    with socket.create_server(("127.0.0.1", port)):
+        report = Report(RDMATENSOR_TRANSPORTS="shm", RDMATENSOR_BIND_PORT=str(port))
+    assert report.status == 0 and report.about("device")["state"] == "warn"
+    assert (
+        f"RDMATENSOR_BIND_PORT is {port}, and that port is in use" in report.about("device")["text"]
+    )
+    assert "ss -ltnp" in report.about("device")["remedy"]
 
 
 def test_doctor_says_that_everybody_is_let_in() -> None:

@@ -88,6 +88,9 @@ def test_pods_get_what_they_need(root: Path, name: str) -> None:
     assert volume["secret"]["defaultMode"] == 0o400
     variables = {each["name"]: each["value"] for each in task["env"]}
     assert Path(variables["RDMATENSOR_SECRET_FILE"]).parent == Path(mount["mountPath"])
+    # What a NetworkPolicy must open is fixed, and told.
+    told = [each["containerPort"] for each in task["ports"]]
+    assert int(variables["RDMATENSOR_BIND_PORT"]) in told
     for variable, value in variables.items():
         before = config.get(variable.removeprefix("RDMATENSOR_"))
         config.set(variable.removeprefix("RDMATENSOR_"), value)  # refused if it makes no sense

@@ -105,3 +105,43 @@ def test_a_name_server_that_does_not_answer_does_not_hang_a_server(faults_librar
     (warning,) = (line for line in run.stderr.splitlines() if "rdmatensor: WARN" in line)
     assert f"cannot listen on this task's host in the cluster, {LOST}, " in warning
     assert f"{LOST} was not resolved within the deadline" in warning
+
+
+SERVERS = """
+import os
+import tensorflow as tf
+import rdmatensor.config
+
+def serve(job, port):
+    cluster = {job: [f"127.0.0.1:{port}"]}
+    return tf.distribute.Server(cluster, job, 0, protocol="grpc+rdma")
+
+servers = [serve("first", PORTS[1]), serve("second", PORTS[2])]
+rdmatensor.config.set("POLICY", "rdma")
+try:
+    serve("third", PORTS[3])
+except tf.errors.ResourceExhaustedError as error:
+    print(error.message, flush=True)
+os._exit(0)
+"""
+
+
+def test_one_port_is_for_one_server() -> None:
+    """The next one, also of the same process, has no device, and says why."""
+    ports = free_ports(4)
+    run = subprocess.run(
+        [warm.python(), "-c", f"PORTS = {ports}\n{SERVERS}"],
+        env=os.environ | {"RDMATENSOR_LOG_LEVEL": "debug", "RDMATENSOR_BIND_PORT": str(ports[0])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    told = re.search(r"job:first.* is reached at 127\.0\.0\.1:(\d+) and listens", run.stderr)
+    assert told and int(told[1]) == ports[0], run.stderr
+    (warning,) = (line for line in run.stderr.splitlines() if "rdmatensor: WARN" in line)
+    assert "all tensors of /job:second/replica:0/task:0 go by grpc: " in warning
+    for text, task in ((warning, "second"), (run.stdout, "third")):
+        assert f"device /job:{task}/replica:0/task:0" in text, text
+        assert f"RDMATENSOR_BIND_PORT is {ports[0]}, and that port is in use" in text, text
+        assert "give a range" in text, text

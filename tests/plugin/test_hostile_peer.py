@@ -108,7 +108,8 @@ def test_tensors_for_unknown_steps_are_limited(cluster: Cluster, steps: Session)
     address = device_address(cluster.tasks[0].ask("pid"))
     size = 512 << 10
     with rdmatensor.Device("hostile") as device, device.connect(address, timeout=10) as server:
-        server.notify(*reversed(source()))
+        immediate, payload = source()
+        server.notify(payload, immediate)
         with suppress(rdmatensor.ConnectionFailure):
             for step in range((1 << 30) // size + 100):
                 tensor = struct.pack("=qiBBIQq", step, 1, 2, 1, len(KEY), size, size // 4)

@@ -24,12 +24,13 @@ LONGEST = 300  # characters of a text: TensorFlow appends the whole graph to its
 BEGIN, END = "<!-- rows: begin -->", "<!-- rows: end -->"
 HEAD = "| fault | where | what the user sees | seconds | what still works or helps |\n|---|---|---|---|---|"
 
-SHM, VERBS, TENSORFLOW = "shm", "verbs", "TensorFlow"
+SHM, VERBS, TCP, TENSORFLOW = "shm", "verbs", "tcp", "TensorFlow"
 BOTH = (SHM, VERBS)
+ALL = (*BOTH, TCP)
 # Where each fault has to be shown.
 FAULTS: dict[str, tuple[str, ...]] = {
-    "process killed": (*BOTH, TENSORFLOW),
-    "process killed, its forked child lives": BOTH,
+    "process killed": (*ALL, TENSORFLOW),
+    "process killed, its forked child lives": ALL,
     "host killed": (VERBS,),
     "link down for a moment": (VERBS,),
     "link down for long": (VERBS,),
@@ -38,20 +39,20 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "packets reordered": (VERBS,),
     "packets delayed": (VERBS,),
     "slow network": (VERBS,),
-    "peer stopped, then resumed": (*BOTH, TENSORFLOW),
-    "peer stopped for long": BOTH,
-    "peer restarted": (*BOTH, TENSORFLOW),
+    "peer stopped, then resumed": (*ALL, TENSORFLOW),
+    "peer stopped for long": ALL,
+    "peer restarted": (*ALL, TENSORFLOW),
     "device removed": (VERBS,),
     "memlock refused": BOTH,
     "arena full": (TENSORFLOW,),
-    "queue full": BOTH,
-    "no file descriptors left": BOTH,
+    "queue full": ALL,
+    "no file descriptors left": ALL,
     "no room in /dev/shm": (SHM,),
     "file size limit": (SHM,),
-    "bootstrap port taken": BOTH,
+    "bootstrap port taken": ALL,
     "clock jump": BOTH,
-    "fork": BOTH,
-    "threads post while the device closes": BOTH,
+    "fork": ALL,
+    "threads post while the device closes": ALL,
 }
 # Why shared memory has no row for the other faults.
 NOT_ON_SHM = {
@@ -123,7 +124,7 @@ def read(lines: Iterable[str]) -> list[Row]:
         before = rows.get(key)
         if before is None or (row.seconds or 0) > (before.seconds or 0):
             rows[key] = row
-    order, places = list(FAULTS), (SHM, VERBS, TENSORFLOW)
+    order, places = list(FAULTS), (*ALL, TENSORFLOW)
     return sorted(rows.values(), key=lambda row: (order.index(row.fault), places.index(row.where)))
 
 

@@ -223,7 +223,7 @@ except rdmatensor.RdmaError as error:
 def test_no_common_transport_says_why(
     spawn: Any, device: rdmatensor.Device, transport: str
 ) -> None:
-    other = "verbs" if transport == "shm" else "shm"
+    other = "tcp" if transport == "shm" else "shm"
     peer = spawn({"RDMATENSOR_TRANSPORTS": other}, device=False)
     peer.run(OPEN)
     if peer.get("refusal"):
@@ -250,7 +250,7 @@ def test_misspelt_transport_is_refused(spawn: Any) -> None:
         peer.run(OPEN)
         refusal = peer.get("refusal")
         assert refusal.startswith("UsageError"), refusal
-        assert wanted in refusal and "choose from shm,verbs" in refusal
+        assert wanted in refusal and "choose from shm,verbs,tcp" in refusal
 
 
 # ---- Nonsense on the bootstrap port ------------------------------------------------------------------

@@ -31,6 +31,15 @@ int main(void) {
   const char *bad[] = {"", "-1", "1x", "1KK", "99999999999999999999T", "0x10"};
   for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
     EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("ARENA_LIMIT", bad[i]));
+  const char *good_ports[] = {"", "0", "1", "7000", "7000-7000", "7000-7010", "65535"};
+  for (size_t i = 0; i < sizeof(good_ports) / sizeof(good_ports[0]); i++)
+    EXPECT_STATUS(RDT_OK, rdt_config_set("BIND_PORT", good_ports[i]));
+  const char *bad_ports[] = {"65536",   "0-9",   "9-0",   "7010-7000",
+                             "7000-",   "-7000", "7000,", "+70-80",
+                             "70 - 80", "x",     "70-x",  "99999999999999999999"};
+  for (size_t i = 0; i < sizeof(bad_ports) / sizeof(bad_ports[0]); i++)
+    EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("BIND_PORT", bad_ports[i]));
+  EXPECT(strstr(rdt_last_error(), "7000-7010"));
   EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("SPIN_US", "1000001"));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("SPIN_UZ", "1"));
   EXPECT(strstr(rdt_last_error(), "SPIN_US"));

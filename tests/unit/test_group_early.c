@@ -50,7 +50,7 @@ static void test_failed_elsewhere(void) {
   member members[2];
   atomic_int over = 0;
   open_group(members, 2, "failed");
-  for (uint64_t tag = 1; tag <= WANTED; tag++) start(&members[1], tag, 20000, &over);
+  for (uint64_t tag = 1; tag <= WANTED; tag++) start(&members[1], tag, PATIENCE_MS, &over);
   UNTIL(early(&members[0]) >= WANTED);
   fail_many(&members[1], 1000, MANY);
   UNTIL(early(&members[0]) >= MANY);
@@ -68,7 +68,7 @@ static void test_sender_is_gone(void) {
   member members[3];
   atomic_int over = 0;
   open_group(members, 3, "gone");
-  for (uint64_t tag = 0; tag < MANY; tag++) start(&members[1], 1000 + tag, 20000, &over);
+  for (uint64_t tag = 0; tag < MANY; tag++) start(&members[1], 1000 + tag, PATIENCE_MS, &over);
   UNTIL(early(&members[2]) >= MANY); /* to whom it speaks first */
   for (uint32_t i = 0; i < 3; i++)
     if (i != 1) rdt_channel_close(members[1].group->links[i].channel);

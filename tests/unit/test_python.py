@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from rdmatensor import config, errors
 from rdmatensor._api import plugin
 from rdmatensor._ffi import ffi, lib
 from rdmatensor.device import DeviceStats
+from support.ports import free_ports
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +118,44 @@ def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
     )
+
+
+def port_of(device: rdmatensor.Device) -> int:
+    return int(device.address.rpartition(":")[2])
+
+
+def test_devices_listen_on_the_ports_of_the_setting(setting: Callable[..., None]) -> None:
+    (first,) = free_ports(1)
+    setting("BIND_PORT", f"{first}-{first + 4}")
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError):  # others may have a port of the range
+            opened.enter_context(socket.create_server(("127.0.0.1", first + 2)))
+        devices: list[rdmatensor.Device] = []
+        with pytest.raises(rdmatensor.DeviceError, match="all these ports are in use") as full:
+            while len(devices) < 5:
+                devices.append(opened.enter_context(rdmatensor.Device()))
+        assert full.value.status == "LIMIT"
+        assert f"BIND_PORT is {first}-{first + 4}, and all" in str(full.value)
+        ports = [port_of(device) for device in devices]
+        assert ports[0] == first and first + 2 not in ports and ports == sorted(set(ports))
+        with devices[0].connect(devices[-1].address) as remote:
+            remote.notify(b"hello").wait(20)
+
+
+def test_one_port_is_for_one_device(setting: Callable[..., None]) -> None:
+    ports = free_ports(2)
+    setting("BIND_PORT", ports[0])
+    with rdmatensor.Device(), rdmatensor.Device(port=ports[1]) as explicit:
+        assert port_of(explicit) == ports[1]
+        for remedy in (f"{ports[0]}, and that port is in use", "give a range", "end the program"):
+            with pytest.raises(rdmatensor.DeviceError, match=remedy):
+                rdmatensor.Device()
+        with pytest.raises(
+            rdmatensor.DeviceError, match=f"port {ports[1]}: Address already in use"
+        ):
+            rdmatensor.Device(port=ports[1])
+    with rdmatensor.Device() as again:  # at once, although connections may linger
+        assert port_of(again) == ports[0]
 
 
 def test_settings_come_from_the_environment() -> None:

@@ -35,7 +35,7 @@ def _after(*calls: str) -> list[str]:
 def test_settings_are_put_in_force() -> None:
     assert _after("policy='rdma', transport='shm'") == ["", "rdma shm"]
     assert _after("transport=['verbs', 'shm']", "policy='grpc'") == ["", "", "grpc verbs,shm"]
-    assert _after("") == ["", "auto shm,verbs"]
+    assert _after("") == ["", "auto shm,verbs,tcp"]
 
 
 # As Ray writes it. Kubeflow has "environment" besides.
@@ -101,7 +101,7 @@ def test_a_refused_call_leaves_the_cluster(call: str, text: str, error: str) -> 
     ("call", "error"),
     [
         ("policy='always'", "UsageError policy 'always' not found; available:"),
-        ("transport='tcp'", "UsageError transport 'tcp' not found; available:"),
+        ("transport='udp'", "UsageError transport 'udp' not found; available:"),
         ("policy='grpc', require=True", "UsageError policy"),
         ("require=True", "Unsupported grpc+rdma is required, but "),
     ],
@@ -109,4 +109,4 @@ def test_a_refused_call_leaves_the_cluster(call: str, text: str, error: str) -> 
 def test_refused_calls_change_nothing(call: str, error: str) -> None:
     raised, settings = _after(call)
     assert raised.startswith(error)
-    assert settings == "auto shm,verbs"
+    assert settings == "auto shm,verbs,tcp"

@@ -20,8 +20,10 @@
 #include "base/forks.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "base/wait.h"
 #include "core/meet/handshake.h"
+#include "core/meet/lines.h"
 #include "core/post/channel.h"
 #include "core/workers.h"
 #include "transport/registry.h"
@@ -42,11 +44,9 @@ struct rdt_handshake {
 
 /* ---- One handshake -------------------------------------------------------------------------------- */
 
-static rdt_status answer_hello(rdt_greeting *greeting, const rdt_handshake *work,
+static rdt_status answer_hello(rdt_greeting *greeting, const rdt_handshake *work, rdt_wire *wire,
                                rdt_deadline deadline) {
-  rdt_wire wire;
-  rdt_status status = rdt_net_receive(work->socket, &wire, NULL, deadline);
-  if (status == RDT_OK) status = rdt_greeting_take_hello(greeting, &wire);
+  rdt_status status = rdt_greeting_take_hello(greeting, wire);
   if (status == RDT_OK) status = rdt_greeting_check_trust(greeting, &work->origin);
   return status == RDT_OK ? rdt_greeting_send_hello(greeting, deadline) : status;
 }
@@ -149,15 +149,29 @@ static bool settle(rdt_handshake *work) {
   return !work->evicted;
 }
 
-/* On success the channel owns the socket. */
-static rdt_status open_channel(rdt_greeting *greeting, rdt_handshake *work, rdt_channel *channel,
-                               const rdt_bundle *offer, rdt_deadline deadline) {
+/* The peer makes its data connections between these two messages. */
+static rdt_status introduce(rdt_greeting *greeting, rdt_channel *channel, const rdt_bundle *offer,
+                            rdt_deadline deadline) {
   rdt_status status =
       rdt_greeting_send_attach(greeting, channel->transport, offer, channel->purpose, deadline);
-  if (status == RDT_OK) status = await_ready(channel, deadline);
-  if (status == RDT_OK && !settle(work))
-    status = rdt_fail(RDT_ERR_CONNECTION_LOST, "it was dropped in favour of a newer one");
+  return status == RDT_OK ? await_ready(channel, deadline) : status;
+}
+
+static rdt_status keep(rdt_handshake *work) {
+  if (settle(work)) return RDT_OK;
+  return rdt_fail(RDT_ERR_CONNECTION_LOST, "it was dropped in favour of a newer one");
+}
+
+/* On success the channel owns the socket. */
+static rdt_status open_channel(rdt_handshake *work, rdt_channel *channel) {
+  rdt_status status = keep(work);
   return status == RDT_OK ? rdt_device_adopt(channel) : status;
+}
+
+/* On success the channel that the first message names owns the socket. */
+static rdt_status take_line(rdt_handshake *work, rdt_wire *wire) {
+  rdt_status status = keep(work);
+  return status == RDT_OK ? rdt_lines_take(work->device, wire, work->socket) : status;
 }
 
 static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
@@ -170,7 +184,12 @@ static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
   if (status == RDT_OK) status = accept_channel(greeting, work, &wire, &fds, &offer, &channel);
   rdt_fds_close(&fds);
   if (status != RDT_OK) return status;
-  status = open_channel(greeting, work, channel, &offer, deadline);
+  rdt_lines lines;
+  rdt_lines_begin(&lines, greeting, channel);
+  status = introduce(greeting, channel, &offer, deadline);
+  rdt_status complete = rdt_lines_end(&lines);
+  if (status == RDT_OK) status = complete;
+  if (status == RDT_OK) status = open_channel(work, channel);
   rdt_fds_close(&offer.fds);
   if (status != RDT_OK) {
     channel->control = -1; /* the caller's again */
@@ -194,8 +213,14 @@ static void run_handshake(void *argument) {
   rdt_deadline deadline = rdt_deadline_after(HANDSHAKE_MS);
   rdt_wait_interrupt_by(work->device->bootstrap_wake);
   rdt_greeting_begin(&greeting, work->device, RDT_SIDE_LISTENING, work->socket);
-  rdt_status status = answer_hello(&greeting, work, deadline);
-  if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);
+  rdt_wire first;
+  rdt_status status = rdt_net_receive(work->socket, &first, NULL, deadline);
+  if (status == RDT_OK && first.type == RDT_MESSAGE_LINE) {
+    status = take_line(work, &first);
+  } else {
+    if (status == RDT_OK) status = answer_hello(&greeting, work, &first, deadline);
+    if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);
+  }
   if (status != RDT_OK) {
     report(work->device, work->origin.host, status);
     if (status != RDT_ERR_CONNECTION_LOST && status != RDT_ERR_DEADLINE)
@@ -320,15 +345,29 @@ static void listen_locally(rdt_device *device) {
             device->name, rdt_last_error());
 }
 
-rdt_status rdt_bootstrap_start(rdt_device *device) {
-  char host[256];
-  const char *given = device->options.bind_address;
-  rdt_config_text(RDT_CONFIG_BIND_ADDRESS, host, sizeof(host));
-  if (!host[0]) snprintf(host, sizeof(host), "127.0.0.1");
+static rdt_status listen_for_hosts(rdt_device *device) {
+  char setting[256], ports[64];
+  const char *host = device->options.bind_address;
+  uint16_t first = device->options.port, last = first;
+  rdt_config_text(RDT_CONFIG_BIND_ADDRESS, setting, sizeof(setting));
+  rdt_config_text(RDT_CONFIG_BIND_PORT, ports, sizeof(ports));
+  if (!host) host = setting[0] ? setting : "127.0.0.1";
+  if (!first) rdt_text_ports(ports, &first, &last);
   int patience_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
-  rdt_status status =
-      rdt_net_listen(given ? given : host, device->options.port, rdt_deadline_after(patience_ms),
-                     &device->tcp_socket, device->address);
+  rdt_status status = rdt_net_listen(host, first, last, rdt_deadline_after(patience_ms),
+                                     &device->tcp_socket, device->address);
+  if (status != RDT_ERR_LIMIT || device->options.port) return status;
+  return rdt_fail(status,
+                  "device %s cannot listen on %s: " RDT_ENV_PREFIX
+                  "BIND_PORT is %s, and %s in use. Each device needs a port of its own, also "
+                  "within one process: give a range with enough ports, such as %u-%u, or end the "
+                  "program that listens there (ss -ltnp)",
+                  device->name, host, ports, first == last ? "that port is" : "all these ports are",
+                  first, first <= UINT16_MAX - 31 ? first + 31 : UINT16_MAX);
+}
+
+rdt_status rdt_bootstrap_start(rdt_device *device) {
+  rdt_status status = listen_for_hosts(device);
   if (status == RDT_OK) listen_locally(device);
   if (status == RDT_OK) {
     device->bootstrap_wake = eventfd(0, EFD_CLOEXEC);

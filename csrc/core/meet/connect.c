@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "base/wait.h"
 #include "core/meet/handshake.h"
+#include "core/meet/lines.h"
 #include "core/post/channel.h"
 #include "transport/registry.h"
 
@@ -126,6 +127,7 @@ static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt
   if (status == RDT_OK)
     status = receive_answer(greeting, greeting->peer.address, &wire, &fds, deadline);
   if (status == RDT_OK) status = join_answer(channel, greeting, &wire, &fds);
+  if (status == RDT_OK) status = rdt_lines_connect(greeting, channel, deadline);
   if (status == RDT_OK) status = send_ready(channel, deadline);
   rdt_fds_close(&fds);
   return status;
@@ -183,7 +185,8 @@ static rdt_status connect_to(rdt_device *device, const char *address, rdt_purpos
   rdt_status status = rdt_net_connect(address, deadline, &socket);
   if (status != RDT_OK) return status;
   rdt_greeting_begin(&greeting, device, RDT_SIDE_CONNECTING, socket);
-  status = exchange_hello(&greeting, address, deadline);
+  status = rdt_net_reached(socket, &greeting.reached);
+  if (status == RDT_OK) status = exchange_hello(&greeting, address, deadline);
   if (status == RDT_OK) status = make_channel(&greeting, purpose, deadline, channel);
   if (status != RDT_OK) rdt_forks_close(greeting.socket);
   return status;

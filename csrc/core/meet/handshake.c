@@ -138,6 +138,7 @@ rdt_status rdt_greeting_send_hello(rdt_greeting *greeting, rdt_deadline deadline
   rdt_wire wire;
   rdt_status status = describe_us(greeting->device, &hello);
   if (status != RDT_OK) return status;
+  memcpy(greeting->nonce, hello.nonce, sizeof(hello.nonce));
   rdt_wire_begin(&wire, RDT_MESSAGE_HELLO, 0);
   rdt_hello_put(&wire, &hello);
   status = rdt_wire_end(&wire);
@@ -185,6 +186,23 @@ rdt_status rdt_greeting_take_attach(rdt_greeting *greeting, rdt_wire *wire, rdt_
   size_t proof = attach->proven ? sizeof(attach->proof) : 0;
   if (status == RDT_OK) status = check_proof(greeting, wire, attach, wire->size - proof - 4);
   return status == RDT_OK ? hear(greeting, wire) : status;
+}
+
+rdt_status rdt_greeting_prove_line(const rdt_greeting *greeting, uint32_t index,
+                                   uint8_t proof[RDT_MAC_SIZE], size_t *size) {
+  static const char label[RDT_LABEL_SIZE] = "rdmatensor 4 line";
+  uint8_t said[RDT_LABEL_SIZE + 2 * RDT_NONCE_SIZE + 1];
+  bool connecting = greeting->side == RDT_SIDE_CONNECTING;
+  *size = 0;
+  if (!greeting->device->secret) return RDT_OK;
+  *size = RDT_MAC_SIZE;
+  memcpy(said, label, RDT_LABEL_SIZE);
+  memcpy(said + RDT_LABEL_SIZE, connecting ? greeting->nonce : greeting->peer.nonce,
+         RDT_NONCE_SIZE);
+  memcpy(said + RDT_LABEL_SIZE + RDT_NONCE_SIZE,
+         connecting ? greeting->peer.nonce : greeting->nonce, RDT_NONCE_SIZE);
+  said[sizeof(said) - 1] = (uint8_t)index;
+  return rdt_secret_mac(greeting->device->secret, said, sizeof(said), proof);
 }
 
 void rdt_greeting_introduce(const rdt_greeting *greeting, rdt_channel *channel) {

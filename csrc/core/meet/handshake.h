@@ -38,6 +38,8 @@ typedef struct rdt_greeting {
   int socket;
   rdt_side side; /* ours */
   rdt_hello peer;
+  uint8_t nonce[RDT_NONCE_SIZE]; /* ours */
+  rdt_reached reached;           /* the connecting side's: where the peer listens */
   size_t said;
   uint8_t transcript[4 * RDT_WIRE_MESSAGE_SIZE + RDT_LABEL_SIZE]; /* it has four messages */
 } rdt_greeting;
@@ -61,6 +63,11 @@ rdt_status rdt_greeting_send_attach(rdt_greeting *greeting, const rdt_transport 
 /* Decodes the message in `wire`. Returns RDT_ERR_REFUSED if the peer does not prove that it has
  * our secret. */
 rdt_status rdt_greeting_take_attach(rdt_greeting *greeting, rdt_wire *wire, rdt_attach *attach);
+/* Computes the proof that data connection `index` belongs to the channel that the greeting makes.
+ * Leaves `proof` alone, and sets *size to 0, if there is no secret: then the nonces, which only this
+ * user's processes saw, are the proof. */
+rdt_status rdt_greeting_prove_line(const rdt_greeting *greeting, uint32_t index,
+                                   uint8_t proof[RDT_MAC_SIZE], size_t *size);
 /* Gives the channel the socket, as its control connection, and the peer's name and address. */
 void rdt_greeting_introduce(const rdt_greeting *greeting, rdt_channel *channel);
 /* Returns RDT_ERR_REFUSED, with the remedy, if only one of the two devices has a secret, or if

@@ -38,6 +38,8 @@ absl::StatusOr<std::string> OpenAsTheClusterSays(const std::string& task_host, c
     HintAtLoopback(task_host, *there);
     return JoinHostPort(IsWildcard(task_host) ? kLoopback : task_host, PortOf(*there));
   }
+  // Another address does not help if the port is the user's choice and in use.
+  if (absl::IsResourceExhausted(there.status())) return there;
   const absl::StatusOr<std::string> listens = open(kLoopback);
   if (listens.ok()) {
     rdt_log_line(

@@ -84,8 +84,11 @@ absl::StatusOr<std::string> TensorService::OpenDevice(const std::string& bind_ad
   options.on_notify = OnNotify;
   options.on_down = OnDown;
   options.on_released = OnReleased;
-  if (rdt_device_open(&options, &host_.device) != RDT_OK) {
-    return absl::FailedPreconditionError(absl::StrCat("rdmatensor: ", rdt_last_error()));
+  const rdt_status status = rdt_device_open(&options, &host_.device);
+  if (status != RDT_OK) {
+    const std::string why = absl::StrCat("rdmatensor: ", rdt_last_error());
+    return status == RDT_ERR_LIMIT ? absl::ResourceExhaustedError(why)
+                                   : absl::FailedPreconditionError(why);
   }
   return std::string(rdt_device_address(host_.device));
 }

@@ -364,6 +364,14 @@ static rdt_status fault_connect(rdt_endpoint *endpoint, const char *peer, rdt_bu
   return endpoint->inner->endpoint_connect(endpoint->end, peer, offer);
 }
 
+static uint32_t fault_line_count(const rdt_endpoint *endpoint) {
+  return endpoint->inner->line_count(endpoint->end);
+}
+
+static rdt_status fault_line_add(rdt_endpoint *endpoint, uint32_t index, int socket) {
+  return endpoint->inner->line_add(endpoint->end, index, socket);
+}
+
 static void fault_stop(rdt_endpoint *endpoint) {
   atomic_store(&endpoint->stopped, true);
   if (endpoint->inner->endpoint_stop) endpoint->inner->endpoint_stop(endpoint->end);
@@ -428,7 +436,14 @@ static rdt_status import(const rdt_transport *inner, const rdt_region_memory *cl
   }
 BOUND(0)
 BOUND(1)
-_Static_assert(RDT_MAX_TRANSPORTS == 2, "one BOUND for each transport");
+BOUND(2)
+static const struct {
+  rdt_status (*create)(rdt_domain *, rdt_endpoint **, rdt_bundle *);
+  rdt_status (*enroll)(rdt_domain *, const rdt_region_memory *, rdt_registration **);
+  rdt_status (*import)(const rdt_region_memory *, rdt_bundle *, rdt_mapping **);
+} bound[] = {
+    {create_0, enroll_0, import_0}, {create_1, enroll_1, import_1}, {create_2, enroll_2, import_2}};
+_Static_assert(sizeof(bound) / sizeof(bound[0]) == RDT_MAX_TRANSPORTS, "one BOUND for each");
 
 static rdt_transport wrapped[RDT_MAX_TRANSPORTS], unmapped[RDT_MAX_TRANSPORTS];
 
@@ -437,8 +452,10 @@ static void wrap(size_t index) {
   rdt_transport *outer = &wrapped[index];
   *outer = *inner;
   outer->synchronous = false;
-  outer->endpoint_create = index == 0 ? create_0 : create_1;
+  outer->endpoint_create = bound[index].create;
   outer->endpoint_connect = fault_connect;
+  outer->line_count = inner->line_count ? fault_line_count : NULL;
+  outer->line_add = inner->line_add ? fault_line_add : NULL;
   outer->endpoint_stop = fault_stop;
   outer->endpoint_idle = fault_idle;
   outer->endpoint_abort = fault_abort;
@@ -456,8 +473,8 @@ static void wrap(size_t index) {
   outer->arm = fault_arm;
   outer->disarm = fault_disarm;
   outer->event_fd = fault_event_fd;
-  outer->region_register = index == 0 ? enroll_0 : enroll_1;
-  outer->region_import = index == 0 ? import_0 : import_1;
+  outer->region_register = bound[index].enroll;
+  outer->region_import = bound[index].import;
   unmapped[index] = *outer;
   unmapped[index].capabilities &= ~(uint32_t)RDT_CAP_MAP;
 }

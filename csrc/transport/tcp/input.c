@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Input of a stream: frames are checked and served here. Long bodies are received straight into the
+ * region, the ring or the reader's buffer; the rest is staged. One thread at a time runs it.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/tcp/line.h"
+#include "transport/tcp/objects.h"
+
+#define RECEIVE_BYTES (4u << 20) /* of one stream before the others get their turn */
+#define LONG_BODY 65536u         /* behind which only the next header is staged */
+
+/* ---- failures ------------------------------------------------------------------------------------------------ */
+
+void rdt_tcp_fail(rdt_endpoint *endpoint, const char *text) {
+  if (endpoint->failed) return;
+  endpoint->failed = true;
+  snprintf(endpoint->failure, sizeof(endpoint->failure), "%s", text);
+}
+
+/* A peer that ends says so on the control connection too, and why, so that has the first word. */
+static void end_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream, int error) {
+  int64_t none = 0;
+  if (stream->in.ended) return;
+  stream->in.ended = true;
+  epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, stream->fd, NULL);
+  if (error == ECONNRESET || error == EPIPE) {
+    atomic_compare_exchange_strong(&endpoint->ended_ms, &none, rdt_now_ms());
+    return;
+  }
+  rdt_fail_errno(error, "the network lost the connection to %s", endpoint->peer);
+  rdt_tcp_fail(endpoint, rdt_last_error());
+}
+
+/* ---- completions --------------------------------------------------------------------------------------------- */
+
+void rdt_tcp_complete_until(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t end,
+                            rdt_status status, const rdt_events *events) {
+  for (uint64_t at; (at = atomic_load(&stream->completed)) < end;) {
+    rdt_tcp_piece piece = stream->pieces[at & (endpoint->depth - 1)];
+    atomic_store(&stream->completed, at + 1); /* from here on its place may be reused */
+    if (piece.frame.kind == RDT_TCP_NOTIFY) atomic_fetch_sub(&endpoint->notifying, 1);
+    if (piece.request) events->completed(events->context, piece.request, status);
+  }
+}
+
+/* Reports whether the first `count` operations left this process, so that the peer can have done
+ * them. A sender that is still at it has the lock. */
+static bool were_sent(rdt_endpoint *endpoint, const rdt_tcp_stream *stream, uint64_t count) {
+  for (int tries = 0; tries < 2; tries++) {
+    if (count <= atomic_load(&stream->built) &&
+        (count == atomic_load(&stream->completed) ||
+         stream->pieces[(count - 1) & (endpoint->depth - 1)].end <=
+             atomic_load(&stream->sent_bytes)))
+      return true;
+    pthread_mutex_lock(&endpoint->out_lock);
+    pthread_mutex_unlock(&endpoint->out_lock);
+  }
+  return false;
+}
+
+/* Reads among the operations before `count` must have their data. */
+static bool were_answered(const rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t count) {
+  for (uint64_t *at = &stream->in.answered; *at < count; ++*at)
+    if (stream->pieces[*at & (endpoint->depth - 1)].frame.kind == RDT_TCP_READ) return false;
+  return true;
+}
+
+static rdt_status take_acknowledgement(rdt_endpoint *endpoint, rdt_tcp_stream *stream,
+                                       uint64_t count, const rdt_events *events) {
+  if (count < atomic_load(&stream->completed) || !were_sent(endpoint, stream, count) ||
+      !were_answered(endpoint, stream, count))
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer acknowledged operations that it cannot have done");
+  rdt_tcp_complete_until(endpoint, stream, count, RDT_OK, events);
+  return RDT_OK;
+}
+
+static rdt_status take_refusal(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t operation,
+                               const rdt_events *events) {
+  if (operation >= atomic_load(&stream->posted) || !were_sent(endpoint, stream, operation + 1))
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer refused an operation that there is not");
+  rdt_status status = take_acknowledgement(endpoint, stream, operation, events);
+  if (status != RDT_OK) return status;
+  char text[256];
+  snprintf(text, sizeof(text),
+           "%s refused an operation: it withdrew the region, or its key is wrong", endpoint->peer);
+  rdt_tcp_fail(endpoint, text);
+  rdt_fail(RDT_ERR_ACCESS, "%s", text);
+  rdt_tcp_complete_until(endpoint, stream, operation + 1, RDT_ERR_ACCESS, events);
+  return RDT_OK;
+}
+
+/* ---- serving ------------------------------------------------------------------------------------------------- */
+
+static void served(rdt_endpoint *endpoint, rdt_tcp_stream *stream, bool quick) {
+  atomic_fetch_add(&stream->served, 1);
+  endpoint->ack_due = true;
+  endpoint->quick_ack = quick;
+}
+
+static rdt_status owe(rdt_endpoint *endpoint, rdt_tcp_stream *stream, rdt_tcp_answer answer) {
+  uint64_t owed = atomic_load(&stream->owed);
+  if (owed - atomic_load(&stream->given) >= endpoint->depth) {
+    rdt_tcp_registration_unref(answer.registration);
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer has more operations under way than agreed");
+  }
+  stream->answers[owed & (endpoint->depth - 1)] = answer;
+  atomic_store(&stream->owed, owed + 1);
+  return RDT_OK;
+}
+
+static rdt_registration *find(const rdt_endpoint *endpoint, const rdt_tcp_frame *frame,
+                              uint32_t access) {
+  rdt_tcp_reach wanted = {.endpoint = endpoint->number,
+                          .key = frame->key,
+                          .offset = frame->value,
+                          .size = frame->size,
+                          .index = frame->index,
+                          .access = access};
+  return rdt_tcp_region_find(endpoint->domain, &wanted);
+}
+
+static rdt_status refuse(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
+  return owe(endpoint, stream, (rdt_tcp_answer){.operation = atomic_load(&stream->served)});
+}
+
+static rdt_status serve_read(rdt_endpoint *endpoint, rdt_tcp_stream *stream,
+                             const rdt_tcp_frame *frame) {
+  rdt_status status = owe(endpoint, stream,
+                          (rdt_tcp_answer){.operation = atomic_load(&stream->served),
+                                           .registration = find(endpoint, frame, RDT_ACCESS_READ),
+                                           .offset = frame->value,
+                                           .size = frame->size});
+  served(endpoint, stream, true);
+  return status;
+}
+
+static rdt_status begin_notify(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
+  rdt_records *ring = &endpoint->receive;
+  uint64_t at = ring->seen & (ring->capacity - 1);
+  if (stream != &endpoint->streams[0] || stream->in.frame.size > ring->capacity - at ||
+      ring->seen + stream->in.frame.size - ring->position > ring->capacity)
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent more notifications than its credit covers");
+  stream->in.to = ring->data + at;
+  return RDT_OK;
+}
+
+/* The oldest read without data gets it. */
+static rdt_status begin_data(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
+  rdt_tcp_input *in = &stream->in;
+  uint64_t built = atomic_load(&stream->built);
+  if (were_answered(endpoint, stream, built) || in->answered < atomic_load(&stream->completed) ||
+      stream->pieces[in->answered & (endpoint->depth - 1)].frame.size != in->frame.size)
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent data that no read asked for");
+  in->to = stream->pieces[in->answered & (endpoint->depth - 1)].local;
+  return RDT_OK;
+}
+
+static rdt_status begin_body(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
+  rdt_tcp_input *in = &stream->in;
+  in->in_body = true;
+  in->left = in->frame.size;
+  in->to = NULL;
+  if (in->frame.kind == RDT_TCP_NOTIFY) return begin_notify(endpoint, stream);
+  if (in->frame.kind == RDT_TCP_DATA) return begin_data(endpoint, stream);
+  in->registration = find(endpoint, &in->frame, RDT_ACCESS_WRITE);
+  if (in->registration) in->to = in->registration->start + in->frame.value;
+  return RDT_OK;
+}
+
+static rdt_status end_body(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
+  rdt_tcp_input *in = &stream->in;
+  rdt_status status = RDT_OK;
+  in->in_body = false;
+  if (in->frame.kind == RDT_TCP_DATA) {
+    in->answered++;
+  } else if (in->frame.kind == RDT_TCP_NOTIFY) {
+    if (!rdt_records_consumer_learn(&endpoint->receive, endpoint->receive.seen + in->frame.size))
+      status = rdt_fail(RDT_ERR_PROTOCOL, "the peer sent more notifications than its ring holds");
+    served(endpoint, stream, false);
+  } else {
+    if (!in->to) status = refuse(endpoint, stream);
+    served(endpoint, stream, true);
+  }
+  rdt_tcp_registration_unref(in->registration);
+  in->registration = NULL;
+  return status;
+}
+
+static rdt_status set_fence(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
+  const rdt_tcp_frame *frame = &stream->in.frame;
+  if (stream != &endpoint->streams[0] || frame->index == 0 ||
+      frame->index >= endpoint->stream_count)
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer fences a stream that there is not");
+  stream->in.fence = frame->value;
+  stream->in.fence_of = frame->index;
+  served(endpoint, stream, false);
+  return RDT_OK;
+}
+
+static rdt_status handle(rdt_endpoint *endpoint, rdt_tcp_stream *stream, const rdt_events *events) {
+  const rdt_tcp_frame *frame = &stream->in.frame;
+  switch (frame->kind) {
+    case RDT_TCP_READ:
+      return serve_read(endpoint, stream, frame);
+    case RDT_TCP_FENCE:
+      return set_fence(endpoint, stream);
+    case RDT_TCP_PROBE:
+      served(endpoint, stream, true);
+      return RDT_OK;
+    case RDT_TCP_ACK:
+      return take_acknowledgement(endpoint, stream, frame->value, events);
+    case RDT_TCP_REFUSE:
+      return take_refusal(endpoint, stream, frame->value, events);
+    case RDT_TCP_CREDIT:
+      atomic_store(&endpoint->consumed, frame->value); /* the sender checks it */
+      return RDT_OK;
+    default:
+      return begin_body(endpoint, stream);
+  }
+}
+
+/* ---- parsing ------------------------------------------------------------------------------------------------- */
+
+static bool is_fenced(const rdt_endpoint *endpoint, rdt_tcp_input *in) {
+  if (in->fence && atomic_load(&endpoint->streams[in->fence_of].served) >= in->fence) in->fence = 0;
+  return in->fence != 0;
+}
+
+/* Pins the region of the body. A region that was closed takes no more bytes. */
+static bool pin(rdt_tcp_input *in) {
+  if (!in->registration || rdt_tcp_region_pin(in->registration)) return in->registration != NULL;
+  in->to = NULL;
+  rdt_tcp_registration_unref(in->registration);
+  in->registration = NULL;
+  return false;
+}
+
+static void passed(rdt_tcp_input *in, uint32_t size) {
+  in->left -= size;
+  if (in->to) in->to += size;
+}
+
+static void take_staged(rdt_tcp_input *in) {
+  uint32_t size = in->end - in->begin < in->left ? in->end - in->begin : in->left;
+  bool pinned = pin(in);
+  if (in->to) memcpy(in->to, in->staging + in->begin, size);
+  if (pinned) rdt_tcp_region_unpin(in->registration);
+  in->begin += size;
+  passed(in, size);
+}
+
+void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, const rdt_events *events, int *moved) {
+  rdt_tcp_stream *stream = &endpoint->streams[index];
+  rdt_tcp_input *in = &stream->in;
+  rdt_status status = RDT_OK;
+  while (status == RDT_OK && !endpoint->failed) {
+    if (in->in_body) {
+      if (in->left > 0) take_staged(in);
+      if (in->left > 0) return;
+      status = end_body(endpoint, stream);
+    } else if (is_fenced(endpoint, in) || in->end - in->begin < RDT_TCP_HEADER_SIZE) {
+      return;
+    } else {
+      status = rdt_tcp_frame_get(in->staging + in->begin, endpoint->receive.capacity, &in->frame);
+      in->begin += RDT_TCP_HEADER_SIZE;
+      if (status == RDT_OK) status = handle(endpoint, stream, events);
+    }
+    ++*moved;
+  }
+  if (status != RDT_OK) rdt_tcp_fail(endpoint, rdt_last_error());
+}
+
+/* ---- receiving ----------------------------------------------------------------------------------------------- */
+
+/* What lies in staging moves to its start, behind which the rest is received. */
+static void make_room(rdt_tcp_input *in) {
+  if (in->begin == 0) return;
+  memmove(in->staging, in->staging + in->begin, in->end - in->begin);
+  in->end -= in->begin;
+  in->begin = 0;
+}
+
+/* Returns the bytes received, 0 if there are none, or -1. *all gets how many were asked for. */
+static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, size_t *all) {
+  rdt_tcp_input *in = &stream->in;
+  struct iovec parts[2];
+  int count = 0;
+  make_room(in);
+  bool pinned = in->left > 0 && pin(in);
+  uint32_t body = in->to ? in->left : 0;
+  uint32_t room = RDT_TCP_STAGING - in->end;
+  if (body >= LONG_BODY && room > RDT_TCP_HEADER_SIZE) room = RDT_TCP_HEADER_SIZE;
+  if (body > 0) parts[count++] = (struct iovec){.iov_base = in->to, .iov_len = body};
+  parts[count++] = (struct iovec){.iov_base = in->staging + in->end, .iov_len = room};
+  ssize_t done = rdt_tcp_line_receive(stream->fd, parts, count);
+  int error = errno;
+  if (pinned) rdt_tcp_region_unpin(in->registration);
+  if (done > 0) {
+    uint32_t direct = (size_t)done < body ? (uint32_t)done : body;
+    passed(in, direct);
+    in->end += (uint32_t)done - direct;
+    atomic_fetch_add(&endpoint->received, (uint64_t)done);
+  }
+  *all = body + room;
+  errno = error;
+  return done;
+}
+
+/* Without room in staging, nothing of a fenced stream is received. Epoll need not look for it. */
+static bool pause_if_full(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
+  rdt_tcp_input *in = &stream->in;
+  bool pause = is_fenced(endpoint, in) && !in->in_body && in->end - in->begin == RDT_TCP_STAGING;
+  if (pause == in->paused) return pause;
+  pthread_mutex_lock(&endpoint->out_lock);
+  in->paused = pause;
+  if (!in->ended) rdt_tcp_watch(endpoint, stream);
+  pthread_mutex_unlock(&endpoint->out_lock);
+  return pause;
+}
+
+int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index, const rdt_events *events) {
+  rdt_tcp_stream *stream = &endpoint->streams[index];
+  rdt_tcp_input *in = &stream->in;
+  int moved = 0;
+  for (size_t total = 0, all; total < RECEIVE_BYTES && !in->ended && !endpoint->failed;) {
+    if (pause_if_full(endpoint, stream)) break;
+    ssize_t done = receive_some(endpoint, stream, &all);
+    if (done < 0) end_stream(endpoint, stream, errno);
+    if (done <= 0) break;
+    moved++;
+    total += (size_t)done;
+    rdt_tcp_parse(endpoint, index, events, &moved);
+    if ((size_t)done < all) break; /* the socket is empty */
+  }
+  return moved;
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/tcp/line.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include "base/config.h"
+#include "base/status.h"
+
+rdt_status rdt_tcp_line_open(int socket) {
+  int one = 1, flags = fcntl(socket, F_GETFL);
+  /* Probes come every third of the deadline; what they find must end within the rest of it. */
+  unsigned timeout_ms = (unsigned)(rdt_config_number(RDT_CONFIG_DEADLINE_MS) * 2 / 3 + 1);
+  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
+  if (flags >= 0 && fcntl(socket, F_SETFL, flags | O_NONBLOCK) == 0) return RDT_OK;
+  return rdt_fail_errno(errno, "cannot prepare a socket");
+}
+
+ssize_t rdt_tcp_line_send(int socket, struct iovec *parts, int count) {
+  struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
+  for (;;) {
+    ssize_t done = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (done >= 0) return done;
+    if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) return 0;
+    if (errno != EINTR) return -1;
+  }
+}
+
+ssize_t rdt_tcp_line_receive(int socket, struct iovec *parts, int count) {
+  struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
+  for (;;) {
+    ssize_t done = recvmsg(socket, &message, MSG_DONTWAIT);
+    if (done > 0) return done;
+    if (done == 0) errno = ECONNRESET;
+    if (done < 0 && errno == EAGAIN) return 0;
+    if (done == 0 || errno != EINTR) return -1;
+  }
+}
+
+uint64_t rdt_tcp_line_unconfirmed(int socket) {
+  int bytes = 0;
+  return ioctl(socket, SIOCOUTQ, &bytes) == 0 && bytes > 0 ? (uint64_t)bytes : 0;
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The objects of the TCP transport, and who may access what. An endpoint has streams to its peer,
+ * and each stream a queue of pieces in both directions: what was posted here, and answers to what
+ * the peer posted. Pieces of a stream are sent, done and acknowledged in order. The send side of an
+ * endpoint belongs to whoever holds the channel's send lock, the receive side to whoever polls, and
+ * the output of all streams to whoever holds out_lock; they meet in the atomics.
+ */
+#ifndef RDT_TRANSPORT_TCP_OBJECTS_H
+#define RDT_TRANSPORT_TCP_OBJECTS_H
+
+#include "transport/records.h"
+#include "transport/tcp/frame.h"
+#include "transport/tcp/regions.h"
+
+#define RDT_TCP_MAX_STREAMS 8u
+#define RDT_TCP_PARTS 64       /* of one system call */
+#define RDT_TCP_SLAB 16384u    /* headers and short bodies of one system call */
+#define RDT_TCP_SHORT 4096u    /* a body that is copied there */
+#define RDT_TCP_STAGING 32768u /* received bytes that have no other place yet */
+
+typedef struct rdt_tcp_piece {
+  rdt_request *request; /* NULL: notifications, fences, probes */
+  uint8_t *local;
+  uint64_t end; /* of its last byte in the stream, once it was built */
+  rdt_tcp_frame frame;
+} rdt_tcp_piece;
+
+/* What the target owes for an operation besides its acknowledgement. */
+typedef struct rdt_tcp_answer {
+  uint64_t operation;
+  rdt_registration *registration; /* held; NULL: the operation is refused */
+  uint64_t offset;
+  uint32_t size;
+} rdt_tcp_answer;
+
+/* Under out_lock. Frames are built, then sent, perhaps in several system calls. */
+typedef struct rdt_tcp_output {
+  int first, count; /* parts that are not sent */
+  uint32_t slab_used;
+  struct iovec parts[RDT_TCP_PARTS];
+  rdt_registration *held[RDT_TCP_PARTS]; /* of a part in a region */
+  uint64_t operation;                    /* that the parts in regions answer, the first of them */
+  bool answering, spoiled;               /* such parts are here; one was closed meanwhile */
+  uint64_t built_bytes;
+  uint64_t acknowledged;
+  bool full; /* epoll says when the socket takes bytes again */
+  bool dead;
+  uint8_t slab[RDT_TCP_SLAB];
+} rdt_tcp_output;
+
+/* Receive side. */
+typedef struct rdt_tcp_input {
+  uint32_t begin, end;            /* of what is in staging */
+  uint32_t left;                  /* bytes of the body that are to come */
+  rdt_tcp_frame frame;            /* of that body */
+  uint8_t *to;                    /* NULL: it is discarded */
+  rdt_registration *registration; /* held while the body goes into a region */
+  uint64_t answered;              /* pieces below this have their data, if they are reads */
+  uint64_t fence;                 /* operations of stream fence_of to wait for; 0: none */
+  uint32_t fence_of;
+  bool in_body, ended;
+  bool paused; /* epoll does not look for input, because it waits for a fence */
+  uint8_t staging[RDT_TCP_STAGING];
+} rdt_tcp_input;
+
+typedef struct rdt_tcp_stream {
+  int fd;
+  rdt_tcp_piece *pieces; /* [completed, posted), modulo depth */
+  _Atomic uint64_t posted, completed;
+  _Atomic uint64_t built; /* handed to output */
+  _Atomic uint64_t sent_bytes;
+  rdt_tcp_answer *answers; /* [given, owed), modulo depth */
+  _Atomic uint64_t owed, given;
+  _Atomic uint64_t served; /* operations of the peer */
+  bool fenced;             /* send side: it carried writes since the last fence */
+  rdt_tcp_output out;
+  rdt_tcp_input in;
+} rdt_tcp_stream;
+
+struct rdt_endpoint {
+  rdt_domain *domain;
+  uint64_t number; /* never reused in this process */
+  char peer[64];
+  int epoll_fd;
+  uint32_t stream_count, depth;
+  rdt_tcp_stream *streams;
+  uint64_t stripe; /* bytes; longer operations go over all streams */
+  uint64_t peer_ring;
+  atomic_bool stopped;
+
+  /* Send side. */
+  rdt_records mirror; /* of the peer's ring */
+  uint64_t published;
+  atomic_uint notifying;     /* notifications on their way */
+  atomic_bool stalled;       /* notifications wait for room in a queue */
+  _Atomic uint64_t consumed; /* of the mirror, as the peer said */
+  uint32_t silent;           /* probes since the peer last moved */
+  uint64_t moved;            /* at the last probe */
+  _Atomic uint64_t received; /* bytes */
+  _Atomic int64_t ended_ms;  /* when the first stream ended; 0: none has */
+
+  /* Output. */
+  pthread_mutex_t out_lock;
+  atomic_bool out_wanted;
+  atomic_int send_error;       /* errno */
+  _Atomic uint64_t credit_due; /* bytes of the ring to tell the peer; 0: none */
+
+  /* Receive side. */
+  rdt_records receive;
+  uint64_t told_consumed;
+  bool look_everywhere, quick_ack, ack_due;
+  unsigned rounds;
+  bool failed, reported, drained;
+  char failure[384];
+};
+
+/* ---- endpoint.c: connecting and ending ---------------------------------------------------------------- */
+
+rdt_status rdt_tcp_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint, rdt_bundle *offer);
+rdt_status rdt_tcp_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer);
+uint32_t rdt_tcp_line_count(const rdt_endpoint *endpoint);
+rdt_status rdt_tcp_line_add(rdt_endpoint *endpoint, uint32_t index, int socket);
+void rdt_tcp_endpoint_stop(rdt_endpoint *endpoint);
+bool rdt_tcp_endpoint_idle(const rdt_endpoint *endpoint);
+void rdt_tcp_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events);
+void rdt_tcp_endpoint_destroy(rdt_endpoint *endpoint);
+uint64_t rdt_tcp_max_notify(const rdt_endpoint *endpoint);
+
+/* ---- post.c: the send side ----------------------------------------------------------------------------- */
+
+rdt_status rdt_tcp_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                         rdt_request *request);
+rdt_status rdt_tcp_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                        rdt_request *request);
+rdt_status rdt_tcp_region_grant(rdt_endpoint *endpoint, rdt_registration *registration,
+                                rdt_request *request);
+rdt_status rdt_tcp_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
+                          uint64_t size);
+int rdt_tcp_doorbell(rdt_endpoint *endpoint);
+bool rdt_tcp_wants_doorbell(const rdt_endpoint *endpoint);
+bool rdt_tcp_delivering(const rdt_endpoint *endpoint);
+rdt_status rdt_tcp_probe(rdt_endpoint *endpoint);
+
+/* ---- output.c -------------------------------------------------------------------------------------------- */
+
+/* Sends what the sockets take of all that is due. Any thread. Returns the number of system calls. */
+int rdt_tcp_flush(rdt_endpoint *endpoint);
+/* Makes epoll look for what `in.paused` and `out.full` say. Under out_lock. */
+void rdt_tcp_watch(const rdt_endpoint *endpoint, const rdt_tcp_stream *stream);
+/* Reports whether everything that is due, acknowledgements too, is sent. */
+bool rdt_tcp_is_flushed(const rdt_endpoint *endpoint);
+
+/* ---- input.c --------------------------------------------------------------------------------------------- */
+
+/* Receives and handles what is there, up to a limit. Returns the number of completions, or of
+ * anything else that moved. */
+int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index, const rdt_events *events);
+/* Handles what was received. `moved` counts likewise. */
+void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, const rdt_events *events, int *moved);
+/* Completes the stream's pieces before `end`, oldest first. */
+void rdt_tcp_complete_until(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t end,
+                            rdt_status status, const rdt_events *events);
+/* Notes the first failure, in words. */
+void rdt_tcp_fail(rdt_endpoint *endpoint, const char *text);
+
+/* ---- poll.c ---------------------------------------------------------------------------------------------- */
+
+int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
+bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions);
+void rdt_tcp_disarm(rdt_endpoint *endpoint);
+int rdt_tcp_event_fd(const rdt_endpoint *endpoint);
+
+static inline uint64_t rdt_tcp_outstanding(const rdt_tcp_stream *stream) {
+  return atomic_load(&stream->posted) - atomic_load(&stream->completed);
+}
+
+#endif

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Polling of an endpoint: input of all streams, then the notifications that came, then output that
+ * is due. One thread at a time runs it.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/tcp/objects.h"
+
+#define LOOK_EVERY 16   /* polls between looks at all streams, if only the first one is used */
+#define FAREWELL_MS 500 /* for which the control connection may tell why a stream ended */
+
+/* ---- input --------------------------------------------------------------------------------------------------- */
+
+/* Asking the first stream itself saves a system call where it is the only one in use. */
+static uint32_t find_ready(rdt_endpoint *endpoint) {
+  struct epoll_event events[RDT_TCP_MAX_STREAMS];
+  bool others = endpoint->look_everywhere || endpoint->rounds++ % LOOK_EVERY == 0;
+  uint32_t ready = 0;
+  for (uint32_t i = 1; i < endpoint->stream_count && !others; i++)
+    others = rdt_tcp_outstanding(&endpoint->streams[i]) > 0;
+  if (!others) return 1;
+  endpoint->look_everywhere = false;
+  int count = epoll_wait(endpoint->epoll_fd, events, RDT_TCP_MAX_STREAMS, 0);
+  for (int i = 0; i < count; i++) {
+    ready |= 1u << events[i].data.u32;
+    endpoint->look_everywhere |= events[i].data.u32 > 0 || (events[i].events & EPOLLOUT);
+  }
+  return ready;
+}
+
+static int receive(rdt_endpoint *endpoint, const rdt_events *events) {
+  int moved = 0;
+  for (uint32_t ready = find_ready(endpoint), i = 0; ready >> i; i++)
+    if (ready >> i & 1) moved += rdt_tcp_receive(endpoint, i, events);
+  /* What is staged behind a fence has no event. */
+  if (endpoint->streams[0].in.fence) rdt_tcp_parse(endpoint, 0, events, &moved);
+  return moved;
+}
+
+static int deliver(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
+  rdt_records *ring = &endpoint->receive;
+  int delivered = 0;
+  while (delivered < budget) {
+    uint64_t immediate;
+    const void *data;
+    uint32_t size;
+    rdt_records_result result = rdt_records_peek(ring, &immediate, &data, &size);
+    if (result == RDT_RECORDS_CORRUPT)
+      rdt_tcp_fail(endpoint, "the peer wrote a malformed notification");
+    if (result != RDT_RECORDS_OK) break;
+    events->notified(events->context, immediate, data, size);
+    rdt_records_pass(ring, size);
+    delivered++;
+  }
+  return delivered;
+}
+
+/* The peer learns of every quarter that was freed, so it can always send what fits into a quarter. */
+static bool offer_credit(rdt_endpoint *endpoint) {
+  uint64_t consumed = endpoint->receive.position;
+  if (consumed - endpoint->told_consumed < endpoint->receive.capacity / 4) return false;
+  endpoint->told_consumed = consumed;
+  atomic_store(&endpoint->credit_due, consumed);
+  return true;
+}
+
+/* ---- output -------------------------------------------------------------------------------------------------- */
+
+static bool anything_to_send(const rdt_endpoint *endpoint) {
+  for (uint32_t i = 0; i < endpoint->stream_count; i++) {
+    const rdt_tcp_stream *stream = &endpoint->streams[i];
+    if (atomic_load(&stream->owed) != atomic_load(&stream->given) ||
+        atomic_load(&stream->posted) != atomic_load(&stream->built))
+      return true;
+  }
+  return false;
+}
+
+/* After a notification the user probably sends something, with which acknowledgements travel. They
+ * wait for it no longer than until there is nothing to receive. */
+static void send_due(rdt_endpoint *endpoint, bool credit, bool moved) {
+  bool acknowledge = endpoint->ack_due && (endpoint->quick_ack || !moved);
+  if (!credit && !acknowledge && !endpoint->look_everywhere && !anything_to_send(endpoint)) return;
+  if (acknowledge) endpoint->ack_due = false;
+  rdt_tcp_flush(endpoint);
+}
+
+/* ---- poll, arm ----------------------------------------------------------------------------------------------- */
+
+static void note_end(rdt_endpoint *endpoint) {
+  int error = atomic_load(&endpoint->send_error);
+  int64_t ended = atomic_load(&endpoint->ended_ms);
+  char text[128];
+  if (error == 0 && (!ended || rdt_now_ms() < ended + FAREWELL_MS)) return;
+  snprintf(text, sizeof(text), "%s closed a data connection", endpoint->peer);
+  rdt_tcp_fail(endpoint, text);
+}
+
+static void complete_all(rdt_endpoint *endpoint, const rdt_events *events) {
+  for (uint32_t i = 0; i < endpoint->stream_count; i++) {
+    rdt_tcp_stream *stream = &endpoint->streams[i];
+    rdt_tcp_complete_until(endpoint, stream, atomic_load(&stream->posted), RDT_ERR_CONNECTION_LOST,
+                           events);
+  }
+}
+
+int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
+  if (atomic_load(&endpoint->stopped)) {
+    complete_all(endpoint, events);
+    endpoint->drained = true;
+    return 0;
+  }
+  int moved = receive(endpoint, events);
+  int taken = deliver(endpoint, budget, events);
+  send_due(endpoint, offer_credit(endpoint), moved > 0);
+  if (atomic_load_explicit(&endpoint->ended_ms, memory_order_relaxed) ||
+      atomic_load_explicit(&endpoint->send_error, memory_order_relaxed))
+    note_end(endpoint);
+  if (!endpoint->failed || endpoint->reported) return taken + moved;
+  endpoint->reported = true;
+  return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s", endpoint->failure);
+}
+
+bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
+  struct epoll_event event;
+  (void)completions; /* they come the way that everything else comes */
+  if (atomic_load(&endpoint->stopped)) return true;
+  endpoint->look_everywhere = true;
+  if (endpoint->ack_due || anything_to_send(endpoint)) rdt_tcp_flush(endpoint);
+  endpoint->ack_due = false;
+  bool records = endpoint->receive.seen != endpoint->receive.position;
+  return !(may_take && records) && epoll_wait(endpoint->epoll_fd, &event, 1, 0) == 0;
+}
+
+void rdt_tcp_disarm(rdt_endpoint *endpoint) { endpoint->look_everywhere = true; }
+
+int rdt_tcp_event_fd(const rdt_endpoint *endpoint) { return endpoint->epoll_fd; }

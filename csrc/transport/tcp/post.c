@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The send side of an endpoint, which runs under the channel's send lock. Operations up to the
+ * stripe size and notifications go over the first stream, which keeps them in order. Longer
+ * operations are cut into pieces that go over all streams; a fence on the first stream holds a
+ * notification back at the target until those before it are done.
+ */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/status.h"
+#include "transport/tcp/line.h"
+#include "transport/tcp/objects.h"
+
+#define RESERVE 16u        /* of a queue, kept free of data for fences, notifications and probes */
+#define SILENT_PROBES 2    /* a third of the deadline apart */
+#define MUCH_UNSENT 65536u /* bytes: what their host confirms of these is progress too */
+
+static bool has_room(const rdt_endpoint *endpoint, const rdt_tcp_stream *stream, uint32_t reserve) {
+  return rdt_tcp_outstanding(stream) + reserve < endpoint->depth;
+}
+
+static void append(rdt_endpoint *endpoint, rdt_tcp_stream *stream, rdt_tcp_piece piece) {
+  uint64_t posted = atomic_load(&stream->posted);
+  stream->pieces[posted & (endpoint->depth - 1)] = piece;
+  atomic_store(&stream->posted, posted + 1);
+}
+
+/* ---- writes and reads ------------------------------------------------------------------------------------ */
+
+/* Returns the stream with the shortest queue, or NULL if all are full. */
+static rdt_tcp_stream *least_busy(rdt_endpoint *endpoint) {
+  rdt_tcp_stream *best = &endpoint->streams[0];
+  for (uint32_t i = 1; i < endpoint->stream_count; i++)
+    if (rdt_tcp_outstanding(&endpoint->streams[i]) < rdt_tcp_outstanding(best))
+      best = &endpoint->streams[i];
+  return has_room(endpoint, best, RESERVE) ? best : NULL;
+}
+
+static rdt_status post(rdt_endpoint *endpoint, rdt_tcp_kind kind, const rdt_mapping *mapping,
+                       rdt_op *op, rdt_request *request) {
+  if (op->size == 0) return RDT_OK;
+  bool striped = op->size > endpoint->stripe;
+  while (op->size > 0) {
+    rdt_tcp_stream *stream = striped ? least_busy(endpoint) : &endpoint->streams[0];
+    if (!stream || !has_room(endpoint, stream, RESERVE)) return RDT_NO_CREDIT;
+    uint32_t size = op->size < RDT_TCP_PIECE_BYTES ? (uint32_t)op->size : RDT_TCP_PIECE_BYTES;
+    rdt_tcp_frame frame = {kind, size, mapping->index, mapping->key, op->remote_offset};
+    rdt_request_hold(request);
+    append(endpoint, stream,
+           (rdt_tcp_piece){.request = request, .local = op->local, .frame = frame});
+    if (kind == RDT_TCP_WRITE) stream->fenced = true;
+    op->local = (uint8_t *)op->local + size;
+    op->remote_offset += size;
+    op->size -= size;
+  }
+  return RDT_IN_PROGRESS;
+}
+
+rdt_status rdt_tcp_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                         rdt_request *request) {
+  return post(endpoint, RDT_TCP_WRITE, mapping, op, request);
+}
+
+rdt_status rdt_tcp_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                        rdt_request *request) {
+  return post(endpoint, RDT_TCP_READ, mapping, op, request);
+}
+
+rdt_status rdt_tcp_region_grant(rdt_endpoint *endpoint, rdt_registration *registration,
+                                rdt_request *request) {
+  (void)request;
+  if (registration->one_peer) atomic_store(&registration->grantee, endpoint->number);
+  return RDT_OK;
+}
+
+/* ---- notifications ----------------------------------------------------------------------------------------- */
+
+rdt_status rdt_tcp_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
+                          uint64_t size) {
+  rdt_records *mirror = &endpoint->mirror;
+  if (!rdt_records_producer_learn(mirror, atomic_load(&endpoint->consumed)))
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer returned credit that it did not have");
+  return rdt_records_put(mirror, immediate, data, (uint32_t)size) == RDT_RECORDS_OK ? RDT_OK
+                                                                                    : RDT_NO_CREDIT;
+}
+
+static void post_fences(rdt_endpoint *endpoint) {
+  for (uint32_t i = 1; i < endpoint->stream_count; i++) {
+    rdt_tcp_stream *stream = &endpoint->streams[i];
+    if (!stream->fenced) continue;
+    stream->fenced = false;
+    rdt_tcp_frame frame = {
+        .kind = RDT_TCP_FENCE, .index = i, .value = atomic_load(&stream->posted)};
+    append(endpoint, &endpoint->streams[0], (rdt_tcp_piece){.frame = frame});
+  }
+}
+
+/* Posts the records that gathered in the mirror, in two parts if they wrap around the ring's end. */
+static void publish(rdt_endpoint *endpoint) {
+  const rdt_records *mirror = &endpoint->mirror;
+  rdt_tcp_stream *stream = &endpoint->streams[0];
+  if (endpoint->published == mirror->position) return;
+  bool room = has_room(endpoint, stream, endpoint->stream_count + 2);
+  atomic_store(&endpoint->stalled, !room);
+  if (!room) return;
+  post_fences(endpoint);
+  while (endpoint->published < mirror->position) {
+    uint64_t at = endpoint->published & (mirror->capacity - 1);
+    uint64_t size = mirror->position - endpoint->published, to_end = mirror->capacity - at;
+    if (size > to_end) size = to_end;
+    rdt_tcp_frame frame = {.kind = RDT_TCP_NOTIFY, .size = (uint32_t)size};
+    atomic_fetch_add(&endpoint->notifying, 1);
+    append(endpoint, stream, (rdt_tcp_piece){.local = mirror->data + at, .frame = frame});
+    endpoint->published += size;
+  }
+}
+
+bool rdt_tcp_wants_doorbell(const rdt_endpoint *endpoint) {
+  return atomic_load_explicit(&endpoint->stalled, memory_order_relaxed);
+}
+
+bool rdt_tcp_delivering(const rdt_endpoint *endpoint) {
+  return atomic_load(&endpoint->notifying) > 0;
+}
+
+static bool anything_outstanding(const rdt_endpoint *endpoint) {
+  for (uint32_t i = 0; i < endpoint->stream_count; i++)
+    if (rdt_tcp_outstanding(&endpoint->streams[i]) > 0) return true;
+  return false;
+}
+
+int rdt_tcp_doorbell(rdt_endpoint *endpoint) {
+  if (atomic_load(&endpoint->stopped)) return 0;
+  publish(endpoint);
+  return rdt_tcp_flush(endpoint);
+}
+
+/* ---- the heartbeat ------------------------------------------------------------------------------------------ */
+
+/* A number that changes while the peer, or with much to send its host, takes or gives anything. */
+static uint64_t movement(const rdt_endpoint *endpoint) {
+  uint64_t moved = atomic_load(&endpoint->received);
+  for (uint32_t i = 0; i < endpoint->stream_count; i++) {
+    uint64_t unconfirmed = rdt_tcp_line_unconfirmed(endpoint->streams[i].fd);
+    if (unconfirmed >= MUCH_UNSENT)
+      moved += atomic_load(&endpoint->streams[i].sent_bytes) - unconfirmed;
+  }
+  return moved;
+}
+
+/* Unlike a card, the peer's process answers, so this finds one that stands still, too. */
+rdt_status rdt_tcp_probe(rdt_endpoint *endpoint) {
+  int64_t ended = atomic_load(&endpoint->ended_ms);
+  uint64_t moved = movement(endpoint);
+  bool waiting = anything_outstanding(endpoint);
+  endpoint->silent = waiting && moved == endpoint->moved ? endpoint->silent + 1 : 0;
+  endpoint->moved = moved;
+  if (ended && rdt_now_ms() > ended)
+    return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s closed a data connection", endpoint->peer);
+  if (endpoint->silent >= SILENT_PROBES)
+    return rdt_fail(
+        RDT_ERR_CONNECTION_LOST,
+        "the process of %s did not answer for %llu ms, two thirds of %sDEADLINE_MS: it is "
+        "stopped, or its host or the network is gone",
+        endpoint->peer, (unsigned long long)rdt_config_number(RDT_CONFIG_DEADLINE_MS) * 2 / 3,
+        RDT_ENV_PREFIX);
+  for (uint32_t i = 0; i < endpoint->stream_count; i++)
+    if (rdt_tcp_outstanding(&endpoint->streams[i]) == 0)
+      append(endpoint, &endpoint->streams[i], (rdt_tcp_piece){.frame = {.kind = RDT_TCP_PROBE}});
+  return RDT_OK;
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The table of a device's regions that peers reach over TCP. It does what an RDMA card does: it
+ * checks key, bounds, access and peer of every operation, and closes a region to all of them.
+ */
+#ifndef RDT_TRANSPORT_TCP_REGIONS_H
+#define RDT_TRANSPORT_TCP_REGIONS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "transport/transport.h"
+
+struct rdt_registration {
+  rdt_domain *domain;
+  uint8_t *start;
+  uint64_t size, key;
+  uint32_t index, access;
+  bool one_peer;
+  _Atomic uint64_t grantee; /* the number of the only endpoint that may reach it; 0: none yet */
+  atomic_bool closed;
+  atomic_uint users; /* system calls that move its bytes now */
+  atomic_uint refs;  /* the owner's, and one for each operation on its way */
+};
+
+struct rdt_domain {
+  pthread_rwlock_t lock;
+  rdt_registration **slots; /* NULL where free */
+  uint32_t slot_count, next_free;
+};
+
+struct rdt_mapping {
+  uint64_t key;
+  uint32_t index;
+};
+
+rdt_status rdt_tcp_domain_open(rdt_domain **domain);
+void rdt_tcp_domain_close(rdt_domain *domain);
+rdt_status rdt_tcp_region_register(rdt_domain *domain, const rdt_region_memory *memory,
+                                   rdt_registration **registration);
+/* No operation touches the memory any more when it returns. */
+void rdt_tcp_region_deregister(rdt_registration *registration);
+rdt_status rdt_tcp_region_export(rdt_registration *registration, rdt_bundle *bundle);
+rdt_status rdt_tcp_region_import(const rdt_region_memory *claimed, rdt_bundle *bundle,
+                                 rdt_mapping **mapping);
+void rdt_tcp_region_release(rdt_mapping *mapping);
+
+/* What an operation of a peer wants to reach. */
+typedef struct rdt_tcp_reach {
+  uint64_t endpoint; /* the number of the peer's endpoint here */
+  uint64_t key, offset, size;
+  uint32_t index, access;
+} rdt_tcp_reach;
+
+/* Finds the registration that permits all of it, and holds it for the caller; NULL if none does. */
+rdt_registration *rdt_tcp_region_find(rdt_domain *domain, const rdt_tcp_reach *wanted);
+void rdt_tcp_registration_unref(rdt_registration *registration);
+/* The memory is there from a pin that returns true to its unpin. Keep it short: closing waits. */
+bool rdt_tcp_region_pin(rdt_registration *registration);
+void rdt_tcp_region_unpin(rdt_registration *registration);
+
+#endif

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The TCP transport against a peer that is played here, frame by frame: what it must serve, what it must hold
+ * back, and what it must refuse.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "transport/tcp/objects.h"
+#include "unit.h"
+
+enum { STREAMS = 2, SIZE = 300000, BOTH = RDT_ACCESS_READ | RDT_ACCESS_WRITE };
+
+static rdt_domain *domain;
+static rdt_endpoint *end;
+static int peer[STREAMS];
+static uint8_t memory[SIZE];
+static uint64_t last_notification;
+static int notifications, completions;
+static rdt_status last_status;
+
+static void notified(void *context, uint64_t immediate, const void *data, size_t size) {
+  (void)context, (void)data, (void)size;
+  last_notification = immediate;
+  notifications++;
+}
+
+static void completed(void *context, rdt_request *request, rdt_status status) {
+  (void)context;
+  atomic_fetch_sub(&request->holds, 1);
+  last_status = status;
+  completions++;
+}
+
+static const rdt_events events = {NULL, notified, completed};
+
+static int poll_end(void) { return rdt_tcp_poll(end, 64, &events); }
+
+static void connect_end(void) {
+  rdt_bundle offer;
+  notifications = completions = 0;
+  last_status = RDT_OK;
+  EXPECT_STATUS(RDT_OK, rdt_tcp_domain_open(&domain));
+  EXPECT_STATUS(RDT_OK, rdt_tcp_endpoint_create(domain, &end, &offer));
+  EXPECT_STATUS(RDT_OK, rdt_tcp_endpoint_connect(end, "peer", &offer));
+  EXPECT(rdt_tcp_line_count(end) == STREAMS);
+  for (uint32_t i = 0; i < STREAMS; i++) {
+    int ends[2];
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    EXPECT_STATUS(RDT_OK, rdt_tcp_line_add(end, i, ends[0]));
+    peer[i] = ends[1];
+  }
+}
+
+static void disconnect_end(void) {
+  rdt_tcp_endpoint_stop(end);
+  poll_end();
+  EXPECT(rdt_tcp_endpoint_idle(end));
+  rdt_tcp_endpoint_destroy(end);
+  rdt_tcp_domain_close(domain);
+  for (uint32_t i = 0; i < STREAMS; i++) close(peer[i]);
+}
+
+static rdt_registration *open_region(uint32_t access, bool one_peer) {
+  rdt_registration *made;
+  rdt_region_memory region = {memory, SIZE, access, one_peer};
+  EXPECT_STATUS(RDT_OK, rdt_tcp_region_register(domain, &region, &made));
+  return made;
+}
+
+/* ---- the peer ----------------------------------------------------------------------------------------- */
+
+static void say(int stream, const void *bytes, size_t size) {
+  EXPECT(send(peer[stream], bytes, size, 0) == (ssize_t)size);
+}
+
+static void say_frame(int stream, rdt_tcp_frame frame) {
+  uint8_t header[RDT_TCP_HEADER_SIZE];
+  rdt_tcp_frame_put(&frame, header);
+  say(stream, header, sizeof(header));
+}
+
+static rdt_tcp_frame to(const rdt_registration *region, rdt_tcp_kind kind, uint32_t size,
+                        uint64_t offset) {
+  return (rdt_tcp_frame){kind, size, region->index, region->key, offset};
+}
+
+static void hear_bytes(int stream, void *bytes, size_t size) {
+  for (size_t have = 0; have < size;) {
+    ssize_t more = recv(peer[stream], (uint8_t *)bytes + have, size - have, MSG_DONTWAIT);
+    if (more < 0 && errno == EAGAIN) {
+      EXPECT(poll_end() >= 0);
+      usleep(100);
+      continue;
+    }
+    EXPECT(more > 0);
+    have += (size_t)more;
+  }
+}
+
+static rdt_tcp_frame hear_frame(int stream) {
+  uint8_t header[RDT_TCP_HEADER_SIZE];
+  rdt_tcp_frame frame;
+  hear_bytes(stream, header, sizeof(header));
+  EXPECT_STATUS(RDT_OK, rdt_tcp_frame_get(header, UINT32_MAX, &frame));
+  return frame;
+}
+
+static void expect_word(int stream, rdt_tcp_kind kind, uint64_t value) {
+  rdt_tcp_frame frame = hear_frame(stream);
+  EXPECT(frame.kind == kind && frame.value == value);
+}
+
+/* ---- frames -------------------------------------------------------------------------------------------- */
+
+static void test_frames(void) {
+  uint8_t header[RDT_TCP_HEADER_SIZE];
+  rdt_tcp_frame frame = {RDT_TCP_WRITE, 4096, 7, 0x0123456789abcdefu, 1ull << 40}, again;
+  rdt_tcp_frame_put(&frame, header);
+  EXPECT_STATUS(RDT_OK, rdt_tcp_frame_get(header, 4096, &again));
+  EXPECT(memcmp(&frame, &again, sizeof(frame)) == 0);
+  EXPECT(header[0] == RDT_TCP_WRITE && header[16] == 0xef && header[29] == 1);
+  const rdt_tcp_frame bad[] = {{.kind = 0},
+                               {.kind = RDT_TCP_CREDIT + 1},
+                               {.kind = RDT_TCP_WRITE},
+                               {.kind = RDT_TCP_READ, .size = RDT_TCP_PIECE_BYTES + 1},
+                               {.kind = RDT_TCP_NOTIFY, .size = 4097},
+                               {.kind = RDT_TCP_ACK, .size = 1}};
+  for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+    rdt_tcp_frame_put(&bad[i], header);
+    EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_tcp_frame_get(header, 4096, &again));
+  }
+  rdt_tcp_frame_put(&frame, header);
+  header[12] = 1;
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_tcp_frame_get(header, 4096, &again));
+}
+
+/* ---- the target ---------------------------------------------------------------------------------------- */
+
+static void test_serves(void) {
+  static uint8_t bytes[SIZE], read[SIZE];
+  connect_end();
+  rdt_registration *region = open_region(BOTH, false);
+  for (size_t i = 0; i < SIZE; i++) bytes[i] = (uint8_t)(i * 13 >> 2);
+  say_frame(0, to(region, RDT_TCP_WRITE, 100000, 1000));
+  for (size_t at = 0; at < 100000; at += 20000) { /* in parts */
+    say(0, bytes + at, 20000);
+    EXPECT(poll_end() >= 0);
+  }
+  expect_word(0, RDT_TCP_ACK, 1);
+  EXPECT(memcmp(memory + 1000, bytes, 100000) == 0);
+  say_frame(0, to(region, RDT_TCP_READ, 100000, 1000));
+  say_frame(0, to(region, RDT_TCP_READ, 5, 1001));
+  rdt_tcp_frame data = hear_frame(0);
+  EXPECT(data.kind == RDT_TCP_DATA && data.size == 100000);
+  hear_bytes(0, read, 100000);
+  EXPECT(memcmp(read, bytes, 100000) == 0);
+  data = hear_frame(0);
+  EXPECT(data.kind == RDT_TCP_DATA && data.size == 5);
+  hear_bytes(0, read, 5);
+  EXPECT(memcmp(read, bytes + 1, 5) == 0);
+  expect_word(0, RDT_TCP_ACK, 3);
+  rdt_tcp_region_deregister(region);
+  disconnect_end();
+}
+
+/* Outside of a region, against its access, with a wrong key, for another peer. */
+static void test_refuses(void) {
+  uint8_t byte = 9;
+  uint64_t operations = 0;
+  connect_end();
+  rdt_registration *readable = open_region(RDT_ACCESS_READ, false);
+  rdt_registration *open = open_region(BOTH, false), *single = open_region(BOTH, true);
+  rdt_tcp_frame wrong_key = to(open, RDT_TCP_WRITE, 1, 0);
+  wrong_key.key++;
+  memset(memory, 0, SIZE);
+  const rdt_tcp_frame bad[] = {to(readable, RDT_TCP_WRITE, 1, 0), to(open, RDT_TCP_WRITE, 1, SIZE),
+                               to(open, RDT_TCP_WRITE, 1, UINT64_MAX), wrong_key,
+                               to(single, RDT_TCP_WRITE, 1, 0)};
+  for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++, operations++) {
+    say_frame(0, bad[i]);
+    say(0, &byte, 1);
+    expect_word(0, RDT_TCP_REFUSE, operations);
+  }
+  say_frame(0, to(open, RDT_TCP_READ, 2, SIZE - 1));
+  expect_word(0, RDT_TCP_REFUSE, operations++);
+  for (size_t i = 0; i < SIZE; i++) EXPECT(memory[i] == 0);
+  /* It was granted now, and whoever asks properly is still served. */
+  EXPECT_STATUS(RDT_OK, rdt_tcp_region_grant(end, single, NULL));
+  say_frame(0, to(single, RDT_TCP_WRITE, 1, 3));
+  say(0, &byte, 1);
+  expect_word(0, RDT_TCP_ACK, operations + 1);
+  EXPECT(memory[3] == 9);
+  rdt_registration *all[] = {readable, open, single};
+  for (int i = 0; i < 3; i++) rdt_tcp_region_deregister(all[i]);
+  disconnect_end();
+}
+
+/* The rest of a write, and of what is read, does not touch a region that was closed meanwhile. */
+static void test_closes_in_the_middle(void) {
+  static uint8_t bytes[SIZE];
+  connect_end();
+  rdt_registration *region = open_region(BOTH, false);
+  memset(bytes, 7, SIZE);
+  memset(memory, 1, SIZE);
+  say_frame(0, to(region, RDT_TCP_WRITE, 100000, 0));
+  say(0, bytes, 50000);
+  for (int i = 0; i < 10; i++) EXPECT(poll_end() >= 0);
+  EXPECT(memory[49999] == 7);
+  rdt_tcp_region_deregister(region);
+  say(0, bytes, 50000);
+  expect_word(0, RDT_TCP_REFUSE, 0);
+  EXPECT(memory[50000] == 1);
+  /* More than the socket holds, so that the end of it is read later. */
+  region = open_region(BOTH, false);
+  for (int i = 0; i < 6; i++) say_frame(0, to(region, RDT_TCP_READ, SIZE, 0));
+  for (int i = 0; i < 10; i++) EXPECT(poll_end() >= 0);
+  rdt_tcp_region_deregister(region);
+  memset(memory, 99, SIZE);
+  bool refused = false;
+  for (int i = 0; i < 6 && !refused; i++) {
+    rdt_tcp_frame frame = hear_frame(0);
+    if (frame.kind == RDT_TCP_ACK) frame = hear_frame(0);
+    refused = frame.kind == RDT_TCP_REFUSE;
+    EXPECT(refused || frame.kind == RDT_TCP_DATA);
+    if (!refused) hear_bytes(0, bytes, SIZE);
+    for (int k = 0; k < SIZE && !refused; k++) EXPECT(bytes[k] != 99);
+  }
+  EXPECT(refused);
+  disconnect_end();
+}
+
+static void say_notification(uint64_t immediate) {
+  rdt_record_header record = {.size = 0, .kind = RDT_RECORD_MESSAGE, .immediate = immediate};
+  say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_NOTIFY, .size = sizeof(record)});
+  say(0, &record, sizeof(record));
+}
+
+static void test_fence_holds_notifications_back(void) {
+  uint8_t bytes[100] = {0};
+  connect_end();
+  rdt_registration *region = open_region(BOTH, false);
+  say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_FENCE, .index = 1, .value = 2});
+  say_notification(5);
+  say_frame(1, to(region, RDT_TCP_WRITE, 100, 0));
+  say(1, bytes, 100);
+  say_frame(1, to(region, RDT_TCP_WRITE, 100, 100));
+  say(1, bytes, 99);
+  for (int i = 0; i < 50; i++) EXPECT(poll_end() >= 0);
+  EXPECT(notifications == 0);
+  say(1, bytes, 1);
+  for (int i = 0; i < 50 && notifications == 0; i++) EXPECT(poll_end() >= 0);
+  EXPECT(notifications == 1 && last_notification == 5);
+  rdt_tcp_region_deregister(region);
+  disconnect_end();
+}
+
+/* ---- the source ----------------------------------------------------------------------------------------- */
+
+static void post(bool reads, uint64_t size, rdt_request *request) {
+  rdt_mapping mapping = {.key = 1};
+  rdt_op op = {.local = memory, .size = size};
+  EXPECT_STATUS(RDT_IN_PROGRESS,
+                (reads ? rdt_tcp_read : rdt_tcp_write)(end, &mapping, &op, request));
+  rdt_tcp_doorbell(end);
+}
+
+/* Buffers must not be given back on the word of a peer that cannot have what is in them. */
+static void test_acknowledgements_are_checked(void) {
+  const rdt_tcp_frame lies[] = {
+      {.kind = RDT_TCP_ACK, .value = 2},          {.kind = RDT_TCP_ACK, .value = UINT64_MAX},
+      {.kind = RDT_TCP_REFUSE, .value = 1},       {.kind = RDT_TCP_DATA, .size = 10},
+      {.kind = RDT_TCP_NOTIFY, .size = 1u << 20}, {.kind = RDT_TCP_FENCE, .index = 7}};
+  for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+    rdt_request request = {.holds = 0};
+    connect_end();
+    post(false, 100, &request);
+    if (lies[i].kind == RDT_TCP_NOTIFY)
+      say_frame(1, lies[i]);
+    else
+      say_frame(0, lies[i]);
+    rdt_status status = RDT_OK;
+    for (int k = 0; k < 50 && status == RDT_OK; k++) {
+      int polled = poll_end();
+      if (polled < 0) status = (rdt_status)polled;
+    }
+    EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, status);
+    EXPECT(completions == 0);
+    disconnect_end();
+    EXPECT(completions == 1 && last_status == RDT_ERR_CONNECTION_LOST);
+  }
+}
+
+/* An acknowledgement of a read, without its data. */
+static void test_read_needs_data(void) {
+  rdt_request request = {.holds = 0};
+  connect_end();
+  post(true, 100, &request);
+  say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = 1});
+  int polled = 0;
+  for (int k = 0; k < 50 && polled >= 0; k++) polled = poll_end();
+  EXPECT(polled == RDT_ERR_CONNECTION_LOST && completions == 0);
+  disconnect_end();
+}
+
+static void test_refusal_fails_the_operation(void) {
+  rdt_request requests[2] = {{.holds = 0}, {.holds = 0}};
+  connect_end();
+  post(false, 100, &requests[0]);
+  post(true, 100, &requests[1]);
+  say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_REFUSE, .value = 1});
+  int polled = 0;
+  for (int k = 0; k < 50 && polled >= 0; k++) polled = poll_end();
+  EXPECT(polled == RDT_ERR_CONNECTION_LOST && completions == 2 && last_status == RDT_ERR_ACCESS);
+  disconnect_end();
+}
+
+int main(void) {
+  EXPECT_STATUS(RDT_OK, rdt_config_set("QUEUE_PAIRS", "2"));
+  test_frames();
+  test_serves();
+  test_refuses();
+  test_closes_in_the_middle();
+  test_fence_holds_notifications_back();
+  test_acknowledgements_are_checked();
+  test_read_needs_data();
+  test_refusal_fails_the_operation();
+  return 0;
+}
