@@ -189,7 +189,7 @@ class Link(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """`operation` is the number of the operation that sends an edge and others; None: its own, because `alone`."""
+    """`operation` is the number of the operation that sends an edge with others; None: its own (`alone`)."""
 
     operation: int | None
     alone: Alone

@@ -166,8 +166,8 @@ def test_partial_runs(cluster: Cluster) -> None:
             for fetched, given, factor in ((doubled, a, 2), (tripled, b, 3)):
                 result: list[Any] = []
                 thread = threading.Thread(
-                    target=lambda f=fetched, g=given, r=result: r.append(
-                        opened.raw.partial_run(handle, f, {g: np.ones(4)})
+                    target=lambda h=handle, f=fetched, g=given, r=result: r.append(
+                        opened.raw.partial_run(h, f, {g: np.ones(4)})
                     ),
                     daemon=True,
                 )
@@ -256,7 +256,7 @@ def test_failing_member(cluster: Cluster) -> None:
         warm_up(cluster, lambda: opened.run(fetches))
         for _ in range(3):
             opened.run(break_it)
-            with pytest.raises(tf.errors.InvalidArgumentError, match="[Dd]ivision by zero"):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=r"[Dd]ivision by zero"):
                 opened.run(fetches)
             opened.run(heal)
             np.testing.assert_array_equal(opened.run(fetches)[5], np.full(10, 7, "f"))
