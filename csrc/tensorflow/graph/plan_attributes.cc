@@ -150,11 +150,12 @@ void Describe(const Mark& mark) {
   (void)TryGetNodeAttr(mark.node->attrs(), sends ? "T" : "tensor_type", &type);
   const auto& order = mark.order.list().i();
   const std::string line = absl::StrFormat(
-      "plan: graph %016x: %s %s %s %s, %s %s, ready %d, first %d, last %d%s, operation %d",
+      "plan: graph %016x: %s %s %s %s, %s %s, ready %d, first %d, last %d%s%s",
       static_cast<uint64_t>(mark.graph), mark.task, sends ? "sends" : "receives", mark.edge,
       absl::StrCat(sends ? "to " : "from ", mark.peer), tensorflow::DataTypeString(type),
       tensorflow::PartialTensorShape::DebugString(mark.shape.shape()), order[0], order[1], order[2],
-      order[3] != 0 ? ", in a loop" : "", order[kPlanOperation]);
+      order[3] != 0 ? ", in a loop" : "",
+      order[kPlanOperation] < 0 ? "" : absl::StrCat(", operation ", order[kPlanOperation]));
   rdt_log_line(RDT_LOG_DEBUG, line.c_str());
 }
 
