@@ -23,14 +23,16 @@ TESTS_PYTHON := PYTHONPATH=$(CURDIR)/tests $(BIN)/python
 sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo test check chaos conformance docs site lint bench bench-quick bench-api bench-verbs asan tsan \
-        aarch64 fuzz soak failure-table format wheel dist clean
+.PHONY: help build demo demo-hosts test check chaos kills conformance docs site lint bench bench-quick bench-api bench-verbs \
+        asan tsan aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
+	@echo 'make demo-hosts   the same between two network namespaces, as hosts are; needs root'
 	@echo 'make test         all tests'
 	@echo 'make check        linters and the quick tests, in two minutes'
 	@echo 'make chaos        training and transfers under random faults, for CHAOS_SECONDS (300)'
+	@echo 'make kills        a task killed at a random moment of a step, KILLS times (1000)'
 	@echo "make conformance  TensorFlow's own tests over both: SOURCE=/its/sources; docs/conformance.md"
 	@echo 'make lint         formatters, linters, type checker'
 	@echo 'make bench        all of it and the rivals, a quarter of an hour; BENCH_FLAGS=--quick'
@@ -86,6 +88,10 @@ $(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.
 demo: build
 	@$(BIN)/python -m rdmatensor.demo $(DEMO_FLAGS)
 
+# The same between two network namespaces; needs root.
+demo-hosts: build $(VENV)/.packages
+	@$(TESTS_PYTHON) -m demo.hosts $(DEMO_FLAGS)
+
 # What every target needs that runs tests.
 tests := build $(VENV)/.packages $(VENV)/.programs
 
@@ -99,6 +105,10 @@ check: lint build
 chaos: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m faults.chaos \
 	  --seconds $(or $(CHAOS_SECONDS),300) $(CHAOS_FLAGS)
+
+# Kills a task at a random moment of a step, KILLS times (1000).
+kills: build $(VENV)/.packages
+	@$(TESTS_PYTHON) -m plugin.killing --times $(or $(KILLS),1000) $(KILLS_FLAGS)
 
 # FILES='path.py shards=4 ...', KERAS=, VARIANTS='default bounce ...', CONFORMANCE_FLAGS=: docs/conformance.md
 ifneq ($(filter conformance,$(MAKECMDGOALS)),)

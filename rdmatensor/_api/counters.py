@@ -177,6 +177,19 @@ class Peer(TypedDict):
     """For "receive": tensors that arrived after a consumer had asked for them."""
     wait_us: int
     """The sum of these waits. Simultaneous waits count separately."""
+    control: Literal["channel", "grpc"] | None
+    """How this process starts and ends steps at the task. None: it does not."""
+
+
+class ControlUse(TypedDict):
+    """How this process starts and ends the steps of one task (RDMATENSOR_CONTROL)."""
+
+    way: Literal["channel", "grpc"]
+    why: str
+    """The transport of the channel, or why there is none."""
+    channel_calls: int
+    """Calls since the process began or since `reset_stats`."""
+    grpc_calls: int
 
 
 class SlowEdge(TypedDict):
@@ -237,6 +250,8 @@ class Stats(TypedDict):
     "memory not registered", ..."""
     failbacks: int
     """The sum of `Peer.failbacks`."""
+    control: dict[str, ControlUse]
+    """By task, for the tasks at which this process starts and ends steps, as the master of a session does."""
     peers: list[Peer]
     slow_edges: list[SlowEdge]
     """The 20 edges with the longest waits, the longest first."""

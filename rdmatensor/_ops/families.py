@@ -36,6 +36,7 @@ def families() -> Iterator[Metric]:
     yield from _plan(stats["plan"])
     yield from _arena(stats["arena"])
     yield from _peers(stats["peers"])
+    yield from _control(stats["control"])
     yield from _edges(stats["slow_edges"])
     yield from _fallbacks(stats)
     yield from _collectives(stats["collectives"])
@@ -125,6 +126,15 @@ def _peers(peers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
                    ["peer"], [([peer["task"]], peer["waits"]) for peer in sources])  # fmt: skip
     yield _counter("peer_wait_seconds", "Time that they were waited for, added up.", ["peer"],
                    [([peer["task"]], peer["wait_us"] * _MICROSECOND) for peer in sources])  # fmt: skip
+
+
+def _control(control: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    yield _gauge("control_info", "How this process starts and ends steps at a task, and why so.",
+                 ["peer", "way", "why"],
+                 [([task, use["way"], use["why"]], 1.0) for task, use in control.items()])  # fmt: skip
+    ways = ("channel", "grpc")
+    rows = [([task, way], use[f"{way}_calls"]) for task, use in control.items() for way in ways]
+    yield _counter("control_calls", "Calls that start and end steps.", ["peer", "way"], rows)
 
 
 def _edges(edges: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rdmatensor launch`: the tasks of a TensorFlow cluster as processes of this machine. See docs/launch.md."""
+"""`rdmatensor launch`: the tasks of a TensorFlow cluster as processes, here or on several hosts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import contextlib
 import importlib.util
 import os
 import queue
+import secrets
 import signal
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from rich.console import Console
 from rich.text import Text
 
-from . import tf_config
+from . import remote, tf_config
+from .place import addresses_of
 from .processes import Crew, Process, ending, reserved_addresses
+from .remote import Connection, Host
 from .tf_config import Task
 
 EXIT_SIGNAL = 128
@@ -44,6 +49,12 @@ class Request:
     protocol: str
     metrics_port: int = 0
     """The port of the first task; the other tasks use the following ports. 0 serves no metrics."""
+    hosts: Sequence[Host] = ()
+    """The host of each task, in the order of `tasks`; none: all tasks are here."""
+    port: int = 2222
+    """The port of the first task of each host."""
+    ssh: str = remote.SSH
+    python: str = sys.executable
 
     @property
     def tasks(self) -> list[Task]:
@@ -60,8 +71,10 @@ class Request:
         return task.job == "ps" or (task.job == "worker" and self.chief and self.ps > 0)
 
 
-# A task and its exit status; or no task, and a signal to this program.
-_Ends = queue.SimpleQueue[tuple[Task | None, int]]
+# A task, its exit status and what is wrong with its host; or no task, and a signal to this program.
+_Ends = queue.SimpleQueue[tuple[Task | None, int, str]]
+# Who has one of these set wants no secret for this run.
+_SECRETS = {"RDMATENSOR_SECRET_FILE", "RDMATENSOR_INSECURE"}
 
 
 class _Output:
@@ -78,17 +91,58 @@ class _Output:
             self._console.print(Text(f"[{task.name}]", style=colour), end=" ")
         return written.get().encode()
 
-    def carry(self, pipe: BinaryIO, prefix: bytes) -> None:
-        """Copy lines until the pipe ends. If nothing reads our output any more, they are discarded."""
+    def carry(
+        self, pipe: BinaryIO, prefix: bytes, read: Callable[[bytes], bytes] | None = None
+    ) -> None:
+        """Copy lines until the pipe ends. If nothing reads our output any more, they are discarded.
+
+        `read` gets each line, and returns what of it to pass on.
+        """
         while line := pipe.readline(_LONGEST_LINE):
+            if read and not (line := read(line)):
+                continue
             data = memoryview(prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
             with self._lock, contextlib.suppress(OSError):
                 while data:
                     data = data[os.write(self._descriptor, data) :]
 
 
-def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task, Process]:
+@dataclass
+class _Started:
+    """A running task. `connection` is None for a task of this machine."""
+
+    process: Process
+    connection: Connection | None
+    readers: list[threading.Thread] = field(default_factory=list)
+
+    def follow(self, outputs: Sequence[_Output], task: Task, colour: str) -> None:
+        """Start threads that pass on the output."""
+        reads = (None, self.connection.read if self.connection else None)
+        pipes = (self.process.stdout, self.process.stderr)
+        for output, pipe, read in zip(outputs, pipes, reads, strict=True):
+            arguments = (pipe, output.prefix(task, colour), read)
+            self.readers.append(threading.Thread(target=output.carry, args=arguments, daemon=True))
+            self.readers[-1].start()
+
+    def join(self) -> None:
+        """Wait for the end of the output, which processes that the task left behind may delay."""
+        deadline = time.monotonic() + _OUTPUT_S
+        for reader in self.readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+
+    def wait(self, crew: Crew) -> tuple[int, str]:
+        """Wait for the end: the exit status, and "" or what is wrong with the host."""
+        status = crew.wait(self.process)
+        if self.connection is None:
+            return status, ""
+        self.join()
+        return self.connection.outcome(status)
+
+
+def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task, _Started]:
     cluster = tf_config.cluster_of(request.tasks, addresses)
+    secret = "" if os.environ.keys() & _SECRETS else secrets.token_hex(32)
+    outputs = [_Output(1), _Output(2)]
     started = {}
     program = [str(request.script), *request.arguments]
     for number, task in enumerate(request.tasks):
@@ -96,27 +150,32 @@ def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task,
         variables = {tf_config.NAME: config, "PYTHONUNBUFFERED": "1"}
         if request.metrics_port:
             variables["RDMATENSOR_METRICS_PORT"] = str(request.metrics_port + number)
-        process = crew.start(
-            ["-c", _SERVED, *program] if request.metrics_port else program, variables
-        )
-        assert process.stdin is not None
-        process.stdin.close()
-        started[task] = process
+        arguments = ["-c", _SERVED, *program] if request.metrics_port else program
+        if request.hosts:
+            host = request.hosts[number]
+            # In the source folder, Python would import the sources, which are not built.
+            agent = remote.command(request.ssh, host, request.python)
+            each = _Started(crew.run(agent, {}, folder="/"), Connection(host))
+            _send(each.process, remote.order(arguments, variables, secret))
+        else:
+            each = _Started(crew.start(arguments, variables), None)
+            _hang_up(each.process)
+        each.follow(outputs, task, _COLOURS[number % len(_COLOURS)])
+        started[task] = each
     return started
 
 
-def _follow(started: Mapping[Task, Process]) -> list[threading.Thread]:
-    """Start threads that pass on the output of the tasks."""
-    outputs = [_Output(1), _Output(2)]
-    threads = []
-    for number, (task, process) in enumerate(started.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        for output, pipe in zip(outputs, (process.stdout, process.stderr), strict=True):
-            arguments = (pipe, output.prefix(task, colour))
-            threads.append(threading.Thread(target=output.carry, args=arguments, daemon=True))
-    for thread in threads:
-        thread.start()
-    return threads
+def _send(process: Process, data: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # if it has ended, its output says why
+        process.stdin.write(data)
+        process.stdin.flush()
+
+
+def _hang_up(process: Process) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
 
 
 @contextlib.contextmanager
@@ -129,7 +188,7 @@ def _signals_as_ends(ends: _Ends) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in numbers}
     heard = {number: each for number, each in before.items() if each != signal.SIG_IGN}
     for number in heard:
-        signal.signal(number, lambda number, _: ends.put((None, number)))
+        signal.signal(number, lambda number, _: ends.put((None, number, "")))
     try:
         yield
     finally:
@@ -138,23 +197,25 @@ def _signals_as_ends(ends: _Ends) -> Iterator[None]:
 
 
 def _wait_for(
-    crew: Crew, request: Request, started: Mapping[Task, Process], ends: _Ends
+    crew: Crew, request: Request, started: Mapping[Task, _Started], ends: _Ends
 ) -> tuple[int, str]:
     """Wait until all tasks that end by themselves have ended, or one has failed.
 
     The result is the exit status and its reason.
     """
 
-    def wait(task: Task, process: Process) -> None:
-        ends.put((task, crew.wait(process)))
+    def wait(task: Task, each: _Started) -> None:
+        ends.put((task, *each.wait(crew)))
 
-    for task, process in started.items():
-        threading.Thread(target=wait, args=(task, process), daemon=True).start()
+    for task, each in started.items():
+        threading.Thread(target=wait, args=(task, each), daemon=True).start()
     running = {task for task in started if not request.serves(task)}
     while running:
-        ended, status = ends.get()
+        ended, status, lost = ends.get()
         if ended is None:
             return EXIT_SIGNAL + status, signal.Signals(status).name
+        if lost:
+            return status, f"{ended.name}: {lost}"
         if status:
             return EXIT_SIGNAL - status if status < 0 else status, f"{ended.name} {ending(status)}"
         running.discard(ended)
@@ -170,16 +231,23 @@ def run(request: Request, say: Callable[[str], None]) -> int:
     """
     ends: _Ends = queue.SimpleQueue()
     with _signals_as_ends(ends):
-        with reserved_addresses(len(request.tasks)) as addresses, Crew() as crew:
+        with _addresses(request) as addresses, Crew() as crew:
             started = _start(crew, request, addresses)
-            threads = _follow(started)
             status, why = _wait_for(crew, request, started, ends)
             if why:
                 say(f"{why}; all tasks are ended")
-        deadline = time.monotonic() + _OUTPUT_S
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if request.hosts:
+                crew.stop(_hang_up)  # the agents end the tasks, whose last output still comes
+        for each in started.values():
+            each.join()
     return status
+
+
+def _addresses(request: Request) -> contextlib.AbstractContextManager[list[str]]:
+    if not request.hosts:
+        return reserved_addresses(len(request.tasks))
+    hosts = [host.address for host in request.hosts]
+    return contextlib.nullcontext(addresses_of(hosts, request.port))
 
 
 def check(script: Path) -> str:
@@ -189,6 +257,19 @@ def check(script: Path) -> str:
     if not script.is_file() or not os.access(script, os.R_OK):
         return f"{script} is not a readable file"
     return ""
+
+
+def check_ports(request: Request) -> str:
+    """Why the tasks of one host cannot have the ports of the setting; "" if they can."""
+    fixed = os.environ.get("RDMATENSOR_BIND_PORT", "")
+    hosts = [host.name for host in request.hosts] or ["this host"] * len(request.tasks)
+    name, most = Counter(hosts).most_common(1)[0]
+    if most == 1 or not fixed.strip("0") or "-" in fixed or request.protocol == "grpc":
+        return ""
+    return (
+        f"RDMATENSOR_BIND_PORT is {fixed}, but {name} has {most} tasks, and each of them needs a port: "
+        "give a range, such as 7000-7031"
+    )
 
 
 def check_metrics(request: Request) -> str:

@@ -41,10 +41,11 @@ def config_of(hosts: Sequence[str], rank: int, ps: int, port: int, protocol: str
             f"{len(hosts)} hosts leave none for a worker: {ps + 2} are needed, or more"
         )
     tasks = [*first, *(Task("worker", i) for i in range(len(hosts) - len(first)))]
-    return text_for(cluster_of(tasks, _addresses(hosts, port)), tasks[rank], protocol)
+    return text_for(cluster_of(tasks, addresses_of(hosts, port)), tasks[rank], protocol)
 
 
-def _addresses(hosts: Sequence[str], port: int) -> list[str]:
+def addresses_of(hosts: Sequence[str], port: int) -> list[str]:
+    """ "HOST:PORT" for each host. One that is named twice has two tasks, at `port` and the port after it."""
     tasks: Counter[str] = Counter()
     found = []
     for host in hosts:

@@ -69,15 +69,28 @@ class Crew:
         arguments: Sequence[str],
         environment: Mapping[str, str],
         stderr: int = subprocess.PIPE,
+        stdout: int = subprocess.PIPE,
     ) -> Process:
         """A Python with these arguments and, on top of this program's environment, `environment`.
 
-        Its streams are pipes, but `stderr` may be a descriptor.
+        Its streams are pipes, but `stderr` and `stdout` may be descriptors.
         """
+        return self.run([sys.executable, *arguments], environment, stderr, stdout)
+
+    def run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stderr: int = subprocess.PIPE,
+        stdout: int = subprocess.PIPE,
+        folder: str | None = None,
+    ) -> Process:
+        """The same for any program, in a folder; None is the current one."""
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            command,
+            cwd=folder,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=stderr,
             env={**os.environ, **environment},
             start_new_session=True,

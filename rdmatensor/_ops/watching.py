@@ -134,6 +134,7 @@ class View:
     plugin: bool = False
     paths: dict[str, dict[str, float]] = field(default_factory=dict)
     peers: list[dict[str, Any]] = field(default_factory=list)
+    control: list[dict[str, Any]] = field(default_factory=list)
     slow_edges: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
     credits: dict[str, float] = field(default_factory=dict)
@@ -173,6 +174,9 @@ def view(address: str, before: Reading, now: Reading) -> View:
                 "waiting": rate(wait_s, peer=labels["peer"]) if receives else 0.0,
             }
         )
+    for labels in now.labels("control_info"):
+        calls = rate("control_calls_total", peer=labels["peer"])
+        shown.control.append({**labels, "calls_per_s": calls})
     for edge in now.labels("edge_waits_total"):
         total_s = now.value("edge_wait_seconds_total", **edge)
         shown.slow_edges.append(

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:
+    from .._ops.launch import Request
+
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--workers", metavar="N", type=click.IntRange(1, 256), default=1,
-              show_default=True, help="Start so many workers.")  # fmt: skip
+@click.option("-n", "--workers", metavar="N", type=click.IntRange(1, 256),
+              help="Start so many workers. Default: 1, or all other tasks of the hosts.")  # fmt: skip
 @click.option("--ps", metavar="N", type=click.IntRange(0, 256), default=0, show_default=True,
               help="Start so many parameter servers.")  # fmt: skip
 @click.option("--chief/--no-chief", default=None,
@@ -21,10 +25,23 @@ import click
               show_default=True, help="The protocol in TF_CONFIG.")  # fmt: skip
 @click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535), default=0,
               help="Serve metrics of the tasks at PORT, PORT + 1, ..., for `rdmatensor top`.")  # fmt: skip
+@click.option("--hosts", metavar="HOST,...",
+              help="Start the tasks on these hosts. HOST is a name for ssh, or NAME=ADDRESS if the others "
+                   "know it by another address.")  # fmt: skip
+@click.option("--tasks-per-host", metavar="N", type=click.IntRange(1, 256), default=1, show_default=True,
+              help="Tasks on each host.")  # fmt: skip
+@click.option("--port", metavar="PORT", type=click.IntRange(1, 65535), default=2222, show_default=True,
+              help="TensorFlow's port on each host; its other tasks use the following ports.")  # fmt: skip
+@click.option(
+    "--ssh", metavar="COMMAND", help="Command that runs a program on a host, instead of ssh."
+)
+@click.option(
+    "--python", metavar="PATH", help="Python of the hosts. Default: the path of this Python."
+)
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(chief: bool | None, **options: Any) -> None:
-    """Run SCRIPT ARGUMENTS as all tasks of a TensorFlow cluster on this machine.
+    """Run SCRIPT ARGUMENTS as all tasks of a TensorFlow cluster, on this machine or on several hosts.
 
     Each task is a process that reads its role from TF_CONFIG, as on a cluster. Its output lines begin with
     "[worker 0] " and so on. If a task fails, all tasks are ended. The exit status is 0, or that of the first
@@ -33,17 +50,48 @@ def launch(chief: bool | None, **options: Any) -> None:
     Parameter servers are ended once all other tasks have ended. With a chief, so are workers, because they
     only serve it.
 
+    With --hosts, the program runs in the same folder on each host, with the same environment. The hosts get
+    tasks in turn: parameter servers, then workers, then the chief. No task outlives the launcher or its
+    connection.
+
     \b
     Examples:
       rdmatensor launch -n 4 train.py --steps 100
       rdmatensor launch -n 2 --ps 1 --protocol grpc train.py
       rdmatensor launch -n 2 --metrics-port 9100 train.py &
       rdmatensor top 9100-9101
+      rdmatensor launch --hosts node1,node2=10.0.0.2 train.py
     """
     from .._ops import launch as launcher
 
-    request = launcher.Request(chief=options["ps"] > 0 if chief is None else chief, **options)
-    why_not = launcher.check(request.script) or launcher.check_metrics(request)
+    request = _request(options["ps"] > 0 if chief is None else chief, **options)
+    why_not = (
+        launcher.check(request.script)
+        or launcher.check_metrics(request)
+        or launcher.check_ports(request)
+    )
     if why_not:
         raise click.UsageError(why_not)
     sys.exit(launcher.run(request, lambda line: click.echo(f"rdmatensor launch: {line}", err=True)))
+
+
+def _request(chief: bool, hosts: str | None, tasks_per_host: int, **options: Any) -> Request:
+    from .._ops.launch import Request
+    from .._ops.remote import parse_hosts
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if not hosts:
+        return Request(**{"workers": 1, **given}, chief=chief)
+    try:
+        places = parse_hosts(hosts) * tasks_per_host
+    except ValueError as error:
+        raise click.UsageError(f"--hosts: {error}") from None
+    left = len(places) - options["ps"] - chief
+    request = Request(**{"workers": left, **given}, chief=chief, hosts=places)
+    if left < 1 or len(request.tasks) > len(places):
+        needed = max(len(request.tasks), options["ps"] + chief + 1)
+        raise click.UsageError(
+            f"{needed} tasks are needed, but the hosts have {len(places)}: name more hosts, or raise "
+            "--tasks-per-host"
+        )
+    return replace(request, hosts=places[: len(request.tasks)])

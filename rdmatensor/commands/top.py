@@ -133,6 +133,9 @@ def _task(view: View) -> list[RenderableType]:
         parts.append(Text("  the TensorFlow plugin is not loaded there", style="yellow"))
     if view.peers:
         parts.append(_peers(view))
+    for each in view.control:
+        way = f"over {each['way']}, {each['why']}; {each['calls_per_s']:.0f} calls/s"
+        parts.append(Text(f"  steps at {short(each['peer'])} start {way}"))
     if any(counts["sent_tensors"] + counts["received_tensors"] for counts in view.paths.values()):
         parts.append(_paths(view))
     if view.slow_edges:

@@ -81,6 +81,9 @@ def build_table(outcomes: list[Outcome], options: Options) -> Table:
     table.add_section()
     for path in PATHS:
         row(f"sent {path}", *(_sent(o, path) for o in outcomes))
+    table.add_section()
+    for name in sorted({name for o in outcomes if o.paths for name in o.paths.transports}):
+        row(f"over {name}", *(size(o.paths.transports[name]) if o.paths else "-" for o in outcomes))
     return table
 
 
@@ -177,6 +180,12 @@ def as_json(options: Options, outcomes: list[Outcome], found: list[str]) -> dict
     help="The protocol to run; repeatable. Default: both, one after the other.",
 )
 @click.option(
+    "--hosts", default="", metavar="HOST,...", help="Train on these hosts, as `launch --hosts`."
+)
+@click.option(
+    "--ssh", default="", metavar="COMMAND", help="Command for the hosts, as `launch --ssh`."
+)
+@click.option(
     "--json",
     "json_file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -191,19 +200,21 @@ def main(
     steps: int,
     workers: int,
     hidden: int,
+    hosts: str,
+    ssh: str,
     protocols: tuple[str, ...],
     json_file: Path | None,
     logs: Path | None,
 ) -> None:
-    """Train a classifier of handwritten digits on this machine, over gRPC and over grpc+rdma.
+    """Train a classifier of handwritten digits on this machine or on hosts, over gRPC and over grpc+rdma.
 
     A parameter server, the workers and the chief are separate processes. One step is one training step
     on every worker at the same time, timed on the chief from the first schedule to the last update.
     Exits with 1 if a task fails, the classifier is poor, or a tensor that should be pushed went by rpc.
     """
     console = Console()
-    options = Options(steps, workers, hidden)
-    machine = Environment.here(transport="shm")
+    options = Options(steps, workers, hidden, hosts, ssh)
+    machine = Environment.here(transport="several hosts" if hosts else "shm")
     console.print(machine.summary, highlight=False)
     folder = logs or Path(tempfile.mkdtemp(prefix="rdmatensor-demo-"))
     try:

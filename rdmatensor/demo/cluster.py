@@ -11,6 +11,7 @@ from typing import Any
 
 from rdmatensor._ops.processes import reserved_addresses
 from rdmatensor.bench.turns import Distribution
+from rdmatensor.demo import member
 from rdmatensor.demo.launch import Child, Team
 from rdmatensor.demo.paths import STOCK, Paths
 
@@ -25,6 +26,9 @@ class Options:
     steps: int
     workers: int
     hidden: int
+    hosts: str = ""
+    """The hosts as `rdmatensor launch --hosts` takes them; "" is this machine."""
+    ssh: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ def run(options: Options, protocol: str, logs: Path, report: Report) -> Outcome:
 
     `report(step, loss)` is called as the training goes on. TaskFailed if any task fails or falls silent.
     """
+    if options.hosts:
+        return _run_on_hosts(options, protocol, logs, report)
     with reserved_addresses(options.workers + 2) as addresses, Team(logs) as team:
         cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
         tasks = _start_servers(team, cluster, protocol)
@@ -81,6 +87,28 @@ def run(options: Options, protocol: str, logs: Path, report: Report) -> Outcome:
         result = _follow(team, chief, report)
         counts = [result.pop("paths")]
         counts += [team.ask(task, "paths") for task in tasks]
+    return _outcome(protocol, result, counts)
+
+
+def _run_on_hosts(options: Options, protocol: str, logs: Path, report: Report) -> Outcome:
+    """The same with `rdmatensor launch`, whose output has the events of all tasks."""
+    tasks = options.workers + 2
+    per_host = -(-tasks // len(options.hosts.split(",")))
+    words = ["--hosts", options.hosts, "--tasks-per-host", str(per_host), "--protocol", protocol]
+    words += ["--ssh", options.ssh] if options.ssh else []
+    words += ["--ps", "1", "-n", str(options.workers), member.__file__]
+    asked = json.dumps({"steps": options.steps, "hidden": options.hidden})
+    with Team(logs) as team:
+        launcher = team.start(
+            "launch", ["-m", "rdmatensor", "launch", *words, asked], environment(protocol)
+        )
+        result = _follow(team, launcher, report)
+        counts = [result.pop("paths")]
+        counts += [team.wait(launcher, "paths", SILENCE_S) for _ in range(tasks - 1)]
+    return _outcome(protocol, result, counts)
+
+
+def _outcome(protocol: str, result: dict[str, Any], counts: list[dict[str, Any]]) -> Outcome:
     paths = None if protocol == STOCK else Paths.total(Paths.from_json(count) for count in counts)
     return Outcome(protocol=protocol, paths=paths, **result)
 

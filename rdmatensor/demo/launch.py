@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import re
 import sys
 import threading
 import time
@@ -59,7 +60,8 @@ class Child:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
-                self._events.put(json.loads(line))
+                # `rdmatensor launch` writes the task's name before each line.
+                self._events.put(json.loads(re.sub(rb"^\[\w+ \d+\] ", b"", line)))
             except ValueError:
                 with self.log.open("ab") as log_file:
                     log_file.write(line)

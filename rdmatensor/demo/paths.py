@@ -19,13 +19,15 @@ _UNAVOIDABLE = ("string", "variant", "resource")
 class Paths:
     """What one or several tasks sent: tensors and bytes by path, and why tensors went by rpc.
 
-    `reasons` counts tensors by reason; `peers` are lines about the peers that are served by gRPC only.
+    `reasons` counts tensors by reason; `peers` are lines about the peers that are served by gRPC only;
+    `transports` counts the bytes that left over each transport.
     """
 
     tensors: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     peers: list[str] = field(default_factory=list)
+    transports: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of_this_process(cls) -> Paths:
@@ -47,6 +49,7 @@ class Paths:
                 for peer in stats["peers"]
                 if peer["state"] in ("rpc", "refused")
             ],
+            Counter({name: each["sent_bytes"] for name, each in stats["transports"].items()}),
         )
 
     @classmethod
@@ -57,6 +60,7 @@ class Paths:
             Counter(fields["bytes"]),
             Counter(fields["reasons"]),
             list(fields["peers"]),
+            Counter(fields["transports"]),
         )
 
     @classmethod
@@ -68,6 +72,7 @@ class Paths:
             total.bytes.update(part.bytes)
             total.reasons.update(part.reasons)
             total.peers += part.peers
+            total.transports.update(part.transports)
         return total
 
     def as_json(self) -> dict[str, Any]:
@@ -77,6 +82,7 @@ class Paths:
             "bytes": dict(self.bytes),
             "reasons": dict(self.reasons),
             "peers": self.peers,
+            "transports": dict(self.transports),
         }
 
     def pushed_bytes(self) -> int:

@@ -12,19 +12,26 @@ from rdmatensor.demo.control import Line, leave
 from rdmatensor.demo.paths import require_plugin, task_paths
 
 
-def serve(line: Line, cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> None:
-    """Runs the server until the launcher closes the line, and answers the command "paths"."""
+def start(
+    cluster: dict[str, list[str]], job: str, index: int, protocol: str
+) -> tf.distribute.Server:
+    """Starts the server of a task."""
     config = tf.compat.v1.ConfigProto()
     # Each worker may hold one thread of the parameter server's pool in a blocking operation; on a
     # machine with few cores the default pool would leave none for the others.
     config.inter_op_parallelism_threads = max(4, len(cluster["worker"]) + 2)
-    server = tf.distribute.Server(
+    return tf.distribute.Server(
         tf.train.ClusterSpec(cluster),
         job_name=job,
         task_index=index,
         protocol=protocol,
         config=config,
     )
+
+
+def serve(line: Line, cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> None:
+    """Runs the server until the launcher closes the line, and answers the command "paths"."""
+    server = start(cluster, job, index, protocol)
     line.emit("ready", target=server.target)
     line.serve({"paths": lambda: task_paths(protocol).as_json()})
 

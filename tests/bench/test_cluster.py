@@ -3,20 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import getpass
-import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rdmatensor.bench import cluster, record
+from support import sshd
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -105,59 +100,16 @@ def test_who_does_not_answer_can_clean_up(tmp_path: Path, monkeypatch: pytest.Mo
     assert ended.exists()
 
 
-@pytest.fixture
-def sshd(tmp_path: Path) -> Iterator[list[str]]:
-    """Options of ssh for a server of this test, which takes a key of this test."""
-    program = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
-    if not program or not shutil.which("ssh"):
-        pytest.skip("no OpenSSH server: apt install openssh-server")
-    tmp_path.chmod(0o700)
-    for name in ("host", "user"):
-        key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
-        subprocess.run(key, check=True, timeout=30)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = {
-        "HostKey": tmp_path / "host",
-        "AuthorizedKeysFile": tmp_path / "user.pub",
-        "ListenAddress": f"127.0.0.1:{port}",
-        "PidFile": "none",
-        "UsePAM": "no",
-        "StrictModes": "no",
-    }
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # OpenSSH insists on it
-    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    with subprocess.Popen([program, "-D", "-f", "/dev/null", *words]) as server:
-        try:
-            _await_port(port)
-            user = {"IdentityFile": tmp_path / "user", "UserKnownHostsFile": tmp_path / "known"}
-            quiet = {"StrictHostKeyChecking": "no", "LogLevel": "ERROR", "IdentitiesOnly": "yes"}
-            more = {**user, **quiet, "Port": port, "User": getpass.getuser()}
-            yield [f"-o{name}={value}" for name, value in more.items()]
-        finally:
-            server.kill()
-
-
-def _await_port(port: int) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.05)
-    raise AssertionError("the test's sshd does not listen")
-
-
-def test_a_cluster_over_ssh(sshd: list[str], tmp_path: Path) -> None:
+def test_a_cluster_over_ssh(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1\n127.0.0.1\n")
     record_file = tmp_path / "run.json"
-    options = [word for option in sshd for word in ("--launcher-option", option)]
-    done = command(
-        *("cluster", "--hosts", str(hosts), *options, "--set", "TRANSPORTS=shm"),
-        *("--quick", "--json", str(record_file)),
-    )
+    with sshd.server(tmp_path) as given:
+        options = [word for option in given for word in ("--launcher-option", option)]
+        done = command(
+            *("cluster", "--hosts", str(hosts), *options, "--set", "TRANSPORTS=shm"),
+            *("--quick", "--json", str(record_file)),
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     run = record.Run.read(record_file)
     assert run.find("micro, Python", "write latency", 8, "rdmatensor") is not None

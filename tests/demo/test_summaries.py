@@ -15,7 +15,12 @@ def _stats(**counts: int) -> dict[str, Any]:
         path: {"sent_tensors": counts.get(path, 0), "sent_bytes": 100 * counts.get(path, 0)}
         for path in PATHS
     }
-    return {"paths": paths, "rpc_reasons": {}, "peers": []}
+    return {
+        "paths": paths,
+        "rpc_reasons": {},
+        "peers": [],
+        "transports": {"tcp": {"sent_bytes": 7}},
+    }
 
 
 def test_paths_survive_json_and_add_up() -> None:

@@ -34,7 +34,7 @@ foreach(source ${fuzz_sources})
 endforeach()
 if(NOT plugin_reason)
   # Of TensorFlow these need headers only, and no library.
-  add_fuzzer(tests/fuzz/fuzz_message.cc csrc/tensorflow/wire/message.cc)
+  add_fuzzer(tests/fuzz/fuzz_message.cc csrc/tensorflow/wire/call_message.cc csrc/tensorflow/wire/message.cc)
   add_fuzzer(tests/fuzz/fuzz_plan_message.cc csrc/tensorflow/wire/plan_message.cc)
   target_link_libraries(fuzz_message PRIVATE tensorflow_headers)
   target_link_libraries(fuzz_plan_message PRIVATE tensorflow_headers)

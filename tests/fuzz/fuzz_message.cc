@@ -5,11 +5,14 @@
 #include <string>
 
 #include "fuzz.h"
+#include "wire/call_message.h"
 #include "wire/copied_message.h"
 
 namespace {
 
 using rdmatensor::AddressAnswer;
+using rdmatensor::AnswerMessage;
+using rdmatensor::CallMessage;
 using rdmatensor::Encode;
 using rdmatensor::EncodedSize;
 using rdmatensor::Parse;
@@ -86,6 +89,25 @@ void CheckAnswer(const uint8_t *data, size_t size) {
   FUZZ_EXPECT(Encode(answer) == std::string(reinterpret_cast<const char *>(data), size));
 }
 
+// Calls are copied before they are parsed. Some inputs are taken in two pieces.
+template <typename Message>
+void CheckCall(const uint8_t *data, size_t size) {
+  Shared whole(data, size);
+  Message message;
+  if (Parse(whole.data, whole.size, &message)) {
+    FUZZ_EXPECT(Encoded(message) == std::string(whole.data, whole.size));
+  }
+  std::string sent(rdmatensor::kPieceHeaderSize, '\0');
+  sent.append(whole.data, whole.size);
+  rdmatensor::EncodeHeader(&sent[0], whole.size);
+  const size_t first = rdmatensor::kPieceHeaderSize + whole.size / 2;
+  rdmatensor::Assembly assembly;
+  FUZZ_EXPECT(assembly.Begin(1, sent.data(), first));
+  FUZZ_EXPECT(assembly.IsWhole() || assembly.Add(1, &sent[first], sent.size() - first));
+  FUZZ_EXPECT(assembly.IsWhole() && assembly.Take() == std::string(whole.data, whole.size));
+  (void)assembly.Begin(2, whole.data, whole.size);
+}
+
 size_t Put(uint8_t kind, const std::string &message, uint8_t *seed, size_t capacity) {
   fuzz_output out = {seed, 0, capacity};
   fuzz_put_number(&out, kind, 1);
@@ -115,7 +137,7 @@ TensorMessage SomeTensor(bool in_line, uint8_t flags = 0) {
 // The first byte says which message it is to be.
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size == 0) return 0;
-  switch (data[0] % 5) {
+  switch (data[0] % 7) {
     case 0:
       Check<TensorMessage>(data + 1, size - 1);
       break;
@@ -128,6 +150,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     case 4:
       CheckOwning<SourceMessage>(data + 1, size - 1);
       break;
+    case 5:
+      CheckCall<CallMessage>(data + 1, size - 1);
+      break;
+    case 6:
+      CheckCall<AnswerMessage>(data + 1, size - 1);
+      break;
     default:
       CheckAnswer(data + 1, size - 1);
   }
@@ -138,7 +166,21 @@ size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
   StepMessage step;
   ReadyMessage ready;
   AddressAnswer answer;
+  CallMessage call;
+  AnswerMessage answered;
   switch (number) {
+    case 7:
+      call.method = 1;
+      call.tensors = {SomeTensor(true), SomeTensor(false)};
+      call.bytes = "a request";
+      return Put(5, Encoded(call), seed, capacity);
+    case 8:
+      answered.code = 14;
+      answered.text = "gone";
+      answered.payloads = {{"name", "value"}};
+      answered.tensors = {SomeTensor(true)};
+      answered.bytes = "an answer";
+      return Put(6, Encoded(answered), seed, capacity);
     case 0:
     case 1:
       return Put(0, Encoded(SomeTensor(number == 0)), seed, capacity);

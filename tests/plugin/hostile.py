@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import rdmatensor
 from support.clusters import Cluster
 from support.graphs import TASK0, TASK1, Session, cross, session, v1
 
@@ -20,7 +21,8 @@ from support.graphs import TASK0, TASK1, Session, cross, session, v1
 TENSOR, REFERRAL, READY, RELEASE, ABORT, OFFER, ACCEPT, PLANNED, WITHDRAW, WITHDRAWN = range(1, 11)
 ASKED, ANSWERED, LOST = 11, 12, 13
 WILL_ASK, ASK, CONTESTED, SOURCE = range(14, 18)
-VERSION = 6
+CALLER, CALL, ANSWER, MORE, CANCEL = range(18, 23)
+VERSION = 7
 SELF = b"/job:hostile/replica:0/task:0"
 Messages = list[tuple[int, bytes]]
 
@@ -35,6 +37,19 @@ def source(sender: bytes = SELF, version: int = VERSION) -> tuple[int, bytes]:
     names = (b"", b"/job:worker/replica:0/task:0", sender)
     named = b"".join(struct.pack("=I", len(name)) + name for name in names)
     return SOURCE, named + struct.pack("=IIIIIQ", version, 0, 0, 1, 0, 1)
+
+
+def caller(task: bytes = SELF, version: int = VERSION) -> tuple[int, bytes]:
+    """A caller introduces itself so."""
+    return CALLER, ready(task, version)[1]
+
+
+def call(
+    number: int, content: bytes, total: int | None = None, kind: int = CALL
+) -> tuple[int, bytes]:
+    """The first piece of a call, or of an answer."""
+    length = len(content) if total is None else total
+    return kind | number << 8, struct.pack("=QI", length, rdmatensor.crc32c(content)) + content
 
 
 def device_address(pid: int) -> str:

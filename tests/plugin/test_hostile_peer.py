@@ -12,10 +12,14 @@ import pytest
 import rdmatensor
 from plugin.hostile import (
     ABORT,
+    ANSWER,
     ANSWERED,
     ASKED,
+    CALL,
+    CANCEL,
     CONTESTED,
     LOST,
+    MORE,
     READY,
     REFERRAL,
     RELEASE,
@@ -24,6 +28,8 @@ from plugin.hostile import (
     TENSOR,
     WILL_ASK,
     Messages,
+    call,
+    caller,
     device_address,
     expect_a_correct_step,
     ready,
@@ -44,6 +50,15 @@ def _tensor(flags: int, size: int, rest: bytes = b"", key_size: int = len(KEY)) 
 def _garbage(seed: int) -> Messages:
     numbers = random.Random(seed)
     return [(numbers.getrandbits(64), numbers.randbytes(numbers.randrange(3000)))] * 3
+
+
+# A call of the first method, without tensors and message.
+EMPTY = struct.pack("=BI", 1, 0)
+
+
+def _with(tensor: bytes) -> bytes:
+    """The same with one tensor."""
+    return struct.pack("=BIQ", 1, 1, len(tensor)) + tensor
 
 
 CASES: dict[str, Messages] = {
@@ -77,6 +92,33 @@ CASES: dict[str, Messages] = {
     "answered_before_ready": [(ANSWERED, struct.pack("=qiB", 1, 0, 0) + KEY)],
     "answered_without_a_step": [ready(), (ANSWERED, b"")],
     "lost_from_no_source": [(LOST, struct.pack("=qiB", 1, 0, 0) + KEY)],
+    "caller_of_another_version": [caller(version=1)],
+    "caller_of_no_task": [caller(b"")],
+    "caller_twice": [caller(), caller()],
+    "caller_that_receives": [ready(), caller()],
+    "caller_that_sends": [source(), caller()],
+    "call_before_caller": [call(1, EMPTY)],
+    "call_without_length": [caller(), (CALL | 1 << 8, b"123")],
+    "call_of_nothing": [caller(), call(1, b"")],
+    "call_of_no_method": [caller(), call(1, b"\xff" + EMPTY[1:])],
+    "call_of_too_much": [caller(), call(1, b"", 1 << 31)],
+    "call_longer_than_said": [caller(), call(1, EMPTY, 2)],
+    "call_with_a_tensor_too_many": [caller(), call(1, struct.pack("=BI", 1, 1000))],
+    "call_with_half_a_tensor": [caller(), call(1, struct.pack("=BIQ", 1, 1, 1 << 60))],
+    "call_with_a_dead_tensor": [
+        caller(),
+        call(1, _with(struct.pack("=qiBBIQ", 0, 1, 3, 0, 0, 0))),
+    ],
+    "call_with_a_wrong_checksum": [caller(), (CALL | 1 << 8, call(1, EMPTY)[1][:-1] + b"x")],
+    "call_twice": [caller(), call(1, EMPTY), call(1, EMPTY)],
+    "call_inside_a_call": [caller(), call(1, EMPTY, 100), call(2, EMPTY)],
+    "call_answered_by_the_caller": [caller(), call(1, EMPTY, kind=ANSWER)],
+    "more_of_nothing": [caller(), (MORE | 1 << 8, b"x")],
+    "more_of_another": [caller(), call(1, EMPTY, 100), (MORE | 2 << 8, b"x")],
+    "more_than_said": [caller(), call(1, EMPTY, 8), (MORE | 1 << 8, b"0123456789")],
+    "more_without_end": [caller(), call(1, EMPTY, 100), (MORE | 1 << 8, b"")],
+    "cancel_of_nothing": [caller(), (CANCEL | 1 << 8, b"")],
+    "cancel_with_a_reason": [caller(), call(1, EMPTY), (CANCEL | 1 << 8, b"x")],
     "flood": [(99, b"z" * 1000)] * 50,
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,11 +14,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from rdmatensor._ops.processes import reserved_addresses
+from support import sshd
+from support.network import two_hosts
 
 SECONDS = 60.0
 # Each task does what the argument says for it, for example "worker 1=fail", and leaves otherwise.
@@ -35,6 +40,10 @@ elif deed == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 elif deed == "parent":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", *sys.argv])
+elif deed == "tell":
+    secret = os.environ.get("RDMATENSOR_SECRET_FILE")
+    secret = secret and open(secret).read()
+    print(json.dumps({"folder": os.getcwd(), "word": os.environ["SAID_HERE"], "secret": secret}))
 elif deed == "bytes":
     os.write(1, b"\\xff" * 70000 + b"\\nrest")
 elif deed in ("serve", "stubborn"):
@@ -45,6 +54,7 @@ elif deed in ("serve", "stubborn"):
 """
 # What none of them may be left of.
 Mark = str
+Place = list[str]
 
 
 @pytest.fixture
@@ -80,6 +90,29 @@ def command(*arguments: str | Path) -> list[str | Path]:
     return [sys.executable, "-m", "rdmatensor", "launch", *arguments]
 
 
+@pytest.fixture(scope="module", params=["here", "ssh", "namespaces"])
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    """Options that have the tasks run here, on a host behind a real sshd, or on two hosts."""
+    several = ["--tasks-per-host", "3", "--hosts"]
+    with ExitStack() as stack:
+        if request.param == "here":
+            yield []
+        elif request.param == "ssh":
+            options = stack.enter_context(sshd.server(tmp_path_factory.mktemp("sshd")))
+            yield [
+                *several,
+                "localhost=127.0.0.1,127.0.0.1",
+                "--ssh",
+                shlex.join(["ssh", *options]),
+            ]
+        else:
+            network = stack.enter_context(two_hosts())
+            hosts = ",".join(f"{host.namespace}={host.address}" for host in network[:2])
+            yield [*several, hosts, "--ssh", "ip netns exec"]
+
+
 def launch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, errors="replace", timeout=SECONDS
@@ -105,9 +138,9 @@ def test_tasks_know_their_places(script: Path) -> None:
     assert f"[chief 0] {[str(script), *asked, '--steps', '5']}" in done.stderr.splitlines()
 
 
-def test_without_parameter_servers_all_are_waited_for(script: Path) -> None:
+def test_without_parameter_servers_all_are_waited_for(script: Path, place: Place) -> None:
     done = launch(
-        "-n", "3", "--protocol", "grpc", script, *(f"worker {i}=config" for i in range(3))
+        *place, "-n", "3", "--protocol", "grpc", script, *(f"worker {i}=config" for i in range(3))
     )
     assert done.returncode == 0, done.stderr
     configs = [line for line in done.stdout.splitlines() if "{" in line]
@@ -123,9 +156,9 @@ def test_without_parameter_servers_all_are_waited_for(script: Path) -> None:
     ],
     ids=["parameter servers", "and workers of a chief"],
 )
-def test_servers_end_with_those_they_serve(script: Path, tasks: list[str]) -> None:
+def test_servers_end_with_those_they_serve(script: Path, place: Place, tasks: list[str]) -> None:
     options = [word for word in tasks if "=" not in word]
-    done = launch(*options, script, *tasks[len(options) :])
+    done = launch(*place, *options, script, *tasks[len(options) :])
     assert done.returncode == 0, done.stderr
 
 
@@ -133,22 +166,36 @@ def test_servers_end_with_those_they_serve(script: Path, tasks: list[str]) -> No
     ("deed", "status", "words"),
     [("fail", 3, "exited with status 3"), ("die", 128 + 9, "was ended by SIGKILL")],
 )
-def test_the_first_failure_ends_all(script: Path, deed: str, status: int, words: str) -> None:
+def test_the_first_failure_ends_all(
+    script: Path, place: Place, deed: str, status: int, words: str
+) -> None:
     others = ["worker 0=serve", "worker 2=parent"]
     done = launch(
-        "-n", "3", "--ps", "1", script, "ps 0=serve", "chief 0=serve", *others, f"worker 1={deed}"
+        *place,
+        "-n",
+        "3",
+        "--ps",
+        "1",
+        script,
+        "ps 0=serve",
+        "chief 0=serve",
+        *others,
+        f"worker 1={deed}",
     )
     assert done.returncode == status, done.stderr
     assert f"rdmatensor launch: worker 1 {words}" in done.stderr
 
 
-def test_what_a_task_leaves_behind_is_ended(script: Path) -> None:
-    assert launch("-n", "2", script, "worker 0=parent").returncode == 0
+def test_what_a_task_leaves_behind_is_ended(script: Path, place: Place) -> None:
+    assert launch(*place, "-n", "2", script, "worker 0=parent").returncode == 0
 
 
-def test_any_output_is_passed_on(script: Path) -> None:
+def test_any_output_is_passed_on(script: Path, place: Place) -> None:
     done = subprocess.run(
-        command(script, "worker 0=bytes"), stdout=subprocess.PIPE, timeout=SECONDS, check=True
+        command(*place, "-n", "1", script, "worker 0=bytes"),
+        stdout=subprocess.PIPE,
+        timeout=SECONDS,
+        check=True,
     )
     assert done.stdout.count(b"\xff") == 70000
     lines = done.stdout.splitlines()
@@ -166,11 +213,61 @@ def test_output_that_nobody_reads_is_no_failure(script: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_hosts_get_folder_variables_and_secret(
+    script: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAID_HERE", "a word; $HOME")
+    monkeypatch.chdir(script.parent)
+    done = launch(*place, "-n", "2", script.name, "worker 0=tell", "worker 1=tell")
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines() if "{" in line]
+    assert [each["folder"] for each in told] == [str(script.parent)] * 2
+    assert [each["word"] for each in told] == ["a word; $HOME"] * 2
+    secrets = {each["secret"] for each in told}
+    assert len(secrets) == 1, "all tasks have the same"
+    assert not place or re.fullmatch("[0-9a-f]{64}", secrets.pop())
+
+
+def test_a_lost_connection_is_told_and_ends_all(started: Started, place: Place) -> None:
+    if not place:
+        pytest.skip("no connections")
+    process = started("serve")
+    os.kill(agents_of(process.pid)[-1], signal.SIGKILL)
+    assert process.wait(SECONDS) != 0
+    assert process.stderr is not None
+    assert re.search(
+        rb"worker 1: the connection to \S+ was lost; all tasks are ended", process.stderr.read()
+    )
+
+
+def agents_of(launcher: int) -> list[int]:
+    """The launcher's ends of the connections, in the order of the tasks that still run."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == launcher and "_ops.remote" in (folder / "cmdline").read_text():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def test_a_host_that_cannot_be_reached_is_named(script: Path, place: Place) -> None:
+    if not place:
+        pytest.skip("no hosts")
+    ssh = "ip netns exec" if "netns" in place[-1] else "ssh -o BatchMode=yes"
+    hosts = "nowhere.invalid,other.invalid"
+    done = launch("--hosts", hosts, "--ssh", ssh, script, "worker 0=serve", "worker 1=serve")
+    assert done.returncode == 255, done.stderr
+    assert re.search(
+        r"worker \d: (nowhere|other).invalid cannot be reached, or has no", done.stderr
+    )
+
+
 Started = Callable[[str], subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def started(script: Path) -> Iterator[Started]:
+def started(script: Path, place: Place) -> Iterator[Started]:
     """A launcher whose three tasks run, one with a child."""
     made = []
 
@@ -181,10 +278,10 @@ def started(script: Path) -> Iterator[Started]:
             [
                 "env",
                 "--default-signal=HUP,INT,TERM",
-                *command("-n", "2", "--ps", "1", "--no-chief", script, *deeds),
+                *command(*place, "-n", "2", "--ps", "1", "--no-chief", script, *deeds),
             ],
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
         made.append(process)
         assert process.stdout is not None
@@ -224,6 +321,9 @@ def test_an_ended_launcher_leaves_no_task(
         (["."], ". is not a readable file"),
         (["-n", "0", "missing.py"], "0 is not in the range"),
         (["--ps", "-1", "missing.py"], "-1 is not in the range"),
+        (["--hosts", "a,,b", __file__], "'' is not NAME or NAME=ADDRESS"),
+        (["--hosts", "a,b", "-n", "3", __file__], "3 tasks are needed, but the hosts have 2"),
+        (["--hosts", "a,b", "--ps", "1", __file__], "3 tasks are needed, but the hosts have 2"),
         (["--protocol", "rdma", "missing.py"], "'rdma' is not one of 'grpc+rdma', 'grpc'"),
         ([], "Missing argument 'SCRIPT'"),
     ],

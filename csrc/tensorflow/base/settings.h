@@ -32,6 +32,7 @@ struct Settings {
   uint64_t failback_ms = 1000;
   std::string bind_address;  // empty: as the cluster says
   Policy policy = Policy::kAuto;
+  bool calls = true;  // CONTROL: steps start and end over channels
   // ABLATION, for measurements only. `copy_sent`: tensors are copied where they are sent. `by_request`: the
   // receiver requests each tensor, and copies it once more.
   bool copy_sent = false, by_request = false;
@@ -40,7 +41,7 @@ struct Settings {
     Settings settings;
     uint64_t connect_timeout_ms = 0;
     char policy[32] = "", bind_address[256] = "", plan[32] = "", ablation[32] = "",
-         checksum[32] = "";
+         checksum[32] = "", control[32] = "";
     (void)rdt_config_get_u64("INLINE_BYTES", &settings.inline_bytes);
     (void)rdt_config_get_u64("ALIAS_BYTES", &settings.alias_bytes);
     (void)rdt_config_get_u64("ARENA_LIMIT", &settings.arena_limit);
@@ -65,6 +66,8 @@ struct Settings {
     (void)rdt_config_get("POLICY", policy, sizeof policy);
     if (std::strcmp(policy, "rdma") == 0) settings.policy = Policy::kRdma;
     if (std::strcmp(policy, "grpc") == 0) settings.policy = Policy::kGrpc;
+    (void)rdt_config_get("CONTROL", control, sizeof control);
+    settings.calls = std::strcmp(control, "grpc") != 0;
     (void)rdt_config_get("ABLATION", ablation, sizeof ablation);
     settings.by_request = std::strcmp(ablation, "rpc") == 0;
     settings.copy_sent = settings.by_request || std::strcmp(ablation, "copy") == 0;

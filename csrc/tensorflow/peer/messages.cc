@@ -53,6 +53,14 @@ bool HandleReady(PeerTable* peers, PeerChannel* channel, const char* data, size_
   return destination->Attach(channel->Shared(), message.session, std::exchange(channel->asked, {}));
 }
 
+bool HandleCaller(const NewCallee* new_callee, PeerChannel* channel, const char* data,
+                  size_t size) {
+  ReadyMessage message;
+  return new_callee != nullptr && Parse(data, size, &message) &&
+         message.version == kProtocolVersion && NamesTask(message.task) &&
+         channel->BecomeCallee((*new_callee)(channel->Shared(), message.task));
+}
+
 bool HandleContested(PeerChannel* channel, const char* data, size_t size) {
   ReadyMessage message;
   if (channel->role() != PeerChannel::Role::kReceiver || !Parse(data, size, &message)) return false;
@@ -125,8 +133,8 @@ bool HandleAnswered(PeerChannel* channel, const char* data, size_t size) {
 
 }  // namespace
 
-bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, PeerChannel* channel,
-                   uint64_t immediate, const char* data, size_t size) {
+bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, const NewCallee* new_callee,
+                   PeerChannel* channel, uint64_t immediate, const char* data, size_t size) {
   const MessageKind kind = ImmediateKind(immediate);
   const uint64_t value = ImmediateValue(immediate);
   switch (kind) {
@@ -157,6 +165,15 @@ bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, PeerChannel* chann
       return HandleContested(channel, data, size);
     case MessageKind::kSource:
       return HandleSource(peers, channel, data, size);
+    case MessageKind::kCaller:
+      return HandleCaller(new_callee, channel, data, size);
+    case MessageKind::kCall:
+    case MessageKind::kAnswer:
+    case MessageKind::kMore:
+    case MessageKind::kCancel: {
+      const std::shared_ptr<CallEnd> end = channel->call_end();
+      return end != nullptr && end->Handle(kind, value, data, size);
+    }
     // Receiver to sender.
     case MessageKind::kOffer:
     case MessageKind::kWithdraw:

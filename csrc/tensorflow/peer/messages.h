@@ -14,9 +14,10 @@
 namespace rdmatensor {
 
 // Hands a message that came over `channel` to the part that handles it. Every message is checked, because none
-// may harm this process. False if the peer broke the protocol. Progress thread.
-bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, PeerChannel* channel,
-                   uint64_t immediate, const char* data, size_t size);
+// may harm this process. `new_callee` serves callers; nullptr: nobody may call. False if the peer broke the protocol.
+// Progress thread.
+bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, const NewCallee* new_callee,
+                   PeerChannel* channel, uint64_t immediate, const char* data, size_t size);
 
 }  // namespace rdmatensor
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "peer/opened_channels.h"
 
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 
 namespace rdmatensor {
@@ -25,13 +27,25 @@ absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAns
     if (absl::Status opened = Open(answer, &channel); !opened.ok()) return opened;
     process->channel = channel;
   }
-  if (role_ == PeerChannel::Role::kSender) return channel;
+  if (role_ != PeerChannel::Role::kReceiver) return channel;
   // This happens before the first tensor is pushed, while RPC is still possible.
   if (absl::Status opened = channel->OpenAhead(answer.region_keys); !opened.ok()) {
     if (opens) channel->Close();
     return opened;
   }
   return channel;
+}
+
+void OpenedChannels::CloseAll() {
+  std::vector<std::shared_ptr<Process>> processes;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [name, process] : processes_) processes.push_back(process);
+  }
+  for (const std::shared_ptr<Process>& process : processes) {
+    std::lock_guard<std::mutex> lock(process->connecting);
+    if (const auto channel = process->channel.lock()) channel->Close();
+  }
 }
 
 absl::Status OpenedChannels::Open(const AddressAnswer& answer,

@@ -27,6 +27,8 @@ class OpenedChannels {
   // Returns the channel to the process that gave this answer, and opens one if none is up. Blocks for
   // CONNECT_TIMEOUT_MS at most, or for twice as long if another caller is connecting.
   absl::StatusOr<std::shared_ptr<PeerChannel>> To(const AddressAnswer& answer);
+  // Closes those that are up.
+  void CloseAll();
 
  private:
   struct Process {

@@ -38,10 +38,14 @@ PeerChannel* PeerChannel::FromHandle(const rdt_channel* handle) {
 
 void PeerChannel::ReleaseFromCore() {
   lender().ReleaseAll();
+  std::shared_ptr<CallEnd> end;  // it may hold the channel, and this lock guards its last reference
   {
     std::lock_guard<std::mutex> lock(peers_mutex_);
     sources_.clear();
     destinations_.clear();
+    end = std::move(call_end_);
+    call_end_ = nullptr;
+    released_ = true;
   }
   // Last: this may be the last reference.
   std::shared_ptr<PeerChannel> self = std::move(held_by_core_);
@@ -52,6 +56,28 @@ bool PeerChannel::BecomeReceiver() {
   if (!destinations_.empty()) return false;
   role_.store(Role::kReceiver, std::memory_order_release);
   return true;
+}
+
+bool PeerChannel::BecomeCallee(std::shared_ptr<CallEnd> end) {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  if (opened_here_ || role() != Role::kSender || !destinations_.empty() || requests_.expected()) {
+    return false;
+  }
+  role_.store(Role::kCallee, std::memory_order_release);
+  call_end_ = std::move(end);
+  return true;
+}
+
+std::shared_ptr<CallEnd> PeerChannel::SetCallEnd(std::shared_ptr<CallEnd> end) {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  if (call_end_ != nullptr || released_) return call_end_;
+  call_end_ = std::move(end);
+  return call_end_;
+}
+
+std::shared_ptr<CallEnd> PeerChannel::call_end() {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  return call_end_;
 }
 
 absl::Status PeerChannel::OpenAhead(const std::vector<uint64_t>& region_keys) {

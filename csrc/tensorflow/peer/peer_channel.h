@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "graph/planned_edge.h"
+#include "peer/call_end.h"
 #include "plan/accepted_offer.h"
 #include "plan/planned_tensors.h"
 #include "rdmatensor.h"
@@ -84,8 +85,8 @@ class ChannelDestination : public PushGate {
 class PeerChannel final : public Channel, private SourceEvents {
  public:
   // The end that this process is. A channel that a peer opened is for sending, unless the peer announces first
-  // that it will send.
-  enum class Role { kReceiver, kSender };
+  // that it will send or call. Channels for calls carry no tensors of steps.
+  enum class Role { kReceiver, kSender, kCaller, kCallee };
   // Takes over one reference to `handle` and becomes its context. The core's handlers keep the
   // channel alive until they call ReleaseFromCore (on_released).
   static std::shared_ptr<PeerChannel> Adopt(rdt_channel* handle, const Host* host,
@@ -102,6 +103,13 @@ class PeerChannel final : public Channel, private SourceEvents {
   // Makes this process the receiver, because the peer opened the channel to send. False if tensors travel in the
   // other direction already.
   bool BecomeReceiver();
+  // Makes this process answer calls, by `end`, because the peer opened the channel to call. False if the channel is
+  // used otherwise already.
+  bool BecomeCallee(std::shared_ptr<CallEnd> end);
+  // Caller: sets what takes the answers, unless something does already; returns what takes them.
+  std::shared_ptr<CallEnd> SetCallEnd(std::shared_ptr<CallEnd> end);
+  // Either end of calls; nullptr on other channels, and once nothing can arrive any more.
+  std::shared_ptr<CallEnd> call_end();
 
   // Receiver: tensors outside the plan.
   Reception& reception() { return reception_; }
@@ -145,6 +153,8 @@ class PeerChannel final : public Channel, private SourceEvents {
   std::mutex peers_mutex_;
   std::vector<std::shared_ptr<ChannelSource>> sources_;
   std::vector<std::shared_ptr<ChannelDestination>> destinations_;
+  std::shared_ptr<CallEnd> call_end_;
+  bool released_ = false;
   Reception reception_;
   PlannedTensors plan_;
   Requests requests_;

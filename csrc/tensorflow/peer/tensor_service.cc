@@ -40,6 +40,7 @@ void TensorService::Close() {
 void TensorService::Retire() {
   WatchReceivers(nullptr);
   for (const std::shared_ptr<PeerChannel>& channel : peers_.Channels()) channel->Close();
+  to_callees_.CloseAll();
 }
 
 void TensorService::WatchReceivers(std::function<void()> lost) {
@@ -106,7 +107,8 @@ void TensorService::OnNotify(void* context, rdt_channel* handle, uint64_t immedi
   // Closing takes effect later. Messages that arrive until then are ignored.
   if (channel == nullptr || channel->refused) return;
   TensorService* const service = static_cast<TensorService*>(context);
-  if (!HandleMessage(&service->peers_, &service->mailboxes_, channel, immediate,
+  const NewCallee* const new_callee = service->new_callee_.load(std::memory_order_acquire);
+  if (!HandleMessage(&service->peers_, &service->mailboxes_, new_callee, channel, immediate,
                      static_cast<const char*>(data), size)) {
     channel->RefuseMalformed();
   }
@@ -123,6 +125,7 @@ void TensorService::OnDown(void* context, rdt_channel* handle, rdt_status /*why*
     std::lock_guard<std::mutex> lock(service->lost_mutex_);
     if (service->receiver_lost_) service->receiver_lost_();
   }
+  if (const auto end = channel->call_end()) end->OnDown(why);
   channel->plan().OnDown();
   channel->requests().Close();
 }

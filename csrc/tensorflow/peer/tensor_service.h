@@ -5,14 +5,17 @@
 #ifndef RDMATENSOR_TENSORFLOW_PEER_TENSOR_SERVICE_H_
 #define RDMATENSOR_TENSORFLOW_PEER_TENSOR_SERVICE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "base/settings.h"
+#include "peer/call_end.h"
 #include "peer/opened_channels.h"
 #include "peer/peer_table.h"
 #include "rdmatensor.h"
@@ -44,6 +47,12 @@ class TensorService {
   MailboxTable& mailboxes() { return mailboxes_; }
   // Channels to receivers that need not reach this server.
   OpenedChannels& to_receivers() { return to_receivers_; }
+  // Channels to the processes that this server calls.
+  OpenedChannels& to_callees() { return to_callees_; }
+  // Answers calls by what `new_callee` makes, from now on. To be called once.
+  void ServeCalls(NewCallee new_callee) {
+    new_callee_.store(new NewCallee(std::move(new_callee)), std::memory_order_release);
+  }
   // Calls `lost` on the progress thread when one of these channels ends. It must not block.
   void WatchReceivers(std::function<void()> lost);
   PeerTable& peers() { return peers_; }
@@ -65,6 +74,8 @@ class TensorService {
   MailboxTable mailboxes_;
   OpenedChannels to_senders_{&host_, &mailboxes_, PeerChannel::Role::kReceiver};
   OpenedChannels to_receivers_{&host_, &mailboxes_, PeerChannel::Role::kSender};
+  OpenedChannels to_callees_{&host_, &mailboxes_, PeerChannel::Role::kCaller};
+  std::atomic<const NewCallee*> new_callee_{nullptr};
   std::mutex lost_mutex_;
   std::function<void()> receiver_lost_;
   PeerTable peers_{&host_, &mailboxes_, &to_senders_};

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The server behind protocol="grpc+rdma": TensorFlow's gRPC server with the plugin's rendezvous, collectives and
-// worker. Everything else, including all control messages, stays as it is.
+// worker, which starts and ends the steps of other tasks over channels. Everything else stays as it is.
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,6 +14,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/settings.h"
 #include "collective/collective_manager.h"
+#include "control/callee.h"
+#include "control/eager_service.h"
+#include "control/run_graph.h"
+#include "control/worker_cache.h"
 #include "peer/listen_address.h"
 #include "peer/tensor_service.h"
 #include "server/driver.h"
@@ -82,6 +87,10 @@ class RdmaServer : public tensorflow::GrpcServer {
       Drive(absl::StrCat("eager_", context_id));
       RecordDriver(service_);
     }
+    if (service_ != nullptr) {
+      const absl::Status added = eager_.CreateMasterContext(context_id, context);
+      if (!added.ok()) return added;
+    }
     return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
   }
 
@@ -126,7 +135,29 @@ class RdmaServer : public tensorflow::GrpcServer {
                                  const tensorflow::ConfigProto& config) {
       return NewRdmaWorker(env, config, service_);
     };
-    return GrpcServer::Init(options);
+    const absl::Status status = GrpcServer::Init(options);
+    // Callers have settings of their own.
+    if (status.ok() && service_ != nullptr) {
+      ServeRunGraph(worker_impl(), &calls_);
+      eager_.Serve(&calls_);
+      service_->ServeCalls([this](const std::shared_ptr<PeerChannel>& channel,
+                                  const std::string& caller) -> std::shared_ptr<CallEnd> {
+        return std::make_shared<Callee>(&service_->host(), &calls_, SchedulesOnPool(), channel,
+                                        caller);
+      });
+    }
+    return status;
+  }
+
+ protected:
+  absl::Status WorkerCacheFactory(const tensorflow::WorkerCacheFactoryOptions& options,
+                                  tensorflow::WorkerCacheInterface** workers) override {
+    const absl::Status status = GrpcServer::WorkerCacheFactory(options, workers);
+    if (status.ok() && CallsAreUsed()) {
+      *workers = NewControlWorkerCache(service_, SchedulesOnPool(), worker_impl(),
+                                       std::unique_ptr<tensorflow::WorkerCacheInterface>(*workers));
+    }
+    return status;
   }
 
  private:
@@ -192,6 +223,17 @@ class RdmaServer : public tensorflow::GrpcServer {
         OtherTasks(cluster, service_->task()), AnswerOf(service_, *worker_env()), patience);
   }
 
+  bool CallsAreUsed() const { return service_ != nullptr && service_->settings().calls; }
+
+  // What may block runs where TensorFlow runs what came by gRPC.
+  Schedule SchedulesOnPool() {
+    return [env = worker_env()](std::function<void()> run) {
+      env->compute_pool->Schedule(std::move(run));
+    };
+  }
+
+  EagerService eager_{worker_env()};
+  CallTable calls_;
   std::mutex driven_mutex_;
   std::atomic<bool> reaching_{false};
   std::string driven_;  // the session by which it drives its cluster; empty: it does not

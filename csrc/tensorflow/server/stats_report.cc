@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,7 @@
 #include "plan/plan_book.h"
 #include "plan/plan_json.h"
 #include "stats/checksum.h"
+#include "stats/control_stats.h"
 #include "stats/edge_waits.h"
 #include "stats/path_stats.h"
 
@@ -54,7 +56,27 @@ std::string RetryInMs(const PeerCounts& peer) {
   return absl::StrCat(std::max<int64_t>(0, left.count()));
 }
 
-std::string AsJson(const PeerCounts& peer) {
+using Controls = std::map<std::string, ControlCounts>;
+
+std::string AsJson(const Controls& controls) {
+  std::string out = "{";
+  for (const auto& [task, counts] : controls) {
+    absl::StrAppend(&out, out.size() > 1 ? "," : "", Quoted(task),
+                    ":{\"way\":", Quoted(ControlWayName(counts.way)),
+                    ",\"why\":", Quoted(counts.why),
+                    ",\"channel_calls\":", counts.calls[static_cast<int>(ControlWay::kChannel)],
+                    ",\"grpc_calls\":", counts.calls[static_cast<int>(ControlWay::kGrpc)], "}");
+  }
+  return out + "}";
+}
+
+// How this process starts and ends steps at the task; null if it does not.
+std::string ControlOf(const Controls& controls, const std::string& task) {
+  const auto found = controls.find(task);
+  return found == controls.end() ? "null" : Quoted(ControlWayName(found->second.way));
+}
+
+std::string AsJson(const PeerCounts& peer, const Controls& controls) {
   const bool receives = peer.direction == Direction::kReceive;
   const WaitSum waited = receives ? WaitsFor(peer.task) : WaitSum();
   return absl::StrCat(
@@ -63,11 +85,13 @@ std::string AsJson(const PeerCounts& peer) {
       ",\"why\":", Quoted(peer.why), ",\"tensors\":", peer.tensors.tensors,
       ",\"bytes\":", peer.tensors.bytes, ",\"rpc_bytes\":", peer.rpc_bytes,
       ",\"failbacks\":", peer.failbacks, ",\"waits\":", waited.waits,
-      ",\"wait_us\":", waited.nanoseconds / 1000, ",\"retry_in_ms\":", RetryInMs(peer), "}");
+      ",\"wait_us\":", waited.nanoseconds / 1000, ",\"retry_in_ms\":", RetryInMs(peer),
+      ",\"control\":", ControlOf(controls, peer.task), "}");
 }
 
 std::string StatsAsJson() {
   const PathCounts counts = ReadPathCounts();
+  const Controls controls = ReadControlCounts();
   std::string out = "{\"paths\":{";
   for (int i = 0; i < kPathCount; ++i) {
     absl::StrAppend(&out, i ? "," : "", Quoted(PathName(static_cast<Path>(i))), ":",
@@ -103,10 +127,11 @@ std::string StatsAsJson() {
     absl::StrAppend(&out, separator, Quoted(reason), ":", count);
     separator = ",";
   }
-  absl::StrAppend(&out, "},\"failbacks\":", counts.failbacks, ",\"peers\":[");
+  absl::StrAppend(&out, "},\"failbacks\":", counts.failbacks, ",\"control\":", AsJson(controls),
+                  ",\"peers\":[");
   separator = "";
   for (const PeerCounts& peer : counts.peers) {
-    absl::StrAppend(&out, separator, AsJson(peer));
+    absl::StrAppend(&out, separator, AsJson(peer, controls));
     separator = ",";
   }
   absl::StrAppend(&out, "]}");
@@ -139,4 +164,5 @@ void rdt_tf_stats_reset(void) {
   rdmatensor::ResetChecksums();
   rdmatensor::ResetWaits();
   rdmatensor::ResetPathCounts();
+  rdmatensor::ResetControlCounts();
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/spans.h"
 #include "memory/arena.h"
 #include "wire/borrowed_buffer.h"
@@ -234,6 +235,60 @@ void Fetcher::OnRead(void* context, rdt_status status) {
     self.Finish(*fetch);
     self.fetched_(fetch->step_id, fetch->key);
   });
+}
+
+void Fetcher::RefuseUnreadable(absl::string_view why) {
+  if (channel_->refused.exchange(true)) return;
+  if (channel_->IsUp()) {
+    rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", channel_->peer_name(), ": ", why,
+                                            ": closing its channel for calls")
+                                   .c_str());
+  }
+  channel_->Close();
+}
+
+absl::Status Fetcher::ReadNow(const RemoteBytes& from, Tensor* target) {
+  OpenRegion region = FindOpen(from.region_key);
+  if (region.handle == nullptr) {
+    if (absl::Status opened = OpenAhead(from.region_key); !opened.ok()) {
+      RefuseUnreadable(opened.message());
+      return opened;
+    }
+    region = FindOpen(from.region_key);
+  }
+  if (region.handle == nullptr || !Lies(from, region.size)) {
+    channel_->RefuseMalformed();
+    return absl::UnavailableError("rdmatensor: the peer described memory that it does not have");
+  }
+  struct Reading {
+    absl::Notification done;
+    rdt_status status = RDT_OK;
+  } reading;
+  rdt_op op{};
+  op.kind = RDT_OP_READ;
+  op.local = target->data();
+  op.size = from.size;
+  op.remote = region.handle;
+  op.remote_offset = from.offset;
+  const auto on_read = [](void* context, rdt_status status) {
+    auto* const read = static_cast<Reading*>(context);
+    read->status = status;
+    read->done.Notify();
+  };
+  rdt_status status = rdt_channel_post(channel_->handle(), &op, 1, on_read, &reading);
+  if (status == RDT_IN_PROGRESS) {
+    // Ends with the channel at the latest.
+    reading.done.WaitForNotification();
+    status = reading.status;
+  }
+  if (status != RDT_OK) {
+    const std::string why = absl::StrCat("its memory cannot be read: ", rdt_status_name(status),
+                                         ": ", rdt_status_text(status));
+    RefuseUnreadable(why);
+    return absl::UnavailableError(absl::StrCat("rdmatensor: ", why));
+  }
+  Release(from.lend_id);
+  return absl::OkStatus();
 }
 
 void Fetcher::Finish(const Fetch& fetch) {

@@ -17,6 +17,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "base/settings.h"
 #include "rdmatensor.h"
 #include "stats/checksum.h"
@@ -87,6 +88,10 @@ class Fetcher {
   // region that is not open yet.
   tensorflow::TensorBuffer* Borrow(const RemoteBytes& from);
 
+  // Reads the bytes into `target`, which has room for them, and gives the loan back. Blocks until the transport has
+  // read them, or the channel is lost. After an error the channel is closed.
+  absl::Status ReadNow(const RemoteBytes& from, tensorflow::Tensor* target);
+
   // Delivers the tensor once its bytes are here. `fetched` is called, from any thread, only if it returns
   // kUnderWay, and not if the channel ends before.
   Taken Start(std::unique_ptr<Fetch> fetch);
@@ -111,6 +116,8 @@ class Fetcher {
   // Finishes the fetch on a thread that may block.
   void AdvanceHere(std::unique_ptr<Fetch> fetch, const OpenRegion& region);
   Taken Read(std::unique_ptr<Fetch> fetch, rdt_remote_region* region);
+  // A tensor of a call cannot be read.
+  void RefuseUnreadable(absl::string_view why);
   void Finish(const Fetch& fetch);
   void Release(uint64_t lend_id);
   void Fail(rdt_status status, const std::string& why);

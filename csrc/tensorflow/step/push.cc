@@ -56,31 +56,32 @@ void PushDead(Channel* channel, int64_t step_id, absl::string_view key) {
   (void)channel->NotifyMessage(PackImmediate(MessageKind::kTensor), message);
 }
 
-const char* PushTensor(const Host& host, Channel* channel, int64_t step_id, absl::string_view key,
-                       const Tensor& tensor, Path* path) {
-  TensorMessage message = Describe(step_id, key, tensor);
-  const uint64_t immediate = PackImmediate(MessageKind::kTensor);
+const char* DescribeTensor(const Host& host, Channel* channel, int64_t step_id,
+                           absl::string_view key, const Tensor& tensor, uint64_t room, Use use,
+                           Described* described) {
+  TensorMessage& message = described->message;
+  Tensor& source = described->source;
+  message = Describe(step_id, key, tensor);
+  source = tensor;
   const bool checked = host.settings.checksum && message.bytes != 0;
   const uint8_t check = checked ? TensorMessage::kChecked : 0;
-  Tensor source = tensor;
   if (message.bytes <= host.settings.inline_bytes) {
     message.flags = TensorMessage::kInline | check;
-    if (EncodedSize(message) <= channel->max_notify()) {
+    if (EncodedSize(message) <= room) {
       if (checked && MayChangeInPlace(key)) source = FrozenCopy(tensor);
       if (!source.IsInitialized()) return kReasonNoMemory;
       message.payload = static_cast<const char*>(source.data());
       if (checked) message.checksum = ChecksumToSend(source.data(), message.bytes);
-      *path = Path::kInline;
-      CountSent(*path, message.bytes, channel->traffic());
-      (void)channel->NotifyMessage(immediate, message);
+      described->path = Path::kInline;
       return nullptr;
     }
   }
   message.flags = check;
-  if (EncodedSize(message) > channel->max_notify()) return kReasonTooLong;
+  if (EncodedSize(message) > room) return kReasonTooLong;
   const ArenaExports& exports = *host.exports;
   const bool may_change = MayChangeInPlace(key);
   const bool in_place =
+      use == Use::kWhereItLies &&
       reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
       exports.Locate(channel->handle(), tensor.data(), &message.region_key, &message.offset) &&
       !may_change && !host.settings.copy_sent;
@@ -99,9 +100,21 @@ const char* PushTensor(const Host& host, Channel* channel, int64_t step_id, absl
     message.checksum = ChecksumToSend((may_change ? source : tensor).data(), message.bytes);
   }
   if (!channel->lender().Lend(source, &message.lend_id)) return kReasonArenaFull;
-  *path = in_place ? Path::kDynamic : Path::kBounce;
+  described->path = in_place ? Path::kDynamic : Path::kBounce;
+  return nullptr;
+}
+
+const char* PushTensor(const Host& host, Channel* channel, int64_t step_id, absl::string_view key,
+                       const Tensor& tensor, Path* path) {
+  Described described;
+  const char* const reason = DescribeTensor(host, channel, step_id, key, tensor,
+                                            channel->max_notify(), Use::kWhereItLies, &described);
+  if (reason != nullptr) return reason;
+  const TensorMessage& message = described.message;
+  *path = described.path;
   CountSent(*path, message.bytes, channel->traffic());
-  if (!channel->NotifyMessage(immediate, message).ok()) channel->lender().Release(message.lend_id);
+  const absl::Status sent = channel->NotifyMessage(PackImmediate(MessageKind::kTensor), message);
+  if (!sent.ok() && *path != Path::kInline) channel->lender().Release(message.lend_id);
   return nullptr;
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "memory/arena.h"
 #include "tensorflow/core/framework/types.h"
 #include "wire/copied_message.h"
 
@@ -49,7 +50,8 @@ Tensor CopyOf(const char* data, uint64_t bytes, tensorflow::DataType dtype,
 
 Reception::Reception(const Settings* settings, MailboxTable* mailboxes, Channel* channel,
                      SourceEvents* events)
-    : channel_(channel),
+    : settings_(settings),
+      channel_(channel),
       events_(events),
       delivery_(mailboxes, settings->checksum, channel),
       fetcher_(settings, channel, &delivery_, events,
@@ -126,6 +128,40 @@ Taken Reception::Take(const TensorMessage& message, bool follows) {
   fetch->path = PathOf(message);
   fetch->checksum = ChecksumOf(message);
   return follows ? fetcher_.Start(std::move(fetch)) : Start(std::move(fetch));
+}
+
+absl::Status Reception::Get(const TensorMessage& message, bool may_borrow, Tensor* tensor) {
+  tensorflow::DataType dtype;
+  tensorflow::TensorShape shape;
+  if ((message.flags & TensorMessage::kDead) || !DescribesTensor(message, &dtype, &shape)) {
+    channel_->RefuseMalformed();
+    return absl::UnavailableError("rdmatensor: the peer described a tensor that cannot be");
+  }
+  Way way = Way::kInline;
+  if (message.flags & TensorMessage::kInline) {
+    *tensor = CopyOf(message.payload, message.bytes, dtype, shape);
+    if (!tensor->IsInitialized()) return NoMemoryFor(message.bytes);
+  } else {
+    const RemoteBytes from{message.region_key, message.offset, message.bytes, message.lend_id};
+    tensorflow::TensorBuffer* const borrowed = may_borrow ? fetcher_.Borrow(from) : nullptr;
+    if (borrowed != nullptr) {
+      tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(borrowed);
+      *tensor = Tensor(dtype, shape, std::move(buffer));
+      way = Way::kInPlace;
+    } else {
+      *tensor = Tensor(Arena::Get()->allocator(), dtype, shape);
+      if (!tensor->IsInitialized()) *tensor = Tensor(dtype, shape);
+      if (!tensor->IsInitialized()) {
+        (void)channel_->Notify(PackImmediate(MessageKind::kRelease, message.lend_id));
+        return NoMemoryFor(message.bytes);
+      }
+      if (absl::Status read = fetcher_.ReadNow(from, tensor); !read.ok()) return read;
+      way = Way::kRead;
+    }
+  }
+  if (!settings_->checksum || !(message.flags & TensorMessage::kChecked)) return absl::OkStatus();
+  const Claim claim{message.checksum, PathOf(message), way, channel_->transport()};
+  return Verify(claim, *tensor, message.step_id, [&] { return std::string(message.key); });
 }
 
 void Reception::TakeReferral(const StepMessage& message) {

@@ -37,6 +37,11 @@ class Reception {
   // Delivers the tensor once its bytes are here, and then what waited for it under its key.
   Taken Start(std::unique_ptr<Fetch> fetch);
 
+  // Makes the tensor of a message that belongs to a call and not to a step. `may_borrow`: it may lie in the sender's
+  // memory, which is read-only here. Blocks unless the bytes are inline. Afterwards nothing is lent any more, except
+  // what the tensor borrows.
+  absl::Status Get(const TensorMessage& message, bool may_borrow, tensorflow::Tensor* tensor);
+
   // Opens one of the sender's regions before messages name it. Blocks.
   absl::Status OpenAhead(uint64_t region_key) { return fetcher_.OpenAhead(region_key); }
 
@@ -48,6 +53,7 @@ class Reception {
   // The tensor under way was delivered: goes on with what waited for it.
   void Continue(int64_t step_id, const std::string& key);
 
+  const Settings* const settings_;
   Channel* const channel_;
   SourceEvents* const events_;
   KeyOrder order_;

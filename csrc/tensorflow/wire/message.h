@@ -20,7 +20,7 @@
 namespace rdmatensor {
 
 // Raised with every incompatible change: peers of different versions use TensorFlow's own RPC.
-inline constexpr uint32_t kProtocolVersion = 6;
+inline constexpr uint32_t kProtocolVersion = 7;
 
 enum class MessageKind : uint8_t {
   kTensor = 1,    // sender -> receiver: a tensor, or where to find its bytes
@@ -43,7 +43,13 @@ enum class MessageKind : uint8_t {
   kRequest = 15,      // for the tensor of this key
   kContested = 16,    // sender -> receiver: another process announced this name too; use RecvTensor
   // Sender to receiver, first on a channel that the sender opened: take my tensors from here.
-  kSource = 17
+  kSource = 17,
+  // Calls; see call_message.h. The value is the call's number, except of kCaller.
+  kCaller = 18,  // caller -> callee, first on a channel for calls: this task calls
+  kCall = 19,    // caller -> callee: the beginning of a request
+  kAnswer = 20,  // callee -> caller: the beginning of its answer
+  kMore = 21,    // in either direction: the next piece of what was begun last
+  kCancel = 22   // caller -> callee: nobody waits for the answer any more
 };
 
 // The immediate: kind in the low byte, a value of at most 56 bits above it.
@@ -101,7 +107,7 @@ size_t EncodedSize(const StepMessage& message);
 void Encode(const StepMessage& message, char* out);
 bool Parse(const char* data, size_t size, StepMessage* out);
 
-// kReady, kContested: a name of the receiver. Tasks have names in a session only: two sessions may give one
+// kReady, kContested: a name of the receiver. kCaller: the caller's own name, in no session. Tasks have names in a session only: two sessions may give one
 // process two names, or two processes one.
 struct ReadyMessage {
   uint32_t version = kProtocolVersion;

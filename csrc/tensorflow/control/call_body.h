@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a call carries in either direction: a message of TensorFlow, and tensors beside it, which travel as those
+// of steps do. Small ones are inside the call; of others the call says where they lie.
+#ifndef RDMATENSOR_TENSORFLOW_CONTROL_CALL_BODY_H_
+#define RDMATENSOR_TENSORFLOW_CONTROL_CALL_BODY_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "peer/peer_channel.h"
+#include "step/push.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/protobuf.h"
+#include "wire/call_message.h"
+#include "wire/host.h"
+#include "wire/message.h"
+
+namespace rdmatensor {
+
+// A tensor beside the message.
+struct CallTensor {
+  tensorflow::Tensor tensor;
+  std::string key;              // a rendezvous key, or any name; error texts have it
+  Use use = Use::kWhereItLies;  // kCopied: others may write to its memory later
+};
+
+struct CallBody {
+  std::string bytes;  // the message, serialized
+  std::vector<CallTensor> tensors;
+};
+
+// Whether the tensor can go beside a message; otherwise it must be inside.
+bool MayGoBeside(const tensorflow::Tensor& tensor);
+
+// False if the message is too long for protobuf.
+inline bool Pack(const tensorflow::protobuf::MessageLite& message, CallBody* body) {
+  return message.SerializeToString(&body->bytes);
+}
+absl::Status Unpack(const CallBody& body, tensorflow::protobuf::MessageLite* message);
+
+// The tensors of a body as messages describe them. Holds what the descriptions point to.
+class DescribedTensors {
+ public:
+  // Lends what is large. `tensors` must outlive this.
+  DescribedTensors(const Host& host, PeerChannel* channel, const std::vector<CallTensor>& tensors);
+  // The descriptions. They may be moved out.
+  std::vector<TensorMessage> messages;
+  // Ends the loans, because the message was not sent.
+  void TakeBack();
+
+ private:
+  PeerChannel* const channel_;
+  std::vector<tensorflow::Tensor> sources_;
+};
+
+// Takes what a message describes into memory of this process. `may_borrow`: or uses it in the sender's memory, which
+// is read-only. Blocks if anything is not inside of the message. Always ends the peer's loans that are not borrowed.
+absl::Status TakeTensors(PeerChannel* channel, const std::vector<TensorMessage>& messages,
+                         bool may_borrow, std::vector<CallTensor>* tensors);
+// True if TakeTensors does not block.
+bool AllInline(const std::vector<TensorMessage>& messages);
+// Ends the peer's loans without taking the tensors.
+void DropTensors(PeerChannel* channel, const std::vector<TensorMessage>& messages);
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_CONTROL_CALL_BODY_H_

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/eager_service.h"
+
+#include <cstring>
+#include <utility>
+
+#include "control/may_block.h"
+#include "tensorflow/core/protobuf/eager_service.pb.h"
+
+namespace rdmatensor {
+namespace {
+
+using tensorflow::eager::EagerServiceImpl;
+
+// Clients that never close their contexts are forgotten from this number on.
+constexpr size_t kMaxClients = 1u << 16;
+
+template <typename Response>
+void Answer(ArrivedCall* call, const absl::Status& status, const Response& response) {
+  CallBody answer;
+  if (status.ok() && !Pack(response, &answer)) {
+    call->Answer(absl::InternalError("the answer is longer than protobuf permits"), {});
+    return;
+  }
+  call->Answer(status, answer);
+}
+
+// False: it was malformed, and is answered.
+template <typename Request>
+bool Read(ArrivedCall* call, absl::string_view bytes, Request* request) {
+  if (request->ParseFromString(bytes)) return true;
+  call->Answer(absl::InvalidArgumentError("rdmatensor: a malformed request"), {});
+  return false;
+}
+
+}  // namespace
+
+void StreamPosition::AppendTo(std::string* bytes) const {
+  bytes->append(reinterpret_cast<const char*>(&client), sizeof client);
+  bytes->append(reinterpret_cast<const char*>(&stream), sizeof stream);
+}
+
+bool StreamPosition::TakeFrom(absl::string_view* bytes) {
+  if (bytes->size() < kSize) return false;
+  std::memcpy(&client, bytes->data(), sizeof client);
+  std::memcpy(&stream, bytes->data() + sizeof client, sizeof stream);
+  bytes->remove_prefix(kSize);
+  return true;
+}
+
+EagerServiceImpl* EagerService::impl() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // It has a thread, which most servers do not need.
+  if (impl_ == nullptr) impl_ = std::make_unique<EagerServiceImpl>(env_);
+  return impl_.get();
+}
+
+absl::Status EagerService::CreateMasterContext(uint64_t id, tensorflow::EagerContext* context) {
+  return impl()->CreateMasterContext(id, context);
+}
+
+template <typename Request, typename Response>
+CallTable::Handler EagerService::Unary(absl::Status (EagerServiceImpl::*method)(const Request*,
+                                                                                Response*)) {
+  return [this, method](const std::shared_ptr<ArrivedCall>& call) {
+    Request request;
+    Response response;
+    if (!Read(call.get(), call->request().bytes, &request)) return;
+    Answer(call.get(), (impl()->*method)(&request, &response), response);
+  };
+}
+
+void EagerService::Serve(CallTable* table) {
+  // They may wait for other calls, so they do not take threads of TensorFlow's pool. Enqueue does, as over gRPC: such
+  // requests come by the thousand.
+  auto serve = [table](Method method, const CallTable::Handler& handler) {
+    table->Serve(method, CallTable::Order::kAtOnce, [handler](std::shared_ptr<ArrivedCall> call) {
+      RunWhereItMayBlock([handler, call = std::move(call)] { handler(call); });
+    });
+  };
+  serve(Method::kCreateContext, Unary(&EagerServiceImpl::CreateContext));
+  serve(Method::kUpdateContext, Unary(&EagerServiceImpl::UpdateContext));
+  serve(Method::kWaitQueueDone, Unary(&EagerServiceImpl::WaitQueueDone));
+  serve(Method::kKeepAlive, Unary(&EagerServiceImpl::KeepAlive));
+  serve(Method::kCloseContext,
+        [this](const std::shared_ptr<ArrivedCall>& call) { CloseContext(call); });
+  serve(Method::kRunComponentFunction,
+        [this](const std::shared_ptr<ArrivedCall>& call) { RunComponentFunction(call); });
+  table->Serve(Method::kEnqueue, CallTable::Order::kAny,
+               [this](const std::shared_ptr<ArrivedCall>& call) { Enqueue(call); });
+  table->Serve(Method::kStreamingEnqueue, CallTable::Order::kAtOnce,
+               [this](const std::shared_ptr<ArrivedCall>& call) { EnqueueInStream(call); });
+}
+
+void EagerService::Enqueue(const std::shared_ptr<ArrivedCall>& call) {
+  tensorflow::eager::EnqueueRequest request;
+  tensorflow::eager::EnqueueResponse response;
+  if (!Read(call.get(), call->request().bytes, &request)) return;
+  const absl::Status status = impl()->Enqueue(call->options(), &request, &response);
+  call->options()->ClearCancelCallback();
+  Answer(call.get(), status, response);
+}
+
+void EagerService::RunComponentFunction(const std::shared_ptr<ArrivedCall>& call) {
+  struct Run {
+    std::shared_ptr<ArrivedCall> call;
+    tensorflow::eager::RunComponentFunctionRequest request;
+    tensorflow::eager::RunComponentFunctionResponse response;
+  };
+  auto run = std::make_shared<Run>();
+  run->call = call;
+  if (!Read(call.get(), call->request().bytes, &run->request)) return;
+  impl()->RunComponentFunction(
+      call->options(), &run->request, &run->response,
+      [run](const absl::Status& status) { Answer(run->call.get(), status, run->response); });
+}
+
+void EagerService::CloseContext(const std::shared_ptr<ArrivedCall>& call) {
+  tensorflow::eager::CloseContextRequest request;
+  tensorflow::eager::CloseContextResponse response;
+  if (!Read(call.get(), call->request().bytes, &request)) return;
+  const absl::Status status = impl()->CloseContext(&request, &response);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    absl::erase_if(clients_, [&request](const auto& entry) {
+      return !entry.second->busy && entry.second->context == request.context_id();
+    });
+  }
+  Answer(call.get(), status, response);
+}
+
+void EagerService::EnqueueInStream(const std::shared_ptr<ArrivedCall>& call) {
+  absl::string_view bytes = call->request().bytes;
+  StreamPosition position;
+  if (!position.TakeFrom(&bytes)) {
+    call->Answer(absl::InvalidArgumentError("rdmatensor: a malformed request"), {});
+    return;
+  }
+  std::shared_ptr<Client> client;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (clients_.size() >= kMaxClients) {
+      absl::erase_if(clients_, [](const auto& entry) { return !entry.second->busy; });
+    }
+    std::shared_ptr<Client>& known = clients_[position.client];
+    if (known == nullptr) known = std::make_shared<Client>();
+    client = known;
+    client->waiting.push_back({position.stream, call});
+    if (std::exchange(client->busy, true)) return;
+  }
+  RunWhereItMayBlock([this, client = std::move(client)] { Drain(client); });
+}
+
+void EagerService::Drain(const std::shared_ptr<Client>& client) {
+  for (;;) {
+    InStream request;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      client->busy = !client->waiting.empty();
+      if (!client->busy) return;
+      request = std::move(client->waiting.front());
+      client->waiting.pop_front();
+    }
+    tensorflow::eager::EnqueueResponse response;
+    const absl::Status status = Execute(client.get(), request, &response);
+    // A former stream has ended already.
+    if (request.stream == client->stream) client->ended = status;
+    Answer(request.call.get(), status, response);
+  }
+}
+
+absl::Status EagerService::Execute(Client* client, const InStream& in_stream,
+                                   tensorflow::eager::EnqueueResponse* response) {
+  if (in_stream.call->cancelled()) return absl::CancelledError("CANCELLED");
+  if (in_stream.stream < client->stream) return absl::CancelledError("its stream has ended");
+  if (in_stream.stream > client->stream) {
+    client->stream = in_stream.stream;
+    client->id = next_id_++;
+    client->ended = absl::OkStatus();
+  }
+  if (!client->ended.ok()) return client->ended;
+  absl::string_view bytes = in_stream.call->request().bytes;
+  bytes.remove_prefix(StreamPosition::kSize);
+  tensorflow::eager::EnqueueRequest request;
+  if (!request.ParseFromString(bytes)) {
+    return absl::InvalidArgumentError("rdmatensor: a malformed request");
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    client->context = request.context_id();
+  }
+  return impl()->Enqueue(nullptr, &request, response, client->id);
+}
+
+}  // namespace rdmatensor

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Serves eager contexts to clients that call over channels. TensorFlow's server has a service of its own for
+// clients that use gRPC. A context that a client created over a channel is known here only.
+#ifndef RDMATENSOR_TENSORFLOW_CONTROL_EAGER_SERVICE_H_
+#define RDMATENSOR_TENSORFLOW_CONTROL_EAGER_SERVICE_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "control/callee.h"
+#include "tensorflow/core/common_runtime/eager/context.h"
+#include "tensorflow/core/distributed_runtime/eager/eager_service_impl.h"
+#include "tensorflow/core/distributed_runtime/worker_env.h"
+
+namespace rdmatensor {
+
+// Stands before a request that must be executed after those that were sent before it in the same stream. After an
+// error the stream ends: what was sent in it fails, too, and is not executed. The client then begins the next one.
+struct StreamPosition {
+  uint64_t client = 0;  // a random number for each client and context
+  uint64_t stream = 0;  // grows by one with each stream of the client
+
+  static constexpr size_t kSize = 16;
+  void AppendTo(std::string* bytes) const;
+  // Removes it from the beginning of `bytes`. False if they are too short.
+  bool TakeFrom(absl::string_view* bytes);
+};
+
+// Thread-safe. Lives as long as its server.
+class EagerService {
+ public:
+  // `env` is that of TensorFlow's server, and complete before the first call.
+  explicit EagerService(tensorflow::WorkerEnv* env) : env_(env) {}
+
+  // Executes calls of EagerService's methods.
+  void Serve(CallTable* table);
+  // Lets remote tasks use the context of this process.
+  absl::Status CreateMasterContext(uint64_t id, tensorflow::EagerContext* context);
+
+ private:
+  struct InStream {
+    uint64_t stream;
+    std::shared_ptr<ArrivedCall> call;
+  };
+  struct Client {
+    std::deque<InStream> waiting;
+    bool busy = false;
+    uint64_t context = 0;  // of its last request
+    // Used by the one thread that makes it busy.
+    uint64_t stream = 0;
+    uint64_t id = 0;  // of the stream, for TensorFlow
+    absl::Status ended;
+  };
+
+  tensorflow::eager::EagerServiceImpl* impl();
+  template <typename Request, typename Response>
+  CallTable::Handler Unary(
+      absl::Status (tensorflow::eager::EagerServiceImpl::*method)(const Request*, Response*));
+  void Enqueue(const std::shared_ptr<ArrivedCall>& call);
+  void RunComponentFunction(const std::shared_ptr<ArrivedCall>& call);
+  void CloseContext(const std::shared_ptr<ArrivedCall>& call);
+  // Progress thread.
+  void EnqueueInStream(const std::shared_ptr<ArrivedCall>& call);
+  void Drain(const std::shared_ptr<Client>& client);
+  absl::Status Execute(Client* client, const InStream& request,
+                       tensorflow::eager::EnqueueResponse* response);
+
+  tensorflow::WorkerEnv* const env_;
+  std::mutex mutex_;
+  std::unique_ptr<tensorflow::eager::EagerServiceImpl> impl_;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Client>> clients_;
+  // TensorFlow's own service numbers streams by addresses, which are smaller.
+  std::atomic<uint64_t> next_id_{uint64_t{1} << 63};
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_CONTROL_EAGER_SERVICE_H_

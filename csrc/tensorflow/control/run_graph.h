@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RunGraph and CleanupGraph, which start and end a step at a task, as calls. Fed and fetched tensors go beside the
+// messages where that is possible.
+#ifndef RDMATENSOR_TENSORFLOW_CONTROL_RUN_GRAPH_H_
+#define RDMATENSOR_TENSORFLOW_CONTROL_RUN_GRAPH_H_
+
+#include "absl/status/status.h"
+#include "control/call_body.h"
+#include "control/callee.h"
+#include "tensorflow/core/distributed_runtime/message_wrappers.h"
+#include "tensorflow/core/distributed_runtime/worker_interface.h"
+
+namespace rdmatensor {
+
+// The caller's half. An error means that the request cannot be a call.
+absl::Status PackRunGraph(const tensorflow::RunGraphRequestWrapper& request, CallBody* body);
+absl::Status UnpackRunGraph(const CallBody& body,
+                            tensorflow::MutableRunGraphResponseWrapper* response);
+
+// The callee's half: lets `worker`, which lives as long as the process, execute the calls.
+void ServeRunGraph(tensorflow::WorkerInterface* worker, CallTable* table);
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_CONTROL_RUN_GRAPH_H_

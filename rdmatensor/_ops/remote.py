@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks on other hosts: the launcher's end of the connection, and the agent, this file as a program.
+
+The launcher starts the agent with ssh, or another command of that kind, and sends it one line of JSON:
+program, folder, variables, secret. The agent runs the program, and ends it when its own standard input ends,
+which happens however the launcher or the connection dies. Two lines on its standard error say that it has
+begun, and how the program ended. So a program's failure can be told from that of the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .processes import Crew
+
+# A host that is gone, or a connection that is cut, ends ssh within half a minute.
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=10 -o ServerAliveCountMax=3"
+_MARK = b"\x01rdmatensor-agent "
+_BEGUN = "begun"
+# These describe the launcher's machine and login. All other variables are carried.
+_LOCAL = {
+    "HOME",
+    "HOSTNAME",
+    "LOGNAME",
+    "MAIL",
+    "OLDPWD",
+    "PWD",
+    "SHELL",
+    "SHLVL",
+    "TMPDIR",
+    "USER",
+    "_",
+}
+_LOCAL_PREFIXES = ("DBUS_", "DISPLAY", "SSH_", "SUDO_", "XAUTHORITY", "XDG_")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine: its `name` for ssh, which may be user@host, and its `address` for the other tasks."""
+
+    name: str
+    address: str
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Reads "NAME,NAME=ADDRESS,...". The default address is the name without the user. ValueError."""
+    hosts = []
+    for word in text.split(","):
+        name, _, address = word.strip().partition("=")
+        if not name or name.startswith("-"):
+            raise ValueError(f"{word!r} is not NAME or NAME=ADDRESS")
+        hosts.append(Host(name, address or name.rpartition("@")[2]))
+    return hosts
+
+
+def command(ssh: str, host: Host, python: str) -> list[str]:
+    """The command that runs the agent on a host."""
+    return [*shlex.split(ssh), host.name, shlex.quote(python), "-m", "rdmatensor._ops.remote"]
+
+
+def order(arguments: Sequence[str], variables: Mapping[str, str], secret: str) -> bytes:
+    """The line that tells the agent to run this Python program as here, with `variables` besides."""
+    carried = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _LOCAL and not name.startswith(_LOCAL_PREFIXES)
+    }
+    fields = {
+        "arguments": list(arguments),
+        "folder": str(Path.cwd()),
+        "variables": carried | dict(variables),
+        "secret": secret,
+    }
+    return json.dumps(fields).encode() + b"\n"
+
+
+class Connection:
+    """What the agent's standard error has told about the connection and the program."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._begun = False
+        self._status: int | None = None
+        self._last = ""
+
+    def read(self, line: bytes) -> bytes:
+        """Takes a line of standard error; what of it is for the user."""
+        before, mark, said = line.partition(_MARK)
+        if mark and (word := said.strip().decode()) == _BEGUN:
+            self._begun = True
+        elif mark:
+            self._status = int(word)
+        elif before.strip():
+            self._last = before.decode(errors="replace").strip()
+        return before
+
+    def outcome(self, status: int) -> tuple[int, str]:
+        """The program's exit status, and "" or what is wrong with the host, once ssh ended with `status`."""
+        if self._status is not None:
+            return self._status, ""
+        if self._begun:
+            return status or 1, f"the connection to {self._host.name} was lost"
+        why = f": {self._last}" if self._last else ""
+        return status or 1, f"{self._host.name} cannot be reached, or has no rdmatensor{why}"
+
+
+# ---- The agent --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _secret_file(secret: str) -> Iterator[dict[str, str]]:
+    """Within the block, the secret of this run is in a file that only this user can read."""
+    if not secret:
+        yield {}
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="rdmatensor-secret-") as file:  # its mode is 0600
+        file.write(secret)
+        file.flush()
+        yield {"RDMATENSOR_SECRET_FILE": file.name}
+
+
+def _end_with_input(crew: Crew) -> None:
+    # A buffered reader would keep its lock beyond the interpreter's end.
+    while os.read(0, 4096):
+        pass
+    crew.stop()
+
+
+def _tell(what: object) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, _MARK + f"{what}\n".encode())
+
+
+def _run(asked: Mapping[str, Any]) -> int:
+    with Crew() as crew, _secret_file(asked["secret"]) as variables:
+        try:
+            os.chdir(asked["folder"])
+            process = crew.start(
+                asked["arguments"], asked["variables"] | variables, stderr=2, stdout=1
+            )
+        except OSError as error:
+            sys.stderr.write(f"rdmatensor launch: {error}\n")
+            return 1
+        assert process.stdin is not None
+        process.stdin.close()
+        threading.Thread(target=_end_with_input, args=[crew], daemon=True).start()
+        return crew.wait(process)
+
+
+def main() -> None:
+    """Runs what one line of standard input says, to its end."""
+    _tell(_BEGUN)
+    status = _run(json.loads(sys.stdin.buffer.readline()))
+    sys.stderr.flush()
+    _tell(status)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
