@@ -45,7 +45,8 @@ std::string LastOf(const rdt_plan_order& order) {
 // Why the edge has operations of its own; "" if it shares them.
 std::string WhyAlone(const EdgeDefinition& edge) {
   if (edge.shares) return "";
-  if (edge.fusion.operation >= 0) return "a reference variable, or a part of the graph that another process made";
+  if (edge.fusion.operation >= 0)
+    return "a reference variable, or a part of the graph that another process made";
   return rdt_plan_alone_text(edge.fusion.alone);
 }
 
