@@ -153,7 +153,8 @@ failure_notes := $(CURDIR)/build/failures
 failure-table: $(tests)
 	@mkdir -p build && rm -f $(failure_notes)
 	RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport \
-	  tests/softroce/test_two_hosts.py tests/softroce/test_transport_suite.py::test_transport_suite \
+	  tests/softroce/test_two_hosts.py \
+	  tests/softroce/test_two_hosts_failures.py tests/softroce/test_transport_suite.py::test_transport_suite \
 	  tests/plugin/test_failures.py tests/plugin/test_stopped_peer.py \
 	  tests/plugin/test_arena.py
 	$(BIN)/python tests/support/failure_table.py $(failure_notes) docs/failure.md

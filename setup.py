@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds rdmatensor: CMake makes the C libraries, cffi the Python module that binds them.
 
-Metadata is in pyproject.toml. What is here is what setuptools cannot say there: the version (stated
-once, in CMakeLists.txt), the URLs, the CMake step and the tag of the wheel.
+Metadata is in pyproject.toml. This file has what setuptools cannot express there: the version (from
+CMakeLists.txt), the URLs, the CMake step and the tag of the wheel.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REPOSITORY = os.environ.get("RDMATENSOR_REPOSITORY", "").rstrip("/")
 
 
 def urls() -> dict[str, str]:
-    """What package indexes link to: nothing unless it is known where the sources are."""
+    """The links for package indexes. Empty unless REPOSITORY is set."""
     if not REPOSITORY:
         return {}
     tag = f"{REPOSITORY}/blob/v{version()}"
@@ -50,7 +50,7 @@ def urls() -> dict[str, str]:
 
 
 def readme() -> str:
-    """README.md for package indexes, which have none of its neighbours: links lead to the repository."""
+    """README.md for package indexes: its relative links lead to the repository."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if not REPOSITORY:
         return text
@@ -63,11 +63,11 @@ def readme() -> str:
 
 
 def hidden_tensorflow() -> str:
-    """The folder of the TensorFlow that an isolated build is for and does not see.
+    """The folder of the user's TensorFlow, if an isolated build hides it.
 
-    "" if it sees one, or is told of one. pip hides packages, and leaves the paths of their environment.
-    uv and `python -m build` make an environment of their own, which stands before the user's in PATH; uv also
-    installs into ".venv" beside the sources, which need not be in PATH.
+    "" if TensorFlow can be imported, or RDMATENSOR_TENSORFLOW names it. pip hides packages but keeps the
+    paths of their environment. uv and `python -m build` put an environment of their own first in PATH; uv
+    also installs into ".venv" beside the sources, which need not be in PATH.
     """
     own = Path(sysconfig.get_path("purelib"))
     if (
@@ -94,8 +94,8 @@ def tool(name: str) -> str | None:
 class BuildAfresh(build):
     """Starts with an empty folder, because everything in it goes into the wheel.
 
-    What an earlier build left there, such as a plugin for a TensorFlow that is no longer installed,
-    must not. Objects are kept, by CMake in a folder of its own.
+    An earlier build may have left a plugin for a TensorFlow that is no longer installed. CMake keeps its
+    objects in another folder.
     """
 
     def run(self) -> None:
@@ -124,7 +124,7 @@ class BuildWithCMake(build_ext):
             "RDT_PLUGIN_FOLDER": str(ROOT / "rdmatensor") if self.editable_mode else "",
         }
         if ninja:
-            # Always given: an isolated build's ninja is gone when the next build reads the cache.
+            # An isolated build's ninja is gone when the next build reads CMake's cache, so always give it.
             settings["CMAKE_MAKE_PROGRAM"] = ninja
         defines = [f"-D{name}={value}" for name, value in settings.items()]
         prefix = Path(self.build_lib).resolve()
@@ -146,7 +146,7 @@ class BuildWithCMake(build_ext):
 
     def put_beside_sources(self, tree: Path) -> None:
         package = ROOT / "rdmatensor"
-        # Removed, not overwritten: a process may have them loaded.
+        # Remove the files instead of overwriting them, because a process may have loaded them.
         for pattern in ("*.so", "*.so.*", "*.layout", "_build_info.json"):
             for old in package.glob(pattern):
                 old.unlink()
@@ -157,7 +157,7 @@ class BuildWithCMake(build_ext):
         self.distribution.data_files = [
             (str(site / plugins.name), list(map(str, plugins.glob("*"))))
         ]
-        # setuptools does so for headers and scripts only.
+        # setuptools runs this itself for headers and scripts only.
         self.run_command("install_data")
 
 

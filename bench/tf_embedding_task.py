@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_task import Handlers, connect, serve, start_server
+from tf_task import connect, serve_with
 
 ROWS, WIDTH = 100_000, 64
 _SEED = 11
@@ -81,14 +81,5 @@ class Chief:
         return {}
 
 
-def start(cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> Handlers:
-    """Start a server, or the chief."""
-    if job != "chief":
-        start_server(cluster, job, index, protocol)
-        return {}
-    chief = Chief(cluster, protocol)
-    return {"train": chief.train, "block": chief.block, "close": chief.close}
-
-
 if __name__ == "__main__":
-    serve(start)
+    serve_with(Chief)

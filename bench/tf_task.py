@@ -37,18 +37,6 @@ class Client:
         self._target = target
         self._workload: Workload | None = None
 
-    def handlers(self) -> Handlers:
-        """The methods that answer commands."""
-        return {
-            "transfer": self.transfer,
-            "training": self.training,
-            "replica": self.replica,
-            "learner": self.learner,
-            "learn": self.learn,
-            "block": self.block,
-            "close": self.close,
-        }
-
     def transfer(self, **case: Any) -> Mapping[str, Any]:
         """Build a transfer case, and compare every element that arrives with what was sent."""
         workload = Transfer(Case(**case), self._target)
@@ -116,6 +104,23 @@ def reset() -> Mapping[str, Any]:
     return {}
 
 
+def commands_of(client: object) -> Handlers:
+    """The public methods of an object, which answer the commands of their names."""
+    return {name: getattr(client, name) for name in dir(client) if not name.startswith("_")}
+
+
+def serve_with(chief: Callable[[dict[str, list[str]], str], object]) -> None:
+    """Serve a task of a cluster: the chief, whose methods answer commands, or a server."""
+
+    def start(cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> Handlers:
+        if job == "chief":
+            return commands_of(chief(cluster, protocol))
+        start_server(cluster, job, index, protocol)
+        return {}
+
+    serve(start)
+
+
 def serve(start: Callable[[dict[str, list[str]], str, int, str], Handlers]) -> None:
     """Start this task and answer the launcher's commands until it closes the line.
 
@@ -160,10 +165,10 @@ def connect(cluster: dict[str, list[str]], protocol: str) -> Any:
 def main() -> None:
     """Run a server; or, without arguments, a process without one."""
     if len(sys.argv) > 1:
-        serve(lambda *task: Client(start_server(*task)).handlers())
+        serve(lambda *task: commands_of(Client(start_server(*task))))
     line = Line()
     line.emit("ready")
-    line.serve({**Client("").handlers(), "process": process_facts})
+    line.serve({**commands_of(Client("")), "process": process_facts})
     leave(0)
 
 

@@ -16,14 +16,14 @@ from rdmatensor.units import short_task, size
 from ..model.plan import Edge, TransferPlan
 
 WIDTH, HEIGHT = 900.0, 260.0
-# A page with more of them is slow, and the others are too small to be seen.
+# With more boxes a page is slow, and the rest are too small to see.
 MOST_BOXES = 2000
 _THINNEST = 0.75
 
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle. `kind` is a plan class, or "spare" for further places. `open`: its end is not known."""
+    """A rectangle. `kind` is a plan class, or "spare" for further places. `open` if its end is unknown."""
 
     x: float
     y: float
@@ -116,7 +116,7 @@ def _box(edge: Edge, base: int, total: int, last_round: int) -> Box:
 
 
 def _spare(edge: Edge, start: int, base: int, total: int) -> Box:
-    """The places behind the first of the edge's ring, which begins at `start`."""
+    """The places of the edge's ring after its first one. The ring begins at `start`."""
     stride = edge.stride or 0
     return Box(
         x=0.0,

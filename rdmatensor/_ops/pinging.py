@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast, and how right, the way between two devices is: behind `rdmatensor ping` and the self-test of
-`rdmatensor doctor`."""
+"""Measures and verifies the connection between two devices, for `rdmatensor ping` and `rdmatensor doctor`."""
 
 from __future__ import annotations
 
@@ -21,21 +20,22 @@ from ..errors import ConnectionFailure, DeadlineExceeded, RdmaError
 
 PORT = 7479
 _WORD = 8
-_IN_FLIGHT = 16  # transfers, or
-_BYTES_IN_FLIGHT = 8 << 20  # but two at least
-_WAIT_S = 60.0  # for one transfer: on a slow link the largest take long, and that is no fault
+# At most this many transfers and bytes are in flight, but at least two transfers.
+_IN_FLIGHT = 16
+_BYTES_IN_FLIGHT = 8 << 20
+_WAIT_S = 60.0  # the largest transfer may take this long on a slow link
 _TEDIOUS_S = 2.0
 
 
 class Effort(NamedTuple):
-    """How long to measure: seconds for each figure, and the sizes whose bandwidth is of interest."""
+    """How long to measure: the seconds for each figure, and the sizes for bandwidth."""
 
     seconds: float
     sizes: tuple[int, ...]
 
     @property
     def figures(self) -> int:
-        """How many times `measure` calls its `step`."""
+        """The number of times that `measure` calls `step`."""
         return 2 + 2 * len(self.sizes)
 
 
@@ -44,7 +44,7 @@ FULL = Effort(0.25, (4 << 10, 64 << 10, 1 << 20, 16 << 20))
 
 
 class Latency(NamedTuple):
-    """In seconds."""
+    """Times of one operation, in seconds."""
 
     p50: float
     p99: float
@@ -52,7 +52,7 @@ class Latency(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Bytes in a second, written and read `size` at a time."""
+    """Bytes per second, written and read in transfers of `size` bytes."""
 
     size: int
     write: float
@@ -60,8 +60,11 @@ class Speed(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What `measure` found: `write` of 8 bytes until they are there, `round_trip` of a notification that the
-    peer's Python answers."""
+    """The result of `measure`.
+
+    `write` is the latency of an 8-byte write until it is visible. `round_trip` is that of a notification
+    which the peer's Python answers.
+    """
 
     transport: str
     write: Latency
@@ -69,7 +72,7 @@ class Result(NamedTuple):
     speeds: list[Speed]
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Returns the fields by name."""
         return {
             "transport": self.transport,
             "write": self.write._asdict(),
@@ -79,7 +82,7 @@ class Result(NamedTuple):
 
 
 class Corrupted(RdmaError):
-    """Bytes came back otherwise than they were sent."""
+    """The bytes that were read back differ from those that were written."""
 
 
 def _ignore(_: RemoteDevice) -> None:
@@ -92,9 +95,9 @@ def echo(
     seen: Callable[[RemoteDevice], None] = _ignore,
     gone: Callable[[RemoteDevice], None] = _ignore,
 ) -> None:
-    """Answers every notification with its own content, until `stop` is set.
+    """Answers every notification with its own content until `stop` is set.
 
-    `seen` gets each peer when it first notifies, `gone` when its connection has ended.
+    `seen` gets each peer at its first notification, `gone` at the end of its connection.
     """
     known: list[RemoteDevice] = []
     while not stop.is_set():
@@ -109,18 +112,18 @@ def echo(
         if peer not in known:
             known.append(peer)
             seen(peer)
-        with contextlib.suppress(ConnectionFailure):  # it has gone; others have not
+        with contextlib.suppress(ConnectionFailure):  # only this peer is gone
             peer.notify(notification.payload, notification.immediate)
 
 
 def measure(
     device: Device, remote: RemoteDevice, effort: Effort, step: Callable[[], object] = lambda: None
 ) -> Result:
-    """Measures the way to `remote`, whose process runs `echo`; `step` is called after each figure.
+    """Measures the connection to `remote`, whose process runs `echo`. Calls `step` after each figure.
 
-    Sizes of which one transfer would take seconds, judged by those before, are left out. Nobody else may
-    take the device's notifications meanwhile. Memory of the largest size is allocated at the peer, twice as
-    much here. Corrupted if what is read back differs from what was written, otherwise what transfers raise.
+    Skips sizes for which one transfer would take seconds, judging by the size before. Nobody else may take
+    the device's notifications meanwhile. Allocates the largest size once at the peer and twice here. Raises
+    Corrupted if the bytes read back differ from those written, otherwise what the transfers raise.
     """
     largest = max(effort.sizes)
     speeds: list[Speed] = []
@@ -150,7 +153,7 @@ def measure(
 
 
 def _repeat(operation: Callable[[], None], seconds: float) -> Latency:
-    """Times of one operation after the other; those of the first few, which warm up, do not count."""
+    """Times operations one after the other. The first few warm up and do not count."""
     for _ in range(10):
         operation()
     times: list[float] = []
@@ -169,7 +172,7 @@ def _round_trip(device: Device, remote: RemoteDevice) -> None:
 
 
 def _stream(post: Callable[[Array], Transfer], data: Array, seconds: float) -> float:
-    """Bytes in a second, several transfers at a time."""
+    """Measures bytes per second with several transfers at a time."""
     post(data).wait(_WAIT_S)
     most = max(2, min(_IN_FLIGHT, _BYTES_IN_FLIGHT // data.nbytes))
     pending: deque[Transfer] = deque()
@@ -190,7 +193,7 @@ def _compare(sent: Array, back: Array, remote: RemoteDevice) -> None:
     if differ.size:
         raise Corrupted(
             f"{differ.size} of {sent.size} bytes came back changed from {remote.peer} over "
-            f"{remote.transport}, the first at {differ[0]}: RDMA has no part in it if shm does it too; "
-            "have the card, its cable and memory checked",
+            f"{remote.transport}, the first at {differ[0]}: if this happens over shm too, "
+            "test the memory; otherwise, test the card and its cable",
             "PROTOCOL",
         )

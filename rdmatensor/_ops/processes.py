@@ -37,8 +37,8 @@ Process = subprocess.Popen[bytes]
 class Crew:
     """Processes that end with the block, and with this program however it ends, by SIGKILL too.
 
-    Each leads a process group of its own, and takes what it started along. Ctrl-C in a terminal reaches this
-    program only. Methods may be called from any thread, one at a time for each process.
+    Each process leads a group of its own; ending it ends all that it started. Ctrl-C in a terminal reaches
+    this program only. Any thread may call the methods, one at a time for each process.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Crew:
         stderr: int = subprocess.PIPE,
         stdout: int = subprocess.PIPE,
     ) -> Process:
-        """A Python with these arguments and, on top of this program's environment, `environment`.
+        """Starts a Python with these arguments. `environment` is added to this program's.
 
         Its streams are pipes, but `stderr` and `stdout` may be descriptors.
         """
@@ -100,16 +100,16 @@ class Crew:
         return process
 
     def wait(self, process: Process) -> int:
-        """Waits for its end, and ends what it left behind; the exit status, negative for a signal."""
-        # Until it is reaped, its number is no other group's.
-        with contextlib.suppress(ChildProcessError):  # it is: by stop(), meanwhile
+        """Waits for the process, and ends what it left behind. The exit status is negative for a signal."""
+        # Until the process is reaped, no other group can get its number.
+        with contextlib.suppress(ChildProcessError):  # stop() has reaped it
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             self._kill(process)
         return process.wait()
 
     def stop(self, ask: Callable[[Process], object] | None = None) -> None:
-        """Ends all: first `ask`, by default SIGTERM for its group, for each; after GRACE_S, or when
-        interrupted, SIGKILL."""
+        """Ends all processes: calls `ask` for each, by default SIGTERM for its group. Sends SIGKILL after
+        GRACE_S, or at once when interrupted."""
         with contextlib.suppress(KeyboardInterrupt):
             for process in self._running:
                 (ask or _terminate)(process)
@@ -129,7 +129,7 @@ class Crew:
 
     def _tell(self, what: str, process: Process) -> None:
         assert self._guard.stdin is not None
-        # A guard that was killed guards nothing, and at the end there is none.
+        # The guard may have been killed, and has ended once the block is left.
         with contextlib.suppress(OSError, ValueError):
             self._guard.stdin.write(f"{what}{process.pid}\n".encode())
             self._guard.stdin.flush()
@@ -141,7 +141,7 @@ def _terminate(process: Process) -> None:
 
 
 def ending(status: int) -> str:
-    """How a process ended, in words."""
+    """Says in words how a process ended."""
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
     return f"exited with status {status}"
@@ -149,18 +149,18 @@ def ending(status: int) -> str:
 
 @contextlib.contextmanager
 def reserved_addresses(count: int) -> Iterator[list[str]]:
-    """`count` different "localhost:PORT", which within the block only servers of TensorFlow can take.
+    """Gives `count` different "localhost:PORT" that only TensorFlow's servers can take within the block.
 
-    The ports are bound here, but not listened at: that keeps out whoever looks for a free one, and whoever
-    does not set SO_REUSEADDR, as servers do. They lie below the range that the kernel serves outgoing
-    connections from. OSError when there are not so many.
+    This program binds the ports but does not listen. So nobody gets them who asks for any free port, or who
+    does not set SO_REUSEADDR, as TensorFlow's servers do. The ports are below the range that the kernel
+    uses for outgoing connections. OSError if there are too few.
     """
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
         for port in random.SystemRandom().sample(range(10000, 32000), 22000):
             if len(ports) == count:
                 break
-            # A port that another program reserved so can be told from a free one only without SO_REUSEADDR.
+            # Without SO_REUSEADDR, binding fails if another program has reserved the port in the same way.
             with socket.socket() as probe, contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 probe.close()
@@ -174,14 +174,14 @@ def reserved_addresses(count: int) -> Iterator[list[str]]:
 
 
 def free_addresses(count: int) -> list[str]:
-    """As reserved_addresses, for a moment only."""
+    """The same as reserved_addresses, but the ports are not kept."""
     with reserved_addresses(count) as addresses:
         return addresses
 
 
 @contextlib.contextmanager
 def terminate_like_interrupt() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that processes are ended.
+    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt within the block, so that processes are ended.
 
     The signal's name is the argument of the KeyboardInterrupt.
     """

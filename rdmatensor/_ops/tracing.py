@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin does, step by step, as a trace that chrome://tracing and ui.perfetto.dev open.
+"""Traces what the plugin does, for chrome://tracing and ui.perfetto.dev.
 
-TensorFlow's profiler records it together with everything else; here our spans are taken out, and laid out
-with a row for each edge.
+TensorFlow's profiler records the plugin's spans together with everything else. This module extracts them
+and gives each edge a row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX = "rdmatensor::"
 
 
 class Span(NamedTuple):
-    """One of the plugin's doings."""
+    """One action of the plugin."""
 
     what: str
     """"send", "wait", "copy", "read", "collective"."""
@@ -31,7 +31,7 @@ class Span(NamedTuple):
     duration_us: float
     thread: str
     details: dict[str, Any]
-    """"edge", "peer", "bytes", "path" and the like: docs/metrics.md."""
+    """"edge", "peer", "bytes", "path" and others: docs/metrics.md lists them."""
 
 
 @contextlib.contextmanager
@@ -42,10 +42,10 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
             train_step()
 
     Rows are edges: what this process sent, and what it waited for. Times are those of the machine's clock, in
-    microseconds, so that traces of several tasks can be laid over each other. Uses TensorFlow's profiler
-    meanwhile, of which a process has one. The file is also written when the block fails.
+    microseconds, so traces of several tasks can be combined. Occupies TensorFlow's profiler, of which a
+    process has one. Writes the file even if the block fails.
 
-    Raises Unsupported if the plugin is not in this process, UsageError if a profile is taken already.
+    Raises Unsupported if the plugin is not in this process, UsageError if a profile is being taken already.
     """
 
     if not plugin.loaded():
@@ -74,7 +74,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def spans(folder: str | os.PathLike[str]) -> list[Span]:
-    """Our spans in what TensorFlow's profiler wrote below `folder`, in their order.
+    """Returns our spans, by start time, from what TensorFlow's profiler wrote below `folder`.
 
     Imports TensorFlow.
     """
@@ -89,7 +89,7 @@ def spans(folder: str | os.PathLike[str]) -> list[Span]:
 
 
 def _of_line(plane: Any, line: Any) -> Iterator[Span]:
-    """A line is a thread."""
+    """Yields our spans of one thread, which the profiler calls a line."""
     for event in line.events:
         name = plane.event_metadata[event.metadata_id].name
         if name.startswith(PREFIX):
@@ -109,7 +109,7 @@ def _value(plane: Any, stat: Any) -> Any:
 
 
 def chrome(found: list[Span], process: str) -> dict[str, Any]:
-    """As Chrome's trace format has it: "complete" events on named rows.
+    """Returns the spans in Chrome's trace format: "complete" events on named rows.
 
     Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
     """

@@ -22,7 +22,6 @@ from .probe import FULL, QUICK
 from .record import BadRecord, Run
 
 PEER, PROBE = "rdmatensor.bench.peer", "rdmatensor.bench.probe"
-LAUNCHERS = ("ssh", "slurm")
 START_S = 120.0
 _GRACE_S = 5.0
 _TAIL = 2000

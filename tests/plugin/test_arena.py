@@ -127,4 +127,9 @@ def test_tensors_larger_than_the_arena_go_by_rpc(small_arena: Cluster, note: Any
         assert len(warnings) == 1, warnings
         assert "arena" in warnings[0]
         assert "RDMATENSOR_ARENA_LIMIT" in warnings[0]
-    note("arena full", warnings[0].partition("rdmatensor: ")[2], None, "all tensors; those by RPC")
+    note(
+        "arena full",
+        warnings[0].partition("rdmatensor: ")[2],
+        None,
+        "all tensors, some of them by RPC",
+    )

@@ -157,7 +157,9 @@ def test_killed_worker_and_its_successor(own_cluster: Cluster, note: Any) -> Non
     paths = own_cluster.stats(1)["paths"]
     assert paths["rpc"]["sent_tensors"] == 0
     assert sum(counters["sent_tensors"] for counters in paths.values()) >= 6
-    note("peer restarted", "nothing: a new session works", None, "the survivor, not restarted")
+    note(
+        "peer restarted", "nothing: a new session works", None, "the other task, without a restart"
+    )
 
 
 def test_peer_with_stock_grpc(tmp_path: Path) -> None:

@@ -87,7 +87,10 @@ def test_step_ends_by_its_time_out(cluster: Cluster, limit: str, note: Any) -> N
             within(5, lambda: opened.raw.run(reached))
             seen = f"{type(ended[0]).__name__} after the {limit}'s own time-out"
             note(
-                "peer stopped, then resumed", seen, timeout_ms / 1000, "steps without it; all later"
+                "peer stopped, then resumed",
+                seen,
+                timeout_ms / 1000,
+                "steps without that task; all steps after it resumes",
             )
         for expected in (4.0, 5.0):
             _expect(opened, expected)

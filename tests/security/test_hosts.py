@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,19 +16,8 @@ import pytest
 import rdmatensor
 from security.devices import SECRET, Open, works
 from support.bootstrap import Line, Meeting, Refused
+from support.network import Network, two_hosts
 
-NAMESPACE = f"rdmatensor-{os.getpid()}"
-HERE, THERE = "10.213.119.1", "10.213.119.2"
-CARD = f"rdt{os.getpid() % 1000000}"
-NETWORK = (
-    f"netns add {NAMESPACE}",
-    f"link add {CARD} type veth peer name other netns {NAMESPACE}",
-    f"addr add {HERE}/30 dev {CARD}",
-    f"link set {CARD} up",
-    f"-n {NAMESPACE} addr add {THERE}/30 dev other",
-    f"-n {NAMESPACE} link set other up",
-    f"-n {NAMESPACE} link set lo up",
-)
 # A device on the other host, which then connects to what it is told and says how that went.
 DEVICE = """
 import sys, rdmatensor
@@ -43,22 +32,11 @@ with rdmatensor.Device(bind=sys.argv[1]) as device:
 """
 
 
-def ip(command: str) -> None:
-    done = subprocess.run(["ip", *command.split()], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"no network namespaces here: ip {command}: {done.stderr.strip()}")
-
-
 @pytest.fixture(scope="module")
-def network() -> Iterator[None]:
-    """Two hosts, on a network of their own."""
-    try:
-        for command in NETWORK:
-            ip(command)
-        yield
-    finally:
-        with suppress(OSError):
-            subprocess.run(["ip", "netns", "del", NAMESPACE], capture_output=True, check=False)
+def network() -> Iterator[Network]:
+    """Two hosts on a network of their own. The tests are on the first one."""
+    with two_hosts() as made, made.first.inside():
+        yield made
 
 
 class OtherHost(NamedTuple):
@@ -77,7 +55,7 @@ Place = Callable[..., OtherHost]
 
 
 @pytest.fixture
-def other_host(network: None, secret_file: Callable[[bytes], Path]) -> Iterator[Place]:
+def other_host(network: Network, secret_file: Callable[[bytes], Path]) -> Iterator[Place]:
     """Opens a device on the other host."""
     with ExitStack() as started:
 
@@ -87,7 +65,7 @@ def other_host(network: None, secret_file: Callable[[bytes], Path]) -> Iterator[
                 "RDMATENSOR_SECRET_FILE": str(secret_file(secret)) if secret else "",
                 "RDMATENSOR_INSECURE": str(insecure),
             }
-            command = ["ip", "netns", "exec", NAMESPACE, sys.executable, "-c", DEVICE, THERE]
+            command = network.second.command(sys.executable, "-c", DEVICE, network.second.address)
             process = subprocess.Popen(
                 command,
                 env={**os.environ, **settings},
@@ -104,8 +82,8 @@ def other_host(network: None, secret_file: Callable[[bytes], Path]) -> Iterator[
 
 
 @pytest.fixture
-def here(open_device: Open, setting: Callable[[str, str | int], None]) -> Open:
-    setting("BIND_ADDRESS", HERE)
+def here(network: Network, open_device: Open, setting: Callable[[str, str | int], None]) -> Open:
+    setting("BIND_ADDRESS", network.first.address)
     return open_device
 
 
@@ -113,34 +91,38 @@ def here(open_device: Open, setting: Callable[[str, str | int], None]) -> Open:
 LET_IN = "the peer is in another network namespace of this host"
 
 
-def test_without_a_secret(here: Open, other_host: Place) -> None:
+def test_without_a_secret(network: Network, here: Open, other_host: Place) -> None:
     device, other = here(), other_host()
     with pytest.raises(rdmatensor.ConnectionRefused) as caught:
         device.connect(other.address)
     assert caught.value.status == "REFUSED"
-    for words in (f"{THERE} is another host", "RDMATENSOR_SECRET_FILE", "RDMATENSOR_INSECURE=1"):
+    for words in (
+        f"{network.second.address} is another host",
+        "RDMATENSOR_SECRET_FILE",
+        "RDMATENSOR_INSECURE=1",
+    ):
         assert words in str(caught.value)
-    assert f"{HERE} is another host" in other.connect(device.address)
+    assert f"{network.first.address} is another host" in other.connect(device.address)
 
 
-def test_listening_side_refuses_too(here: Open, other_host: Place) -> None:
+def test_listening_side_refuses_too(network: Network, here: Open, other_host: Place) -> None:
     """Whatever the connecting side thinks of it."""
     device, other = here(), other_host(insecure=1)
-    assert f"refused: {THERE} is another host" in other.connect(device.address)
+    assert f"refused: {network.second.address} is another host" in other.connect(device.address)
     line = Line(other_host().address)
-    with pytest.raises(Refused, match=f"{HERE} is another host"):
+    with pytest.raises(Refused, match=f"{network.first.address} is another host"):
         Meeting(line).hello()
     line.close()
 
 
-def test_insecure(here: Open, other_host: Place) -> None:
+def test_insecure(network: Network, here: Open, other_host: Place) -> None:
     device, other = here(INSECURE=1), other_host(insecure=1)
     with pytest.raises(rdmatensor.ConnectionRefused, match=LET_IN):
         device.connect(other.address)
     assert LET_IN in other.connect(device.address)
 
 
-def test_with_a_secret(here: Open, other_host: Place) -> None:
+def test_with_a_secret(network: Network, here: Open, other_host: Place) -> None:
     device, other = here(SECRET), other_host(SECRET)
     with pytest.raises(rdmatensor.ConnectionRefused, match=LET_IN):
         device.connect(other.address)
@@ -149,8 +131,8 @@ def test_with_a_secret(here: Open, other_host: Place) -> None:
     assert "has a secret, and" in other.connect(lacking.address)
 
 
-def test_own_addresses_are_this_host(here: Open, network: None) -> None:
+def test_own_addresses_are_this_host(here: Open, network: Network) -> None:
     """Also those of a network card, and whatever else was refused."""
     first, second = here(), here()
-    assert first.address.startswith(HERE)
+    assert first.address.startswith(network.first.address)
     assert works(first, second)

@@ -16,6 +16,8 @@ import pytest
 from rdmatensor.softroce import Lab, Unavailable
 
 # Test modules import the helpers beside them.
+from softroce.guests import Site
+from softroce.pairs import Hosts
 from softroce.processes import PATIENCE, TEST_SECONDS, Softroce, command_line
 
 
@@ -65,3 +67,21 @@ def softroce() -> Softroce:
         )
 
     return run
+
+
+@pytest.fixture(scope="module")
+def sites(two_hosts: Lab) -> Iterator[Hosts]:
+    first, second = (Site(host) for host in two_hosts.hosts)
+    yield Hosts(two_hosts, first, second)
+    first.close()
+    second.close()
+
+
+@pytest.fixture
+def hosts(sites: Hosts) -> Iterator[Hosts]:
+    yield sites
+    for host in sites.lab.hosts:
+        if host.alive:
+            host.link(True)
+    sites.first.clear()
+    sites.second.clear()

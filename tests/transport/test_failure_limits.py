@@ -82,7 +82,12 @@ def test_no_descriptors_for_a_device(starved: Any, transport: str, note: Any) ->
     ends, kept = starved.get("attempts(rdmatensor.Device)")
     check(ends, kept, transport)
     kind, _, text, took = ends[0]
-    note("no file descriptors left", f"Device(): {kind}: {text}", took, "works once there are some")
+    note(
+        "no file descriptors left",
+        f"Device(): {kind}: {text}",
+        took,
+        "opening works once descriptors are free",
+    )
 
 
 def test_no_descriptors_to_connect(
@@ -96,7 +101,7 @@ def test_no_descriptors_to_connect(
     ends, left = starved.get("attempts(lambda: device.connect(address))", address=device.address)
     check(ends, left, transport)
     kind, _, text, took = ends[0]
-    note("no file descriptors left", f"connect: {kind}: {text}", took, "connections that are there")
+    note("no file descriptors left", f"connect: {kind}: {text}", took, "existing connections")
     starved.run("region.write(b'12345678').wait(20)\nassert region.read()[9] == 1")
     assert device.allocate(1, name="fresh").nbytes == 1
     ends, left = starved.get("attempts(lambda: kept.region('fresh'))")
@@ -130,7 +135,7 @@ def test_listener_without_descriptors_keeps_its_peers_and_recovers(
     device.connect(address, timeout=20).region("region")
     note(
         "no file descriptors left",
-        f"connect to a process without any: {type(caught.value).__name__}: {caught.value}",
+        f"connecting to a process without any: {type(caught.value).__name__}: {caught.value}",
         took,
         "its connections; it can be connected to once it has some",
     )
@@ -216,4 +221,4 @@ def test_full_dev_shm_does_not_matter(
     region.write(bytes(range(256)) * 4096, 1 << 20).wait(20)
     assert peer.get("bytes(region.array[(1 << 20) : (1 << 20) + 256])") == bytes(range(256))
     if transport == "shm":
-        note("no room in /dev/shm", "nothing: no file of ours lies there", None, "everything")
+        note("no room in /dev/shm", "nothing: rdmatensor keeps no file there", None, "everything")

@@ -59,7 +59,12 @@ def test_forked_child_does_not_hide_the_death_of_its_parent(
         assert successor.get("bytes(region.array[:8])") == b"12345678"
     finally:
         os.kill(child, signal.SIGKILL)
-    note("process killed, its forked child lives", caught.value, took, "a successor takes its port")
+    note(
+        "process killed, its forked child lives",
+        caught.value,
+        took,
+        "a new process can take its port",
+    )
 
 
 # ---- Threads ------------------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ def test_stopped_peer_hits_the_deadline(clogged: Any, note: Any) -> None:
     assert clogged.peer.get("taken") == clogged.posted
     assert clogged.remote.region("region").nbytes == 4096, "the connection goes on"
     seen = f"with a time-out of 0.5 s: {type(caught.value).__name__}: {caught.value}"
-    note("peer stopped, then resumed", seen, took, "the connection; what waited arrives")
-    note("queue full", "nothing: a Transfer that waits for room", None, "all arrives, in order")
+    note("peer stopped, then resumed", seen, took, "the connection; delayed messages arrive")
+    note("queue full", "nothing: the Transfer waits for room", None, "everything arrives, in order")
 
 
 def test_peer_stopped_for_long_is_lost(
@@ -205,7 +205,7 @@ def test_port_taken(device: rdmatensor.Device, note: Any) -> None:
     with pytest.raises(rdmatensor.DeviceError) as caught:
         rdmatensor.Device(port=port)
     assert str(port) in str(caught.value) and "take another port" in str(caught.value)
-    note("bootstrap port taken", caught.value, None, "the process that has it")
+    note("bootstrap port taken", caught.value, None, "the process that uses it")
     with pytest.raises(rdmatensor.UsageError):
         rdmatensor.Device(port=70000)
     with pytest.raises(rdmatensor.RdmaError):

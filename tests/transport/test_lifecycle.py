@@ -221,7 +221,10 @@ def test_use_after_fork_is_an_error_in_the_child_only(
     region.write(b"87654321").wait()
     assert peer.get("bytes(region.array[:8])") == b"87654321"
     note(
-        "fork", f"in the child: UsageError: {text}", None, "the parent; a device of the child's own"
+        "fork",
+        f"in the child: UsageError: {text}",
+        None,
+        "the parent; the child can open its own device",
     )
 
 

@@ -67,7 +67,7 @@ def test_flood_with_a_slow_consumer_loses_nothing(
     assert all(transfer.done for transfer in transfers)
     assert narrow.get("seen == list(range(50, count))")
     assert device.stats().queued > 0
-    note("queue full", "nothing: a Transfer that waits for room", None, "all arrives, in order")
+    note("queue full", "nothing: the Transfer waits for room", None, "everything arrives, in order")
 
 
 def test_queue_of_the_reader_absorbs_a_flood(peer: Any, remote: RemoteDevice) -> None:
