@@ -4,6 +4,7 @@
     orders = find_order(nodes, arcs, uses)          # what the graph proves, one Order a tensor
     plan = make(edges, task_count, Options(batch=64))
     plan.places[i]                                  # how edges[i] travels, and where it lies
+    fuse(edges)[i]                                  # the operation that sends it together with others
 
 This is the planner of the C library, which TensorFlow servers use: see the section "Planner" of
 csrc/include/rdmatensor.h. It is pure and deterministic, and needs no device and no connection. It raises
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -55,11 +56,27 @@ class Reason(IntEnum):
         return _text(lib.rdt_plan_reason_text(self.value))
 
 
+class Alone(IntEnum):
+    """Why a tensor is sent and received by operations of its own. str() is a clause, empty for NOT."""
+
+    NOT = lib.RDT_PLAN_ALONE_NOT
+    OFF = lib.RDT_PLAN_ALONE_OFF
+    SIZE = lib.RDT_PLAN_ALONE_SIZE
+    LOOP = lib.RDT_PLAN_ALONE_LOOP
+    BRANCH = lib.RDT_PLAN_ALONE_BRANCH
+    WAITS = lib.RDT_PLAN_ALONE_WAITS
+    LAST = lib.RDT_PLAN_ALONE_LAST
+
+    def __str__(self) -> str:
+        return _text(lib.rdt_plan_alone_text(self.value))
+
+
 class NodeFlag(IntFlag):
     LOOP = lib.RDT_NODE_LOOP  # runs more than once in a step
     BLOCKS = lib.RDT_NODE_BLOCKS  # may wait for something that is not its input
     FREE = lib.RDT_NODE_FREE  # takes no time
     ANY = lib.RDT_NODE_ANY  # runs as soon as one of its inputs is there
+    BRANCH = lib.RDT_NODE_BRANCH  # may leave what follows it without a value
 
 
 class EdgeFlag(IntFlag):
@@ -93,12 +110,14 @@ class Order(NamedTuple):
 
     Tensors with the same `ready` become ready together, and none of them needs the arrival of another. A
     tensor whose `first` is greater than this one's `last` is made only after all consumers of this one have
-    run. None means that nothing is known.
+    run. None means that nothing is known. `may_die` says that it may have no value, because it comes after a
+    branch.
     """
 
     ready: int | None = None
     first: int = 0
     last: int | None = None
+    may_die: bool = False
 
 
 class Edge(NamedTuple):
@@ -169,6 +188,13 @@ class Link(NamedTuple):
     hash: int
 
 
+class Fusion(NamedTuple):
+    """`operation` is the number of the operation that sends an edge with others; None: its own (`alone`)."""
+
+    operation: int | None
+    alone: Alone
+
+
 @dataclass(frozen=True)
 class Plan:
     """`places` are in the order of the edges, `links` sorted by source and destination, `rings` by link."""
@@ -194,8 +220,8 @@ def find_order(nodes: Iterable[Node], arcs: Iterable[Arc], uses: Iterable[Use]) 
     )
     flat = memoryview(ffi.buffer(orders)).cast("i")
     return [
-        Order(None if ready < 0 else ready, first, None if last == _NEVER else last)
-        for ready, first, last in zip(flat[0::3], flat[1::3], flat[2::3], strict=True)
+        Order(None if ready < 0 else ready, first, None if last == _NEVER else last, bool(dies))
+        for ready, first, last, dies in zip(*(flat[n::4] for n in range(4)), strict=True)
     ]
 
 
@@ -212,6 +238,21 @@ def make(edges: Iterable[Edge], task_count: int, options: Options | None = None)
     links = list(_links(plan))
     rings = [list(_rings(plan, index, link)) for index, link in enumerate(links)]
     return Plan(list(_places(plan, len(edge_array))), links, rings)
+
+
+def fuse(edges: Iterable[Edge], options: Options | None = None) -> list[Fusion]:
+    """Decides which edges share operations. `source` and `destination` are devices here, in any numbering."""
+    kept: list[Any] = []
+    rows = list(edges)
+    fusions = ffi.new("rdt_plan_fusion[]", len(rows))
+    with _usage():
+        chosen = _options(replace(options or Options(), budgets=None), 0, kept)
+        status = lib.rdt_plan_fuse(_edges(rows, kept), len(rows), chosen, fusions)
+    check(status)
+    return [
+        Fusion(None if each.operation < 0 else each.operation, Alone(each.alone))
+        for each in fusions
+    ]
 
 
 def edge_hash(edge: Edge) -> int:
@@ -268,9 +309,9 @@ def _dims(shapes: Iterable[Sequence[int | None] | None], kept: list[Any]) -> Ite
     return (dims + start for start in _starts(map(len, known)))
 
 
-def _order(order: Order) -> tuple[int, int, int]:
-    ready, first, last = order
-    return (-1 if ready is None else ready, first, _NEVER if last is None else last)
+def _order(order: Order) -> tuple[int, int, int, int]:
+    ready, first, last, dies = Order(*order)
+    return (-1 if ready is None else ready, first, _NEVER if last is None else last, dies)
 
 
 def _edges(edges: list[Edge], kept: list[Any]) -> Any:

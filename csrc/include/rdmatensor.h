@@ -414,7 +414,8 @@ typedef enum rdt_node_flag {
   RDT_NODE_LOOP = 1,   /* runs more than once in a step */
   RDT_NODE_BLOCKS = 2, /* may wait for something that is not its input (queues, fed values) */
   RDT_NODE_FREE = 4,   /* takes no time: variable reads, constants, reshapes */
-  RDT_NODE_ANY = 8     /* runs when one of its inputs came (Merge), not all */
+  RDT_NODE_ANY = 8,    /* runs when one of its inputs came (Merge), not all */
+  RDT_NODE_BRANCH = 16 /* may leave what follows it without a value (Switch) */
 } rdt_node_flag;
 
 typedef struct rdt_plan_node {
@@ -439,6 +440,7 @@ typedef struct rdt_plan_order {
                     needs another one's arrival; -1: not known */
   int32_t first; /* a tensor of the same link whose `first` is greater than this one's `last` is */
   int32_t last;  /* made only after all consumers of this one ran; INT32_MAX: never known */
+  int32_t may_die; /* 1: it may have no value in a step, because it comes after a branch */
 } rdt_plan_order;
 
 /* What the graph proves about the order of `use_count` tensors; `orders` has as many entries. Nodes in
@@ -521,6 +523,31 @@ RDT_API rdt_status rdt_plan_get_link(const rdt_plan *plan, size_t index, rdt_pla
 /* Ring `ring` of link `index`. */
 RDT_API rdt_status rdt_plan_get_ring(const rdt_plan *plan, size_t index, uint32_t ring,
                                      rdt_plan_ring *out);
+/* Why a tensor is sent by an operation of its own, and received by one. */
+typedef enum rdt_plan_alone {
+  RDT_PLAN_ALONE_NOT = 0,    /* it shares them */
+  RDT_PLAN_ALONE_OFF = 1,    /* fuse_bytes is 0 */
+  RDT_PLAN_ALONE_SIZE = 2,   /* its size is not known, or too large to wait for others */
+  RDT_PLAN_ALONE_LOOP = 3,   /* RDT_EDGE_LOOP */
+  RDT_PLAN_ALONE_BRANCH = 4, /* it may have no value, and such an operation sends all or nothing */
+  RDT_PLAN_ALONE_WAITS = 5,  /* what makes it may wait for more than its inputs */
+  RDT_PLAN_ALONE_LAST = 6    /* no other one becomes ready together with it */
+} rdt_plan_alone;
+
+/* One clause, such as "it is sent in a loop"; "" for none. Static storage. */
+RDT_API const char *rdt_plan_alone_text(rdt_plan_alone alone);
+
+typedef struct rdt_plan_fusion {
+  int32_t operation; /* the number of the operation that sends it, from 0; -1: its own */
+  rdt_plan_alone alone;
+} rdt_plan_fusion;
+
+/* Decides which edges share operations; `fusions` has as many entries as `edges`. `source` and
+ * `destination` may be any numbers: an operation runs from one to one other. Its members have equal
+ * `ready`, so that it waits for nothing that waits for it. Of `options`, only fuse_bytes counts. Pure and
+ * deterministic. RDT_ERR_INVALID as rdt_plan_make, RDT_ERR_NO_MEMORY. */
+RDT_API rdt_status rdt_plan_fuse(const rdt_plan_edge *edges, size_t edge_count,
+                                 const rdt_plan_options *options, rdt_plan_fusion *fusions);
 /* A hash of what an edge is (name, dtype, shape, loop), not of its place. */
 RDT_API uint64_t rdt_plan_edge_hash(const rdt_plan_edge *edge);
 

@@ -98,7 +98,7 @@ static void inherit(plan_graph *graph, uint32_t from, uint32_t to) {
   int32_t depth = graph->depth[from] + takes_time(&graph->nodes[to]);
   if (level > graph->level[to]) graph->level[to] = level;
   if (depth > graph->depth[to]) graph->depth[to] = depth;
-  graph->marks[to] |= graph->marks[from] & PLAN_WAITS;
+  graph->marks[to] |= graph->marks[from] & (PLAN_WAITS | PLAN_DIES);
 }
 
 /* Sorts by Kahn's algorithm. `waiting` has the number of predecessors that are not sorted yet. */
@@ -109,6 +109,7 @@ static void sort_nodes(plan_graph *graph, uint32_t *waiting) {
     graph->depth[n] = takes_time(&graph->nodes[n]);
     if (flags & RDT_NODE_LOOP) graph->marks[n] |= PLAN_LOOP | PLAN_WAITS;
     if (flags & RDT_NODE_BLOCKS) graph->marks[n] |= PLAN_WAITS;
+    if (flags & RDT_NODE_BRANCH) graph->marks[n] |= PLAN_DIES;
     if (waiting[n] == 0) graph->sorted[graph->sorted_count++] = (uint32_t)n;
   }
   for (size_t i = 0; i < graph->sorted_count; i++) {
@@ -120,7 +121,7 @@ static void sort_nodes(plan_graph *graph, uint32_t *waiting) {
     }
   }
   for (size_t n = 0; n < graph->node_count; n++)
-    if (waiting[n]) graph->marks[n] = PLAN_LOOP | PLAN_WAITS;
+    if (waiting[n]) graph->marks[n] = PLAN_LOOP | PLAN_WAITS | PLAN_DIES;
 }
 
 static rdt_status build_graph(plan_graph *graph, const rdt_plan_arc *arcs) {
@@ -172,11 +173,12 @@ static rdt_status find_ready(const plan_graph *graph, const rdt_plan_use *uses, 
   return RDT_OK;
 }
 
-static void find_first(const plan_graph *graph, const rdt_plan_use *uses, size_t use_count,
-                       rdt_plan_order *orders) {
+static void find_first_and_death(const plan_graph *graph, const rdt_plan_use *uses,
+                                 size_t use_count, rdt_plan_order *orders) {
   for (size_t i = 0; i < use_count; i++) {
-    bool loop = graph->marks[uses[i].producer] & PLAN_LOOP;
-    orders[i].first = loop ? 0 : graph->level[uses[i].producer];
+    uint8_t marks = graph->marks[uses[i].producer];
+    orders[i].first = marks & PLAN_LOOP ? 0 : graph->level[uses[i].producer];
+    orders[i].may_die = (marks & PLAN_DIES) != 0;
   }
 }
 
@@ -188,7 +190,7 @@ rdt_status rdt_plan_find_order(const rdt_plan_node *nodes, size_t node_count,
   plan_graph graph = {.nodes = nodes, .node_count = node_count, .arc_count = arc_count};
   status = build_graph(&graph, arcs);
   if (status == RDT_OK) status = find_ready(&graph, uses, use_count, orders);
-  if (status == RDT_OK) find_first(&graph, uses, use_count, orders);
+  if (status == RDT_OK) find_first_and_death(&graph, uses, use_count, orders);
   if (status == RDT_OK && plan_find_last(&graph, uses, use_count, orders) != RDT_OK)
     status = no_memory();
   free_graph(&graph);

@@ -15,6 +15,7 @@
 typedef enum plan_mark {
   PLAN_LOOP = 1,  /* runs more than once, or lies on or behind a cycle */
   PLAN_WAITS = 2, /* it or an ancestor may wait for something that is not its input, or is a loop */
+  PLAN_DIES = 4,  /* it or an ancestor is a branch */
 } plan_mark;
 
 typedef struct plan_graph {

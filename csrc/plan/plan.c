@@ -61,7 +61,7 @@ const char *rdt_plan_reason_text(rdt_plan_reason reason) {
 
 /* ---- Checks ------------------------------------------------------------------------------------- */
 
-static rdt_status check_options(const rdt_plan_options *options) {
+rdt_status plan_check_options(const rdt_plan_options *options) {
   if (!options || options->struct_size != sizeof(*options))
     return rdt_fail(
         RDT_ERR_INVALID,
@@ -75,11 +75,8 @@ static rdt_status check_options(const rdt_plan_options *options) {
   return RDT_OK;
 }
 
-static rdt_status check_edge(const rdt_plan_edge *edge, size_t index, size_t task_count) {
+rdt_status plan_check_edge(const rdt_plan_edge *edge, size_t index) {
   if (!edge->name) return rdt_fail(RDT_ERR_INVALID, "edge %zu has no name", index);
-  if (edge->source >= task_count || edge->destination >= task_count)
-    return rdt_fail(RDT_ERR_INVALID, "edge %s goes from task %u to task %u, of %zu", edge->name,
-                    edge->source, edge->destination, task_count);
   if (edge->rank < -1 || (edge->rank > 0 && !edge->dims))
     return rdt_fail(RDT_ERR_INVALID, "edge %s has rank %d%s", edge->name, edge->rank,
                     edge->rank > 0 ? " and no dimensions" : "");
@@ -96,9 +93,14 @@ static rdt_status check_arguments(const rdt_plan_edge *edges, size_t edge_count,
     return rdt_fail(RDT_ERR_INVALID, "no %s", plan ? "edges" : "place for the plan");
   if (edge_count > INT32_MAX)
     return rdt_fail(RDT_ERR_INVALID, "%zu edges are too many for one plan", edge_count);
-  rdt_status status = check_options(options);
-  for (size_t i = 0; status == RDT_OK && i < edge_count; i++)
-    status = check_edge(&edges[i], i, task_count);
+  rdt_status status = plan_check_options(options);
+  for (size_t i = 0; status == RDT_OK && i < edge_count; i++) {
+    const rdt_plan_edge *edge = &edges[i];
+    status = plan_check_edge(edge, i);
+    if (status == RDT_OK && (edge->source >= task_count || edge->destination >= task_count))
+      status = rdt_fail(RDT_ERR_INVALID, "edge %s goes from task %u to task %u, of %zu", edge->name,
+                        edge->source, edge->destination, task_count);
+  }
   return status;
 }
 

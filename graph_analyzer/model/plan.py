@@ -62,6 +62,10 @@ class Edge:
     consumers: tuple[str, ...] = ()
     variable: str = ""
     """The variable that it is a copy of; "" if it is none. Plans of servers do not have it."""
+    operation: int | None = None
+    """The number of the operation that sends it together with others; None: its own."""
+    alone: str = ""
+    """Why it has operations of its own; "" if it shares them."""
     graph: str = ""
     """The graph to which the edge belongs, in the plan of a server, which may run several; "" otherwise."""
 
@@ -112,6 +116,11 @@ class TransferPlan:
     def unknown(self) -> int:
         """The number of edges for which neither a size nor a bound is known."""
         return sum(not edge.size_known and not edge.bytes for edge in self.edges)
+
+    def operations(self) -> tuple[int, int]:
+        """How many tensors share operations, and how many operations send them."""
+        shared = [(edge.graph, edge.operation) for edge in self.edges if edge.operation is not None]
+        return len(shared), len(set(shared))
 
     def bytes_by_class(self) -> dict[str, int]:
         """The bytes per step of each class."""
@@ -277,6 +286,8 @@ def _read_edge(row: Mapping[str, Any]) -> Edge:
         shape=None if shape is None else tuple(_number(size) for size in shape),
         consumers=tuple(str(name) for name in row.get("consumers", ())),
         variable=str(row.get("variable", "")),
+        operation=_number(row.get("operation")),
+        alone=str(row.get("alone", "")),
         graph=str(row.get("graph", "")),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..model.plan import Shape
 from ..read.devices import Device, parse
 from ..read.graphs import Program, Signatures, reference
-from ..read.ops import ENTER, EXIT, MERGE, NEXT_ITERATION, blocks, free
+from ..read.ops import ENTER, EXIT, MERGE, NEXT_ITERATION, blocks, branches, free
 from ..read.shapes import Shapes
 
 
@@ -23,6 +23,7 @@ class Node:
     blocks: bool
     free: bool
     merges: bool
+    branches: bool
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Transfer:
     shape: Shape
     in_loop: bool
     device_memory: bool
+    devices: tuple[str, str]
+    """Where it comes from and goes to, on the tasks: "device:CPU:0"."""
     producer: int
     consumers: tuple[int, ...]
     origin: str
@@ -216,6 +219,7 @@ class _Reader:
                 blocks=blocks(op, signatures.stateful(node)),
                 free=free(op),
                 merges=op in MERGE,
+                branches=branches(op),
             )
 
     def _transfer(
@@ -241,6 +245,7 @@ class _Reader:
             shape=shape,
             in_loop=bool(_after(node, self._frames.get(node.name, ()))),
             device_memory=not source.kind == device.kind == "CPU",
+            devices=(source.local_name, device.local_name),
             producer=producer,
             consumers=consumers,
             origin="" if shape is not None and None not in shape else shapes.origin(node.name),

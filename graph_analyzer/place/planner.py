@@ -35,12 +35,13 @@ def plan(
     limits = _budgets(transfers.tasks, budgets)
     made = core.make(rows, len(transfers.tasks), replace(options, budgets=limits))
     index = {(link.source, link.destination): n for n, link in enumerate(made.links)}
+    fusions = core.fuse(_between_devices(transfers, items, rows), options)
     edges = [_added(transfers, item) for item in transfers.items if item.added]
-    for item, row, place in zip(items, rows, made.places, strict=True):
+    for item, row, place, fusion in zip(items, rows, made.places, fusions, strict=True):
         ring = None
         if place.ring is not None:
             ring = made.rings[index[item.source, item.destination]][place.ring]
-        edges.append(_edge(transfers, item, row.order, place, ring))
+        edges.append(_edge(transfers, item, row.order, place, ring, fusion))
     return TransferPlan(
         tasks=transfers.tasks,
         options=replace(options, budgets=None),
@@ -56,6 +57,7 @@ def _flags(node: Node) -> int:
         | core.NodeFlag.BLOCKS * node.blocks
         | core.NodeFlag.FREE * node.free
         | core.NodeFlag.ANY * node.merges
+        | core.NodeFlag.BRANCH * node.branches
     )
 
 
@@ -78,6 +80,18 @@ def _rows(transfers: Transfers, items: list[Transfer]) -> list[core.Edge]:
             order=order,
         )
         for item, order in zip(items, orders, strict=True)
+    ]
+
+
+def _between_devices(
+    transfers: Transfers, items: list[Transfer], rows: list[core.Edge]
+) -> list[core.Edge]:
+    """The rows with devices instead of tasks: each device sends and receives by operations of its own."""
+    ends = [((item.source, item.devices[0]), (item.destination, item.devices[1])) for item in items]
+    numbers = {device: n for n, device in enumerate(sorted({end for pair in ends for end in pair}))}
+    return [
+        row._replace(source=numbers[source], destination=numbers[destination])
+        for row, (source, destination) in zip(rows, ends, strict=True)
     ]
 
 
@@ -113,6 +127,7 @@ def _edge(
     order: core.Order,
     place: core.Place,
     ring: core.Ring | None,
+    fusion: core.Fusion,
 ) -> Edge:
     return Edge(
         name=item.name,
@@ -131,6 +146,8 @@ def _edge(
         stride=ring.stride if ring else None,
         first=order.first,
         last=order.last,
+        operation=fusion.operation,
+        alone=str(fusion.alone),
         consumers=tuple(sorted(transfers.node_names[node] for node in item.consumers)),
         variable=item.variable,
     )
@@ -139,8 +156,9 @@ def _edge(
 def _added(transfers: Transfers, item: Transfer) -> Edge:
     """The edge of a tensor that no server plans."""
     place = core.Place(core.PlanClass.DYNAMIC, core.Reason.NONE, item.element_size, None, None, 0)
-    edge = _edge(transfers, item, core.Order(), place, None)
-    return replace(edge, reason=ADDED)
+    alone = core.Fusion(None, core.Alone.NOT)
+    edge = _edge(transfers, item, core.Order(), place, None, alone)
+    return replace(edge, reason=ADDED, alone=ADDED)
 
 
 def _link(tasks: tuple[str, ...], link: core.Link) -> Link:

@@ -16,6 +16,7 @@ def _named(fact: str) -> frozenset[str]:
 
 
 _WAITS, _STATE, _FREE = _named("WAITS"), _named("STATE"), _named("FREE")
+_BRANCH = _named("BRANCH")
 _STATE_PREFIXES = tuple(_named("STATE_PREFIX"))
 
 ENTER = frozenset(["Enter", "RefEnter"])
@@ -33,6 +34,11 @@ def blocks(op: str, stateful: bool) -> bool:
     if op in _WAITS:
         return True
     return stateful and op not in _STATE and not op.startswith(_STATE_PREFIXES)
+
+
+def branches(op: str) -> bool:
+    """Whether a node may leave what follows it without a value."""
+    return op in _BRANCH
 
 
 def free(op: str) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -41,6 +42,18 @@ def classes_text(plan: TransferPlan) -> str:
     return "; ".join(parts) or "nothing travels"
 
 
+def operations_text(plan: TransferPlan) -> str:
+    """How many tensors share the operations that send and receive them, and why others do not."""
+    tensors, operations = plan.operations()
+    parts = [f"{count(tensors, 'tensor')} sent by {count(operations, 'operation')}"] * bool(tensors)
+    reasons = Counter(edge.alone for edge in plan.edges if edge.operation is None)
+    parts += [
+        f"{count(number, 'tensor')} by one each: {reason}" if reason else f"{number} by one each"
+        for reason, number in reasons.most_common()
+    ]
+    return "; ".join(parts)
+
+
 def cost_text(plan: TransferPlan, network: Network) -> str:
     """The predicted time and its parts."""
     cost = predict(plan, network)
@@ -59,6 +72,7 @@ def report(plan: TransferPlan, network: Network | None = None, rows: int = 20) -
     parts: list[RenderableType] = [
         f"[bold]{headline(plan)}[/bold]",
         escape(classes_text(plan)),
+        escape(operations_text(plan)),
         f"{size(plan.arena_bytes)} of places; {count(plan.control_edges, 'control edge')} besides",
         escape(cost_text(plan, network or Network())),
         _tasks(plan),

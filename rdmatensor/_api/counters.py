@@ -62,6 +62,10 @@ class PlanUse(TypedDict):
     only with RDMATENSOR_CHECKSUM."""
     fused: int
     """Tensors that travelled in groups."""
+    operations: int
+    """Operations run that send or receive several tensors."""
+    in_operations: int
+    """Tensors that they sent or received."""
     groups: int
     """Groups of tensors that were sent."""
     mismatched: int

@@ -113,6 +113,10 @@ static void make_plan(fuzz_input *input) {
   check_plan(&r, plan);
   for (size_t i = 0; i < r.count; i++) rdt_plan_edge_hash(&r.edges[i]);
   rdt_plan_free(plan);
+  rdt_plan_fusion fusions[sizeof(r.edges) / sizeof(r.edges[0])];
+  FUZZ_EXPECT(rdt_plan_fuse(r.edges, r.count, &r.options, fusions) == RDT_OK);
+  for (size_t i = 0; i < r.count; i++)
+    FUZZ_EXPECT((fusions[i].operation < 0) == (fusions[i].alone != RDT_PLAN_ALONE_NOT));
 }
 
 /* Graphs with cycles, and indices out of range. */

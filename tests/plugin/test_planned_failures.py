@@ -133,14 +133,14 @@ def test_places_that_are_withdrawn_while_a_group_waits(
     way, and the others must not wait for it."""
     hold, early = tmp_path / "hold", 3
     hold.touch()
-    # Only what is equally deep in the graph is one group.
+    # Only what is equally deep in the graph is one group. Behind a branch each has an operation of its own.
     files = [tmp_path / f"number{i}" for i in range(early + 1)]
     for file in files:
         file.write_text("3")
 
     def build() -> Any:
         with tf.device(TASK1):
-            x = some_number()
+            x = tf.raw_ops.Switch(data=some_number(), pred=tf.constant(True)).output_true
             several = [
                 tf.fill([100], x + tf.strings.to_number(tf.io.read_file(str(file))))
                 for file in files

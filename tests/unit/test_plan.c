@@ -249,6 +249,80 @@ static void test_order(void) {
   EXPECT(orders[4].first == 0 && orders[4].last == 2);
 }
 
+/* A branch leaves what comes after it without a value, in whatever task. */
+static void test_branches(void) {
+  const rdt_plan_node nodes[] = {{0, 0}, {0, RDT_NODE_BRANCH}, {1, 0}, {1, RDT_NODE_ANY}, {0, 0}};
+  const rdt_plan_arc arcs[] = {{0, 1}, {1, 2}, {2, 3}, {0, 3}, {3, 4}};
+  const uint32_t there[] = {4}, here[] = {2};
+  const rdt_plan_use uses[] = {{0, here, 1}, {1, here, 1}, {2, there, 1}, {3, there, 1}};
+  rdt_plan_order orders[COUNT(uses)];
+  EXPECT_STATUS(RDT_OK, rdt_plan_find_order(nodes, COUNT(nodes), arcs, COUNT(arcs), uses,
+                                            COUNT(uses), orders));
+  EXPECT(!orders[0].may_die);
+  for (size_t i = 1; i < COUNT(uses); i++) EXPECT(orders[i].may_die && orders[i].ready >= 0);
+}
+
+/* ---- Operations --------------------------------------------------------------------------------- */
+
+static void test_operations(void) {
+  static const int64_t small[] = {100}, most[] = {16384}, large[] = {16385}, unknown[] = {-1},
+                       none[] = {0};
+  const rdt_plan_order order = {.ready = 3, .last = INT32_MAX};
+  const rdt_plan_edge like = {
+      .destination = 1, .element_size = 4, .rank = 1, .dims = small, .order = order};
+  rdt_plan_edge edges[16];
+  for (size_t i = 0; i < COUNT(edges); i++) edges[i] = like;
+  const char *names[] = {"c", "a", "b", "d", "e", "f", "g", "h",
+                         "i", "j", "k", "l", "m", "n", "o", "p"};
+  for (size_t i = 0; i < COUNT(edges); i++) edges[i].name = names[i];
+  edges[1].dims = most;
+  edges[2].destination = 2; /* another device: alone there */
+  edges[3].order.ready = 4;
+  edges[4].order.ready = -1;
+  edges[5].order.may_die = 1;
+  edges[6].flags = RDT_EDGE_LOOP;
+  edges[7].dims = large;
+  edges[8].dims = unknown;
+  edges[9].dims = none;
+  edges[10].element_size = 0;
+  edges[11].order.ready = 4;
+  edges[12].source = 3;
+  edges[13].source = 3;
+  edges[14].flags = RDT_EDGE_DEVICE_MEMORY;
+  const rdt_plan_options options = OPTIONS(.fuse_bytes = 1);
+  rdt_plan_fusion fusions[COUNT(edges)];
+  EXPECT_STATUS(RDT_OK, rdt_plan_fuse(edges, COUNT(edges), &options, fusions));
+  const int32_t operations[] = {0, 0, -1, 1, -1, -1, -1, -1, -1, -1, -1, 1, 2, 2, -1, 0};
+  const rdt_plan_alone alone[] = {
+      RDT_PLAN_ALONE_NOT,   RDT_PLAN_ALONE_NOT,    RDT_PLAN_ALONE_LAST, RDT_PLAN_ALONE_NOT,
+      RDT_PLAN_ALONE_WAITS, RDT_PLAN_ALONE_BRANCH, RDT_PLAN_ALONE_LOOP, RDT_PLAN_ALONE_SIZE,
+      RDT_PLAN_ALONE_SIZE,  RDT_PLAN_ALONE_SIZE,   RDT_PLAN_ALONE_SIZE, RDT_PLAN_ALONE_NOT,
+      RDT_PLAN_ALONE_NOT,   RDT_PLAN_ALONE_NOT,    RDT_PLAN_ALONE_SIZE, RDT_PLAN_ALONE_NOT};
+  for (size_t i = 0; i < COUNT(edges); i++)
+    EXPECT(fusions[i].operation == operations[i] && fusions[i].alone == alone[i]);
+  EXPECT_STATUS(RDT_OK, rdt_plan_fuse(edges, COUNT(edges), &OPTIONS(.fuse_bytes = 0), fusions));
+  for (size_t i = 0; i < COUNT(edges); i++)
+    EXPECT(fusions[i].operation == -1 && fusions[i].alone == RDT_PLAN_ALONE_OFF);
+  EXPECT(strcmp(rdt_plan_alone_text((rdt_plan_alone)99), "") == 0);
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_plan_fuse(NULL, 1, &options, fusions));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_plan_fuse(edges, 1, NULL, fusions));
+}
+
+/* One operation carries 1 MiB at most. */
+static void test_long_operations(void) {
+  enum { COUNT_OF = 40 };
+  static const int64_t most[] = {16384};
+  char names[COUNT_OF][4];
+  rdt_plan_edge edges[COUNT_OF];
+  rdt_plan_fusion fusions[COUNT_OF];
+  for (size_t i = 0; i < COUNT_OF; i++) {
+    snprintf(names[i], sizeof(names[i]), "%02zu", i);
+    edges[i] = (rdt_plan_edge){.name = names[i], .element_size = 4, .rank = 1, .dims = most};
+  }
+  EXPECT_STATUS(RDT_OK, rdt_plan_fuse(edges, COUNT_OF, &OPTIONS(.fuse_bytes = 1), fusions));
+  for (int32_t i = 0; i < COUNT_OF; i++) EXPECT(fusions[i].operation == i / 16);
+}
+
 static void test_loops(void) {
   /* 1 and 2 form a cycle, 3 is behind it, 4 says itself that it is in a loop, 5 is behind that. */
   const rdt_plan_node nodes[] = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, RDT_NODE_LOOP},
@@ -374,6 +448,9 @@ int main(void) {
   test_enormous();
   test_hashes();
   test_order();
+  test_branches();
+  test_operations();
+  test_long_operations();
   test_loops();
   test_bounded_effort();
   test_bad_edges();

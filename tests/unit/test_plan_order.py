@@ -45,7 +45,7 @@ def uses_of(nodes: list[Node], arcs: list[Arc], carries: set[Arc]) -> list[Use]:
 def graphs(draw: st.DrawFn) -> Graph:
     """Small and dense, over few tasks: most tensors have others on their link, before and after."""
     count, tasks = draw(st.integers(2, 14)), draw(st.sampled_from([2, 2, 3]))
-    rare = [NodeFlag.BLOCKS, NodeFlag.LOOP, NodeFlag.ANY]
+    rare = [NodeFlag.BLOCKS, NodeFlag.LOOP, NodeFlag.ANY, NodeFlag.BRANCH]
     flag = st.sampled_from([0] * 12 + [NodeFlag.FREE] * 8 + rare)
     nodes = [Node(draw(st.integers(0, tasks - 1)), int(draw(flag))) for _ in range(count)]
 

@@ -27,7 +27,7 @@ using tensorflow::Node;
 
 constexpr uint32_t kNoTask = 0;  // tasks count from 1
 
-enum class Fact { WAITS, STATE, STATE_PREFIX, FREE };
+enum class Fact { WAITS, STATE, STATE_PREFIX, FREE, BRANCH };
 
 constexpr std::pair<Fact, absl::string_view> kFacts[] = {
 #define OP(fact, name) {Fact::fact, #name},
@@ -120,7 +120,7 @@ std::vector<RemoteEdge> CollectEdges(const Graph& graph, const std::vector<Contr
         remote.source = source;
         remote.destination = device.task;
         remote.in_loop = Repeats(*producer, frames[producer->id()]);
-        remote.order = {-1, 0, INT32_MAX};
+        remote.order = {-1, 0, INT32_MAX, 0};
       }
       remote.consumers.emplace_back(consumer, edge->dst_input());
     }
@@ -142,7 +142,8 @@ absl::Status FindOrders(const Graph& graph, const std::vector<ControlFlowInfo>& 
     nodes[node->id()].flags = (frame != nullptr && frame->IsOp() ? RDT_NODE_LOOP : 0) |
                               (Blocks(*node) ? RDT_NODE_BLOCKS : 0) |
                               (IsFree(*node) ? RDT_NODE_FREE : 0) |
-                              (node->IsMerge() ? RDT_NODE_ANY : 0);
+                              (node->IsMerge() ? RDT_NODE_ANY : 0) |
+                              (Holds(Fact::BRANCH, node->type_string()) ? RDT_NODE_BRANCH : 0);
     if (node->IsNextIteration()) continue;  // its arcs close loops
     for (const Edge* edge : node->out_edges()) {
       if (edge->dst()->IsOp()) {

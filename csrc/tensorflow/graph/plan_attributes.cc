@@ -21,7 +21,7 @@ using tensorflow::AttrValue;
 using tensorflow::Edge;
 using tensorflow::Node;
 
-// Attributes of producers and consumers: parallel lists, of which `order` has kOrderSize numbers for each entry.
+// Attributes of producers and consumers: parallel lists, of which `order` has kPlanOrderSize numbers for each entry.
 struct ListNames {
   const char* index;  // of the output, or input
   const char *edge, *shape, *order;
@@ -31,17 +31,17 @@ constexpr ListNames kOut = {"_rdma_out_index", "_rdma_out_edge", "_rdma_out_shap
                             "_rdma_out_order", "_rdma_out_device"};
 constexpr ListNames kIn = {"_rdma_in_index", "_rdma_in_edge", "_rdma_in_shape", "_rdma_in_order",
                            nullptr};
-constexpr int kOrderSize = 4;
-
 struct Lists {
   AttrValue index, edge, shape, order, device;
 
-  void Add(const RemoteEdge& remote, int at, const tensorflow::TensorShapeProto& known) {
+  void Add(const RemoteEdge& remote, int at, const tensorflow::TensorShapeProto& known,
+           const rdt_plan_fusion& fusion) {
     index.mutable_list()->add_i(at);
     edge.mutable_list()->add_s(remote.name);
     *shape.mutable_list()->add_shape() = known;
-    for (int64_t number : {int64_t{remote.order.ready}, int64_t{remote.order.first},
-                           int64_t{remote.order.last}, int64_t{remote.in_loop}}) {
+    for (int64_t number :
+         {int64_t{remote.order.ready}, int64_t{remote.order.first}, int64_t{remote.order.last},
+          int64_t{remote.in_loop}, int64_t{fusion.operation}, int64_t{fusion.alone}}) {
       order.mutable_list()->add_i(number);
     }
     device.mutable_list()->add_s(remote.recv_device);
@@ -92,7 +92,7 @@ bool ReadLists(const Node& holder, const ListNames& names, int at, const std::st
   // The graph may come from another process, so the lists are checked.
   for (int k = 0; k < indices.size(); ++k) {
     if (indices[k] != at || k >= edges.size() || k >= shapes.size() ||
-        (k + 1) * kOrderSize > orders.size()) {
+        (k + 1) * kPlanOrderSize > orders.size()) {
       continue;
     }
     if (names.device != nullptr) {
@@ -101,8 +101,8 @@ bool ReadLists(const Node& holder, const ListNames& names, int at, const std::st
     }
     mark->edge = edges[k];
     *mark->shape.mutable_shape() = shapes[k];
-    for (int i = 0; i < kOrderSize; ++i) {
-      mark->order.mutable_list()->add_i(orders[k * kOrderSize + i]);
+    for (int i = 0; i < kPlanOrderSize; ++i) {
+      mark->order.mutable_list()->add_i(orders[k * kPlanOrderSize + i]);
     }
     return GetNodeAttr(holder.attrs(), kPlanGraphAttr, &mark->graph).ok();
   }
@@ -150,22 +150,27 @@ void Describe(const Mark& mark) {
   (void)TryGetNodeAttr(mark.node->attrs(), sends ? "T" : "tensor_type", &type);
   const auto& order = mark.order.list().i();
   const std::string line = absl::StrFormat(
-      "plan: graph %016x: %s %s %s %s, %s %s, ready %d, first %d, last %d%s",
+      "plan: graph %016x: %s %s %s %s, %s %s, ready %d, first %d, last %d%s%s",
       static_cast<uint64_t>(mark.graph), mark.task, sends ? "sends" : "receives", mark.edge,
       absl::StrCat(sends ? "to " : "from ", mark.peer), tensorflow::DataTypeString(type),
       tensorflow::PartialTensorShape::DebugString(mark.shape.shape()), order[0], order[1], order[2],
-      order[3] != 0 ? ", in a loop" : "");
+      order[3] != 0 ? ", in a loop" : "",
+      order[kPlanOperation] < 0 ? "" : absl::StrCat(", operation ", order[kPlanOperation]));
   rdt_log_line(RDT_LOG_DEBUG, line.c_str());
 }
 
 }  // namespace
 
-void AttachEdges(const std::vector<RemoteEdge>& edges, const GraphShapes& shapes, int64_t graph) {
+void AttachEdges(const std::vector<RemoteEdge>& edges,
+                 const std::vector<tensorflow::TensorShapeProto>& shapes,
+                 const std::vector<rdt_plan_fusion>& fusions, int64_t graph) {
   absl::flat_hash_map<Node*, Lists> out, in;
-  for (const RemoteEdge& edge : edges) {
-    const tensorflow::TensorShapeProto shape = shapes.Of(*edge.producer, edge.output);
-    out[edge.producer].Add(edge, edge.output, shape);
-    for (const auto& [consumer, input] : edge.consumers) in[consumer].Add(edge, input, shape);
+  for (size_t i = 0; i < edges.size(); ++i) {
+    const RemoteEdge& edge = edges[i];
+    out[edge.producer].Add(edge, edge.output, shapes[i], fusions[i]);
+    for (const auto& [consumer, input] : edge.consumers) {
+      in[consumer].Add(edge, input, shapes[i], fusions[i]);
+    }
   }
   for (const auto& [node, lists] : out) lists.Attach(kOut, graph, node);
   for (const auto& [node, lists] : in) lists.Attach(kIn, graph, node);

@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "graph/graph_order.h"
-#include "graph/graph_shapes.h"
+#include "rdmatensor.h"
+#include "tensorflow/core/framework/tensor_shape.pb.h"
 #include "tensorflow/core/graph/graph.h"
 
 namespace rdmatensor {
@@ -23,12 +24,17 @@ namespace rdmatensor {
 constexpr char kPlanGraphAttr[] = "_rdma_graph";  // int: the graph's number, the same at both ends
 constexpr char kPlanEdgeAttr[] = "_rdma_edge";    // string: RemoteEdge::name
 constexpr char kPlanShapeAttr[] = "_rdma_shape";  // shape: may be partial
-constexpr char kPlanOrderAttr[] = "_rdma_order";  // list(int): ready, first, last, in_loop
+// list(int): ready, first, last, in_loop, operation, alone; the last two as in rdt_plan_fusion
+constexpr char kPlanOrderAttr[] = "_rdma_order";
+constexpr int kPlanOrderSize = 6;
+constexpr int kPlanOperation = 4;  // its index in the list
 // int: the number of this graph's edges into the task of a _Recv, or out of the task of a _Send.
 constexpr char kPlanCountAttr[] = "_rdma_count";
 
-// Writes the attributes before partitioning. `graph` must not be 0.
-void AttachEdges(const std::vector<RemoteEdge>& edges, const GraphShapes& shapes, int64_t graph);
+// Writes the attributes before partitioning. `shapes` and `fusions` are those of the edges; `graph` must not be 0.
+void AttachEdges(const std::vector<RemoteEdge>& edges,
+                 const std::vector<tensorflow::TensorShapeProto>& shapes,
+                 const std::vector<rdt_plan_fusion>& fusions, int64_t graph);
 
 using Partitions = std::unordered_map<std::string, std::unique_ptr<tensorflow::Graph>>;
 

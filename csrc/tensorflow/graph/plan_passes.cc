@@ -7,9 +7,11 @@
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "graph/fusion.h"
 #include "graph/graph_order.h"
 #include "graph/graph_shapes.h"
 #include "graph/plan_attributes.h"
@@ -64,7 +66,9 @@ class AttachEdgesPass : public GraphOptimizationPass {
     } else if (!edges->empty()) {
       const GraphShapes shapes(graph,
                                options.flib_def != nullptr ? options.flib_def : &graph.flib_def());
-      AttachEdges(*edges, shapes, NewGraphId());
+      std::vector<tensorflow::TensorShapeProto> known;
+      for (const RemoteEdge& edge : *edges) known.push_back(shapes.Of(*edge.producer, edge.output));
+      AttachEdges(*edges, known, FindOperations(*edges, known), NewGraphId());
     }
     return absl::OkStatus();
   }

@@ -47,40 +47,88 @@ std::string SpellKey(absl::string_view prefix, const tensorflow::FrameAndIter& f
   return absl::StrCat(prefix, ";", frame_iter.frame_id, ":", frame_iter.iter_id);
 }
 
-bool EdgeDefinition::Read(tensorflow::OpKernelConstruction* context) {
-  // Most nodes have no plan, and GetAttr would make an error for each missing attribute.
-  if (!context->HasAttr(kPlanGraphAttr)) return false;
-  std::string send_device, receive_device, tensor_name;
-  int64_t incarnation = 0;
-  std::vector<int32_t> ordering;
-  tensorflow::TensorShapeProto described;
-  const bool found = context->GetAttr(kPlanGraphAttr, &graph).ok() &&
-                     context->GetAttr(kPlanEdgeAttr, &name).ok() &&
-                     context->GetAttr(kPlanShapeAttr, &described).ok() &&
-                     context->GetAttr(kPlanOrderAttr, &ordering).ok() &&
-                     context->GetAttr(kPlanCountAttr, &count).ok() &&
-                     context->GetAttr("send_device", &send_device).ok() &&
-                     context->GetAttr("recv_device", &receive_device).ok() &&
-                     context->GetAttr("send_device_incarnation", &incarnation).ok() &&
-                     context->GetAttr("tensor_name", &tensor_name).ok() && ordering.size() == 4;
+std::string KeyPrefix(absl::string_view send_device, uint64_t incarnation,
+                      absl::string_view receive_device, absl::string_view tensor_name) {
+  return absl::StrFormat("%s;%016x;%s;%s", send_device, incarnation, receive_device, tensor_name);
+}
+
+struct EdgeDefinition::Common {
+  int64_t graph = 0, incarnation = 0;
+  int count = 0;
+  std::string send_device, receive_device;
+
+  bool Read(tensorflow::OpKernelConstruction* context) {
+    return context->GetAttr(kPlanGraphAttr, &graph).ok() &&
+           context->GetAttr(kPlanCountAttr, &count).ok() &&
+           context->GetAttr("send_device", &send_device).ok() &&
+           context->GetAttr("recv_device", &receive_device).ok() &&
+           context->GetAttr("send_device_incarnation", &incarnation).ok();
+  }
+};
+
+bool EdgeDefinition::Fill(const Common& common, const std::string& tensor_name,
+                          const tensorflow::TensorShapeProto& described, const int32_t* ordering) {
   // Another process may have made the node, so its contents must not trigger assertions.
-  if (!found || !tensorflow::PartialTensorShape::BuildPartialTensorShape(described, &shape).ok()) {
+  if (!tensorflow::PartialTensorShape::BuildPartialTensorShape(described, &shape).ok()) {
     return false;
   }
-  if (!context->GetAttr("T", &dtype).ok() && !context->GetAttr("tensor_type", &dtype).ok()) {
-    return false;
-  }
+  graph = common.graph;
+  count = common.count;
   dtype = tensorflow::BaseType(dtype);
-  source = std::string(TaskOf(send_device));
-  destination = std::string(TaskOf(receive_device));
-  source_incarnation = static_cast<uint64_t>(incarnation);
-  order = {ordering[0], ordering[1], ordering[2]};
+  source = std::string(TaskOf(common.send_device));
+  destination = std::string(TaskOf(common.receive_device));
+  source_incarnation = static_cast<uint64_t>(common.incarnation);
+  order = {ordering[0], ordering[1], ordering[2], 0};
   in_loop = ordering[3] != 0;
-  key_prefix = absl::StrFormat("%s;%016x;%s;%s", send_device, static_cast<uint64_t>(incarnation),
-                               receive_device, tensor_name);
+  fusion.operation = ordering[kPlanOperation];
+  fusion.alone = static_cast<rdt_plan_alone>(ordering[kPlanOperation + 1]);
+  key_prefix =
+      KeyPrefix(common.send_device, source_incarnation, common.receive_device, tensor_name);
   key = KeyId::OfPrefix(key_prefix);
   may_change = MayChangeInPlace(SpellKey(key_prefix, {0, 0}));
   return source != destination;
+}
+
+bool EdgeDefinition::Read(tensorflow::OpKernelConstruction* context) {
+  // Most nodes have no plan, and GetAttr would make an error for each missing attribute.
+  if (!context->HasAttr(kPlanGraphAttr)) return false;
+  Common common;
+  std::string tensor_name;
+  std::vector<int32_t> ordering;
+  tensorflow::TensorShapeProto described;
+  return common.Read(context) && context->GetAttr(kPlanEdgeAttr, &name).ok() &&
+         context->GetAttr(kPlanShapeAttr, &described).ok() &&
+         context->GetAttr(kPlanOrderAttr, &ordering).ok() && ordering.size() == kPlanOrderSize &&
+         context->GetAttr("tensor_name", &tensor_name).ok() &&
+         (context->GetAttr("T", &dtype).ok() || context->GetAttr("tensor_type", &dtype).ok()) &&
+         Fill(common, tensor_name, described, ordering.data());
+}
+
+std::vector<EdgeDefinition> EdgeDefinition::ReadAll(tensorflow::OpKernelConstruction* context) {
+  Common common;
+  tensorflow::DataTypeVector dtypes;
+  std::vector<std::string> names, tensor_names;
+  std::vector<int32_t> orderings;
+  std::vector<tensorflow::TensorShapeProto> shapes;
+  if (!common.Read(context) || !context->GetAttr("T", &dtypes).ok() ||
+      !context->GetAttr("tensor_names", &tensor_names).ok() ||
+      !context->GetAttr(kPlanEdgeAttr, &names).ok() ||
+      !context->GetAttr(kPlanShapeAttr, &shapes).ok() ||
+      !context->GetAttr(kPlanOrderAttr, &orderings).ok() || names.size() != dtypes.size() ||
+      tensor_names.size() != dtypes.size() || shapes.size() != dtypes.size() ||
+      orderings.size() != dtypes.size() * kPlanOrderSize) {
+    return {};
+  }
+  std::vector<EdgeDefinition> edges(dtypes.size());
+  for (size_t i = 0; i < edges.size(); ++i) {
+    edges[i].name = names[i];
+    edges[i].dtype = dtypes[i];
+    edges[i].shares = true;
+    if (!edges[i].Fill(common, tensor_names[i], shapes[i], &orderings[i * kPlanOrderSize])) {
+      return {};
+    }
+  }
+  return edges;
 }
 
 rdt_plan_edge Describe(const EdgeDefinition& edge, std::vector<int64_t>* dims) {

@@ -42,6 +42,10 @@ struct KeyId {
 // "prefix;frame:iteration", as TensorFlow spells it.
 std::string SpellKey(absl::string_view prefix, const tensorflow::FrameAndIter& frame_iter);
 
+// The part of a tensor's key before ";frame:iteration".
+std::string KeyPrefix(absl::string_view send_device, uint64_t incarnation,
+                      absl::string_view receive_device, absl::string_view tensor_name);
+
 struct EdgeDefinition {
   int64_t graph = 0;                // the same number at both ends, and of no other graph
   std::string name;                 // unique in the graph for one destination
@@ -51,13 +55,24 @@ struct EdgeDefinition {
   KeyId key;  // of the prefix
   tensorflow::DataType dtype = tensorflow::DT_INVALID;
   tensorflow::PartialTensorShape shape;
-  rdt_plan_order order{-1, 0, INT32_MAX};
+  rdt_plan_order order{-1, 0, INT32_MAX, 0};
+  rdt_plan_fusion fusion{-1, RDT_PLAN_ALONE_OFF};
+  bool shares = false;  // the operation of `fusion`; else it has one of its own here
   bool in_loop = false;
   bool may_change = false;  // after Send: see ref_variables.h
   int count = 0;            // edges of the graph that enter (receive) or leave (send) the task
 
-  // False if the node carries no plan.
+  // Reads the edge of a _Send or _Recv. False if the node carries no plan.
   bool Read(tensorflow::OpKernelConstruction* context);
+  // Reads the edges of an operation that replaces several of these (fusion.h). Empty if it is malformed.
+  static std::vector<EdgeDefinition> ReadAll(tensorflow::OpKernelConstruction* context);
+
+ private:
+  // What the edges of an operation have in common.
+  struct Common;
+  // Fills in what the attributes say. False if they contradict each other.
+  bool Fill(const Common& common, const std::string& tensor_name,
+            const tensorflow::TensorShapeProto& described, const int32_t* ordering);
 };
 
 // The planner's view of `edge`; points into it and into *dims.

@@ -49,6 +49,11 @@ Source::Decision Source::Decide(uint64_t incarnation, int64_t step_id, const Wai
   return asking_ ? Decision::kWait : Decision::kConnect;
 }
 
+bool Source::IsReady(uint64_t incarnation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return IsBehindChannelLocked(incarnation);
+}
+
 void Source::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
   using Args = tensorflow::Rendezvous::Args;
   waiter.done = [self = shared_from_this(), step_id, key = waiter.FullKey(),

@@ -61,6 +61,8 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   // becomes ready are announced on it, and their tensors are not pushed.
   enum class Decision { kWait, kConnect, kRpc, kRpcAndRetry };
   Decision Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter);
+  // True if every receive from the device with `incarnation` waits in the mailbox at present.
+  bool IsReady(uint64_t incarnation);
   // Fetches the tensor by RecvTensor, as Decide decided.
   void ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter);
   // Fails if the peer said that nothing more will come for this step, or of this key.

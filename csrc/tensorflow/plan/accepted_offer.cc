@@ -51,11 +51,14 @@ AcceptedOffer::AcceptedOffer(const Host* host, std::shared_ptr<Channel> channel,
   int32_t groups = 0;
   for (const Offer::Edge& edge : offer_.edges) groups = std::max(groups, edge.group + 1);
   groups_ = std::vector<Group>(static_cast<size_t>(groups));
+  bits_.resize(offer_.edges.size(), 0);
   for (uint32_t i = 0; i < offer_.edges.size(); ++i) {
     const Offer::Edge& edge = offer_.edges[i];
     index_of_.emplace(edge.name, i);
     if (edge.group < 0) continue;
     Group& group = groups_[static_cast<size_t>(edge.group)];
+    // Open refuses groups with more members than bits.
+    bits_[i] = uint64_t{1} << group.members.size() % kMaxGroupMembers;
     group.members.push_back(i);
     group.bytes = std::max(group.bytes, edge.offset + edge.bytes);
   }
@@ -152,17 +155,8 @@ void AcceptedOffer::Bind(const std::shared_ptr<OutEdge>& edge,
   // Only from now on does the edge come this way in every step that begins.
   Group& group = groups_[static_cast<size_t>(number)];
   std::lock_guard<std::mutex> group_lock(group.mutex);
-  group.bound |= BitOf(group, index);
+  group.bound |= bits_[index];
   group.bound_at = Moment();
-}
-
-uint64_t AcceptedOffer::BitOf(const Group& group, uint32_t index) {
-  uint64_t bit = 1;
-  for (uint32_t member : group.members) {
-    if (member == index) break;
-    bit <<= 1;
-  }
-  return bit;
 }
 
 uint64_t AcceptedOffer::AllOf(const Group& group) {
@@ -242,21 +236,36 @@ uint64_t AcceptedOffer::SlotOffset(int32_t number, int slot) const {
   return ring.offset + static_cast<uint64_t>(slot) * ring.stride;
 }
 
-bool AcceptedOffer::Send(const OutEdge& edge, uint32_t index, const Tensor& sent) {
-  bool fits = sent.may_go;
-  // A client may feed another shape than the graph promises.
-  if (fits && !sent.is_dead && !edge.definition->shape.IsCompatibleWith(sent.tensor->shape())) {
-    CountPlan(PlanEvent::kUnfit);
-    fits = false;
+void AcceptedOffer::Send(const Step& step, absl::Span<Sent> all) {
+  for (Sent& sent : all) {
+    sent.went = step.may_push;
+    // A client may feed another shape than the graph promises.
+    if (sent.went && !sent.is_dead &&
+        !sent.edge->definition->shape.IsCompatibleWith(sent.tensor->shape())) {
+      CountPlan(PlanEvent::kUnfit);
+      sent.went = false;
+    }
   }
-  const bool grouped = offer_.edges[index].group >= 0;
-  if ((!fits && !grouped) || !Enter()) return false;
-  SendSpan span(edge.definition->name, edge.definition->destination,
-                sent.is_dead ? 0 : sent.tensor->TotalBytes());
-  const bool done = grouped ? SendGrouped(edge, index, sent, fits) : SendSingle(edge, index, sent);
-  span.End(done ? PathName(PathOf(offer_.edges[index])) : "none");
-  Leave();
-  return done;
+  const bool entered = Enter();
+  for (size_t at = 0; at < all.size();) {
+    const int32_t group = offer_.edges[all[at].index].group;
+    size_t end = at + 1;
+    while (group >= 0 && end < all.size() && offer_.edges[all[end].index].group == group) ++end;
+    const absl::Span<Sent> members = all.subspan(at, end - at);
+    at = end;
+    if (!entered) {
+      for (Sent& sent : members) sent.went = false;
+    } else if (group >= 0) {
+      SendGrouped(step, members);
+    } else if (members.front().went) {
+      Sent& sent = members.front();
+      SendSpan span(sent.edge->definition->name, sent.edge->definition->destination,
+                    sent.is_dead ? 0 : sent.tensor->TotalBytes());
+      sent.went = SendSingle(step, sent);
+      span.End(sent.went ? PathName(PathOf(offer_.edges[sent.index])) : "none");
+    }
+  }
+  if (entered) Leave();
 }
 
 bool AcceptedOffer::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor,
@@ -275,15 +284,16 @@ bool AcceptedOffer::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor,
   return true;
 }
 
-bool AcceptedOffer::SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent) {
-  const Offer::Edge& offered = offer_.edges[index];
+bool AcceptedOffer::SendSingle(const Step& step, const Sent& sent) {
+  const OutEdge& edge = *sent.edge;
+  const Offer::Edge& offered = offer_.edges[sent.index];
   const Path path = PathOf(offered);
   PlannedMessage message;
-  message.step_id = sent.step_id;
-  message.index = index;
-  message.frame_id = sent.at.frame_id;
-  message.iter_id = sent.at.iter_id;
-  if (sent.at.frame_id != 0 || sent.at.iter_id != 0) message.flags |= PlannedMessage::kInLoop;
+  message.step_id = step.id;
+  message.index = sent.index;
+  message.frame_id = step.at.frame_id;
+  message.iter_id = step.at.iter_id;
+  if (step.at.frame_id != 0 || step.at.iter_id != 0) message.flags |= PlannedMessage::kInLoop;
   const tensorflow::Tensor& tensor = *sent.tensor;
   const uint64_t bytes = sent.is_dead ? 0 : tensor.TotalBytes();
   if (sent.is_dead) {
@@ -396,62 +406,88 @@ bool AcceptedOffer::Announce(const PlannedMessage& message) {
   return false;
 }
 
-bool AcceptedOffer::SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent,
-                                bool fits) {
-  const Offer::Edge& offered = offer_.edges[index];
+uint32_t AcceptedOffer::CopyIntoGroup(const Sent& sent, int slot) {
+  const Offer::Edge& offered = offer_.edges[sent.index];
+  const EdgeDefinition& definition = *sent.edge->definition;
+  SendSpan span(definition.name, definition.destination, offered.bytes);
+  char* const target = (mapped_places_ != nullptr ? mapped_places_ : staging_base_) +
+                       SlotOffset(offered.ring, slot) + offered.offset;
+  CopyTraced(target, sent.tensor->data(), offered.bytes, "group");
+  span.End(PathName(PathOf(offered)));
+  if (!host_->settings.checksum) return 0;
+  // The checksum is of the original, as in PushTensor.
+  return ChecksumToSend(definition.may_change ? target : sent.tensor->data(), offered.bytes);
+}
+
+void AcceptedOffer::SendGrouped(const Step& sent_in, absl::Span<Sent> members) {
+  const Offer::Edge& offered = offer_.edges[members.front().index];
   Group& group = groups_[static_cast<size_t>(offered.group)];
   const uint64_t all = AllOf(group);
-  const uint64_t bit = BitOf(group, index);
+  uint64_t arrived = 0, written = 0;
+  for (const Sent& sent : members) arrived |= bits_[sent.index];
+  const auto none_went = [&members] {
+    for (Sent& sent : members) sent.went = false;
+  };
   std::unique_lock<std::mutex> lock(group.mutex);
   // In a step that began earlier some members may have gone another way already.
-  if (group.bound != all || sent.began <= group.bound_at || sent.at.frame_id != 0 ||
-      sent.at.iter_id != 0) {
-    return false;
+  if (group.bound != all || sent_in.began <= group.bound_at || sent_in.at.frame_id != 0 ||
+      sent_in.at.iter_id != 0) {
+    return none_went();
   }
   auto step = group.steps.begin();
-  while (step != group.steps.end() && (step->step_id != sent.step_id || step->arrived & bit)) {
+  while (step != group.steps.end() && (step->step_id != sent_in.id || step->arrived & arrived)) {
     ++step;
   }
   if (step == group.steps.end()) {
     step = group.steps.emplace(group.steps.end());
-    step->step_id = sent.step_id;
+    step->step_id = sent_in.id;
     step->slot = Acquire(offered.ring);
     if (host_->settings.checksum) step->checksums.resize(group.members.size());
     open_steps_.fetch_add(1);
   }
-  step->arrived |= bit;
+  step->arrived |= arrived;
   if (step->slot < 0) {
-    CountPlan(PlanEvent::kBusy);
+    CountPlan(PlanEvent::kBusy, members.size());
     if (step->arrived == all) {
       group.steps.erase(step);
       open_steps_.fetch_sub(1);
     }
-    return false;
+    return none_went();
   }
-  fits = fits && (sent.is_dead || sent.tensor->TotalBytes() == offered.bytes);
-  if (!fits) {
-    step->absent |= bit;
-  } else if (sent.is_dead) {
-    step->dead |= bit;
-  } else {
+  for (Sent& sent : members) {
+    const uint64_t bit = bits_[sent.index];
+    sent.went =
+        sent.went && (sent.is_dead || sent.tensor->TotalBytes() == offer_.edges[sent.index].bytes);
+    if (!sent.went) step->absent |= bit;
+    if (sent.went && sent.is_dead) step->dead |= bit;
+    if (sent.went && !sent.is_dead) written |= bit;
+  }
+  if (written != 0) {
     ++step->writing;
+    const int slot = step->slot;
+    absl::InlinedVector<std::pair<int, uint32_t>, 1> checksums;  // by number of the member
     lock.unlock();
-    const uint64_t at = SlotOffset(offered.ring, step->slot) + offered.offset;
-    char* const target = mapped_places_ != nullptr ? mapped_places_ : staging_base_;
-    CopyTraced(target + at, sent.tensor->data(), offered.bytes, "group");
-    // The checksum is of the original, as in PushTensor.
-    const void* const original = edge.definition->may_change ? target + at : sent.tensor->data();
-    const uint32_t checksum = step->checksums.empty() ? 0 : ChecksumToSend(original, offered.bytes);
+    for (const Sent& sent : members) {
+      if ((written & bits_[sent.index]) == 0) continue;
+      const uint32_t checksum = CopyIntoGroup(sent, slot);
+      if (host_->settings.checksum) {
+        checksums.emplace_back(__builtin_ctzll(bits_[sent.index]), checksum);
+      }
+    }
     lock.lock();
     --step->writing;
-    if (!step->checksums.empty())
-      step->checksums[static_cast<size_t>(__builtin_ctzll(bit))] = checksum;
+    for (const auto& [number, checksum] : checksums) {
+      step->checksums[static_cast<size_t>(number)] = checksum;
+    }
   }
-  if (fits) CountSent(Path::kStatic, sent.is_dead ? 0 : offered.bytes, channel_->traffic());
+  for (const Sent& sent : members) {
+    if (!sent.went) continue;
+    CountSent(Path::kStatic, sent.is_dead ? 0 : offer_.edges[sent.index].bytes,
+              channel_->traffic());
+  }
   if (step->writing == 0 && (step->dropped || step->arrived == all)) {
     FinishGroup(&group, step, offered);
   }
-  return fits;
 }
 
 // The caller holds the group's lock, so that the steps of one key are announced in order.

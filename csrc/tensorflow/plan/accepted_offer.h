@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "base/forks.h"
 #include "graph/planned_edge.h"
 #include "plan/offer_account.h"
@@ -78,16 +79,24 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   // Ends the use of the places. The receiver is told when nothing is being written any more. Idempotent.
   void Close();
 
-  struct Tensor {
-    int64_t step_id;
+  // An execution of a step.
+  struct Step {
+    int64_t id;
     tensorflow::FrameAndIter at;
-    const tensorflow::Tensor* tensor;
-    bool is_dead;
-    uint64_t began;  // the Moment at which its step began here
-    bool may_go;     // otherwise it takes another way, which its group must know
+    uint64_t began;  // the Moment at which it began here
+    bool may_push;   // otherwise its tensors take another way, which their groups must know
   };
-  // False if the tensor must take another way: no place is free, or it does not fit.
-  bool Send(const OutEdge& edge, uint32_t index, const Tensor& sent);
+  struct Sent {
+    const OutEdge* edge;
+    uint32_t index;  // of the edge in the offer
+    const tensorflow::Tensor* tensor;
+    bool is_dead = false;
+    // What Send concludes. False at the end if the tensor must take another way: no place is free, or it does not
+    // fit.
+    bool went = false;
+  };
+  // Sends tensors that are here at the same time. Members of a group should be neighbours.
+  void Send(const Step& step, absl::Span<Sent> all);
   // The step is over: gives back what its incomplete groups hold.
   void DropStep(int64_t step_id);
 
@@ -123,13 +132,15 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   void Finish();
   // A slot that the receiver has given back, as its number in the ring; -1 if there is none.
   int Acquire(int32_t ring);
-  static uint64_t BitOf(const Group& group, uint32_t index);
   static uint64_t AllOf(const Group& group);
   // Gives back a slot that was never announced.
   void Release(int32_t ring, int slot);
   uint64_t SlotOffset(int32_t ring, int slot) const;
-  bool SendSingle(const OutEdge& edge, uint32_t index, const Tensor& sent);
-  bool SendGrouped(const OutEdge& edge, uint32_t index, const Tensor& sent, bool fits);
+  bool SendSingle(const Step& step, const Sent& sent);
+  // Sends members of one group, of which `went` says so far whether they may go.
+  void SendGrouped(const Step& step, absl::Span<Sent> members);
+  // Copies a member into its group's slot. Returns its checksum; 0 without CHECKSUM.
+  uint32_t CopyIntoGroup(const Sent& sent, int slot);
   bool Announce(const PlannedMessage& message);
   // Lends the tensor where it lies; false if the receiver cannot use it there.
   bool Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, PlannedMessage* message);
@@ -155,6 +166,7 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   absl::flat_hash_map<absl::string_view, uint32_t> index_of_;  // by name
   std::vector<Ring> rings_;
   std::vector<Group> groups_;
+  std::vector<uint64_t> bits_;  // of each edge in its group
   std::vector<uint64_t> used_;  // by slot: how often; under its ring's mutex
   std::atomic<uint64_t>* returned_ = nullptr;
   rdt_region* credits_ = nullptr;

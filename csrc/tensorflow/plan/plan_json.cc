@@ -42,6 +42,14 @@ std::string LastOf(const rdt_plan_order& order) {
   return order.last == INT32_MAX ? "null" : absl::StrCat(order.last);
 }
 
+// Why the edge has operations of its own; "" if it shares them.
+std::string WhyAlone(const EdgeDefinition& edge) {
+  if (edge.shares) return "";
+  if (edge.fusion.operation >= 0)
+    return "a reference variable, or a part of the graph that another process made";
+  return rdt_plan_alone_text(edge.fusion.alone);
+}
+
 std::string EdgeAsJson(const PlacedLink& link, const PlacedEdge& edge) {
   const EdgeDefinition& definition = *edge.definition;
   const rdt_plan_place& place = edge.place;
@@ -53,7 +61,9 @@ std::string EdgeAsJson(const PlacedLink& link, const PlacedEdge& edge) {
       ",\"class\":", Quoted(rdt_plan_class_name(place.plan_class)),
       ",\"reason\":", Quoted(rdt_plan_reason_text(place.reason)), ",\"bytes\":", place.bytes,
       ",\"first\":", definition.order.first, ",\"last\":", LastOf(definition.order),
-      ",\"group\":", place.group < 0 ? "null" : absl::StrCat(place.group));
+      ",\"group\":", place.group < 0 ? "null" : absl::StrCat(place.group),
+      ",\"operation\":", definition.shares ? absl::StrCat(definition.fusion.operation) : "null",
+      ",\"alone\":", Quoted(WhyAlone(definition)));
   if (place.ring < 0) {
     return out + ",\"slots\":0,\"ring\":null,\"offset\":null,\"stride\":null,\"consumers\":[]}";
   }

@@ -255,19 +255,24 @@ bool Slots::TakeGroup(const PlannedMessage& message) {
   const int32_t ring = link_->edges[members.front()].place.ring;
   const std::shared_ptr<Hold> hold = Occupy(ring, message.slot);
   if (hold == nullptr) return false;
+  std::vector<std::pair<KeyId, Arrival>> arrivals;
+  arrivals.reserve(members.size());
   for (size_t i = 0; i < members.size(); ++i) {
     const PlacedEdge& edge = link_->edges[members[i]];
     if (message.absent >> i & 1) continue;
-    if (message.dead >> i & 1) {
-      DeliverDead(edge, message);
-      continue;
+    Arrival arrival;
+    arrival.path = PathOf(edge);
+    arrival.is_dead = message.dead >> i & 1;
+    if (!arrival.is_dead) {
+      tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(
+          new Buffer(hold, edge.place.offset, edge.place.bytes));
+      arrival = reception_->delivery().ArrivalOf(
+          PathOf(edge), Way::kFused, checked ? Checksum(message.checksums[i]) : std::nullopt,
+          Tensor(edge.definition->dtype, edge.shape, std::move(buffer)));
     }
-    tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(
-        new Buffer(hold, edge.place.offset, edge.place.bytes));
-    DeliverBytes(edge, message, Way::kFused,
-                 checked ? Checksum(message.checksums[i]) : std::nullopt,
-                 Tensor(edge.definition->dtype, edge.shape, std::move(buffer)));
+    arrivals.emplace_back(edge.definition->key, std::move(arrival));
   }
+  reception_->delivery().DeliverAll(message.step_id, std::move(arrivals));
   return true;
 }
 

@@ -14,12 +14,6 @@
 namespace rdmatensor {
 namespace {
 
-// Returns the rendezvous of this step if it belongs to the server of `task`.
-RdmaRendezvous* RendezvousOf(tensorflow::OpKernelContext* context, const std::string& task) {
-  auto* const rendezvous = dynamic_cast<RdmaRendezvous*>(context->rendezvous());
-  return rendezvous != nullptr && rendezvous->service()->task() == task ? rendezvous : nullptr;
-}
-
 // Tensors of a function's call frame have keys of another kind.
 bool HasPlainKeys(tensorflow::OpKernelConstruction* context) {
   bool by_call_frame = false;
@@ -41,12 +35,13 @@ class PlannedSend : public tensorflow::SendOp {
 
  private:
   bool SendPlanned(tensorflow::OpKernelContext* context) {
-    RdmaRendezvous* const rendezvous = RendezvousOf(context, edge_->definition->source);
+    RdmaRendezvous* const rendezvous = RdmaRendezvous::Of(context, edge_->definition->source);
     if (rendezvous == nullptr) return false;
     const bool is_dead = context->is_input_dead();
     static const tensorflow::Tensor none;
-    return rendezvous->SendPlanned(*edge_, context->frame_iter(),
-                                   is_dead ? none : context->input(0), is_dead);
+    AcceptedOffer::Sent sent{edge_.get(), 0, is_dead ? &none : &context->input(0), is_dead};
+    rendezvous->SendPlanned(context->frame_iter(), absl::MakeSpan(&sent, 1));
+    return sent.went;
   }
 
   std::shared_ptr<OutEdge> edge_;
@@ -63,7 +58,7 @@ class PlannedReceive : public tensorflow::RecvOp {
 
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override {
     RdmaRendezvous* const rendezvous =
-        edge_ != nullptr ? RendezvousOf(context, edge_->definition->destination) : nullptr;
+        edge_ != nullptr ? RdmaRendezvous::Of(context, edge_->definition->destination) : nullptr;
     if (rendezvous == nullptr || !rendezvous->CanReceivePlanned()) {
       RecvOp::ComputeAsync(context, std::move(done));
       return;
@@ -72,16 +67,18 @@ class PlannedReceive : public tensorflow::RecvOp {
     args.device_context = context->op_device_context();
     args.alloc_attrs = context->output_alloc_attr(0);
     args.cancellation_manager = context->cancellation_manager();
-    rendezvous->ReceivePlanned(
-        *edge_, context->frame_iter(), args,
-        [context, done = std::move(done)](
-            const absl::Status& status, const tensorflow::Rendezvous::Args&,
-            const tensorflow::Rendezvous::Args&, const tensorflow::Tensor& tensor, bool is_dead) {
-          context->SetStatus(status);
-          // No output is how a dead tensor is passed on.
-          if (status.ok() && !is_dead) context->set_output(0, tensor);
-          done();
-        });
+    RdmaRendezvous::PlannedReceive receive;
+    receive.edge = edge_.get();
+    receive.done = [context, done = std::move(done)](
+                       const absl::Status& status, const tensorflow::Rendezvous::Args&,
+                       const tensorflow::Rendezvous::Args&, const tensorflow::Tensor& tensor,
+                       bool is_dead) {
+      context->SetStatus(status);
+      // No output is how a dead tensor is passed on.
+      if (status.ok() && !is_dead) context->set_output(0, tensor);
+      done();
+    };
+    rendezvous->ReceivePlanned(context->frame_iter(), args, absl::MakeSpan(&receive, 1));
   }
 
  private:

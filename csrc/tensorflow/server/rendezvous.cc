@@ -41,6 +41,11 @@ RdmaRendezvous::RdmaRendezvous(const tensorflow::WorkerEnv* env, int64_t step_id
       rpc_factory_(rpc_factory),
       mailbox_(service->mailboxes().Attach(step_id)) {}
 
+RdmaRendezvous* RdmaRendezvous::Of(tensorflow::OpKernelContext* context, const std::string& task) {
+  auto* const rendezvous = dynamic_cast<RdmaRendezvous*>(context->rendezvous());
+  return rendezvous != nullptr && rendezvous->service()->task() == task ? rendezvous : nullptr;
+}
+
 RdmaRendezvous::~RdmaRendezvous() { service_->mailboxes().Detach(mailbox_); }
 
 const std::string& RdmaRendezvous::session_name() {
@@ -102,45 +107,95 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
   return local ? SendLocal(key, args, tensor, is_dead) : absl::OkStatus();
 }
 
-bool RdmaRendezvous::SendPlanned(const OutEdge& edge, const tensorflow::FrameAndIter& at,
-                                 const Tensor& tensor, bool is_dead) {
-  std::shared_ptr<AcceptedOffer> accepted;
-  std::shared_ptr<PushGate> gate;
-  uint32_t index = 0;
-  {
-    std::lock_guard<std::mutex> lock(const_cast<OutEdge&>(edge).mutex);
-    accepted = edge.accepted;
-    gate = edge.gate;
-    index = edge.index;
+void RdmaRendezvous::SendPlanned(const tensorflow::FrameAndIter& at,
+                                 absl::Span<AcceptedOffer::Sent> all) {
+  for (size_t begin = 0; begin < all.size();) {
+    std::shared_ptr<AcceptedOffer> accepted;
+    std::shared_ptr<PushGate> gate;
+    size_t end = begin;
+    // Neighbours nearly always have the same offer.
+    for (; end < all.size(); ++end) {
+      OutEdge& edge = const_cast<OutEdge&>(*all[end].edge);
+      std::lock_guard<std::mutex> lock(edge.mutex);
+      if (end == begin) {
+        accepted = edge.accepted;
+        gate = edge.gate;
+      } else if (edge.accepted != accepted || edge.gate != gate) {
+        break;
+      }
+      all[end].index = edge.index;
+    }
+    const absl::Span<AcceptedOffer::Sent> some = all.subspan(begin, end - begin);
+    begin = end;
+    if (accepted == nullptr || aborted_.load(std::memory_order_acquire)) {
+      for (AcceptedOffer::Sent& each : some) each.went = false;
+      continue;
+    }
+    const bool may_push = gate->MayPush(session(), session_name(), step_id_, accepted->channel());
+    accepted->Send({step_id_, at, began_, may_push}, some);
+    // An abort in the meantime may have missed what the step's groups hold now.
+    if (aborted_.load()) accepted->DropStep(step_id_);
   }
-  if (accepted == nullptr || aborted_.load(std::memory_order_acquire)) return false;
-  const bool may_go = gate->MayPush(session(), session_name(), step_id_, accepted->channel());
-  const bool sent = accepted->Send(edge, index, {step_id_, at, &tensor, is_dead, began_, may_go});
-  // An abort in the meantime may have missed what the step's groups hold now.
-  if (aborted_.load()) accepted->DropStep(step_id_);
-  return sent;
 }
 
-void RdmaRendezvous::ReceivePlanned(const InEdge& edge, const tensorflow::FrameAndIter& at,
-                                    const Args& args, DoneCallback done) {
-  PlanBook::Get()->SealSoon(edge.plan);
-  Waiter waiter;
-  // A waiting receive keeps the rendezvous, as the base class arranges for others. It ends exactly once.
-  Ref();
-  waiter.done = [done = std::move(done), this](const absl::Status& status, const Args& send_args,
-                                               const Args& receive_args, const Tensor& tensor,
-                                               bool is_dead) {
-    done(status, send_args, receive_args, tensor, is_dead);
-    Unref();
-  };
-  waiter.args = args;
-  waiter.edge = edge.definition;
-  waiter.at = at;
-  waiter.waits = edge.waits;
-  waiter.source_incarnation = edge.definition->source_incarnation;
-  Receive(edge.definition->key.At(at), std::move(waiter),
-          service_->peers().SourceOf(
-              {session_name(), edge.definition->destination, edge.definition->source}));
+void RdmaRendezvous::ReceivePlanned(const tensorflow::FrameAndIter& at, const Args& args,
+                                    absl::Span<PlannedReceive> all) {
+  const EdgeDefinition& first = *all.front().edge->definition;
+  PlanBook::Get()->SealSoon(all.front().edge->plan);
+  const std::shared_ptr<Source> source =
+      service_->peers().SourceOf({session_name(), first.destination, first.source});
+  std::vector<Waiter> waiters(all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    // A waiting receive keeps the rendezvous, as the base class arranges for others. It ends exactly once.
+    Ref();
+    Waiter& waiter = waiters[i];
+    waiter.done = [done = std::move(all[i].done), this](
+                      const absl::Status& status, const Args& send_args, const Args& receive_args,
+                      const Tensor& tensor, bool is_dead) {
+      done(status, send_args, receive_args, tensor, is_dead);
+      Unref();
+    };
+    waiter.args = args;
+    waiter.edge = all[i].edge->definition;
+    waiter.at = at;
+    waiter.waits = all[i].edge->waits;
+    waiter.source_incarnation = first.source_incarnation;
+  }
+  Ref();  // the last waiter may end before this returns
+  const uint64_t epoch = source->epoch();
+  if (waiters.size() > 1 && source->IsReady(first.source_incarnation)) {
+    ReceiveAll(std::move(waiters), source, epoch);
+  } else {
+    for (Waiter& waiter : waiters) {
+      const KeyId key = waiter.Id();
+      Receive(key, std::move(waiter), source);
+    }
+  }
+  Unref();
+}
+
+void RdmaRendezvous::ReceiveAll(std::vector<Waiter> waiters, const std::shared_ptr<Source>& source,
+                                uint64_t epoch) {
+  std::vector<Waiter> waiting;
+  waiting.reserve(waiters.size());
+  for (Waiter& waiter : waiters) {
+    const absl::Status lost = source->StatusOf(step_id_, waiter.Id());
+    if (!lost.ok()) {
+      waiter.Fail(lost);
+      continue;
+    }
+    waiter.source = source;
+    waiter.rpc = this;
+    waiting.push_back(std::move(waiter));
+  }
+  std::vector<Mailbox::Met> met;
+  absl::Status status;
+  const bool failed = mailbox_->ReceiveAll(&waiting, &met, &status) == Mailbox::Received::kFailed;
+  for (Mailbox::Met& each : met) Delivery::Complete(&each.waiter, each.arrival, step_id_);
+  if (failed) {
+    for (const Waiter& waiter : waiting) waiter.Fail(status);
+  }
+  if (source->epoch() != epoch) source->Settle(mailbox_);
 }
 
 void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,

@@ -5,11 +5,14 @@
 #define RDMATENSOR_TENSORFLOW_SERVER_RENDEZVOUS_H_
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "peer/tensor_service.h"
 #include "plan/plan_book.h"
 #include "step/mailbox.h"
@@ -17,6 +20,7 @@
 #include "tensorflow/core/distributed_runtime/base_rendezvous_mgr.h"
 #include "tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
+#include "tensorflow/core/framework/op_kernel.h"
 
 namespace rdmatensor {
 
@@ -33,6 +37,9 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
   RdmaRendezvous(const tensorflow::WorkerEnv* env, int64_t step_id, TensorService* service,
                  RpcRendezvousFactory* rpc_factory);
 
+  // The rendezvous of the step that `context` runs in, if it belongs to the server of `task`; else nullptr.
+  static RdmaRendezvous* Of(tensorflow::OpKernelContext* context, const std::string& task);
+
   void Hold() override { Ref(); }
   void LetGo() override { Unref(); }
   const std::string& session_name() override;
@@ -48,12 +55,17 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
   absl::Status Send(const ParsedKey& key, const Args& args, const tensorflow::Tensor& tensor,
                     bool is_dead) override;
   TensorService* service() const { return service_; }
-  // Sends a planned tensor to its place. If this returns false, the caller uses Send.
-  bool SendPlanned(const OutEdge& edge, const tensorflow::FrameAndIter& at,
-                   const tensorflow::Tensor& tensor, bool is_dead);
-  // Receives a planned tensor by whichever path it comes. Call this only if CanReceivePlanned.
-  void ReceivePlanned(const InEdge& edge, const tensorflow::FrameAndIter& at, const Args& args,
-                      DoneCallback done);
+  // Sends planned tensors, of which `edge`, `tensor` and `is_dead` are set, to their places. The caller uses Send for
+  // those of which `went` is false afterwards.
+  void SendPlanned(const tensorflow::FrameAndIter& at, absl::Span<AcceptedOffer::Sent> all);
+  // Receives planned tensors of one graph from one task, by whichever path they come. Each callback runs once. Call
+  // this only if CanReceivePlanned.
+  struct PlannedReceive {
+    const InEdge* edge;
+    DoneCallback done;
+  };
+  void ReceivePlanned(const tensorflow::FrameAndIter& at, const Args& args,
+                      absl::Span<PlannedReceive> all);
   bool CanReceivePlanned() { return is_initialized(); }
 
   void StartAbort(const absl::Status& status) override;
@@ -64,6 +76,9 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
  private:
   ~RdmaRendezvous() override;
   void Receive(const KeyId& key, Waiter waiter, const std::shared_ptr<Source>& source);
+  // Receives tensors of one source that were all to be pushed at `epoch`.
+  void ReceiveAll(std::vector<Waiter> waiters, const std::shared_ptr<Source>& source,
+                  uint64_t epoch);
 
   TensorService* const service_;
   RpcRendezvousFactory* const rpc_factory_;

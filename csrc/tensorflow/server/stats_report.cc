@@ -24,9 +24,9 @@
 namespace rdmatensor {
 namespace {
 
-constexpr const char* kPlanNames[kPlanEventCount] = {"busy",        "unfit",    "copied",
-                                                     "fused",       "groups",   "mismatched",
-                                                     "over_budget", "promoted", "demoted"};
+constexpr const char* kPlanNames[kPlanEventCount] = {
+    "busy",        "unfit",    "copied",  "fused",      "groups",       "mismatched",
+    "over_budget", "promoted", "demoted", "operations", "in_operations"};
 constexpr const char* kFetchNames[kFetchKindCount] = {"in_place", "read"};
 
 std::string AsJson(const BothWays& ways) {

@@ -48,9 +48,11 @@ enum class PlanEvent {
   kMismatch,    // edges that the ends understand differently
   kOverBudget,  // edges that got no place because of the limit
   kPromoted,    // edges that got a place because of what was seen
-  kDemoted      // and lost it again
+  kDemoted,     // and lost it again
+  kOperation,   // operations run that send or receive several tensors
+  kInOperation  // tensors that they sent or received
 };
-inline constexpr int kPlanEventCount = 9;
+inline constexpr int kPlanEventCount = 11;
 void CountPlan(PlanEvent event, uint64_t by = 1);
 
 // One server of this process, whatever its policy.

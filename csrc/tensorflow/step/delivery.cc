@@ -37,13 +37,42 @@ std::unique_ptr<const Claim> Delivery::ClaimOf(const Checksum& checksum, Path pa
   return std::make_unique<const Claim>(Claim{*checksum, path, way, channel_->transport()});
 }
 
-void Delivery::DeliverTensor(int64_t step_id, const KeyId& key, Path path, Way way,
-                             const Checksum& checksum, tensorflow::Tensor tensor) {
+Arrival Delivery::ArrivalOf(Path path, Way way, const Checksum& checksum,
+                            tensorflow::Tensor tensor) const {
   Arrival arrival;
   arrival.path = path;
   arrival.claim = ClaimOf(checksum, path, way, tensor.TotalBytes());
   arrival.tensor = std::move(tensor);
-  Deliver(step_id, key, std::move(arrival));
+  return arrival;
+}
+
+void Delivery::DeliverTensor(int64_t step_id, const KeyId& key, Path path, Way way,
+                             const Checksum& checksum, tensorflow::Tensor tensor) {
+  Deliver(step_id, key, ArrivalOf(path, way, checksum, std::move(tensor)));
+}
+
+void Delivery::DeliverAll(int64_t step_id, std::vector<std::pair<KeyId, Arrival>> arrivals) {
+  for (const auto& [key, arrival] : arrivals) {
+    CountReceived(arrival.path, arrival.tensor.TotalBytes(), channel_->traffic());
+  }
+  std::shared_ptr<Mailbox> mailbox;
+  std::vector<Mailbox::Met> met;
+  Mailbox::Delivered delivered;
+  do {  // as in Deliver
+    mailbox = MailboxFor(step_id, mailbox.get());
+    if (mailbox == nullptr) return;
+    delivered = mailbox->DeliverAll(&arrivals, &met);
+  } while (delivered == Mailbox::Delivered::kGone);
+  if (delivered == Mailbox::Delivered::kTooMuch) RefuseUnclaimed();
+  for (Mailbox::Met& each : met) {
+    each.waiter.EndWait(each.arrival.tensor.TotalBytes(), each.arrival.path);
+    Complete(&each.waiter, each.arrival, step_id);
+  }
+}
+
+void Delivery::RefuseUnclaimed() {
+  channel_->RefuseBroken("sent more tensors that nothing here has asked for than a server keeps (" +
+                         std::to_string(Unclaimed::kMaxBytes >> 20) + " MB)");
 }
 
 void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
@@ -60,11 +89,7 @@ void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
     if (mailbox == nullptr) return;
     delivered = mailbox->Deliver(key, &arrival, &waiter);
   } while (delivered == Mailbox::Delivered::kGone);
-  if (delivered == Mailbox::Delivered::kTooMuch) {
-    channel_->RefuseBroken(
-        "sent more tensors that nothing here has asked for than a server keeps (" +
-        std::to_string(Unclaimed::kMaxBytes >> 20) + " MB)");
-  }
+  if (delivered == Mailbox::Delivered::kTooMuch) RefuseUnclaimed();
   if (delivered != Mailbox::Delivered::kTaken) return;
   if (!arrival.is_referral) waiter.EndWait(arrival.tensor.TotalBytes(), arrival.path);
   if (arrival.claim == nullptr || arrival.tensor.TotalBytes() <= kLongChecksum) {

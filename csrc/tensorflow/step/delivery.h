@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "graph/planned_edge.h"
 #include "stats/checksum.h"
@@ -26,6 +28,10 @@ class Delivery {
 
   // Delivers what arrived under `key`.
   void Deliver(int64_t step_id, const KeyId& key, Arrival arrival);
+  // Delivers what arrived at once, none of it long or a referral.
+  void DeliverAll(int64_t step_id, std::vector<std::pair<KeyId, Arrival>> arrivals);
+  // What DeliverTensor delivers.
+  Arrival ArrivalOf(Path path, Way way, const Checksum& checksum, tensorflow::Tensor tensor) const;
   // Delivers a tensor with bytes, which came with `checksum`.
   void DeliverTensor(int64_t step_id, const KeyId& key, Path path, Way way,
                      const Checksum& checksum, tensorflow::Tensor tensor);
@@ -35,6 +41,8 @@ class Delivery {
   static void Complete(Waiter* waiter, const Arrival& arrival, int64_t step_id);
 
  private:
+  // The peer sent what nobody wants, and too much of it.
+  void RefuseUnclaimed();
   // Makes what the tensor is to be compared with; nullptr if it is not compared.
   std::unique_ptr<const Claim> ClaimOf(const Checksum& checksum, Path path, Way way,
                                        uint64_t bytes) const;

@@ -25,6 +25,26 @@ absl::string_view Waiter::EdgeName() const {
   return edge != nullptr ? absl::string_view(edge->name) : EdgeNameIn(key);
 }
 
+bool Mailbox::TakeArrivalLocked(const KeyId& key, Arrival* arrival) {
+  auto found = slots_.find(key);
+  if (found == slots_.end() || found->second.arrivals.empty()) return false;
+  *arrival = std::move(found->second.arrivals.front());
+  unclaimed_->Give(*arrival);
+  found->second.arrivals.erase(found->second.arrivals.begin());
+  if (found->second.arrivals.empty()) slots_.erase(found);
+  return true;
+}
+
+bool Mailbox::TakeWaiterLocked(const KeyId& key, Waiter* waiter) {
+  auto found = slots_.find(key);
+  if (found == slots_.end() || found->second.waiters.empty()) return false;
+  *waiter = std::move(found->second.waiters.front());
+  DeregisterLocked(waiter->args.cancellation_manager);
+  found->second.waiters.erase(found->second.waiters.begin());
+  if (found->second.waiters.empty()) slots_.erase(found);
+  return true;
+}
+
 Mailbox::Received Mailbox::Receive(const KeyId& key, Waiter* waiter, Arrival* arrival,
                                    absl::Status* status) {
   tensorflow::CancellationManager* manager = waiter->args.cancellation_manager;
@@ -33,14 +53,7 @@ Mailbox::Received Mailbox::Receive(const KeyId& key, Waiter* waiter, Arrival* ar
     *status = aborted_;
     return Received::kFailed;
   }
-  auto found = slots_.find(key);
-  if (found != slots_.end() && !found->second.arrivals.empty()) {
-    *arrival = std::move(found->second.arrivals.front());
-    unclaimed_->Give(*arrival);
-    found->second.arrivals.erase(found->second.arrivals.begin());
-    if (found->second.arrivals.empty()) slots_.erase(found);
-    return Received::kArrived;
-  }
+  if (TakeArrivalLocked(key, arrival)) return Received::kArrived;
   if (manager != nullptr && !RegisterLocked(manager)) {
     *status = Cancelled();
     return Received::kFailed;
@@ -50,20 +63,60 @@ Mailbox::Received Mailbox::Receive(const KeyId& key, Waiter* waiter, Arrival* ar
   return Received::kWaiting;
 }
 
+Mailbox::Received Mailbox::ReceiveAll(std::vector<Waiter>* waiters, std::vector<Met>* met,
+                                      absl::Status* status) {
+  const uint64_t now = WaitMoment();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!aborted_.ok()) {
+    *status = aborted_;
+    return Received::kFailed;
+  }
+  slots_.reserve(slots_.size() + waiters->size());
+  for (auto waiter = waiters->begin(); waiter != waiters->end(); ++waiter) {
+    const KeyId key = waiter->Id();
+    Arrival arrival;
+    if (TakeArrivalLocked(key, &arrival)) {
+      met->push_back({std::move(*waiter), std::move(arrival)});
+      continue;
+    }
+    tensorflow::CancellationManager* manager = waiter->args.cancellation_manager;
+    if (manager != nullptr && !RegisterLocked(manager)) {
+      *status = Cancelled();
+      waiters->erase(waiters->begin(), waiter);  // those were met: none registered before
+      return Received::kFailed;
+    }
+    waiter->since = now;
+    slots_[key].waiters.push_back(std::move(*waiter));
+  }
+  return Received::kWaiting;
+}
+
 Mailbox::Delivered Mailbox::Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (gone_) return Delivered::kGone;
   if (!aborted_.ok()) return Delivered::kKept;
-  auto found = slots_.find(key);
-  if (found != slots_.end() && !found->second.waiters.empty()) {
-    *waiter = std::move(found->second.waiters.front());
-    DeregisterLocked(waiter->args.cancellation_manager);
-    found->second.waiters.erase(found->second.waiters.begin());
-    if (found->second.waiters.empty()) slots_.erase(found);
-    return Delivered::kTaken;
-  }
+  if (TakeWaiterLocked(key, waiter)) return Delivered::kTaken;
   if (!unclaimed_->Take(*arrival)) return Delivered::kTooMuch;
   slots_[key].arrivals.push_back(std::move(*arrival));
+  return Delivered::kKept;
+}
+
+Mailbox::Delivered Mailbox::DeliverAll(std::vector<std::pair<KeyId, Arrival>>* arrivals,
+                                       std::vector<Met>* met) {
+  met->reserve(arrivals->size());
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (gone_) return Delivered::kGone;
+  if (!aborted_.ok()) return Delivered::kKept;
+  for (auto& [key, arrival] : *arrivals) {
+    Waiter waiter;
+    if (TakeWaiterLocked(key, &waiter)) {
+      met->push_back({std::move(waiter), std::move(arrival)});
+    } else if (unclaimed_->Take(arrival)) {
+      slots_[key].arrivals.push_back(std::move(arrival));
+    } else {
+      return Delivered::kTooMuch;
+    }
+  }
   return Delivered::kKept;
 }
 

@@ -108,12 +108,21 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   // kArrived: `arrival` is what was there. kWaiting: `waiter` was stored; it and everything it keeps
   // alive may already be gone. kFailed: `status` says why, `waiter` was not touched.
   Received Receive(const KeyId& key, Waiter* waiter, Arrival* arrival, absl::Status* status);
+  // The same for several waiters under one lock. `met` gets those whose arrival was there, and kFailed leaves in
+  // `waiters` those that failed.
+  struct Met {
+    Waiter waiter;
+    Arrival arrival;
+  };
+  Received ReceiveAll(std::vector<Waiter>* waiters, std::vector<Met>* met, absl::Status* status);
   enum class Delivered { kTaken, kKept, kGone, kTooMuch };
   // kTaken: a receive waited, `waiter` is the caller's to complete, `arrival` untouched. kKept: the
   // arrival is stored, or dropped when the step was aborted. kGone: the table has let go of this
   // mailbox, and the step may have another one since; `arrival` is untouched. kTooMuch: it was dropped,
   // because too many wait that no receive has asked for.
   Delivered Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
+  // The same for several arrivals under one lock; never kTaken. `met` gets those taken.
+  Delivered DeliverAll(std::vector<std::pair<KeyId, Arrival>>* arrivals, std::vector<Met>* met);
   // The table, which is locked, drops this mailbox.
   void Retire();
   // Does the same if the mailbox is empty; otherwise returns false.
@@ -143,6 +152,8 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   };
   using Slots = absl::flat_hash_map<KeyId, Slot>;
   void GiveBack(const Slots& slots);
+  bool TakeArrivalLocked(const KeyId& key, Arrival* arrival);
+  bool TakeWaiterLocked(const KeyId& key, Waiter* waiter);
   bool RegisterLocked(tensorflow::CancellationManager* manager);
   void DeregisterLocked(tensorflow::CancellationManager* manager);
   void Cancel(tensorflow::CancellationManager* manager);
