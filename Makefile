@@ -24,7 +24,7 @@ sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 .PHONY: help build demo demo-hosts test check chaos kills conformance docs site lint bench bench-quick bench-api bench-verbs \
-        asan tsan aarch64 fuzz soak failure-table format wheel dist clean
+        bench-networks asan tsan aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
@@ -38,6 +38,7 @@ help:
 	@echo 'make bench        all of it and the rivals, a quarter of an hour; BENCH_FLAGS=--quick'
 	@echo 'make bench-quick  the Python API, and steps of TensorFlow against gRPC; some minutes'
 	@echo 'make bench-api    the former alone'
+	@echo 'make bench-networks  tcp against iperf3 and bare sockets, over loopback and veth'
 	@echo 'make bench-verbs  verbs against perftest, UCX and NIXL, in the SoftRoCE lab without RDMA'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
 	@echo 'make aarch64      the C core and its unit programs for ARM64, in an emulator'
@@ -152,7 +153,7 @@ soak: $(tests)
 failure_notes := $(CURDIR)/build/failures
 failure-table: $(tests)
 	@mkdir -p build && rm -f $(failure_notes)
-	RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport \
+	RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport tests/tcp \
 	  tests/softroce/test_two_hosts.py \
 	  tests/softroce/test_two_hosts_failures.py tests/softroce/test_transport_suite.py::test_transport_suite \
 	  tests/plugin/test_failures.py tests/plugin/test_stopped_peer.py \
@@ -185,6 +186,9 @@ bench-api: build $(VENV)/.packages
 
 bench-quick: bench-api
 	@$(BIN)/python bench/bench_tensorflow.py --quick
+
+bench-networks: $(tests)
+	@$(BIN)/python bench/bench_networks.py
 
 bench-verbs: $(tests)
 	@$(BIN)/python bench/bench_verbs.py

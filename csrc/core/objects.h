@@ -180,6 +180,8 @@ struct rdt_channel {
   /* Threads that take this channel's notifications themselves. While the channel is `warm`, no
    * doorbell wakes the progress thread for it; the progress thread looks every WARM_MS instead. */
   atomic_uint pollers, polls;
+  atomic_uint
+      helpers; /* threads that poll for a transfer, while events are silent; see polling.c */
   atomic_bool warm;
   unsigned polls_seen,
       polls_armed;           /* progress thread only: `polls` when it last looked, and armed */

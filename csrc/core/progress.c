@@ -172,7 +172,7 @@ static void adopt_arrivals(rdt_device *device) {
 /* Returns true if another thread has polled the channel since the last call. That thread will
  * poll again, but not while it is busy with what it found. */
 static bool others_poll(rdt_channel *channel) {
-  if (atomic_load(&channel->pollers) == 0) return false;
+  if (atomic_load(&channel->pollers) + atomic_load(&channel->helpers) == 0) return false;
   unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
   bool polled = polls != channel->polls_seen;
   channel->polls_seen = polls;
@@ -293,7 +293,7 @@ static bool arm(rdt_channel *channel, bool may_take) {
                      (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
   pthread_mutex_lock(&channel->poll_lock);
   may_take |= !channel->client->throttled;
-  bool quiet = (!down && stays_warm(channel)) ||
+  bool quiet = (!down && (stays_warm(channel) || atomic_load(&channel->helpers) > 0)) ||
                transport->arm(channel->endpoint, may_take && !down, completions);
   pthread_mutex_unlock(&channel->poll_lock);
   return quiet;
@@ -336,7 +336,8 @@ static void sleep_until_event(rdt_device *device, bool may_take) {
   int limit = sleep_limit(device);
   bool quiet = arm_all(device, may_take);
   for (const rdt_channel *channel = device->active; channel; channel = channel->next)
-    if (atomic_load(&channel->warm)) limit = shorter(limit, WARM_MS);
+    if (atomic_load(&channel->warm) || atomic_load(&channel->helpers) > 0)
+      limit = shorter(limit, WARM_MS);
   /* The wake-up that came with `stop` may be drained already. */
   if (quiet && !atomic_load(&device->stop)) {
     serve_events(device, limit);

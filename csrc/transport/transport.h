@@ -138,6 +138,9 @@ typedef struct rdt_transport {
   bool (*arm)(rdt_endpoint *endpoint, bool may_take, bool completions);
   void (*disarm)(rdt_endpoint *endpoint);
   int (*event_fd)(const rdt_endpoint *endpoint);
+  /* Optional, for transports whose events do not tell completions from notifications: no events until
+   * the next arm. Runs on the thread that polls. */
+  void (*silence)(rdt_endpoint *endpoint);
 
   /* Optional: returns how many bytes the system still lets this process register; UINT64_MAX
    * without a limit. */

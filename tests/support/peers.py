@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +159,10 @@ class Peer:
 
 
 class LocalNursery(Nursery):
-    """A nursery on this machine."""
+    """A nursery on this machine. `prefix` is a command that runs it elsewhere, such as in a namespace."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, str(PROGRAM), "numpy", "rdmatensor.group"]
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        command = [*prefix, sys.executable, str(PROGRAM), "numpy", "rdmatensor.group"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None and self._process.stdout is not None
         super().__init__(self._write)

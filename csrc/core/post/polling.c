@@ -38,22 +38,56 @@ int rdt_channel_take(rdt_channel *channel, int budget) {
   return taken;
 }
 
+/* Under poll_lock. */
+static void count_poll(rdt_channel *channel) {
+  unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
+  atomic_store_explicit(&channel->polls, polls + 1, memory_order_relaxed);
+}
+
 void rdt_channel_help(rdt_channel *channel) {
   rdt_events events = rdt_channel_events(channel);
   if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return;
   int taken = channel->transport->poll(channel->endpoint, 0, &events);
+  count_poll(channel);
   pthread_mutex_unlock(&channel->poll_lock);
-  if (taken < 0) rdt_channel_break(channel);
+  if (taken < 0)
+    rdt_channel_break(channel);
+  else if (taken > 0)
+    rdt_channel_flush(channel); /* what waited for room; the progress thread sleeps */
+}
+
+/* Where every completion is an event, it would wake the progress thread only to find that the helper
+ * has it already. */
+void rdt_channel_begin_help(rdt_channel *channel) {
+  const rdt_transport *transport = channel->transport;
+  if (!transport->silence || atomic_fetch_add(&channel->helpers, 1) > 0) return;
+  if (pthread_mutex_trylock(&channel->poll_lock) != 0) return;
+  transport->silence(channel->endpoint);
+  pthread_mutex_unlock(&channel->poll_lock);
+}
+
+void rdt_channel_end_help(rdt_channel *channel) {
+  const rdt_transport *transport = channel->transport;
+  if (!transport->silence || atomic_fetch_sub(&channel->helpers, 1) > 1) return;
+  pthread_mutex_lock(&channel->poll_lock);
+  bool quiet = atomic_load(&channel->down) || atomic_load(&channel->warm) ||
+               transport->arm(channel->endpoint, true, true);
+  pthread_mutex_unlock(&channel->poll_lock);
+  if (!quiet) rdt_device_wake(channel->device);
 }
 
 /* ---- channels of groups that other threads poll ------------------------------------------------- */
 
 void rdt_channel_begin_polling(rdt_channel *channel) {
+  const rdt_transport *transport = channel->transport;
   atomic_fetch_add(&channel->pollers, 1);
   if (atomic_load(&channel->warm)) return;
   pthread_mutex_lock(&channel->poll_lock);
   atomic_store(&channel->warm, true);
-  channel->transport->disarm(channel->endpoint);
+  if (transport->silence)
+    transport->silence(channel->endpoint);
+  else
+    transport->disarm(channel->endpoint);
   pthread_mutex_unlock(&channel->poll_lock);
   rdt_device_wake(channel->device); /* it must look by itself now */
 }
@@ -62,8 +96,7 @@ int rdt_channel_poll(rdt_channel *channel) {
   rdt_events events = rdt_channel_events(channel);
   if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return 0;
   int taken = channel->transport->poll(channel->endpoint, RDT_POLL_BUDGET, &events);
-  unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
-  atomic_store_explicit(&channel->polls, polls + 1, memory_order_relaxed);
+  count_poll(channel);
   pthread_mutex_unlock(&channel->poll_lock);
   if (taken < 0)
     rdt_channel_break(channel);

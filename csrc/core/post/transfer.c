@@ -153,6 +153,14 @@ static bool look_for_a_while(rdt_transfer *transfer) {
   return false;
 }
 
+/* Looks before reading the clock, which costs more than many transfers take. */
+static bool help_for_a_while(rdt_transfer *transfer) {
+  rdt_channel_begin_help(transfer->channel);
+  bool complete = look(transfer) || look_for_a_while(transfer);
+  rdt_channel_end_help(transfer->channel);
+  return complete;
+}
+
 /* From here on completions must wake the progress thread. */
 static void begin_sleep(rdt_channel *channel) {
   if (!channel || channel->transport->synchronous) return;
@@ -175,12 +183,9 @@ static void sleep_until_complete(rdt_transfer *transfer, rdt_deadline deadline) 
 rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
   bool helps = may_help(transfer);
-  /* Check before reading the clock, which costs more than many transfers take. */
-  bool complete = is_complete(transfer) || (helps && look(transfer));
-  if (!complete && timeout_ms != 0) {
-    rdt_deadline deadline = rdt_deadline_after(timeout_ms);
-    if (!helps || !look_for_a_while(transfer)) sleep_until_complete(transfer, deadline);
-  }
+  bool complete = is_complete(transfer);
+  if (!complete && helps) complete = timeout_ms == 0 ? look(transfer) : help_for_a_while(transfer);
+  if (!complete && timeout_ms != 0) sleep_until_complete(transfer, rdt_deadline_after(timeout_ms));
   rdt_status status = current(transfer);
   if (status == RDT_IN_PROGRESS && timeout_ms != 0)
     return rdt_fail(RDT_ERR_DEADLINE, "the transfer did not complete within the deadline");

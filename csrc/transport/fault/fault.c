@@ -334,6 +334,8 @@ static bool fault_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
 
 static void fault_disarm(rdt_endpoint *endpoint) { endpoint->inner->disarm(endpoint->end); }
 
+static void fault_silence(rdt_endpoint *endpoint) { endpoint->inner->silence(endpoint->end); }
+
 static int fault_event_fd(const rdt_endpoint *endpoint) {
   return endpoint->inner->event_fd(endpoint->end);
 }
@@ -473,6 +475,7 @@ static void wrap(size_t index) {
   outer->arm = fault_arm;
   outer->disarm = fault_disarm;
   outer->event_fd = fault_event_fd;
+  outer->silence = inner->silence ? fault_silence : NULL;
   outer->region_register = bound[index].enroll;
   outer->region_import = bound[index].import;
   unmapped[index] = *outer;

@@ -56,7 +56,11 @@ static rdt_status create(rdt_endpoint *endpoint, rdt_bundle *offer) {
   rdt_status status = create_ring(&endpoint->receive, rdt_records_configured_capacity());
   if (status != RDT_OK) return status;
   endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-  if (endpoint->epoll_fd < 0) return rdt_fail_errno(errno, "cannot create an epoll instance");
+  endpoint->event_fd = endpoint->epoll_fd < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
+  struct epoll_event none = {.events = 0};
+  if (endpoint->event_fd < 0 ||
+      epoll_ctl(endpoint->event_fd, EPOLL_CTL_ADD, endpoint->epoll_fd, &none) != 0)
+    return rdt_fail_errno(errno, "cannot create an epoll instance");
   return describe(endpoint, offer);
 }
 
@@ -66,7 +70,7 @@ rdt_status rdt_tcp_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_o
   rdt_endpoint *endpoint = calloc(1, sizeof(*endpoint));
   if (!endpoint) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   endpoint->domain = domain;
-  endpoint->epoll_fd = -1;
+  endpoint->epoll_fd = endpoint->event_fd = -1;
   pthread_mutex_init(&endpoint->out_lock, NULL);
   rdt_status status = create(endpoint, offer);
   if (status == RDT_OK)
@@ -182,6 +186,7 @@ static void free_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
 void rdt_tcp_endpoint_destroy(rdt_endpoint *endpoint) {
   for (uint32_t i = 0; i < endpoint->stream_count && endpoint->streams; i++)
     free_stream(endpoint, &endpoint->streams[i]);
+  if (endpoint->event_fd >= 0) close(endpoint->event_fd);
   if (endpoint->epoll_fd >= 0) close(endpoint->epoll_fd);
   destroy_ring(&endpoint->receive);
   destroy_ring(&endpoint->mirror);

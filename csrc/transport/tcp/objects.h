@@ -82,7 +82,8 @@ struct rdt_endpoint {
   rdt_domain *domain;
   uint64_t number; /* never reused in this process */
   char peer[64];
-  int epoll_fd;
+  int epoll_fd; /* of the streams */
+  int event_fd; /* epoll_fd, if armed */
   uint32_t stream_count, depth;
   rdt_tcp_stream *streams;
   uint64_t stripe; /* bytes; longer operations go over all streams */
@@ -111,6 +112,7 @@ struct rdt_endpoint {
   uint64_t told_consumed;
   bool look_everywhere, quick_ack, ack_due;
   unsigned rounds;
+  bool armed;
   bool failed, reported, drained;
   char failure[384];
 };
@@ -169,6 +171,7 @@ void rdt_tcp_fail(rdt_endpoint *endpoint, const char *text);
 int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
 bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions);
 void rdt_tcp_disarm(rdt_endpoint *endpoint);
+void rdt_tcp_silence(rdt_endpoint *endpoint);
 int rdt_tcp_event_fd(const rdt_endpoint *endpoint);
 
 static inline uint64_t rdt_tcp_outstanding(const rdt_tcp_stream *stream) {

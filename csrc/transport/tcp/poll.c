@@ -126,17 +126,26 @@ int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s", endpoint->failure);
 }
 
+static void set_armed(rdt_endpoint *endpoint, bool armed) {
+  struct epoll_event event = {.events = armed ? EPOLLIN : 0};
+  if (endpoint->armed == armed) return;
+  endpoint->armed = armed;
+  epoll_ctl(endpoint->event_fd, EPOLL_CTL_MOD, endpoint->epoll_fd, &event);
+}
+
+/* What the sockets have is an event, also if they have it already. */
 bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
-  struct epoll_event event;
   (void)completions; /* they come the way that everything else comes */
   if (atomic_load(&endpoint->stopped)) return true;
   endpoint->look_everywhere = true;
   if (endpoint->ack_due || anything_to_send(endpoint)) rdt_tcp_flush(endpoint);
   endpoint->ack_due = false;
-  bool records = endpoint->receive.seen != endpoint->receive.position;
-  return !(may_take && records) && epoll_wait(endpoint->epoll_fd, &event, 1, 0) == 0;
+  set_armed(endpoint, true);
+  return !(may_take && endpoint->receive.seen != endpoint->receive.position);
 }
 
 void rdt_tcp_disarm(rdt_endpoint *endpoint) { endpoint->look_everywhere = true; }
 
-int rdt_tcp_event_fd(const rdt_endpoint *endpoint) { return endpoint->epoll_fd; }
+void rdt_tcp_silence(rdt_endpoint *endpoint) { set_armed(endpoint, false); }
+
+int rdt_tcp_event_fd(const rdt_endpoint *endpoint) { return endpoint->event_fd; }

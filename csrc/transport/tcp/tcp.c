@@ -46,6 +46,7 @@ const rdt_transport rdt_transport_tcp = {
     .arm = rdt_tcp_arm,
     .disarm = rdt_tcp_disarm,
     .event_fd = rdt_tcp_event_fd,
+    .silence = rdt_tcp_silence,
     .region_register = rdt_tcp_region_register,
     .region_deregister = rdt_tcp_region_deregister,
     .region_grant = rdt_tcp_region_grant,

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transport tcp against iperf3 and a ping-pong over a bare socket, in turns: over loopback, and as root
+over a pair of interfaces that joins two network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from options import console, deliver, json_option, program_option, quick_option
+from programs import Failed, build_micro, first_line, free_port, run, started
+from rdmatensor.bench import record
+from rdmatensor.bench.turns import in_turns
+
+KB, MB = 1 << 10, 1 << 20
+SIZES = (64 * KB, MB, 16 * MB, 64 * MB)
+DEPTH, STREAMS = 16, 2
+OURS, IPERF, BARE = "rdmatensor", "iperf3", "bare socket"
+
+Way = Callable[[], list[float]]
+
+
+@dataclass(frozen=True)
+class Network:
+    """Where the server is: its address, and what its commands begin with."""
+
+    name: str
+    host: str
+    prefix: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def veth() -> Iterator[Network]:
+    space, near, far = f"rdtbench-{os.getpid()}", f"rdtb{os.getpid()}", f"rdtc{os.getpid()}"
+    inside = ("ip", "netns", "exec", space)
+    try:
+        for words in (
+            ("ip", "netns", "add", space),
+            ("ip", "link", "add", near, "type", "veth", "peer", far, "netns", space),
+            ("ip", "address", "add", "198.18.255.1/24", "dev", near),
+            ("ip", "link", "set", near, "up"),
+            (*inside, "ip", "address", "add", "198.18.255.2/24", "dev", far),
+            (*inside, "ip", "link", "set", far, "up"),
+        ):
+            subprocess.run(words, check=True, capture_output=True)
+        host = "198.18.255.2"
+        # The namespaces are this machine's alone, and the peers have no secret.
+        yield Network("veth", host, inside, {"RDMATENSOR_INSECURE": "1"})
+    finally:
+        subprocess.run(("ip", "link", "delete", near), capture_output=True)
+        subprocess.run(("ip", "netns", "delete", space), capture_output=True)
+
+
+class Bench:
+    def __init__(self, micro: Path, network: Network, quick: bool) -> None:
+        self._micro, self._network, self._quick = micro, network, quick
+        self._bare = micro.with_name("bare")
+        self._environment = {
+            "RDMATENSOR_TRANSPORTS": "tcp",
+            "RDMATENSOR_LOG_LEVEL": "error",
+            "RDMATENSOR_QUEUE_PAIRS": str(STREAMS),
+            **network.environment,
+        }
+        self._server = {**self._environment, "RDMATENSOR_BIND_ADDRESS": network.host}
+
+    def short_writes(self) -> list[record.Result]:
+        """A write of 8 bytes until it is complete, which is a round trip."""
+        samples, each = (20, 50) if self._quick else (100, 100)
+        network = self._network
+        with (
+            started([*network.prefix, self._micro, "serve", 8], self._server) as ours,
+            started([*network.prefix, self._bare, "serve", network.host]) as bare,
+        ):
+            address, port = first_line(ours), first_line(bare)
+            ways: dict[str, Way] = {
+                OURS: lambda: self._us("micro", "write", address, 8, samples, 1, each),
+                BARE: lambda: self._us("bare", network.host, port, 8, samples, each),
+            }
+            return self._results("write of 8 bytes, until complete", 8, record.SECONDS, ways, BARE)
+
+    def bandwidth(self, nbytes: int) -> list[record.Result]:
+        network, port = self._network, free_port()
+        each = max(DEPTH, (256 if self._quick else 1024) * MB // nbytes)
+        server = [*network.prefix, "iperf3", "-s", "-B", network.host, "-p", port]
+        with (
+            started([*network.prefix, self._micro, "serve", nbytes], self._server) as ours,
+            started(server),
+        ):
+            address = first_line(ours)
+            time.sleep(0.5)  # iperf3 does not tell when it listens
+            ways: dict[str, Way] = {
+                OURS: lambda: self._mbs(address, nbytes, each),
+                IPERF: lambda: self._iperf(port, nbytes),
+            }
+            unit = record.BYTES_PER_SECOND
+            return self._results("write bandwidth", nbytes, unit, ways, IPERF)
+
+    def _us(self, program: str, *words: object) -> list[float]:
+        path = self._micro if program == "micro" else self._bare
+        output = run([path, *words], self._environment).checked().output
+        return [float(line) * 1e-6 for line in output.split()]
+
+    def _mbs(self, address: str, nbytes: int, each: int) -> list[float]:
+        words = [self._micro, "write_bw", address, nbytes, 3, DEPTH, each]
+        return [
+            float(line) * 1e6 for line in run(words, self._environment).checked().output.split()
+        ]
+
+    def _iperf(self, port: int, nbytes: int) -> list[float]:
+        words = ["iperf3", "-c", self._network.host, "-p", port, "-P", STREAMS, "-t", "1", "-J"]
+        found = json.loads(run([*words, "-l", min(nbytes, MB)]).checked().output)
+        return [found["end"]["sum_received"]["bits_per_second"] / 8]
+
+    def _results(
+        self, name: str, nbytes: int, unit: str, ways: dict[str, Way], rival: str
+    ) -> list[record.Result]:
+        turns = 3 if self._quick else 7
+        target = 1 / 1.15 if rival == BARE else 0.95 if nbytes >= MB else None
+        return [
+            record.Result(
+                f"tcp, {self._network.name}",
+                name,
+                way,
+                unit,
+                record.thinned(samples.all),
+                nbytes,
+                samples.turns,
+                {"depth": 1 if rival == BARE else DEPTH, "turns": turns, "sockets": STREAMS},
+                [],
+                rival if way == OURS else "",
+                target if way == OURS else None,
+            )
+            for way, samples in in_turns(ways, turns).items()
+        ]
+
+
+@click.command(help=__doc__)
+@quick_option("Measure less, in fewer turns.")
+@program_option
+@json_option
+def main(quick: bool, program: Path | None, json_file: Path | None) -> None:
+    whole = record.Run("The transport tcp", record.Environment.here(transport="tcp"))
+    if not shutil.which("iperf3"):
+        raise Failed("there is no iperf3: apt-get install iperf3")
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        micro = program or build_micro(folder)
+        networks = [Network("loopback", "127.0.0.1")]
+        if os.geteuid() == 0:
+            networks.append(stack.enter_context(veth()))
+        else:
+            whole.missing.append(
+                record.Missing("veth", "only root makes network namespaces", "sudo")
+            )
+        status = stack.enter_context(console().status("measuring"))
+        for network in networks:
+            bench = Bench(micro, network, quick)
+            status.update(f"{network.name}, short writes")
+            whole.results += bench.short_writes()
+            for nbytes in SIZES:
+                status.update(f"{network.name}, {nbytes} bytes")
+                whole.results += bench.bandwidth(nbytes)
+    whole.finish(time.monotonic() - began)
+    whole.quick = quick
+    deliver(whole, json_file)
+
+
+if __name__ == "__main__":
+    main()
