@@ -73,15 +73,16 @@ typedef enum rdt_status {
   RDT_ERR_RANGE = -62
 } rdt_status;
 
-/* "CONNECTION_LOST"; never NULL, "UNKNOWN" for a number outside the table. Static storage. */
+/* Returns the name, such as "CONNECTION_LOST", or "UNKNOWN" for a number outside the table; never NULL. Static
+ * storage. */
 RDT_API const char *rdt_status_name(rdt_status status);
-/* One sentence about the code itself. Static storage. */
+/* Returns one sentence about the code itself. Static storage. */
 RDT_API const char *rdt_status_text(rdt_status status);
-/* "ok", "caller", "device", "connection" or "region". Static storage. */
+/* Returns "ok", "caller", "device", "connection" or "region". Static storage. */
 RDT_API const char *rdt_status_group(rdt_status status);
-/* The calling thread's last failure in words; "" if none. Valid until the thread's next call. */
+/* Describes the calling thread's last failure; "" if there was none. Valid until the thread's next call. */
 RDT_API const char *rdt_last_error(void);
-/* The library's version, "0.1.0". */
+/* Returns the library's version, "0.1.0". */
 RDT_API const char *rdt_version(void);
 
 /* ---- Configuration: one table; each entry is also the environment variable RDMATENSOR_<NAME> ---- */
@@ -94,13 +95,14 @@ typedef struct rdt_config_entry {
   int internal;              /* 1: the default was measured, and users need not change it */
 } rdt_config_entry;
 
-/* Number of entries; entry `index` of the table, RDT_ERR_INVALID past its end. */
+/* Returns the number of entries. */
 RDT_API size_t rdt_config_count(void);
+/* Describes entry `index` of the table. RDT_ERR_INVALID past its end. */
 RDT_API rdt_status rdt_config_describe(size_t index, rdt_config_entry *entry);
-/* The value in force as text, written into `value` with its terminating zero; RDT_ERR_RANGE if `size`
- * is too small, RDT_ERR_INVALID for an unknown name (the message names the nearest). */
+/* Writes the value in force as text, with its terminating zero, into `value`. RDT_ERR_RANGE if `size` is too
+ * small, RDT_ERR_INVALID for an unknown name (the message names the nearest). */
 RDT_API rdt_status rdt_config_get(const char *name, char *value, size_t size);
-/* The value in force of a numeric entry. */
+/* Gives the value in force of a numeric entry. Errors as rdt_config_get. */
 RDT_API rdt_status rdt_config_get_u64(const char *name, uint64_t *value);
 /* Overrides default and environment for this process. Devices read their settings when opened.
  * RDT_ERR_INVALID for an unknown name, RDT_ERR_RANGE for a bad value. */
@@ -112,8 +114,8 @@ RDT_API rdt_status rdt_fault_count(size_t index, const char **name, uint64_t *co
 
 /* ---- Checksums ---------------------------------------------------------------------------------- */
 
-/* CRC32C (RFC 3720) of `size` bytes behind those whose checksum is `crc`; 0: there are none. `data` may be
- * NULL if `size` is 0. Never fails. */
+/* Returns the CRC32C (RFC 3720) of `size` bytes that follow those whose checksum is `crc`; 0 if they are the
+ * first. `data` may be NULL if `size` is 0. Never fails. */
 RDT_API uint32_t rdt_crc32c(uint32_t crc, const void *data, uint64_t size);
 
 /* ---- Log ---------------------------------------------------------------------------------------- */
@@ -201,7 +203,7 @@ RDT_API void rdt_device_interrupt(rdt_device *device);
  * RDT_ERR_CLOSED first. Handles of its channels stay valid for their holders but fail. Not from a
  * handler. NULL is ignored. */
 RDT_API void rdt_device_close(rdt_device *device);
-/* "host:port" that peers connect to. Valid while the device is open. */
+/* Returns the "host:port" that peers connect to. Valid while the device is open. */
 RDT_API const char *rdt_device_address(const rdt_device *device);
 RDT_API const char *rdt_device_name(const rdt_device *device);
 
@@ -211,12 +213,12 @@ typedef struct rdt_transport_info {
   const char *text; /* what it uses ("mlx5_0:1 (Ethernet, 100 Gbit/s, ...", or ""), or why not */
 } rdt_transport_info;
 
-/* Transport `index` of this build, best first; RDT_ERR_INVALID past the last. Texts are valid while the
- * device is open. */
+/* Describes transport `index` of this build, best first. RDT_ERR_INVALID past the last. Texts are valid while
+ * the device is open. */
 RDT_API rdt_status rdt_device_get_transport(const rdt_device *device, size_t index,
                                             rdt_transport_info *info);
-/* Bytes that may still be registered before a limit of the system is reached (verbs: RLIMIT_MEMLOCK, which
- * counts for the process); UINT64_MAX if there is none. Changes with every registration. */
+/* Returns how many bytes may still be registered before a limit of the system is reached (verbs:
+ * RLIMIT_MEMLOCK, which counts for the process); UINT64_MAX if there is none. Changes with every registration. */
 RDT_API uint64_t rdt_device_registrable(const rdt_device *device);
 RDT_API rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats);
 
@@ -243,8 +245,8 @@ RDT_API rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t 
 /* Registers memory that the caller owns and keeps until rdt_region_close. Transports that share pages
  * (shm) need it to come from rdt_memory_alloc; memory that no transport of the device can share is
  * RDT_ERR_UNSUPPORTED, and peers reach other memory over the transports that can (rdt_region_reaches; the
- * log tells which cannot, and why). Verbs pin it:
- * RDT_ERR_LIMIT, with what is needed, when RLIMIT_MEMLOCK does not permit it. */
+ * log says which cannot, and why). Verbs pin it:
+ * RDT_ERR_LIMIT, with the limit that is needed, if RLIMIT_MEMLOCK does not permit it. */
 RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size,
                                        uint32_t access, const char *name, rdt_region **region);
 /* Allocates and registers memory that only the peer of `channel` may open, by its key; for others there is no
@@ -254,7 +256,7 @@ RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64
 RDT_API rdt_status rdt_region_alloc_for(rdt_channel *channel, uint64_t size, uint32_t access,
                                         rdt_region **region);
 RDT_API rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info);
-/* 1 if the channel's peer can open the region: its memory is registered with the channel's transport. */
+/* Returns 1 if the channel's peer can open the region: its memory is registered with the channel's transport. */
 RDT_API int rdt_region_reaches(const rdt_region *region, const rdt_channel *channel);
 /* Withdraws the key. Peers that already opened the region keep valid pages until they let go where the
  * transport maps them (RDT_CAP_MAP); elsewhere access ends now, and an operation of such a peer fails
@@ -282,7 +284,7 @@ typedef struct rdt_channel_info {
 
 /* Connects to the device at "host:port" and returns an owned handle. Blocks for at most `timeout_ms`.
  * RDT_ERR_UNREACHABLE, RDT_ERR_DEADLINE, RDT_ERR_PROTOCOL (another version, or not an rdmatensor
- * port), RDT_ERR_REFUSED (another secret or host, or too many connections: the text tells),
+ * port), RDT_ERR_REFUSED (another secret or host, or too many connections: the text says which),
  * RDT_ERR_NO_TRANSPORT (each refused transport with its reason, which may be the peer's user). Not from a
  * handler. */
 RDT_API rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
@@ -295,7 +297,8 @@ RDT_API void rdt_channel_unref(rdt_channel *channel);
  * handle still needs rdt_channel_unref. */
 RDT_API void rdt_channel_close(rdt_channel *channel);
 RDT_API rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_info *info);
-/* A pointer for the user; not interpreted. Set it in on_connect or right after rdt_device_connect. */
+/* Keeps a pointer for the user, which the core does not interpret. Set it in on_connect or right after
+ * rdt_device_connect. */
 RDT_API void rdt_channel_set_context(rdt_channel *channel, void *context);
 RDT_API void *rdt_channel_context(const rdt_channel *channel);
 
@@ -318,9 +321,8 @@ RDT_API void rdt_remote_region_ref(rdt_remote_region *region);
 RDT_API void rdt_remote_region_unref(rdt_remote_region *region);
 RDT_API rdt_status rdt_remote_region_get_info(const rdt_remote_region *region,
                                               rdt_region_info *info);
-/* The address of `size` bytes at `offset` in this process (RDT_CAP_MAP only, else
- * RDT_ERR_UNSUPPORTED); valid while the handle is held. Writing needs RDT_ACCESS_WRITE: else the
- * pages are read-only. */
+/* Gives the address of `size` bytes at `offset` in this process, valid while the handle is held. Without
+ * RDT_ACCESS_WRITE the pages are read-only. RDT_ERR_UNSUPPORTED if the channel lacks RDT_CAP_MAP. */
 RDT_API rdt_status rdt_remote_region_map(rdt_remote_region *region, uint64_t offset, uint64_t size,
                                          void **address);
 
@@ -346,7 +348,7 @@ typedef struct rdt_op {
 typedef void (*rdt_done_fn)(void *context, rdt_status status);
 
 /* Posts `count` operations as one batch. Notifications of one channel arrive in the order posted, after
- * the data of every write posted before them; of reads they say nothing. Operations of up to
+ * the data of every write posted before them; they are not ordered with reads. Operations of up to
  * STRIPE_BYTES are executed in order; before another operation uses bytes, here or there, that a longer
  * one touches, wait for its completion. A notification's payload is taken when it is posted. All
  * arguments are checked before the first byte moves: RDT_ERR_INVALID, RDT_ERR_RANGE, RDT_ERR_ACCESS.
@@ -404,9 +406,9 @@ typedef enum rdt_plan_reason {
   RDT_PLAN_BECAUSE_SIZE = 7       /* its size exceeds 64 bits */
 } rdt_plan_reason;
 
-/* "static" and the like; "" for a number outside the table. Static storage. */
+/* Returns a name, such as "static"; "" for a number outside the table. Static storage. */
 RDT_API const char *rdt_plan_class_name(rdt_plan_class plan_class);
-/* One clause, such as "the rank is unknown"; "" for none. Static storage. */
+/* Returns one clause, such as "the rank is unknown"; "" if there is no reason. Static storage. */
 RDT_API const char *rdt_plan_reason_text(rdt_plan_reason reason);
 
 /* A node of the placed graph of all tasks. */
@@ -517,10 +519,10 @@ RDT_API void rdt_plan_free(rdt_plan *plan);
 /* Describes edge `index`, as given to rdt_plan_make. RDT_ERR_INVALID past the last. This and all
  * functions below may run on any thread. */
 RDT_API rdt_status rdt_plan_get_place(const rdt_plan *plan, size_t index, rdt_plan_place *place);
-/* Links that have edges, ordered by source and destination. */
+/* Returns the number of links that have edges. They are ordered by source and destination. */
 RDT_API size_t rdt_plan_link_count(const rdt_plan *plan);
 RDT_API rdt_status rdt_plan_get_link(const rdt_plan *plan, size_t index, rdt_plan_link *link);
-/* Ring `ring` of link `index`. */
+/* Describes ring `ring` of link `index`. RDT_ERR_INVALID past the last. */
 RDT_API rdt_status rdt_plan_get_ring(const rdt_plan *plan, size_t index, uint32_t ring,
                                      rdt_plan_ring *out);
 /* Why a tensor is sent by an operation of its own, and received by one. */
@@ -548,7 +550,7 @@ typedef struct rdt_plan_fusion {
  * deterministic. RDT_ERR_INVALID as rdt_plan_make, RDT_ERR_NO_MEMORY. */
 RDT_API rdt_status rdt_plan_fuse(const rdt_plan_edge *edges, size_t edge_count,
                                  const rdt_plan_options *options, rdt_plan_fusion *fusions);
-/* A hash of what an edge is (name, dtype, shape, loop), not of its place. */
+/* Returns a hash of what an edge is (name, dtype, shape, loop), not of its place. */
 RDT_API uint64_t rdt_plan_edge_hash(const rdt_plan_edge *edge);
 
 /* ---- Groups: collective operations among devices -------------------------------------------------- */
@@ -599,9 +601,9 @@ typedef enum rdt_algorithm {
   RDT_ALGORITHM_COUNT = 6
 } rdt_algorithm;
 
-/* "flat" and the like; "" for a number outside the table. Static storage. */
+/* Returns a name, such as "flat"; "" for a number outside the table. Static storage. */
 RDT_API const char *rdt_algorithm_name(rdt_algorithm algorithm);
-/* Bytes of one element; 0 for a number outside the table. */
+/* Returns the bytes of one element; 0 for a number outside the table. */
 RDT_API size_t rdt_dtype_size(rdt_dtype dtype);
 
 typedef struct rdt_group_options {
@@ -642,8 +644,8 @@ typedef struct rdt_collective {
    * cancels the operation. */
   int (*stop)(void *context);
   void *context;
-  /* NULL, or what else all members must give alike, in words: the shapes of tensors, say. Messages carry a
-   * hash of it; of those that disagree each learns the first 127 bytes of another one. Copied. */
+  /* NULL, or a text that must be equal at all members, such as the shapes of tensors. Messages carry its hash.
+   * A member that disagrees learns the first 127 bytes of another member's text. Copied. */
   const char *detail;
 } rdt_collective;
 
