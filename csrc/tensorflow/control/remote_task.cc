@@ -23,9 +23,10 @@ RemoteTask::RemoteTask(TensorService* service, Schedule schedule, std::string ta
 std::shared_ptr<Calls> RemoteTask::Ready() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (calls_ != nullptr) {
-      if (calls_->IsUp()) return calls_;
-      calls_.reset();
+    if (reached_) {
+      std::shared_ptr<Calls> calls = calls_.lock();
+      if (calls != nullptr && calls->IsUp()) return calls;
+      reached_ = false;
       RecordControl(task_, ControlWay::kGrpc, "its channel was lost");
     }
     if (connecting_ || given_up_ || !backoff_.Due()) return nullptr;
@@ -94,8 +95,9 @@ void RemoteTask::OnAddress(const absl::StatusOr<std::string>& encoded) {
     waiting.swap(waiting_);
     if (calls.ok()) {
       calls_ = *calls;
+      reached_ = true;
       backoff_.Reset();
-      RecordControl(task_, ControlWay::kChannel, calls_->transport());
+      RecordControl(task_, ControlWay::kChannel, (*calls)->transport());
     } else {
       backoff_.Failed();
       given_up_ = !backoff_.enabled();

@@ -52,7 +52,9 @@ class RemoteTask final : public std::enable_shared_from_this<RemoteTask> {
   const std::string task_;
   const std::shared_ptr<tensorflow::WorkerCacheInterface> cluster_;
   std::mutex mutex_;
-  std::shared_ptr<Calls> calls_;
+  // The channel owns it, or the memory of a dead peer would stay mapped until the next call.
+  std::weak_ptr<Calls> calls_;
+  bool reached_ = false;  // since the last loss
   bool connecting_ = false, given_up_ = false;
   std::vector<Found> waiting_;  // for the attempt
   Backoff backoff_;
