@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from plugin.planned import PLANNED, UNPLANNED, events, sent, some_number, warm_up
 from support.clusters import STEP_S, Cluster
-from support.graphs import TASK0, TASK1, Session, cross, session, v1
+from support.graphs import TASK0, TASK1, Session, abandon, cross, session, v1
 from support.waits import until
 
 # Elements of float32.
@@ -296,7 +296,8 @@ def test_killed_sender(own_cluster: Cluster) -> None:
             x = some_number()
             return [cross(tf.fill([100], x + i)) for i in range(50)]
 
-    with session(own_cluster, build) as opened:
+    opened = Session(own_cluster, build)
+    try:
         warm_up(own_cluster, lambda: opened.run(opened.built))
         stop = threading.Event()
         failures: list[BaseException] = []
@@ -321,6 +322,8 @@ def test_killed_sender(own_cluster: Cluster) -> None:
         assert any(isinstance(error, tf.errors.UnavailableError) for error in failures), failures
         kinds = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
         assert all(isinstance(error, kinds) for error in failures), failures
+    finally:
+        abandon(opened.raw)
     own_cluster.restart(1)
     with session(own_cluster, build) as opened:
         opened.run(opened.built)
