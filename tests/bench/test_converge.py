@@ -53,7 +53,7 @@ def test_losses_that_differ_are_a_fault() -> None:
     counts = {"sent_tensors": 1, "sent_bytes": 1}
     paths = {path: dict(counts) for path in ("static", "bounded", "inline", "dynamic", "bounce")}
     none = {"sent_tensors": 0, "sent_bytes": 0}
-    use = Use([{"paths": paths | {"rpc": none}, "rpc_reasons": {}, "peers": []}])
+    use = Use([{"paths": paths | {"rpc": none}, "rpc_reasons": {}, "peers": [], "transports": {}}])
     stock = _course("grpc", [2.0, 1.0], [1.0])
     same, other = (_course("grpc+rdma", [2.0, last], [1.0]) for last in (1.0, 1.0000001))
     same.use = other.use = use

@@ -58,6 +58,7 @@ def _used(**changes: Any) -> Use:
     stats = {
         "paths": paths,
         "rpc_reasons": {},
+        "transports": {},
         "peers": [],
         "requests": changes.get("requests", 0),
         "fetched": {
