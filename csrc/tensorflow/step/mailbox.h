@@ -72,11 +72,11 @@ struct Waiter {
 class Unclaimed {
  public:
   // A sender may be ahead of its receiver, but no real one is ahead by this much.
-  static constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+  static constexpr int64_t kMaxBytes = int64_t{1} << 30;
 
   // False: there would be too much.
   bool Take(const Arrival& arrival) {
-    const uint64_t cost = CostOf(arrival);
+    const int64_t cost = CostOf(arrival);
     if (bytes_.fetch_add(cost, std::memory_order_relaxed) + cost <= kMaxBytes) return true;
     Give(arrival);
     return false;
@@ -87,11 +87,13 @@ class Unclaimed {
 
  private:
   // Other tensors lie in the sender's memory, or in slots, or were fetched as this process wanted.
-  static uint64_t CostOf(const Arrival& arrival) {
-    constexpr uint64_t kEach = 256;
-    return kEach + (arrival.path == Path::kInline ? arrival.tensor.TotalBytes() : 0);
+  static int64_t CostOf(const Arrival& arrival) {
+    constexpr int64_t kEach = 256;
+    return kEach +
+           (arrival.path == Path::kInline ? static_cast<int64_t>(arrival.tensor.TotalBytes()) : 0);
   }
-  std::atomic<uint64_t> bytes_{0};
+  // Signed, so that it never wraps to a huge number.
+  std::atomic<int64_t> bytes_{0};
 };
 
 // Thread-safe. Callbacks run without its lock.
