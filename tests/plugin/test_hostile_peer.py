@@ -143,3 +143,20 @@ def test_channel_is_closed_and_the_server_goes_on(
     assert "malformed" in said[0]
     expect_a_correct_step(steps, 7.0)
     assert cluster.stats(1)["paths"]["rpc"]["sent_tensors"] == 0
+
+
+def test_tensors_for_unknown_steps_are_limited(cluster: Cluster, steps: Session) -> None:
+    before = len(cluster.warnings(0))
+    address = device_address(cluster.tasks[0].ask("pid"))
+    size = 512 << 10
+    with rdmatensor.Device("hostile") as device, device.connect(address, timeout=10) as server:
+        immediate, payload = source()
+        server.notify(payload, immediate)
+        with suppress(rdmatensor.ConnectionFailure):
+            for step in range((1 << 30) // size + 100):
+                tensor = struct.pack("=qiBBIQq", step, 1, 2, 1, len(KEY), size, size // 4)
+                server.notify(tensor + KEY + bytes(size), TENSOR)
+        until("the server takes anything", lambda: not server.up)
+    (said,) = cluster.warnings(0)[before:]
+    assert "nothing here has asked for" in said
+    expect_a_correct_step(steps, 3.0)

@@ -61,7 +61,7 @@ void Delivery::DeliverAll(int64_t step_id, std::vector<std::pair<KeyId, Arrival>
   do {  // as in Deliver
     mailbox = MailboxFor(step_id, mailbox.get());
     if (mailbox == nullptr) return;
-    delivered = mailbox->DeliverAll(&arrivals, &met);
+    delivered = mailbox->DeliverAll(unclaimed_, &arrivals, &met);
   } while (delivered == Mailbox::Delivered::kGone);
   if (delivered == Mailbox::Delivered::kTooMuch) RefuseUnclaimed();
   for (Mailbox::Met& each : met) {
@@ -73,6 +73,7 @@ void Delivery::DeliverAll(int64_t step_id, std::vector<std::pair<KeyId, Arrival>
 void Delivery::RefuseUnclaimed() {
   channel_->RefuseBroken("sent more tensors that nothing here has asked for than a server keeps (" +
                          std::to_string(Unclaimed::kMaxBytes >> 20) + " MB)");
+  for (const std::shared_ptr<Mailbox>& mailbox : mailboxes_->All()) mailbox->Drop(unclaimed_.get());
 }
 
 void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
@@ -87,7 +88,7 @@ void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
   do {
     mailbox = MailboxFor(step_id, mailbox.get());
     if (mailbox == nullptr) return;
-    delivered = mailbox->Deliver(key, &arrival, &waiter);
+    delivered = mailbox->Deliver(key, unclaimed_, &arrival, &waiter);
   } while (delivered == Mailbox::Delivered::kGone);
   if (delivered == Mailbox::Delivered::kTooMuch) RefuseUnclaimed();
   if (delivered != Mailbox::Delivered::kTaken) return;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "step/mailbox.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/spans.h"
@@ -29,7 +30,6 @@ bool Mailbox::TakeArrivalLocked(const KeyId& key, Arrival* arrival) {
   auto found = slots_.find(key);
   if (found == slots_.end() || found->second.arrivals.empty()) return false;
   *arrival = std::move(found->second.arrivals.front());
-  unclaimed_->Give(*arrival);
   found->second.arrivals.erase(found->second.arrivals.begin());
   if (found->second.arrivals.empty()) slots_.erase(found);
   return true;
@@ -91,17 +91,19 @@ Mailbox::Received Mailbox::ReceiveAll(std::vector<Waiter>* waiters, std::vector<
   return Received::kWaiting;
 }
 
-Mailbox::Delivered Mailbox::Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter) {
+Mailbox::Delivered Mailbox::Deliver(const KeyId& key, const std::shared_ptr<Unclaimed>& unclaimed,
+                                    Arrival* arrival, Waiter* waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (gone_) return Delivered::kGone;
   if (!aborted_.ok()) return Delivered::kKept;
   if (TakeWaiterLocked(key, waiter)) return Delivered::kTaken;
-  if (!unclaimed_->Take(*arrival)) return Delivered::kTooMuch;
+  if (!arrival->share.Take(unclaimed, arrival->Cost())) return Delivered::kTooMuch;
   slots_[key].arrivals.push_back(std::move(*arrival));
   return Delivered::kKept;
 }
 
-Mailbox::Delivered Mailbox::DeliverAll(std::vector<std::pair<KeyId, Arrival>>* arrivals,
+Mailbox::Delivered Mailbox::DeliverAll(const std::shared_ptr<Unclaimed>& unclaimed,
+                                       std::vector<std::pair<KeyId, Arrival>>* arrivals,
                                        std::vector<Met>* met) {
   met->reserve(arrivals->size());
   std::lock_guard<std::mutex> lock(mutex_);
@@ -111,7 +113,7 @@ Mailbox::Delivered Mailbox::DeliverAll(std::vector<std::pair<KeyId, Arrival>>* a
     Waiter waiter;
     if (TakeWaiterLocked(key, &waiter)) {
       met->push_back({std::move(waiter), std::move(arrival)});
-    } else if (unclaimed_->Take(arrival)) {
+    } else if (arrival.share.Take(unclaimed, arrival.Cost())) {
       slots_[key].arrivals.push_back(std::move(arrival));
     } else {
       return Delivered::kTooMuch;
@@ -120,9 +122,16 @@ Mailbox::Delivered Mailbox::DeliverAll(std::vector<std::pair<KeyId, Arrival>>* a
   return Delivered::kKept;
 }
 
-void Mailbox::GiveBack(const Slots& slots) {
-  for (const auto& [key, slot] : slots) {
-    for (const Arrival& arrival : slot.arrivals) unclaimed_->Give(arrival);
+void Mailbox::Drop(const Unclaimed* unclaimed) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto slot = slots_.begin(); slot != slots_.end();) {
+    const auto current = slot++;
+    auto& arrivals = current->second.arrivals;
+    arrivals.erase(
+        std::remove_if(arrivals.begin(), arrivals.end(),
+                       [&](const Arrival& each) { return each.share.of() == unclaimed; }),
+        arrivals.end());
+    if (arrivals.empty() && current->second.waiters.empty()) slots_.erase(current);
   }
 }
 
@@ -184,7 +193,6 @@ void Mailbox::Abort(const absl::Status& status) {
       for (Waiter& waiter : slot.waiters) DeregisterLocked(waiter.args.cancellation_manager);
     }
   }
-  GiveBack(slots);
   for (auto& [key, slot] : slots) {
     for (Waiter& waiter : slot.waiters) waiter.Fail(status);
   }
@@ -223,7 +231,7 @@ std::shared_ptr<Mailbox> MailboxTable::Attach(int64_t step_id) {
   // A step that is used again after its clean-up counts as new.
   removed_.Remove(step_id);
   std::shared_ptr<Mailbox>& mailbox = mailboxes_[step_id];
-  if (mailbox == nullptr) mailbox = std::make_shared<Mailbox>(step_id, unclaimed_);
+  if (mailbox == nullptr) mailbox = std::make_shared<Mailbox>(step_id);
   ++mailbox->attached;
   return mailbox;
 }
@@ -244,7 +252,7 @@ std::shared_ptr<Mailbox> MailboxTable::ForMessage(int64_t step_id) {
   auto found = mailboxes_.find(step_id);
   if (found != mailboxes_.end()) return found->second;
   if (removed_.Contains(step_id)) return nullptr;
-  return mailboxes_[step_id] = std::make_shared<Mailbox>(step_id, unclaimed_);
+  return mailboxes_[step_id] = std::make_shared<Mailbox>(step_id);
 }
 
 std::shared_ptr<Mailbox> MailboxTable::Find(int64_t step_id) {

@@ -9,7 +9,6 @@
 #ifndef RDMATENSOR_TENSORFLOW_STEP_MAILBOX_H_
 #define RDMATENSOR_TENSORFLOW_STEP_MAILBOX_H_
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -29,6 +28,7 @@
 #include "stats/edge_waits.h"
 #include "stats/path_stats.h"
 #include "step/rpc_fallback.h"
+#include "step/unclaimed.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/rendezvous.h"
 
@@ -40,6 +40,14 @@ struct Arrival {
   bool is_referral = false;            // no tensor: fetch it by RecvTensor
   Path path = Path::kRpc;              // by which it came
   std::unique_ptr<const Claim> claim;  // to be verified before anybody gets the tensor; may be none
+  Unclaimed::Share share;              // held from the moment at which no receive waited for it
+
+  // What it costs this process to keep it. Other tensors lie in the sender's memory, or in slots, or were fetched as
+  // this process wanted.
+  int64_t Cost() const {
+    constexpr int64_t kEach = 256;
+    return kEach + (path == Path::kInline ? static_cast<int64_t>(tensor.TotalBytes()) : 0);
+  }
 };
 
 struct Waiter {
@@ -68,44 +76,13 @@ struct Waiter {
   }
 };
 
-// The memory that arrivals use while no receive has asked for them, in all mailboxes of a server. Thread-safe.
-class Unclaimed {
- public:
-  // A sender may be ahead of its receiver, but no real one is ahead by this much.
-  static constexpr int64_t kMaxBytes = int64_t{1} << 30;
-
-  // False: there would be too much.
-  bool Take(const Arrival& arrival) {
-    const int64_t cost = CostOf(arrival);
-    if (bytes_.fetch_add(cost, std::memory_order_relaxed) + cost <= kMaxBytes) return true;
-    Give(arrival);
-    return false;
-  }
-  void Give(const Arrival& arrival) {
-    bytes_.fetch_sub(CostOf(arrival), std::memory_order_relaxed);
-  }
-
- private:
-  // Other tensors lie in the sender's memory, or in slots, or were fetched as this process wanted.
-  static int64_t CostOf(const Arrival& arrival) {
-    constexpr int64_t kEach = 256;
-    return kEach +
-           (arrival.path == Path::kInline ? static_cast<int64_t>(arrival.tensor.TotalBytes()) : 0);
-  }
-  // Signed, so that it never wraps to a huge number.
-  std::atomic<int64_t> bytes_{0};
-};
-
 // Thread-safe. Callbacks run without its lock.
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:
   enum class Received { kArrived, kWaiting, kFailed };
 
-  Mailbox(int64_t step_id, std::shared_ptr<Unclaimed> unclaimed)
-      : step_id_(step_id),
-        created_(std::chrono::steady_clock::now()),
-        unclaimed_(std::move(unclaimed)) {}
-  ~Mailbox() { GiveBack(slots_); }
+  explicit Mailbox(int64_t step_id)
+      : step_id_(step_id), created_(std::chrono::steady_clock::now()) {}
 
   // kArrived: `arrival` is what was there. kWaiting: `waiter` was stored; it and everything it keeps
   // alive may already be gone. kFailed: `status` says why, `waiter` was not touched.
@@ -121,10 +98,14 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   // kTaken: a receive waited, `waiter` is the caller's to complete, `arrival` untouched. kKept: the
   // arrival is stored, or dropped when the step was aborted. kGone: the table has let go of this
   // mailbox, and the step may have another one since; `arrival` is untouched. kTooMuch: it was dropped,
-  // because too many wait that no receive has asked for.
-  Delivered Deliver(const KeyId& key, Arrival* arrival, Waiter* waiter);
+  // because no receive has asked for it and `unclaimed` is full.
+  Delivered Deliver(const KeyId& key, const std::shared_ptr<Unclaimed>& unclaimed, Arrival* arrival,
+                    Waiter* waiter);
   // The same for several arrivals under one lock; never kTaken. `met` gets those taken.
-  Delivered DeliverAll(std::vector<std::pair<KeyId, Arrival>>* arrivals, std::vector<Met>* met);
+  Delivered DeliverAll(const std::shared_ptr<Unclaimed>& unclaimed,
+                       std::vector<std::pair<KeyId, Arrival>>* arrivals, std::vector<Met>* met);
+  // Drops the arrivals that `unclaimed` counts.
+  void Drop(const Unclaimed* unclaimed);
   // The table, which is locked, drops this mailbox.
   void Retire();
   // Does the same if the mailbox is empty; otherwise returns false.
@@ -153,7 +134,6 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     int waiters;
   };
   using Slots = absl::flat_hash_map<KeyId, Slot>;
-  void GiveBack(const Slots& slots);
   bool TakeArrivalLocked(const KeyId& key, Arrival* arrival);
   bool TakeWaiterLocked(const KeyId& key, Waiter* waiter);
   bool RegisterLocked(tensorflow::CancellationManager* manager);
@@ -162,7 +142,6 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
 
   const int64_t step_id_;
   const std::chrono::steady_clock::time_point created_;
-  const std::shared_ptr<Unclaimed> unclaimed_;
   std::mutex mutex_;
   absl::Status aborted_;
   bool gone_ = false;
@@ -193,7 +172,6 @@ class MailboxTable {
   void SweepLocked(std::vector<std::shared_ptr<Mailbox>>* dropped);
 
   const std::chrono::seconds ttl_;
-  const std::shared_ptr<Unclaimed> unclaimed_ = std::make_shared<Unclaimed>();
   std::mutex mutex_;
   absl::flat_hash_map<int64_t, std::shared_ptr<Mailbox>> mailboxes_;
   static constexpr size_t kRemembered = 4096;
