@@ -32,8 +32,7 @@ class Unclaimed {
     }
     // Counts `bytes`. False: there would be too much.
     bool Take(const std::shared_ptr<Unclaimed>& of, int64_t bytes) {
-      const bool fits =
-          of->bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMaxBytes;
+      const bool fits = of->bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMaxBytes;
       Share taken;
       taken.of_ = of;
       taken.bytes_ = bytes;
