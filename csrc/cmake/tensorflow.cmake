@@ -85,6 +85,10 @@ function(add_tensorflow_library name minor folder)
   install(TARGETS ${name} LIBRARY DESTINATION rdmatensor)
 endfunction()
 
+# What it takes to vectorise loops of any length.
+set_source_files_properties(${CMAKE_SOURCE_DIR}/csrc/tensorflow/ops/start_kernel.cc PROPERTIES
+  COMPILE_OPTIONS -O3)
+
 function(add_plugin minor folder version)
   set(plugin rdmatensor_tensorflow_2_${minor})
   add_tensorflow_library(${plugin} ${minor} ${folder} ${plugin_sources})

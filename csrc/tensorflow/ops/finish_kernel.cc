@@ -74,11 +74,12 @@ class FinishKernel : public tensorflow::AsyncOpKernel {
 
  private:
   void Conclude(OpKernelContext* context, const Started& started) const {
-    OP_REQUIRES_OK(context, started.status());
-    OP_REQUIRES(context,
-                started.results.size() == static_cast<size_t>(count_) &&
-                    (count_ == 0 || started.dtype == dtype_),
-                absl::InvalidArgumentError("rdmatensor: the operation has other results"));
+    if (!started.status().ok()) return context->SetStatus(started.status());
+    if (started.results.size() != static_cast<size_t>(count_) ||
+        (count_ != 0 && started.dtype != dtype_)) {
+      return context->SetStatus(
+          absl::InvalidArgumentError("rdmatensor: the operation has other results"));
+    }
     for (int i = 0; i < count_; ++i) {
       const auto& [offset, shape] = started.results[static_cast<size_t>(i)];
       const uint64_t bytes = static_cast<uint64_t>(shape.num_elements()) *
@@ -98,6 +99,7 @@ class FinishKernel : public tensorflow::AsyncOpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("RdmatensorFinish").Device(tensorflow::DEVICE_CPU), FinishKernel);
+REGISTER_KERNEL_BUILDER(Name("RdmatensorWait").Device(tensorflow::DEVICE_CPU), FinishKernel);
 
 }  // namespace
 }  // namespace rdmatensor

@@ -19,7 +19,7 @@ absl::StatusCode CodeOf(rdt_status status) {
     case RDT_ERR_CLOSED:
       return absl::StatusCode::kCancelled;
     case RDT_ERR_CONNECTION_LOST:
-      return absl::StatusCode::kUnavailable;
+      return absl::StatusCode::kAborted;  // TensorFlow turns kUnavailable into an internal error
     case RDT_ERR_PROTOCOL:
       return absl::StatusCode::kInvalidArgument;
     case RDT_ERR_NO_MEMORY:

@@ -31,7 +31,7 @@ REGISTER_OP("RdmatensorLeave")
 // program. Broadcast, all-reduce: any number of inputs. Others: one, which is cut or joined along its first
 // dimension. Barrier: none. `scale` multiplies floating point inputs. Members give the same `detail`.
 REGISTER_OP("RdmatensorStart")
-    .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, uint64}")
+    .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, uint64} = DT_FLOAT")
     .Attr("N: int >= 0")
     .Attr("kind: {'all_reduce', 'reduce_scatter', 'all_gather', 'broadcast', 'all_to_all', 'barrier'}")
     .Attr("reduction: {'sum', 'product', 'min', 'max'} = 'sum'")
@@ -51,6 +51,14 @@ REGISTER_OP("RdmatensorFinish")
     .Input("started: variant")
     .Output("outputs: N * T")
     .SetShapeFn(UnknownShape);
+
+// Waits for an operation without results. It runs even if nothing depends on it.
+REGISTER_OP("RdmatensorWait")
+    .Attr("T: type = DT_FLOAT")
+    .Attr("N: int = 0")
+    .Input("started: variant")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 }  // namespace
 }  // namespace rdmatensor

@@ -160,9 +160,9 @@ class StartKernel : public tensorflow::OpKernel {
  private:
   template <size_t count>
   static int NumberOf(const std::string& name, const char* const (&names)[count]) {
-    int number = 0;
-    while (name != names[number]) ++number;  // TensorFlow has checked that it is one of them
-    return number + 1;
+    size_t number = 0;
+    while (number < count && name != names[number]) ++number;  // TensorFlow has checked the name
+    return static_cast<int>(number) + 1;
   }
 
   // Finds memory, fills it, and lays out the results.
