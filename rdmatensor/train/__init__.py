@@ -8,7 +8,8 @@
     model.compile(rt.distribute(keras.optimizers.Adam(1e-3)), loss="mse")
     model.fit(rt.shard(data), epochs=5, callbacks=rt.callbacks())
 
-Every process runs the same program. They exchange gradients over shared memory, RDMA or TCP. See docs/train.md.
+Every process runs the same program. They exchange gradients over shared memory, RDMA or TCP. See
+docs/train.md.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ __all__ = [
 def all_reduce(tensor: Any, op: Reduction = "mean", name: str = "all_reduce") -> Any:
     """Combines the tensors of all processes, element by element. Has a gradient for "mean" and "sum".
 
-    `name` appears in errors; it has to be the same in all processes, as have type and shape. If they differ, every
-    process gets InvalidArgumentError, which quotes two of them. This holds for all operations here.
+    `name` appears in errors; it has to be the same in all processes, as have type and shape. If they
+    differ, every process gets InvalidArgumentError, which quotes two of them. This holds for all operations
+    here.
     """
     return operations.all_reduce(current(), tensor, op, name)
 

@@ -21,13 +21,13 @@ from .process import Run, current
 def callbacks(*, backup: str | Path | None = None, warmup_epochs: float = 0) -> list[Any]:
     """The callbacks that fit() needs in every process. Put them before your own.
 
-    They copy rank 0's model and optimizer to all processes before the first step; average the metrics of each epoch,
-    so that callbacks that stop training or change the rate decide alike; average what layers such as
-    BatchNormalization have gathered; and leave the progress bar to rank 0.
+    They copy rank 0's model and optimizer to all processes before the first step; average the metrics of
+    each epoch, so that callbacks that stop training or change the rate decide alike; average what layers
+    such as BatchNormalization have gathered; and leave the progress bar to rank 0.
 
-    `backup` is a folder in which rank 0 keeps the last epoch; fit() goes on after it when the program starts again.
-    `warmup_epochs` raises the learning rate during the first epochs, from its value divided by the number of
-    processes.
+    `backup` is a folder in which rank 0 keeps the last epoch; fit() goes on after it when the program
+    starts again. `warmup_epochs` raises the learning rate during the first epochs, from its value divided
+    by the number of processes.
     """
     run = current()
     found: list[Any] = [_Together(run, Path(backup) if backup is not None else None)]
@@ -42,7 +42,7 @@ def on_rank_0(callback: Any) -> Any:
 
 
 def broadcast_variables(run: Run, variables: Sequence[Any], root: int, name: str) -> None:
-    """Sets variables to their values in `root`. They have the same order, types and shapes in all processes."""
+    """Sets variables to their values in `root`. Their order, types and shapes are the same everywhere."""
     if run.size == 1:
         return
     by_type: dict[Any, list[Any]] = {}
@@ -53,7 +53,11 @@ def broadcast_variables(run: Run, variables: Sequence[Any], root: int, name: str
         by_type.setdefault(value.dtype, []).append((each, value))
     for dtype, members in by_type.items():
         started = operations.start(
-            run.handle, "broadcast", [value for _, value in members], f"{name}, {dtype.name}", root=root
+            run.handle,
+            "broadcast",
+            [value for _, value in members],
+            f"{name}, {dtype.name}",
+            root=root,
         )
         for (variable, _), value in zip(members, started.finish(), strict=True):
             variable.assign(value)
@@ -83,8 +87,8 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
         if self._run.size > 1:
             if not model.built:
                 raise UsageError(
-                    "the model is not built: build it before fit(), so that all processes can start with the same "
-                    "weights"
+                    "the model is not built: build it before fit(), so that all processes can start with "
+                    "the same weights"
                 )
             # Seeds differ on purpose: processes drop out different units.
             of_model = [each for each in model.variables if "seed_generator" not in each.path]
@@ -181,7 +185,9 @@ class _Warmup(keras.callbacks.Callback):  # type: ignore[misc]
                 "warmup_epochs and a learning rate schedule contradict each other: let the schedule warm up"
             )
         if not self.params.get("steps"):
-            raise UsageError("warmup_epochs needs steps_per_epoch, because the data has no known length")
+            raise UsageError(
+                "warmup_epochs needs steps_per_epoch, because the data has no known length"
+            )
         self._rate = float(optimizer.learning_rate.numpy())
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -12,12 +12,13 @@ from .process import current
 
 
 def shard(data: Any) -> Any:
-    """This process's part of `data`. Every process gets equally much, so that all take the same number of steps.
+    """This process's part of `data`. Every process gets equally much, so that all take the same number of
+    steps.
 
-    `data` is a tf.data.Dataset, of which this process takes every size-th element from the rank-th on (shard it
-    before shuffle and batch, or shard batches); or an array, or a tuple, list or dict of arrays with equally many
-    rows, of which it takes the rows in the same way: `model.fit(*shard((x, y)))`. What does not fill a round of all
-    processes is left out.
+    `data` is a tf.data.Dataset, of which this process takes every size-th element from the rank-th on
+    (shard it before shuffle and batch, or shard batches); or an array, or a tuple, list or dict of arrays
+    with equally many rows, of which it takes the rows in the same way: `model.fit(*shard((x, y)))`. What
+    does not fill a round of all processes is left out.
 
     Raises UsageError for other data, and if there is less than one element for each process.
     """
@@ -28,8 +29,8 @@ def shard(data: Any) -> Any:
     counts = {len(each) if getattr(each, "shape", None) else -1 for each in arrays}
     if len(counts) != 1 or -1 in counts:
         raise UsageError(
-            f"shard() takes a tf.data.Dataset or arrays with equally many rows, not {type(data).__name__} with "
-            f"{sorted(counts)} rows: shard the data yourself, with as many steps for each process"
+            f"shard() takes a tf.data.Dataset or arrays with equally many rows, not {type(data).__name__} "
+            f"with {sorted(counts)} rows: shard the data yourself, with as many steps for each process"
         )
     rows = _whole_rounds(counts.pop(), run.size)
     return tf.nest.map_structure(lambda each: each[run.rank : rows : run.size], data)
@@ -55,7 +56,7 @@ def _of_dataset(data: Any, rank: int, size: int) -> Any:
 def _whole_rounds(count: int, size: int) -> int:
     if count < size:
         raise UsageError(
-            f"there are {count} elements for {size} processes: each needs at least one; shard before batching, or "
-            "start fewer processes"
+            f"there are {count} elements for {size} processes: each needs at least one; shard before "
+            "batching, or start fewer processes"
         )
     return count // size * size

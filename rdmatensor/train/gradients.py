@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Averages the gradients of all processes: dense ones in buckets, rows of embeddings by gathering them.
 
-A bucket is reduced as soon as its gradients exist, while the backward pass goes on; the gradients of the last layers
-come first. Every process has the same buckets, because they depend on the model and on what the group measured.
+A bucket is reduced as soon as its gradients exist, while the backward pass goes on; the gradients of the
+last layers come first. Every process has the same buckets, because they depend on the model and on what the
+group measured.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ _SMALLEST, _LARGEST = 256 << 10, 32 << 20
 class AllReduce:
     """Synchronous training: every process applies the mean of all gradients, so all models stay equal.
 
-    `bucket_bytes` is the size up to which gradients travel together; "auto" takes it from what the group measured
-    when it was joined. `compression` is the type in which float32 gradients travel; None sends them as they are.
+    `bucket_bytes` is the size up to which gradients travel together; "auto" takes it from what the group
+    measured when it was joined. `compression` is the type in which float32 gradients travel; None sends
+    them as they are.
     """
 
     bucket_bytes: int | Literal["auto"] = "auto"
@@ -57,14 +59,14 @@ def mean(run: Run, gradients: Sequence[Any], sync: AllReduce, name: str) -> list
     results = list(gradients)
     dense = [i for i, each in enumerate(gradients) if isinstance(each, tf.Tensor)]
     limit = bucket_bytes_of(run, sync.bucket_bytes)
-    buckets = _buckets([(i, gradients[i].dtype, _bytes_of(gradients[i])) for i in reversed(dense)], limit)
+    buckets = _buckets(
+        [(i, gradients[i].dtype, _bytes_of(gradients[i])) for i in reversed(dense)], limit
+    )
     under_way = []
     for number, members in enumerate(buckets):
         detail = f"gradients {number + 1} of {len(buckets)} of {name}"
         inputs = [gradients[i] for i in members]
-        under_way.append(
-            (members, inputs[0].dtype, _start(run, inputs, sync.compression, detail))
-        )
+        under_way.append((members, inputs[0].dtype, _start(run, inputs, sync.compression, detail)))
     # Rows are gathered while the buckets are under way.
     for i, each in enumerate(gradients):
         if isinstance(each, tf.IndexedSlices):
@@ -76,11 +78,11 @@ def mean(run: Run, gradients: Sequence[Any], sync: AllReduce, name: str) -> list
 
 
 def _bytes_of(tensor: Any) -> int:
-    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
+    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
 
 
 def _buckets(sized: Sequence[tuple[int, Any, int]], limit: int) -> list[list[int]]:
-    """Groups tensors, given by number, type and bytes, in their order: one type each, and up to `limit` bytes."""
+    """Groups tensors, given by number, type and bytes, in their order; each group has one type."""
     buckets: list[list[int]] = []
     open_buckets: dict[Any, tuple[list[int], int]] = {}
     for number, dtype, size in sized:
@@ -109,7 +111,9 @@ def _mean_rows(run: Run, rows: Any, detail: str) -> Any:
     counts = operations.all_gather(run, count[tf.newaxis], f"number of {detail}")
     longest = tf.reduce_max(counts)
     padding = longest - count
-    all_indices = operations.all_gather(run, tf.pad(indices, [[0, padding]]), f"indices of {detail}")
+    all_indices = operations.all_gather(
+        run, tf.pad(indices, [[0, padding]]), f"indices of {detail}"
+    )
     shape = tf.concat([[padding], tf.shape(values, out_type=tf.int64)[1:]], 0)
     padded = tf.concat([values / run.size, tf.zeros(shape, values.dtype)], 0)
     all_values = operations.all_gather(run, padded, f"values of {detail}")

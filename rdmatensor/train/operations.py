@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collective operations on tensors, in eager code and in functions.
 
-An operation is two nodes of a graph: one starts it, one waits for it. TensorFlow runs the first ones in the order
-of the program, because all use one resource; so every process starts its operations in the same order. Between
-the two, the graph goes on.
+An operation is two nodes of a graph: one starts it, one waits for it. TensorFlow runs the first ones in the
+order of the program, because all use one resource; so every process starts its operations in the same
+order. Between the two, the graph goes on.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Started:
         if not self._shapes:
             library().rdmatensor_wait(self._token)
             return []
-        results = library().rdmatensor_finish(
+        results: list[Any] = library().rdmatensor_finish(
             self._token, T=self._dtype, N=len(self._shapes), name="finish"
         )
         if not tf.executing_eagerly():
@@ -158,7 +158,6 @@ def all_reduce(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
         {"scale": 1.0 / run.size} if op == "mean" else {"reduction": op, "scale": 1.0}
     )
 
-    @tf.custom_gradient
     def apply(value: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             if op not in ("mean", "sum"):
@@ -167,7 +166,7 @@ def all_reduce(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
 
         return _one(run.handle, "all_reduce", value, name, **more), gradient
 
-    return apply(tensor)
+    return tf.custom_gradient(apply)(tensor)
 
 
 @as_written
@@ -181,11 +180,12 @@ def reduce_scatter(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
     scale = 1.0 / run.size if op == "mean" else 1.0
     reduction = "sum" if op == "mean" else op
 
-    @tf.custom_gradient
     def apply(value: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             if reduction != "sum":
-                raise UsageError(f"{name}: reduce_scatter by {op!r} has no gradient: use sum or mean")
+                raise UsageError(
+                    f"{name}: reduce_scatter by {op!r} has no gradient: use sum or mean"
+                )
             return all_gather(run, upstream * scale, f"gradient of {name}")
 
         result = _one(
@@ -193,7 +193,7 @@ def reduce_scatter(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
         )
         return result, gradient
 
-    return apply(tensor)
+    return tf.custom_gradient(apply)(tensor)
 
 
 @as_written
@@ -205,14 +205,13 @@ def all_gather(run: Any, tensor: Any, name: str) -> Any:
     rows = tensor.shape[0] if tensor.shape.rank else None
     shape = tf.TensorShape([rows and rows * run.size]).concatenate(tensor.shape[1:])
 
-    @tf.custom_gradient
     def apply(value: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             return reduce_scatter(run, upstream, "sum", f"gradient of {name}")
 
         return _one(run.handle, "all_gather", value, name, shape=shape), gradient
 
-    return apply(tensor)
+    return tf.custom_gradient(apply)(tensor)
 
 
 @as_written
@@ -222,14 +221,13 @@ def all_to_all(run: Any, tensor: Any, name: str) -> Any:
     if run.size == 1:
         return tf.identity(tensor)
 
-    @tf.custom_gradient
     def apply(value: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             return all_to_all(run, upstream, f"gradient of {name}")
 
         return _one(run.handle, "all_to_all", value, name), gradient
 
-    return apply(tensor)
+    return tf.custom_gradient(apply)(tensor)
 
 
 @as_written
@@ -241,7 +239,6 @@ def broadcast(run: Any, tensor: Any, root: int, name: str) -> Any:
     if run.size == 1:
         return tf.identity(tensor)
 
-    @tf.custom_gradient
     def apply(value: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             total = all_reduce(run, upstream, "sum", f"gradient of {name}")
@@ -249,7 +246,7 @@ def broadcast(run: Any, tensor: Any, root: int, name: str) -> Any:
 
         return _one(run.handle, "broadcast", value, name, root=root), gradient
 
-    return apply(tensor)
+    return tf.custom_gradient(apply)(tensor)
 
 
 @as_written

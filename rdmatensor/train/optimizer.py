@@ -41,12 +41,13 @@ class Distributed:
 def distribute(optimizer: Any, sync: AllReduce | None = None) -> Any:
     """Makes a Keras optimizer apply the mean of the gradients of all processes. Returns it.
 
-    The optimizer keeps its class's name, its state and its settings, so a model that is saved with it loads where
-    rdmatensor is not installed. Clipping, weight decay, moving averages and gradient accumulation see the mean. With
-    the policy "mixed_float16" the optimizer is wrapped into Keras's LossScaleOptimizer here, as compile() would do
-    it, so that all processes skip the same steps.
+    The optimizer keeps its class's name, its state and its settings, so a model that is saved with it loads
+    where rdmatensor is not installed. Clipping, weight decay, moving averages and gradient accumulation see
+    the mean. With the policy "mixed_float16" the optimizer is wrapped into Keras's LossScaleOptimizer here,
+    as compile() would do it, so that all processes skip the same steps.
 
-    Raises UsageError if init() was not called, if it is no Keras 3 optimizer, or if it is distributed already.
+    Raises UsageError if init() was not called, if it is no Keras 3 optimizer, or if it is distributed
+    already.
     """
     run = current()
     if isinstance(optimizer, str):
@@ -58,7 +59,8 @@ def distribute(optimizer: Any, sync: AllReduce | None = None) -> Any:
         )
     if keras.backend.backend() != "tensorflow":
         raise UsageError(
-            f"Keras runs on {keras.backend.backend()}: set KERAS_BACKEND=tensorflow, which these operations need"
+            f"Keras runs on {keras.backend.backend()}: set KERAS_BACKEND=tensorflow, because the operations "
+            "are TensorFlow's"
         )
     if _is_distributed(optimizer):
         raise UsageError(f"{optimizer.name} is distributed already: call distribute() once for it")
@@ -121,5 +123,7 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         gradients = super().gradient(target, sources, *more, **named)
         run, sync = self._rdmatensor
         return tf.nest.pack_sequence_as(
-            gradients, mean(run, tf.nest.flatten(gradients), sync, "a tape"), expand_composites=False
+            gradients,
+            mean(run, tf.nest.flatten(gradients), sync, "a tape"),
+            expand_composites=False,
         )

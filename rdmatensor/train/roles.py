@@ -35,7 +35,8 @@ class Role:
 def role_of(
     environment: Mapping[str, str], rank: int | None, size: int | None, root: str | None
 ) -> Role:
-    """The role that the arguments give, or else TF_CONFIG, or else a launcher's variables; or else one process.
+    """The role that the arguments give, or else TF_CONFIG, or else a launcher's variables; or else one
+    process.
 
     UsageError, with the remedy, if they are incomplete or contradict each other.
     """
@@ -70,7 +71,9 @@ def _from_tf_config(text: str, root: str | None) -> Role:
     ]
     ranks = [member for member, _ in members]
     if place not in ranks:
-        raise UsageError(f"TF_CONFIG has no task {place[0]} {place[1]} in its cluster: {text[:200]}")
+        raise UsageError(
+            f"TF_CONFIG has no task {place[0]} {place[1]} in its cluster: {text[:200]}"
+        )
     rank = ranks.index(place)
     hosts = [address.rpartition(":")[0] for _, address in members]
     return Role(

@@ -48,6 +48,11 @@ def _flat(variables: Any) -> list[float]:
     return [float(x) for each in variables for x in np.ravel(tf.convert_to_tensor(each))]
 
 
+def fits(each: list[dict[str, Any]]) -> Any:
+    """Several models, one after the other."""
+    return [fit(**arguments) for arguments in each]
+
+
 def fit(
     optimizer: str,
     eager: bool = False,
@@ -77,7 +82,7 @@ def fit(
     return {
         "weights": _flat(model.trainable_variables),
         "state": _flat(model.non_trainable_variables),
-        "logs": {name: values for name, values in history.history.items()},
+        "logs": dict(history.history),
         "steps": int(model.optimizer.iterations.numpy()),
     }
 
@@ -85,7 +90,9 @@ def fit(
 def operations() -> Any:
     """Every operation and its gradient, in eager code and in a function."""
     run = rt.init()
-    mine = tf.reshape(tf.range(4 * run.size, dtype=tf.float32), [2 * run.size, 2]) + 100.0 * run.rank
+    mine = (
+        tf.reshape(tf.range(4 * run.size, dtype=tf.float32), [2 * run.size, 2]) + 100.0 * run.rank
+    )
     found: dict[str, Any] = {}
 
     def each(value: Any) -> dict[str, Any]:
@@ -125,7 +132,9 @@ def operations() -> Any:
         found[f"{how} gradients"] = {
             name: x.numpy().tolist() for name, x in wrap(gradients)(mine).items()
         }
-    static = tf.function(each).get_concrete_function(tf.TensorSpec([2 * run.size, 2])).structured_outputs
+    static = (
+        tf.function(each).get_concrete_function(tf.TensorSpec([2 * run.size, 2])).structured_outputs
+    )
     found["shapes"] = {name: x.shape.as_list() for name, x in static.items()}
     rt.barrier()
     tf.function(rt.barrier)()
@@ -169,8 +178,12 @@ def many_in_flight() -> Any:
     return [results, float(looped(value)[0]), float(tf.function(many)(value)[7][999])]
 
 
-def disagree(how: str) -> Any:
+def disagreements() -> Any:
     """What a process is told if another one does something else."""
+    return {how: disagree(how) for how in ("shape", "name", "kind", "type", "steps")}
+
+
+def disagree(how: str) -> Any:
     run = rt.init(timeout=60)
     odd = run.rank == 1
     try:
@@ -197,8 +210,13 @@ def _uneven(odd: bool) -> None:
               callbacks=rt.callbacks(), verbose=0)  # fmt: skip
 
 
+def embeddings() -> Any:
+    """With rows that all processes use, and with others."""
+    return [embedding(True), embedding(False)]
+
+
 def embedding(share: bool) -> Any:
-    """A model with a table, whose gradients are rows; the first process may see none of them twice."""
+    """A model with a table, whose gradients are rows."""
     run = rt.init()
     keras.utils.set_random_seed(7)
     model = keras.Sequential(
@@ -231,6 +249,13 @@ def rows() -> Any:
     return tf.convert_to_tensor(mean).numpy().tolist()
 
 
+def infinities() -> Any:
+    """With the policy of all models, and with one of the model."""
+    found = [infinity(True), infinity(False)]
+    keras.config.set_dtype_policy("float32")
+    return found
+
+
 def infinity(layer_policy: bool) -> Any:
     """float16 with an overflow in one process: all skip the step and halve the scale."""
     run = rt.init()
@@ -244,10 +269,17 @@ def infinity(layer_policy: bool) -> Any:
     if layer_policy:
         model.dtype_policy = keras.dtype_policies.get(policy)
     model.compile(rt.distribute(keras.optimizers.SGD(0.01)), loss="mse")
-    data = np.ones((8, 2), "f")
+    data = np.full((8, 2), 0.01, "f")  # gradients fit into float16 although they are scaled
     if run.rank == 1:
         data[4] = np.inf  # of the second batch
-    model.fit(data, np.ones((8, 1), "f"), batch_size=4, shuffle=False, callbacks=rt.callbacks(), verbose=0)
+    model.fit(
+        data,
+        np.full((8, 1), 0.01, "f"),
+        batch_size=4,
+        shuffle=False,
+        callbacks=rt.callbacks(),
+        verbose=0,
+    )
     optimizer = model.optimizer
     return {
         "weights": _flat(model.trainable_variables),
@@ -306,7 +338,7 @@ def killed(rank: int) -> Any:
     return "no error"
 
 
-def resume(folder: str, stop_after: int | None, epochs: int = 4) -> Any:
+def resume(backup: str, stop_after: int | None, epochs: int = 4) -> Any:
     """Trains with a backup; may end without a goodbye after some epochs."""
     run = rt.init()
     model = _model(batch_norm=True)
@@ -326,7 +358,7 @@ def resume(folder: str, stop_after: int | None, epochs: int = 4) -> Any:
         batch_size=16 // run.size,
         shuffle=False,
         epochs=epochs,
-        callbacks=[*rt.callbacks(backup=folder), Stop()],
+        callbacks=[*rt.callbacks(backup=backup), Stop()],
         verbose=0,
     )
     return {"losses": history.history["loss"], "weights": _flat(model.trainable_variables)}
@@ -386,7 +418,9 @@ def warmup() -> Any:
             rates.append(float(self.model.optimizer.learning_rate.numpy()))
 
     data = np.zeros((16, WIDTH), "f"), np.zeros((16, CLASSES), "f")
-    model.fit(*data, batch_size=4, epochs=3, callbacks=[*rt.callbacks(warmup_epochs=2), Look()], verbose=0)
+    model.fit(
+        *data, batch_size=4, epochs=3, callbacks=[*rt.callbacks(warmup_epochs=2), Look()], verbose=0
+    )
     return rates
 
 

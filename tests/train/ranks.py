@@ -14,7 +14,7 @@ from typing import Any
 from support import warm
 from support.ports import free_ports
 
-PATIENCE_S = 180.0
+PATIENCE_S = 500.0
 
 
 class Ranks:
@@ -91,5 +91,9 @@ def run(case: str, size: int, folder: Path, **arguments: Any) -> list[Any]:
     with Ranks(case, size, folder, **arguments) as ranks:
         answers = ranks.answers()
         for rank, answer in enumerate(answers):
-            assert not (isinstance(answer, dict) and "error" in answer), (rank, answer, ranks.log(rank))
+            assert not (isinstance(answer, dict) and "error" in answer), (
+                rank,
+                answer,
+                ranks.log(rank),
+            )
     return answers

@@ -49,8 +49,8 @@ std::shared_ptr<char> BufferPool::Take(uint64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     used_.emplace(block.memory, block);
   }
-  return std::shared_ptr<char>(
-      block.memory, [pool = shared_from_this()](char* memory) { pool->Return(memory); });
+  return std::shared_ptr<char>(block.memory,
+                               [pool = shared_from_this()](char* memory) { pool->Return(memory); });
 }
 
 void BufferPool::Return(char* memory) {

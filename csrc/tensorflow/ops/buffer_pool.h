@@ -35,7 +35,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   struct Block {
     char* memory = nullptr;
     uint64_t bytes = 0;
-    rdt_region* region = nullptr;  // nullptr: the pool is closed, or the memory could not be registered
+    rdt_region* region =
+        nullptr;  // nullptr: the pool is closed, or the memory could not be registered
   };
   void Return(char* memory);
   static void Free(const Block& block);

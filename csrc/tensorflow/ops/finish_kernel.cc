@@ -44,9 +44,9 @@ class FinishKernel : public tensorflow::AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const auto* const variant =
         context->input(0).scalar<tensorflow::Variant>()().get<StartedVariant>();
-    OP_REQUIRES_ASYNC(context, variant != nullptr && variant->started != nullptr,
-                      absl::InvalidArgumentError("rdmatensor: this is no operation that was started"),
-                      done);
+    OP_REQUIRES_ASYNC(
+        context, variant != nullptr && variant->started != nullptr,
+        absl::InvalidArgumentError("rdmatensor: this is no operation that was started"), done);
     std::shared_ptr<Started> started = variant->started;
     if (started->HasEnded()) {
       Conclude(context, *started);
@@ -63,12 +63,12 @@ class FinishKernel : public tensorflow::AsyncOpKernel {
     waited->Then([this, context, manager, token, started = std::move(started),
                   done = std::move(done)]() mutable {
       // This may be the thread that makes all progress, and what follows in the graph takes its time.
-      (*context->runner())([this, context, manager, token, started = std::move(started),
-                            done = std::move(done)] {
-        if (manager != nullptr) (void)manager->TryDeregisterCallback(token);
-        Conclude(context, *started);
-        done();
-      });
+      (*context->runner())(
+          [this, context, manager, token, started = std::move(started), done = std::move(done)] {
+            if (manager != nullptr) (void)manager->TryDeregisterCallback(token);
+            Conclude(context, *started);
+            done();
+          });
     });
   }
 

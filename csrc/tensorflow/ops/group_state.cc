@@ -93,7 +93,8 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
   std::lock_guard<std::mutex> lock(mutex_);
   if (left_) {
     return absl::FailedPreconditionError(
-        "rdmatensor: the group is closed: call rdmatensor.train.init() again, and build the model and its "
+        "rdmatensor: the group is closed: call rdmatensor.train.init() again, and build the model "
+        "and its "
         "functions anew");
   }
   started->tag[0] = ++started_;

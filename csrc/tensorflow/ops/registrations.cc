@@ -31,9 +31,13 @@ REGISTER_OP("RdmatensorLeave")
 // program. Broadcast, all-reduce: any number of inputs. Others: one, which is cut or joined along its first
 // dimension. Barrier: none. `scale` multiplies floating point inputs. Members give the same `detail`.
 REGISTER_OP("RdmatensorStart")
-    .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, uint64} = DT_FLOAT")
+    .Attr(
+        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, "
+        "uint64} = DT_FLOAT")
     .Attr("N: int >= 0")
-    .Attr("kind: {'all_reduce', 'reduce_scatter', 'all_gather', 'broadcast', 'all_to_all', 'barrier'}")
+    .Attr(
+        "kind: {'all_reduce', 'reduce_scatter', 'all_gather', 'broadcast', 'all_to_all', "
+        "'barrier'}")
     .Attr("reduction: {'sum', 'product', 'min', 'max'} = 'sum'")
     .Attr("scale: float = 1.0")
     .Attr("root: int >= 0 = 0")
@@ -46,7 +50,9 @@ REGISTER_OP("RdmatensorStart")
 
 // Waits for the operation, without a thread, and has its results.
 REGISTER_OP("RdmatensorFinish")
-    .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, uint64}")
+    .Attr(
+        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, "
+        "uint64}")
     .Attr("N: int >= 0")
     .Input("started: variant")
     .Output("outputs: N * T")

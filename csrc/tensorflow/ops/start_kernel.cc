@@ -39,8 +39,7 @@ struct GroupResource : tensorflow::ResourceBase {
 };
 
 absl::StatusOr<std::shared_ptr<GroupState>> StateIn(const Tensor& handle) {
-  auto found =
-      handle.scalar<tensorflow::ResourceHandle>()().GetResource<GroupResource>();
+  auto found = handle.scalar<tensorflow::ResourceHandle>()().GetResource<GroupResource>();
   if (!found.ok()) return found.status();
   return (*found)->state;
 }
@@ -223,8 +222,8 @@ class StartKernel : public tensorflow::OpKernel {
   }
 
   absl::Status NoMemory(uint64_t bytes) const {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "rdmatensor: ", detail_, ": no memory for ", bytes, " bytes, or the group is closed"));
+    return absl::ResourceExhaustedError(absl::StrCat("rdmatensor: ", detail_, ": no memory for ",
+                                                     bytes, " bytes, or the group is closed"));
   }
 
   tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
