@@ -37,7 +37,10 @@ def test_core_needs_the_system_alone() -> None:
 
 
 def test_plugins_need_tensorflow_and_bring_nothing() -> None:
-    plugins = list(PACKAGE.glob("librdmatensor_tensorflow_*.so"))
+    plugins = [
+        *PACKAGE.glob("librdmatensor_tensorflow_*.so"),
+        *PACKAGE.glob("librdmatensor_ops_*.so"),
+    ]
     if not plugins:
         pytest.skip("no plugin was built")
     for plugin in plugins:
@@ -54,6 +57,8 @@ FILES = [
     "rdmatensor/librdmatensor_tensorflow_2_21.so",
     "rdmatensor/librdmatensor_tensorflow_2_20.layout",
     "rdmatensor/librdmatensor_tensorflow_2_21.layout",
+    "rdmatensor/librdmatensor_ops_2_20.so",
+    "rdmatensor/librdmatensor_ops_2_21.so",
     "rdmatensor-0.1.0.dist-info/METADATA",
     "graph_analyzer/read/ops.def",
 ]
@@ -90,6 +95,7 @@ def check(root: Path, wheel: Path, files: list[str], info: dict[str, str]) -> st
         (NAME, "", "rdmatensor/py.typed", {}, "lacks rdmatensor/py.typed"),
         (NAME, "", FILES[9], {"tensorflow": "2.20.0, 2.21.0"}, "tensorflow_2_21.so"),
         (NAME, "", FILES[11], {}, "lacks rdmatensor/librdmatensor_tensorflow_2_21.layout"),
+        (NAME, "", FILES[13], {}, "lacks rdmatensor/librdmatensor_ops_2_21.so"),
         (NAME, "", "", {"no_verbs_because": "no header"}, "no verbs: no header"),
         (NAME, "", "", {"sanitize": "thread"}, "the sanitizer thread"),
     ],

@@ -64,7 +64,8 @@ def fit(
     """The weights after training, and the logs. Alone, a process takes whole batches."""
     run = rt.init()
     model = _model(batch_norm)
-    sync = rt.AllReduce(bucket_bytes=bucket_bytes, compression=compression)
+    wire: Any = compression
+    sync = rt.AllReduce(bucket_bytes=bucket_bytes, compression=wire)
     model.compile(
         rt.distribute(_optimizer(optimizer), sync),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -86,9 +86,15 @@ class Ranks:
         return [self.answer(rank) for rank in range(len(self.processes))]
 
 
-def run(case: str, size: int, folder: Path, **arguments: Any) -> list[Any]:
+def run(
+    case: str,
+    size: int,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> list[Any]:
     """The answers of all ranks; none may be an error."""
-    with Ranks(case, size, folder, **arguments) as ranks:
+    with Ranks(case, size, folder, environment, **arguments) as ranks:
         answers = ranks.answers()
         for rank, answer in enumerate(answers):
             assert not (isinstance(answer, dict) and "error" in answer), (

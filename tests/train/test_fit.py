@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support import ROOT, warm
 from train.ranks import Ranks, run
 
 pytestmark = pytest.mark.timeout(600)
@@ -136,6 +138,18 @@ def test_resumes_where_it_was_killed(folder: Path, tmp_path: Path) -> None:
     for answer in after:
         np.testing.assert_allclose(answer["losses"], whole[0]["losses"][2:], atol=1e-6)
         np.testing.assert_allclose(answer["weights"], whole[0]["weights"], atol=1e-6)
+
+
+def test_example(tmp_path: Path) -> None:
+    command = [warm.python(), "-m", "rdmatensor", "launch", "-n", "2"]
+    example = [str(ROOT / "examples" / "keras_fit.py"), str(tmp_path / "backup")]
+    done = subprocess.run(
+        [*command, *example], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (found,) = re.findall(r"\[worker 0\] 2 processes, loss \S+ accuracy (\S+)", done.stdout)
+    assert float(found) > 0.9
+    assert "[worker 1] Epoch" not in done.stdout
 
 
 def test_warm_up(folder: Path) -> None:

@@ -75,6 +75,11 @@ def test_types_and_sizes(tmp_path: Path) -> None:
         assert largest == smallest == 2
 
 
+def test_over_tcp(tmp_path: Path) -> None:
+    for sums, *_ in run("types", 2, tmp_path, {"RDMATENSOR_TRANSPORTS": "tcp"}):
+        assert sums["float32"] == [1, 3, 5, 7, 9]
+
+
 def test_order_is_the_programs(tmp_path: Path) -> None:
     for many, looped, nested in run("many_in_flight", 2, tmp_path):
         assert many == [3.0 * i for i in range(50)]
