@@ -80,7 +80,7 @@ def check(root: Path, wheel: Path, files: list[str], info: dict[str, str]) -> st
     ("name", "more", "less", "info", "fault"),
     [
         (NAME, "", "", {}, ""),
-        (NAME, "", FILES[8], {"tensorflow": "2.21.0"}, ""),
+        (NAME, "", "_2_20.so", {"tensorflow": "2.21.0"}, ""),
         (NAME.replace("manylinux_2_34", "linux"), "", "", {}, "not that of a manylinux wheel"),
         (NAME.replace("cp310-abi3", "cp311-cp311"), "", "", {}, "for all Pythons"),
         (
@@ -103,6 +103,6 @@ def check(root: Path, wheel: Path, files: list[str], info: dict[str, str]) -> st
 def test_wheels_with_faults_are_refused(
     root: Path, tmp_path: Path, name: str, more: str, less: str, info: dict[str, str], fault: str
 ) -> None:
-    files = [*(file for file in FILES if file != less), *([more] if more else [])]
+    files = [*(file for file in FILES if not less or less not in file), *([more] if more else [])]
     found = check(root, tmp_path / name, files, INFO | info)
     assert fault in found and bool(fault) == bool(found)

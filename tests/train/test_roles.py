@@ -54,7 +54,7 @@ def test_place(
     environment: dict[str, str], given: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     role = role_of(environment, given.get("rank"), given.get("size"), given.get("root"))
-    assert role == Role(*expected, source=role.source)
+    assert role == Role(*expected, role.source)
 
 
 @pytest.mark.parametrize(
