@@ -11,6 +11,10 @@ namespace {
 // Apart from the tags of other users of the group.
 constexpr uint64_t kTag = uint64_t{1} << 63 | 3;
 
+// How long a thread of TensorFlow waits for news of a short operation before it goes on with something else. The
+// members of a step are seldom further apart.
+constexpr int kSpinUs = 300;
+
 absl::StatusCode CodeOf(rdt_status status) {
   switch (status) {
     case RDT_ERR_DEADLINE:
@@ -87,6 +91,7 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
   const auto done = [](void* context, rdt_status status) {
     const std::unique_ptr<std::shared_ptr<Started>> ended(
         static_cast<std::shared_ptr<Started>*>(context));
+    (*ended)->group().Ended();
     (*ended)->End(status);
   };
   // Members number their operations alike, so the number and the start are one step.
@@ -101,9 +106,17 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
   started->tag[1] = kTag;
   collective->tag[0] = started->tag[0];
   collective->tag[1] = started->tag[1];
-  const rdt_status status = rdt_group_start(group_, collective, done, kept.get());
-  if (status != RDT_IN_PROGRESS && status < RDT_OK) return StatusOf(status, detail);
-  (void)kept.release();
+  // While an earlier operation waits for a member, this one would wait for it too.
+  const bool waits = under_way_.fetch_add(1, std::memory_order_relaxed) == 0;
+  const rdt_status status =
+      rdt_group_try(group_, collective, waits ? kSpinUs : 0, done, kept.get());
+  if (status == RDT_IN_PROGRESS) {
+    (void)kept.release();
+    return absl::OkStatus();
+  }
+  Ended();
+  if (status < RDT_OK) return StatusOf(status, detail);
+  started->End(RDT_OK);
   return absl::OkStatus();
 }
 

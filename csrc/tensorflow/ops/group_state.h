@@ -4,6 +4,7 @@
 #ifndef RDMATENSOR_TENSORFLOW_OPS_GROUP_STATE_H_
 #define RDMATENSOR_TENSORFLOW_OPS_GROUP_STATE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,8 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   absl::Status Start(const std::shared_ptr<Started>& started, rdt_collective* collective,
                      const std::string& detail);
   void Cancel(const uint64_t tag[2]);
+  // An operation that went on after Start is over.
+  void Ended() { under_way_.fetch_sub(1, std::memory_order_relaxed); }
   // Ends what is under way, and nothing starts any more. Then the group may be closed. Idempotent.
   void Leave();
   // Withdraws the memory of operations, which have ended with the group. Then the device may be closed.
@@ -43,6 +46,7 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   const std::shared_ptr<BufferPool> pool_;
   std::mutex mutex_;
   bool left_ = false;
+  std::atomic<int> under_way_{0};
   uint64_t started_ = 0;
 };
 

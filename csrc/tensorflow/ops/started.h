@@ -35,6 +35,7 @@ class Started {
   void Cancel();
   bool HasEnded();
 
+  GroupState& group() const { return *group_; }
   // After the end.
   const absl::Status& status() const { return status_; }
 
