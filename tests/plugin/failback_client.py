@@ -57,7 +57,7 @@ def states() -> set[str]:
 def calls(way: str) -> int:
     """How many went that way to the first task."""
     task = rdmatensor.tensorflow.stats()["control"]["/job:worker/replica:0/task:0"]
-    return int(task[way + "_calls"])
+    return task["channel_calls"] if way == "channel" else task["grpc_calls"]
 
 
 def stream(cut: Path) -> None:
@@ -69,8 +69,8 @@ def stream(cut: Path) -> None:
     rounds = []
 
     def go_on(way: str, change: Callable[[], None] = lambda: None) -> None:
-        """Streams, changes the way meanwhile, and goes on until a hundred calls went the new way and the task
-        answers."""
+        """Streams, changes the way meanwhile, and goes on until a hundred calls went the new way and
+        the task answers."""
         nonlocal number
         end = time.monotonic() + LIMIT_S
         first = number

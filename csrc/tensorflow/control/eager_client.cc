@@ -47,11 +47,11 @@ class ControlEagerClient final : public EagerClient {
 #define RDMATENSOR_EAGER_METHOD(name)                                                           \
   void name##Async(const tensorflow::eager::name##Request* request,                             \
                    tensorflow::eager::name##Response* response, StatusCallback done) override { \
-    Dispatch(NewMessage(                                                                        \
-        Method::k##name, request, response, nullptr, std::move(done),                           \
-        [response](EagerClient* stock, const auto* kept, StatusCallback answered) {             \
-          stock->name##Async(kept, response, std::move(answered));                              \
-        }));                                                                                    \
+    Dispatch(                                                                                   \
+        NewMessage(Method::k##name, request, response, nullptr, std::move(done),                \
+                   [response](EagerClient* stock, const auto* kept, StatusCallback answered) {  \
+                     stock->name##Async(kept, response, std::move(answered));                   \
+                   }));                                                                         \
   }
   RDMATENSOR_EAGER_METHOD(UpdateContext)
   RDMATENSOR_EAGER_METHOD(WaitQueueDone)
@@ -83,13 +83,13 @@ class ControlEagerClient final : public EagerClient {
                              tensorflow::eager::EnqueueResponse* response,
                              StatusCallback done) override {
     if (in_stream && allow_multiple_pending_requests()) {
-      Stream(request->context_id(),
-             NewMessage(Method::kStreamingEnqueue, request, response, nullptr, std::move(done),
-                        [response, options](EagerClient* stock, const auto* kept,
-                                            StatusCallback answered) {
-                          stock->StreamingEnqueueAsync(true, options, kept, response,
-                                                       std::move(answered));
-                        }));
+      Stream(
+          request->context_id(),
+          NewMessage(
+              Method::kStreamingEnqueue, request, response, nullptr, std::move(done),
+              [response, options](EagerClient* stock, const auto* kept, StatusCallback answered) {
+                stock->StreamingEnqueueAsync(true, options, kept, response, std::move(answered));
+              }));
       return;
     }
     // As TensorFlow's client, which waits where it may not have several requests under way.
@@ -115,11 +115,11 @@ class ControlEagerClient final : public EagerClient {
         if (found->second.IsIdle()) contexts_.erase(found);
       }
     }
-    auto message = NewMessage(
-        Method::kCloseContext, request, response, nullptr, std::move(done),
-        [response](EagerClient* stock, const auto* kept, StatusCallback answered) {
-          stock->CloseContextAsync(kept, response, std::move(answered));
-        });
+    auto message =
+        NewMessage(Method::kCloseContext, request, response, nullptr, std::move(done),
+                   [response](EagerClient* stock, const auto* kept, StatusCallback answered) {
+                     stock->CloseContextAsync(kept, response, std::move(answered));
+                   });
     // TensorFlow's client closes its stream, too.
     if (by_stock) {
       message->SendByStock();
@@ -200,9 +200,8 @@ class ControlEagerClient final : public EagerClient {
       const bool may_block =
           method_ == Method::kRunComponentFunction || method_ == Method::kCreateContext;
       Calls::Done answered = [client = client_, id = request_->context_id(), position, in_stream,
-                              may_block,
-                              response = response_, done = done_](const absl::Status& status,
-                                                                  const CallBody& answer) mutable {
+                              may_block, response = response_, done = done_](
+                                 const absl::Status& status, const CallBody& answer) mutable {
         absl::Status result = status;
         if (result.ok()) result = Unpack(answer, response);
         if (in_stream && !result.ok()) client->EndStream(id, position);
