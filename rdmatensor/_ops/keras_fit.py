@@ -34,7 +34,7 @@ def repair() -> None:
 
 
 def _repair_means(trainer: ModuleType) -> None:
-    """Keras asks for the mean over the rows of a loss, which has none. It means the mean over the replicas."""
+    """Keras asks for the mean over the rows of a loss, which has none. It means: over the replicas."""
     import tensorflow as tf
 
     stock = trainer.reduce_per_replica
