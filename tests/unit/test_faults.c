@@ -227,16 +227,26 @@ static void test_regions(void) {
   close_pair(&p);
 }
 
+/* The transport that a connection takes if nothing fails. */
+static const char *best_transport(const rdt_device *device) {
+  rdt_transport_info info = {0};
+  for (size_t i = 0; rdt_device_get_transport(device, i, &info) == RDT_OK; i++)
+    if (info.usable) return info.name;
+  return "";
+}
+
 static void test_connecting(void) {
   pair p;
   rdt_channel *channel;
   open_ends(&p);
-  const char *address = rdt_device_address(p.b.device);
+  const char *address = rdt_device_address(p.b.device), *best = best_transport(p.a.device);
   faults("connect=#1"); /* the accepting end, which comes first; then the connecting one */
-  EXPECT_STATUS(RDT_ERR_UNREACHABLE, rdt_device_connect(p.a.device, address, -1, &channel));
+  EXPECT_STATUS(RDT_ERR_UNREACHABLE,
+                rdt_device_connect_over(p.a.device, address, best, -1, &channel));
   EXPECT(strstr(rdt_last_error(), "refused"));
   faults("connect=#2");
-  EXPECT_STATUS(RDT_ERR_UNREACHABLE, rdt_device_connect(p.a.device, address, -1, &channel));
+  EXPECT_STATUS(RDT_ERR_UNREACHABLE,
+                rdt_device_connect_over(p.a.device, address, best, -1, &channel));
   EXPECT(!strstr(rdt_last_error(), "refused"));
   faults("hang=#1:2s");
   EXPECT_STATUS(RDT_ERR_DEADLINE, rdt_device_connect(p.a.device, address, 100, &channel));
