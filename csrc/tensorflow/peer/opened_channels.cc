@@ -46,9 +46,8 @@ absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAns
                                                  : absl::OkStatus();
   };
   if (opened.ok()) opened = open_regions();
-  if (!opens) return opened.ok() ? absl::StatusOr(channel) : opened;
   // Memory that one transport cannot register, for lack of locked memory for example, another can.
-  while (!opened.ok() && channel != nullptr) {
+  while (opens && !opened.ok() && channel != nullptr && channel->IsUp()) {
     const std::string others = TransportsAfter(host_->device, channel->transport());
     channel->Close();
     channel.reset();
