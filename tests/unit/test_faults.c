@@ -4,14 +4,15 @@
  * completes exactly once and in time, and what the fault did not concern goes on.
  */
 #include "fault_pair.h"
+#include "rdmatensor_choice.h"
 
 /* ---- the setting -------------------------------------------------------------------------------------- */
 
 static void test_setting(void) {
-  const char *bad[] = {
-      "post",         "post=",       "post=2",     "post=-0.1",   "post=0.1x",      "post=#0",
-      "post=#x",      "seed=x",      "delay=0.1:", "delay=0.1:5", "delay=1:5m",     "delay=1:601s",
-      "post=0.1:5ms", "nothing=0.1", "=1",         "post=0.1,,x", "delay=0.1:5ms:", "post =1"};
+  const char *bad[] = {"post",       "post=",        "post=2",         "post=-0.1",  "post=0.1x",
+                       "post=#0",    "post=#x",      "seed=x",         "delay=0.1:", "delay=0.1:5",
+                       "delay=1:5m", "delay=1:601s", "post=0.1:5ms",   "transport=", "nothing=0.1",
+                       "=1",         "post=0.1,,x",  "delay=0.1:5ms:", "post =1"};
   char text[256];
   faults("seed=7,post=0.25,delay=1:5ms,credit=#3:20us,hang=0:600s,stall=1:1s,");
   for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
