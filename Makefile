@@ -23,7 +23,7 @@ TESTS_PYTHON := PYTHONPATH=$(CURDIR)/tests $(BIN)/python
 sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo demo-hosts test check chaos kills conformance docs site lint bench bench-quick bench-api bench-verbs \
+.PHONY: help build demo demo-hosts test check chaos kills schedules conformance docs site lint bench bench-quick bench-api bench-verbs \
         bench-networks asan tsan aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo 'make check        linters and the quick tests, in two minutes'
 	@echo 'make chaos        training and transfers under random faults, for CHAOS_SECONDS (300)'
 	@echo 'make kills        a task killed at a random moment of a step, KILLS times (1000)'
+	@echo 'make schedules    SCHEDULES closures (10000) at once on a ClusterCoordinator'
 	@echo "make conformance  TensorFlow's own tests over both: SOURCE=/its/sources; docs/conformance.md"
 	@echo 'make lint         formatters, linters, type checker'
 	@echo 'make bench        all of it and the rivals, a quarter of an hour; BENCH_FLAGS=--quick'
@@ -110,6 +111,10 @@ chaos: build $(VENV)/.packages
 # Kills a task at a random moment of a step, KILLS times (1000).
 kills: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m plugin.killing --times $(or $(KILLS),1000) $(KILLS_FLAGS)
+
+# SCHEDULES closures (10000) at once on a ClusterCoordinator, three times.
+schedules: build $(VENV)/.packages
+	@$(TESTS_PYTHON) -m plugin.scheduling --count $(or $(SCHEDULES),10000)
 
 # FILES='path.py shards=4 ...', KERAS=, VARIANTS='default bounce ...', CONFORMANCE_FLAGS=: docs/conformance.md
 ifneq ($(filter conformance,$(MAKECMDGOALS)),)

@@ -142,10 +142,9 @@
   CHOICE(POLICY, "auto", "auto|rdma|grpc",                                                         \
          "TensorFlow: auto uses gRPC for peers that no transport reaches, rdma fails instead, "    \
          "grpc never connects.")                                                                   \
-  CHOICE(CONTROL, "auto", "auto|grpc|all",                                                         \
-         "TensorFlow: how control messages travel: auto starts and ends steps over channels, all " \
-         "does so with eager operations too, whose contexts then end if the channel is lost for "  \
-         "good, grpc leaves everything to TensorFlow.")                                            \
+  CHOICE(CONTROL, "auto", "auto|grpc",                                                             \
+         "TensorFlow: how control messages travel: auto starts and ends steps, and drives eager "  \
+         "contexts, over channels where there are any, grpc leaves that to TensorFlow.")           \
   NUMBER(FAILBACK_MS, 1000, 0, 86400000,                                                           \
          "TensorFlow: milliseconds before a transport is tried again for a peer on gRPC. The "     \
          "time doubles after each failure, up to 64 times the value; 0 means never.")              \

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eager operations while the way is cut and heals: failback_client.py CLUSTER_JSON PROTOCOL CUT_FILE.
+"""Eager operations while the way is cut and heals:
+failback_client.py CLUSTER_JSON PROTOCOL CUT_FILE [streams].
 
 All copies of a client belong to one step of TensorFlow's, which never ends: a loss must not outlive the
 operations that it hit. Prints, as JSON, what it counted.
@@ -18,9 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.tensorflow
-from plugin.remote_client import around, connect
+from plugin.remote_client import TASK0, around, connect
 
 LIMIT_S = 30.0
+CHANGES, BURST = 5, 40
 
 
 def works(number: int) -> bool:
@@ -52,10 +54,67 @@ def states() -> set[str]:
     return {p["state"] for p in rdmatensor.tensorflow.peers() if p["direction"] == "receive"}
 
 
+def calls(way: str) -> int:
+    """How many went that way to the first task."""
+    task = rdmatensor.tensorflow.stats()["control"]["/job:worker/replica:0/task:0"]
+    return task["channel_calls"] if way == "channel" else task["grpc_calls"]
+
+
+def stream(cut: Path) -> None:
+    """Numbers are streamed into a queue on a task while the way comes and goes. Each arrives once, in
+    order, or is lost with a channel."""
+    with tf.device(TASK0):
+        queue = tf.queue.FIFOQueue(1_000_000, [tf.int64], shapes=[()])
+    number = 0
+    rounds = []
+
+    def go_on(way: str, change: Callable[[], None] = lambda: None) -> None:
+        """Streams, changes the way meanwhile, and goes on until a hundred calls went the new way and
+        the task answers."""
+        nonlocal number
+        end = time.monotonic() + LIMIT_S
+        first = number
+        failed = False
+        target = calls(way) + 100
+        while True:
+            assert time.monotonic() < end, rdmatensor.tensorflow.stats()["control"]
+            try:
+                for _ in range(BURST):
+                    number += 1
+                    if number == first + BURST // 2:
+                        change()
+                    with tf.device(TASK0):
+                        queue.enqueue(tf.constant(number, tf.int64))
+                queue.size().numpy()
+            except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
+                failed = True
+                tf.experimental.async_clear_error()
+            else:
+                if calls(way) >= target:
+                    break
+        rounds.append((way, first, number, failed))
+
+    go_on("channel")
+    for _ in range(CHANGES):
+        go_on("grpc", cut.touch)
+        go_on("channel", cut.unlink)
+    got = queue.dequeue_many(queue.size()).numpy()
+    assert (np.diff(got) > 0).all(), got[np.flatnonzero(np.diff(got) <= 0)]
+    for way, first, last, failed in rounds:
+        came = ((got > first) & (got <= last)).sum()
+        # A failure may be told late, and so with the next round.
+        assert failed or came >= last - first - BURST, (way, first, last, came, rounds)
+    print(json.dumps({"sent": number, "came": len(got), "rounds": rounds}))
+
+
 def main() -> None:
     """See the module."""
     cut = Path(sys.argv[3])
     connect()
+    if sys.argv[4:] == ["streams"]:
+        stream(cut)
+        sys.stdout.flush()
+        os._exit(0)
     before = repeat(lambda: states() == {"ready"})
     cut.touch()
     during = repeat(lambda: states() == {"rpc"})

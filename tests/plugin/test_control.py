@@ -384,3 +384,40 @@ def test_a_task_without_the_plugin(tmp_path: Path) -> None:
             assert "no grpc+rdma" in cluster.stats(0)["control"][WORKER1]["why"]
     finally:
         cluster.close()
+
+
+def test_settings_may_differ(tmp_path: Path) -> None:
+    """Each task calls others as its own CONTROL says, whatever theirs is."""
+    cluster = Cluster(["grpc+rdma"] * 2, tmp_path, {0: {"RDMATENSOR_CONTROL": "grpc"}, 1: {}})
+
+    def build() -> Any:
+        totals = []
+        x = v1.placeholder(tf.float32, [None])
+        for device in (TASK0, TASK1):
+            with tf.device(device):
+                totals.append(tf.reduce_sum(x))
+        return x, totals
+
+    try:
+        for index in (0, 1):
+            with tf.Graph().as_default() as graph:
+                x, totals = build()
+            raw = v1.Session(cluster.tasks[index].target, graph=graph, config=config())
+
+            def step(raw: Any = raw, x: Any = x, totals: Any = totals) -> None:
+                given = np.ones(50_000, "f")
+                assert within(STEP_S, lambda: raw.run(totals, {x: given})) == [50_000.0] * 2
+
+            step()
+            if index == 1:
+                task0 = "/job:worker/replica:0/task:0"
+
+                def goes_over_a_channel(step: Any = step, task0: str = task0) -> bool:
+                    step()
+                    return bool(cluster.stats(1)["control"][task0]["way"] == "channel")
+
+                until("no step goes over a channel", goes_over_a_channel)
+            raw.close()
+        assert cluster.stats(0)["control"] == {}
+    finally:
+        cluster.close()

@@ -289,8 +289,8 @@ def test_no_tensor_is_lost_while_the_way_comes_and_goes(shaky: Cluster, path: Wa
             _use_places(shaky, opened)
 
 
-def test_eager_operations(shaky: Cluster, path: Way, faults: dict[str, str]) -> None:
-    """Those of a client that is cut off from both tasks, as these are from each other."""
+def _client(shaky: Cluster, path: Way, faults: dict[str, str], *more: str) -> Any:
+    """What a client says that is cut off from both tasks, as these are from each other."""
     run = subprocess.run(
         [
             warm.python(LD_PRELOAD=faults["LD_PRELOAD"]),
@@ -298,20 +298,33 @@ def test_eager_operations(shaky: Cluster, path: Way, faults: dict[str, str]) -> 
             json.dumps(shaky.spec),
             "grpc+rdma",
             path.file,
+            *more,
         ],
         # What is streamed may be told of the failure of another operation: in TensorFlow's words, and kinds.
-        env=os.environ | path.environment | {"TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "False"},
+        env=os.environ
+        | path.environment
+        | {"TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": str(bool(more))},
         capture_output=True,
         text=True,
         timeout=100,
     )
     path.heal()
     assert run.returncode == 0, run.stderr[-4000:]
-    said = json.loads(run.stdout.splitlines()[-1])
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_eager_operations(shaky: Cluster, path: Way, faults: dict[str, str]) -> None:
+    said = _client(shaky, path, faults)
     assert said["failbacks"] >= 1
     before, during, after = said["failed"]
     assert (before, after) == (0, 0), said
     assert during < 50, said
+
+
+def test_streams_keep_their_order(shaky: Cluster, path: Way, faults: dict[str, str]) -> None:
+    """From channels to gRPC and back; what a loss hits comes once or never."""
+    said = _client(shaky, path, faults, "streams")
+    assert said["came"] > 0.5 * said["sent"], said
 
 
 def test_policy_rdma_fails_with_the_cause(

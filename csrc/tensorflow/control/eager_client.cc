@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "control/calls.h"
 #include "control/eager_service.h"
@@ -25,31 +23,19 @@ using tensorflow::StatusCallback;
 using tensorflow::core::RefCountPtr;
 using tensorflow::eager::EagerClient;
 
-// The service has no such context: its task was restarted, or it never was there.
-bool IsUnknownContext(const absl::Status& status) {
-  return absl::IsAborted(status) &&
-         absl::StrContains(status.message(), "Unable to find a context_id");
-}
-
-// A request on its way to where its context lives.
+// A request on its way to its task.
 class Outgoing {
  public:
-  explicit Outgoing(uint64_t context) : context_(context) {}
   virtual ~Outgoing() = default;
-  uint64_t context() const { return context_; }
   // Copies what the caller may destroy.
   virtual void Keep() = 0;
   // False if the channel is down: it was not sent.
   virtual bool Send(const std::shared_ptr<Calls>& calls, const StreamPosition& position) = 0;
   virtual void SendByStock() = 0;
-  virtual void Fail(const absl::Status& status) = 0;
-
- private:
-  const uint64_t context_;
 };
 
-// A context lives in one of two services of its task: the plugin's, if it was created over a channel, or TensorFlow's
-// own. Whoever created it knows which one. Other clients ask once. While that is not known, requests wait in order.
+// A context is one and the same over channels and over gRPC, so each request goes the way that is open. Those of a
+// stream must not overtake each other: when the way changes, they wait until the former way has nothing left.
 class ControlEagerClient final : public EagerClient {
  public:
   ControlEagerClient(std::shared_ptr<RemoteTask> task, RefCountPtr<EagerClient> stock)
@@ -61,10 +47,11 @@ class ControlEagerClient final : public EagerClient {
 #define RDMATENSOR_EAGER_METHOD(name)                                                           \
   void name##Async(const tensorflow::eager::name##Request* request,                             \
                    tensorflow::eager::name##Response* response, StatusCallback done) override { \
-    Dispatch(Method::k##name, request, response, nullptr, std::move(done),                      \
-             [response](EagerClient* stock, const auto* kept, StatusCallback answered) {        \
-               stock->name##Async(kept, response, std::move(answered));                         \
-             });                                                                                \
+    Dispatch(                                                                                   \
+        NewMessage(Method::k##name, request, response, nullptr, std::move(done),                \
+                   [response](EagerClient* stock, const auto* kept, StatusCallback answered) {  \
+                     stock->name##Async(kept, response, std::move(answered));                   \
+                   }));                                                                         \
   }
   RDMATENSOR_EAGER_METHOD(UpdateContext)
   RDMATENSOR_EAGER_METHOD(WaitQueueDone)
@@ -73,20 +60,22 @@ class ControlEagerClient final : public EagerClient {
 
   void EnqueueAsync(CallOptions* options, const tensorflow::eager::EnqueueRequest* request,
                     tensorflow::eager::EnqueueResponse* response, StatusCallback done) override {
-    Dispatch(Method::kEnqueue, request, response, options, std::move(done),
-             [response, options](EagerClient* stock, const auto* kept, StatusCallback answered) {
-               stock->EnqueueAsync(options, kept, response, std::move(answered));
-             });
+    Dispatch(NewMessage(
+        Method::kEnqueue, request, response, options, std::move(done),
+        [response, options](EagerClient* stock, const auto* kept, StatusCallback answered) {
+          stock->EnqueueAsync(options, kept, response, std::move(answered));
+        }));
   }
 
   void RunComponentFunctionAsync(CallOptions* options,
                                  const tensorflow::eager::RunComponentFunctionRequest* request,
                                  tensorflow::eager::RunComponentFunctionResponse* response,
                                  StatusCallback done) override {
-    Dispatch(Method::kRunComponentFunction, request, response, options, std::move(done),
-             [response, options](EagerClient* stock, const auto* kept, StatusCallback answered) {
-               stock->RunComponentFunctionAsync(options, kept, response, std::move(answered));
-             });
+    Dispatch(NewMessage(
+        Method::kRunComponentFunction, request, response, options, std::move(done),
+        [response, options](EagerClient* stock, const auto* kept, StatusCallback answered) {
+          stock->RunComponentFunctionAsync(options, kept, response, std::move(answered));
+        }));
   }
 
   void StreamingEnqueueAsync(bool in_stream, CallOptions* options,
@@ -94,10 +83,13 @@ class ControlEagerClient final : public EagerClient {
                              tensorflow::eager::EnqueueResponse* response,
                              StatusCallback done) override {
     if (in_stream && allow_multiple_pending_requests()) {
-      Dispatch(Method::kStreamingEnqueue, request, response, nullptr, std::move(done),
-               [response, options](EagerClient* stock, const auto* kept, StatusCallback answered) {
-                 stock->StreamingEnqueueAsync(true, options, kept, response, std::move(answered));
-               });
+      Stream(
+          request->context_id(),
+          NewMessage(
+              Method::kStreamingEnqueue, request, response, nullptr, std::move(done),
+              [response, options](EagerClient* stock, const auto* kept, StatusCallback answered) {
+                stock->StreamingEnqueueAsync(true, options, kept, response, std::move(answered));
+              }));
       return;
     }
     // As TensorFlow's client, which waits where it may not have several requests under way.
@@ -114,15 +106,26 @@ class ControlEagerClient final : public EagerClient {
   void CloseContextAsync(const tensorflow::eager::CloseContextRequest* request,
                          tensorflow::eager::CloseContextResponse* response,
                          StatusCallback done) override {
-    auto closed = [this, id = request->context_id(),
-                   done = std::move(done)](const absl::Status& status) {
-      Forget(id);
-      done(status);
-    };
-    Dispatch(Method::kCloseContext, request, response, nullptr, std::move(closed),
-             [response](EagerClient* stock, const auto* kept, StatusCallback answered) {
-               stock->CloseContextAsync(kept, response, std::move(answered));
-             });
+    bool by_stock = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto found = contexts_.find(request->context_id());
+      if (found != contexts_.end()) {
+        by_stock = found->second.has_stock_stream;
+        if (found->second.IsIdle()) contexts_.erase(found);
+      }
+    }
+    auto message =
+        NewMessage(Method::kCloseContext, request, response, nullptr, std::move(done),
+                   [response](EagerClient* stock, const auto* kept, StatusCallback answered) {
+                     stock->CloseContextAsync(kept, response, std::move(answered));
+                   });
+    // TensorFlow's client closes its stream, too.
+    if (by_stock) {
+      message->SendByStock();
+    } else {
+      Dispatch(std::move(message));
+    }
   }
 
   void CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
@@ -148,12 +151,17 @@ class ControlEagerClient final : public EagerClient {
   }
 
  private:
-  enum class Home { kUnknown, kChannel, kStock };
+  // The streamed requests of a context.
   struct Context {
-    Home home = Home::kUnknown;
-    bool is_sought = false;  // requests wait
-    std::deque<std::unique_ptr<Outgoing>> waiting;
     StreamPosition position{tensorflow::random::New64(), 1};
+    std::weak_ptr<Calls> channel;   // over which the newest of them went
+    bool may_be_queued = false;     // over channels; the service may not have come to them
+    bool has_stock_stream = false;  // or had
+    uint64_t by_stock = 0;          // under way over gRPC
+    bool is_turning = false;        // the way changes: they wait
+    bool awaits_stock = false;      // for those under way over gRPC
+    std::deque<std::unique_ptr<Outgoing>> waiting;
+    bool IsIdle() const { return by_stock == 0 && !is_turning; }
   };
 
   template <typename Request>
@@ -164,8 +172,7 @@ class ControlEagerClient final : public EagerClient {
    public:
     Message(ControlEagerClient* client, Method method, const Request* request, Response* response,
             CallOptions* options, StatusCallback done, ByStock<Request> by_stock)
-        : Outgoing(request->context_id()),
-          client_(client),
+        : client_(client),
           method_(method),
           request_(request),
           response_(response),
@@ -184,17 +191,20 @@ class ControlEagerClient final : public EagerClient {
       const bool in_stream = method_ == Method::kStreamingEnqueue;
       if (in_stream) position.AppendTo(&body.bytes);
       if (!request_->AppendToString(&body.bytes)) {
-        Fail(absl::InvalidArgumentError("the request is longer than protobuf permits"));
+        client_->failures_.Run([done = done_] {
+          done(absl::InvalidArgumentError("the request is longer than protobuf permits"));
+        });
         return true;
       }
-      // What follows a component function may run further operations on its thread. Other results are only noted.
-      const bool may_block = method_ == Method::kRunComponentFunction;
-      Calls::Done answered = [client = client_, id = context(), position, in_stream, may_block,
-                              response = response_, done = done_](const absl::Status& status,
-                                                                  const CallBody& answer) mutable {
+      // What follows may run further operations on its thread. Other results are only noted.
+      const bool may_block =
+          method_ == Method::kRunComponentFunction || method_ == Method::kCreateContext;
+      Calls::Done answered = [client = client_, id = request_->context_id(), position, in_stream,
+                              may_block, response = response_, done = done_](
+                                 const absl::Status& status, const CallBody& answer) mutable {
         absl::Status result = status;
         if (result.ok()) result = Unpack(answer, response);
-        if (!result.ok()) client->OnError(id, result, in_stream ? &position : nullptr);
+        if (in_stream && !result.ok()) client->EndStream(id, position);
         if (may_block) {
           RunWhereItMayBlock([done = std::move(done), result] { done(result); });
         } else if (!result.ok()) {
@@ -213,17 +223,16 @@ class ControlEagerClient final : public EagerClient {
 
     void SendByStock() override {
       CountCall(client_->task(), ControlWay::kGrpc);
-      by_stock_(
-          client_->stock(), request_,
-          [client = client_, id = context(), done = std::move(done_)](const absl::Status& status) {
-            if (!status.ok()) client->OnError(id, status, nullptr);
-            done(status);
-          });
-    }
-
-    void Fail(const absl::Status& status) override {
-      client_->failures_.Run(
-          [done = std::move(done_), told = client_->AsGrpcSays(method_, status)] { done(told); });
+      if (method_ != Method::kStreamingEnqueue) {
+        by_stock_(client_->stock(), request_, std::move(done_));
+        return;
+      }
+      by_stock_(client_->stock(), request_,
+                [client = client_, id = request_->context_id(),
+                 done = std::move(done_)](const absl::Status& status) {
+                  client->StockAnswered(id);
+                  done(status);
+                });
     }
 
    private:
@@ -247,164 +256,126 @@ class ControlEagerClient final : public EagerClient {
   }
 
   template <typename Request, typename Response, typename Stock>
-  void Dispatch(Method method, const Request* request, Response* response, CallOptions* options,
-                StatusCallback done, Stock by_stock) {
-    Dispatch(std::make_unique<Message<Request, Response>>(
-        this, method, request, response, options, Holding(std::move(done)), std::move(by_stock)));
+  std::unique_ptr<Outgoing> NewMessage(Method method, const Request* request, Response* response,
+                                       CallOptions* options, StatusCallback done, Stock by_stock) {
+    return std::make_unique<Message<Request, Response>>(
+        this, method, request, response, options, Holding(std::move(done)), std::move(by_stock));
   }
 
+  // Sends what may overtake others.
   void Dispatch(std::unique_ptr<Outgoing> request) {
-    const uint64_t id = request->context();
+    const std::shared_ptr<Calls> calls = task_->Ready();
+    if (calls == nullptr || !request->Send(calls, {})) request->SendByStock();
+  }
+
+  void Stream(uint64_t id, std::unique_ptr<Outgoing> request) {
     std::unique_lock<std::mutex> lock(mutex_);
     Context& context = contexts_[id];
-    if (!context.is_sought && context.home == Home::kStock) {
-      lock.unlock();
-      request->SendByStock();
-      return;
-    }
-    if (!context.is_sought && context.home == Home::kChannel) {
-      // Under the lock, which keeps the order of a stream.
+    if (!context.is_turning) {
+      // Under the lock, which keeps the order.
       const std::shared_ptr<Calls> calls = task_->Ready();
-      if (calls != nullptr && request->Send(calls, context.position)) return;
+      if (calls != nullptr && context.by_stock == 0 && SendOver(calls, request.get(), &context)) {
+        return;
+      }
+      if (calls == nullptr && !context.may_be_queued) {
+        ++context.by_stock;
+        context.has_stock_stream = true;
+        lock.unlock();
+        request->SendByStock();
+        return;
+      }
     }
     request->Keep();
     context.waiting.push_back(std::move(request));
-    if (std::exchange(context.is_sought, true)) return;
-    const Home home = context.home;
+    if (std::exchange(context.is_turning, true)) return;
     lock.unlock();
-    Seek(id, home);
+    Turn(id);
   }
 
-  // Finds the way to a context, and sends what waits for it.
-  void Seek(uint64_t id, Home home) {
-    Ref();
-    task_->Find([this, id, home](const absl::StatusOr<std::shared_ptr<Calls>>& calls) {
-      if (home == Home::kChannel) {
-        // Without a channel this fails as calls of a task that is gone fail.
-        Found(id, home, calls.ok() ? *calls : nullptr, calls.status());
-      } else if (!calls.ok()) {
-        Found(id, Home::kStock, nullptr, absl::OkStatus());
-      } else {
-        AskForContext(id, *calls);
-        return;
-      }
-      Unref();
-    });
+  // The caller holds the lock.
+  bool SendOver(const std::shared_ptr<Calls>& calls, Outgoing* request, Context* context) {
+    // What is still on its way over a lost channel belongs to the former stream, which ends with this one's begin.
+    if (context->channel.lock() != calls) ++context->position.stream;
+    if (!request->Send(calls, context->position)) return false;
+    context->channel = calls;
+    context->may_be_queued = true;
+    return true;
   }
 
-  // Whether the plugin's service has the context.
-  void AskForContext(uint64_t id, const std::shared_ptr<Calls>& calls) {
-    tensorflow::eager::KeepAliveRequest request;
-    request.set_context_id(id);
-    CallBody body;
-    Calls::Done answered = [this, id, calls](const absl::Status& status, const CallBody&) {
-      RunWhereItMayBlock([this, id, calls, status] {
-        if (status.ok()) {
-          Found(id, Home::kChannel, calls, status);
-        } else if (absl::IsUnavailable(status)) {
-          Found(id, Home::kUnknown, nullptr, status);
-        } else {
-          Found(id, Home::kStock, nullptr, absl::OkStatus());
-        }
-        Unref();
-      });
-    };
-    if (!Pack(request, &body) || !calls->Call(Method::kKeepAlive, task(), body, nullptr,
-                                              Calls::DoneRuns::kAnywhere, &answered)) {
-      answered(absl::UnavailableError("the channel was lost"), {});
-    }
-  }
-
-  // Sends what waits, or lets it fail.
-  void Found(uint64_t id, Home home, const std::shared_ptr<Calls>& calls, absl::Status status) {
+  // Sends what waits for the way to change, as soon as nothing can overtake anything.
+  void Turn(uint64_t id) {
+    std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      std::unique_lock<std::mutex> lock(mutex_);
       Context& context = contexts_[id];
       if (context.waiting.empty()) {
-        context.home = home;
-        context.is_sought = false;
+        context.is_turning = false;
+        return;
+      }
+      const std::shared_ptr<Calls> calls = task_->Ready();
+      if (calls != nullptr && context.by_stock > 0) {
+        context.awaits_stock = true;
+        return;
+      }
+      if (calls != nullptr && SendOver(calls, context.waiting.front().get(), &context)) {
+        context.waiting.pop_front();
+        continue;
+      }
+      if (std::exchange(context.may_be_queued, false)) {
+        const StreamPosition last = context.position;
+        ++context.position.stream;
+        lock.unlock();
+        AskToEnd(id, last);
         return;
       }
       const std::unique_ptr<Outgoing> first = std::move(context.waiting.front());
       context.waiting.pop_front();
-      if (status.ok() && home == Home::kChannel) {
-        if (first->Send(calls, context.position)) continue;
-        status = absl::UnavailableError("the channel was lost");
-      }
+      ++context.by_stock;
+      context.has_stock_stream = true;
       lock.unlock();
-      if (status.ok()) {
-        first->SendByStock();
-      } else {
-        first->Fail(status);
-      }
+      first->SendByStock();
+      lock.lock();
     }
   }
 
-  // Creates the context in the plugin's service if there is a channel, else in TensorFlow's.
-  template <typename Request, typename Response, typename Stock>
-  void Create(const Request* request, Response* response, StatusCallback done, Stock by_stock) {
-    const uint64_t id = request->context_id();
-    auto created = [this, id, done = Holding(std::move(done))](
-                       Home home, const std::shared_ptr<Calls>& calls, const absl::Status& status) {
-      Found(id, status.ok() ? home : Home::kUnknown, calls, status);
-      done(status);
-    };
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      // What waits for a former context of this number goes to the new one.
-      Context& context = contexts_[id];
-      context.home = Home::kUnknown;
-      context.is_sought = true;
-      context.position = {tensorflow::random::New64(), 1};
-    }
-    auto kept = std::make_shared<const Request>(*request);
-    task_->Find([this, kept, response, created,
-                 by_stock](const absl::StatusOr<std::shared_ptr<Calls>>& calls) {
-      if (calls.ok()) {
-        CallBody body;
-        Calls::Done answered = [response, created, calls = *calls](const absl::Status& status,
-                                                                   const CallBody& answer) {
-          const absl::Status result = status.ok() ? Unpack(answer, response) : status;
-          RunWhereItMayBlock([created, calls, result] { created(Home::kChannel, calls, result); });
-        };
-        if (Pack(*kept, &body) && (*calls)->Call(Method::kCreateContext, task(), body, nullptr,
-                                                 Calls::DoneRuns::kAnywhere, &answered)) {
-          CountCall(task(), ControlWay::kChannel);
-          return;
-        }
-      }
-      CountCall(task(), ControlWay::kGrpc);
-      by_stock(stock(), kept.get(), [kept, created](const absl::Status& status) {
-        created(Home::kStock, nullptr, status);
-      });
+  // Lets the service end a stream that came over a channel, and then goes on.
+  void AskToEnd(uint64_t id, const StreamPosition& last) {
+    std::string question;
+    last.AppendTo(&question);
+    Ref();
+    task_->AskOverGrpc(kStreamKey, question, [this, id] {
+      // Without an answer the task is gone, or does not answer gRPC's stream either.
+      Turn(id);
+      Unref();
     });
   }
 
-  // After an error of a request to a context. `position`: its place in a stream, which has ended.
-  void OnError(uint64_t id, const absl::Status& status, const StreamPosition* position) {
+  void StockAnswered(uint64_t id) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      Context& context = contexts_[id];
+      if (--context.by_stock > 0 || !std::exchange(context.awaits_stock, false)) return;
+    }
+    Turn(id);
+  }
+
+  // Waits until there is a channel or cannot be one, so that what follows finds its way.
+  template <typename Request, typename Response, typename Stock>
+  void Create(const Request* request, Response* response, StatusCallback done, Stock by_stock) {
+    std::shared_ptr<Outgoing> message = NewMessage(Method::kCreateContext, request, response,
+                                                   nullptr, std::move(done), std::move(by_stock));
+    message->Keep();
+    task_->Find([message](const absl::StatusOr<std::shared_ptr<Calls>>& calls) {
+      if (!calls.ok() || !message->Send(*calls, {})) message->SendByStock();
+    });
+  }
+
+  // After an error of a streamed request.
+  void EndStream(uint64_t id, const StreamPosition& position) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = contexts_.find(id);
     if (found == contexts_.end()) return;
-    Context& context = found->second;
-    if (position != nullptr && context.position.client == position->client &&
-        context.position.stream == position->stream) {
-      ++context.position.stream;
-    }
-    if (IsUnknownContext(status)) context.home = Home::kUnknown;
-  }
-
-  void Forget(uint64_t id) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = contexts_.find(id);
-    if (found != contexts_.end() && !found->second.is_sought) contexts_.erase(found);
-  }
-
-  absl::Status AsGrpcSays(Method method, const absl::Status& status) const {
-    static constexpr char kWords[] = "GRPC error information from remote target";
-    if (absl::StrContains(status.message(), kWords)) return status;
-    return absl::Status(status.code(),
-                        absl::StrCat(status.message(), "\nAdditional ", kWords, " ", task(),
-                                     " while calling ", MethodName(method), ":"));
+    StreamPosition& now = found->second.position;
+    if (now.client == position.client && now.stream == position.stream) ++now.stream;
   }
 
   const std::shared_ptr<RemoteTask> task_;

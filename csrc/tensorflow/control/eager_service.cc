@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/eager_service.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -16,7 +17,7 @@ using tensorflow::eager::EagerServiceImpl;
 constexpr size_t kMaxClients = 1u << 16;
 
 template <typename Response>
-void Answer(ArrivedCall* call, const absl::Status& status, const Response& response) {
+void Reply(ArrivedCall* call, const absl::Status& status, const Response& response) {
   CallBody answer;
   if (status.ok() && !Pack(response, &answer)) {
     call->Answer(absl::InternalError("the answer is longer than protobuf permits"), {});
@@ -48,17 +49,6 @@ bool StreamPosition::TakeFrom(absl::string_view* bytes) {
   return true;
 }
 
-EagerServiceImpl* EagerService::impl() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  // It has a thread, which most servers do not need.
-  if (impl_ == nullptr) impl_ = std::make_unique<EagerServiceImpl>(env_);
-  return impl_.get();
-}
-
-absl::Status EagerService::CreateMasterContext(uint64_t id, tensorflow::EagerContext* context) {
-  return impl()->CreateMasterContext(id, context);
-}
-
 template <typename Request, typename Response>
 CallTable::Handler EagerService::Unary(absl::Status (EagerServiceImpl::*method)(const Request*,
                                                                                 Response*)) {
@@ -66,7 +56,7 @@ CallTable::Handler EagerService::Unary(absl::Status (EagerServiceImpl::*method)(
     Request request;
     Response response;
     if (!Read(call.get(), call->request().bytes, &request)) return;
-    Answer(call.get(), (impl()->*method)(&request, &response), response);
+    Reply(call.get(), (stock_->*method)(&request, &response), response);
   };
 }
 
@@ -96,9 +86,9 @@ void EagerService::Enqueue(const std::shared_ptr<ArrivedCall>& call) {
   tensorflow::eager::EnqueueRequest request;
   tensorflow::eager::EnqueueResponse response;
   if (!Read(call.get(), call->request().bytes, &request)) return;
-  const absl::Status status = impl()->Enqueue(call->options(), &request, &response);
+  const absl::Status status = stock_->Enqueue(call->options(), &request, &response);
   call->options()->ClearCancelCallback();
-  Answer(call.get(), status, response);
+  Reply(call.get(), status, response);
 }
 
 void EagerService::RunComponentFunction(const std::shared_ptr<ArrivedCall>& call) {
@@ -110,23 +100,23 @@ void EagerService::RunComponentFunction(const std::shared_ptr<ArrivedCall>& call
   auto run = std::make_shared<Run>();
   run->call = call;
   if (!Read(call.get(), call->request().bytes, &run->request)) return;
-  impl()->RunComponentFunction(
+  stock_->RunComponentFunction(
       call->options(), &run->request, &run->response,
-      [run](const absl::Status& status) { Answer(run->call.get(), status, run->response); });
+      [run](const absl::Status& status) { Reply(run->call.get(), status, run->response); });
 }
 
 void EagerService::CloseContext(const std::shared_ptr<ArrivedCall>& call) {
   tensorflow::eager::CloseContextRequest request;
   tensorflow::eager::CloseContextResponse response;
   if (!Read(call.get(), call->request().bytes, &request)) return;
-  const absl::Status status = impl()->CloseContext(&request, &response);
+  const absl::Status status = stock_->CloseContext(&request, &response);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     absl::erase_if(clients_, [&request](const auto& entry) {
       return !entry.second->busy && entry.second->context == request.context_id();
     });
   }
-  Answer(call.get(), status, response);
+  Reply(call.get(), status, response);
 }
 
 void EagerService::EnqueueInStream(const std::shared_ptr<ArrivedCall>& call) {
@@ -136,6 +126,20 @@ void EagerService::EnqueueInStream(const std::shared_ptr<ArrivedCall>& call) {
     call->Answer(absl::InvalidArgumentError("rdmatensor: a malformed request"), {});
     return;
   }
+  Add(position, {position.stream, call, nullptr});
+}
+
+void EagerService::EndStream(const std::string& question, TaskAnswered answer) {
+  absl::string_view bytes = question;
+  StreamPosition position;
+  if (!position.TakeFrom(&bytes) || !bytes.empty()) {
+    answer(absl::InvalidArgumentError("rdmatensor: a malformed question"));
+    return;
+  }
+  Add(position, {position.stream, nullptr, [answer = std::move(answer)] { answer(""); }});
+}
+
+void EagerService::Add(const StreamPosition& position, InStream request) {
   std::shared_ptr<Client> client;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -145,7 +149,8 @@ void EagerService::EnqueueInStream(const std::shared_ptr<ArrivedCall>& call) {
     std::shared_ptr<Client>& known = clients_[position.client];
     if (known == nullptr) known = std::make_shared<Client>();
     client = known;
-    client->waiting.push_back({position.stream, call});
+    if (request.ended) client->first = std::max(client->first, position.stream + 1);
+    client->waiting.push_back(std::move(request));
     if (std::exchange(client->busy, true)) return;
   }
   RunWhereItMayBlock([this, client = std::move(client)] { Drain(client); });
@@ -154,30 +159,35 @@ void EagerService::EnqueueInStream(const std::shared_ptr<ArrivedCall>& call) {
 void EagerService::Drain(const std::shared_ptr<Client>& client) {
   for (;;) {
     InStream request;
+    bool has_ended = false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       client->busy = !client->waiting.empty();
       if (!client->busy) return;
       request = std::move(client->waiting.front());
       client->waiting.pop_front();
+      has_ended = request.stream < std::max(client->stream, client->first);
+    }
+    if (request.ended) {
+      request.ended();
+      continue;
     }
     tensorflow::eager::EnqueueResponse response;
-    const absl::Status status = Execute(client.get(), request, &response);
-    // A former stream has ended already.
-    if (request.stream == client->stream) client->ended = status;
-    Answer(request.call.get(), status, response);
+    const absl::Status status = has_ended ? absl::CancelledError("its stream has ended")
+                                          : Execute(client.get(), request, &response);
+    if (!has_ended) client->ended = status;
+    Reply(request.call.get(), status, response);
   }
 }
 
 absl::Status EagerService::Execute(Client* client, const InStream& in_stream,
                                    tensorflow::eager::EnqueueResponse* response) {
-  if (in_stream.call->cancelled()) return absl::CancelledError("CANCELLED");
-  if (in_stream.stream < client->stream) return absl::CancelledError("its stream has ended");
   if (in_stream.stream > client->stream) {
     client->stream = in_stream.stream;
     client->id = next_id_++;
     client->ended = absl::OkStatus();
   }
+  if (in_stream.call->cancelled()) return absl::CancelledError("CANCELLED");
   if (!client->ended.ok()) return client->ended;
   absl::string_view bytes = in_stream.call->request().bytes;
   bytes.remove_prefix(StreamPosition::kSize);
@@ -189,7 +199,7 @@ absl::Status EagerService::Execute(Client* client, const InStream& in_stream,
     std::lock_guard<std::mutex> lock(mutex_);
     client->context = request.context_id();
   }
-  return impl()->Enqueue(nullptr, &request, response, client->id);
+  return stock_->Enqueue(nullptr, &request, response, client->id);
 }
 
 }  // namespace rdmatensor

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Serves eager contexts to clients that call over channels. TensorFlow's server has a service of its own for
-// clients that use gRPC. A context that a client created over a channel is known here only.
+// Serves eager contexts to clients that call over channels. The contexts are those of TensorFlow's own service, so a
+// client may use channels and gRPC in turn.
 #ifndef RDMATENSOR_TENSORFLOW_CONTROL_EAGER_SERVICE_H_
 #define RDMATENSOR_TENSORFLOW_CONTROL_EAGER_SERVICE_H_
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,9 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "control/callee.h"
-#include "tensorflow/core/common_runtime/eager/context.h"
 #include "tensorflow/core/distributed_runtime/eager/eager_service_impl.h"
-#include "tensorflow/core/distributed_runtime/worker_env.h"
+#include "wire/task_call.h"
 
 namespace rdmatensor {
 
@@ -33,25 +33,31 @@ struct StreamPosition {
   bool TakeFrom(absl::string_view* bytes);
 };
 
+// The question by which a client ends the stream at a position. The answer is empty.
+inline constexpr char kStreamKey[] = "rdmatensor.stream";
+
 // Thread-safe. Lives as long as its server.
 class EagerService {
  public:
-  // `env` is that of TensorFlow's server, and complete before the first call.
-  explicit EagerService(tensorflow::WorkerEnv* env) : env_(env) {}
+  // `stock` is that of TensorFlow's server.
+  explicit EagerService(tensorflow::eager::EagerServiceImpl* stock) : stock_(stock) {}
 
   // Executes calls of EagerService's methods.
   void Serve(CallTable* table);
-  // Lets remote tasks use the context of this process.
-  absl::Status CreateMasterContext(uint64_t id, tensorflow::EagerContext* context);
+  // Answers kStreamKey: executes nothing more of that stream, even if it is still under way, and answers when
+  // nothing of it is being executed any more.
+  void EndStream(const std::string& question, TaskAnswered answer);
 
  private:
   struct InStream {
     uint64_t stream;
     std::shared_ptr<ArrivedCall> call;
+    std::function<void()> ended;  // instead of a call: everything before it is over
   };
   struct Client {
     std::deque<InStream> waiting;
     bool busy = false;
+    uint64_t first = 0;    // of the streams that have not been ended
     uint64_t context = 0;  // of its last request
     // Used by the one thread that makes it busy.
     uint64_t stream = 0;
@@ -59,7 +65,6 @@ class EagerService {
     absl::Status ended;
   };
 
-  tensorflow::eager::EagerServiceImpl* impl();
   template <typename Request, typename Response>
   CallTable::Handler Unary(
       absl::Status (tensorflow::eager::EagerServiceImpl::*method)(const Request*, Response*));
@@ -68,15 +73,15 @@ class EagerService {
   void CloseContext(const std::shared_ptr<ArrivedCall>& call);
   // Progress thread.
   void EnqueueInStream(const std::shared_ptr<ArrivedCall>& call);
+  void Add(const StreamPosition& position, InStream request);
   void Drain(const std::shared_ptr<Client>& client);
   absl::Status Execute(Client* client, const InStream& request,
                        tensorflow::eager::EnqueueResponse* response);
 
-  tensorflow::WorkerEnv* const env_;
+  tensorflow::eager::EagerServiceImpl* const stock_;
   std::mutex mutex_;
-  std::unique_ptr<tensorflow::eager::EagerServiceImpl> impl_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Client>> clients_;
-  // TensorFlow's own service numbers streams by addresses, which are smaller.
+  // Streams that come over gRPC are numbered by addresses, which are smaller.
   std::atomic<uint64_t> next_id_{uint64_t{1} << 63};
 };
 

@@ -49,6 +49,16 @@ void RemoteTask::Find(Found found) {
   RunWhereItMayBlock([self = shared_from_this()] { self->Ask(); });
 }
 
+void RemoteTask::AskOverGrpc(const char* key, const std::string& question,
+                             std::function<void()> done) {
+  AskTask(cluster_.get(), task_, service_->task(), key, question,
+          service_->settings().connect_timeout_ms,
+          [self = shared_from_this(), done = std::move(done)](const absl::StatusOr<std::string>&) {
+            // As in Ask.
+            RunWhereItMayBlock([self, done] { done(); });
+          });
+}
+
 void RemoteTask::Ask() {
   AskTask(cluster_.get(), task_, service_->task(), kAddressKey, "",
           service_->settings().connect_timeout_ms,

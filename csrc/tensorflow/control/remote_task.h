@@ -42,6 +42,10 @@ class RemoteTask final : public std::enable_shared_from_this<RemoteTask> {
   // this returns. If the task does not answer, the error is that of TensorFlow's client.
   void Find(Found found);
 
+  // Asks the task a question of the plugin (wire/task_call.h) over TensorFlow's connection, and runs `done`, which may
+  // block, after the answer, or without one after CONNECT_TIMEOUT_MS.
+  void AskOverGrpc(const char* key, const std::string& question, std::function<void()> done);
+
  private:
   void Ask();
   void OnAddress(const absl::StatusOr<std::string>& encoded);

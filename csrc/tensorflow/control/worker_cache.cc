@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/worker_cache.h"
 
-#include <cstring>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -10,7 +9,6 @@
 #include "control/eager_client.h"
 #include "control/remote_task.h"
 #include "control/run_graph.h"
-#include "rdmatensor.h"
 #include "stats/control_stats.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_wrapper.h"
 
@@ -215,10 +213,6 @@ class ControlWorkerCache final : public tensorflow::WorkerCacheWrapper {
 
   absl::Status GetEagerClientCache(
       std::unique_ptr<tensorflow::eager::EagerClientCache>* clients) override {
-    // A context that lives behind a channel cannot go on over gRPC, so the user has to ask for it.
-    char control[32] = "";
-    (void)rdt_config_get("CONTROL", control, sizeof control);
-    if (std::strcmp(control, "all") != 0) return stock_->GetEagerClientCache(clients);
     std::unique_ptr<tensorflow::eager::EagerClientCache> stock;
     const absl::Status status = stock_->GetEagerClientCache(&stock);
     if (!status.ok()) return status;

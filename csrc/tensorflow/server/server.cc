@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,7 @@
 #include "peer/tensor_service.h"
 #include "server/driver.h"
 #include "server/rendezvous.h"
+#include "server/stock_eager_service.h"
 #include "server/worker.h"
 #include "stats/path_stats.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
@@ -87,10 +89,6 @@ class RdmaServer : public tensorflow::GrpcServer {
       Drive(absl::StrCat("eager_", context_id));
       RecordDriver(service_);
     }
-    if (service_ != nullptr) {
-      const absl::Status added = eager_.CreateMasterContext(context_id, context);
-      if (!added.ok()) return added;
-    }
     return GrpcServer::AddMasterEagerContextToEagerService(context_id, context);
   }
 
@@ -133,13 +131,20 @@ class RdmaServer : public tensorflow::GrpcServer {
     }
     options.worker_func = [this](tensorflow::WorkerEnv* env,
                                  const tensorflow::ConfigProto& config) {
-      return NewRdmaWorker(env, config, service_);
+      return NewRdmaWorker(env, config, service_, OwnQuestions());
     };
     const absl::Status status = GrpcServer::Init(options);
     // Callers have settings of their own.
     if (status.ok() && service_ != nullptr) {
+      tensorflow::eager::EagerServiceImpl* const eager = StockEagerService(this);
+      if (eager == nullptr) {
+        return absl::InternalError(
+            "rdmatensor: this build of TensorFlow has another eager service than the one that the "
+            "plugin was made for: install rdmatensor from its sources beside it");
+      }
+      eager_.emplace(eager);
       ServeRunGraph(worker_impl(), &calls_);
-      eager_.Serve(&calls_);
+      eager_->Serve(&calls_);
       service_->ServeCalls([this](const std::shared_ptr<PeerChannel>& channel,
                                   const std::string& caller) -> std::shared_ptr<CallEnd> {
         return std::make_shared<Callee>(&service_->host(), &calls_, SchedulesOnPool(), channel,
@@ -232,7 +237,14 @@ class RdmaServer : public tensorflow::GrpcServer {
     };
   }
 
-  EagerService eager_{worker_env()};
+  Questions OwnQuestions() {
+    if (service_ == nullptr) return {};
+    return {{kStreamKey, [this](const std::string& question, TaskAnswered answer) {
+               eager_->EndStream(question, std::move(answer));
+             }}};
+  }
+
+  std::optional<EagerService> eager_;  // before the server serves anything
   CallTable calls_;
   std::mutex driven_mutex_;
   std::atomic<bool> reaching_{false};

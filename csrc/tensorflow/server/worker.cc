@@ -15,53 +15,55 @@ namespace {
 class RdmaWorker : public tensorflow::GrpcWorker {
  public:
   RdmaWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config,
-             TensorService* service)
+             TensorService* service, Questions questions)
       : GrpcWorker(env, config),
-        service_(service),
-        ballots_(service != nullptr ? Ballots::TimeoutMs(service->settings()) : 0) {}
+        questions_(std::move(questions)),
+        ballots_(service != nullptr ? Ballots::TimeoutMs(service->settings()) : 0) {
+    questions_[kAddressKey] = [service, env](const std::string&, const TaskAnswered& answer) {
+      answer(Encode(AnswerOf(service, *env)));
+    };
+    if (service == nullptr) return;
+    questions_[kPlanKey] = [service](const std::string&, const TaskAnswered& answer) {
+      answer(PlanAsJson(service->host()));
+    };
+    questions_[kVoteKey] = [this](const std::string& vote, TaskAnswered answer) {
+      Count(vote, std::move(answer));
+    };
+  }
 
   void RecvBufAsync(tensorflow::CallOptions* options, const tensorflow::RecvBufRequest* request,
                     tensorflow::RecvBufResponse* response,
                     tensorflow::StatusCallback done) override {
-    if (service_ != nullptr && request->buf_rendezvous_key() == kPlanKey &&
-        request->transport_options().type_url() == kPlanKey) {
-      response->mutable_transport_options()->set_type_url(kPlanKey);
-      response->mutable_transport_options()->set_value(PlanAsJson(service_->host()));
-      done(absl::OkStatus());
-      return;
-    }
-    if (service_ != nullptr && request->buf_rendezvous_key() == kVoteKey &&
-        request->transport_options().type_url() == kVoteKey) {
-      Count(request->transport_options().value(), response, std::move(done));
-      return;
-    }
-    if (request->buf_rendezvous_key() != kAddressKey ||
-        request->transport_options().type_url() != kAddressKey) {
+    const std::string& key = request->buf_rendezvous_key();
+    const auto question = questions_.find(key);
+    if (question == questions_.end() || request->transport_options().type_url() != key) {
       if (request->num_bytes() > 0) CountStockBuffer(static_cast<uint64_t>(request->num_bytes()));
       GrpcWorker::RecvBufAsync(options, request, response, std::move(done));
       return;
     }
-    response->mutable_transport_options()->set_type_url(kAddressKey);
-    response->mutable_transport_options()->set_value(Encode(AnswerOf(service_, *env_)));
-    done(absl::OkStatus());
+    question->second(
+        std::string(request->transport_options().value()),
+        [key, response, done = std::move(done)](const absl::StatusOr<std::string>& answer) {
+          if (answer.ok()) {
+            response->mutable_transport_options()->set_type_url(key);
+            response->mutable_transport_options()->set_value(*answer);
+          }
+          done(answer.status());
+        });
   }
 
  private:
-  void Count(absl::string_view encoded, tensorflow::RecvBufResponse* response,
-             tensorflow::StatusCallback done) {
+  void Count(absl::string_view encoded, TaskAnswered answer) {
     Vote vote;
     if (!Parse(encoded, &vote)) {
-      done(absl::InvalidArgumentError("rdmatensor: a malformed vote"));
+      answer(absl::InvalidArgumentError("rdmatensor: a malformed vote"));
       return;
     }
-    ballots_.Cast(vote, [response, done = std::move(done)](const Verdict& verdict) {
-      response->mutable_transport_options()->set_type_url(kVoteKey);
-      response->mutable_transport_options()->set_value(Encode(verdict));
-      done(absl::OkStatus());
-    });
+    ballots_.Cast(
+        vote, [answer = std::move(answer)](const Verdict& verdict) { answer(Encode(verdict)); });
   }
 
-  TensorService* const service_;
+  Questions questions_;
   Ballots ballots_;  // of the collective groups whose first member this task is
 };
 
@@ -82,8 +84,8 @@ AddressAnswer AnswerOf(const TensorService* service, const tensorflow::WorkerEnv
 
 std::unique_ptr<tensorflow::GrpcWorker> NewRdmaWorker(tensorflow::WorkerEnv* env,
                                                       const tensorflow::ConfigProto& config,
-                                                      TensorService* service) {
-  return std::make_unique<RdmaWorker>(env, config, service);
+                                                      TensorService* service, Questions more) {
+  return std::make_unique<RdmaWorker>(env, config, service, std::move(more));
 }
 
 }  // namespace rdmatensor

@@ -4,21 +4,30 @@
 #ifndef RDMATENSOR_TENSORFLOW_SERVER_WORKER_H_
 #define RDMATENSOR_TENSORFLOW_SERVER_WORKER_H_
 
+#include <functional>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "peer/tensor_service.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service.h"
 #include "wire/message.h"
+#include "wire/task_call.h"
 
 namespace rdmatensor {
 
-// Makes the stock worker, which also tells peers where this task's device is. They ask by a RecvBuf call with a
-// key of the plugin's own, because TensorFlow's connection is the only one that exists before a channel does.
-// If `service` is nullptr, the answer is that there is no device.
+// Where this task's device is. If `service` is nullptr, there is none.
 AddressAnswer AnswerOf(const TensorService* service, const tensorflow::WorkerEnv& env);
+
+// What answers questions of other tasks (wire/task_call.h), by their keys. It may be called from any thread.
+using Questions =
+    std::map<std::string, std::function<void(const std::string& question, TaskAnswered answer)>>;
+
+// Makes the stock worker, which also answers questions: `more`, and where the device is, how this task votes and what
+// its plan is.
 std::unique_ptr<tensorflow::GrpcWorker> NewRdmaWorker(tensorflow::WorkerEnv* env,
                                                       const tensorflow::ConfigProto& config,
-                                                      TensorService* service);
+                                                      TensorService* service, Questions more);
 
 }  // namespace rdmatensor
 

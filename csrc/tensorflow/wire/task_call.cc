@@ -23,7 +23,7 @@ struct Call {
 
 void AskTask(tensorflow::WorkerCacheInterface* workers, const std::string& task,
              const std::string& from, const std::string& key, const std::string& value,
-             int timeout_ms, std::function<void(const absl::StatusOr<std::string>&)> done) {
+             int timeout_ms, TaskAnswered done) {
   tensorflow::WorkerInterface* worker =
       workers != nullptr ? workers->GetOrCreateWorker(task) : nullptr;
   if (worker == nullptr) {

@@ -13,12 +13,15 @@
 
 namespace rdmatensor {
 
+// Takes the answer to a question, or the reason why there is none.
+using TaskAnswered = std::function<void(const absl::StatusOr<std::string>&)>;
+
 // Asks `task`, as `from`, the question `value` of the kind `key`. `done` gets the answer on a thread of
 // TensorFlow's RPC. A server without the plugin answers with an error at once. `workers` must live until
 // then; nullptr means a cluster without tasks.
 void AskTask(tensorflow::WorkerCacheInterface* workers, const std::string& task,
              const std::string& from, const std::string& key, const std::string& value,
-             int timeout_ms, std::function<void(const absl::StatusOr<std::string>&)> done);
+             int timeout_ms, TaskAnswered done);
 
 // Asks and waits for the answer.
 absl::StatusOr<std::string> AskTask(tensorflow::WorkerCacheInterface* workers,
