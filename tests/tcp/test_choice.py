@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rdmatensor
@@ -79,6 +81,23 @@ def test_slow_failure_is_remembered_for_a_while(
     setting("FAULTS", "")
     with client.connect(server.address, transports=["shm"]) as remote:  # no other is left
         assert remote.transport == "shm"
+
+
+def test_groups_take_it_too(server: rdmatensor.Device, client: rdmatensor.Device) -> None:
+    sums = [0.0, 0.0]
+
+    def join(rank: int, device: rdmatensor.Device) -> None:
+        with rdmatensor.Group(device, rank, 2, server.address) as group:
+            array = np.full(1 << 18, rank + 1.0, np.float32)
+            group.all_reduce(array, out=array)
+            sums[rank] = array.max()
+
+    members = [threading.Thread(target=join, args=each) for each in enumerate((server, client))]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join(PATIENCE)
+    assert sums == [3.0, 3.0]
 
 
 def test_wrong_secret_is_no_matter_of_the_transport(
