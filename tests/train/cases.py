@@ -320,6 +320,35 @@ def shards(count: int, known: bool) -> Any:
     return [[int(each["a"]), int(each["b"][0])] for each in rt.shard(data)]
 
 
+def late() -> Any:
+    """What a process is told that waits for one that does not come."""
+    run = rt.init(timeout=5 if int(os.environ["RANK"]) == 0 else 60)
+    if run.rank == 1:
+        print("idle", flush=True)
+        sys.stdin.read()  # until the test ends it
+    try:
+        rt.all_reduce(tf.zeros([2]), name="of both")
+    except tf.errors.OpError as error:
+        return {"kind": type(error).__name__, "says": str(error)}
+    return "no error"
+
+
+def absent() -> Any:
+    """What the first process is told if others never start."""
+    try:
+        rt.init(timeout=3)
+    except Exception as error:
+        return {"kind": type(error).__name__, "says": str(error)}
+    return "no error"
+
+
+def alone() -> Any:
+    """One process is trained by Keras itself."""
+    rt.init()
+    optimizer = keras.optimizers.Adam()
+    return [rt.size(), type(rt.distribute(optimizer)) is keras.optimizers.Adam]
+
+
 def killed(rank: int) -> Any:
     """Trains until another process dies."""
     run = rt.init(timeout=60)
