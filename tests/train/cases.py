@@ -60,6 +60,7 @@ def fit(
     bucket_bytes: Any = "auto",
     batch_norm: bool = False,
     epochs: int = 2,
+    at_once: int = 1,
 ) -> Any:
     """The weights after training, and the logs. Alone, a process takes whole batches."""
     run = rt.init()
@@ -71,6 +72,7 @@ def fit(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         run_eagerly=eager,
+        steps_per_execution=at_once,
     )
     history = model.fit(
         *rt.shard(_data()),
