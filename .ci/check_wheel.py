@@ -16,6 +16,7 @@ from pathlib import Path
 NAME = re.compile(r"rdmatensor-[0-9.]+(\.dev\d+|rc\d+)?-cp310-abi3-manylinux_\d+_\d+_\w+\.whl")
 FOLDERS = re.compile(r"rdmatensor|graph_analyzer|tensorflow-plugins|rdmatensor-[^/]+\.dist-info")
 PLUGIN = "rdmatensor/librdmatensor_tensorflow_{}.{}"
+OPERATIONS = "rdmatensor/librdmatensor_ops_{}.so"
 
 
 def wanted(info: dict[str, str]) -> Iterator[str]:
@@ -26,6 +27,7 @@ def wanted(info: dict[str, str]) -> Iterator[str]:
     versions = [text for text in info["tensorflow"].split(", ") if text]
     for minor in ("_".join(text.split(".")[:2]) for text in versions):
         yield from (PLUGIN.format(minor, kind) for kind in ("so", "layout"))
+        yield OPERATIONS.format(minor)
     if versions:
         yield "tensorflow-plugins/librdmatensor_shim.so"
 

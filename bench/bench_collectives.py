@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective operations of MultiWorkerMirroredStrategy: grpc+rdma against stock gRPC, on one machine.
+"""Collective operations of MultiWorkerMirroredStrategy, grpc+rdma against gRPC, and of rdmatensor.train.
 
 A cluster of each protocol is alive at the same time, and they take turns. docs/benchmarks.md explains the
 method.
@@ -26,7 +26,9 @@ from tf_report import Row, step_table
 KIB, MIB = 1 << 10, 1 << 20
 # The training step has a square matrix of float32: 17 MB of gradients.
 HIDDEN = 2048
-WAYS = (GRPC, Way("grpc+rdma", planned=True), LOCAL)
+# The same without a strategy: the operations of rdmatensor.train, which programs of Keras 3 use.
+TRAIN = Way("rdmatensor.train")
+WAYS = (GRPC, TRAIN, Way("grpc+rdma", planned=True), LOCAL)
 # A full run makes this many times the steps of a quick run.
 FULL = 5
 
@@ -82,7 +84,7 @@ class CollectiveRow(Row):
 
     def faults_of(self, result: Result) -> Iterator[str]:
         """Operations that TensorFlow did itself, and bytes that went over gRPC."""
-        for stats in result.timed.tasks:
+        for stats in result.timed.tasks if result.way != TRAIN else ():
             collectives = stats["collectives"]
             if collectives["by_tensorflow"] or collectives["served_by_grpc"]["bytes"]:
                 yield f"left to gRPC: {collectives['by_tensorflow']}"
@@ -91,7 +93,7 @@ class CollectiveRow(Row):
 
     def route(self, result: Result) -> str:
         """The algorithms that the plugin chose: "flat 40, ring 3"."""
-        if result.way.protocol == STOCK:
+        if result.way.protocol == STOCK or result.way == TRAIN:
             return ""
         counts: Counter[str] = Counter()
         for group in result.timed.tasks[0]["collectives"]["groups"]:
@@ -107,7 +109,10 @@ def run(
     rows = []
     with console.status(f"{workers} workers") as status, Team(logs) as team:
         jobs = ("worker",) * workers
-        clusters = [Workers(team, way, jobs, "tf_collective_task") for way in WAYS]
+        clusters = [
+            Workers(team, way, jobs, "tf_train_task" if way == TRAIN else "tf_collective_task")
+            for way in WAYS
+        ]
         for cluster in clusters:
             cluster.wait()
         for case in CASES:

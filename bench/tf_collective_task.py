@@ -12,23 +12,38 @@ import tensorflow as tf
 
 from tf_task import Handlers, serve
 
-_BATCH = 8
-_CHECKED = 1000
+BATCH = 8
+CHECKED = 1000
+
+
+def matrix(hidden: int) -> tuple[Any, Any]:
+    """The data of the training step, and the matrix that it starts with."""
+    random = np.random.default_rng(7)
+    x = tf.constant(random.normal(size=(BATCH, hidden)).astype("f"))
+    return x, random.normal(scale=0.01, size=(hidden, hidden)).astype("f")
 
 
 class Worker:
     """Runs one workload at a time, together with the other workers."""
 
-    def __init__(self, strategy: tf.distribute.Strategy, index: int, size: int) -> None:
+    def __init__(self, strategy: Any, index: int, size: int) -> None:
         self._strategy = strategy
         self._index = index
         self._size = size
         self._step: Callable[[], Any] | None = None
 
+    def numbers(self, bytes_each: int, count: int) -> list[Any]:
+        """What this worker adds to `count` sums."""
+        return [np.arange(bytes_each // 4, dtype="f") % 97 + self._index + i for i in range(count)]
+
+    def sums(self, mine: list[Any]) -> list[Any]:
+        """What the sums are, where this worker's numbers are `mine`."""
+        others = self._size * (self._size - 1) / 2 - self._size * self._index
+        return [each * self._size + others for each in mine]
+
     def all_reduce(self, bytes_each: int, count: int) -> Mapping[str, Any]:
         """Build a step of `count` all-reduces, and check their sums."""
-        elements = bytes_each // 4
-        mine = [np.arange(elements, dtype="f") % 97 + self._index + i for i in range(count)]
+        mine = self.numbers(bytes_each, count)
         tensors = [tf.constant(each) for each in mine]
 
         @tf.function
@@ -40,20 +55,16 @@ class Worker:
 
             return self._strategy.run(replica)
 
-        others = self._size * (self._size - 1) / 2 - self._size * self._index
-        for each, total in zip(mine, step(), strict=True):
-            np.testing.assert_array_equal(
-                total.numpy()[:_CHECKED], (each * self._size + others)[:_CHECKED]
-            )
+        for each, total in zip(self.sums(mine), step(), strict=True):
+            np.testing.assert_array_equal(total.numpy()[:CHECKED], each[:CHECKED])
         self._step = step
         return {}
 
     def training(self, hidden: int) -> Mapping[str, Any]:
         """Build a step of gradient descent on a matrix of `hidden` rows and columns."""
-        random = np.random.default_rng(7)
-        x = tf.constant(random.normal(size=(_BATCH, hidden)).astype("f"))
+        x, start = matrix(hidden)
         with self._strategy.scope():
-            weight = tf.Variable(random.normal(scale=0.01, size=(hidden, hidden)).astype("f"))
+            weight = tf.Variable(start)
 
         @tf.function
         def step() -> Any:

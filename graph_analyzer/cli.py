@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ from rdmatensor.errors import RdmaError
 from .model.errors import AnalysisError, LiveError
 from .model.plan import TransferPlan, closest
 from .place.analyze import DEFAULT_DEVICE, analyze
-from .report.cost import Network
+from .report.cost import TYPICAL, Network
 
 
 @click.command()
@@ -42,10 +43,12 @@ from .report.cost import Network
 @click.option("--optimize", is_flag=True, help="Run TensorFlow's graph optimiser first.")
 @click.option("--default-device", default=DEFAULT_DEVICE, show_default=True,
               help="Device of nodes that name none, which is the session's target.")  # fmt: skip
+@click.option("--transport", type=click.Choice(sorted(TYPICAL)), default="verbs", show_default=True,
+              help="Between tasks; sets what --bandwidth and --latency do not.")  # fmt: skip
 @click.option(
-    "--bandwidth", default="100Gbit", show_default=True, help="Bandwidth of each task's port."
+    "--bandwidth", help="Bandwidth of each task's port. Default: 100Gbit, over tcp 10Gbit."
 )
-@click.option("--latency", default="2us", show_default=True, help="Latency between tasks.")
+@click.option("--latency", help="Latency between tasks. Default: 2us, over tcp 30us.")
 @click.option("--rows", default=20, show_default=True, type=click.IntRange(0),
               help="Show so many tensors, the largest first.")  # fmt: skip
 @click.option("--live", "targets", metavar="HOST:PORT", multiple=True,
@@ -82,7 +85,7 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
     from .report import text
 
     try:
-        network = Network(units.bandwidth(options["bandwidth"]), units.latency(options["latency"]))
+        network = _network(options)
     except ValueError as error:
         raise AnalysisError(str(error)) from None
     found = live(*targets) if targets else None
@@ -102,6 +105,15 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
 
         title = f"Transfer plan: {source or ' '.join(targets)}"
         to_html(shown, options["html"], network, title)
+
+
+def _network(options: dict[str, Any]) -> Network:
+    network = TYPICAL[options["transport"]]
+    if options["bandwidth"]:
+        network = replace(network, bandwidth=units.bandwidth(options["bandwidth"]))
+    if options["latency"]:
+        network = replace(network, latency=units.latency(options["latency"]))
+    return network
 
 
 def _analyze(source: str, options: dict[str, Any]) -> TransferPlan:

@@ -9,7 +9,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -154,15 +154,22 @@ class Device:
                 self._regions.add(region)
         return region
 
-    def connect(self, address: str, timeout: float | None = None) -> RemoteDevice:
+    def connect(
+        self, address: str, timeout: float | None = None, transports: Sequence[str] = ()
+    ) -> RemoteDevice:
         """Connects to the device at "host:port". Blocks for at most `timeout` seconds.
 
-        Raises ConnectionRefused, whose text gives the reason for each transport, or DeadlineExceeded.
+        Takes the first transport that works, of `transports` if any are named. Raises ConnectionRefused,
+        whose text gives the reason for each transport, or DeadlineExceeded.
         """
         out = ffi.new("rdt_channel **")
         with self._call() as device:
             limit = milliseconds(timeout)
-            check(lib.rdt_device_connect(device, address.encode(), limit, out))
+            if transports:
+                names = ",".join(transports).encode()
+                check(lib.rdt_device_connect_over(device, address.encode(), names, limit, out))
+            else:
+                check(lib.rdt_device_connect(device, address.encode(), limit, out))
             return self._adopt(ffi.gc(out[0], lib.rdt_channel_unref))
 
     def next_notification(self, timeout: float | None = None) -> Notification:

@@ -13,7 +13,7 @@ is created, and shows afterwards what it did:
     ...
     rdmatensor.tensorflow.stats()["paths"]["dynamic"]["sent_bytes"]
 
-All functions may be called from any thread. Only `trace` imports TensorFlow.
+All functions may be called from any thread. Only `trace` and `repair_keras` import TensorFlow.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ._api.counters import (
     Stats,
 )
 from ._api.plugin import library, loaded, stats, text_of, why_not
-from ._ops import tf_config
+from ._ops import keras_fit, tf_config
 from ._ops.tracing import trace
 from .device import Device
 from .errors import Unsupported, UsageError
@@ -67,6 +67,7 @@ __all__ = [
     "loaded",
     "peers",
     "plan",
+    "repair_keras",
     "reset_stats",
     "slow_edges",
     "stats",
@@ -125,6 +126,16 @@ def use(
         raise
     if cluster:
         os.environ[tf_config.NAME] = cluster
+
+
+def repair_keras() -> None:
+    """Makes `fit` and `evaluate` of Keras 3 work under MultiWorkerMirroredStrategy in this process.
+
+    Stock Keras 3 fails there over any protocol. Call it before `fit`; a second call changes nothing. It
+    replaces two functions of Keras: the mean of a step's results over all workers, and the batch from which a
+    model is built. Raises Unsupported if Keras is not version 3, or if this version has no such functions.
+    """
+    keras_fit.repair()
 
 
 def _put_in_force(policy: str, transport: str | Sequence[str]) -> None:

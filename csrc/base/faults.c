@@ -29,12 +29,12 @@ typedef struct fault_rate {
 } fault_rate;
 
 typedef struct fault_plan {
-  uint64_t seed;
+  uint64_t seed, transport; /* the transport's name, as pack() makes it; 0: all */
   fault_rate rates[RDT_FAULT_KINDS];
 } fault_plan;
 
 /* Threads read this while it is replaced, so for a moment some kinds may have their old values. */
-static _Atomic uint64_t seed;
+static _Atomic uint64_t seed, transport;
 static struct {
   _Atomic double probability;
   _Atomic uint64_t only, occasions, happened;
@@ -83,12 +83,19 @@ static bool parse_rate(const char *text, fault_rate *rate) {
   return *end == '\0' && rate->probability <= 1;
 }
 
+/* A short name as a number, which threads can replace. */
+static uint64_t pack(const char *name) {
+  uint64_t packed = 0;
+  memcpy(&packed, name, strnlen(name, sizeof(packed)));
+  return packed;
+}
+
 static rdt_status malformed(const char *item) {
-  return rdt_fail(
-      RDT_ERR_RANGE,
-      "%sFAULTS has \"%s\": give seed=N, or KIND=RATE or KIND=RATE:TIME, where RATE is a "
-      "number from 0 to 1 or #n for the n-th time, and TIME is like 5ms, at most 600s",
-      RDT_ENV_PREFIX, item);
+  return rdt_fail(RDT_ERR_RANGE,
+                  "%sFAULTS has \"%s\": give seed=N, transport=NAME, or KIND=RATE or "
+                  "KIND=RATE:TIME, where RATE is a "
+                  "number from 0 to 1 or #n for the n-th time, and TIME is like 5ms, at most 600s",
+                  RDT_ENV_PREFIX, item);
 }
 
 static rdt_status unknown_kind(const char *word) {
@@ -107,6 +114,10 @@ static rdt_status parse_item(fault_plan *plan, char *item) {
   if (!value) return malformed(whole);
   *value++ = '\0';
   if (strcmp(item, "seed") == 0) return parse_whole(value, &plan->seed) ? RDT_OK : malformed(whole);
+  if (strcmp(item, "transport") == 0) {
+    plan->transport = pack(value);
+    return *value ? RDT_OK : malformed(whole);
+  }
   int kind = find_kind(item);
   if (kind < 0) return unknown_kind(item);
   char *duration = strchr(value, ':');
@@ -133,6 +144,7 @@ rdt_status rdt_faults_set(const char *text) {
   rdt_status status = parse(&plan, text);
   if (status != RDT_OK) return status;
   atomic_store(&seed, plan.seed);
+  atomic_store(&transport, plan.transport);
   for (int i = 0; i < RDT_FAULT_KINDS; i++) {
     atomic_store(&in_force[i].probability, plan.rates[i].probability);
     atomic_store(&in_force[i].only, plan.rates[i].only);
@@ -159,6 +171,11 @@ static double uniform(rdt_fault_kind kind, uint64_t occasion) {
 
 bool rdt_fault_possible(rdt_fault_kind kind) {
   return atomic_load(&in_force[kind].only) > 0 || atomic_load(&in_force[kind].probability) > 0;
+}
+
+bool rdt_faults_concern(const char *name) {
+  uint64_t only = atomic_load(&transport);
+  return only == 0 || only == pack(name);
 }
 
 bool rdt_faults_wanted(void) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The faults that the setting FAULTS injects, as in "seed=7,post=0.01,delay=0.1:5ms,break=#40".
- * Each kind of fault has a probability, or #n for the n-th occasion only. Whether the n-th
+ * Each kind of fault has a probability, or #n for the n-th occasion only, and "transport=shm" limits all
+ * to one transport. Whether the n-th
  * occasion has a fault depends only on the seed, the kind and n, so a run that repeats another
  * meets the same faults.
  */
@@ -48,6 +49,8 @@ bool rdt_faults_wanted(void);
 /* Reports whether this occasion has a fault. A fault is counted, and logged at DEBUG with
  * `whom`. */
 bool rdt_fault_happens(rdt_fault_kind kind, const char *whom);
+/* Reports whether the faults are for this transport too, as "transport=NAME" says. */
+bool rdt_faults_concern(const char *transport);
 /* Reports whether faults of this kind are configured. */
 bool rdt_fault_possible(rdt_fault_kind kind);
 /* Returns how long a fault of this kind lasts. */

@@ -16,6 +16,8 @@ if(failed)
 endif()
 
 file(GLOB_RECURSE plugin_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/tensorflow/*.cc)
+file(GLOB operation_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/tensorflow/ops/*.cc)
+list(REMOVE_ITEM plugin_sources ${operation_sources})
 if(NOT plugin_sources)
   set(plugin_reason "csrc/tensorflow holds no sources")
 elseif(NOT tensorflow_found)
@@ -66,32 +68,43 @@ endfunction()
 set_source_files_properties(${CMAKE_SOURCE_DIR}/csrc/tensorflow/graph/graph_order.cc PROPERTIES
   INCLUDE_DIRECTORIES ${CMAKE_SOURCE_DIR})
 
-function(add_plugin minor folder version)
-  set(plugin rdmatensor_tensorflow_2_${minor})
-  add_library(${plugin} MODULE ${plugin_sources})
-  target_include_directories(${plugin} PRIVATE ${CMAKE_SOURCE_DIR}/csrc/tensorflow)
-  set_target_properties(${plugin} PROPERTIES
+# A library that is loaded into TensorFlow 2.<minor> in `folder`.
+function(add_tensorflow_library name minor folder)
+  add_library(${name} MODULE ${ARGN})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/csrc/tensorflow)
+  set_target_properties(${name} PROPERTIES
     CXX_EXTENSIONS OFF CXX_STANDARD_REQUIRED ON BUILD_WITH_INSTALL_RPATH ON)
   # TensorFlow's libraries are found by soname: it loaded them before it loads any plugin. So no rpath
   # to them, and none of the libraries inside TensorFlow (protobuf, absl, grpc) is linked again.
-  target_link_directories(${plugin} PRIVATE ${folder})
-  target_link_libraries(${plugin} PRIVATE
+  target_link_directories(${name} PRIVATE ${folder})
+  target_link_libraries(${name} PRIVATE
     rdmatensor_options rdmatensor_core tensorflow_headers_${minor}
     -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2)
   # A symbol that this TensorFlow does not have is an error here, not when a user imports TensorFlow.
-  target_link_options(${plugin} PRIVATE -Wl,-z,defs)
+  target_link_options(${name} PRIVATE -Wl,-z,defs)
+  install(TARGETS ${name} LIBRARY DESTINATION rdmatensor)
+endfunction()
+
+# What it takes to vectorise loops of any length.
+set_source_files_properties(${CMAKE_SOURCE_DIR}/csrc/tensorflow/ops/start_kernel.cc PROPERTIES
+  COMPILE_OPTIONS -O3)
+
+function(add_plugin minor folder version)
+  set(plugin rdmatensor_tensorflow_2_${minor})
+  add_tensorflow_library(${plugin} ${minor} ${folder} ${plugin_sources})
   # Other builds of this version may differ in what no symbol tells: the shim compares.
   set(record ${CMAKE_SOURCE_DIR}/csrc/cmake/record_tensorflow.py)
   set_target_properties(${plugin} PROPERTIES LINK_DEPENDS ${record})
   add_custom_command(TARGET ${plugin} POST_BUILD VERBATIM
     COMMAND ${Python3_EXECUTABLE} ${record} ${CMAKE_NM} $<TARGET_FILE:${plugin}> ${folder} ${version})
-  install(TARGETS ${plugin} LIBRARY DESTINATION rdmatensor)
   install(FILES $<TARGET_FILE_DIR:${plugin}>/lib${plugin}.layout DESTINATION rdmatensor)
 endfunction()
 
 foreach(minor ${plugin_minors})
   add_tensorflow_headers(${minor} ${tensorflow_dir_${minor}})
   add_plugin(${minor} ${tensorflow_dir_${minor}} ${tensorflow_version_${minor}})
+  # rdmatensor.train loads it by tf.load_op_library.
+  add_tensorflow_library(rdmatensor_ops_2_${minor} ${minor} ${tensorflow_dir_${minor}} ${operation_sources})
 endforeach()
 # For programs that are built once: unit tests and fuzzers.
 list(GET plugin_minors -1 minor)

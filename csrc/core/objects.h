@@ -67,6 +67,16 @@ typedef struct rdt_client rdt_client;       /* client.h */
 typedef struct rdt_handshake rdt_handshake; /* meet/bootstrap.c */
 typedef struct rdt_lines rdt_lines;         /* meet/lines.h */
 
+#define RDT_MISSES 16
+
+/* A transport that did not reach a peer lately. */
+typedef struct rdt_miss {
+  uint64_t generation; /* of the peer */
+  size_t transport;
+  int64_t until; /* ms */
+  char why[256];
+} rdt_miss;
+
 /* The client that a channel serves. The number goes over the wire. */
 typedef enum rdt_purpose {
   RDT_PURPOSE_USER = 0,
@@ -114,6 +124,8 @@ struct rdt_device {
   int handshake_count;
   rdt_lines *expected; /* data connections, of channels that are being attached; under lock */
 
+  rdt_miss misses[RDT_MISSES]; /* under lock */
+
   int workers[RDT_WORK_KINDS]; /* how many run; under lock */
   pthread_cond_t workers_done;
 };
@@ -157,6 +169,7 @@ struct rdt_channel {
   const rdt_client *client; /* the client of that purpose */
   char peer_name[RDT_NAME_SIZE], peer_address[RDT_ADDRESS_SIZE];
   uint64_t peer_generation, max_notify;
+  char *passed_over; /* see rdt_channel_passed_over; NULL: nothing */
   _Atomic(void *) context;
   rdt_watch control_watch, event_watch;
 

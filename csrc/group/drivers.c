@@ -147,18 +147,30 @@ int rdt_groups_progress(rdt_device *device) {
   return driven;
 }
 
+static rdt_status begin(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
+                        void *context, rdt_group_operation **operation) {
+  rdt_status status = rdt_group_operation_check(group, call);
+  if (status == RDT_OK && !done) status = rdt_fail(RDT_ERR_INVALID, "done must not be NULL");
+  if (status != RDT_OK) return status;
+  return rdt_group_operation_start(group, call, done, context, operation);
+}
+
+/* Leaves an operation that this thread began to the threads of the device. */
+static void hand_over(rdt_group_operation *operation) {
+  rdt_device *device = operation->group->device;
+  if (atomic_fetch_add(&device->client_work, 1) == 0) rdt_device_wake(device);
+  put_aside(operation, operation->over || operation->driver == RDT_DRIVER_RUNNER);
+}
+
 rdt_status rdt_group_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
                            void *context) {
   rdt_group_operation *operation;
-  rdt_status status = rdt_group_operation_check(group, call);
-  if (status == RDT_OK && !done) status = rdt_fail(RDT_ERR_INVALID, "done must not be NULL");
-  if (status == RDT_OK) status = rdt_group_operation_start(group, call, done, context, &operation);
+  rdt_status status = begin(group, call, done, context, &operation);
   if (status != RDT_OK) return status;
-  if (atomic_fetch_add(&group->device->client_work, 1) == 0) rdt_device_wake(group->device);
   /* Whatever can be sent at once is sent now. `done` always runs on another thread. */
   if (operation->driver == RDT_DRIVER_PROGRESS)
     operation->over = rdt_group_operation_advance(operation);
-  put_aside(operation, operation->over || operation->driver == RDT_DRIVER_RUNNER);
+  hand_over(operation);
   return RDT_IN_PROGRESS;
 }
 
@@ -185,6 +197,7 @@ static bool has_news(const rdt_group_operation *operation) {
   return atomic_load_explicit(&operation->news, memory_order_acquire) != operation->seen;
 }
 
+/* Polls the group's links once. Returns true when there is news. */
 static bool look(rdt_group_operation *operation) {
   const rdt_group *group = operation->group;
   for (uint32_t i = 0; i < group->size; i++)
@@ -192,9 +205,9 @@ static bool look(rdt_group_operation *operation) {
   return has_news(operation);
 }
 
-/* Returns true when there is news, and false when it is time to sleep. */
-static bool spin(rdt_group_operation *operation) {
-  int64_t limit = operation->group->spin_us, start = 0;
+/* Returns true when there is news, and false after `limit` microseconds without any. */
+static bool spin(rdt_group_operation *operation, int64_t limit) {
+  int64_t start = 0;
   for (;;) {
     for (uint32_t i = 0; i < LOOKS; i += operation->group->size)
       if (look(operation)) return true;
@@ -245,7 +258,7 @@ static void wait_for_end(rdt_group_operation *operation, const rdt_collective *c
   int64_t ask = 0;
   begin_polling(operation->group);
   for (bool ended = false; !ended;) {
-    if (!spin(operation)) sleep_for_news(operation, call, &ask);
+    if (!spin(operation, operation->group->spin_us)) sleep_for_news(operation, call, &ask);
     ended = rdt_group_operation_advance(operation);
   }
   end_polling(operation->group);
@@ -260,6 +273,33 @@ rdt_status rdt_group_run(rdt_group *group, const rdt_collective *call) {
   status = rdt_group_operation_start(group, call, NULL, NULL, &operation);
   if (status != RDT_OK) return status;
   if (!rdt_group_operation_advance(operation)) wait_for_end(operation, call);
+  status = conclude(operation);
+  rdt_group_operation_retire(operation);
+  rdt_group_operation_over(group);
+  return status;
+}
+
+/* Drives an operation, as the progress thread would, until it is over or nothing has happened for `spin_us`. */
+static bool drive_for_a_while(rdt_group_operation *operation, int spin_us) {
+  bool over = rdt_group_operation_advance(operation);
+  if (over || spin_us <= 0) return over;
+  begin_polling(operation->group);
+  while (!over && !operation->needs_runner && spin(operation, spin_us))
+    over = rdt_group_operation_advance(operation);
+  end_polling(operation->group);
+  return over;
+}
+
+rdt_status rdt_group_try(rdt_group *group, const rdt_collective *call, int spin_us,
+                         rdt_done_fn done, void *context) {
+  rdt_group_operation *operation;
+  rdt_status status = begin(group, call, done, context, &operation);
+  if (status != RDT_OK) return status;
+  bool over = operation->driver == RDT_DRIVER_PROGRESS && drive_for_a_while(operation, spin_us);
+  if (!over) {
+    hand_over(operation);
+    return RDT_IN_PROGRESS;
+  }
   status = conclude(operation);
   rdt_group_operation_retire(operation);
   rdt_group_operation_over(group);

@@ -661,7 +661,13 @@ RDT_API rdt_status rdt_group_run(rdt_group *group, const rdt_collective *collect
  * the library; or returns an error, and nothing was started. */
 RDT_API rdt_status rdt_group_start(rdt_group *group, const rdt_collective *collective,
                                    rdt_done_fn done, void *context);
-/* Does the same with a waitable completion instead of a callback: a handle for
+/* Does the same, but drives a short operation on the calling thread until nothing has happened for `spin_us`. That
+ * saves switches of threads if the other members are as far. RDT_OK: it is complete, and `done` does not run;
+ * RDT_IN_PROGRESS: as rdt_group_start; an error: nothing was started, or it failed here and fails at the other
+ * members. Not from a handler. */
+RDT_API rdt_status rdt_group_try(rdt_group *group, const rdt_collective *collective, int spin_us,
+                                 rdt_done_fn done, void *context);
+/* Does the same as rdt_group_start with a waitable completion instead of a callback: a handle for
  * rdt_transfer_free. */
 RDT_API rdt_status rdt_group_submit(rdt_group *group, const rdt_collective *collective,
                                     rdt_transfer **transfer);

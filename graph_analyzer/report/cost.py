@@ -35,6 +35,10 @@ class Network:
             )
 
 
+# What to expect of a transport before anybody measured (`rdmatensor ping` does).
+TYPICAL = {"verbs": Network(), "tcp": Network(bandwidth=1.25e9, latency=30e-6)}
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The seconds of a step's communication, and their parts."""

@@ -50,6 +50,11 @@ class RemoteDevice:
         self.capabilities = Capability(info.capabilities)
         self.generation = int(info.generation)
         self.max_notify = int(info.max_notify)
+        #: Better transports than this one, and why they are not used, if this process connected.
+        self.passed_over: dict[str, str] = {}
+        for line in _text(lib.rdt_channel_passed_over(channel)).splitlines():
+            name, _, why = line.partition(": ")
+            self.passed_over[name] = why
 
     def region(self, which: str | int, timeout: float | None = None) -> RemoteRegion:
         """Opens the peer's region with this name (str) or key (int). Blocks for at most `timeout` seconds.

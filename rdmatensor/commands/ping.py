@@ -13,7 +13,6 @@ import click
 if TYPE_CHECKING:
     from .._api.remote import RemoteDevice
     from .._ops import pinging
-    from ..device import Device
     from ..errors import RdmaError
 
 PORT = 7479
@@ -126,7 +125,7 @@ def _measure(address: str, as_json: bool) -> None:
 
     config.set("BIND_PORT", "")  # nobody connects to this end, and a task may have the port
     with Device(name="ping") as device, device.connect(address) as remote, _progress() as bar:
-        reasons = _passed_over(device, address, remote.transport)
+        reasons = remote.passed_over
         task = bar.add_task("measuring", total=pinging.FULL.figures)
         result = pinging.measure(device, remote, pinging.FULL, lambda: bar.advance(task))
         peer, using = remote.peer, device.transports[remote.transport].text
@@ -144,32 +143,6 @@ def _progress() -> Any:
 
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
-
-
-def _passed_over(device: Device, address: str, chosen: str) -> dict[str, str]:
-    """Better transports than the chosen one, each with the error of a connection that uses nothing else."""
-    from .. import config
-    from ..device import Device as Another
-    from ..errors import RdmaError
-
-    reasons = {}
-    for name, found in device.transports.items():
-        if name == chosen:
-            break
-        reasons[name] = found.text
-        if found.usable:
-            permitted = config.get("TRANSPORTS")
-            config.set("TRANSPORTS", name)
-            try:
-                with Another(name="ping, another way") as other:
-                    other.connect(address).close()
-                reasons[name] = "usable now"
-            except RdmaError as error:
-                reasons[name] = str(error).partition(f"({name}: ")[2].partition(";")[0].rstrip(")")
-                reasons[name] = reasons[name] or str(error)
-            finally:
-                config.set("TRANSPORTS", permitted)
-    return reasons
 
 
 def _show(peer: str, using: str, reasons: dict[str, str], result: pinging.Result) -> None:

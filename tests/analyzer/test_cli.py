@@ -71,6 +71,8 @@ def test_a_graph_with_fetches_and_feeds(folder: Path) -> None:
     assert plan == analyze(step.graph, fetches=names, feeds=["x:0"], batch_size=16)
     again = run(folder, "graph.json")
     assert again.stdout == done.stdout
+    slower = run(folder, "graph.json", "--transport", "tcp", "--bandwidth", "25Gbit")
+    assert "(25 Gbit/s, 30 us)" in slower.stdout
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import rdmatensor
+from support.network import CARD, Network, two_hosts
 from support.peers import LocalNursery, Peer
 from support.waits import AT_ONCE, PATIENCE
 
@@ -23,53 +24,19 @@ MB = 1 << 20
 DEADLINE_MS = 3000
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=PATIENCE)
-
-
-class Network:
-    """A namespace that a pair of interfaces joins to this one."""
-
-    def __init__(self, number: int) -> None:
-        self.space = f"rdmatensor-{number}"
-        self.link, self._far = f"rdtn{number}", f"rdtf{number}"
-        subnet = f"198.18.{number % 256}"  # for benchmarks and tests (RFC 2544)
-        self.near, self.far = f"{subnet}.1", f"{subnet}.2"
-        ip("netns", "add", self.space)
-        ip("link", "add", self.link, "type", "veth", "peer", self._far, "netns", self.space)
-        ip("address", "add", f"{self.near}/24", "dev", self.link)
-        ip("link", "set", self.link, "up")
-        self.inside("ip", "address", "add", f"{self.far}/24", "dev", self._far)
-        self.inside("ip", "link", "set", self._far, "up")
-        self.inside("ip", "link", "set", "lo", "up")
-
-    def inside(self, *words: str) -> None:
-        ip("netns", "exec", self.space, *words)
-
-    def slow(self, rate: str) -> None:
-        """From here to there."""
-        shaped = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "100ms")
-        subprocess.run(["tc", "qdisc", "add", "dev", self.link, *shaped], check=True)
-
-    def cut(self, down: bool) -> None:
-        """At the far end, so that this end keeps its address and route."""
-        self.inside("ip", "link", "set", self._far, "down" if down else "up")
-
-    def close(self) -> None:
-        subprocess.run(["ip", "link", "delete", self.link], capture_output=True, timeout=PATIENCE)
-        subprocess.run(["ip", "netns", "delete", self.space], capture_output=True, timeout=PATIENCE)
-
-
 @pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
-        pytest.skip("only root can make network namespaces, with ip and tc")
-    try:
-        made = Network(os.getpid() % 10000)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
-    yield made
-    made.close()
+def hosts() -> Iterator[Network]:
+    with two_hosts() as network:
+        yield network
+
+
+@pytest.fixture
+def network(hosts: Network) -> Iterator[Network]:
+    """The test runs on its first host."""
+    with hosts.first.inside():
+        yield hosts
+    with suppress(subprocess.CalledProcessError):  # a test may have removed the link
+        hosts.shape()
 
 
 @pytest.fixture
@@ -78,7 +45,7 @@ def far(
     tmp_path: Path,
     setting: Callable[[str, str | int], None],
 ) -> Iterator[Peer]:
-    """A peer beyond the network, with a device. This process has the same settings."""
+    """A peer on the second host, with a device. This process has the same settings."""
     secret = tmp_path / "secret"
     secret.write_bytes(os.urandom(32).hex().encode())
     secret.chmod(0o600)
@@ -90,9 +57,10 @@ def far(
     }
     for name, value in settings.items():
         setting(name, value)
-    nursery = LocalNursery(["ip", "netns", "exec", network.space])
+    nursery = LocalNursery(network.second.command())
     variables = {f"RDMATENSOR_{name}": value for name, value in settings.items()}
-    peer = nursery.spawn({**variables, "RDMATENSOR_BIND_ADDRESS": network.far}, device="")
+    address = network.second.address
+    peer = nursery.spawn({**variables, "RDMATENSOR_BIND_ADDRESS": address}, device="")
     yield peer
     peer.close()
     nursery.close()
@@ -121,22 +89,52 @@ def test_slow_network_loses_nothing(
     network: Network, region: rdmatensor.RemoteRegion, note: Any
 ) -> None:
     """It takes longer than the deadline: what moves is no fault."""
-    network.slow("10mbit")
+    network.shape(rate="10mbit")
     content = np.arange(5 * MB // 8).view(np.uint8)
     begin = time.monotonic()
     region.write(content).wait(PATIENCE)
     assert time.monotonic() - begin > DEADLINE_MS / 1000
+    network.shape()
     assert (region.read()[: 5 * MB] == content).all()
     note("slow network", "nothing", None, "everything, at 10 Mbit/s", "tcp")
-    subprocess.run(["tc", "qdisc", "delete", "dev", network.link, "root"], check=True)
+
+
+@pytest.mark.parametrize("percent", [1, 5])
+def test_lost_packets(
+    network: Network, region: rdmatensor.RemoteRegion, percent: int, note: Any
+) -> None:
+    network.shape(loss=percent / 100)
+    check_both_ways(region)
+    if percent == 5:
+        note("packets lost", "nothing", None, "everything, with 5 % lost at random", "tcp")
+
+
+def test_delayed_packets(network: Network, region: rdmatensor.RemoteRegion, note: Any) -> None:
+    network.shape(delay_ms=50)
+    begin = time.monotonic()
+    region.write(b"?").wait(PATIENCE)
+    assert time.monotonic() - begin > 0.1, "there and back"
+    check_both_ways(region)
+    note("packets delayed", "nothing", None, "everything, with 50 ms of delay each way", "tcp")
+
+
+def check_both_ways(region: rdmatensor.RemoteRegion) -> None:
+    """Short writes and long ones, in order; then all of it comes back."""
+    content = np.random.default_rng(1).integers(0, 256, 4 * MB, np.uint8)
+    pieces = [slice(at, at + 100) for at in range(0, 10000, 100)] + [slice(10000, 4 * MB)]
+    for transfer in [region.write(content[piece], piece.start) for piece in pieces]:
+        transfer.wait(PATIENCE)
+    back = np.empty_like(content)
+    region.read_into(back).wait(PATIENCE)
+    assert (back == content).all()
 
 
 def test_link_down_for_a_moment(
     network: Network, region: rdmatensor.RemoteRegion, note: Any
 ) -> None:
-    network.cut(True)
+    network.link(False)
     transfers = [region.write(np.full(MB, number, np.uint8), number * MB) for number in range(4)]
-    timer = threading.Timer(DEADLINE_MS / 6000, network.cut, [False])
+    timer = threading.Timer(DEADLINE_MS / 6000, network.link, [True])
     timer.start()
     for transfer in transfers:
         transfer.wait(PATIENCE)
@@ -152,9 +150,9 @@ def test_link_down_for_a_moment(
 
 
 def test_link_down_for_long(network: Network, region: rdmatensor.RemoteRegion, note: Any) -> None:
-    network.cut(True)
+    network.link(False)
     error, took = outcome(lambda: region.write(bytes(MB)).wait(PATIENCE))
-    network.cut(False)
+    network.link(True)
     assert isinstance(error, rdmatensor.ConnectionLost), error
     assert took < DEADLINE_MS / 1000 + AT_ONCE
     note("link down for long", error, took, "peers on other paths; connect again", "tcp")
@@ -162,18 +160,31 @@ def test_link_down_for_long(network: Network, region: rdmatensor.RemoteRegion, n
 
 def test_idle_connection_notices(network: Network, remote: rdmatensor.RemoteDevice) -> None:
     """The heartbeat finds that there is nobody, while nothing is sent."""
-    network.cut(True)
+    network.link(False)
     end = time.monotonic() + 2 * DEADLINE_MS / 1000 + AT_ONCE
     while remote.up and time.monotonic() < end:
         time.sleep(0.05)
-    network.cut(False)
+    network.link(True)
     assert not remote.up
 
 
+def test_half_open_connection(
+    network: Network, far: Peer, region: rdmatensor.RemoteRegion, note: Any
+) -> None:
+    """The peer's end is gone, and no packet said so: the peer's host answers the next one."""
+    network.link(False)
+    far.kill()
+    network.link(True)
+    error, took = outcome(lambda: region.write(b"?").wait(PATIENCE))
+    assert isinstance(error, rdmatensor.ConnectionLost), error
+    assert took < DEADLINE_MS / 1000 + AT_ONCE
+    note("half-open connection", error, took, "other peers; connect again", "tcp")
+
+
 def test_host_gone(network: Network, region: rdmatensor.RemoteRegion, note: Any) -> None:
-    """With its interface, its address and its processes. The last test: it takes the network along."""
+    """With its interface. The last test: it takes the link along."""
     transfers = [region.write(bytes(MB)) for _ in range(8)]
-    network.close()
+    network.second.run("ip", "link", "delete", CARD)
 
     def wait() -> None:
         for each in [*transfers, region.write(b"?")]:

@@ -4,14 +4,15 @@
  * completes exactly once and in time, and what the fault did not concern goes on.
  */
 #include "fault_pair.h"
+#include "rdmatensor_choice.h"
 
 /* ---- the setting -------------------------------------------------------------------------------------- */
 
 static void test_setting(void) {
-  const char *bad[] = {
-      "post",         "post=",       "post=2",     "post=-0.1",   "post=0.1x",      "post=#0",
-      "post=#x",      "seed=x",      "delay=0.1:", "delay=0.1:5", "delay=1:5m",     "delay=1:601s",
-      "post=0.1:5ms", "nothing=0.1", "=1",         "post=0.1,,x", "delay=0.1:5ms:", "post =1"};
+  const char *bad[] = {"post",       "post=",        "post=2",         "post=-0.1",  "post=0.1x",
+                       "post=#0",    "post=#x",      "seed=x",         "delay=0.1:", "delay=0.1:5",
+                       "delay=1:5m", "delay=1:601s", "post=0.1:5ms",   "transport=", "nothing=0.1",
+                       "=1",         "post=0.1,,x",  "delay=0.1:5ms:", "post =1"};
   char text[256];
   faults("seed=7,post=0.25,delay=1:5ms,credit=#3:20us,hang=0:600s,stall=1:1s,");
   for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
@@ -227,16 +228,26 @@ static void test_regions(void) {
   close_pair(&p);
 }
 
+/* The transport that a connection takes if nothing fails. */
+static const char *best_transport(const rdt_device *device) {
+  rdt_transport_info info = {0};
+  for (size_t i = 0; rdt_device_get_transport(device, i, &info) == RDT_OK; i++)
+    if (info.usable) return info.name;
+  return "";
+}
+
 static void test_connecting(void) {
   pair p;
   rdt_channel *channel;
   open_ends(&p);
-  const char *address = rdt_device_address(p.b.device);
+  const char *address = rdt_device_address(p.b.device), *best = best_transport(p.a.device);
   faults("connect=#1"); /* the accepting end, which comes first; then the connecting one */
-  EXPECT_STATUS(RDT_ERR_UNREACHABLE, rdt_device_connect(p.a.device, address, -1, &channel));
+  EXPECT_STATUS(RDT_ERR_UNREACHABLE,
+                rdt_device_connect_over(p.a.device, address, best, -1, &channel));
   EXPECT(strstr(rdt_last_error(), "refused"));
   faults("connect=#2");
-  EXPECT_STATUS(RDT_ERR_UNREACHABLE, rdt_device_connect(p.a.device, address, -1, &channel));
+  EXPECT_STATUS(RDT_ERR_UNREACHABLE,
+                rdt_device_connect_over(p.a.device, address, best, -1, &channel));
   EXPECT(!strstr(rdt_last_error(), "refused"));
   faults("hang=#1:2s");
   EXPECT_STATUS(RDT_ERR_DEADLINE, rdt_device_connect(p.a.device, address, 100, &channel));

@@ -219,6 +219,38 @@ static void count_done(void *context, rdt_status status) {
   atomic_fetch_add(&t->done, 1);
 }
 
+/* Short and long operations that each member drives by itself for a while, or leaves at once. */
+static void test_try(void) {
+  enum { ROUNDS = 100, LONGEST_TRIED = 20000 };
+  static int32_t numbers[3][ROUNDS][LONGEST_TRIED];
+  member members[MEMBERS];
+  tally tallies[MEMBERS] = {0};
+  open_group(members, 3, "try");
+  for (uint32_t round = 0; round < ROUNDS; round++)
+    for (uint32_t i = 0; i < 3; i++) {
+      uint64_t count = round % 10 ? 1 + round : LONGEST_TRIED;
+      int32_t *mine = numbers[i][round];
+      for (uint64_t j = 0; j < count; j++) mine[j] = (int32_t)(j + round + i);
+      rdt_collective call = sum_call(round + 1, mine, count);
+      /* The last member to start finds the others waiting, and may be done at once. */
+      rdt_status status =
+          rdt_group_try(members[i].group, &call, i == 2 ? 100 : 0, count_done, &tallies[i]);
+      EXPECT(status == RDT_IN_PROGRESS || (i == 2 && status == RDT_OK));
+      if (status == RDT_OK) atomic_fetch_add(&tallies[i].done, 1);
+    }
+  for (uint32_t i = 0; i < 3; i++) {
+    EXPECT(becomes(&tallies[i].done, ROUNDS));
+    EXPECT(atomic_load(&tallies[i].failed) == 0);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+      uint64_t count = round % 10 ? 1 + round : LONGEST_TRIED;
+      for (uint64_t j = 0; j < count; j++)
+        EXPECT(numbers[i][round][j] == (int32_t)(3 * (j + round) + 3));
+    }
+  }
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_try(members[0].group, NULL, 0, count_done, tallies));
+  close_group(members, 3);
+}
+
 /* Far more than there is credit for, short and long ones, in a different order at each member. */
 static void check_many(member *members, uint32_t size, uint64_t longest) {
   static int32_t *numbers[MEMBERS][MANY];
@@ -307,6 +339,7 @@ int main(void) {
   if (!is_slow()) test_pushed();
   if (!is_slow()) test_small_rings();
   test_many();
+  test_try();
   test_threads();
   test_two_groups();
   return 0;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The connecting side. Over TCP both devices send HELLO, which lists their transports. Then the
- * connecting device attaches a transport that both can use. A local transport is attached over a
- * unix socket, after another HELLO there, and so is any transport if only the user proves who the
- * peer is. Otherwise it is attached over the same TCP connection. That socket stays as the
- * channel's control connection. docs/protocol.md draws this; bootstrap.c is the other side.
+ * connecting device attaches a transport that both can use (choice.c); if that fails, it begins
+ * anew with another one. A local transport is attached over a unix socket, after another HELLO
+ * there, and so is any transport if only the user proves who the peer is. Otherwise it is attached
+ * over the same TCP connection. That socket stays as the channel's control connection.
+ * docs/protocol.md draws this; bootstrap.c is the other side.
  */
 #include "core/meet/connect.h"
 
@@ -16,9 +17,11 @@
 #include "base/status.h"
 #include "base/text.h"
 #include "base/wait.h"
+#include "core/meet/choice.h"
 #include "core/meet/handshake.h"
 #include "core/meet/lines.h"
 #include "core/post/channel.h"
+#include "rdmatensor_choice.h"
 #include "transport/registry.h"
 
 /* Records a peer's refusal in its own words. */
@@ -51,45 +54,6 @@ static rdt_status exchange_hello(rdt_greeting *greeting, const char *address,
   return status == RDT_OK ? rdt_greeting_check_trust(greeting, &origin) : status;
 }
 
-/* A local transport needs a peer of our user, and so do others if there is no secret. Connects
- * *local to the peer's unix socket in these cases. Returns RDT_ERR_REFUSED if the transport is
- * not for this peer. */
-static rdt_status check_user(const rdt_device *device, const rdt_hello *peer,
-                             const rdt_transport *transport, rdt_deadline deadline, int *local) {
-  if (!transport->local && device->secret) return RDT_OK;
-  bool near = strcmp(device->host_id, peer->host_id) == 0;
-  rdt_status status = near ? rdt_local_connect(peer->local_name, deadline, local) : RDT_ERR_REFUSED;
-  if (status != RDT_ERR_REFUSED || transport->local) return status;
-  if (rdt_config_number(RDT_CONFIG_INSECURE)) return RDT_OK;
-  return rdt_fail(RDT_ERR_REFUSED,
-                  "without a secret it is only for processes of one user on one host: "
-                  "set " RDT_ENV_PREFIX "SECRET_FILE for both (docs/security.md)");
-}
-
-/* Chooses the first transport that both devices have and that reaches the peer, which depends on
- * the peer's user. *local is the unix socket over which the transport must be attached, or -1. */
-static rdt_status choose_transport(const rdt_device *device, const rdt_hello *peer,
-                                   rdt_deadline deadline, const rdt_transport **chosen,
-                                   int *local) {
-  char why[256], reasons[768] = "";
-  for (size_t i = 0; i < rdt_transport_count; i++) {
-    const rdt_transport *each = rdt_transports[i];
-    if (!device->transports[i].open) {
-      snprintf(why, sizeof(why), "%s", device->transports[i].why_not);
-    } else if (!rdt_text_lists(peer->transports, ',', each->name)) {
-      snprintf(why, sizeof(why), "the peer does not have it");
-    } else if (each->usable(device->host_id, peer->host_id, why, sizeof(why))) {
-      rdt_status status = check_user(device, peer, each, deadline, local);
-      *chosen = each;
-      if (status != RDT_ERR_REFUSED) return status;
-      snprintf(why, sizeof(why), "%s", rdt_last_error());
-    }
-    rdt_text_append(reasons, sizeof(reasons), "%s%s: %s", reasons[0] ? "; " : "", each->name, why);
-  }
-  return rdt_fail(RDT_ERR_NO_TRANSPORT, "no transport reaches %s at %s (%s)", peer->name,
-                  peer->address, reasons);
-}
-
 /* Joins `channel` to the answer of the peer's device. */
 static rdt_status join_answer(rdt_channel *channel, rdt_greeting *greeting, rdt_wire *wire,
                               rdt_fds *fds) {
@@ -118,8 +82,28 @@ static rdt_status send_ready(rdt_channel *channel, rdt_deadline deadline) {
   return status == RDT_OK ? rdt_net_send(channel->control, &wire, NULL, deadline) : status;
 }
 
+/* That both ends were prepared does not mean that packets reach the peer: there may be no route between
+ * the cards, or a firewall. Nobody else uses the endpoint yet. */
+static rdt_status prove_path(rdt_channel *channel, rdt_deadline limit) {
+  const rdt_transport *transport = channel->transport;
+  const rdt_events none = {0};
+  if (!transport->probe || !transport->endpoint_idle || transport->line_count) return RDT_OK;
+  rdt_status status = transport->probe(channel->endpoint);
+  if (status == RDT_OK) transport->doorbell(channel->endpoint);
+  while (status == RDT_OK) {
+    int taken = transport->poll(channel->endpoint, 0, &none);
+    if (taken < 0) return (rdt_status)taken;
+    if (transport->endpoint_idle(channel->endpoint)) return RDT_OK;
+    if (rdt_deadline_left(limit) == 0)
+      return rdt_fail(RDT_ERR_DEADLINE, "the peer does not answer: no packet comes back from it");
+    status = rdt_wait_ready(-1, 0, rdt_deadline_after(1), "waiting for the peer's card");
+    if (status == RDT_ERR_DEADLINE) status = RDT_OK;
+  }
+  return status;
+}
+
 static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt_bundle *offer,
-                         rdt_deadline deadline) {
+                         const rdt_choice *choice, rdt_deadline deadline) {
   rdt_wire wire;
   rdt_fds fds = {.count = 0};
   rdt_status status =
@@ -128,6 +112,7 @@ static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt
     status = receive_answer(greeting, greeting->peer.address, &wire, &fds, deadline);
   if (status == RDT_OK) status = join_answer(channel, greeting, &wire, &fds);
   if (status == RDT_OK) status = rdt_lines_connect(greeting, channel, deadline);
+  if (status == RDT_OK) status = prove_path(channel, rdt_choice_limit(choice, deadline));
   if (status == RDT_OK) status = send_ready(channel, deadline);
   rdt_fds_close(&fds);
   return status;
@@ -149,22 +134,22 @@ static rdt_status switch_to_local(rdt_greeting *greeting, int local, rdt_deadlin
 }
 
 /* On success the channel takes over the greeting's socket. */
-static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_deadline deadline,
-                               rdt_channel **channel_out) {
-  const rdt_transport *transport = NULL;
+static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_choice *choice,
+                               rdt_deadline deadline, rdt_channel **channel_out) {
   rdt_bundle offer;
   rdt_channel *channel;
   int local = -1;
-  rdt_status status =
-      choose_transport(greeting->device, &greeting->peer, deadline, &transport, &local);
+  rdt_status status = rdt_choice_make(choice, greeting->device, &greeting->peer, deadline, &local);
   if (status == RDT_OK && local >= 0) status = switch_to_local(greeting, local, deadline);
   if (status == RDT_OK)
-    status = rdt_channel_create(greeting->device, transport, purpose, &offer, &channel);
+    status =
+        rdt_channel_create(greeting->device, rdt_transports[choice->at], purpose, &offer, &channel);
   if (status != RDT_OK) return status;
   rdt_greeting_introduce(greeting, channel);
-  status = attach(channel, greeting, &offer, deadline);
+  status = attach(channel, greeting, &offer, choice, deadline);
   rdt_fds_close(&offer.fds);
   if (status == RDT_OK) {
+    rdt_choice_explain(choice, channel);
     rdt_channel_ref(channel); /* the progress thread's */
     status = rdt_device_adopt(channel);
     if (status != RDT_OK) rdt_channel_unref(channel);
@@ -178,17 +163,42 @@ static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_
   return RDT_OK;
 }
 
-static rdt_status connect_to(rdt_device *device, const char *address, rdt_purpose purpose,
-                             rdt_deadline deadline, rdt_channel **channel) {
+/* Makes one attempt. *again: another transport may be tried. */
+static rdt_status connect_once(rdt_device *device, const char *address, rdt_purpose purpose,
+                               rdt_choice *choice, rdt_deadline deadline, rdt_channel **channel,
+                               bool *again) {
   rdt_greeting greeting;
   int socket;
+  *again = choice->made = false;
   rdt_status status = rdt_net_connect(address, deadline, &socket);
   if (status != RDT_OK) return status;
   rdt_greeting_begin(&greeting, device, RDT_SIDE_CONNECTING, socket);
   status = rdt_net_reached(socket, &greeting.reached);
   if (status == RDT_OK) status = exchange_hello(&greeting, address, deadline);
-  if (status == RDT_OK) status = make_channel(&greeting, purpose, deadline, channel);
-  if (status != RDT_OK) rdt_forks_close(greeting.socket);
+  if (status == RDT_OK) status = make_channel(&greeting, purpose, choice, deadline, channel);
+  if (status == RDT_OK) return RDT_OK;
+  *again =
+      rdt_choice_fails(choice, device, &greeting.peer, &status) && rdt_deadline_left(deadline) > 0;
+  rdt_forks_close(greeting.socket);
+  return status;
+}
+
+static rdt_status connect_over(rdt_device *device, const char *address, const char *permitted,
+                               rdt_purpose purpose, int timeout_ms, rdt_channel **channel) {
+  rdt_choice choice = {.permitted = permitted};
+  bool again;
+  rdt_status status = rdt_device_check(device);
+  if (status != RDT_OK) return status;
+  if (rdt_on_progress_thread())
+    return rdt_fail(RDT_ERR_INVALID,
+                    "rdt_device_connect waits: it cannot be called from a handler");
+  if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
+  rdt_deadline deadline = rdt_deadline_after(timeout_ms);
+  rdt_wait_interrupt_by(device->bootstrap_wake);
+  do {
+    status = connect_once(device, address, purpose, &choice, deadline, channel, &again);
+  } while (again);
+  rdt_wait_interrupt_by(-1);
   return status;
 }
 
@@ -196,19 +206,17 @@ rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeo
                               rdt_channel **channel) {
   if (!device || !address || !channel)
     return rdt_fail(RDT_ERR_INVALID, "device, address and channel must not be NULL");
-  return rdt_connect_for(device, address, RDT_PURPOSE_USER, timeout_ms, channel);
+  return connect_over(device, address, NULL, RDT_PURPOSE_USER, timeout_ms, channel);
+}
+
+rdt_status rdt_device_connect_over(rdt_device *device, const char *address, const char *transports,
+                                   int timeout_ms, rdt_channel **channel) {
+  if (!device || !address || !transports || !channel)
+    return rdt_fail(RDT_ERR_INVALID, "device, address, transports and channel must not be NULL");
+  return connect_over(device, address, transports, RDT_PURPOSE_USER, timeout_ms, channel);
 }
 
 rdt_status rdt_connect_for(rdt_device *device, const char *address, rdt_purpose purpose,
                            int timeout_ms, rdt_channel **channel) {
-  rdt_status status = rdt_device_check(device);
-  if (status != RDT_OK) return status;
-  if (rdt_on_progress_thread())
-    return rdt_fail(RDT_ERR_INVALID,
-                    "rdt_device_connect waits: it cannot be called from a handler");
-  if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
-  rdt_wait_interrupt_by(device->bootstrap_wake);
-  status = connect_to(device, address, purpose, rdt_deadline_after(timeout_ms), channel);
-  rdt_wait_interrupt_by(-1);
-  return status;
+  return connect_over(device, address, NULL, purpose, timeout_ms, channel);
 }

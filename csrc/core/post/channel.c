@@ -11,12 +11,14 @@
 #include "base/forks.h"
 #include "base/status.h"
 #include "core/client.h"
+#include "rdmatensor_choice.h"
 #include "transport/registry.h"
 
 static void channel_free(rdt_channel *channel) {
   rdt_forks_close(channel->control);
   channel->transport->endpoint_destroy(channel->endpoint);
   free(channel->unsent);
+  free(channel->passed_over);
   pthread_mutex_destroy(&channel->poll_lock);
   pthread_mutex_destroy(&channel->send_lock);
   pthread_mutex_destroy(&channel->control_lock);
@@ -78,6 +80,10 @@ rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_info *in
       .up = !atomic_load(&channel->down) && !atomic_load(&channel->close_requested),
   };
   return RDT_OK;
+}
+
+const char *rdt_channel_passed_over(const rdt_channel *channel) {
+  return channel && channel->passed_over ? channel->passed_over : "";
 }
 
 void rdt_channel_set_context(rdt_channel *channel, void *context) {

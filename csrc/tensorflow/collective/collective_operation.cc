@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/dtypes.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/types.h"
 
@@ -33,36 +34,9 @@ int KindOf(tensorflow::CollectiveType type) {
 }
 
 int DtypeOf(tensorflow::DataType dtype, bool reduces) {
-  switch (dtype) {
-    case tensorflow::DT_FLOAT:
-      return RDT_FLOAT32;
-    case tensorflow::DT_DOUBLE:
-      return RDT_FLOAT64;
-    case tensorflow::DT_HALF:
-      return RDT_FLOAT16;
-    case tensorflow::DT_BFLOAT16:
-      return RDT_BFLOAT16;
-    case tensorflow::DT_INT8:
-      return RDT_INT8;
-    case tensorflow::DT_INT16:
-      return RDT_INT16;
-    case tensorflow::DT_INT32:
-      return RDT_INT32;
-    case tensorflow::DT_INT64:
-      return RDT_INT64;
-    case tensorflow::DT_UINT8:
-      return RDT_UINT8;
-    case tensorflow::DT_UINT16:
-      return RDT_UINT16;
-    case tensorflow::DT_UINT32:
-      return RDT_UINT32;
-    case tensorflow::DT_UINT64:
-      return RDT_UINT64;
-    case tensorflow::DT_BOOL:  // one byte, which can be copied but not reduced
-      return reduces ? 0 : RDT_UINT8;
-    default:
-      return 0;
-  }
+  // One byte, which can be copied but not reduced.
+  if (dtype == tensorflow::DT_BOOL) return reduces ? 0 : RDT_UINT8;
+  return CoreDtypeOf(dtype);
 }
 
 int ReductionOf(const tensorflow::OpKernel* merge_op) {

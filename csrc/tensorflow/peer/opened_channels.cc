@@ -4,8 +4,25 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "rdmatensor_choice.h"
 
 namespace rdmatensor {
+namespace {
+
+// The usable transports that come after this one, separated by commas.
+std::string TransportsAfter(const rdt_device* device, const std::string& transport) {
+  std::vector<std::string> names;
+  rdt_transport_info info{};
+  bool after = false;
+  for (size_t i = 0; rdt_device_get_transport(device, i, &info) == RDT_OK; ++i) {
+    if (after && info.usable) names.push_back(info.name);
+    after |= transport == info.name;
+  }
+  return absl::StrJoin(names, ",");
+}
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAnswer& answer) {
   std::shared_ptr<Process> process;
@@ -22,17 +39,22 @@ absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAns
   std::lock_guard<std::mutex> lock(process->connecting);
   std::shared_ptr<PeerChannel> channel = process->channel.lock();
   const bool opens = channel == nullptr || channel->refused || !channel->IsUp();
-  if (opens) {
-    channel.reset();
-    if (absl::Status opened = Open(answer, &channel); !opened.ok()) return opened;
-    process->channel = channel;
-  }
-  if (role_ != PeerChannel::Role::kReceiver) return channel;
+  absl::Status opened = opens ? Open(answer, "", &channel) : absl::OkStatus();
   // This happens before the first tensor is pushed, while RPC is still possible.
-  if (absl::Status opened = channel->OpenAhead(answer.region_keys); !opened.ok()) {
-    if (opens) channel->Close();
-    return opened;
+  const auto open_regions = [&] {
+    return role_ == PeerChannel::Role::kReceiver ? channel->OpenAhead(answer.region_keys)
+                                                 : absl::OkStatus();
+  };
+  if (opened.ok()) opened = open_regions();
+  // Memory that one transport cannot register, for lack of locked memory for example, another can.
+  while (opens && !opened.ok() && channel != nullptr && channel->IsUp()) {
+    const std::string others = TransportsAfter(host_->device, channel->transport());
+    channel->Close();
+    channel.reset();
+    if (!others.empty() && Open(answer, others, &channel).ok()) opened = open_regions();
   }
+  if (!opened.ok()) return opened;
+  process->channel = channel;
   return channel;
 }
 
@@ -48,19 +70,24 @@ void OpenedChannels::CloseAll() {
   }
 }
 
-absl::Status OpenedChannels::Open(const AddressAnswer& answer,
+absl::Status OpenedChannels::Open(const AddressAnswer& answer, const std::string& transports,
                                   std::shared_ptr<PeerChannel>* channel) const {
   rdt_channel* handle = nullptr;
-  if (rdt_device_connect(host_->device, answer.address.c_str(), host_->settings.connect_timeout_ms,
-                         &handle) != RDT_OK) {
+  const char* const address = answer.address.c_str();
+  const int timeout_ms = host_->settings.connect_timeout_ms;
+  channel->reset();
+  if ((transports.empty() ? rdt_device_connect(host_->device, address, timeout_ms, &handle)
+                          : rdt_device_connect_over(host_->device, address, transports.c_str(),
+                                                    timeout_ms, &handle)) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
   }
   *channel = PeerChannel::Adopt(handle, host_, mailboxes_, role_, true);
-  if ((*channel)->peer_name() == answer.device_name) return absl::OkStatus();
+  const std::string name = (*channel)->peer_name();
+  if (name == answer.device_name) return absl::OkStatus();
   (*channel)->Close();
+  channel->reset();
   return absl::UnavailableError(
-      absl::StrCat(answer.address, " is ", (*channel)->peer_name(), " as seen from here, not ",
-                   answer.device_name,
+      absl::StrCat(answer.address, " is ", name, " as seen from here, not ", answer.device_name,
                    ": it told an address that leads elsewhere from here; set "
                    "RDMATENSOR_BIND_ADDRESS there to one that this host reaches"));
 }

@@ -35,7 +35,9 @@ class OpenedChannels {
     std::mutex connecting;
     std::weak_ptr<PeerChannel> channel;
   };
-  absl::Status Open(const AddressAnswer& answer, std::shared_ptr<PeerChannel>* channel) const;
+  // Over one of `transports`, or any if that is empty. nullptr after an error.
+  absl::Status Open(const AddressAnswer& answer, const std::string& transports,
+                    std::shared_ptr<PeerChannel>* channel) const;
 
   const Host* const host_;
   MailboxTable* const mailboxes_;

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "plan/plan_book.h"
+#include "rdmatensor_choice.h"
 #include "stats/path_stats.h"
 #include "wire/notices.h"
 #include "wire/task_call.h"
@@ -16,6 +18,18 @@ namespace {
 
 // A channel that was found again counts as stable after this many times the delay before it was found.
 constexpr int kLasting = 8;
+
+// Why the channel has this transport, for people.
+std::string WhyThisTransport(const PeerChannel& channel) {
+  std::string why = channel.can_map()
+                        ? "its device answered on this transport, its memory can be mapped"
+                        : "its device answered on this transport, its memory is read";
+  const char* const passed_over = rdt_channel_passed_over(channel.handle());
+  for (absl::string_view each : absl::StrSplit(passed_over, '\n', absl::SkipEmpty())) {
+    absl::StrAppend(&why, "; not ", each);
+  }
+  return why;
+}
 
 absl::Status LostStatus(const std::string& task) {
   return absl::UnavailableError(
@@ -251,10 +265,7 @@ void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnsw
   }
   if (returned) CountFailback(task());
   RecordPeer(Direction::kReceive, task(), channel->transport(),
-             absl::StrCat(returned ? "it can be reached again: " : "",
-                          channel->can_map()
-                              ? "its device answered on this transport, its memory can be mapped"
-                              : "its device answered on this transport, its memory is read"),
+             absl::StrCat(returned ? "it can be reached again: " : "", WhyThisTransport(*channel)),
              false);
   // Offers are sent before the peer pushes anything.
   PlanBook::Get()->OfferAll(*host_, task(), channel->SharedPlanned());

@@ -45,7 +45,7 @@ struct rdt_endpoint {
 };
 
 static bool happens(const rdt_endpoint *endpoint, rdt_fault_kind kind) {
-  return rdt_fault_happens(kind, endpoint->peer);
+  return rdt_faults_concern(endpoint->inner->name) && rdt_fault_happens(kind, endpoint->peer);
 }
 
 static rdt_status broken_error(const rdt_endpoint *endpoint) {
@@ -405,7 +405,7 @@ static uint64_t fault_max_notify(const rdt_endpoint *endpoint) {
 
 static rdt_status enroll(const rdt_transport *inner, rdt_domain *domain,
                          const rdt_region_memory *memory, rdt_registration **registration) {
-  if (rdt_fault_happens(RDT_FAULT_REGISTER, inner->name))
+  if (rdt_faults_concern(inner->name) && rdt_fault_happens(RDT_FAULT_REGISTER, inner->name))
     return rdt_fail(RDT_ERR_LIMIT, "cannot pin %llu bytes of memory (a fault was injected)",
                     (unsigned long long)memory->size);
   return inner->region_register(domain, memory, registration);
@@ -413,7 +413,7 @@ static rdt_status enroll(const rdt_transport *inner, rdt_domain *domain,
 
 static rdt_status import(const rdt_transport *inner, const rdt_region_memory *claimed,
                          rdt_bundle *bundle, rdt_mapping **mapping) {
-  if (rdt_fault_happens(RDT_FAULT_MAP, inner->name))
+  if (rdt_faults_concern(inner->name) && rdt_fault_happens(RDT_FAULT_MAP, inner->name))
     return rdt_fail(RDT_ERR_NO_MEMORY, "cannot map %llu bytes of a peer (a fault was injected)",
                     (unsigned long long)claimed->size);
   return inner->region_import(claimed, bundle, mapping);

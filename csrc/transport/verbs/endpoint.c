@@ -228,8 +228,9 @@ static struct ibv_ah_attr path_to(const rdt_domain *domain, const rdt_verbs_addr
 static rdt_status set_ready_to_receive(rdt_endpoint *endpoint, uint32_t index) {
   const rdt_verbs_address *remote = &endpoint->remote;
   const rdt_verbs_port *port = endpoint->domain->choice.port;
+  endpoint->mtu = lower(port->active_mtu, remote->mtu);
   struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR,
-                             .path_mtu = (enum ibv_mtu)lower(port->active_mtu, remote->mtu),
+                             .path_mtu = (enum ibv_mtu)endpoint->mtu,
                              .dest_qp_num = remote->queues[index].qpn,
                              .rq_psn = remote->queues[index].psn,
                              .max_dest_rd_atomic = (uint8_t)lower(port->limits.max_qp_rd_atom, 255),

@@ -154,6 +154,7 @@ struct rdt_endpoint {
   rdt_records receive;                      /* likewise */
 
   /* Send side. */
+  uint32_t mtu;       /* of packets, an enum ibv_mtu */
   rdt_records mirror; /* of the peer's ring, in the outbound block */
   uint64_t published; /* mirror.position as last sent to the peer */
   rdt_verbs_address remote;

@@ -297,13 +297,20 @@ int rdt_verbs_doorbell(rdt_endpoint *endpoint) {
   return rung;
 }
 
-/* Posts an empty write. The peer's device answers it without its host. */
+/* Posts an empty write. The peer's device answers it without its host. Before the first record, the
+ * write is a full packet of what both rings hold, zeros: a network may drop only long packets. */
 rdt_status rdt_verbs_probe(rdt_endpoint *endpoint) {
+  const rdt_records *mirror = &endpoint->mirror;
+  uint32_t packet = 128u << endpoint->mtu;
+  struct ibv_sge segment = {0};
+  if (mirror->position == 0 && packet <= mirror->capacity)
+    segment = (struct ibv_sge){
+        .addr = (uintptr_t)mirror->data, .length = packet, .lkey = endpoint->outbound.mr->lkey};
   struct ibv_send_wr wr = {
       .opcode = IBV_WR_RDMA_WRITE,
       .wr.rdma = {.remote_addr = endpoint->remote.ring, .rkey = endpoint->remote.rkey}};
   if (rdt_verbs_outstanding(&endpoint->queues[0]) > 0) return RDT_OK;
   atomic_fetch_add(&endpoint->wanted, 1);
-  append(endpoint, 0, wr, (struct ibv_sge){0}, (rdt_verbs_piece){.event = true});
+  append(endpoint, 0, wr, segment, (rdt_verbs_piece){.event = true});
   return RDT_OK;
 }

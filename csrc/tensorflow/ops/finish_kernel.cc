@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernel that waits for an operation. It holds no thread, and its results lie where they arrived.
+#include <memory>
+#include <utility>
+
+#include "ops/started.h"
+#include "tensorflow/core/framework/allocation_description.pb.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/variant.h"
+
+namespace rdmatensor {
+namespace {
+
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+// A part of the memory of an operation.
+class ResultBuffer : public tensorflow::TensorBuffer {
+ public:
+  ResultBuffer(std::shared_ptr<char> memory, uint64_t offset, uint64_t bytes)
+      : TensorBuffer(memory.get() + offset), memory_(std::move(memory)), bytes_(bytes) {}
+  size_t size() const override { return bytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(tensorflow::AllocationDescription* proto) const override {
+    proto->set_requested_bytes(static_cast<int64_t>(bytes_));
+    proto->set_allocator_name("rdmatensor_group");
+  }
+
+ private:
+  const std::shared_ptr<char> memory_;
+  const uint64_t bytes_;
+};
+
+class FinishKernel : public tensorflow::AsyncOpKernel {
+ public:
+  explicit FinishKernel(tensorflow::OpKernelConstruction* construction)
+      : AsyncOpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("N", &count_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("T", &dtype_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto* const variant =
+        context->input(0).scalar<tensorflow::Variant>()().get<StartedVariant>();
+    OP_REQUIRES_ASYNC(
+        context, variant != nullptr && variant->started != nullptr,
+        absl::InvalidArgumentError("rdmatensor: this is no operation that was started"), done);
+    std::shared_ptr<Started> started = variant->started;
+    if (started->HasEnded()) {
+      Conclude(context, *started);
+      done();
+      return;
+    }
+    tensorflow::CancellationManager* const manager = context->cancellation_manager();
+    tensorflow::CancellationToken token = tensorflow::CancellationManager::kInvalidToken;
+    if (manager != nullptr) {
+      token = manager->get_cancellation_token();
+      if (!manager->RegisterCallback(token, [started] { started->Cancel(); })) started->Cancel();
+    }
+    Started* const waited = started.get();
+    waited->Then([this, context, manager, token, started = std::move(started),
+                  done = std::move(done)]() mutable {
+      // This may be the thread that makes all progress, and what follows in the graph takes its time.
+      (*context->runner())(
+          [this, context, manager, token, started = std::move(started), done = std::move(done)] {
+            if (manager != nullptr) (void)manager->TryDeregisterCallback(token);
+            Conclude(context, *started);
+            done();
+          });
+    });
+  }
+
+ private:
+  void Conclude(OpKernelContext* context, const Started& started) const {
+    if (!started.status().ok()) return context->SetStatus(started.status());
+    if (started.results.size() != static_cast<size_t>(count_) ||
+        (count_ != 0 && started.dtype != dtype_)) {
+      return context->SetStatus(
+          absl::InvalidArgumentError("rdmatensor: the operation has other results"));
+    }
+    for (int i = 0; i < count_; ++i) {
+      const auto& [offset, shape] = started.results[static_cast<size_t>(i)];
+      const uint64_t bytes = static_cast<uint64_t>(shape.num_elements()) *
+                             static_cast<uint64_t>(tensorflow::DataTypeSize(dtype_));
+      if (bytes == 0) {
+        context->set_output(i, Tensor(dtype_, shape));
+        continue;
+      }
+      tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(
+          new ResultBuffer(started.output, offset, bytes));
+      context->set_output(i, Tensor(dtype_, shape, std::move(buffer)));
+    }
+  }
+
+  int64_t count_ = 0;
+  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
+};
+
+REGISTER_KERNEL_BUILDER(Name("RdmatensorFinish").Device(tensorflow::DEVICE_CPU), FinishKernel);
+REGISTER_KERNEL_BUILDER(Name("RdmatensorWait").Device(tensorflow::DEVICE_CPU), FinishKernel);
+
+}  // namespace
+}  // namespace rdmatensor

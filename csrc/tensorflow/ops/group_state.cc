@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/group_state.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace rdmatensor {
+namespace {
+
+// Apart from the tags of other users of the group.
+constexpr uint64_t kTag = uint64_t{1} << 63 | 3;
+
+// How long a thread of TensorFlow waits for news of a short operation before it goes on with something else. The
+// members of a step are seldom further apart.
+constexpr int kSpinUs = 300;
+
+absl::StatusCode CodeOf(rdt_status status) {
+  switch (status) {
+    case RDT_ERR_DEADLINE:
+      return absl::StatusCode::kDeadlineExceeded;
+    case RDT_ERR_CANCELLED:
+    case RDT_ERR_CLOSED:
+      return absl::StatusCode::kCancelled;
+    case RDT_ERR_CONNECTION_LOST:
+      return absl::StatusCode::kAborted;  // TensorFlow turns kUnavailable into an internal error
+    case RDT_ERR_PROTOCOL:
+      return absl::StatusCode::kInvalidArgument;
+    case RDT_ERR_NO_MEMORY:
+    case RDT_ERR_LIMIT:
+      return absl::StatusCode::kResourceExhausted;
+    case RDT_ERR_CORRUPTED:
+      return absl::StatusCode::kDataLoss;
+    default:
+      return absl::StatusCode::kInternal;
+  }
+}
+
+absl::Status StatusOf(rdt_status status, const std::string& name) {
+  return absl::Status(CodeOf(status), absl::StrCat("rdmatensor: ", name, ": ", rdt_last_error()));
+}
+
+}  // namespace
+
+const char* StartedVariant::kTypeName = "rdmatensor::Started";
+
+void Started::End(rdt_status status) {
+  std::vector<std::function<void()>> then;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (status < RDT_OK) status_ = StatusOf(status, name_);
+    ended_ = true;
+    then.swap(then_);
+  }
+  for (const std::function<void()>& each : then) each();
+}
+
+void Started::Then(std::function<void()> then) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!ended_) {
+      then_.push_back(std::move(then));
+      return;
+    }
+  }
+  then();
+}
+
+bool Started::HasEnded() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ended_;
+}
+
+void Started::Cancel() { group_->Cancel(tag); }
+
+GroupState::GroupState(rdt_device* device, rdt_group* group, int timeout_ms)
+    : group_(group), timeout_ms_(timeout_ms), pool_(std::make_shared<BufferPool>(device)) {
+  rdt_group_info info{};
+  if (rdt_group_get_info(group, &info) != RDT_OK) return;
+  rank_ = info.rank;
+  size_ = info.size;
+}
+
+absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_collective* collective,
+                               const std::string& detail) {
+  collective->struct_size = sizeof *collective;
+  collective->algorithm = RDT_ALGORITHM_AUTO;
+  collective->timeout_ms = timeout_ms_;
+  collective->detail = detail.c_str();
+  auto kept = std::make_unique<std::shared_ptr<Started>>(started);
+  const auto done = [](void* context, rdt_status status) {
+    const std::unique_ptr<std::shared_ptr<Started>> ended(
+        static_cast<std::shared_ptr<Started>*>(context));
+    (*ended)->group().Ended();
+    (*ended)->End(status);
+  };
+  // Members number their operations alike, so the number and the start are one step.
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (left_) {
+    return absl::FailedPreconditionError(
+        "rdmatensor: the group is closed: call rdmatensor.train.init() again, and build the model "
+        "and its "
+        "functions anew");
+  }
+  started->tag[0] = ++started_;
+  started->tag[1] = kTag;
+  collective->tag[0] = started->tag[0];
+  collective->tag[1] = started->tag[1];
+  // While an earlier operation waits for a member, this one would wait for it too.
+  const bool waits = under_way_.fetch_add(1, std::memory_order_relaxed) == 0;
+  const rdt_status status =
+      rdt_group_try(group_, collective, waits ? kSpinUs : 0, done, kept.get());
+  if (status == RDT_IN_PROGRESS) {
+    (void)kept.release();
+    return absl::OkStatus();
+  }
+  Ended();
+  if (status < RDT_OK) return StatusOf(status, detail);
+  started->End(RDT_OK);
+  return absl::OkStatus();
+}
+
+void GroupState::Cancel(const uint64_t tag[2]) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!left_) (void)rdt_group_cancel(group_, tag);
+}
+
+void GroupState::Leave() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!std::exchange(left_, true)) (void)rdt_group_cancel(group_, nullptr);
+}
+
+}  // namespace rdmatensor

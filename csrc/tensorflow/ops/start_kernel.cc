@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels that make a group, and start operations in it.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/dtypes.h"
+#include "ops/group_state.h"
+#include "ops/started.h"
+#include "tensorflow/core/framework/bfloat16.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_encode_decode.h"
+
+namespace rdmatensor {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// Results are tensors, which TensorFlow expects to be aligned.
+constexpr uint64_t kAlign = EIGEN_MAX_ALIGN_BYTES;
+
+struct GroupResource : tensorflow::ResourceBase {
+  explicit GroupResource(std::shared_ptr<GroupState> state) : state(std::move(state)) {}
+  std::string DebugString() const override {
+    return absl::StrCat("rdmatensor group, rank ", state->rank(), " of ", state->size());
+  }
+  const std::shared_ptr<GroupState> state;
+};
+
+absl::StatusOr<std::shared_ptr<GroupState>> StateIn(const Tensor& handle) {
+  auto found = handle.scalar<tensorflow::ResourceHandle>()().GetResource<GroupResource>();
+  if (!found.ok()) return found.status();
+  return (*found)->state;
+}
+
+class GroupKernel : public tensorflow::OpKernel {
+ public:
+  explicit GroupKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("device", &device_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("group", &group_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("timeout_ms", &timeout_ms_));
+  }
+  void Compute(OpKernelContext* context) override {
+    auto state = std::make_shared<GroupState>(reinterpret_cast<rdt_device*>(device_),
+                                              reinterpret_cast<rdt_group*>(group_),
+                                              static_cast<int>(timeout_ms_));
+    Tensor* handle = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape(), &handle));
+    handle->scalar<tensorflow::ResourceHandle>()() =
+        tensorflow::ResourceHandle::MakeRefCountingHandle(new GroupResource(std::move(state)),
+                                                          context->device()->name());
+  }
+
+ private:
+  int64_t device_ = 0, group_ = 0, timeout_ms_ = 0;
+};
+
+class LeaveKernel : public tensorflow::OpKernel {
+ public:
+  explicit LeaveKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("release", &release_));
+  }
+  void Compute(OpKernelContext* context) override {
+    absl::StatusOr<std::shared_ptr<GroupState>> state = StateIn(context->input(0));
+    OP_REQUIRES_OK(context, state.status());
+    (*state)->Leave();
+    if (release_) (*state)->Release();
+  }
+
+ private:
+  bool release_ = false;
+};
+
+template <typename T>
+void Scale(const Tensor& from, float by, char* to) {
+  const T* const in = static_cast<const T*>(from.data());
+  T* const out = reinterpret_cast<T*>(to);
+  const int64_t count = from.NumElements();
+  if constexpr (sizeof(T) == 8) {
+    for (int64_t i = 0; i < count; ++i) out[i] = in[i] * static_cast<double>(by);
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      out[i] = static_cast<T>(static_cast<float>(in[i]) * by);
+    }
+  }
+}
+
+void CopyScaled(const Tensor& from, float by, char* to) {
+  if (from.NumElements() == 0) return;
+  if (by == 1.0F) {
+    std::memcpy(to, from.data(), from.TotalBytes());
+    return;
+  }
+  switch (from.dtype()) {
+    case tensorflow::DT_FLOAT:
+      return Scale<float>(from, by, to);
+    case tensorflow::DT_DOUBLE:
+      return Scale<double>(from, by, to);
+    case tensorflow::DT_HALF:
+      return Scale<Eigen::half>(from, by, to);
+    default:
+      return Scale<tensorflow::bfloat16>(from, by, to);
+  }
+}
+
+class StartKernel : public tensorflow::OpKernel {
+ public:
+  explicit StartKernel(OpKernelConstruction* construction) : OpKernel(construction) {
+    std::string kind, reduction;
+    int64_t root = 0;
+    OP_REQUIRES_OK(construction, construction->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("kind", &kind));
+    OP_REQUIRES_OK(construction, construction->GetAttr("reduction", &reduction));
+    OP_REQUIRES_OK(construction, construction->GetAttr("scale", &scale_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("root", &root));
+    OP_REQUIRES_OK(construction, construction->GetAttr("detail", &detail_));
+    static constexpr const char* kKinds[] = {"all_reduce", "reduce_scatter", "all_gather",
+                                             "broadcast",  "all_to_all",     "barrier"};
+    static constexpr const char* kReductions[] = {"sum", "product", "min", "max"};
+    described_.kind = static_cast<rdt_collective_kind>(NumberOf(kind, kKinds));
+    described_.reduction = static_cast<rdt_reduction>(NumberOf(reduction, kReductions));
+    described_.dtype = static_cast<rdt_dtype>(CoreDtypeOf(dtype_));
+    described_.root = static_cast<uint32_t>(root);
+    OP_REQUIRES(construction, scale_ == 1.0F || tensorflow::DataTypeIsFloating(dtype_),
+                absl::InvalidArgumentError("only floating point inputs can be scaled"));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    absl::StatusOr<std::shared_ptr<GroupState>> state = StateIn(context->input(0));
+    OP_REQUIRES_OK(context, state.status());
+    GroupState& group = **state;
+    std::vector<const Tensor*> inputs;
+    std::string detail = absl::StrCat(detail_, ":");
+    for (int i = 1; i < context->num_inputs(); ++i) {
+      inputs.push_back(&context->input(i));
+      absl::StrAppend(&detail, " ", inputs.back()->shape().DebugString());
+    }
+    auto started = std::make_shared<Started>(*state, detail_);
+    started->dtype = dtype_;
+    rdt_collective collective = described_;
+    OP_REQUIRES_OK(context, Prepare(&group, inputs, started.get(), &collective));
+    OP_REQUIRES_OK(context, group.Start(started, &collective, detail));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape(), &output));
+    output->scalar<tensorflow::Variant>()() = StartedVariant{std::move(started)};
+  }
+
+ private:
+  template <size_t count>
+  static int NumberOf(const std::string& name, const char* const (&names)[count]) {
+    size_t number = 0;
+    while (number < count && name != names[number]) ++number;  // TensorFlow has checked the name
+    return static_cast<int>(number) + 1;
+  }
+
+  // Finds memory, fills it, and lays out the results.
+  absl::Status Prepare(GroupState* group, absl::Span<const Tensor* const> inputs, Started* started,
+                       rdt_collective* collective) const {
+    if (collective->kind == RDT_BARRIER) return absl::OkStatus();
+    if (collective->kind == RDT_ALL_REDUCE || collective->kind == RDT_BROADCAST) {
+      return PrepareMany(group, inputs, started, collective);
+    }
+    if (inputs.size() != 1) return absl::InvalidArgumentError("this operation has one input");
+    const Tensor& input = *inputs.front();
+    const uint64_t size = group->size();
+    const bool gathers = collective->kind == RDT_ALL_GATHER;
+    if (input.dims() == 0 || (!gathers && input.dim_size(0) % static_cast<int64_t>(size) != 0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rdmatensor: ", detail_, ": the first dimension of ",
+                       input.shape().DebugString(), " cannot be cut into ", size, " equal parts"));
+    }
+    const uint64_t bytes = input.TotalBytes();
+    TensorShape shape = input.shape();
+    const bool scatters = collective->kind == RDT_REDUCE_SCATTER;
+    if (gathers) shape.set_dim(0, shape.dim_size(0) * static_cast<int64_t>(size));
+    if (scatters) shape.set_dim(0, shape.dim_size(0) / static_cast<int64_t>(size));
+    started->output = group->pool().Take(gathers ? bytes * size : scatters ? bytes / size : bytes);
+    started->input = gathers ? started->output : group->pool().Take(bytes);
+    if (started->output == nullptr || started->input == nullptr) return NoMemory(bytes);
+    char* const place = started->input.get() + (gathers ? bytes * group->rank() : 0);
+    CopyScaled(input, scale_, place);
+    collective->input = place;
+    collective->output = started->output.get();
+    collective->count = static_cast<uint64_t>(input.NumElements());
+    started->results.emplace_back(0, std::move(shape));
+    return absl::OkStatus();
+  }
+
+  // Several tensors lie side by side and are one operand.
+  absl::Status PrepareMany(GroupState* group, absl::Span<const Tensor* const> inputs,
+                           Started* started, rdt_collective* collective) const {
+    uint64_t bytes = 0;
+    for (const Tensor* input : inputs) {
+      started->results.emplace_back(bytes, input->shape());
+      bytes += (input->TotalBytes() + kAlign - 1) / kAlign * kAlign;
+    }
+    started->output = group->pool().Take(bytes);
+    if (started->output == nullptr) return NoMemory(bytes);
+    char* const base = started->output.get();
+    const bool given = collective->kind == RDT_ALL_REDUCE || collective->root == group->rank();
+    for (size_t i = 0; given && i < inputs.size(); ++i) {
+      char* const place = base + started->results[i].first;
+      const uint64_t size = inputs[i]->TotalBytes();
+      CopyScaled(*inputs[i], scale_, place);
+      // What lay here before could be slow to reduce.
+      std::memset(place + size, 0, (kAlign - size % kAlign) % kAlign);
+    }
+    collective->input = collective->output = base;
+    collective->count = bytes / static_cast<uint64_t>(tensorflow::DataTypeSize(dtype_));
+    return absl::OkStatus();
+  }
+
+  absl::Status NoMemory(uint64_t bytes) const {
+    return absl::ResourceExhaustedError(absl::StrCat("rdmatensor: ", detail_, ": no memory for ",
+                                                     bytes, " bytes, or the group is closed"));
+  }
+
+  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
+  float scale_ = 1;
+  std::string detail_;
+  rdt_collective described_{};
+};
+
+REGISTER_KERNEL_BUILDER(Name("RdmatensorGroup").Device(tensorflow::DEVICE_CPU), GroupKernel);
+REGISTER_KERNEL_BUILDER(Name("RdmatensorLeave").Device(tensorflow::DEVICE_CPU), LeaveKernel);
+REGISTER_KERNEL_BUILDER(Name("RdmatensorStart").Device(tensorflow::DEVICE_CPU), StartKernel);
+
+}  // namespace
+}  // namespace rdmatensor

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Averages the gradients of all processes: dense ones in buckets, rows of embeddings by gathering them.
+
+A bucket is reduced as soon as its gradients exist, while the backward pass goes on; the gradients of the
+last layers come first. Every process has the same buckets, because they depend on the model and on what the
+group measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from . import operations
+from .process import Run
+
+# A bucket's messages cost as much as this share of its bytes, at most; but see _SMALLEST and _LARGEST.
+_OVERHEAD = 0.05
+_SMALLEST, _LARGEST = 256 << 10, 32 << 20
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Synchronous training: every process applies the mean of all gradients, so all models stay equal.
+
+    `bucket_bytes` is the size up to which gradients travel together; "auto" takes it from what the group
+    measured when it was joined. `compression` is the type in which float32 gradients travel; None sends
+    them as they are.
+    """
+
+    bucket_bytes: int | Literal["auto"] = "auto"
+    compression: Literal["float16", "bfloat16"] | None = None
+
+
+def bucket_bytes_of(run: Run, wanted: int | Literal["auto"]) -> int:
+    """The size of buckets. "auto" takes it from the group's costs, which are the same in all processes."""
+    if wanted != "auto":
+        return wanted
+    assert run.group is not None
+    info = run.group.info
+    between = 1 if info.hosts > 1 else 0
+    per_byte = max(info.byte_ns[between], 1e-3)
+    return int(
+        min(max(info.latency_ns[between] * run.size / per_byte / _OVERHEAD, _SMALLEST), _LARGEST)
+    )
+
+
+@operations.as_written
+def mean(run: Run, gradients: Sequence[Any], sync: AllReduce, name: str) -> list[Any]:
+    """The mean of each gradient over all processes. None stays None.
+
+    Each is a tensor or IndexedSlices. All processes give gradients of the same variables in the same order.
+    """
+    if run.size == 1:
+        return list(gradients)
+    results = list(gradients)
+    dense = [i for i, each in enumerate(gradients) if isinstance(each, tf.Tensor)]
+    limit = bucket_bytes_of(run, sync.bucket_bytes)
+    buckets = _buckets(
+        [(i, gradients[i].dtype, _bytes_of(gradients[i])) for i in reversed(dense)], limit
+    )
+    under_way = []
+    for number, members in enumerate(buckets):
+        detail = f"gradients {number + 1} of {len(buckets)} of {name}"
+        inputs = [gradients[i] for i in members]
+        under_way.append((members, inputs[0].dtype, _start(run, inputs, sync.compression, detail)))
+    # Rows are gathered while the buckets are under way.
+    for i, each in enumerate(gradients):
+        if isinstance(each, tf.IndexedSlices):
+            results[i] = _mean_rows(run, each, f"rows of gradient {i} of {name}")
+    for members, dtype, started in under_way:
+        for i, result in zip(members, started.finish(), strict=True):
+            results[i] = tf.cast(result, dtype)
+    return results
+
+
+def _bytes_of(tensor: Any) -> int:
+    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
+
+
+def _buckets(sized: Sequence[tuple[int, Any, int]], limit: int) -> list[list[int]]:
+    """Groups tensors, given by number, type and bytes, in their order; each group has one type."""
+    buckets: list[list[int]] = []
+    open_buckets: dict[Any, tuple[list[int], int]] = {}
+    for number, dtype, size in sized:
+        bucket, filled = open_buckets.get(dtype, ([], 0))
+        if not bucket or filled + size > limit:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(number)
+        open_buckets[dtype] = (bucket, filled + size)
+    return buckets
+
+
+def _start(run: Run, inputs: list[Any], compression: str | None, detail: str) -> operations.Started:
+    scale = 1.0 / run.size
+    if compression is not None and inputs[0].dtype == tf.float32:
+        # The mean cannot overflow where the sum could.
+        inputs = [tf.cast(each * scale, compression) for each in inputs]
+        scale = 1.0
+    return operations.start(run.handle, "all_reduce", inputs, detail, scale=scale)
+
+
+def _mean_rows(run: Run, rows: Any, detail: str) -> Any:
+    """Joins the rows of all processes. Each may have another number of them."""
+    values, indices = rows.values, rows.indices
+    count = tf.shape(indices, out_type=tf.int64)[0]
+    counts = operations.all_gather(run, count[tf.newaxis], f"number of {detail}")
+    longest = tf.reduce_max(counts)
+    padding = longest - count
+    all_indices = operations.all_gather(
+        run, tf.pad(indices, [[0, padding]]), f"indices of {detail}"
+    )
+    shape = tf.concat([[padding], tf.shape(values, out_type=tf.int64)[1:]], 0)
+    padded = tf.concat([values / run.size, tf.zeros(shape, values.dtype)], 0)
+    all_values = operations.all_gather(run, padded, f"values of {detail}")
+    real = tf.reshape(tf.sequence_mask(counts, longest), [-1])
+    return tf.IndexedSlices(
+        tf.boolean_mask(all_values, real), tf.boolean_mask(all_indices, real), rows.dense_shape
+    )

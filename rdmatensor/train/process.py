@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group of processes that train together: joining it, and leaving it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from typing import Any
+
+from ..device import Device
+from ..errors import ConnectionRefused, UsageError
+from ..group import Group
+from . import operations
+from .roles import Role, role_of
+
+
+class Run:
+    """This process's membership. `group` and `device` are None if the process is alone."""
+
+    def __init__(self, role: Role, timeout: float) -> None:
+        self.rank, self.size, self.local_rank = role.rank, role.size, role.local_rank
+        self.device: Device | None = None
+        self.group: Group | None = None
+        self.handle: Any = None
+        """The group as a tensor, for operations."""
+        if role.size == 1:
+            return
+        operations.library()  # if TensorFlow cannot load it, nobody waits for this process
+        port = int(role.root.rpartition(":")[2]) if role.rank == 0 else 0
+        self.device = Device(f"rank {role.rank}", port=port)
+        try:
+            self.group = _join(self.device, role, timeout)
+            self.handle = operations.handle_of(self.device, self.group, timeout)
+        except BaseException:
+            self.device.close()
+            raise
+
+    def close(self) -> None:
+        """Leaves the group. Operations under way fail, here and at the other members. May be called again."""
+        device, self.device = self.device, None
+        group, self.group = self.group, None
+        if self.handle is not None:
+            operations.leave(self.handle, release=False)
+        if group is not None:
+            group.close()
+        if self.handle is not None:
+            operations.leave(self.handle, release=True)
+        if device is not None:
+            device.close()
+
+
+def _join(device: Device, role: Role, timeout: float) -> Group:
+    """Waits for rank 0, which may start later, and then for the others."""
+    end = time.monotonic() + timeout
+    pause = 0.02
+    while True:
+        left = max(end - time.monotonic(), 0.001)
+        root = None if role.rank == 0 else role.root
+        try:
+            return Group(device, role.rank, role.size, root, "rdmatensor.train", left)
+        except ConnectionRefused as error:
+            if error.status != "UNREACHABLE" or left <= pause:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+
+
+_run: Run | None = None
+
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    root: str | None = None,
+    timeout: float = 600.0,
+) -> Run:
+    """Joins the processes that train together. Call it first in each of them; blocks until all have.
+
+    Without arguments, the place comes from TF_CONFIG (`rdmatensor launch`, `rdmatensor place`, Kubernetes),
+    or from the variables of torchrun, Slurm or MPI; without any of them the process is alone. `root` is the
+    "host:port" at which rank 0 listens for the others. `timeout`, in seconds, bounds this call and each
+    operation: a process that waits so long for another one fails.
+
+    Calling it again returns the same object. Raises UsageError if the place is unclear, Unsupported if this
+    TensorFlow cannot be used, and what Group raises. Not thread-safe.
+    """
+    global _run
+    if _run is None:
+        _run = Run(role_of(os.environ, rank, size, root), timeout)
+        atexit.register(shutdown)
+    return _run
+
+
+def shutdown() -> None:
+    """Leaves the group, so that init() can join another one. A program that ends does it by itself."""
+    global _run
+    run, _run = _run, None
+    if run is not None:
+        atexit.unregister(shutdown)
+        run.close()
+
+
+def current() -> Run:
+    """What init() returned. UsageError before that."""
+    if _run is None:
+        raise UsageError("call rdmatensor.train.init() first")
+    return _run
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return current().rank
+
+
+def size() -> int:
+    """How many processes train together."""
+    return current().size
+
+
+def local_rank() -> int:
+    """The number of this process among those of its host, from 0."""
+    return current().local_rank

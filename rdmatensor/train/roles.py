@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place of this process among those that train together, as its launcher tells it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .._ops import tf_config
+from ..errors import UsageError
+
+# Variables that launchers set: rank, number of processes, and the rank on the host.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One process: its number, how many there are, and where rank 0 listens ("" if it is alone)."""
+
+    rank: int
+    size: int
+    root: str
+    local_rank: int
+    source: str
+    """What told it, for messages."""
+
+
+def role_of(
+    environment: Mapping[str, str], rank: int | None, size: int | None, root: str | None
+) -> Role:
+    """The role that the arguments give, or else TF_CONFIG, or else a launcher's variables; or else one
+    process.
+
+    UsageError, with the remedy, if they are incomplete or contradict each other.
+    """
+    if rank is not None or size is not None:
+        if rank is None or size is None:
+            raise UsageError(f"rank is {rank} and size {size}: give both, or none")
+        return _checked(Role(rank, size, root or "", 0, "the arguments of init()"))
+    if environment.get(tf_config.NAME):
+        return _checked(_from_tf_config(environment[tf_config.NAME], root))
+    for names in _LAUNCHERS:
+        if all(name in environment for name in names[:2]):
+            return _checked(_from_variables(environment, names, root))
+    return Role(0, 1, "", 0, "no launcher")
+
+
+def _from_tf_config(text: str, root: str | None) -> Role:
+    try:
+        config: dict[str, Any] = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        place = (str(task["type"]), int(task["index"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"TF_CONFIG describes no task ({error!r}): {text[:200]}") from None
+    if cluster.get("ps"):
+        raise UsageError(
+            "TF_CONFIG has parameter servers, which these processes do not use: start workers only "
+            "(rdmatensor launch -n 4 train.py)"
+        )
+    members = [
+        ((job, index), str(address))
+        for job in ("chief", "worker")
+        for index, address in enumerate(cluster.get(job, ()))
+    ]
+    ranks = [member for member, _ in members]
+    if place not in ranks:
+        raise UsageError(
+            f"TF_CONFIG has no task {place[0]} {place[1]} in its cluster: {text[:200]}"
+        )
+    rank = ranks.index(place)
+    hosts = [address.rpartition(":")[0] for _, address in members]
+    return Role(
+        rank, len(members), root or members[0][1], hosts[:rank].count(hosts[rank]), "TF_CONFIG"
+    )
+
+
+def _from_variables(
+    environment: Mapping[str, str], names: tuple[str, str, str], root: str | None
+) -> Role:
+    try:
+        rank, size, local = (int(environment.get(name) or 0) for name in names)
+    except ValueError as error:
+        raise UsageError(f"{', '.join(names)}: {error}") from None
+    if not root and "MASTER_ADDR" in environment:
+        root = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', '')}"
+    return Role(rank, size, root or "", local, names[0])
+
+
+def _checked(role: Role) -> Role:
+    if not 0 <= role.rank < role.size:
+        raise UsageError(
+            f"{role.source}: rank {role.rank} of {role.size} processes: ranks are 0 to size - 1"
+        )
+    host, _, port = role.root.rpartition(":")
+    if role.size > 1 and not (host and port.isdecimal() and 0 < int(port) < 65536):
+        raise UsageError(
+            f"{role.source} does not say where rank 0 listens ({role.root!r}): give "
+            'init(root="HOST:PORT"), set MASTER_ADDR and MASTER_PORT, or start with '
+            "`rdmatensor launch` or `rdmatensor place`"
+        )
+    return role

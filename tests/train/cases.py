@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of the tests do: a case returns what is to be compared. Run by ranks.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import rdmatensor.train as rt
+
+ROWS, WIDTH, CLASSES = 64, 12, 4
+
+
+def _data() -> tuple[Any, Any]:
+    numbers = np.random.default_rng(3)
+    return numbers.standard_normal((ROWS, WIDTH)).astype("f"), numbers.integers(0, CLASSES, ROWS)
+
+
+def _model(batch_norm: bool = False) -> Any:
+    keras.utils.set_random_seed(5 + rt.rank())  # what is the same afterwards was made the same
+    layers: list[Any] = [keras.Input((WIDTH,)), keras.layers.Dense(16, activation="tanh")]
+    if batch_norm:
+        layers.append(keras.layers.BatchNormalization())
+    return keras.Sequential([*layers, keras.layers.Dense(CLASSES)])
+
+
+def _optimizer(name: str) -> Any:
+    makers = {
+        "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        "adam": lambda: keras.optimizers.Adam(0.01),
+        "adamw_clipnorm": lambda: keras.optimizers.AdamW(0.01, clipnorm=0.05),
+        "global_clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05),
+        "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.01),
+        "accumulate": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+        "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8),
+    }
+    return makers[name]()
+
+
+def _flat(variables: Any) -> list[float]:
+    return [float(x) for each in variables for x in np.ravel(tf.convert_to_tensor(each))]
+
+
+def fits(each: list[dict[str, Any]]) -> Any:
+    """Several models, one after the other."""
+    return [fit(**arguments) for arguments in each]
+
+
+def fit(
+    optimizer: str,
+    eager: bool = False,
+    compression: str | None = None,
+    bucket_bytes: Any = "auto",
+    batch_norm: bool = False,
+    epochs: int = 2,
+) -> Any:
+    """The weights after training, and the logs. Alone, a process takes whole batches."""
+    run = rt.init()
+    model = _model(batch_norm)
+    wire: Any = compression
+    sync = rt.AllReduce(bucket_bytes=bucket_bytes, compression=wire)
+    model.compile(
+        rt.distribute(_optimizer(optimizer), sync),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        run_eagerly=eager,
+    )
+    history = model.fit(
+        *rt.shard(_data()),
+        batch_size=16 // run.size,
+        shuffle=False,
+        epochs=epochs,
+        callbacks=rt.callbacks(),
+        verbose=2,
+    )
+    return {
+        "weights": _flat(model.trainable_variables),
+        "state": _flat(model.non_trainable_variables),
+        "logs": dict(history.history),
+        "steps": int(model.optimizer.iterations.numpy()),
+    }
+
+
+def operations() -> Any:
+    """Every operation and its gradient, in eager code and in a function."""
+    run = rt.init()
+    mine = (
+        tf.reshape(tf.range(4 * run.size, dtype=tf.float32), [2 * run.size, 2]) + 100.0 * run.rank
+    )
+    found: dict[str, Any] = {}
+
+    def each(value: Any) -> dict[str, Any]:
+        return {
+            "mean": rt.all_reduce(value),
+            "sum": rt.all_reduce(value, op="sum"),
+            "max": rt.all_reduce(value, op="max"),
+            "min": rt.all_reduce(value, op="min"),
+            "product": rt.all_reduce(value * 0.01, op="product"),
+            "scatter": rt.reduce_scatter(value),
+            "gather": rt.all_gather(value),
+            "all_to_all": rt.all_to_all(value),
+            "broadcast": rt.broadcast(value, root=run.size - 1),
+        }
+
+    def gradients(value: Any) -> dict[str, Any]:
+        found = {}
+        for name, act in {
+            "mean": rt.all_reduce,
+            "sum": lambda x: rt.all_reduce(x, op="sum"),
+            "scatter": rt.reduce_scatter,
+            "gather": rt.all_gather,
+            "all_to_all": rt.all_to_all,
+            "broadcast": rt.broadcast,
+        }.items():
+            with tf.GradientTape() as tape:
+                tape.watch(value)
+                result = act(value)
+                # Each element counts differently, in each process.
+                weights = tf.reshape(tf.range(tf.size(result), dtype=tf.float32), tf.shape(result))
+                loss = tf.reduce_sum(result * (weights + 1000.0 * run.rank))
+            found[name] = tape.gradient(loss, value)
+        return found
+
+    for how, wrap in {"eager": lambda f: f, "function": tf.function}.items():
+        found[how] = {name: x.numpy().tolist() for name, x in wrap(each)(mine).items()}
+        found[f"{how} gradients"] = {
+            name: x.numpy().tolist() for name, x in wrap(gradients)(mine).items()
+        }
+    static = (
+        tf.function(each).get_concrete_function(tf.TensorSpec([2 * run.size, 2])).structured_outputs
+    )
+    found["shapes"] = {name: x.shape.as_list() for name, x in static.items()}
+    rt.barrier()
+    tf.function(rt.barrier)()
+    return found
+
+
+def types() -> Any:
+    """Sums of each type."""
+    rt.init()
+    names = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"]
+    names += ["uint8", "uint16", "uint32", "uint64"]
+    sums = {}
+    for name in names:
+        value = tf.cast(tf.range(5) + rt.rank(), name)
+        sums[name] = tf.cast(rt.all_reduce(value, op="sum"), tf.float64).numpy().tolist()
+    empty = rt.all_reduce(tf.zeros([0, 3]))
+    big = rt.all_reduce(tf.ones([5_000_000]), op="sum")
+    return [sums, empty.shape.as_list(), float(tf.reduce_max(big)), float(tf.reduce_min(big))]
+
+
+def many_in_flight() -> Any:
+    """Several operations at once in one function, also in a loop and behind a condition."""
+    run = rt.init()
+
+    @tf.function
+    def many(value: Any) -> Any:
+        return [rt.all_reduce(value * i, op="sum", name=f"number {i}") for i in range(50)]
+
+    @tf.function
+    def looped(value: Any) -> Any:
+        total = tf.zeros_like(value)
+        for i in tf.range(20):
+            if i % 3 == 0:
+                total += rt.all_reduce(value + tf.cast(i, tf.float32), op="sum", name="third")
+            else:
+                total += rt.all_reduce(value, op="max", name="other")
+        return total
+
+    value = tf.ones([1000]) * (run.rank + 1.0)
+    results = [float(each[0]) for each in many(value)]
+    return [results, float(looped(value)[0]), float(tf.function(many)(value)[7][999])]
+
+
+def disagreements() -> Any:
+    """What a process is told if another one does something else."""
+    return {how: disagree(how) for how in ("shape", "name", "kind", "type", "steps")}
+
+
+def disagree(how: str) -> Any:
+    run = rt.init(timeout=60)
+    odd = run.rank == 1
+    try:
+        if how == "shape":
+            rt.all_reduce(tf.zeros([3] if odd else [2]), name="weights")
+        elif how == "name":
+            rt.all_reduce(tf.zeros([2]), name="of the model" if odd else "of the loss")
+        elif how == "kind":
+            (rt.all_gather if odd else rt.all_reduce)(tf.zeros([2]), name="values")
+        elif how == "type":
+            rt.all_reduce(tf.zeros([2], tf.float64 if odd else tf.float32), name="values")
+        elif how == "steps":
+            _uneven(odd)
+    except tf.errors.OpError as error:
+        return {"kind": type(error).__name__, "says": str(error)}
+    return "no error"
+
+
+def _uneven(odd: bool) -> None:
+    model = _model()
+    model.compile(rt.distribute("sgd"), loss="mse")
+    rows = 8 if odd else 16
+    model.fit(np.zeros((rows, WIDTH), "f"), np.zeros((rows, CLASSES), "f"), batch_size=4,
+              callbacks=rt.callbacks(), verbose=0)  # fmt: skip
+
+
+def embeddings() -> Any:
+    """With rows that all processes use, and with others."""
+    return [embedding(True), embedding(False)]
+
+
+def embedding(share: bool) -> Any:
+    """A model with a table, whose gradients are rows."""
+    run = rt.init()
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(20, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(rt.distribute(keras.optimizers.SGD(0.5)), loss="mse")
+    numbers = np.random.default_rng(1)
+    rows = numbers.integers(0, 3 if share else 20, (8, 3))
+    target = numbers.standard_normal((8, 1)).astype("f")
+    model.fit(*rt.shard((rows, target)), batch_size=8 // run.size, epochs=3, shuffle=False,
+              callbacks=rt.callbacks(), verbose=0)  # fmt: skip
+    return _flat(model.trainable_variables)
+
+
+def rows() -> Any:
+    """Each process has another number of rows, the last none."""
+    run = rt.init()
+    from rdmatensor.train import gradients
+
+    count = run.size - 1 - run.rank
+    mine = tf.IndexedSlices(
+        tf.ones([count, 2]) * (run.rank + 1.0), tf.range(count, dtype=tf.int64), tf.constant([5, 2])
+    )
+    (mean,) = gradients.mean(run, [mine], rt.AllReduce(), "rows")
+    return tf.convert_to_tensor(mean).numpy().tolist()
+
+
+def infinities() -> Any:
+    """With the policy of all models, and with one of the model."""
+    found = [infinity(True), infinity(False)]
+    keras.config.set_dtype_policy("float32")
+    return found
+
+
+def infinity(layer_policy: bool) -> Any:
+    """float16 with an overflow in one process: all skip the step and halve the scale."""
+    run = rt.init()
+    policy = "mixed_float16"
+    if not layer_policy:
+        keras.config.set_dtype_policy(policy)
+    keras.utils.set_random_seed(2)
+    inputs = keras.Input((2,))
+    outputs = keras.layers.Dense(1, dtype=policy)(inputs)
+    model = keras.Model(inputs, outputs)
+    if layer_policy:
+        model.dtype_policy = keras.dtype_policies.get(policy)
+    model.compile(rt.distribute(keras.optimizers.SGD(0.01)), loss="mse")
+    data = np.full((8, 2), 0.01, "f")  # gradients fit into float16 although they are scaled
+    if run.rank == 1:
+        data[4] = np.inf  # of the second batch
+    model.fit(
+        data,
+        np.full((8, 1), 0.01, "f"),
+        batch_size=4,
+        shuffle=False,
+        callbacks=rt.callbacks(),
+        verbose=0,
+    )
+    optimizer = model.optimizer
+    return {
+        "weights": _flat(model.trainable_variables),
+        "scale": float(optimizer.dynamic_scale.numpy()),
+        "steps": int(optimizer.inner_optimizer.iterations.numpy()),
+    }
+
+
+def tape() -> Any:
+    """A training loop by hand."""
+    run = rt.init()
+    model = _model()
+    model.build((None, WIDTH))
+    rt.broadcast_variables(model.variables)
+    optimizer = keras.optimizers.SGD(0.1)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with rt.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    x, y = rt.shard(_data())
+    for _ in range(3):
+        step(x, y)
+    return [run.size, _flat(model.trainable_variables)]
+
+
+def shards(count: int, known: bool) -> Any:
+    """The elements that this process gets."""
+    rt.init()
+    data = tf.data.Dataset.range(count).map(lambda i: {"a": i, "b": (i * 2, [i])})
+    if not known:
+        data = data.filter(lambda _: True)
+    return [[int(each["a"]), int(each["b"][0])] for each in rt.shard(data)]
+
+
+def killed(rank: int) -> Any:
+    """Trains until another process dies."""
+    run = rt.init(timeout=60)
+    model = _model()
+    model.compile(rt.distribute("sgd"), loss="mse")
+
+    class Tell(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 5 and run.rank == rank:
+                print("training", flush=True)
+
+    data = np.zeros((40000, WIDTH), "f"), np.zeros((40000, CLASSES), "f")
+    try:
+        model.fit(*data, batch_size=4, epochs=1000, callbacks=[*rt.callbacks(), Tell()], verbose=0)
+    except tf.errors.OpError as error:
+        return {"kind": type(error).__name__, "says": str(error)}
+    return "no error"
+
+
+def resume(backup: str, stop_after: int | None, epochs: int = 4) -> Any:
+    """Trains with a backup; may end without a goodbye after some epochs."""
+    run = rt.init()
+    model = _model(batch_norm=True)
+    model.compile(
+        rt.distribute(keras.optimizers.Adam(0.01)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == stop_after:
+                print(json.dumps("killed"), flush=True)
+                os._exit(9)
+
+    history = model.fit(
+        *rt.shard(_data()),
+        batch_size=16 // run.size,
+        shuffle=False,
+        epochs=epochs,
+        callbacks=[*rt.callbacks(backup=backup), Stop()],
+        verbose=0,
+    )
+    return {"losses": history.history["loss"], "weights": _flat(model.trainable_variables)}
+
+
+def save(path: str) -> Any:
+    """A model whose optimizer is distributed, saved by rank 0."""
+    run = rt.init()
+    model = _model()
+    model.compile(rt.distribute("adam"), loss="mse")
+    data = np.ones((8, WIDTH), "f"), np.ones((8, CLASSES), "f")
+    model.fit(*data, batch_size=4, callbacks=rt.callbacks(), verbose=0)
+    if run.rank == 0:
+        model.save(path)
+    rt.barrier()
+    return [type(model.optimizer).__name__, _flat(model.trainable_variables)]
+
+
+def again() -> Any:
+    """Leaves the group and joins another one."""
+    run = rt.init()
+    first = float(rt.all_reduce(tf.constant(1.0 + run.rank), op="sum"))
+    function = tf.function(lambda: rt.all_reduce(tf.constant(1.0), op="sum"))
+    handle = run.handle
+    function()
+    rt.shutdown()
+    try:
+        run.handle = handle
+        function()
+        says = ""
+    except tf.errors.OpError as error:
+        says = str(error)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    run = rt.init(rank=run.rank, size=run.size, root=f"{host}:{port}")
+    return [first, float(rt.all_reduce(tf.constant(10.0 + run.rank), op="sum")), says]
+
+
+def compiled() -> Any:
+    """XLA cannot compile the operations."""
+    rt.init()
+    try:
+        tf.function(rt.all_reduce, jit_compile=True)(tf.zeros([2]))
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+def warmup() -> Any:
+    """The learning rate of each step."""
+    rt.init()
+    model = _model()
+    model.compile(rt.distribute(keras.optimizers.SGD(0.8)), loss="mse")
+    rates = []
+
+    class Look(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            rates.append(float(self.model.optimizer.learning_rate.numpy()))
+
+    data = np.zeros((16, WIDTH), "f"), np.zeros((16, CLASSES), "f")
+    model.fit(
+        *data, batch_size=4, epochs=3, callbacks=[*rt.callbacks(warmup_epochs=2), Look()], verbose=0
+    )
+    return rates
+
+
+def main() -> None:
+    case, arguments = sys.argv[1], json.loads(sys.argv[2])
+    os.environ.pop("TF_CONFIG", None)
+    result = globals()[case](**arguments)
+    print("\n" + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    main()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that train together: each runs one case of cases.py and answers with what it returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from support import warm
+from support.ports import free_ports
+
+PATIENCE_S = 500.0
+
+
+class Ranks:
+    """The processes of a case. Use it as a context: what still runs at the end is killed."""
+
+    def __init__(
+        self,
+        case: str,
+        size: int,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> None:
+        (port,) = free_ports(1)
+        self.logs = [folder / f"{case}_{size}_{rank}.log" for rank in range(size)]
+        self.processes = []
+        for rank, log in enumerate(self.logs):
+            settings = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                **(environment or {}),
+            }
+            command = [warm.python(), "-m", "train.cases", case, json.dumps(arguments)]
+            with log.open("wb") as errors:
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdout=subprocess.PIPE,
+                        stderr=errors,
+                        env=os.environ | settings,
+                    )
+                )
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def kill(self, rank: int) -> None:
+        self.processes[rank].send_signal(signal.SIGKILL)
+        self.processes[rank].wait(PATIENCE_S)
+
+    def wait_for(self, rank: int, word: str) -> None:
+        """Until the process has said the word on a line of its own."""
+        stream = self.processes[rank].stdout
+        assert stream is not None
+        for line in stream:
+            if line.decode().strip() == word:
+                return
+        raise AssertionError(f"rank {rank} never said {word}:\n{self.log(rank)}")
+
+    def log(self, rank: int) -> str:
+        return self.logs[rank].read_text(errors="replace")[-4000:]
+
+    def answer(self, rank: int) -> Any:
+        """What the case returned, or {"error": its class, "text": its words}."""
+        out, _ = self.processes[rank].communicate(timeout=PATIENCE_S)
+        lines = out.decode().splitlines()
+        assert lines, f"rank {rank} ended with {self.processes[rank].returncode}:\n{self.log(rank)}"
+        return json.loads(lines[-1])
+
+    def answers(self) -> list[Any]:
+        return [self.answer(rank) for rank in range(len(self.processes))]
+
+
+def run(
+    case: str,
+    size: int,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> list[Any]:
+    """The answers of all ranks; none may be an error."""
+    with Ranks(case, size, folder, environment, **arguments) as ranks:
+        answers = ranks.answers()
+        for rank, answer in enumerate(answers):
+            assert not (isinstance(answer, dict) and "error" in answer), (
+                rank,
+                answer,
+                ranks.log(rank),
+            )
+    return answers

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras's fit in several processes is fit in one, with the batches of all."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import ROOT, warm
+from train.ranks import Ranks, run
+
+pytestmark = pytest.mark.timeout(600)
+OPTIMIZERS = ["sgd", "adam", "adamw_clipnorm", "global_clipnorm", "clipvalue", "accumulate", "ema"]
+FITS: dict[str, dict[str, Any]] = {
+    **{name: {"optimizer": name} for name in OPTIMIZERS},
+    "eager": {"optimizer": "sgd", "eager": True},
+    "a bucket for each": {"optimizer": "sgd", "bucket_bytes": 1},
+    "buckets for some": {"optimizer": "sgd", "bucket_bytes": 600},
+    "float16": {"optimizer": "sgd", "compression": "float16"},
+    "bfloat16": {"optimizer": "sgd", "compression": "bfloat16"},
+    "batch norm": {"optimizer": "sgd", "batch_norm": True},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fit")
+
+
+@pytest.fixture(scope="module")
+def fitted(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """What each process has after each of FITS, by the number of processes."""
+    found = {}
+    for size in (1, 2):
+        answers = run("fits", size, folder, each=list(FITS.values()))
+        found[size] = [dict(zip(FITS, answer, strict=True)) for answer in answers]
+    return found
+
+
+def _compare(answers: list[Any], expected: Any, tolerance: float = 2e-5) -> None:
+    """All processes have the weights of one process alone."""
+    for answer in answers:
+        np.testing.assert_array_equal(answer["weights"], answers[0]["weights"])
+        np.testing.assert_allclose(answer["weights"], expected["weights"], atol=tolerance)
+        assert answer["steps"] == expected["steps"]
+        assert answer["logs"] == answers[0]["logs"]
+        for name, values in expected["logs"].items():
+            np.testing.assert_allclose(answer["logs"][name], values, atol=max(tolerance, 1e-4))
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "eager", "a bucket for each", "buckets for some"])
+def test_equals_one_process(fitted: dict[int, list[Any]], name: str) -> None:
+    _compare([answer[name] for answer in fitted[2]], fitted[1][0][name])
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_compression_costs_little(fitted: dict[int, list[Any]], name: str) -> None:
+    answers = [answer[name] for answer in fitted[2]]
+    _compare(answers, fitted[1][0][name], tolerance=0.02)
+    assert answers[0]["weights"] != fitted[2][0]["sgd"]["weights"]  # it was compressed
+
+
+def test_statistics_of_batch_normalization_are_averaged(fitted: dict[int, list[Any]]) -> None:
+    first, second = (answer["batch norm"] for answer in fitted[2])
+    assert first["state"] == second["state"]
+    assert first["weights"] == second["weights"]
+
+
+def test_four_processes(folder: Path, fitted: dict[int, list[Any]]) -> None:
+    _compare(run("fit", 4, folder, optimizer="adam"), fitted[1][0]["adam"])
+
+
+def test_progress_bar_is_rank_0s(folder: Path) -> None:
+    with Ranks("fit", 2, folder, optimizer="sgd") as ranks:
+        texts = [process.communicate(timeout=500)[0].decode() for process in ranks.processes]
+    assert "Epoch 1/2" in texts[0]
+    assert "Epoch" not in texts[1]
+
+
+def test_embedding(folder: Path) -> None:
+    (expected,) = run("embeddings", 1, folder)
+    for answer in run("embeddings", 2, folder):
+        np.testing.assert_allclose(answer[0], expected[0], atol=1e-5)
+        np.testing.assert_allclose(answer[1], expected[1], atol=1e-5)
+
+
+def test_rows_of_unequal_numbers(folder: Path) -> None:
+    # Ranks 0, 1, 2 have 2, 1, 0 rows of 1, 2, 3.
+    third = [[1.0, 1.0], [1 / 3, 1 / 3], *[[0.0, 0.0]] * 3]
+    for answer in run("rows", 3, folder):
+        np.testing.assert_allclose(answer, third, rtol=1e-6)
+
+
+def test_infinity_in_one_process(folder: Path) -> None:
+    first, second = run("infinities", 2, folder)
+    assert first == second
+    for answer in first:
+        assert answer["steps"] == 1
+        assert answer["scale"] == 2.0**14  # half of what it begins with
+        assert np.isfinite(answer["weights"]).all()
+
+
+def test_loop_by_hand(folder: Path) -> None:
+    ((_, expected),) = run("tape", 1, folder)
+    for _, weights in run("tape", 2, folder):
+        np.testing.assert_allclose(weights, expected, atol=2e-5)
+
+
+def test_saved_model_loads_without_us(folder: Path) -> None:
+    path = folder / "model.keras"
+    first, second = run("save", 2, folder, path=str(path))
+    assert first == second
+    assert first[0] == "Adam"
+    program = (
+        "import sys; sys.modules['rdmatensor'] = None\n"
+        "import keras, json\n"
+        f"model = keras.models.load_model({str(path)!r})\n"
+        "print(type(model.optimizer).__module__, int(model.optimizer.iterations.numpy()))\n"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert loaded.returncode == 0, loaded.stderr[-3000:]
+    assert loaded.stdout.split() == ["keras.src.optimizers.adam", "2"]
+
+
+def test_resumes_where_it_was_killed(folder: Path, tmp_path: Path) -> None:
+    whole = run("resume", 2, folder, backup=str(tmp_path / "whole"), stop_after=None)
+    backup = str(tmp_path / "backup")
+    assert run("resume", 2, folder, backup=backup, stop_after=2) == ["killed", "killed"]
+    after = run("resume", 2, folder, backup=backup, stop_after=None)
+    for answer in after:
+        np.testing.assert_allclose(answer["losses"], whole[0]["losses"][2:], atol=1e-6)
+        np.testing.assert_allclose(answer["weights"], whole[0]["weights"], atol=1e-6)
+
+
+def test_example(tmp_path: Path) -> None:
+    command = [warm.python(), "-m", "rdmatensor", "launch", "-n", "2"]
+    example = [str(ROOT / "examples" / "keras_fit.py"), str(tmp_path / "backup")]
+    done = subprocess.run(
+        [*command, *example], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (found,) = re.findall(r"\[worker 0\] 2 processes, loss \S+ accuracy (\S+)", done.stdout)
+    assert float(found) > 0.9
+    assert "[worker 1] Epoch" not in done.stdout
+
+
+def test_warm_up(folder: Path) -> None:
+    for rates in run("warmup", 2, folder):
+        np.testing.assert_allclose(rates[:9], 0.8 * (0.5 + np.arange(9) / 16), rtol=1e-5)
+        np.testing.assert_allclose(rates[9:], 0.8, rtol=1e-5)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["counted", "uncounted"])
+def test_shards_are_equal(folder: Path, known: bool) -> None:
+    answers = run("shards", 3, folder, count=11, known=known)
+    assert answers == [[[i, 2 * i] for i in range(rank, 9, 3)] for rank in range(3)]

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations of rdmatensor.train: values, gradients, order, and what goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train.ranks import Ranks, run
+
+pytestmark = pytest.mark.timeout(600)
+SIZE = 3
+
+
+def _expected(size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What each operation and its gradient give, for all ranks."""
+    base = np.arange(4.0 * size).reshape(2 * size, 2)
+    every = [base + 100.0 * rank for rank in range(size)]
+    total = sum(every)
+    parts = [np.split(each, size) for each in every]
+    values = {
+        "mean": [total / size] * size,
+        "sum": [total] * size,
+        "max": [every[-1]] * size,
+        "min": [every[0]] * size,
+        "product": [np.prod([each * 0.01 for each in every], 0)] * size,
+        "scatter": np.split(total, size),
+        "gather": [np.concatenate(every)] * size,
+        "all_to_all": [np.concatenate([part[r] for part in parts]) for r in range(size)],
+        "broadcast": [every[-1]] * size,
+    }
+
+    def weights(shape: tuple[int, ...]) -> list[Any]:
+        numbers = np.arange(float(np.prod(shape))).reshape(shape)
+        return [numbers + 1000.0 * rank for rank in range(size)]
+
+    whole, part = weights((2 * size, 2)), weights((2, 2))
+    gathered = sum(weights((2 * size * size, 2)))
+    gradients = {
+        "mean": [sum(whole) / size] * size,
+        "sum": [sum(whole)] * size,
+        "scatter": [np.concatenate(part)] * size,
+        "gather": np.split(gathered, size),
+        "all_to_all": [
+            np.concatenate([np.split(each, size)[r] for each in whole]) for r in range(size)
+        ],
+        "broadcast": [sum(whole), *[np.zeros((2 * size, 2))] * (size - 1)],
+    }
+    return values, gradients
+
+
+def test_values_and_gradients(tmp_path: Path) -> None:
+    values, gradients = _expected(SIZE)
+    for rank, answer in enumerate(run("operations", SIZE, tmp_path)):
+        for how in ("eager", "function"):
+            for name, expected in values.items():
+                np.testing.assert_allclose(
+                    answer[how][name], expected[rank], rtol=1e-5, err_msg=name
+                )
+            for name, expected in gradients.items():
+                np.testing.assert_allclose(
+                    answer[f"{how} gradients"][name], expected[rank], rtol=1e-5, err_msg=name
+                )
+        assert answer["shapes"] == {name: list(np.shape(x[rank])) for name, x in values.items()}
+
+
+def test_types_and_sizes(tmp_path: Path) -> None:
+    for sums, empty, largest, smallest in run("types", 2, tmp_path):
+        for name, found in sums.items():
+            assert found == [1, 3, 5, 7, 9], name
+        assert empty == [0, 3]
+        assert largest == smallest == 2
+
+
+def test_over_tcp(tmp_path: Path) -> None:
+    for sums, *_ in run("types", 2, tmp_path, {"RDMATENSOR_TRANSPORTS": "tcp"}):
+        assert sums["float32"] == [1, 3, 5, 7, 9]
+
+
+def test_order_is_the_programs(tmp_path: Path) -> None:
+    for many, looped, nested in run("many_in_flight", 2, tmp_path):
+        assert many == [3.0 * i for i in range(50)]
+        assert looped == sum(3.0 + 2 * i if i % 3 == 0 else 2.0 for i in range(20))
+        assert nested == 21
+
+
+def test_disagreement_names_both(tmp_path: Path) -> None:
+    words = {
+        "shape": ["weights", "[2]", "[3]"],
+        "name": ["of the loss", "of the model"],
+        "kind": ["kind 1", "kind 3"],
+        "type": ["type 1", "type 2"],
+        "steps": ["gradients", "metrics of epoch 1"],
+    }
+    for answers in run("disagreements", 2, tmp_path):
+        for how, answer in answers.items():
+            assert answer["kind"] == "InvalidArgumentError", answer
+            for word in words[how]:
+                assert word in answer["says"]
+
+
+@pytest.mark.parametrize("dead", [0, 2])
+def test_killed_process(tmp_path: Path, dead: int) -> None:
+    with Ranks("killed", SIZE, tmp_path, rank=dead) as ranks:
+        ranks.wait_for(dead, "training")
+        ranks.kill(dead)
+        for rank in set(range(SIZE)) - {dead}:
+            answer = ranks.answer(rank)
+            assert answer["kind"] == "AbortedError", answer
+
+
+def test_leaving_and_joining_again(tmp_path: Path) -> None:
+    for first, second, says in run("again", 2, tmp_path):
+        assert (first, second) == (3, 21)
+        assert "group is closed" in says
+
+
+def test_xla_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    for says in run("compiled", 2, tmp_path):
+        assert "jit_compile=False" in says
