@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import operations
-from .callbacks import broadcast_variables as _broadcast_variables
-from .callbacks import callbacks, on_rank_0
 from .data import shard
 from .gradients import AllReduce
+from .keras_callbacks import broadcast_variables as _broadcast_variables
+from .keras_callbacks import callbacks, on_rank_0
 from .operations import Reduction, as_written
 from .optimizer import GradientTape, distribute
 from .process import Run, current, init, local_rank, rank, shutdown, size

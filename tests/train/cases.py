@@ -60,6 +60,7 @@ def fit(
     bucket_bytes: Any = "auto",
     batch_norm: bool = False,
     epochs: int = 2,
+    at_once: int = 1,
 ) -> Any:
     """The weights after training, and the logs. Alone, a process takes whole batches."""
     run = rt.init()
@@ -71,6 +72,7 @@ def fit(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         run_eagerly=eager,
+        steps_per_execution=at_once,
     )
     history = model.fit(
         *rt.shard(_data()),
@@ -318,6 +320,35 @@ def shards(count: int, known: bool) -> Any:
     if not known:
         data = data.filter(lambda _: True)
     return [[int(each["a"]), int(each["b"][0])] for each in rt.shard(data)]
+
+
+def late() -> Any:
+    """What a process is told that waits for one that does not come."""
+    run = rt.init(timeout=5 if int(os.environ["RANK"]) == 0 else 60)
+    if run.rank == 1:
+        print("idle", flush=True)
+        sys.stdin.read()  # until the test ends it
+    try:
+        rt.all_reduce(tf.zeros([2]), name="of both")
+    except tf.errors.OpError as error:
+        return {"kind": type(error).__name__, "says": str(error)}
+    return "no error"
+
+
+def absent() -> Any:
+    """What the first process is told if others never start."""
+    try:
+        rt.init(timeout=3)
+    except Exception as error:
+        return {"kind": type(error).__name__, "says": str(error)}
+    return "no error"
+
+
+def alone() -> Any:
+    """One process is trained by Keras itself."""
+    rt.init()
+    optimizer = keras.optimizers.Adam()
+    return [rt.size(), type(rt.distribute(optimizer)) is keras.optimizers.Adam]
 
 
 def killed(rank: int) -> Any:

@@ -45,6 +45,7 @@ class Ranks:
                 self.processes.append(
                     subprocess.Popen(
                         command,
+                        stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=errors,
                         env=os.environ | settings,

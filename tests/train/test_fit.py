@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 OPTIMIZERS = ["sgd", "adam", "adamw_clipnorm", "global_clipnorm", "clipvalue", "accumulate", "ema"]
 FITS: dict[str, dict[str, Any]] = {
     **{name: {"optimizer": name} for name in OPTIMIZERS},
+    "steps at once": {"optimizer": "adam", "at_once": 2},
     "eager": {"optimizer": "sgd", "eager": True},
     "a bucket for each": {"optimizer": "sgd", "bucket_bytes": 1},
     "buckets for some": {"optimizer": "sgd", "bucket_bytes": 600},
@@ -54,7 +55,9 @@ def _compare(answers: list[Any], expected: Any, tolerance: float = 2e-5) -> None
             np.testing.assert_allclose(answer["logs"][name], values, atol=max(tolerance, 1e-4))
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "eager", "a bucket for each", "buckets for some"])
+@pytest.mark.parametrize(
+    "name", [*OPTIMIZERS, "steps at once", "eager", "a bucket for each", "buckets for some"]
+)
 def test_equals_one_process(fitted: dict[int, list[Any]], name: str) -> None:
     _compare([answer[name] for answer in fitted[2]], fitted[1][0][name])
 

@@ -112,6 +112,26 @@ def test_killed_process(tmp_path: Path, dead: int) -> None:
             assert answer["kind"] == "AbortedError", answer
 
 
+def test_a_process_that_does_not_come(tmp_path: Path) -> None:
+    with Ranks("late", 2, tmp_path) as ranks:
+        ranks.wait_for(1, "idle")
+        answer = ranks.answer(0)
+        assert answer["kind"] == "DeadlineExceededError", answer
+        assert "of both" in answer["says"]
+
+
+def test_a_process_that_does_not_start(tmp_path: Path) -> None:
+    settings = {"RANK": "0", "WORLD_SIZE": "3"}
+    with Ranks("absent", 1, tmp_path, settings) as ranks:
+        answer = ranks.answer(0)
+        assert answer["kind"] == "DeadlineExceeded", answer
+        assert "1" in answer["says"] and "2" in answer["says"]
+
+
+def test_one_process_is_left_alone(tmp_path: Path) -> None:
+    assert run("alone", 1, tmp_path) == [[1, True]]
+
+
 def test_leaving_and_joining_again(tmp_path: Path) -> None:
     for first, second, says in run("again", 2, tmp_path):
         assert (first, second) == (3, 21)

@@ -28,7 +28,8 @@ from support.ports import free_ports
 
 @pytest.fixture(scope="module")
 def header(root: Path) -> str:
-    return (root / "csrc/include/rdmatensor.h").read_text()
+    """The public headers."""
+    return "".join(path.read_text() for path in sorted((root / "csrc/include").glob("*.h")))
 
 
 def test_every_function_of_the_header_is_bound(header: str) -> None:
