@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .. import config
 from . import child
 from .finding import Finding
 
@@ -58,18 +59,29 @@ def finding(thoroughly: bool) -> Finding:
         text = f"{here}; RDMATENSOR_DISABLE leaves the plugin unloaded"
         return Finding(AREA, "warn", text, "unset RDMATENSOR_DISABLE")
     if not thoroughly:
-        return Finding(AREA, "ok", f"{here}, and the plugin was built for it (not loaded)")
+        return Finding(
+            AREA, "ok", f"{here}, and the plugin was built for it (not loaded); {_ways()}"
+        )
     return _tried(here)
 
 
 def _tried(here: str) -> Finding:
     outcome = child.call(__name__, "why_not", _IMPORT_SECONDS, TF_CPP_MIN_LOG_LEVEL="2")
     if outcome.value == "":
-        return Finding(AREA, "ok", f"{here}; it loads the plugin")
+        return Finding(AREA, "ok", f"{here}; it loads the plugin; {_ways()}")
     why = f"`import tensorflow` {outcome.why_not}"
     if outcome.value:
         why = f"the plugin does not load: {outcome.value}"
     return Finding(AREA, "fail", f"{here}: {why}", _rebuild())
+
+
+def _ways() -> str:
+    """What leaves gRPC with the settings of this process."""
+    if config.get("POLICY") == "grpc":
+        return "everything goes by gRPC (RDMATENSOR_POLICY=grpc)"
+    if config.get("CONTROL") == "grpc":
+        return "tensors leave gRPC, what starts steps does not (RDMATENSOR_CONTROL=grpc)"
+    return "tensors and what starts steps leave gRPC"
 
 
 def why_not() -> str:

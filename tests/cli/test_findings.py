@@ -46,6 +46,25 @@ def test_plugin_and_tensorflow(
 
 
 @pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "tensors and what starts steps leave gRPC"),
+        ({"CONTROL": "grpc"}, "what starts steps does not (RDMATENSOR_CONTROL=grpc)"),
+        ({"POLICY": "grpc"}, "everything goes by gRPC (RDMATENSOR_POLICY=grpc)"),
+    ],
+)
+def test_what_leaves_grpc(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], told: str
+) -> None:
+    monkeypatch.delenv("RDMATENSOR_DISABLE", raising=False)
+    monkeypatch.setattr(framework, "build", lambda: {"tensorflow": "2.21.0"})
+    monkeypatch.setattr(framework, "version", lambda: "2.21.0")
+    standard = {"CONTROL": "auto", "POLICY": "auto"}
+    monkeypatch.setattr(framework.config, "get", (standard | settings).__getitem__)
+    assert told in framework.finding(thoroughly=False).text
+
+
+@pytest.mark.parametrize(
     ("verbs", "left", "state"),
     [
         (False, 1, "ok"),  # shared memory locks nothing

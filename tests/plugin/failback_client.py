@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eager operations while the way is cut and heals:
-failback_client.py CLUSTER_JSON PROTOCOL CUT_FILE [streams].
+failback_client.py CLUSTER_JSON PROTOCOL CUT_FILE [streams|disturbed].
 
 All copies of a client belong to one step of TensorFlow's, which never ends: a loss must not outlive the
 operations that it hit. Prints, as JSON, what it counted.
@@ -22,6 +22,7 @@ import rdmatensor.tensorflow
 from plugin.remote_client import TASK0, around, connect
 
 LIMIT_S = 30.0
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 CHANGES, BURST = 5, 40
 
 
@@ -31,7 +32,7 @@ def works(number: int) -> bool:
         for size in (10, 100_000):
             sent = np.full(size, number, "f")
             np.testing.assert_array_equal(around(sent), sent)
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
+    except LOST:
         return False
     return True
 
@@ -60,9 +61,9 @@ def calls(way: str) -> int:
     return task["channel_calls"] if way == "channel" else task["grpc_calls"]
 
 
-def stream(cut: Path) -> None:
+def stream(cut: Path, disturbed: bool) -> None:
     """Numbers are streamed into a queue on a task while the way comes and goes. Each arrives once, in
-    order, or is lost with a channel."""
+    order, or is lost with a channel. `disturbed`: calls are, instead of the way."""
     with tf.device(TASK0):
         queue = tf.queue.FIFOQueue(1_000_000, [tf.int64], shapes=[()])
     number = 0
@@ -86,7 +87,9 @@ def stream(cut: Path) -> None:
                     with tf.device(TASK0):
                         queue.enqueue(tf.constant(number, tf.int64))
                 queue.size().numpy()
-            except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError):
+            except tf.errors.OpError as error:
+                # Or of one whose input was lost, which the task says when it comes to it.
+                assert isinstance(error, LOST) or "find the relevant tensor" in str(error), error
                 failed = True
                 tf.experimental.async_clear_error()
             else:
@@ -94,8 +97,12 @@ def stream(cut: Path) -> None:
                     break
         rounds.append((way, first, number, failed))
 
-    go_on("channel")
-    for _ in range(CHANGES):
+    if disturbed:
+        while len(rounds) < 2 * CHANGES:
+            go_on("channel")
+    else:
+        go_on("channel")
+    for _ in range(0 if disturbed else CHANGES):
         go_on("grpc", cut.touch)
         go_on("channel", cut.unlink)
     got = queue.dequeue_many(queue.size()).numpy()
@@ -111,8 +118,8 @@ def main() -> None:
     """See the module."""
     cut = Path(sys.argv[3])
     connect()
-    if sys.argv[4:] == ["streams"]:
-        stream(cut)
+    if sys.argv[4:]:
+        stream(cut, sys.argv[4] == "disturbed")
         sys.stdout.flush()
         os._exit(0)
     before = repeat(lambda: states() == {"ready"})

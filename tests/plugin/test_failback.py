@@ -303,6 +303,7 @@ def _client(shaky: Cluster, path: Way, faults: dict[str, str], *more: str) -> An
         # What is streamed may be told of the failure of another operation: in TensorFlow's words, and kinds.
         env=os.environ
         | path.environment
+        | faults
         | {"TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": str(bool(more))},
         capture_output=True,
         text=True,
@@ -325,6 +326,25 @@ def test_streams_keep_their_order(shaky: Cluster, path: Way, faults: dict[str, s
     """From channels to gRPC and back; what a loss hits comes once or never."""
     said = _client(shaky, path, faults, "streams")
     assert said["came"] > 0.5 * said["sent"], said
+
+
+def test_disturbed_calls(path: Way, faults: dict[str, str], tmp_path: Path) -> None:
+    """Messages of calls come late, or twice, or their channel ends: a step has the right values or fails,
+    and what is streamed comes once or never."""
+    settings = faults | path.environment | {"FAULTS_CALLS": "15"}
+    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: settings, 1: settings})
+    try:
+        with session(cluster, _build) as opened:
+            for number in range(200):
+                _lost(opened, float(number))
+            until("nothing is disturbed", lambda: _lost(opened, 1.0))
+            until("no step succeeds any more", lambda: not _lost(opened, 1.0))
+            assert cluster.stats(0)["control"]["/job:worker/replica:0/task:1"]["channel_calls"] > 0
+        said = _client(cluster, path, faults | {"FAULTS_CALLS": "15"}, "disturbed")
+        assert said["came"] > 0, said
+        assert any(failed for _, _, _, failed in said["rounds"]), said
+    finally:
+        cluster.close()
 
 
 def test_policy_rdma_fails_with_the_cause(

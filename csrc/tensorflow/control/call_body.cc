@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "memory/arena.h"
 #include "stats/checksum.h"
 #include "tensorflow/core/framework/types.h"
 
@@ -11,6 +12,11 @@ namespace rdmatensor {
 namespace {
 
 using tensorflow::Tensor;
+
+// From this length on a message goes beside the call.
+constexpr size_t kLong = 64 << 10;
+// Its key, which no rendezvous has.
+constexpr char kMessageKey[] = "message";
 
 bool IsLent(const TensorMessage& message) { return (message.flags & TensorMessage::kInline) == 0; }
 
@@ -32,8 +38,26 @@ bool MayGoBeside(const Tensor& tensor) {
   return tensor.IsInitialized() && tensorflow::DataTypeCanUseMemcpy(tensor.dtype());
 }
 
-absl::Status Unpack(const CallBody& body, tensorflow::protobuf::MessageLite* message) {
-  if (message->ParseFromString(body.bytes)) return absl::OkStatus();
+bool Pack(const tensorflow::protobuf::MessageLite& message, CallBody* body) {
+  const size_t size = message.ByteSizeLong();
+  if (size < kLong || size > kMaxCallBytes) return message.AppendToString(&body->bytes);
+  Tensor whole(Arena::Get()->allocator(), tensorflow::DT_UINT8, {static_cast<int64_t>(size)});
+  if (!whole.IsInitialized()) return message.AppendToString(&body->bytes);
+  body->tensors.push_back({whole, kMessageKey});
+  return message.SerializeToArray(whole.data(), static_cast<int>(size));
+}
+
+absl::Status Unpack(const CallBody& body, tensorflow::protobuf::MessageLite* message,
+                    size_t before) {
+  absl::string_view bytes = body.bytes;
+  bytes.remove_prefix(std::min(before, bytes.size()));
+  if (!body.tensors.empty() && body.tensors.back().key == kMessageKey) {
+    bytes = body.tensors.back().tensor.tensor_data();
+  }
+  if (bytes.size() <= kMaxCallBytes &&
+      message->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return absl::OkStatus();
+  }
   // What gRPC's client says.
   return absl::InternalError("could not parse rpc response");
 }
@@ -81,7 +105,8 @@ absl::Status TakeTensors(PeerChannel* channel, const std::vector<TensorMessage>&
     }
     CallTensor taken;
     taken.key = std::string(message.key);
-    status = channel->reception().Get(message, may_borrow, &taken.tensor);
+    status =
+        channel->reception().Get(message, may_borrow && taken.key != kMessageKey, &taken.tensor);
     if (status.ok()) tensors->push_back(std::move(taken));
   }
   return status;

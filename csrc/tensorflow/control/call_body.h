@@ -28,18 +28,19 @@ struct CallTensor {
 };
 
 struct CallBody {
-  std::string bytes;  // the message, serialized
+  std::string bytes;  // the message, serialized, unless it is long
   std::vector<CallTensor> tensors;
 };
 
 // Whether the tensor can go beside a message; otherwise it must be inside.
 bool MayGoBeside(const tensorflow::Tensor& tensor);
 
-// False if the message is too long for protobuf.
-inline bool Pack(const tensorflow::protobuf::MessageLite& message, CallBody* body) {
-  return message.SerializeToString(&body->bytes);
-}
-absl::Status Unpack(const CallBody& body, tensorflow::protobuf::MessageLite* message);
+// Appends a message, after all tensors. A long one, such as a request with large constants, goes beside as if it were
+// a tensor. False if it is too long for protobuf.
+bool Pack(const tensorflow::protobuf::MessageLite& message, CallBody* body);
+// Reads the message. `before`: the number of bytes that come before it.
+absl::Status Unpack(const CallBody& body, tensorflow::protobuf::MessageLite* message,
+                    size_t before = 0);
 
 // The tensors of a body as messages describe them. Holds what the descriptions point to.
 class DescribedTensors {
@@ -57,7 +58,7 @@ class DescribedTensors {
 };
 
 // Takes what a message describes into memory of this process. `may_borrow`: or uses it in the sender's memory, which
-// is read-only. Blocks if anything is not inside of the message. Always ends the peer's loans that are not borrowed.
+// is read-only; but never a message, which is checked while it is read. Blocks if anything is not inside of the message. Always ends the peer's loans that are not borrowed.
 absl::Status TakeTensors(PeerChannel* channel, const std::vector<TensorMessage>& messages,
                          bool may_borrow, std::vector<CallTensor>* tensors);
 // True if TakeTensors does not block.

@@ -19,12 +19,18 @@ constexpr size_t kLongestText = 3072;
 }  // namespace
 
 ArrivedCall::~ArrivedCall() {
+  DropTensors(callee_->channel_.get(), described_);
   if (!answered_.load()) {
     Answer(absl::InternalError(absl::StrCat(MethodName(method_), " was not answered")), {});
   }
 }
 
 const std::string& ArrivedCall::caller() const { return callee_->caller_; }
+
+absl::Status ArrivedCall::TakeTensors() {
+  const std::vector<TensorMessage> described = std::exchange(described_, {});
+  return rdmatensor::TakeTensors(callee_->channel_.get(), described, true, &request_.tensors);
+}
 
 void ArrivedCall::Answer(const absl::Status& status, const CallBody& answer) {
   if (answered_.exchange(true)) return;
@@ -68,9 +74,9 @@ bool Callee::OnRequest() {
   if (!Parse(content->data(), content->size(), &message)) return false;
   const CallTable::Entry* const entry = table_->Find(message.method);
   if (entry == nullptr) return false;
-  if (entry->order == CallTable::Order::kAtOnce && !message.tensors.empty()) return false;
   auto call =
-      std::make_shared<ArrivedCall>(shared_from_this(), last_, static_cast<Method>(message.method));
+      std::make_shared<ArrivedCall>(shared_from_this(), last_, static_cast<Method>(message.method),
+                                    content, std::move(message.tensors));
   call->request_.bytes = std::string(message.bytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -78,50 +84,24 @@ bool Callee::OnRequest() {
     running_.emplace(last_, call);
     if (down_) call->cancelled_.store(true);
   }
-  auto run = [self = shared_from_this(), content, call = std::move(call), entry,
-              tensors = std::move(message.tensors)] { self->Run(call, *entry, tensors); };
   if (entry->order == CallTable::Order::kAtOnce) {
-    run();
-  } else if (entry->order == CallTable::Order::kAsSent) {
-    RunInOrder(std::move(run));
+    entry->handler(std::move(call));
   } else {
-    schedule_(std::move(run));
+    schedule_([call = std::move(call), entry] { Run(call, entry->handler); });
   }
   return true;
 }
 
-void Callee::RunInOrder(std::function<void()> run) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    in_order_.push_back(std::move(run));
-    if (in_order_.size() > 1) return;
-  }
-  schedule_([self = shared_from_this()] {
-    std::unique_lock<std::mutex> lock(self->mutex_);
-    while (!self->in_order_.empty()) {
-      std::function<void()> first = std::move(self->in_order_.front());
-      lock.unlock();
-      first();
-      first = nullptr;  // its call may end with it, which takes the lock
-      lock.lock();
-      self->in_order_.pop_front();
-    }
-  });
-}
-
-void Callee::Run(const std::shared_ptr<ArrivedCall>& call, const CallTable::Entry& entry,
-                 const std::vector<TensorMessage>& tensors) {
+void Callee::Run(const std::shared_ptr<ArrivedCall>& call, const CallTable::Handler& handler) {
   if (call->cancelled_.load()) {
-    DropTensors(channel_.get(), tensors);
     call->Answer(absl::CancelledError("CANCELLED"), {});
     return;
   }
-  const absl::Status taken = TakeTensors(channel_.get(), tensors, true, &call->request_.tensors);
-  if (!taken.ok()) {
+  if (const absl::Status taken = call->TakeTensors(); !taken.ok()) {
     call->Answer(taken, {});
     return;
   }
-  entry.handler(call);
+  handler(call);
   // It may have been cancelled before the handler said what that means.
   if (call->cancelled_.load()) call->options_.StartCancel();
 }

@@ -7,7 +7,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -34,16 +33,25 @@ class Callee;
 // A request that came over a channel. Whoever holds it last without having answered answers with an error.
 class ArrivedCall {
  public:
-  ArrivedCall(std::shared_ptr<Callee> callee, uint64_t number, Method method)
-      : callee_(std::move(callee)), number_(number), method_(method) {}
+  // `tensors` point into `content`.
+  ArrivedCall(std::shared_ptr<Callee> callee, uint64_t number, Method method,
+              std::shared_ptr<const std::string> content, std::vector<TensorMessage> tensors)
+      : callee_(std::move(callee)),
+        number_(number),
+        method_(method),
+        content_(std::move(content)),
+        described_(std::move(tensors)) {}
   ~ArrivedCall();
   ArrivedCall(const ArrivedCall&) = delete;
   ArrivedCall& operator=(const ArrivedCall&) = delete;
 
   // The name of the server that calls, by its own word: "/job:worker/replica:0/task:0".
   const std::string& caller() const;
+  // What lies beside it has to be taken first.
   const CallBody& request() const { return request_; }
   CallBody* mutable_request() { return &request_; }
+  // Takes what lies beside the request. May block.
+  absl::Status TakeTensors();
   // They are cancelled when the caller cancels its call or is gone.
   tsl::CallOptions* options() { return &options_; }
   bool cancelled() const { return cancelled_.load(); }
@@ -55,6 +63,8 @@ class ArrivedCall {
   const std::shared_ptr<Callee> callee_;
   const uint64_t number_;
   const Method method_;
+  const std::shared_ptr<const std::string> content_;
+  std::vector<TensorMessage> described_;  // what has not been taken
   CallBody request_;
   tsl::CallOptions options_;
   std::atomic<bool> cancelled_{false}, answered_{false};
@@ -64,12 +74,11 @@ class ArrivedCall {
 class CallTable {
  public:
   using Handler = std::function<void(std::shared_ptr<ArrivedCall>)>;
-  // kAny: calls may overtake each other, as each is handled on a thread of the pool. kAsSent: the calls of one channel
-  // are handled one after the other, in the order in which they were sent; a call ends when its handler returns.
-  // kAtOnce: on the progress thread, in the order in which they were sent; they have no tensors beside them.
-  enum class Order { kAny, kAsSent, kAtOnce };
+  // kAny: calls may overtake each other, as each is handled on a thread of the pool. kAtOnce: on the progress thread,
+  // in the order in which they were sent.
+  enum class Order { kAny, kAtOnce };
 
-  // A handler may block, unless it is called at once.
+  // A handler may block, unless it is called at once. Then what lies beside the call has yet to be taken.
   void Serve(Method method, Order order, Handler handler) {
     entries_[static_cast<size_t>(method)] = {order, std::move(handler)};
   }
@@ -105,9 +114,7 @@ class Callee final : public CallEnd, public std::enable_shared_from_this<Callee>
   friend class ArrivedCall;
   bool OnRequest();
   // Takes the tensors of the request, and hands it to its handler. May block.
-  void Run(const std::shared_ptr<ArrivedCall>& call, const CallTable::Entry& entry,
-           const std::vector<TensorMessage>& tensors);
-  void RunInOrder(std::function<void()> run);
+  static void Run(const std::shared_ptr<ArrivedCall>& call, const CallTable::Handler& handler);
   void Send(uint64_t number, const absl::Status& status, const CallBody& answer);
   void Forget(uint64_t number);
 
@@ -122,7 +129,6 @@ class Callee final : public CallEnd, public std::enable_shared_from_this<Callee>
   std::mutex mutex_;
   bool down_ = false;
   absl::flat_hash_map<uint64_t, std::weak_ptr<ArrivedCall>> running_;
-  std::deque<std::function<void()>> in_order_;  // the first one is running
 
   // Progress thread.
   Assembly assembly_;

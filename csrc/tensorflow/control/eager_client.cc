@@ -190,7 +190,7 @@ class ControlEagerClient final : public EagerClient {
       CallBody body;
       const bool in_stream = method_ == Method::kStreamingEnqueue;
       if (in_stream) position.AppendTo(&body.bytes);
-      if (!request_->AppendToString(&body.bytes)) {
+      if (!Pack(*request_, &body)) {
         client_->failures_.Run([done = done_] {
           done(absl::InvalidArgumentError("the request is longer than protobuf permits"));
         });

@@ -28,8 +28,8 @@ void Reply(ArrivedCall* call, const absl::Status& status, const Response& respon
 
 // False: it was malformed, and is answered.
 template <typename Request>
-bool Read(ArrivedCall* call, absl::string_view bytes, Request* request) {
-  if (request->ParseFromString(bytes)) return true;
+bool Read(ArrivedCall* call, Request* request) {
+  if (Unpack(call->request(), request).ok()) return true;
   call->Answer(absl::InvalidArgumentError("rdmatensor: a malformed request"), {});
   return false;
 }
@@ -55,7 +55,7 @@ CallTable::Handler EagerService::Unary(absl::Status (EagerServiceImpl::*method)(
   return [this, method](const std::shared_ptr<ArrivedCall>& call) {
     Request request;
     Response response;
-    if (!Read(call.get(), call->request().bytes, &request)) return;
+    if (!Read(call.get(), &request)) return;
     Reply(call.get(), (stock_->*method)(&request, &response), response);
   };
 }
@@ -65,7 +65,14 @@ void EagerService::Serve(CallTable* table) {
   // requests come by the thousand.
   auto serve = [table](Method method, const CallTable::Handler& handler) {
     table->Serve(method, CallTable::Order::kAtOnce, [handler](std::shared_ptr<ArrivedCall> call) {
-      RunWhereItMayBlock([handler, call = std::move(call)] { handler(call); });
+      RunWhereItMayBlock([handler, call = std::move(call)] {
+        const absl::Status taken = call->TakeTensors();
+        if (!taken.ok()) {
+          call->Answer(taken, {});
+        } else {
+          handler(call);
+        }
+      });
     });
   };
   serve(Method::kCreateContext, Unary(&EagerServiceImpl::CreateContext));
@@ -85,7 +92,7 @@ void EagerService::Serve(CallTable* table) {
 void EagerService::Enqueue(const std::shared_ptr<ArrivedCall>& call) {
   tensorflow::eager::EnqueueRequest request;
   tensorflow::eager::EnqueueResponse response;
-  if (!Read(call.get(), call->request().bytes, &request)) return;
+  if (!Read(call.get(), &request)) return;
   const absl::Status status = stock_->Enqueue(call->options(), &request, &response);
   call->options()->ClearCancelCallback();
   Reply(call.get(), status, response);
@@ -99,7 +106,7 @@ void EagerService::RunComponentFunction(const std::shared_ptr<ArrivedCall>& call
   };
   auto run = std::make_shared<Run>();
   run->call = call;
-  if (!Read(call.get(), call->request().bytes, &run->request)) return;
+  if (!Read(call.get(), &run->request)) return;
   stock_->RunComponentFunction(
       call->options(), &run->request, &run->response,
       [run](const absl::Status& status) { Reply(run->call.get(), status, run->response); });
@@ -108,7 +115,7 @@ void EagerService::RunComponentFunction(const std::shared_ptr<ArrivedCall>& call
 void EagerService::CloseContext(const std::shared_ptr<ArrivedCall>& call) {
   tensorflow::eager::CloseContextRequest request;
   tensorflow::eager::CloseContextResponse response;
-  if (!Read(call.get(), call->request().bytes, &request)) return;
+  if (!Read(call.get(), &request)) return;
   const absl::Status status = stock_->CloseContext(&request, &response);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -189,10 +196,9 @@ absl::Status EagerService::Execute(Client* client, const InStream& in_stream,
   }
   if (in_stream.call->cancelled()) return absl::CancelledError("CANCELLED");
   if (!client->ended.ok()) return client->ended;
-  absl::string_view bytes = in_stream.call->request().bytes;
-  bytes.remove_prefix(StreamPosition::kSize);
+  if (absl::Status taken = in_stream.call->TakeTensors(); !taken.ok()) return taken;
   tensorflow::eager::EnqueueRequest request;
-  if (!request.ParseFromString(bytes)) {
+  if (!Unpack(in_stream.call->request(), &request, StreamPosition::kSize).ok()) {
     return absl::InvalidArgumentError("rdmatensor: a malformed request");
   }
   {
