@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transport tcp against iperf3 and a ping-pong over a bare socket, in turns: over loopback, and as root
-over a pair of interfaces that joins two network namespaces."""
+"""The transport tcp against iperf3 and a ping-pong over a bare socket, and encrypted against itself,
+in turns, over loopback, and as root over a pair of interfaces that joins two network namespaces."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ KB, MB = 1 << 10, 1 << 20
 SIZES = (64 * KB, MB, 16 * MB, 64 * MB)
 DEPTH, STREAMS = 16, 2
 OURS, IPERF, BARE = "rdmatensor", "iperf3", "bare socket"
+ENCRYPTED, ENCRYPTED_SIZES = "rdmatensor, encrypted", (MB, 64 * MB)
 
 Way = Callable[[], list[float]]
 
@@ -63,7 +64,7 @@ def veth() -> Iterator[Network]:
 
 
 class Bench:
-    def __init__(self, micro: Path, network: Network, quick: bool) -> None:
+    def __init__(self, micro: Path, network: Network, quick: bool, secret: Path) -> None:
         self._micro, self._network, self._quick = micro, network, quick
         self._bare = micro.with_name("bare")
         self._environment = {
@@ -73,6 +74,7 @@ class Bench:
             **network.environment,
         }
         self._server = {**self._environment, "RDMATENSOR_BIND_ADDRESS": network.host}
+        self._encrypt = {"RDMATENSOR_SECRET_FILE": str(secret), "RDMATENSOR_ENCRYPT": "on"}
 
     def short_writes(self) -> list[record.Result]:
         """A write of 8 bytes until it is complete, which is a round trip."""
@@ -106,16 +108,40 @@ class Bench:
             unit = record.BYTES_PER_SECOND
             return self._results("write bandwidth", nbytes, unit, ways, IPERF)
 
-    def _us(self, program: str, *words: object) -> list[float]:
+    def encryption(self, nbytes: int) -> list[record.Result]:
+        """What it costs: a short write, or bandwidth."""
+        serve = [*self._network.prefix, self._micro, "serve", nbytes]
+        samples, each = (20, 50) if self._quick else (100, 100)
+        many = max(DEPTH, (256 if self._quick else 1024) * MB // nbytes)
+        with (
+            started(serve, self._server) as clear,
+            started(serve, {**self._server, **self._encrypt}) as encrypted,
+        ):
+
+            def way(address: str, **more: str) -> Way:
+                if nbytes == 8:
+                    return lambda: self._us("micro", "write", address, 8, samples, 1, each, **more)
+                return lambda: self._mbs(address, nbytes, many, **more)
+
+            ways = {
+                OURS: way(first_line(clear)),
+                ENCRYPTED: way(first_line(encrypted), **self._encrypt),
+            }
+            if nbytes == 8:
+                name = "write of 8 bytes, until complete"
+                return self._results(name, 8, record.SECONDS, ways, OURS)
+            unit = record.BYTES_PER_SECOND
+            return self._results("write bandwidth", nbytes, unit, ways, OURS)
+
+    def _us(self, program: str, *words: object, **more: str) -> list[float]:
         path = self._micro if program == "micro" else self._bare
-        output = run([path, *words], self._environment).checked().output
+        output = run([path, *words], {**self._environment, **more}).checked().output
         return [float(line) * 1e-6 for line in output.split()]
 
-    def _mbs(self, address: str, nbytes: int, each: int) -> list[float]:
+    def _mbs(self, address: str, nbytes: int, each: int, **more: str) -> list[float]:
         words = [self._micro, "write_bw", address, nbytes, 3, DEPTH, each]
-        return [
-            float(line) * 1e6 for line in run(words, self._environment).checked().output.split()
-        ]
+        output = run(words, {**self._environment, **more}).checked().output
+        return [float(line) * 1e6 for line in output.split()]
 
     def _iperf(self, port: int, nbytes: int) -> list[float]:
         words = ["iperf3", "-c", self._network.host, "-p", port, "-P", STREAMS, "-t", "1", "-J"]
@@ -126,20 +152,26 @@ class Bench:
         self, name: str, nbytes: int, unit: str, ways: dict[str, Way], rival: str
     ) -> list[record.Result]:
         turns = 3 if self._quick else 7
+        ours = ENCRYPTED if rival == OURS else OURS
         target = 1 / 1.15 if rival == BARE else 0.95 if nbytes >= MB else None
+        target = None if rival == OURS else target
         return [
             record.Result(
-                f"tcp, {self._network.name}",
+                f"tcp, {self._network.name}" + (", what encryption costs" if rival == OURS else ""),
                 name,
                 way,
                 unit,
                 record.thinned(samples.all),
                 nbytes,
                 samples.turns,
-                {"depth": 1 if rival == BARE else DEPTH, "turns": turns, "sockets": STREAMS},
+                {
+                    "depth": 1 if unit == record.SECONDS else DEPTH,
+                    "turns": turns,
+                    "sockets": STREAMS,
+                },
                 [],
-                rival if way == OURS else "",
-                target if way == OURS else None,
+                rival if way == ours else "",
+                target if way == ours else None,
             )
             for way, samples in in_turns(ways, turns).items()
         ]
@@ -157,6 +189,9 @@ def main(quick: bool, program: Path | None, json_file: Path | None) -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         micro = program or build_micro(folder)
+        secret = folder / "secret"
+        secret.touch(0o600)
+        secret.write_text(os.urandom(16).hex())
         networks = [Network("loopback", "127.0.0.1")]
         if os.geteuid() == 0:
             networks.append(stack.enter_context(veth()))
@@ -166,12 +201,15 @@ def main(quick: bool, program: Path | None, json_file: Path | None) -> None:
             )
         status = stack.enter_context(console().status("measuring"))
         for network in networks:
-            bench = Bench(micro, network, quick)
+            bench = Bench(micro, network, quick, secret)
             status.update(f"{network.name}, short writes")
             whole.results += bench.short_writes()
             for nbytes in SIZES:
                 status.update(f"{network.name}, {nbytes} bytes")
                 whole.results += bench.bandwidth(nbytes)
+            for nbytes in (8, *ENCRYPTED_SIZES):
+                status.update(f"{network.name}, {nbytes} bytes, with and without encryption")
+                whole.results += bench.encryption(nbytes)
     whole.finish(time.monotonic() - began)
     whole.quick = quick
     deliver(whole, json_file)

@@ -42,6 +42,9 @@
   NUMBER(INSECURE, 0, 0, 1,                                                                        \
          "1 accepts other hosts without a secret: whoever reaches the bootstrap port may then "    \
          "read and write this process's regions.")                                                 \
+  CHOICE(ENCRYPT, "off", "off|on",                                                                 \
+         "on encrypts every connection over TCP (TLS 1.3 with keys from the secret), refuses "     \
+         "peers that do not, and uses no verbs, which cannot encrypt.")                            \
   NUMBER(CONNECTIONS, 1024, 1, 1048576, "Connections that peers may have to a device.")            \
   NUMBER(CONNECTIONS_PER_HOST, 512, 1, 1048576,                                                    \
          "Connections that the peers of one host may have to a device.")                           \

@@ -7,12 +7,12 @@
  */
 #include "base/mac.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdalign.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/openssl.h"
 #include "base/status.h"
 
 #define BLOCK 64 /* bytes of a block of SHA-256 */
@@ -74,12 +74,6 @@ bool rdt_mac_equal(const uint8_t a[RDT_MAC_SIZE], const uint8_t b[RDT_MAC_SIZE])
 
 /* ---- Loading ------------------------------------------------------------------------------------- */
 
-static bool find(void *library, const char *name, void *function) {
-  void *found = dlsym(library, name);
-  memcpy(function, &found, sizeof(found));
-  return found != NULL;
-}
-
 /* RFC 4231, test case 2. */
 static bool knows_the_answer(void) {
   static const uint8_t wanted[RDT_MAC_SIZE] = {0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e,
@@ -94,17 +88,17 @@ static bool knows_the_answer(void) {
 }
 
 static bool is_usable(void *library) {
-  return find(library, "SHA256_Init", &crypto.init) &&
-         find(library, "SHA256_Update", &crypto.update) &&
-         find(library, "SHA256_Final", &crypto.final) &&
-         find(library, "CRYPTO_memcmp", &crypto.compare) && knows_the_answer();
+  return rdt_openssl_find(library, "SHA256_Init", &crypto.init) &&
+         rdt_openssl_find(library, "SHA256_Update", &crypto.update) &&
+         rdt_openssl_find(library, "SHA256_Final", &crypto.final) &&
+         rdt_openssl_find(library, "CRYPTO_memcmp", &crypto.compare) && knows_the_answer();
 }
 
 /* Takes the first library that works: OpenSSL can be built without its deprecated functions. */
 static void load(void) {
   bool found = false;
   for (size_t i = 0; i < sizeof(libraries) / sizeof(libraries[0]); i++) {
-    void *library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
+    void *library = rdt_openssl_open(libraries[i]);
     if (library && is_usable(library)) return;
     found = found || library;
   }

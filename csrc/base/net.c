@@ -18,6 +18,12 @@
 #include "base/status.h"
 #include "base/wait.h"
 
+void rdt_socket_close(rdt_socket *socket) {
+  rdt_tls_free(socket->tls);
+  rdt_forks_close(socket->fd);
+  *socket = RDT_NO_SOCKET;
+}
+
 void rdt_fds_close(rdt_fds *fds) {
   while (fds->count > 0) close(fds->fd[--fds->count]);
 }
@@ -197,20 +203,30 @@ static void attach_fds(struct msghdr *message, const rdt_fds *fds) {
   memcpy(CMSG_DATA(header), fds->fd, bytes);
 }
 
-rdt_status rdt_net_send_part(int socket, const uint8_t *data, size_t size, const rdt_fds *fds,
-                             size_t *sent) {
+/* Returns what the result of rdt_tls_send and rdt_tls_receive means. */
+static rdt_status encrypted(ssize_t done, size_t *moved) {
+  if (done < 0 && errno == EBADMSG)
+    return rdt_fail(RDT_ERR_CONNECTION_LOST, "bytes came that the peer did not send so (TLS)");
+  if (done <= 0) return done == 0 ? RDT_IN_PROGRESS : lost(errno);
+  *moved = (size_t)done;
+  return RDT_OK;
+}
+
+rdt_status rdt_net_send_part(rdt_socket socket, const uint8_t *data, size_t size,
+                             const rdt_fds *fds, size_t *sent) {
   union {
     char bytes[CMSG_SPACE(sizeof(int) * RDT_MAX_FDS)];
     struct cmsghdr align;
   } control = {0};
   struct iovec part = {.iov_base = (void *)data, .iov_len = size};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+  if (socket.tls) return encrypted(rdt_tls_send(socket.tls, &part, 1), sent);
   if (fds && fds->count > 0) {
     message.msg_control = control.bytes;
     attach_fds(&message, fds);
   }
   for (;;) {
-    ssize_t done = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t done = sendmsg(socket.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (done > 0) {
       *sent = (size_t)done;
       return RDT_OK;
@@ -220,12 +236,12 @@ rdt_status rdt_net_send_part(int socket, const uint8_t *data, size_t size, const
   }
 }
 
-rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,
+rdt_status rdt_net_send(rdt_socket socket, const rdt_wire *wire, const rdt_fds *fds,
                         rdt_deadline deadline) {
   for (size_t sent = 0, more = 0; sent < wire->size; more = 0) {
     rdt_status status = rdt_net_send_part(socket, wire->data + sent, wire->size - sent,
                                           sent == 0 ? fds : NULL, &more);
-    if (status == RDT_IN_PROGRESS) status = rdt_wait_ready(socket, POLLOUT, deadline, "sending");
+    if (status == RDT_IN_PROGRESS) status = rdt_wait_ready(socket.fd, POLLOUT, deadline, "sending");
     if (status != RDT_OK) return status;
     sent += more;
   }
@@ -249,13 +265,13 @@ static void collect_fds(struct msghdr *message, rdt_fds *fds) {
 }
 
 /* A packet of no bytes looks like the end of the stream. */
-static bool has_ended(int socket) {
-  struct pollfd look = {.fd = socket, .events = POLLRDHUP};
+static bool has_ended(rdt_socket socket) {
+  struct pollfd look = {.fd = socket.fd, .events = POLLRDHUP};
   return poll(&look, 1, 0) > 0;
 }
 
 /* Receives up to `size` bytes, or one packet. Returns RDT_IN_PROGRESS if there is nothing. */
-static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fds,
+static rdt_status receive_some(rdt_socket socket, uint8_t *to, size_t size, rdt_fds *fds,
                                size_t *received) {
   union {
     char bytes[CMSG_SPACE(sizeof(int) * RDT_MAX_FDS)];
@@ -263,11 +279,12 @@ static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fd
   } control;
   for (;;) {
     struct iovec part = {.iov_base = to, .iov_len = size};
+    if (socket.tls) return encrypted(rdt_tls_receive(socket.tls, &part, 1), received);
     struct msghdr message = {.msg_iov = &part,
                              .msg_iovlen = 1,
                              .msg_control = control.bytes,
                              .msg_controllen = sizeof(control.bytes)};
-    ssize_t done = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    ssize_t done = recvmsg(socket.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     int error = errno;
     if (done >= 0)
       collect_fds(&message,
@@ -284,10 +301,10 @@ static rdt_status receive_some(int socket, uint8_t *to, size_t size, rdt_fds *fd
   }
 }
 
-bool rdt_net_has_packets(int socket) {
+bool rdt_net_has_packets(rdt_socket socket) {
   int type = 0;
   socklen_t length = sizeof(type);
-  return getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
+  return getsockopt(socket.fd, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
 }
 
 /* Returns the size of the message that starts in wire->data[0..have), as far as those bytes tell
@@ -301,7 +318,7 @@ static rdt_status message_size(const rdt_wire *wire, size_t have, size_t *size) 
   return status;
 }
 
-static rdt_status receive_stream(int socket, rdt_wire *wire, size_t *have) {
+static rdt_status receive_stream(rdt_socket socket, rdt_wire *wire, size_t *have) {
   for (;;) {
     size_t wanted, more = 0;
     rdt_status status = message_size(wire, *have, &wanted);
@@ -312,7 +329,7 @@ static rdt_status receive_stream(int socket, rdt_wire *wire, size_t *have) {
   }
 }
 
-rdt_status rdt_net_receive_part(int socket, rdt_wire *wire, size_t *have, rdt_fds *fds) {
+rdt_status rdt_net_receive_part(rdt_socket socket, rdt_wire *wire, size_t *have, rdt_fds *fds) {
   rdt_status status = rdt_net_has_packets(socket)
                           ? receive_some(socket, wire->data, sizeof(wire->data), fds, have)
                           : receive_stream(socket, wire, have);
@@ -321,12 +338,12 @@ rdt_status rdt_net_receive_part(int socket, rdt_wire *wire, size_t *have, rdt_fd
   return status;
 }
 
-rdt_status rdt_net_receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_deadline deadline) {
+rdt_status rdt_net_receive(rdt_socket socket, rdt_wire *wire, rdt_fds *fds, rdt_deadline deadline) {
   size_t have = 0;
   rdt_status status;
   if (fds) *fds = (rdt_fds){.count = 0};
   while ((status = rdt_net_receive_part(socket, wire, &have, fds)) == RDT_IN_PROGRESS) {
-    status = rdt_wait_ready(socket, POLLIN, deadline, "receiving");
+    status = rdt_wait_ready(socket.fd, POLLIN, deadline, "receiving");
     if (status != RDT_OK) break;
   }
   if (status != RDT_OK && fds) rdt_fds_close(fds);

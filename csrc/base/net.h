@@ -9,10 +9,21 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
+#include "base/tls.h"
 #include "base/wire.h"
 
 #define RDT_ADDRESS_SIZE 280 /* "host:port" with its terminating zero */
 #define RDT_MAX_FDS 4
+
+/* A connected socket, and what encrypts its bytes; NULL: nothing does. */
+typedef struct rdt_socket {
+  int fd;
+  rdt_tls *tls;
+} rdt_socket;
+#define RDT_NO_SOCKET ((rdt_socket){.fd = -1})
+static inline rdt_socket rdt_socket_of(int fd) { return (rdt_socket){.fd = fd}; }
+/* Closes it, if there is one. */
+void rdt_socket_close(rdt_socket *socket);
 
 /* File descriptors in flight; whoever holds the struct owns them. */
 typedef struct rdt_fds {
@@ -45,20 +56,20 @@ rdt_status rdt_net_connect_again(const rdt_reached *reached, const char *where,
                                  rdt_deadline deadline, int *socket_out);
 
 /* Reports whether the socket carries packets (unix) rather than a stream (TCP). */
-bool rdt_net_has_packets(int socket);
+bool rdt_net_has_packets(rdt_socket socket);
 
 /* Sends or receives one whole message, and blocks until `deadline`. Returns
  * RDT_ERR_CONNECTION_LOST at the end of the stream. `fds` may be NULL, and is for unix sockets
  * only; the caller keeps the descriptors that were sent. */
-rdt_status rdt_net_send(int socket, const rdt_wire *wire, const rdt_fds *fds,
+rdt_status rdt_net_send(rdt_socket socket, const rdt_wire *wire, const rdt_fds *fds,
                         rdt_deadline deadline);
-rdt_status rdt_net_receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_deadline deadline);
+rdt_status rdt_net_receive(rdt_socket socket, rdt_wire *wire, rdt_fds *fds, rdt_deadline deadline);
 /* Sends as much as the socket takes without blocking: at least one byte, else returns
  * RDT_IN_PROGRESS. */
-rdt_status rdt_net_send_part(int socket, const uint8_t *data, size_t size, const rdt_fds *fds,
-                             size_t *sent);
+rdt_status rdt_net_send_part(rdt_socket socket, const uint8_t *data, size_t size,
+                             const rdt_fds *fds, size_t *sent);
 /* Receives without blocking, and returns RDT_IN_PROGRESS until the message is whole. *have
  * counts the bytes that have arrived; set it to 0 first. */
-rdt_status rdt_net_receive_part(int socket, rdt_wire *wire, size_t *have, rdt_fds *fds);
+rdt_status rdt_net_receive_part(rdt_socket socket, rdt_wire *wire, size_t *have, rdt_fds *fds);
 
 #endif

@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "core/client.h"
 #include "core/meet/bootstrap.h"
+#include "core/meet/encrypt.h"
 #include "core/memory/region.h"
 #include "core/post/overdue.h"
 #include "core/progress.h"
@@ -87,6 +88,9 @@ static void open_transport(rdt_device *device, size_t index, const char *wanted)
   own->ops = rdt_faults_wanted() ? rdt_fault_wrap(index) : transport;
   if (!rdt_text_lists(wanted, ',', transport->name)) {
     snprintf(own->why_not, sizeof(own->why_not), "not in %sTRANSPORTS", RDT_ENV_PREFIX);
+  } else if (device->encrypts && !transport->encrypts) {
+    snprintf(own->why_not, sizeof(own->why_not), "it cannot encrypt, and %sENCRYPT is on",
+             RDT_ENV_PREFIX);
   } else if (own->ops->domain_open(&own->domain) == RDT_OK) {
     own->open = true;
     return;
@@ -188,6 +192,7 @@ rdt_status rdt_device_open(const rdt_device_options *options, rdt_device **devic
   status = rdt_clients_open(device);
   if (status == RDT_OK) status = fill(device, options);
   if (status == RDT_OK) status = read_secret(device);
+  if (status == RDT_OK) status = rdt_encrypt_configure(device);
   if (status == RDT_OK) status = open_transports(device);
   if (status != RDT_OK) goto err_unref;
   status = rdt_progress_start(device);

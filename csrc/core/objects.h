@@ -96,6 +96,7 @@ struct rdt_device {
   uint64_t generation;
   unsigned fork_epoch;
   rdt_secret *secret; /* NULL if there is none */
+  bool encrypts;      /* every connection over TCP */
   rdt_admission admission;
   rdt_device_transport transports[RDT_MAX_TRANSPORTS]; /* indexed as rdt_transports */
   rdt_counters counters;
@@ -162,7 +163,8 @@ struct rdt_channel {
   rdt_device *device;
   const rdt_transport *transport;
   rdt_endpoint *endpoint;
-  int control; /* socket. With a local transport it is also the lease: its end of stream says that the peer holds nothing of ours */
+  rdt_socket
+      control; /* With a local transport it is also the lease: its end of stream says that the peer holds nothing of ours */
   bool accepted;
   rdt_guest *guest; /* its place in the device's admission; NULL if we connected */
   rdt_purpose purpose;

@@ -105,7 +105,7 @@ static bool finish(rdt_channel *channel) {
   rdt_device *device = channel->device;
   if (!drain(channel)) return false;
   if (!channel->own_end_sent && !rdt_channel_holds_regions(channel)) {
-    shutdown(channel->control, SHUT_WR);
+    shutdown(channel->control.fd, SHUT_WR);
     channel->own_end_sent = true;
   }
   /* A local peer has our memory mapped until it lets go; elsewhere the stopped endpoint keeps it out. */
@@ -125,7 +125,7 @@ static void forget(rdt_device *device, rdt_channel *channel) {
   pthread_mutex_lock(&device->lock);
   *link = channel->next;
   pthread_mutex_unlock(&device->lock);
-  epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control, NULL);
+  epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control.fd, NULL);
   epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->transport->event_fd(channel->endpoint), NULL);
   rdt_channel_unref(channel);
 }
@@ -156,7 +156,7 @@ static void adopt_arrivals(rdt_device *device) {
   for (rdt_channel *channel = device->active; channel != known; channel = channel->next) {
     rdt_count(&device->counters.channels_opened, 1);
     bool watched =
-        watch(device, channel->control, &channel->control_watch) &&
+        watch(device, channel->control.fd, &channel->control_watch) &&
         watch(device, channel->transport->event_fd(channel->endpoint), &channel->event_watch);
     channel->client->connected(channel);
     if (!watched)
@@ -201,17 +201,6 @@ static int advance_channel(rdt_channel *channel, bool may_take) {
   return taken < 0 ? 0 : taken;
 }
 
-static int advance_all(rdt_device *device, bool may_take) {
-  int taken = 0;
-  for (rdt_channel *channel = device->active, *next; channel; channel = next) {
-    next = channel->next;
-    taken += advance_channel(channel, may_take || !channel->client->throttled);
-    if (atomic_load_explicit(&channel->down, memory_order_relaxed) && finish(channel))
-      forget(device, channel);
-  }
-  return taken;
-}
-
 static void serve_control(rdt_device *device, rdt_channel *channel) {
   rdt_status status = RDT_OK;
   for (int i = 0; i < CONTROL_PER_EVENT && status == RDT_OK; i++)
@@ -219,7 +208,7 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
   if (status >= 0) return;
   bool goodbye = status == RDT_ERR_CANCELLED;
   if (channel->peer_gone) {
-    epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control, NULL);
+    epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control.fd, NULL);
   } else if (!goodbye) {
     /* The peer broke the protocol. It gets a goodbye, and we wait for its end of the stream. */
     take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
@@ -230,6 +219,24 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
   rdt_fail(RDT_ERR_CONNECTION_LOST, goodbye ? "%s closed the channel" : "%s closed the connection",
            channel->peer_name);
   take_down(channel, RDT_ERR_CONNECTION_LOST, goodbye ? RDT_LOG_DEBUG : RDT_LOG_WARN);
+}
+
+/* Reports whether control messages may be here for which no event comes. */
+static bool holds_control(const rdt_channel *channel) {
+  return channel->control.tls && !atomic_load(&channel->down) &&
+         rdt_tls_holds(channel->control.tls);
+}
+
+static int advance_all(rdt_device *device, bool may_take) {
+  int taken = 0;
+  for (rdt_channel *channel = device->active, *next; channel; channel = next) {
+    next = channel->next;
+    if (holds_control(channel)) serve_control(device, channel);
+    taken += advance_channel(channel, may_take || !channel->client->throttled);
+    if (atomic_load_explicit(&channel->down, memory_order_relaxed) && finish(channel))
+      forget(device, channel);
+  }
+  return taken;
 }
 
 static void drain_wake_fd(rdt_device *device) {
@@ -291,6 +298,7 @@ static bool arm(rdt_channel *channel, bool may_take) {
   bool completions = down || channel->closing || atomic_load(&channel->queued) ||
                      atomic_load(&channel->sleepers) > 0 ||
                      (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
+  if (holds_control(channel)) return false;
   pthread_mutex_lock(&channel->poll_lock);
   may_take |= !channel->client->throttled;
   bool quiet = (!down && (stays_warm(channel) || atomic_load(&channel->helpers) > 0)) ||

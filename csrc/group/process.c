@@ -14,7 +14,7 @@ pid_t rdt_group_process_of(const rdt_channel *channel) {
   struct ucred peer = {0};
   socklen_t size = sizeof(peer);
   if (!channel->transport->local) return 0;
-  return getsockopt(channel->control, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 ? peer.pid : 0;
+  return getsockopt(channel->control.fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 ? peer.pid : 0;
 }
 
 rdt_status rdt_group_process_read(pid_t process, uint64_t address, void *to, uint64_t size) {

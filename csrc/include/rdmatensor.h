@@ -265,8 +265,8 @@ RDT_API int rdt_region_reaches(const rdt_region *region, const rdt_channel *chan
 RDT_API void rdt_region_close(rdt_region *region);
 
 /* ---- Channels ----------------------------------------------------------------------------------- */
-
-/* What a transport can do (bits of rdt_channel_info.capabilities). */
+/* What a transport can do, and does for this channel (bits of rdt_channel_info.capabilities). */
+#define RDT_CAP_ENCRYPTED 4 /* nobody on the way can read what the channel carries (ENCRYPT=on) */
 typedef enum rdt_capability {
   RDT_CAP_MAP = 1,             /* remote regions can be used in place (rdt_remote_region_map) */
   RDT_CAP_UNREGISTERED_SRC = 2 /* local buffers need not lie in a region, without cost */

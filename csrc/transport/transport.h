@@ -70,6 +70,8 @@ typedef struct rdt_transport {
    * user and carries descriptors, and whose end says that the peer holds nothing of ours any
    * more. Endpoints of other transports meet over TCP, and stopping one ends the peer's access. */
   bool local;
+  /* With ENCRYPT=on, its bytes are encrypted, or leave no machine. */
+  bool encrypts;
 
   /* Opens what a device needs of the transport. An error says why this machine lacks it, which
    * is no failure of the device. */
@@ -94,7 +96,7 @@ typedef struct rdt_transport {
    * endpoint_connect, the first returns how many; the core makes them and hands them over, each with
    * its number, before the channel opens. On success the endpoint owns the socket. */
   uint32_t (*line_count)(const rdt_endpoint *endpoint);
-  rdt_status (*line_add)(rdt_endpoint *endpoint, uint32_t index, int socket);
+  rdt_status (*line_add)(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket);
   /* Optional: ends traffic. What was posted still completes through poll. Idle returns true when
    * nothing is left and the peer can reach nothing any more. */
   void (*endpoint_stop)(rdt_endpoint *endpoint);

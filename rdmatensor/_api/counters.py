@@ -162,6 +162,9 @@ class Peer(TypedDict):
     "lost": the task is gone; the next tensor from it finds its successor."""
     transport: str
     """"shm", "verbs" or "tcp"; "grpc" if everything goes by RPC; "none" if nothing can travel."""
+    encrypted: bool
+    """Whether nobody on the way can read what travels so (RDMATENSOR_ENCRYPT). False for "shm", whose bytes
+    leave no machine, and for "grpc"."""
     why: str
     tensors: int
     """Tensors from or to the task, by any path, since the process began or since `reset_stats`."""

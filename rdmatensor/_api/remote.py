@@ -28,6 +28,7 @@ class Capability(IntFlag):
 
     MAP = 1
     UNREGISTERED_SOURCE = 2
+    ENCRYPTED = 4
 
 
 class RemoteDevice:
@@ -48,6 +49,7 @@ class RemoteDevice:
         self.address = _text(info.peer_address)
         self.transport = _text(info.transport)
         self.capabilities = Capability(info.capabilities)
+        self.encrypted = Capability.ENCRYPTED in self.capabilities
         self.generation = int(info.generation)
         self.max_notify = int(info.max_notify)
         #: Better transports than this one, and why they are not used, if this process connected.

@@ -67,6 +67,7 @@ class Result(NamedTuple):
     """
 
     transport: str
+    encrypted: bool
     write: Latency
     round_trip: Latency
     speeds: list[Speed]
@@ -75,6 +76,7 @@ class Result(NamedTuple):
         """Returns the fields by name."""
         return {
             "transport": self.transport,
+            "encrypted": self.encrypted,
             "write": self.write._asdict(),
             "round_trip": self.round_trip._asdict(),
             "speeds": [speed._asdict() for speed in self.speeds],
@@ -149,7 +151,7 @@ def measure(
             step()
             _compare(data, back, remote)
             speeds.append(Speed(size, written, was_read))
-    return Result(remote.transport, write, round_trip, speeds)
+    return Result(remote.transport, remote.encrypted, write, round_trip, speeds)
 
 
 def _repeat(operation: Callable[[], None], seconds: float) -> Latency:

@@ -108,7 +108,7 @@ def _answer(bind: str | None, port: int | None, once: bool) -> None:
         stop = threading.Event()
 
         def seen(peer: RemoteDevice) -> None:
-            click.echo(f"answering {peer.peer} over {peer.transport}")
+            click.echo(f"answering {peer.peer} over {_way(peer)}")
             sys.stdout.flush()
 
         def gone(peer: RemoteDevice) -> None:
@@ -136,6 +136,10 @@ def _measure(address: str, as_json: bool) -> None:
         _show(peer, using, reasons, result)
 
 
+def _way(of: RemoteDevice | pinging.Result) -> str:
+    return of.transport + (", encrypted" if of.encrypted else "")
+
+
 def _progress() -> Any:
     """A progress bar on standard error, if that is a terminal."""
     from rich.console import Console
@@ -153,7 +157,7 @@ def _show(peer: str, using: str, reasons: dict[str, str], result: pinging.Result
 
     console = Console(highlight=False)
     why = "; ".join(f"{name} is not usable: {reason}" for name, reason in reasons.items())
-    text = f"{peer} over {result.transport}" + (f", {using}" if using else "")
+    text = f"{peer} over {_way(result)}" + (f", {using}" if using else "")
     console.print(text, soft_wrap=True, markup=False)
     console.print(why or "the best transport of this machine", soft_wrap=True, markup=False)
     table = Table(box=None, pad_edge=False)

@@ -34,6 +34,7 @@ def examine(thoroughly: bool, say: Callable[[str], object]) -> Iterator[Finding]
         yield from bootstrap(report)
         yield ports(report)
         yield secret(report)
+        yield encryption(report)
         yield from fabric.findings(report, probe.log)
         yield from self_tests(report)
     yield from machine.findings(report)
@@ -81,7 +82,7 @@ def settings(report: Mapping[str, Any], log: Sequence[str]) -> Iterator[Finding]
 def bootstrap(report: Mapping[str, Any]) -> Iterator[Finding]:
     """Whether a device can be opened, and where it listens."""
     for error in report["errors"]:
-        if "SECRET_FILE" in error:  # secret() reports it
+        if "SECRET_FILE" in error or "ENCRYPT" in error:  # others report it
             continue
         # The port of a task that runs now is in use, as it should be.
         busy = "BIND_PORT" in error and "in use" in error
@@ -155,6 +156,22 @@ def secret(report: Mapping[str, Any]) -> Finding:
         return Finding("secret", "warn", text, f"unset RDMATENSOR_INSECURE; {_SECRET}")
     text = "none: other machines cannot connect"
     return Finding("secret", "warn" if verbs else "ok", text, _SECRET if verbs else "")
+
+
+def encryption(report: Mapping[str, Any]) -> Finding:
+    """Whether others on the network can read what is sent."""
+    chosen = {row["name"]: row["value"] for row in report["settings"]}
+    if chosen["ENCRYPT"] != "on":
+        return Finding("encryption", "ok", "off: who listens on the network can read tensors")
+    for error in report["errors"]:
+        if "ENCRYPT" in error:
+            remedy = _SECRET if "SECRET_FILE" in error else "unset RDMATENSOR_ENCRYPT"
+            return Finding("encryption", "fail", error, remedy)
+    text = "on: connections over TCP are encrypted, or refused"
+    if chosen["POLICY"] == "rdma":
+        return Finding("encryption", "ok", text)
+    text += "; tensors for peers that cannot be reached go by TensorFlow's gRPC, in clear text"
+    return Finding("encryption", "warn", text, "export RDMATENSOR_POLICY=rdma   (fails instead)")
 
 
 def self_tests(report: Mapping[str, Any]) -> Iterator[Finding]:

@@ -142,7 +142,7 @@ static void send_bytes(const peer *p, const void *bytes, size_t size, const rdt_
   size_t sent;
   rdt_deadline deadline = rdt_deadline_after(PATIENCE_MS);
   if (size == 0 && !(fds && fds->count > 0)) return;
-  while (is_early(rdt_net_send_part(p->socket, bytes, size, fds, &sent), fds)) {
+  while (is_early(rdt_net_send_part(rdt_socket_of(p->socket), bytes, size, fds, &sent), fds)) {
     FUZZ_EXPECT(rdt_deadline_left(deadline) > 0);
     poll(NULL, 0, 1);
   }
@@ -150,7 +150,8 @@ static void send_bytes(const peer *p, const void *bytes, size_t size, const rdt_
 
 /* Messages that are there, or come soon if `wait`; false when the device hung up. */
 static bool take_answer(peer *p, rdt_wire *wire, rdt_fds *fds, bool wait) {
-  return rdt_net_receive(p->socket, wire, fds, wait ? rdt_deadline_after(ANSWER_MS) : 0) == RDT_OK;
+  return rdt_net_receive(rdt_socket_of(p->socket), wire, fds,
+                         wait ? rdt_deadline_after(ANSWER_MS) : 0) == RDT_OK;
 }
 
 /* ---- messages ------------------------------------------------------------------------------------------- */

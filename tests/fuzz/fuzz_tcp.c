@@ -64,7 +64,7 @@ static void start(void) {
   for (uint32_t i = 0; i < STREAMS; i++) {
     int ends[2];
     FUZZ_EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
-    FUZZ_EXPECT(rdt_tcp_line_add(tested, i, ends[0]) == RDT_OK);
+    FUZZ_EXPECT(rdt_tcp_line_add(tested, i, rdt_socket_of(ends[0])) == RDT_OK);
     peer[i] = ends[1];
   }
 }

@@ -60,7 +60,7 @@ static void receive_all(int socket, rdt_wire *wire, size_t *have, fuzz_input *sc
   rdt_status status;
   do {
     rdt_fds fds = {.count = 0};
-    status = rdt_net_receive_part(socket, wire, have, &fds);
+    status = rdt_net_receive_part(rdt_socket_of(socket), wire, have, &fds);
     FUZZ_EXPECT(*have <= sizeof(wire->data) && fds.count == 0);
     if (status != RDT_OK) continue;
     FUZZ_EXPECT(wire->size <= sizeof(wire->data) && wire->at == RDT_WIRE_HEADER_SIZE);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transport suite, and C unit programs that move bytes, over tcp."""
+"""The transport suite, and C unit programs that move bytes, over tcp; some of them encrypted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,32 @@ def test_transport_suite() -> None:
     assert sum(map(int, skips)) == UNMAPPED, said
 
 
+@pytest.fixture
+def encrypted(tmp_path: Path) -> dict[str, str]:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("the secret of the suite")
+    return {"RDMATENSOR_SECRET_FILE": str(secret), "RDMATENSOR_ENCRYPT": "on"}
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_transport_suite_encrypted(encrypted: dict[str, str]) -> None:
+    """What moves bytes. RDMATENSOR_TEST_ENCRYPT=all takes the whole suite."""
+    files = [TESTS / "transport"]
+    if os.environ.get("RDMATENSOR_TEST_ENCRYPT") != "all":
+        files = [TESTS / "transport" / f"test_{name}.py" for name in ("onesided", "notify")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    said = run([*command, *files], RDMATENSOR_TEST_TRANSPORT="tcp", **encrypted)
+    passed = re.search(r"(\d+) passed", said)
+    assert passed and int(passed[1]) > 30, said
+
+
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_c_program(programs: Path, name: str) -> None:
     run([programs / name], RDMATENSOR_TRANSPORTS="tcp")
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_c_program_encrypted(programs: Path, encrypted: dict[str, str]) -> None:
+    run([programs / "test_channel"], RDMATENSOR_TRANSPORTS="tcp", **encrypted)

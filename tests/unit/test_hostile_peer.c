@@ -43,11 +43,12 @@ static void on_released(void *context, rdt_channel *channel) {
 
 static void send_message(int socket, rdt_wire *wire, const rdt_fds *fds) {
   EXPECT_STATUS(RDT_OK, rdt_wire_end(wire));
-  EXPECT_STATUS(RDT_OK, rdt_net_send(socket, wire, fds, rdt_deadline_after(10000)));
+  EXPECT_STATUS(RDT_OK, rdt_net_send(rdt_socket_of(socket), wire, fds, rdt_deadline_after(10000)));
 }
 
 static void receive(int socket, rdt_wire *wire, rdt_fds *fds, rdt_message_type type) {
-  EXPECT_STATUS(RDT_OK, rdt_net_receive(socket, wire, fds, rdt_deadline_after(10000)));
+  EXPECT_STATUS(RDT_OK,
+                rdt_net_receive(rdt_socket_of(socket), wire, fds, rdt_deadline_after(10000)));
   EXPECT(wire->type == type);
 }
 
@@ -81,7 +82,7 @@ static int dial_and_greet(const rdt_fds *fds) {
   rdt_deadline deadline = rdt_deadline_after(10000);
   begin_hello(&wire);
   EXPECT_STATUS(RDT_OK, rdt_wire_end(&wire));
-  while (rdt_net_send(socket, &wire, fds, deadline) != RDT_OK) {
+  while (rdt_net_send(rdt_socket_of(socket), &wire, fds, deadline) != RDT_OK) {
     EXPECT(fds && strstr(rdt_last_error(), strerror(EPERM)) && rdt_deadline_left(deadline) > 0);
     usleep(1000);
   }
@@ -116,7 +117,7 @@ static void test_descriptors(void) {
   for (int i = 0; i < 30; i++) { /* with a packet of no bytes, where descriptors are expected */
     size_t sent = 0;
     int socket = dial_and_greet(NULL);
-    rdt_net_send_part(socket, (const uint8_t *)"", 0, &fds, &sent);
+    rdt_net_send_part(rdt_socket_of(socket), (const uint8_t *)"", 0, &fds, &sent);
     close(socket);
   }
   UNTIL(count_fds() <= before + 8);
@@ -144,7 +145,8 @@ static void *answer_wrongly(void *argument) {
     void *memory;
     uint64_t offset = 0;
     rdt_fds fds = {.count = 1};
-    EXPECT_STATUS(RDT_OK, rdt_net_receive(socket, &wire, NULL, rdt_deadline_after(10000)));
+    EXPECT_STATUS(RDT_OK,
+                  rdt_net_receive(rdt_socket_of(socket), &wire, NULL, rdt_deadline_after(10000)));
     EXPECT_STATUS(RDT_OK, rdt_memory_create(8192, &fds.fd[0], &memory));
     rdt_wire_begin(&wire, RDT_MESSAGE_REGION, wire.sequence);
     rdt_wire_put_u64(&wire, 6);

@@ -44,8 +44,10 @@ static void meet(const char *name, int listener) {
   EXPECT_STATUS(RDT_OK, rdt_wire_end(&wire));
   int from[] = {ours, theirs}, to[] = {theirs, ours};
   for (int i = 0; i < 2; i++) {
-    EXPECT_STATUS(RDT_OK, rdt_net_send(from[i], &wire, &sent, rdt_deadline_after(PATIENCE_MS)));
-    EXPECT_STATUS(RDT_OK, rdt_net_receive(to[i], &wire, &got, rdt_deadline_after(PATIENCE_MS)));
+    EXPECT_STATUS(RDT_OK, rdt_net_send(rdt_socket_of(from[i]), &wire, &sent,
+                                       rdt_deadline_after(PATIENCE_MS)));
+    EXPECT_STATUS(RDT_OK, rdt_net_receive(rdt_socket_of(to[i]), &wire, &got,
+                                          rdt_deadline_after(PATIENCE_MS)));
     EXPECT(got.count == 1 && !got.lost && write(got.fd[0], "x", 1) == 1);
     rdt_fds_close(&got);
   }

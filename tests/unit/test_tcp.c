@@ -48,7 +48,7 @@ static void connect_end(void) {
   for (uint32_t i = 0; i < STREAMS; i++) {
     int ends[2];
     EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-    EXPECT_STATUS(RDT_OK, rdt_tcp_line_add(end, i, ends[0]));
+    EXPECT_STATUS(RDT_OK, rdt_tcp_line_add(end, i, rdt_socket_of(ends[0])));
     peer[i] = ends[1];
   }
 }

@@ -22,6 +22,7 @@
 #include "base/status.h"
 #include "base/text.h"
 #include "base/wait.h"
+#include "core/meet/encrypt.h"
 #include "core/meet/handshake.h"
 #include "core/meet/lines.h"
 #include "core/post/channel.h"
@@ -37,7 +38,7 @@ struct rdt_handshake {
   rdt_handshake *next; /* in device->handshakes, newest first */
   rdt_device *device;
   rdt_origin origin;
-  int socket;
+  rdt_socket socket;
   bool local;           /* a unix socket */
   bool listed, evicted; /* evicted: its socket was shut down for a newer one */
 };
@@ -51,7 +52,7 @@ static rdt_status answer_hello(rdt_greeting *greeting, const rdt_handshake *work
   return status == RDT_OK ? rdt_greeting_send_hello(greeting, deadline) : status;
 }
 
-static void refuse(int socket, rdt_status status, rdt_deadline deadline) {
+static void refuse(rdt_socket socket, rdt_status status, rdt_deadline deadline) {
   rdt_wire wire;
   char text[512];
   snprintf(text, sizeof(text), "%s", rdt_last_error());
@@ -192,7 +193,7 @@ static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
   if (status == RDT_OK) status = open_channel(work, channel);
   rdt_fds_close(&offer.fds);
   if (status != RDT_OK) {
-    channel->control = -1; /* the caller's again */
+    channel->control = RDT_NO_SOCKET; /* the caller's again */
     rdt_channel_unref(channel);
   }
   return status;
@@ -212,9 +213,11 @@ static void run_handshake(void *argument) {
   rdt_greeting greeting;
   rdt_deadline deadline = rdt_deadline_after(HANDSHAKE_MS);
   rdt_wait_interrupt_by(work->device->bootstrap_wake);
+  rdt_status status =
+      work->local ? RDT_OK : rdt_encrypt_accept(work->device, deadline, &work->socket);
   rdt_greeting_begin(&greeting, work->device, RDT_SIDE_LISTENING, work->socket);
   rdt_wire first;
-  rdt_status status = rdt_net_receive(work->socket, &first, NULL, deadline);
+  if (status == RDT_OK) status = rdt_net_receive(work->socket, &first, NULL, deadline);
   if (status == RDT_OK && first.type == RDT_MESSAGE_LINE) {
     status = take_line(work, &first);
   } else {
@@ -226,7 +229,7 @@ static void run_handshake(void *argument) {
     if (status != RDT_ERR_CONNECTION_LOST && status != RDT_ERR_DEADLINE)
       refuse(work->socket, status, deadline);
     settle(work);
-    rdt_forks_close(work->socket);
+    rdt_socket_close(&work->socket);
   }
   free(work);
 }
@@ -255,7 +258,7 @@ static void evict_one_locked(rdt_device *device) {
   }
   if (!victim) return;
   victim->evicted = true;
-  shutdown(victim->socket, SHUT_RDWR); /* its worker finds that the peer is gone */
+  shutdown(victim->socket.fd, SHUT_RDWR); /* its worker finds that the peer is gone */
 }
 
 static void list(rdt_handshake *work) {
@@ -276,7 +279,7 @@ static rdt_status start_handshake(rdt_device *device, int socket, bool local) {
   if (status == RDT_OK) status = rdt_origin_of(socket, &work->origin);
   if (status == RDT_OK) {
     work->device = device;
-    work->socket = socket;
+    work->socket = rdt_socket_of(socket);
     work->local = local;
     list(work);
     /* Evicted handshakes end soon. */

@@ -13,11 +13,11 @@
 #include <string.h>
 
 #include "base/config.h"
-#include "base/forks.h"
 #include "base/status.h"
 #include "base/text.h"
 #include "base/wait.h"
 #include "core/meet/choice.h"
+#include "core/meet/encrypt.h"
 #include "core/meet/handshake.h"
 #include "core/meet/lines.h"
 #include "core/post/channel.h"
@@ -45,7 +45,7 @@ static rdt_status exchange_hello(rdt_greeting *greeting, const char *address,
                                  rdt_deadline deadline) {
   rdt_wire wire;
   rdt_origin origin;
-  rdt_status status = rdt_origin_of(greeting->socket, &origin);
+  rdt_status status = rdt_origin_of(greeting->socket.fd, &origin);
   if (status == RDT_OK && !greeting->device->secret)
     status = rdt_origin_check(&origin, greeting->device->name);
   if (status == RDT_OK) status = rdt_greeting_send_hello(greeting, deadline);
@@ -122,8 +122,8 @@ static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt
  * peer. */
 static rdt_status switch_to_local(rdt_greeting *greeting, int local, rdt_deadline deadline) {
   const rdt_hello known = greeting->peer;
-  rdt_forks_close(greeting->socket);
-  rdt_greeting_begin(greeting, greeting->device, RDT_SIDE_CONNECTING, local);
+  rdt_socket_close(&greeting->socket);
+  rdt_greeting_begin(greeting, greeting->device, RDT_SIDE_CONNECTING, rdt_socket_of(local));
   rdt_status status = exchange_hello(greeting, known.address, deadline);
   if (status == RDT_OK && greeting->peer.generation != known.generation)
     status =
@@ -155,7 +155,7 @@ static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_
     if (status != RDT_OK) rdt_channel_unref(channel);
   }
   if (status != RDT_OK) {
-    channel->control = -1; /* the caller's again */
+    channel->control = RDT_NO_SOCKET; /* the caller's again */
     rdt_channel_unref(channel);
     return status;
   }
@@ -168,18 +168,19 @@ static rdt_status connect_once(rdt_device *device, const char *address, rdt_purp
                                rdt_choice *choice, rdt_deadline deadline, rdt_channel **channel,
                                bool *again) {
   rdt_greeting greeting;
-  int socket;
+  rdt_socket socket = RDT_NO_SOCKET;
   *again = choice->made = false;
-  rdt_status status = rdt_net_connect(address, deadline, &socket);
+  rdt_status status = rdt_net_connect(address, deadline, &socket.fd);
   if (status != RDT_OK) return status;
+  status = rdt_encrypt_connect(device, address, deadline, &socket);
   rdt_greeting_begin(&greeting, device, RDT_SIDE_CONNECTING, socket);
-  status = rdt_net_reached(socket, &greeting.reached);
+  if (status == RDT_OK) status = rdt_net_reached(socket.fd, &greeting.reached);
   if (status == RDT_OK) status = exchange_hello(&greeting, address, deadline);
   if (status == RDT_OK) status = make_channel(&greeting, purpose, choice, deadline, channel);
   if (status == RDT_OK) return RDT_OK;
   *again =
       rdt_choice_fails(choice, device, &greeting.peer, &status) && rdt_deadline_left(deadline) > 0;
-  rdt_forks_close(greeting.socket);
+  rdt_socket_close(&greeting.socket);
   return status;
 }
 

@@ -111,7 +111,8 @@ static rdt_status check_proof(rdt_greeting *greeting, const rdt_wire *wire,
 
 /* ---- Messages ----------------------------------------------------------------------------------- */
 
-void rdt_greeting_begin(rdt_greeting *greeting, rdt_device *device, rdt_side side, int socket) {
+void rdt_greeting_begin(rdt_greeting *greeting, rdt_device *device, rdt_side side,
+                        rdt_socket socket) {
   greeting->device = device;
   greeting->side = side;
   greeting->socket = socket;

@@ -35,7 +35,7 @@ typedef enum rdt_side { RDT_SIDE_CONNECTING, RDT_SIDE_LISTENING } rdt_side;
  * messages. */
 typedef struct rdt_greeting {
   rdt_device *device;
-  int socket;
+  rdt_socket socket;
   rdt_side side; /* ours */
   rdt_hello peer;
   uint8_t nonce[RDT_NONCE_SIZE]; /* ours */
@@ -50,7 +50,8 @@ void rdt_hello_put(rdt_wire *wire, const rdt_hello *hello);
 void rdt_hello_get(rdt_wire *wire, rdt_hello *hello);
 void rdt_attach_get(rdt_wire *wire, rdt_attach *attach);
 
-void rdt_greeting_begin(rdt_greeting *greeting, rdt_device *device, rdt_side side, int socket);
+void rdt_greeting_begin(rdt_greeting *greeting, rdt_device *device, rdt_side side,
+                        rdt_socket socket);
 /* Send and take the messages of the greeting, in this order. Each is added to the transcript. */
 rdt_status rdt_greeting_send_hello(rdt_greeting *greeting, rdt_deadline deadline);
 /* Decodes the message in `wire` into greeting->peer. */

@@ -3,15 +3,15 @@
 
 #include <string.h>
 
-#include "base/forks.h"
 #include "base/status.h"
+#include "core/meet/encrypt.h"
 
 static uint32_t wanted_by(const rdt_channel *channel) {
   const rdt_transport *transport = channel->transport;
   return transport->line_count ? transport->line_count(channel->endpoint) : 0;
 }
 
-static rdt_status send_ready(int socket, rdt_deadline deadline) {
+static rdt_status send_ready(rdt_socket socket, rdt_deadline deadline) {
   rdt_wire wire;
   rdt_wire_begin(&wire, RDT_MESSAGE_READY, 0);
   rdt_status status = rdt_wire_end(&wire);
@@ -20,7 +20,7 @@ static rdt_status send_ready(int socket, rdt_deadline deadline) {
 
 /* ---- the connecting side ----------------------------------------------------------------------------- */
 
-static rdt_status name_channel(const rdt_greeting *greeting, uint32_t index, int socket,
+static rdt_status name_channel(const rdt_greeting *greeting, uint32_t index, rdt_socket socket,
                                rdt_deadline deadline) {
   rdt_wire wire;
   uint8_t proof[RDT_MAC_SIZE];
@@ -44,12 +44,14 @@ rdt_status rdt_lines_connect(const rdt_greeting *greeting, rdt_channel *channel,
                              rdt_deadline deadline) {
   rdt_status status = RDT_OK;
   for (uint32_t i = 0; i < wanted_by(channel) && status == RDT_OK; i++) {
-    int socket;
-    status = rdt_net_connect_again(&greeting->reached, greeting->peer.address, deadline, &socket);
-    if (status != RDT_OK) break;
-    status = name_channel(greeting, i, socket, deadline);
+    rdt_socket socket = RDT_NO_SOCKET;
+    status =
+        rdt_net_connect_again(&greeting->reached, greeting->peer.address, deadline, &socket.fd);
+    if (status == RDT_OK)
+      status = rdt_encrypt_connect(channel->device, greeting->peer.address, deadline, &socket);
+    if (status == RDT_OK) status = name_channel(greeting, i, socket, deadline);
     if (status == RDT_OK) status = channel->transport->line_add(channel->endpoint, i, socket);
-    if (status != RDT_OK) rdt_forks_close(socket);
+    if (status != RDT_OK) rdt_socket_close(&socket);
   }
   return status;
 }
@@ -90,7 +92,7 @@ static rdt_status check(const rdt_lines *lines, uint32_t index, const uint8_t *p
 
 /* The peer waits for the answer, which an empty socket takes at once. Until the channel opens, nothing
  * else is sent. */
-static rdt_status take(rdt_lines *lines, uint32_t index, int socket) {
+static rdt_status take(rdt_lines *lines, uint32_t index, rdt_socket socket) {
   rdt_channel *channel = lines->channel;
   rdt_status status = send_ready(socket, 0);
   if (status == RDT_OK) status = channel->transport->line_add(channel->endpoint, index, socket);
@@ -98,7 +100,7 @@ static rdt_status take(rdt_lines *lines, uint32_t index, int socket) {
   return status;
 }
 
-rdt_status rdt_lines_take(rdt_device *device, rdt_wire *wire, int socket) {
+rdt_status rdt_lines_take(rdt_device *device, rdt_wire *wire, rdt_socket socket) {
   uint8_t nonce[RDT_NONCE_SIZE], proof[RDT_MAC_SIZE];
   if (rdt_wire_get_bytes(wire, nonce, sizeof(nonce)) != sizeof(nonce)) wire->bad = true;
   uint32_t index = rdt_wire_get_u32(wire);

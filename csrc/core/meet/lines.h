@@ -26,6 +26,6 @@ rdt_status rdt_lines_connect(const rdt_greeting *greeting, rdt_channel *channel,
 void rdt_lines_begin(rdt_lines *lines, const rdt_greeting *greeting, rdt_channel *channel);
 rdt_status rdt_lines_end(rdt_lines *lines);
 /* Gives the socket, whose first message is in `wire`, to the channel that it names. */
-rdt_status rdt_lines_take(rdt_device *device, rdt_wire *wire, int socket);
+rdt_status rdt_lines_take(rdt_device *device, rdt_wire *wire, rdt_socket socket);
 
 #endif

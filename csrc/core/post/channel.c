@@ -8,14 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/forks.h"
 #include "base/status.h"
 #include "core/client.h"
 #include "rdmatensor_choice.h"
 #include "transport/registry.h"
 
 static void channel_free(rdt_channel *channel) {
-  rdt_forks_close(channel->control);
+  rdt_socket_close(&channel->control);
   channel->transport->endpoint_destroy(channel->endpoint);
   free(channel->unsent);
   free(channel->passed_over);
@@ -50,7 +49,7 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
   channel->device = device;
   rdt_device_ref(device);
   channel->transport = transport;
-  channel->control = -1;
+  channel->control = RDT_NO_SOCKET;
   channel->queue_tail = &channel->queue;
   channel->control_watch = (rdt_watch){.kind = RDT_WATCH_CONTROL, .channel = channel};
   channel->event_watch = (rdt_watch){.kind = RDT_WATCH_ENDPOINT, .channel = channel};
@@ -74,7 +73,8 @@ rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_info *in
       .peer_name = channel->peer_name,
       .peer_address = channel->peer_address,
       .transport = channel->transport->name,
-      .capabilities = channel->transport->capabilities,
+      .capabilities =
+          channel->transport->capabilities | (channel->control.tls ? RDT_CAP_ENCRYPTED : 0),
       .generation = channel->peer_generation,
       .max_notify = channel->transport->max_notify(channel->endpoint),
       .up = !atomic_load(&channel->down) && !atomic_load(&channel->close_requested),

@@ -16,6 +16,7 @@
 #include "plan/budget.h"
 #include "plan/plan_book.h"
 #include "plan/plan_json.h"
+#include "rdmatensor.h"
 #include "stats/checksum.h"
 #include "stats/control_stats.h"
 #include "stats/edge_waits.h"
@@ -76,12 +77,20 @@ std::string ControlOf(const Controls& controls, const std::string& task) {
   return found == controls.end() ? "null" : Quoted(ControlWayName(found->second.way));
 }
 
+// Devices read the setting when they open, before there are peers.
+bool IsEncrypted(const std::string& transport) {
+  char value[8];
+  return transport == "tcp" && rdt_config_get("ENCRYPT", value, sizeof(value)) == RDT_OK &&
+         std::string(value) == "on";
+}
+
 std::string AsJson(const PeerCounts& peer, const Controls& controls) {
   const bool receives = peer.direction == Direction::kReceive;
   const WaitSum waited = receives ? WaitsFor(peer.task) : WaitSum();
   return absl::StrCat(
       "{\"task\":", Quoted(peer.task), ",\"direction\":", receives ? "\"receive\"" : "\"send\"",
       ",\"state\":", Quoted(peer.state), ",\"transport\":", Quoted(peer.transport),
+      ",\"encrypted\":", IsEncrypted(peer.transport) ? "true" : "false",
       ",\"why\":", Quoted(peer.why), ",\"tensors\":", peer.tensors.tensors,
       ",\"bytes\":", peer.tensors.bytes, ",\"rpc_bytes\":", peer.rpc_bytes,
       ",\"failbacks\":", peer.failbacks, ",\"waits\":", waited.waits,

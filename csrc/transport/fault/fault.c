@@ -370,7 +370,7 @@ static uint32_t fault_line_count(const rdt_endpoint *endpoint) {
   return endpoint->inner->line_count(endpoint->end);
 }
 
-static rdt_status fault_line_add(rdt_endpoint *endpoint, uint32_t index, int socket) {
+static rdt_status fault_line_add(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket) {
   return endpoint->inner->line_add(endpoint->end, index, socket);
 }
 

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "base/config.h"
-#include "base/forks.h"
 #include "base/status.h"
 #include "transport/tcp/line.h"
 #include "transport/tcp/objects.h"
@@ -102,7 +101,7 @@ static rdt_status read_offer(const rdt_bundle *offer, uint32_t *streams, uint32_
 static rdt_status create_streams(rdt_endpoint *endpoint) {
   endpoint->streams = calloc(endpoint->stream_count, sizeof(*endpoint->streams));
   if (!endpoint->streams) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  for (uint32_t i = 0; i < endpoint->stream_count; i++) endpoint->streams[i].fd = -1;
+  for (uint32_t i = 0; i < endpoint->stream_count; i++) endpoint->streams[i].socket = RDT_NO_SOCKET;
   for (uint32_t i = 0; i < endpoint->stream_count; i++) {
     rdt_tcp_stream *stream = &endpoint->streams[i];
     stream->pieces = calloc(endpoint->depth, sizeof(*stream->pieces));
@@ -131,13 +130,13 @@ rdt_status rdt_tcp_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rd
 
 uint32_t rdt_tcp_line_count(const rdt_endpoint *endpoint) { return endpoint->stream_count; }
 
-rdt_status rdt_tcp_line_add(rdt_endpoint *endpoint, uint32_t index, int socket) {
+rdt_status rdt_tcp_line_add(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket) {
   struct epoll_event event = {.events = EPOLLIN, .data.u32 = index};
-  rdt_status status = rdt_tcp_line_open(socket);
+  rdt_status status = rdt_tcp_line_open(socket.fd);
   if (status != RDT_OK) return status;
-  if (epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, socket, &event) != 0)
+  if (epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, socket.fd, &event) != 0)
     return rdt_fail_errno(errno, "a data connection cannot be watched for events");
-  endpoint->streams[index].fd = socket;
+  endpoint->streams[index].socket = socket;
   return RDT_OK;
 }
 
@@ -153,7 +152,7 @@ void rdt_tcp_endpoint_stop(rdt_endpoint *endpoint) {
   bool stopped = atomic_exchange(&endpoint->stopped, true);
   pthread_mutex_unlock(&endpoint->out_lock);
   for (uint32_t i = 0; i < endpoint->stream_count && endpoint->streams && !stopped; i++)
-    if (endpoint->streams[i].fd >= 0) shutdown(endpoint->streams[i].fd, SHUT_RDWR);
+    if (endpoint->streams[i].socket.fd >= 0) shutdown(endpoint->streams[i].socket.fd, SHUT_RDWR);
 }
 
 static bool all_complete(const rdt_endpoint *endpoint) {
@@ -174,7 +173,7 @@ void rdt_tcp_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events) {
 }
 
 static void free_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
-  rdt_forks_close(stream->fd);
+  rdt_socket_close(&stream->socket);
   rdt_tcp_registration_unref(stream->in.registration);
   for (int i = 0; i < RDT_TCP_PARTS; i++) rdt_tcp_registration_unref(stream->out.held[i]);
   for (uint64_t at = stream->given; stream->answers && at < stream->owed; at++)

@@ -29,12 +29,15 @@ static void end_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream, int error
   int64_t none = 0;
   if (stream->in.ended) return;
   stream->in.ended = true;
-  epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, stream->fd, NULL);
+  epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, stream->socket.fd, NULL);
   if (error == ECONNRESET || error == EPIPE) {
     atomic_compare_exchange_strong(&endpoint->ended_ms, &none, rdt_now_ms());
     return;
   }
-  rdt_fail_errno(error, "the network lost the connection to %s", endpoint->peer);
+  if (error == EBADMSG)
+    rdt_fail(RDT_ERR_CONNECTION_LOST, "bytes came that %s did not send so (TLS)", endpoint->peer);
+  else
+    rdt_fail_errno(error, "the network lost the connection to %s", endpoint->peer);
   rdt_tcp_fail(endpoint, rdt_last_error());
 }
 
@@ -299,7 +302,7 @@ static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, size
   if (body >= LONG_BODY && room > RDT_TCP_HEADER_SIZE) room = RDT_TCP_HEADER_SIZE;
   if (body > 0) parts[count++] = (struct iovec){.iov_base = in->to, .iov_len = body};
   parts[count++] = (struct iovec){.iov_base = in->staging + in->end, .iov_len = room};
-  ssize_t done = rdt_tcp_line_receive(stream->fd, parts, count);
+  ssize_t done = rdt_tcp_line_receive(stream->socket, parts, count);
   int error = errno;
   if (pinned) rdt_tcp_region_unpin(in->registration);
   if (done > 0) {

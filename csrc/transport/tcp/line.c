@@ -22,20 +22,22 @@ rdt_status rdt_tcp_line_open(int socket) {
   return rdt_fail_errno(errno, "cannot prepare a socket");
 }
 
-ssize_t rdt_tcp_line_send(int socket, struct iovec *parts, int count) {
+ssize_t rdt_tcp_line_send(rdt_socket socket, struct iovec *parts, int count) {
+  if (socket.tls) return rdt_tls_send(socket.tls, parts, count);
   struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
   for (;;) {
-    ssize_t done = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t done = sendmsg(socket.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (done >= 0) return done;
     if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) return 0;
     if (errno != EINTR) return -1;
   }
 }
 
-ssize_t rdt_tcp_line_receive(int socket, struct iovec *parts, int count) {
+ssize_t rdt_tcp_line_receive(rdt_socket socket, struct iovec *parts, int count) {
+  if (socket.tls) return rdt_tls_receive(socket.tls, parts, count);
   struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
   for (;;) {
-    ssize_t done = recvmsg(socket, &message, MSG_DONTWAIT);
+    ssize_t done = recvmsg(socket.fd, &message, MSG_DONTWAIT);
     if (done > 0) return done;
     if (done == 0) errno = ECONNRESET;
     if (done < 0 && errno == EAGAIN) return 0;

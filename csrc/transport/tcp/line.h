@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bytes on one socket of the TCP transport. Nothing else of the transport sends or receives, so
- * encryption has its place here.
+ * Bytes on one socket of the TCP transport. Nothing else of the transport sends or receives
  */
 #ifndef RDT_TRANSPORT_TCP_LINE_H
 #define RDT_TRANSPORT_TCP_LINE_H
@@ -9,14 +8,19 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#include "rdmatensor.h"
+#include "base/net.h"
 
 /* Prepares a connected socket: no delay, and an end within DEADLINE_MS if the peer's host is gone. */
 rdt_status rdt_tcp_line_open(int socket);
 /* Move bytes without blocking. They return the number of bytes, 0 if the socket takes or has none
- * now, or -1 with errno; the end of the stream is ECONNRESET. */
-ssize_t rdt_tcp_line_send(int socket, struct iovec *parts, int count);
-ssize_t rdt_tcp_line_receive(int socket, struct iovec *parts, int count);
+ * now, or -1 with errno; the end of the stream is ECONNRESET. After send took less than all, the next call
+ * must begin with what is left. */
+ssize_t rdt_tcp_line_send(rdt_socket socket, struct iovec *parts, int count);
+ssize_t rdt_tcp_line_receive(rdt_socket socket, struct iovec *parts, int count);
+/* Reports whether received bytes may be here for which no event comes. */
+static inline bool rdt_tcp_line_holds(rdt_socket socket) {
+  return socket.tls && rdt_tls_holds(socket.tls);
+}
 /* Returns the bytes that the peer's host has not confirmed. */
 uint64_t rdt_tcp_line_unconfirmed(int socket);
 

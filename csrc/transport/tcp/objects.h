@@ -65,7 +65,7 @@ typedef struct rdt_tcp_input {
 } rdt_tcp_input;
 
 typedef struct rdt_tcp_stream {
-  int fd;
+  rdt_socket socket;
   rdt_tcp_piece *pieces; /* [completed, posted), modulo depth */
   _Atomic uint64_t posted, completed;
   _Atomic uint64_t built; /* handed to output */
@@ -122,7 +122,7 @@ struct rdt_endpoint {
 rdt_status rdt_tcp_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint, rdt_bundle *offer);
 rdt_status rdt_tcp_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer);
 uint32_t rdt_tcp_line_count(const rdt_endpoint *endpoint);
-rdt_status rdt_tcp_line_add(rdt_endpoint *endpoint, uint32_t index, int socket);
+rdt_status rdt_tcp_line_add(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket);
 void rdt_tcp_endpoint_stop(rdt_endpoint *endpoint);
 bool rdt_tcp_endpoint_idle(const rdt_endpoint *endpoint);
 void rdt_tcp_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events);

@@ -150,7 +150,7 @@ void rdt_tcp_watch(const rdt_endpoint *endpoint, const rdt_tcp_stream *stream) {
   struct epoll_event event = {
       .events = (stream->in.paused ? 0 : EPOLLIN) | (stream->out.full ? EPOLLOUT : 0),
       .data.u32 = (uint32_t)(stream - endpoint->streams)};
-  epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_MOD, stream->fd, &event);
+  epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_MOD, stream->socket.fd, &event);
 }
 
 static void set_full(const rdt_endpoint *endpoint, rdt_tcp_stream *stream, bool full) {
@@ -191,7 +191,8 @@ static void advance(rdt_tcp_output *out, size_t sent) {
 static ssize_t send_parts(rdt_tcp_stream *stream) {
   rdt_tcp_output *out = &stream->out;
   pin_parts(out);
-  ssize_t sent = rdt_tcp_line_send(stream->fd, out->parts + out->first, out->count - out->first);
+  ssize_t sent =
+      rdt_tcp_line_send(stream->socket, out->parts + out->first, out->count - out->first);
   unpin_parts(out);
   if (sent > 0) {
     advance(out, (size_t)sent);

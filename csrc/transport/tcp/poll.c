@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "transport/tcp/line.h"
 #include "transport/tcp/objects.h"
 
 #define LOOK_EVERY 16   /* polls between looks at all streams, if only the first one is used */
@@ -16,14 +17,23 @@
 
 /* ---- input --------------------------------------------------------------------------------------------------- */
 
+/* Returns the streams that have bytes here for which no event comes, unless they wait for a fence. */
+static uint32_t held(const rdt_endpoint *endpoint) {
+  uint32_t ready = 0;
+  for (uint32_t i = 0; i < endpoint->stream_count; i++)
+    if (rdt_tcp_line_holds(endpoint->streams[i].socket) && !endpoint->streams[i].in.paused)
+      ready |= 1u << i;
+  return ready;
+}
+
 /* Asking the first stream itself saves a system call where it is the only one in use. */
 static uint32_t find_ready(rdt_endpoint *endpoint) {
   struct epoll_event events[RDT_TCP_MAX_STREAMS];
   bool others = endpoint->look_everywhere || endpoint->rounds++ % LOOK_EVERY == 0;
-  uint32_t ready = 0;
+  uint32_t ready = held(endpoint);
   for (uint32_t i = 1; i < endpoint->stream_count && !others; i++)
     others = rdt_tcp_outstanding(&endpoint->streams[i]) > 0;
-  if (!others) return 1;
+  if (!others) return ready | 1;
   endpoint->look_everywhere = false;
   int count = epoll_wait(endpoint->epoll_fd, events, RDT_TCP_MAX_STREAMS, 0);
   for (int i = 0; i < count; i++) {
@@ -38,7 +48,9 @@ static int receive(rdt_endpoint *endpoint, const rdt_events *events) {
   for (uint32_t ready = find_ready(endpoint), i = 0; ready >> i; i++)
     if (ready >> i & 1) moved += rdt_tcp_receive(endpoint, i, events);
   /* What is staged behind a fence has no event. */
-  if (endpoint->streams[0].in.fence) rdt_tcp_parse(endpoint, 0, events, &moved);
+  rdt_tcp_input *first = &endpoint->streams[0].in;
+  if (first->fence) rdt_tcp_parse(endpoint, 0, events, &moved);
+  if (first->paused && !first->fence) moved += rdt_tcp_receive(endpoint, 0, events);
   return moved;
 }
 
@@ -141,6 +153,7 @@ bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
   if (endpoint->ack_due || anything_to_send(endpoint)) rdt_tcp_flush(endpoint);
   endpoint->ack_due = false;
   set_armed(endpoint, true);
+  if (!endpoint->failed && held(endpoint)) return false;
   return !(may_take && endpoint->receive.seen != endpoint->receive.position);
 }
 

@@ -143,7 +143,7 @@ int rdt_tcp_doorbell(rdt_endpoint *endpoint) {
 static uint64_t movement(const rdt_endpoint *endpoint) {
   uint64_t moved = atomic_load(&endpoint->received);
   for (uint32_t i = 0; i < endpoint->stream_count; i++) {
-    uint64_t unconfirmed = rdt_tcp_line_unconfirmed(endpoint->streams[i].fd);
+    uint64_t unconfirmed = rdt_tcp_line_unconfirmed(endpoint->streams[i].socket.fd);
     if (unconfirmed >= MUCH_UNSENT)
       moved += atomic_load(&endpoint->streams[i].sent_bytes) - unconfirmed;
   }

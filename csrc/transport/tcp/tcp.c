@@ -21,6 +21,7 @@ static void *rdt_tcp_region_address(const rdt_mapping *mapping) {
 
 const rdt_transport rdt_transport_tcp = {
     .name = "tcp",
+    .encrypts = true,
     .capabilities = RDT_CAP_UNREGISTERED_SRC,
     .domain_open = rdt_tcp_domain_open,
     .domain_close = rdt_tcp_domain_close,
