@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the module `rdmatensor._ffi` from the public C headers themselves (cffi, API mode).
+"""Builds the module `rdmatensor._ffi` from the public C header itself (cffi, API mode).
 
-There is no second copy of the declarations to drift: the headers' text, less what the preprocessor
-would remove, is the cdef, and the C compiler checks every struct and prototype against the headers.
+There is no second copy of the declarations to drift: the header's text, less what the preprocessor
+would remove, is the cdef, and the C compiler checks every struct and prototype against the header.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from cffi import FFI
 
 INCLUDE = Path(__file__).resolve().parent.parent / "csrc" / "include"
-HEADERS = ("rdmatensor.h", "rdmatensor_choice.h")
+HEADER = INCLUDE / "rdmatensor.h"
 
 # Object-like macros with a value that Python needs; `...` lets the C compiler supply it.
 CONSTANTS = re.compile(r"^#define (RDT_[A-Z_]+) \(?-?\d+\)?\s*$", re.MULTILINE)
@@ -50,7 +50,7 @@ EXTERN_C = re.compile(r'#ifdef __cplusplus\n(?:extern "C" \{|\})\n#endif\n')
 
 
 def declarations(header: str) -> str:
-    """The text of a header as cffi's parser wants it."""
+    """The text of rdmatensor.h as cffi's parser wants it."""
     constants = [f"#define {name} ..." for name in CONSTANTS.findall(header)]
     text = EXTERN_C.sub("", header)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
@@ -60,11 +60,10 @@ def declarations(header: str) -> str:
 
 def ffibuilder() -> FFI:
     ffi = FFI()
-    texts = [declarations((INCLUDE / name).read_text(encoding="utf-8")) for name in HEADERS]
-    ffi.cdef("".join([*texts, MORE_DECLARATIONS]))
+    ffi.cdef(declarations(HEADER.read_text(encoding="utf-8")) + MORE_DECLARATIONS)
     ffi.set_source(
         "rdmatensor._ffi",
-        "".join(f'#include "{name}"\n' for name in HEADERS) + MORE_SOURCE,
+        '#include "rdmatensor.h"\n' + MORE_SOURCE,
         include_dirs=[str(INCLUDE)],
         # The library is installed beside the module; the TensorFlow plugin links the same file.
         extra_link_args=["-l:librdmatensor.so.0", "-Wl,-rpath,$ORIGIN"],

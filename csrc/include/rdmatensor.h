@@ -289,6 +289,13 @@ typedef struct rdt_channel_info {
  * handler. */
 RDT_API rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
                                       rdt_channel **channel);
+/* Connects in the same way, but over one of these transports only: names separated by commas. */
+RDT_API rdt_status rdt_device_connect_over(rdt_device *device, const char *address,
+                                           const char *transports, int timeout_ms,
+                                           rdt_channel **channel);
+/* Tells why the channel uses no better transport, if this process connected: for each of them a line
+ * with its name, a colon and the reason. "" otherwise. Valid while the channel handle is. */
+RDT_API const char *rdt_channel_passed_over(const rdt_channel *channel);
 RDT_API void rdt_channel_ref(rdt_channel *channel);
 /* Gives the handle up; does not close the connection. NULL is ignored. */
 RDT_API void rdt_channel_unref(rdt_channel *channel);

@@ -141,11 +141,11 @@ class Suite:
         shard = (report.runs(side.name, test) or report.runs(STOCK, test))[0]["shard"]
         for number in range(self.chosen.confirm):
             for again in (self.sides[0], side):
-                self.repeat(file, again, shard, test, (test,), f".{number}.{test}")
+                self.repeat(file, again, shard, test, (test,), f".{side.name}.{number}.{test}")
         first = report.runs(side.name, test)
         if self.chosen.confirm and sum(map(compare.is_bad, first)) == 1:
             for again in (self.sides[0], side):
-                self.repeat(file, again, shard, test, (), f".all.{test}")
+                self.repeat(file, again, shard, test, (), f".{side.name}.all.{test}")
 
     def repeat(
         self, file: SuiteFile, side: Side, shard: int, test: str, names: tuple[str, ...], label: str

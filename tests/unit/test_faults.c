@@ -4,7 +4,7 @@
  * completes exactly once and in time, and what the fault did not concern goes on.
  */
 #include "fault_pair.h"
-#include "rdmatensor_choice.h"
+#include "rdmatensor.h"
 
 /* ---- the setting -------------------------------------------------------------------------------------- */
 

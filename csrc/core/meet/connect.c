@@ -21,7 +21,6 @@
 #include "core/meet/handshake.h"
 #include "core/meet/lines.h"
 #include "core/post/channel.h"
-#include "rdmatensor_choice.h"
 #include "transport/registry.h"
 
 /* Records a peer's refusal in its own words. */

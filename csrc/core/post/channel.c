@@ -10,7 +10,6 @@
 
 #include "base/status.h"
 #include "core/client.h"
-#include "rdmatensor_choice.h"
 #include "transport/registry.h"
 
 static void channel_free(rdt_channel *channel) {

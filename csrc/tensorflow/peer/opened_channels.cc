@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rdmatensor_choice.h"
 
 namespace rdmatensor {
 namespace {

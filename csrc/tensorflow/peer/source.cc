@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "plan/plan_book.h"
-#include "rdmatensor_choice.h"
 #include "stats/path_stats.h"
 #include "wire/notices.h"
 #include "wire/task_call.h"
