@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rdmatensor.doctor import framework, machine, names
+from rdmatensor.doctor import examine, framework, machine, names
 
 MB = 1 << 20
 
@@ -121,3 +121,20 @@ def test_another_folder_has_the_name(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     assert "run rdmatensor doctor" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "state", "remedy"),
+    [
+        ({"ENCRYPT": "off", "POLICY": "auto"}, "", "ok", ""),
+        ({"ENCRYPT": "on", "POLICY": "auto"}, "", "warn", "export RDMATENSOR_POLICY=rdma"),
+        ({"ENCRYPT": "on", "POLICY": "rdma"}, "", "ok", ""),
+        ({"ENCRYPT": "on", "POLICY": "rdma"}, "SECRET_FILE", "fail", "RDMATENSOR_SECRET_FILE=~"),
+        ({"ENCRYPT": "on", "POLICY": "rdma"}, "verbs", "fail", "unset RDMATENSOR_ENCRYPT"),
+    ],
+)
+def test_encryption(settings: dict[str, str], error: str, state: str, remedy: str) -> None:
+    rows = [{"name": name, "value": value} for name, value in settings.items()]
+    errors = [f"RDMATENSOR_ENCRYPT=on and {error}"] if error else []
+    finding = examine.encryption({"settings": rows, "errors": errors})
+    assert finding.state == state and remedy in finding.remedy, finding

@@ -236,7 +236,9 @@ def test_no_common_transport_says_why(
 
 
 def test_machine_without_a_wanted_transport_says_why(spawn: Any) -> None:
-    peer = spawn({"RDMATENSOR_TRANSPORTS": "verbs", "RDMATENSOR_DEVICE": "nosuch7"}, device=False)
+    settings = {"TRANSPORTS": "verbs", "DEVICE": "nosuch7", "ENCRYPT": "off"}
+    variables = {f"RDMATENSOR_{name}": value for name, value in settings.items()}
+    peer = spawn(variables, device=False)
     peer.run(OPEN)
     refusal = peer.get("refusal")
     assert refusal.startswith("Unsupported"), refusal

@@ -15,6 +15,7 @@ import pytest
 from support.bootstrap import Line, Meeting
 
 PATIENCE = 60.0
+WITHOUT_SECRET = {"RDMATENSOR_SECRET_FILE": "", "RDMATENSOR_ENCRYPT": "off"}
 # Opens a device, connects to what it is told, and forks when it is told to. The child lives until standard
 # input ends, and touches nothing.
 PARENT = """
@@ -59,7 +60,7 @@ def parent() -> Iterator[Parent]:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT],
         # The strangers of these tests have no secret.
-        env={**os.environ, "RDMATENSOR_TRANSPORTS": "shm", "RDMATENSOR_SECRET_FILE": ""},
+        env={**os.environ, **WITHOUT_SECRET, "RDMATENSOR_TRANSPORTS": "shm"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
