@@ -9,7 +9,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .. import config
 from . import child
 from .finding import Finding
 
@@ -77,6 +76,8 @@ def _tried(here: str) -> Finding:
 
 def _ways() -> str:
     """What leaves gRPC with the settings of this process."""
+    from .. import config  # without the library, doctor still has to say so
+
     if config.get("POLICY") == "grpc":
         return "everything goes by gRPC (RDMATENSOR_POLICY=grpc)"
     if config.get("CONTROL") == "grpc":
