@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rdmatensor import config
 from rdmatensor.doctor import examine, framework, machine, names
 
 MB = 1 << 20
@@ -60,7 +61,7 @@ def test_what_leaves_grpc(
     monkeypatch.setattr(framework, "build", lambda: {"tensorflow": "2.21.0"})
     monkeypatch.setattr(framework, "version", lambda: "2.21.0")
     standard = {"CONTROL": "auto", "POLICY": "auto"}
-    monkeypatch.setattr(framework.config, "get", (standard | settings).__getitem__)
+    monkeypatch.setattr(config, "get", (standard | settings).__getitem__)
     assert told in framework.finding(thoroughly=False).text
 
 
