@@ -98,7 +98,7 @@ def stream(cut: Path, disturbed: bool) -> None:
         rounds.append((way, first, number, failed))
 
     if disturbed:
-        while len(rounds) < 2 * CHANGES:
+        while len(rounds) < CHANGES:
             go_on("channel")
     else:
         go_on("channel")

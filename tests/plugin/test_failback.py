@@ -307,7 +307,7 @@ def _client(shaky: Cluster, path: Way, faults: dict[str, str], *more: str) -> An
         | {"TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": str(bool(more))},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,  # each round of a stream has 30 s
     )
     path.heal()
     assert run.returncode == 0, run.stderr[-4000:]
@@ -322,12 +322,14 @@ def test_eager_operations(shaky: Cluster, path: Way, faults: dict[str, str]) -> 
     assert during < 50, said
 
 
+@pytest.mark.timeout(600)
 def test_streams_keep_their_order(shaky: Cluster, path: Way, faults: dict[str, str]) -> None:
     """From channels to gRPC and back; what a loss hits comes once or never."""
     said = _client(shaky, path, faults, "streams")
     assert said["came"] > 0.5 * said["sent"], said
 
 
+@pytest.mark.timeout(600)
 def test_disturbed_calls(path: Way, faults: dict[str, str], tmp_path: Path) -> None:
     """Messages of calls come late, or twice, or their channel ends: a step has the right values or fails,
     and what is streamed comes once or never."""
