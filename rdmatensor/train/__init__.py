@@ -25,11 +25,13 @@ from .keras_callbacks import callbacks, on_rank_0
 from .operations import Reduction, as_written
 from .optimizer import GradientTape, distribute
 from .process import Run, current, init, local_rank, rank, shutdown, size
+from .sync.base import Synchronizer
 
 __all__ = [
     "AllReduce",
     "GradientTape",
     "Run",
+    "Synchronizer",
     "all_gather",
     "all_reduce",
     "all_to_all",
