@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to keep the models of several processes together: one file for each, rules.py for their formulas."""
+"""The ways in which processes that train can stay together. rules.py has their formulas."""
