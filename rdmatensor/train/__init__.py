@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from .keras_callbacks import callbacks, on_rank_0
     from .optimizer import GradientTape, distribute
     from .process import Run, init, local_rank, rank, shutdown, size
+    from .sync.base import Synchronizer
 
 __all__ = [
     "AllReduce",
     "GradientTape",
     "Run",
+    "Synchronizer",
     "all_gather",
     "all_reduce",
     "all_to_all",
