@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..device import Device
@@ -20,6 +21,9 @@ class Run:
 
     def __init__(self, role: Role, timeout: float) -> None:
         self.rank, self.size, self.local_rank = role.rank, role.size, role.local_rank
+        self.timeout = timeout
+        self.closing: list[Callable[[], None]] = []
+        """What is called before the group is left."""
         self.device: Device | None = None
         self.group: Group | None = None
         self.handle: Any = None
@@ -38,6 +42,8 @@ class Run:
 
     def close(self) -> None:
         """Leaves the group. Operations under way fail, here and at the other members. May be called again."""
+        while self.closing:
+            self.closing.pop()()
         device, self.device = self.device, None
         group, self.group = self.group, None
         if self.handle is not None:
