@@ -27,6 +27,7 @@ COMMANDS = {
     "place": ("rdmatensor.commands.place:place", "Run a program as a task of Slurm, MPI or Kubernetes."),
     "plan": ("graph_analyzer.cli:plan", "Show what a graph sends between tasks, and how."),
     "softroce": ("rdmatensor.softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
+    "topology": ("rdmatensor.commands.topology:topology", "Show links between machines, and trees that fill them."),
     "top": ("rdmatensor.commands.top:top", "Watch running tasks: peers, bytes by path, waits."),
 }  # fmt: skip
 
