@@ -69,8 +69,8 @@ class Tree(NamedTuple):
     """A spanning tree of a group, for one kind of operation.
 
     `parents` has each member's parent, and for the root itself. Data flow from the root in "broadcast" and
-    "all_gather", to it in "reduce_scatter", to it and back in "all_reduce". `rate` is in bytes per second: trees
-    of the same kind, and the same root unless the kind is "all_reduce", share the data in proportion to it.
+    "all_gather", to it in "reduce_scatter", to it and back in "all_reduce". `rate` is in bytes per second:
+    trees of the same kind, and the same root unless the kind is "all_reduce", share the data in proportion.
     """
 
     kind: str
@@ -321,12 +321,12 @@ class Group:
     ) -> None:
         """Gives the group spanning trees for the algorithm "trees", in place of those that it had.
 
-        Every member calls it with the same arguments, without other operations under way, and waits until all
-        have. "auto" then takes trees where they are expected to be the fastest. `pair_ns` has the nanoseconds per
-        byte from each member to each other one, row by row, 0 where no link leads; "auto" then expects of the
-        other algorithms what these links permit. rdmatensor.topology.plan() finds both. Without a tree for an
-        operation, "trees" is "ring". Raises UsageError if trees are malformed or members disagree, and the errors
-        of barrier().
+        Every member calls it with the same arguments, without other operations under way, and waits until
+        all have. "auto" then takes trees where they are expected to be the fastest. `pair_ns` has the
+        nanoseconds per byte from each member to each other one, row by row, 0 where no link leads; "auto"
+        then expects of the other algorithms what these links permit. rdmatensor.topology.plan() finds both.
+        Without a tree for an operation, "trees" is "ring". Raises UsageError if trees are malformed or differ
+        among members, and the errors of barrier().
         """
         rows, keep = tree_rows(trees, self.size)
         costs = ffi.NULL if pair_ns is None else ffi.new("double[]", list(pair_ns))

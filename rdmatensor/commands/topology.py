@@ -29,8 +29,8 @@ KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 def topology(source: str | None, kind: str | None, **options: Any) -> None:
     """Show the links between members of a group, and the trees that fill them.
 
-    FILE is JSON as docs/topology.md describes it, NAME a topology that comes with the package. Without an argument,
-    prints these names. --plan needs SciPy: pip install 'rdmatensor[topology]'.
+    FILE is JSON as docs/topology.md describes it, NAME a topology that comes with the package. Without an
+    argument, prints these names. --plan needs SciPy: pip install 'rdmatensor[topology]'.
 
     The exit status is 1 if the file is no topology, or a member cannot be reached.
 

@@ -18,7 +18,7 @@ from scipy.sparse import csc_matrix, hstack, vstack
 
 from ..errors import UsageError
 from .arborescence import Parents, minimum_arborescence, minimum_tree
-from .model import Matrix, Topology
+from .model import Topology
 
 # Ends the search: what was found is so near to what the prices prove to be the bound.
 _GAP, _LARGE_GAP, _LARGE = 1e-6, 5e-3, 32
@@ -150,7 +150,8 @@ class Problem:
     def solve(self) -> tuple[list[Column], float, float]:
         """Returns the trees that were tried, the best rate of every root, and the bound that prices prove.
 
-        Both are in bytes per second. The prices of a linear program jump; prices between them and the best ones so far find good trees sooner (Wentges 1997).
+        Both are in bytes per second. The prices of a linear program jump; prices between them and the best
+        ones so far find good trees sooner (Wentges 1997).
         """
         gap = _GAP if self.size <= _LARGE else _LARGE_GAP
         known = self.first()

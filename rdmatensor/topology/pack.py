@@ -32,9 +32,9 @@ _PEEL = 8  # the most members, and twice the most trees, for which trees are pee
 class Packing(NamedTuple):
     """Trees for one operation.
 
-    `rate` is in bytes per second: of the data for all_reduce and broadcast, of each member's part for the other
-    kinds. `best` is the rate with any number of trees, and `bound` what no trees exceed: from maximum flows, and
-    for all_reduce from the prices of links.
+    `rate` is in bytes per second: of the data for all_reduce and broadcast, of each member's part for the
+    other kinds. `best` is the rate with any number of trees, and `bound` what no trees exceed: from maximum
+    flows, and for all_reduce from the prices of links.
     """
 
     kind: str
@@ -163,8 +163,8 @@ def _fewest(
 def _peel(topology: Topology, root: int, bound: float) -> dict[tuple[int, ...], float] | None:
     """Takes trees off links whose bandwidths are small multiples of one: never more trees than the bound has.
 
-    Each tree grows by an edge that leaves enough for the others, as in Lovász's proof of Edmonds's theorem, and
-    takes as much as that permits. Returns None for other topologies.
+    Each tree grows by an edge that leaves enough for the others, as in Lovász's proof of Edmonds's theorem,
+    and takes as much as that permits. Returns None for other topologies.
     """
     size = topology.size
     if topology.switches or size > _PEEL:
@@ -193,15 +193,12 @@ def _peel_one(left: Matrix, root: int, need: int) -> tuple[tuple[int, ...], int]
     while -1 in parents:
         inside = [node for node in range(size) if parents[node] >= 0]
         edges = [(u, v) for u in inside for v in range(size) if parents[v] < 0 and left[u, v] > 0]
-        for weight in range(weight, 0, -1):
-            edge = next(
-                (each for each in edges if _leaves_enough(left, taken, each, weight, root, need)),
-                None,
-            )
-            if edge is not None:
-                break
-        else:
-            raise RuntimeError("no edge leaves enough for the other trees")
+        wanted = ((edge, each) for each in range(weight, 0, -1) for edge in edges)
+        edge, weight = next(
+            (edge, each)
+            for edge, each in wanted
+            if _leaves_enough(left, taken, edge, each, root, need)
+        )
         parents[edge[1]] = edge[0]
         taken[edge] = 1.0
     return tuple(parents), weight

@@ -77,7 +77,8 @@ def _line(
 
 def _node(name: str, x: float, y: float, switch: bool) -> str:
     shape = (
-        f'<rect x="{x - _NODE:.1f}" y="{y - 12:.1f}" width="{2 * _NODE}" height="24" fill="#fff" stroke="#566573"/>'
+        f'<rect x="{x - _NODE:.1f}" y="{y - 12:.1f}" width="{2 * _NODE}" height="24" fill="#fff" '
+        'stroke="#566573"/>'
         if switch
         else f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{_NODE}" fill="#eaf2f8" stroke="#2471a3"/>'
     )

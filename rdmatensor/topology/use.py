@@ -26,8 +26,8 @@ def use(
     """Plans trees for the group at rank 0, and returns them after Group.use_trees at every member.
 
     Every member calls it; only rank 0's topology counts, which may be a file or the name of a recorded one.
-    `kinds` and `roots` are those of plan(); `timeout`, in seconds, is that of each operation. Raises UsageError
-    at every member if the topology does not fit the group, and what Group.use_trees raises.
+    `kinds` and `roots` are those of plan(); `timeout`, in seconds, is that of each operation. Raises
+    UsageError at every member if the topology does not fit the group, and what Group.use_trees raises.
     """
     planned: dict[str, Any] = {}
     error: Exception | None = None

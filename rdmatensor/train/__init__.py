@@ -14,22 +14,33 @@ docs/train.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from . import operations
-from .data import shard
-from .gradients import AllReduce
-from .keras_callbacks import broadcast_variables as _broadcast_variables
-from .keras_callbacks import callbacks, on_rank_0
-from .operations import Reduction, as_written
-from .optimizer import GradientTape, distribute
-from .process import Run, current, init, local_rank, rank, shutdown, size
+if TYPE_CHECKING:
+    from .collectives import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        broadcast_variables,
+        reduce_scatter,
+    )
+    from .data import shard
+    from .gradients import AllReduce
+    from .keras_callbacks import callbacks, on_rank_0
+    from .optimizer import GradientTape, distribute
+    from .process import Run, init, local_rank, rank, shutdown, size
+    from .sync.base import Synchronizer
 
 __all__ = [
     "AllReduce",
     "GradientTape",
     "Run",
+    "Synchronizer",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -48,49 +59,20 @@ __all__ = [
     "size",
 ]
 
+# Names are imported when they are first used, so that what needs no TensorFlow does not import it. The
+# imports above tell where they are.
+_HOMES = {
+    name.name: node.module
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and node.level == 1
+    for name in node.names
+}
 
-@as_written
-def all_reduce(tensor: Any, op: Reduction = "mean", name: str = "all_reduce") -> Any:
-    """Combines the tensors of all processes, element by element. Has a gradient for "mean" and "sum".
+if not TYPE_CHECKING:
 
-    `name` appears in errors; it has to be the same in all processes, as have type and shape. If they
-    differ, every process gets InvalidArgumentError, which quotes two of them. This holds for all operations
-    here.
-    """
-    return operations.all_reduce(current(), tensor, op, name)
-
-
-@as_written
-def reduce_scatter(tensor: Any, op: Reduction = "sum", name: str = "reduce_scatter") -> Any:
-    """Part `rank` of what all_reduce gives, cut into `size` equal parts along the first dimension."""
-    return operations.reduce_scatter(current(), tensor, op, name)
-
-
-@as_written
-def all_gather(tensor: Any, name: str = "all_gather") -> Any:
-    """Joins the tensors of all processes along the first dimension, by rank. They have equal shapes."""
-    return operations.all_gather(current(), tensor, name)
-
-
-@as_written
-def all_to_all(tensor: Any, name: str = "all_to_all") -> Any:
-    """Joins part `rank` of every process's tensor, by rank. Tensors are cut as in reduce_scatter."""
-    return operations.all_to_all(current(), tensor, name)
-
-
-@as_written
-def broadcast(tensor: Any, root: int = 0, name: str = "broadcast") -> Any:
-    """Rank `root`'s tensor. The others give a tensor of the same type and shape."""
-    return operations.broadcast(current(), tensor, root, name)
-
-
-@as_written
-def barrier(name: str = "barrier") -> None:
-    """Returns when every process has called it."""
-    operations.barrier(current(), name)
-
-
-@as_written
-def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
-    """Sets variables of TensorFlow or Keras to their values in rank `root`."""
-    _broadcast_variables(current(), variables, root, "variables")
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = value
+        return value

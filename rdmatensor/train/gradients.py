@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from . import operations
 from .process import Run
+from .sync.base import Synchronizer
 
 # A bucket's messages cost as much as this share of its bytes, at most; but see _SMALLEST and _LARGEST.
 _OVERHEAD = 0.05
@@ -23,7 +24,7 @@ _SMALLEST, _LARGEST = 256 << 10, 32 << 20
 
 
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduce(Synchronizer):
     """Synchronous training: every process applies the mean of all gradients, so all models stay equal.
 
     `bucket_bytes` is the size up to which gradients travel together; "auto" takes it from what the group
@@ -33,6 +34,9 @@ class AllReduce:
 
     bucket_bytes: int | Literal["auto"] = "auto"
     compression: Literal["float16", "bfloat16"] | None = None
+
+    def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
+        return mean(run, gradients, self, name)
 
 
 def bucket_bytes_of(run: Run, wanted: int | Literal["auto"]) -> int:

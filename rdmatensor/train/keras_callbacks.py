@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from . import operations
-from .optimizer import move_outwards
+from .optimizer import exchange_of, move_outwards, sync_of
 from .process import Run, current
+from .sync.base import Synchronizer
 
 
 def callbacks(*, backup: str | Path | None = None, warmup_epochs: float = 0) -> list[Any]:
@@ -69,6 +70,7 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
         self._run = run
         self._backup = backup
         self._in_fit = False
+        self._sync = Synchronizer()
 
     def set_params(self, params: Any) -> None:
         if params and self._run.rank != 0:
@@ -83,6 +85,7 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
             move_outwards(optimizer)
             if model.built and not optimizer.built:
                 optimizer.build(model.trainable_variables)
+            self._sync = sync_of(optimizer)
         epoch = self._restore() if self._run.rank == 0 else 0
         if self._run.size > 1:
             if not model.built:
@@ -98,9 +101,15 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
             epoch = int(numbers)
         if epoch:
             model._initial_epoch = epoch
+            self._restore_own()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if logs and "loss" in logs and type(self._sync).observe is not Synchronizer.observe:
+            self._sync.observe(float(logs["loss"]))
 
     def on_train_end(self, logs: Any = None) -> None:
         self._in_fit = False
+        self._sync.finish()
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._in_fit:
@@ -108,15 +117,17 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._average_statistics()
-        if logs and self._run.size > 1:
+        if logs and self._run.size > 1 and self._sync.waits:
             names = sorted(logs)
             values = tf.constant([float(np.mean(logs[name])) for name in names], tf.float64)
             means = operations.all_reduce(
                 self._run, values, "mean", f"metrics of epoch {epoch + 1} ({', '.join(names)})"
             )
             logs.update(zip(names, (float(each) for each in means), strict=True))
-        if self._backup is not None and self._run.rank == 0:
-            self._save(epoch + 1)
+        if self._backup is not None:
+            self._save_own()
+            if self._run.rank == 0:
+                self._save(epoch + 1)
 
     def _average_statistics(self) -> None:
         """Averages what layers gather while they train, such as means and variances of batches."""
@@ -125,7 +136,7 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
             for each in self.model.non_trainable_variables
             if tf.as_dtype(each.dtype).is_floating and "seed_generator" not in each.path
         ]
-        if self._run.size == 1 or not statistics:
+        if self._run.size == 1 or not statistics or not self._sync.waits:
             return
         by_type: dict[str, list[Any]] = {}
         for each in statistics:
@@ -154,6 +165,28 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
             raise UsageError(f"{state} is not what callbacks(backup=...) writes: {error}") from None
         self.model.load_weights(self._backup / kept["weights"])
         return int(kept["epoch"])
+
+    def _own_file(self) -> Path:
+        assert self._backup is not None
+        return self._backup / f"rank_{self._run.rank}.npz"
+
+    def _save_own(self) -> None:
+        """Keeps what this process has for itself: the synchronizer's state, and parameters that differ."""
+        exchange = exchange_of(getattr(self.model, "optimizer", None))
+        if exchange is None or self._backup is None:
+            return
+        self._backup.mkdir(parents=True, exist_ok=True)
+        variables = [] if self._sync.waits else self.model.trainable_variables
+        exchange.save(self._own_file(), [tf.convert_to_tensor(each).numpy() for each in variables])
+
+    def _restore_own(self) -> None:
+        exchange = exchange_of(getattr(self.model, "optimizer", None))
+        if exchange is None or self._backup is None:
+            return
+        for variable, value in zip(
+            self.model.trainable_variables, exchange.restore(self._own_file()), strict=False
+        ):
+            variable.assign(value)
 
     def _save(self, epoch: int) -> None:
         assert self._backup is not None

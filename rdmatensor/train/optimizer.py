@@ -10,36 +10,55 @@ import keras
 import tensorflow as tf
 
 from ..errors import UsageError
+from .exchange import Exchange
 from .gradients import AllReduce, mean
 from .process import Run, current
+from .sync.base import Synchronizer
 
 
 class Distributed:
     """What `distribute` puts in front of the class of an optimizer."""
 
     _rdmatensor_run: Run
-    _rdmatensor_sync: AllReduce
+    _rdmatensor_sync: Synchronizer
+    _rdmatensor_exchange: Exchange | None
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         optimizer: Any = self
+        exchange = self._rdmatensor_exchange
         if optimizer.gradient_accumulation_steps is None:
-            grads = self._rdmatensor_mean(grads)
-        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+            grads = self._rdmatensor_reduce(grads)
+        if exchange is None:
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        exchange.before(trainable_variables or optimizer._trainable_variables)
+        result = super().apply(grads, trainable_variables)  # type: ignore[misc]
+        # Steps that only accumulate, or that a loss scale skips, do not count.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        exchange.after(
+            trainable_variables or optimizer._trainable_variables,
+            inner.iterations,
+            inner.learning_rate,
+        )
+        return result
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         # With accumulation, Keras comes here in the steps that update the model, and only those communicate.
         optimizer: Any = self
         if optimizer.gradient_accumulation_steps is not None:
-            grads = self._rdmatensor_mean(grads)
+            grads = self._rdmatensor_reduce(grads)
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
-    def _rdmatensor_mean(self, grads: Sequence[Any]) -> list[Any]:
+    def _rdmatensor_reduce(self, grads: Sequence[Any]) -> list[Any]:
         optimizer: Any = self
-        return mean(self._rdmatensor_run, list(grads), self._rdmatensor_sync, optimizer.name)
+        return self._rdmatensor_sync.gradients(self._rdmatensor_run, list(grads), optimizer.name)
 
 
-def distribute(optimizer: Any, sync: AllReduce | None = None) -> Any:
-    """Makes a Keras optimizer apply the mean of the gradients of all processes. Returns it.
+def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
+    """Makes a Keras optimizer train one model in all processes, as `sync` says. Returns it.
+
+    By default (AllReduce) it applies the mean of the gradients of all processes.
 
     The optimizer keeps its class's name, its state and its settings, so a model that is saved with it loads
     where rdmatensor is not installed. Clipping, weight decay, moving averages and gradient accumulation see
@@ -72,7 +91,7 @@ def distribute(optimizer: Any, sync: AllReduce | None = None) -> Any:
     return optimizer
 
 
-def put_in_front(optimizer: Any, run: Run, sync: AllReduce) -> None:
+def put_in_front(optimizer: Any, run: Run, sync: Synchronizer) -> None:
     """Gives the object a class that communicates, with the name and module of its own."""
     own = type(optimizer)
     names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
@@ -80,6 +99,7 @@ def put_in_front(optimizer: Any, run: Run, sync: AllReduce) -> None:
     for name, value in (
         ("_rdmatensor_run", run),
         ("_rdmatensor_sync", sync),
+        ("_rdmatensor_exchange", Exchange(run, sync) if sync.exchanges else None),
         ("__class__", type(own.__name__, (Distributed, own), names)),
     ):
         object.__setattr__(optimizer, name, value)
@@ -88,6 +108,16 @@ def put_in_front(optimizer: Any, run: Run, sync: AllReduce) -> None:
 def _is_distributed(optimizer: Any) -> bool:
     inner = getattr(optimizer, "inner_optimizer", None)
     return isinstance(optimizer, Distributed) or isinstance(inner, Distributed)
+
+
+def exchange_of(optimizer: Any) -> Exchange | None:
+    """What exchanges parameters for this optimizer, if anything does."""
+    return getattr(optimizer, "_rdmatensor_exchange", None)
+
+
+def sync_of(optimizer: Any) -> Synchronizer:
+    """How this optimizer is synchronized. One that is not distributed has the defaults."""
+    return getattr(optimizer, "_rdmatensor_sync", None) or Synchronizer()
 
 
 def move_outwards(optimizer: Any) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..device import Device
 from ..errors import ConnectionRefused, UsageError
@@ -14,12 +15,18 @@ from ..group import Group
 from . import operations
 from .roles import Role, role_of
 
+if TYPE_CHECKING:
+    from ..topology import Topology
+
 
 class Run:
     """This process's membership. `group` and `device` are None if the process is alone."""
 
     def __init__(self, role: Role, timeout: float) -> None:
         self.rank, self.size, self.local_rank = role.rank, role.size, role.local_rank
+        self.timeout = timeout
+        self.closing: list[Callable[[], None]] = []
+        """What is called before the group is left."""
         self.device: Device | None = None
         self.group: Group | None = None
         self.handle: Any = None
@@ -38,6 +45,8 @@ class Run:
 
     def close(self) -> None:
         """Leaves the group. Operations under way fail, here and at the other members. May be called again."""
+        while self.closing:
+            self.closing.pop()()
         device, self.device = self.device, None
         group, self.group = self.group, None
         if self.handle is not None:
@@ -75,13 +84,17 @@ def init(
     size: int | None = None,
     root: str | None = None,
     timeout: float = 600.0,
+    topology: Topology | str | None = None,
 ) -> Run:
     """Joins the processes that train together. Call it first in each of them; blocks until all have.
 
     Without arguments, the place comes from TF_CONFIG (`rdmatensor launch`, `rdmatensor place`, Kubernetes),
     or from the variables of torchrun, Slurm or MPI; without any of them the process is alone. `root` is the
     "host:port" at which rank 0 listens for the others. `timeout`, in seconds, bounds this call and each
-    operation: a process that waits so long for another one fails.
+    operation: a process that waits so long for another one fails. `topology`, a
+    rdmatensor.topology.Topology, the path of its file or the name of a recorded one, has the links between
+    the processes in the order of ranks; rank 0's counts, and collective operations take spanning trees where
+    they are faster.
 
     Calling it again returns the same object. Raises UsageError if the place is unclear, Unsupported if this
     TensorFlow cannot be used, and what Group raises. Not thread-safe.
@@ -90,6 +103,10 @@ def init(
     if _run is None:
         _run = Run(role_of(os.environ, rank, size, root), timeout)
         atexit.register(shutdown)
+        if topology is not None and _run.group is not None:
+            from ..topology.use import use
+
+            use(_run.group, topology, roots=[0], timeout=timeout)
     return _run
 
 

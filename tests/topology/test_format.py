@@ -7,10 +7,13 @@ import copy
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
 from rdmatensor import UsageError, topology
+from rdmatensor.cli import main
 
 RIGHT: dict[str, Any] = {
     "format": "rdmatensor-topology",
@@ -66,8 +69,31 @@ def test_refuses(path: list[Any], value: Any, text: str) -> None:
         topology.parse(document)
 
 
+def test_command(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    assert run(main, ["topology"]).output.split() == topology.recorded_names()
+    said = run(main, ["topology", "slow-ring"]).output
+    assert "node0 -> node3: 250 MB/s" in said
+    picture = tmp_path / "trees.svg"
+    options = ["--plan", "all_reduce", "--svg", str(picture), "--json"]
+    done = run(main, ["topology", "slow-ring", *options])
+    document = json.loads(done.output)
+    assert document["packing"]["kind"] == "all_reduce"
+    assert topology.parse(document["topology"]).size == 4
+    drawn = ElementTree.fromstring(picture.read_text())
+    edges = [each for each in drawn if each.tag.endswith("line")]
+    assert len(edges) == 4 + 3 * len(document["packing"]["trees"])
+    for wrong in (
+        ["none"],
+        ["slow-ring", "--members", "0,9"],
+        ["slow-ring", "--plan", "broadcast", "--root", "9"],
+    ):
+        refused = run(main, ["topology", *wrong])
+        assert refused.exit_code == 1 and refused.stderr.startswith("rdmatensor topology: ")
+
+
 def test_refuses_files(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file.*dgx1-v100"):
+    with pytest.raises(UsageError, match=r"No such file.*dgx1-v100"):
         topology.load(tmp_path / "none.json")
     broken = tmp_path / "broken.json"
     broken.write_text("{")

@@ -77,18 +77,29 @@ def test_auto_takes_trees_where_they_pay(team: Any) -> None:
     several = members(team, 3)
     several.run(CHAIN)
     large = "group.choose('all_reduce', 64 << 20)"
-    several.run(
-        "slow = [0.0 if i == k else 1.0 if abs(i - k) == 1 else 0.0 for i in range(size) for k in range(size)]"
-    )
-    several.run("group.use_trees(chain, slow)")
+    several.run("near = [float(abs(i - k) == 1) for i in range(size) for k in range(size)]")
+    several.run("group.use_trees(chain, near)")
     assert several.get(large) == ["trees"] * 3, "no link leads from one end to the other"
-    several.run(
-        "group.use_trees(chain, [0.0 if i == k else 0.001 for i in range(size) for k in range(size)])"
-    )
+    several.run("fast = [0.001 * (i != k) for i in range(size) for k in range(size)]")
+    several.run("group.use_trees(chain, fast)")
     assert "trees" not in several.get(large), "every pair is faster than the trees"
     several.run("group.use_trees([])")
     assert "trees" not in several.get(large)
     several.run("check_kinds(group, (1001,), ('trees',))")  # without trees: ring
+
+
+def test_trees_of_a_topology(team: Any) -> None:
+    several = members(team, 4)
+    several.run("from rdmatensor import topology")
+    several.run("trees = topology.use(group, 'slow-ring' if rank == 0 else 'unused')")
+    kinds = several.get("sorted({tree.kind for tree in trees})")
+    assert kinds == [["all_gather", "all_reduce", "broadcast", "reduce_scatter"]] * 4
+    assert len(set(map(str, several.get("trees")))) == 1
+    several.run("check_kinds(group, (30011,), ('trees',))")
+    assert several.get("group.choose('all_reduce', 64 << 20)") == ["trees"] * 4
+    several.run("outcome = failure(lambda: topology.use(group, 'dgx1-v100'))")
+    for kind, text in several.get("outcome"):
+        assert kind == "UsageError" and "8 members, the group 4" in text
 
 
 def test_members_must_agree(pair: Team) -> None:

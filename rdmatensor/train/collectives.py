@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collective operations that programs call, on the group that init() joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import operations
+from .keras_callbacks import broadcast_variables as _broadcast_variables
+from .operations import Reduction, as_written
+from .process import current
+
+
+@as_written
+def all_reduce(tensor: Any, op: Reduction = "mean", name: str = "all_reduce") -> Any:
+    """Combines the tensors of all processes, element by element. Has a gradient for "mean" and "sum".
+
+    `name` appears in errors; it has to be the same in all processes, as have type and shape. If they
+    differ, every process gets InvalidArgumentError, which quotes two of them. This holds for all operations
+    here.
+    """
+    return operations.all_reduce(current(), tensor, op, name)
+
+
+@as_written
+def reduce_scatter(tensor: Any, op: Reduction = "sum", name: str = "reduce_scatter") -> Any:
+    """Part `rank` of what all_reduce gives, cut into `size` equal parts along the first dimension."""
+    return operations.reduce_scatter(current(), tensor, op, name)
+
+
+@as_written
+def all_gather(tensor: Any, name: str = "all_gather") -> Any:
+    """Joins the tensors of all processes along the first dimension, by rank. They have equal shapes."""
+    return operations.all_gather(current(), tensor, name)
+
+
+@as_written
+def all_to_all(tensor: Any, name: str = "all_to_all") -> Any:
+    """Joins part `rank` of every process's tensor, by rank. Tensors are cut as in reduce_scatter."""
+    return operations.all_to_all(current(), tensor, name)
+
+
+@as_written
+def broadcast(tensor: Any, root: int = 0, name: str = "broadcast") -> Any:
+    """Rank `root`'s tensor. The others give a tensor of the same type and shape."""
+    return operations.broadcast(current(), tensor, root, name)
+
+
+@as_written
+def barrier(name: str = "barrier") -> None:
+    """Returns when every process has called it."""
+    operations.barrier(current(), name)
+
+
+@as_written
+def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
+    """Sets variables of TensorFlow or Keras to their values in rank `root`."""
+    _broadcast_variables(current(), variables, root, "variables")

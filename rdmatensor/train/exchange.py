@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets a synchronizer change the parameters between two steps, from inside TensorFlow's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..errors import UsageError
+from .operations import as_written
+from .process import Run
+from .sync.base import Array, Synchronizer
+
+# Values of the step of the next exchange: the synchronizer has not begun.
+_NOT_BEGUN = -1
+
+
+class Exchange:
+    """The parameters of one optimizer as a vector, which the synchronizer changes when it is due."""
+
+    def __init__(self, run: Run, sync: Synchronizer) -> None:
+        self._run = run
+        self.sync = sync
+        self._begun = False
+        self._x: Array | None = None
+        # The graph asks this number, so that steps without an exchange copy nothing.
+        with tf.init_scope(), tf.device("/CPU:0"):
+            self._next = tf.Variable(_NOT_BEGUN, dtype=tf.int64, trainable=False)
+        run.closing.append(sync.close)
+
+    @as_written
+    def before(self, variables: Sequence[Any]) -> None:
+        """Begins, in the first step. Call it before the update."""
+
+        def begin() -> Any:
+            first = tf.numpy_function(self._begin, [_joined(variables)], tf.int64, name="begin")
+            return self._next.assign(tf.ensure_shape(first, []))
+
+        tf.cond(self._next < 0, begin, lambda: tf.identity(self._next))
+
+    @as_written
+    def after(self, variables: Sequence[Any], step: Any, rate: Any) -> None:
+        """Exchanges, if it is due. Call it after the update."""
+        step, rate = tf.cast(step, tf.int64), tf.cast(rate, tf.float64)
+
+        def exchange() -> Any:
+            joined = _joined(variables)
+            changed, following = tf.numpy_function(
+                self._exchange, [joined, step, rate], [joined.dtype, tf.int64], name="exchange"
+            )
+            sizes = [int(np.prod(each.shape)) for each in variables]
+            parts = tf.split(tf.ensure_shape(changed, [sum(sizes)]), sizes)
+            for variable, part in zip(variables, parts, strict=True):
+                value = tf.reshape(part, variable.shape)
+                variable.assign(tf.cast(value, variable.dtype))
+            return self._next.assign(tf.ensure_shape(following, []))
+
+        tf.cond(step >= self._next, exchange, lambda: tf.identity(self._next))
+
+    def _begin(self, x: Array) -> Any:
+        self._x = np.array(x)
+        first = self.sync.begin(self._run, self._x)
+        self._begun = True
+        return np.int64(first)
+
+    def _exchange(self, x: Array, step: int, rate: float) -> Any:
+        assert self._x is not None
+        np.copyto(self._x, x)
+        following = self.sync.exchange(self._x, int(step), float(rate))
+        if following <= step:
+            raise UsageError(f"{type(self.sync).__name__} wants step {following} after {step}")
+        return self._x, np.int64(following)
+
+    def save(self, file: Path, variables: Sequence[Array]) -> None:
+        """Writes the synchronizer's state and the variables, at once or not at all."""
+        if not self._begun:
+            return
+        kept: dict[str, Any] = {
+            f"variable {number}": value for number, value in enumerate(variables)
+        }
+        kept.update({f"state {name}": value for name, value in self.sync.state().items()})
+        written = file.with_name(file.name + ".new")
+        with written.open("wb") as stream:
+            np.savez(stream, **kept)
+        written.replace(file)
+
+    def restore(self, file: Path) -> list[Array]:
+        """Takes what `save` wrote, and returns the variables; none if there is no file.
+
+        UsageError if the file is something else.
+        """
+        if self._begun or not file.exists():
+            return []
+        try:
+            with np.load(file) as kept:
+                values = {name: kept[name] for name in kept.files}
+        except (ValueError, OSError) as error:
+            raise UsageError(f"{file} is not what callbacks(backup=...) writes: {error}") from None
+        self.sync.restore(
+            {k.removeprefix("state "): v for k, v in values.items() if k.startswith("state ")}
+        )
+        count = sum(name.startswith("variable ") for name in values)
+        return [values[f"variable {number}"] for number in range(count)]
+
+
+def _joined(variables: Sequence[Any]) -> Any:
+    values = [tf.convert_to_tensor(each) for each in variables]
+    dtype = tf.float64 if any(each.dtype == tf.float64 for each in values) else tf.float32
+    return tf.concat([tf.reshape(tf.cast(each, dtype), [-1]) for each in values], 0)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The formulas of all synchronizers, in numpy. What trains, what simulates and what tests use these.
+
+A model is an array of any shape: mostly, all parameters as one vector. Functions without `out` change no
+argument. None communicates: a caller brings what other workers have sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+# ---- elastic averaging: Zhang, Choromanska and LeCun 2015, arXiv 1412.6651 ---------------------------------
+
+
+def elastic_rate(beta: float, size: int) -> float:
+    """The share of the distance to the centre that a worker moves: alpha = beta / N."""
+    return beta / size
+
+
+def elastic_difference(worker: Array, centre: Array, alpha: float) -> Array:
+    """D = alpha (x - c). The worker subtracts it, and the centre adds it, which conserves their sum."""
+    difference: Array = alpha * (worker - centre)
+    return difference
+
+
+# ---- gossip: Jin, Yuan, Iandola and Keutzer 2016, arXiv 1611.04581 -----------------------------------------
+
+
+def pull(own: Array, other: Array) -> Array:
+    """The mean of the own model and one that was read."""
+    return 0.5 * (own + other)
+
+
+def push(own: Array, arrived: Sequence[Array]) -> Array:
+    """The mean of the own model and all that have arrived."""
+    return sum(arrived, own) / (1 + len(arrived))
+
+
+def random_peer(generator: np.random.Generator, rank: int, size: int) -> int:
+    """Another worker; each is as probable."""
+    other = int(generator.integers(size - 1))
+    return other + (other >= rank)
+
+
+# ---- push-sum: Assran, Loizou, Ballas and Rabbat 2019, arXiv 1811.10792 ------------------------------------
+
+
+def hops(size: int) -> int:
+    """How many different peers the exponential graph gives each worker."""
+    return max(1, math.ceil(math.log2(size)))
+
+
+def exponential_peer(rank: int, step: int, size: int) -> int:
+    """To whom a worker sends in a step: 2^(t mod log2 N) further. In each step, each worker receives once."""
+    return (rank + (1 << step % hops(size))) % size
+
+
+def push_sum(
+    value: Array, weight: float, arrived: Sequence[tuple[Array, float]]
+) -> tuple[Array, float]:
+    """Adds what has arrived. Of a message (p x, p w), the sender keeps the rest, so all sums stay."""
+    return sum((each for each, _ in arrived), value), weight + sum(each for _, each in arrived)
+
+
+def unbiased(value: Array, weight: float) -> Array:
+    """z = x / w: the model at which gradients are computed."""
+    return value / weight
+
+
+# ---- Gossip-PGA: Chen, Yuan, Zhang, Pan, Xu and Yin 2021, arXiv 2105.09080 ---------------------------------
+
+
+def averages_globally(step: int, every: int) -> bool:
+    """Whether step 1, 2, ... ends with a mean of all models instead of gossip."""
+    return step % every == 0
+
+
+# ---- stale synchronous: Ho et al. 2013, NIPS ---------------------------------------------------------------
+
+
+def may_begin(clock: int, clocks: Sequence[int], slack: int) -> bool:
+    """Whether a worker that has finished `clock` steps may begin another one: no worker is further back
+    than `slack`. With 0, all move in step."""
+    return clock - min(clocks) <= slack
+
+
+# ---- DiLoCo: Douillard et al. 2023, arXiv 2311.08105 -------------------------------------------------------
+
+
+def outer_gradient(anchor: Array, model: Array) -> Array:
+    """How far a worker has gone since the last exchange, as a gradient: theta - theta_i."""
+    return anchor - model
+
+
+def nesterov(
+    anchor: Array, velocity: Array, gradient: Array, rate: float = 0.7, momentum: float = 0.9
+) -> tuple[Array, Array]:
+    """The outer step. Returns the new common model and the new velocity.
+
+    With rate 1 and momentum 0, the new model is the mean of the workers' models: local SGD.
+    """
+    velocity = momentum * velocity + gradient
+    return anchor - rate * (gradient + momentum * velocity), velocity
+
+
+def fragment_due(step: int, period: int, fragments: int) -> int | None:
+    """Which fragment is exchanged after step 1, 2, ...: each once a period, evenly spread (Streaming DiLoCo,
+    Douillard et al. 2025, arXiv 2501.18512). None if none is."""
+    for fragment in range(fragments):
+        if step >= period and step % period == (fragment * period) // fragments:
+            return fragment
+    return None
+
+
+# ---- Decoupled DiLoCo, arXiv 2604.21428 --------------------------------------------------------------------
+
+
+def weighted_mean(values: Sequence[Array], weights: Sequence[float]) -> Array:
+    """sum w D / sum w, over those that have arrived. Weights count steps, or examples."""
+    total = math.fsum(weights)
+    return sum(value * (weight / total) for value, weight in zip(values, weights, strict=True))  # type: ignore[return-value]
+
+
+def quorum_reached(arrived: int, quorum: int, waited: float, grace: float) -> bool:
+    """Whether a fragment's exchange ends: `quorum` workers have arrived, and `grace` seconds have passed
+    since."""
+    return arrived >= quorum and waited >= grace
+
+
+# ---- compression with error feedback: Karimireddy et al. 2019, arXiv 1901.09847 ----------------------------
+
+
+def with_error(value: Array, error: Array, decay: float = 1.0) -> Array:
+    """What is compressed: the value and what was left out before. SparseLoCo (Sarfi et al. 2025, arXiv
+    2508.15706) lets the error decay."""
+    return value + decay * error
+
+
+def kept(share: float, count: int) -> int:
+    """How many elements TopK sends of `count`: at least one."""
+    return min(count, max(1, math.ceil(share * count)))
+
+
+def top_k(vector: Array, count: int) -> Array:
+    """The places of the `count` largest magnitudes, in order."""
+    return np.sort(np.argpartition(np.abs(vector), vector.size - count)[vector.size - count :])
+
+
+def scattered(indices: Array, values: Array, size: int) -> Array:
+    """The vector that has `values` at `indices`; values at equal places add up."""
+    vector = np.zeros(size, values.dtype)
+    np.add.at(vector, indices, values)
+    return vector
+
+
+# ---- PowerSGD: Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727 ----------------------------------------
+
+
+def power_left(matrix: Array, right: Array) -> Array:
+    """P = M Q. Workers use the mean of theirs, made orthonormal."""
+    product: Array = matrix @ right
+    return product
+
+
+def orthonormal(matrix: Array) -> Array:
+    """Columns of length 1 at right angles, which span what the columns of `matrix` do. The result depends on
+    nothing but the argument, so all workers that have the same one agree."""
+    columns, _ = np.linalg.qr(matrix)
+    return columns.astype(matrix.dtype, copy=False)
+
+
+def power_right(matrix: Array, left: Array) -> Array:
+    """Q = M^T P. Workers use the mean of theirs, also as the Q of the next step."""
+    product: Array = matrix.T @ left
+    return product
+
+
+def power_result(left: Array, right: Array) -> Array:
+    """P Q^T: what stands for the mean of the matrices. A worker's error is its matrix without it."""
+    product: Array = left @ right.T
+    return product
+
+
+# ---- quantisation ------------------------------------------------------------------------------------------
+
+
+def to_int8(vector: Array) -> tuple[Array, float]:
+    """Codes of 8 bits and what they are multiplied with. Values that are not finite count as 0."""
+    largest = float(np.max(np.abs(vector), initial=0.0, where=np.isfinite(vector)))
+    scale = largest / 127 or 1.0
+    return np.rint(np.nan_to_num(vector, posinf=0.0, neginf=0.0) / scale).astype(np.int8), scale
+
+
+def from_int8(codes: Array, scale: float) -> Array:
+    """What the codes stand for."""
+    return codes.astype(np.float32) * np.float32(scale)
+
+
+@cache
+def _fp8_values() -> Array:
+    """The values of the codes 0 to 126 of E4M3 (Micikevicius et al. 2022, arXiv 2209.05433), which rise."""
+    codes = np.arange(127)
+    exponent, fraction = codes >> 3, codes & 7
+    return np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
+
+
+def to_fp8(vector: Array) -> tuple[Array, float]:
+    """Codes of E4M3 and what their values are multiplied with, so that the largest fits exactly. Values that
+    are not finite count as 0."""
+    values = _fp8_values()
+    finite = np.nan_to_num(vector, posinf=0.0, neginf=0.0)
+    scale = float(np.max(np.abs(finite), initial=0.0)) / float(values[-1]) or 1.0
+    middles = (values[1:] + values[:-1]) / 2
+    codes = np.searchsorted(middles, np.abs(finite) / scale).astype(np.uint8)
+    return codes | np.where(np.signbit(finite), np.uint8(128), np.uint8(0)), scale
+
+
+def from_fp8(codes: Array, scale: float) -> Array:
+    """What the codes stand for."""
+    signed = np.concatenate([_fp8_values(), [np.nan], -_fp8_values(), [np.nan]])
+    return (signed[codes] * scale).astype(np.float32)
+
+
+# ---- periods -----------------------------------------------------------------------------------------------
+
+
+def qsr_period(alpha: float, rate: float, base: int) -> int:
+    """The quadratic rule (Gu et al. 2024, arXiv 2310.14423): H = max(H0, floor((alpha / eta)^2))."""
+    return max(base, math.floor((alpha / rate) ** 2)) if rate > 0 else base
+
+
+def adacomm_period(first: int, loss: float, first_loss: float) -> int:
+    """AdaComm (Wang and Joshi 2019, arXiv 1810.08313): tau = ceil(tau0 sqrt(F / F0)): rare exchanges first,
+    frequent ones in the end."""
+    if not first_loss > 0 or not math.isfinite(loss):
+        return first
+    return max(1, math.ceil(first * math.sqrt(max(loss, 0.0) / first_loss)))
+
+
+def quality_period(period: int, cost: float, bound: float, longest: int) -> int:
+    """The next period where quality guides it, after Nexus (Wang, Zhang, Ren and Zhang, MASCOTS 2017).
+
+    `cost` is how much worse exchanging rarely makes the loss, in units of the first loss; see
+    `quality_cost`. Within half the bound the period doubles; beyond the bound it halves.
+    """
+    if not math.isfinite(cost) or cost > bound:
+        return max(1, period // 2)
+    return min(2 * period, longest) if cost <= bound / 2 else period
+
+
+def quality_cost(before: float, after: float, first: float) -> float:
+    """What an exchange shows of the price of its period: the loss of the common model right after it, above
+    the mean loss that the workers had right before, in units of the first loss."""
+    return (after - before) / first if first > 0 else 0.0
