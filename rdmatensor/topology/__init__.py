@@ -18,7 +18,7 @@ def __getattr__(name: str) -> object:
 
         return plan
     if name == "use":
-        from .use import use
+        from .agree import use
 
         return use
     raise AttributeError(name)

@@ -104,7 +104,7 @@ def init(
         _run = Run(role_of(os.environ, rank, size, root), timeout)
         atexit.register(shutdown)
         if topology is not None and _run.group is not None:
-            from ..topology.use import use
+            from ..topology.agree import use
 
             use(_run.group, topology, roots=[0], timeout=timeout)
     return _run

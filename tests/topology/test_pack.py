@@ -88,7 +88,7 @@ def test_cheapest_arborescences_are_networkx_s(size: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     cost = random.integers(0, 9, (size, size)).astype(float)
     cost[random.random((size, size)) < 0.4] = np.inf
-    graph = networkx.DiGraph()
+    graph: networkx.DiGraph[int] = networkx.DiGraph()
     graph.add_nodes_from(range(size))
     for one, other in zip(*np.nonzero(np.isfinite(cost)), strict=True):
         if one != other and other != 0:
