@@ -26,6 +26,7 @@ COMMANDS = {
     "ping": ("rdmatensor.commands.ping:ping", "Measure the connection to another machine."),
     "place": ("rdmatensor.commands.place:place", "Run a program as a task of Slurm, MPI or Kubernetes."),
     "plan": ("graph_analyzer.cli:plan", "Show what a graph sends between tasks, and how."),
+    "simulate": ("rdmatensor.simulate.cli:simulate", "Compare synchronizers on simulated clusters."),
     "softroce": ("rdmatensor.softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
     "top": ("rdmatensor.commands.top:top", "Watch running tasks: peers, bytes by path, waits."),
 }  # fmt: skip
@@ -63,6 +64,8 @@ def _lacking(error: ImportError) -> click.ClickException:
     remedy = "run rdmatensor doctor"
     if package in ("click", "rich", "numpy", "cffi", "jinja2"):
         remedy = f"pip install {package}"
+    elif package in ("matplotlib", "sklearn"):
+        remedy = "pip install 'rdmatensor[simulate]'"
     elif package == "prometheus_client":
         remedy = "pip install 'rdmatensor[metrics]'"
     elif package == "graph_analyzer":

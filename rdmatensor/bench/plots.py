@@ -69,7 +69,8 @@ def pictures(results: Sequence[Result]) -> list[tuple[str, str]]:
     return made + ([("times", _bars(single, ways))] if single else [])
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """The picture as text, which is the same each time."""
     text = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": "rdmatensor", "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
@@ -77,7 +78,8 @@ def _svg(figure: Figure) -> str:
     return svg[svg.index("<svg") :]
 
 
-def _tidy(axes: Axes) -> None:
+def tidy(axes: Axes) -> None:
+    """Takes away what a reader does not need."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, which="major")
 
@@ -121,12 +123,12 @@ def _by_size(case: str, results: list[Result], ways: Sequence[str]) -> str:
     left.legend(frameon=False, fontsize=8)
     for axes in (left, right):
         _sized(axes, results)
-        _tidy(axes)
+        tidy(axes)
     if _ratios(right, results, ways):
         right.set_title("speedup over the rival", loc="left", fontsize=10)
     else:
         right.remove()
-    return _svg(figure)
+    return svg(figure)
 
 
 def _nbytes(result: Result) -> int:
@@ -183,8 +185,8 @@ def _bars(results: list[Result], ways: Sequence[str]) -> str:
     handles = [Patch(color=colour(way, ways), label=way) for way in shown]
     axes.legend(handles=handles, frameon=False, fontsize=8, ncols=len(shown), loc="lower left",
                 bbox_to_anchor=(0, 1))  # fmt: skip
-    _tidy(axes)
-    return _svg(figure)
+    tidy(axes)
+    return svg(figure)
 
 
 def _curves(case: str, results: list[Result], ways: Sequence[str]) -> str:
@@ -200,5 +202,5 @@ def _curves(case: str, results: list[Result], ways: Sequence[str]) -> str:
     axes.set_ylabel("loss")
     axes.set_title(case, loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=8)
-    _tidy(axes)
-    return _svg(figure)
+    tidy(axes)
+    return svg(figure)

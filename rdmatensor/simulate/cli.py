@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor simulate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from .. import units
+from .cluster import Setting
+from .study import Outcome, Study, outcomes
+
+DEFAULT = (
+    "AllReduce",
+    "AllReduce(compression='topk')",
+    "LocalSGD(period=8)",
+    "LocalSGD(period='quality')",
+    "DiLoCo",
+    "GossipPGA",
+    "SGP",
+    "PullGossip",
+    "PushGossip",
+    "EASGD",
+    "SSP",
+    "Decoupled",
+)
+
+
+def _numbers(kind: Callable[[str], Any], lowest: float) -> Callable[..., Any]:
+    """Reads "2,4,8"."""
+
+    def read(_: click.Context, __: click.Parameter, text: str) -> tuple[Any, ...]:
+        try:
+            found = tuple(kind(each) for each in text.split(",") if each.strip())
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+        if not found or min(found) < lowest:
+            raise click.BadParameter(
+                f"{text!r}: expected numbers from {lowest:g} on, such as 2,4,8"
+            )
+        return found
+
+    return read
+
+
+def _unit(read: Callable[[str], float]) -> Callable[..., float]:
+    def parsed(_: click.Context, __: click.Parameter, text: str) -> float:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return parsed
+
+
+@click.command()
+@click.option("--sync", "names", multiple=True, metavar="NAME(...)",
+              help="A synchronizer, such as 'LocalSGD(period=8)'; repeatable. Default: all.")  # fmt: skip
+@click.option("--workers", default="8", show_default=True, metavar="N,...", callback=_numbers(int, 1),
+              help="How many workers; several are compared.")  # fmt: skip
+@click.option("--host", default=1, show_default=True, metavar="N", type=click.IntRange(1),
+              help="Workers on one host, which share its link.")  # fmt: skip
+@click.option("--seeds", default=5, show_default=True, metavar="N", type=click.IntRange(1, 1000),
+              help="Trainings of each case.")  # fmt: skip
+@click.option("--target", default=0.96, show_default=True, metavar="SHARE", type=click.FloatRange(0, 1),
+              help="The accuracy to reach.")  # fmt: skip
+@click.option("--rates", default="0.2,0.4,0.8,1.6", show_default=True, metavar="X,...",
+              callback=_numbers(float, 0.0), help="Learning rates; each case uses its best.")  # fmt: skip
+@click.option("--batch", default=256, show_default=True, metavar="N", type=click.IntRange(1),
+              help="Examples of a step of all workers together.")  # fmt: skip
+@click.option("--steps", default=200, show_default=True, metavar="N", type=click.IntRange(1),
+              help="Steps of a worker.")  # fmt: skip
+@click.option("--step", default="100ms", show_default=True, metavar="TIME", callback=_unit(units.latency),
+              help="Time of a step with 32 examples; a fifth of it is for any number.")  # fmt: skip
+@click.option("--jitter", default=0.2, show_default=True, metavar="X", type=click.FloatRange(0),
+              help="Standard deviation of the logarithm of a step's time.")  # fmt: skip
+@click.option("--slow", default=0, show_default=True, metavar="N", type=click.IntRange(0),
+              help="How many workers are slow.")  # fmt: skip
+@click.option("--slowness", default=2.0, show_default=True, metavar="X", type=click.FloatRange(1),
+              help="By which factor.")  # fmt: skip
+@click.option("--death", "deaths", multiple=True, metavar="TIME", callback=lambda _, __, texts: tuple(
+              map(units.latency, texts)), help="A worker dies then; repeatable.")  # fmt: skip
+@click.option("--bandwidth", default="10Gbit", show_default=True, metavar="RATE",
+              callback=_unit(units.bandwidth), help="Of a host's link, each way.")  # fmt: skip
+@click.option("--latency", default="50us", show_default=True, metavar="TIME",
+              callback=_unit(units.latency), help="Of a message.")  # fmt: skip
+@click.option("--model-bytes", default="46.8MB", show_default=True, metavar="SIZE",
+              callback=_unit(units.bandwidth), help="What the model counts as on the wire.")  # fmt: skip
+@click.option("--jobs", default=1, show_default=True, metavar="N", type=click.IntRange(1),
+              help="Processes that simulate.")  # fmt: skip
+@click.option("--json", "record", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write all numbers; - for the standard output instead of the table.")  # fmt: skip
+@click.option("--pictures", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+              help="Draw accuracy over time and over bytes as SVG.")  # fmt: skip
+def simulate(
+    names: tuple[str, ...],
+    workers: tuple[int, ...],
+    seeds: int,
+    target: float,
+    rates: tuple[float, ...],
+    batch: int,
+    jobs: int,
+    record: Path | None,
+    pictures: Path | None,
+    **options: Any,
+) -> None:
+    """Compare synchronizers on clusters that need not exist.
+
+    Workers train a small network on scikit-learn's digits. Gradients and the formulas, which are those of
+    rdmatensor.train, are real; the times of steps and transfers are simulated. The model counts as
+    ResNet-18's 46.8 MB. The batch is divided among the workers.
+
+    \b
+    Examples:
+      rdmatensor simulate
+      rdmatensor simulate --workers 2,8,32,128 --sync AllReduce --sync EASGD
+      rdmatensor simulate --slow 1 --death 3s --pictures build/simulated
+      rdmatensor simulate --sync "LocalSGD(period='quality', bound=0.02)" --json numbers.json
+    """
+    setting = Setting(
+        host=options["host"],
+        step_s=options["step"],
+        jitter=options["jitter"],
+        slow=options["slow"],
+        slowness=options["slowness"],
+        deaths=options["deaths"],
+        bandwidth=options["bandwidth"],
+        latency_s=options["latency"],
+        model_bytes=options["model_bytes"],
+        steps=options["steps"],
+    )
+    if setting.slow + len(setting.deaths) > min(workers):
+        raise click.UsageError(f"more slow and dying workers than there are: {min(workers)}")
+    study = Study(names or DEFAULT, workers, rates, seeds, target, batch, setting)
+    found = []
+    try:
+        for each in outcomes(study, jobs):
+            found.append(each)
+            if sys.stderr.isatty():
+                click.echo(
+                    f"\r{len(found)} of {len(study.synchronizers) * len(workers)}",
+                    err=True,
+                    nl=False,
+                )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if record:
+        text = json.dumps(
+            {
+                "kind": "simulated",
+                "study": dataclasses.asdict(study),
+                "outcomes": [each.record() for each in found],
+            }
+        )
+        if str(record) == "-":
+            click.echo(text)
+        else:
+            record.write_text(text + "\n", encoding="utf-8")
+    if str(record) != "-":
+        Console(width=None if sys.stdout.isatty() else 120).print(_table(found, study))
+    if pictures:
+        from .pictures import write
+
+        for path in write(found, pictures):
+            click.echo(str(path), err=True)
+
+
+def _table(found: list[Outcome], study: Study) -> Table:
+    table = Table(
+        title=f"Simulated: {study.seeds} seeds, target {study.target:.0%}; median (least to most)",
+        title_justify="left",
+    )
+    for name in (
+        "workers",
+        "synchronizer",
+        "rate",
+        "time to target",
+        "sent by a host",
+        "final accuracy",
+    ):
+        table.add_column(name, justify="left" if name == "synchronizer" else "right")
+    for each in found:
+        table.add_row(
+            str(each.workers),
+            each.synchronizer,
+            f"{each.rate:g}",
+            _range(each, each.seconds, units.duration),
+            _range(each, each.nbytes, units.size),
+            f"{mean(each.final):.2%} ± {pstdev(each.final):.2%}",
+        )
+    return table
+
+
+def _range(each: Outcome, values: list[float | None], text: Callable[[float], str]) -> str:
+    known = [value for value in values if value is not None]
+    middle = each.middle(values)
+    if middle is None:
+        return f"{len(known)} of {len(values)} seeds"
+    return f"{text(middle)} ({text(min(known))} to {text(max(known))})"

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares synchronizers: several seeds, each synchronizer at the learning rate that suits it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from statistics import mean, median, pstdev
+from typing import Any
+
+from .cluster import Curve, Setting
+from .events import events
+from .lockstep import lockstep
+from .problem import Problem
+
+# The examples of a step of `step_s`, and its share that does not depend on how many there are.
+_EXAMPLES, _FIXED = 32, 0.2
+
+
+def synchronizer(text: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The class and the arguments that "LocalSGD(period=8)" names. ValueError if it names none."""
+    known = {**lockstep(), **events()}
+    try:
+        called = ast.parse(text.strip(), mode="eval").body
+        name = called.func if isinstance(called, ast.Call) else called
+        arguments = (
+            {str(each.arg): ast.literal_eval(each.value) for each in called.keywords}
+            if isinstance(called, ast.Call) and not called.args
+            else {}
+        )
+    except (SyntaxError, ValueError):
+        name, arguments = None, {}
+    if not isinstance(name, ast.Name) or name.id not in known:
+        raise ValueError(
+            f"{text!r} names no synchronizer: give one of {', '.join(known)}, with arguments by name: "
+            "LocalSGD(period=8)"
+        )
+    return known[name.id], arguments
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared on which clusters. `batch` is that of all workers together."""
+
+    synchronizers: tuple[str, ...]
+    workers: tuple[int, ...]
+    rates: tuple[float, ...]
+    seeds: int
+    target: float
+    batch: int
+    setting: Setting
+
+    def one(self, text: str, workers: int, rate: float, seed: int) -> Curve:
+        """One training."""
+        make, arguments = synchronizer(text)
+        batch = max(1, self.batch // workers)
+        step = self.setting.step_s * (_FIXED + (1 - _FIXED) * batch / _EXAMPLES)
+        setting = dataclasses.replace(
+            self.setting, workers=workers, rate=rate, seed=seed, step_s=step
+        )
+        try:
+            curve: Curve = make(setting, Problem(batch), **arguments).run()
+        except TypeError as error:
+            raise ValueError(f"{text}: {error}") from None
+        return curve
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One synchronizer on one cluster, at its best rate; a number for each seed. None: never reached."""
+
+    synchronizer: str
+    workers: int
+    rate: float
+    target: float
+    seconds: list[float | None]
+    nbytes: list[float | None]
+    """What a host had sent until then."""
+    final: list[float]
+    curve: Curve
+    """That of the first seed."""
+
+    @property
+    def reached(self) -> int:
+        """How many seeds reached the target."""
+        return sum(each is not None for each in self.seconds)
+
+    def middle(self, values: Sequence[float | None]) -> float | None:
+        """The median over all seeds; None if half of them never reached the target."""
+        known = median(float("inf") if each is None else each for each in values)
+        return None if known == float("inf") else known
+
+    def record(self) -> dict[str, Any]:
+        """All of it for JSON."""
+        return dataclasses.asdict(self) | {
+            "median_seconds": self.middle(self.seconds),
+            "median_bytes": self.middle(self.nbytes),
+            "mean_final": mean(self.final),
+            "spread_final": pstdev(self.final),
+        }
+
+
+def _outcome(task: tuple[Study, str, int]) -> Outcome:
+    study, text, workers = task
+
+    def rank(curve: Curve) -> tuple[float, float]:
+        reached = curve.reached(study.target)
+        return (reached[0] if reached else float("inf"), -curve.final)
+
+    tried = {rate: study.one(text, workers, rate, 0) for rate in study.rates}
+    best = min(tried, key=lambda rate: rank(tried[rate]))
+    curves = [
+        tried[best],
+        *(study.one(text, workers, best, seed) for seed in range(1, study.seeds)),
+    ]
+    reached = [curve.reached(study.target) for curve in curves]
+    return Outcome(
+        text,
+        workers,
+        best,
+        study.target,
+        [each[0] if each else None for each in reached],
+        [each[1] if each else None for each in reached],
+        [curve.final for curve in curves],
+        curves[0],
+    )
+
+
+def outcomes(study: Study, jobs: int) -> Iterator[Outcome]:
+    """Each synchronizer on each cluster. ValueError if one cannot be made."""
+    tasks = [(study, text, size) for size in study.workers for text in study.synchronizers]
+    for text in study.synchronizers:
+        synchronizer(text)
+    if jobs == 1:
+        yield from map(_outcome, tasks)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield from pool.map(_outcome, tasks)

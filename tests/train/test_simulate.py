@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulator: what must hold on any cluster, and short trainings that a broken rule fails."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("sklearn")
+
+from rdmatensor.cli import main
+from rdmatensor.simulate import events, lockstep
+from rdmatensor.simulate.cluster import Setting
+from rdmatensor.simulate.problem import Problem
+from rdmatensor.simulate.study import synchronizer
+from rdmatensor.train.sync import rules
+
+pytestmark = pytest.mark.timeout(300)
+ALL = [*lockstep.lockstep(), *events.events()]
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return Problem(batch=32)
+
+
+def _train(name: str, problem: Problem, arguments: Any = None, **setting: Any) -> Any:
+    make, _ = synchronizer(name)
+    settings = {"workers": 4, "rate": 0.8, "steps": 80, **setting}
+    return make(Setting(**settings), problem, **(arguments or {})).run()
+
+
+def test_gradients_are_those_of_the_loss(problem: Problem) -> None:
+    model = problem.begin(1)[None].astype(np.float64)
+    gradient, _ = problem.gradients(model, np.random.default_rng(5))
+    for place in (0, 100, 2048, 2100, 2405):
+        losses = []
+        for sign in (1, -1):
+            moved = model.copy()
+            moved[0, place] += sign * 1e-5
+            losses.append(problem.gradients(moved, np.random.default_rng(5))[1][0])
+        assert (losses[0] - losses[1]) / 2e-5 == pytest.approx(gradient[0, place], abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_synchronizer_learns(name: str, problem: Problem) -> None:
+    arguments = {"period": 8} if name in ("DiLoCo", "Decoupled") else None
+    curve = _train(name, problem, arguments, rate=0.4)
+    assert curve.final > 0.9
+    assert curve.nbytes[-1] > 0
+    assert curve.seconds == sorted(curve.seconds)
+
+
+def test_gossip_without_averaging_is_noticed(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that do not average know no more than their own model: those models are apart."""
+
+    def apart() -> float:
+        run = events.PullGossip(Setting(workers=4, rate=0.8, steps=80), problem)
+        run.run()
+        return float(run.cluster.models.std(0).mean())
+
+    together = apart()
+    monkeypatch.setattr(rules, "pull", lambda own, other: own)
+    assert together < 0.02
+    assert apart() > 3 * together
+
+
+@pytest.mark.parametrize("name", ["LocalSGD", "DiLoCo"])
+def test_period_1_is_synchronous_sgd(name: str, problem: Problem) -> None:
+    arguments: dict[str, Any] = {"period": 1}
+    if name == "DiLoCo":
+        arguments |= {"rate": 1.0, "momentum": 0.0}
+    ends = []
+    for way, more in (("AllReduce", {}), (name, arguments)):
+        make, _ = synchronizer(way)
+        run = make(Setting(workers=4, rate=0.2, steps=10), problem, **more)
+        run.run()
+        ends.append(run.cluster.models)
+    np.testing.assert_allclose(ends[1], ends[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["PullGossip", "PushGossip", "SGP", "Decoupled"])
+def test_asynchronous_ones_outlive_a_death(name: str, problem: Problem) -> None:
+    """A dead worker costs the others no step and no time; synchronous ones stand still."""
+    whole, bereft = (_train(name, problem, deaths=deaths) for deaths in ((), (2.0,)))
+    assert bereft.final > 0.9
+    # The steps that the dead one does not take are taken by the others.
+    assert bereft.seconds[-1] < whole.seconds[-1] * 1.5
+    synchronous = [_train("AllReduce", problem, deaths=deaths) for deaths in ((), (2.0,))]
+    assert synchronous[1].seconds[-1] > synchronous[0].seconds[-1] + 4
+
+
+def test_weights_of_push_sum_are_conserved(problem: Problem) -> None:
+    run = events.SGP(Setting(workers=5, rate=0.4, steps=30), problem)
+    run.run()
+    on_the_way = sum(weight for box in run._inbox for _, (_, weight) in box)
+    assert run._weights.sum() + on_the_way == pytest.approx(5)
+
+
+def test_one_slow_worker_slows_who_waits(problem: Problem) -> None:
+    slowed = {
+        name: _train(name, problem, slow=1).seconds[-1] / _train(name, problem).seconds[-1]
+        for name in ("AllReduce", "PushGossip")
+    }
+    assert slowed["AllReduce"] > 1.5
+    assert slowed["PushGossip"] < 1.35
+
+
+@pytest.mark.parametrize("how", ["int8", "fp8", "topk", "powersgd"])
+def test_error_feedback_is_conserved(how: str, problem: Problem) -> None:
+    """What is sent and what is kept back is what there was."""
+    run = lockstep.AllReduce(Setting(workers=3), problem, compression=how, share=0.1)
+    vectors = np.random.default_rng(3).standard_normal((3, problem.parameters)).astype(np.float32)
+    total, sent = np.zeros_like(vectors[0]), np.zeros_like(vectors[0])
+    for _ in range(5):
+        mean, _ = run._mean(vectors, run.alive)
+        total, sent = total + vectors.mean(0), sent + mean
+    np.testing.assert_allclose(sent + run._mean._errors.mean(0), total, atol=1e-4)
+    assert np.abs(run._mean._errors).max() < 60  # bounded: it is sent in the end
+
+
+def test_command(tmp_path: Any) -> None:
+    numbers, pictures = tmp_path / "numbers.json", tmp_path / "pictures"
+    options = ["simulate", "--workers", "2,3", "--seeds", "2", "--steps", "40", "--rates", "0.8"]
+    options += ["--sync", "AllReduce", "--sync", "LocalSGD(period='quality')", "--target", "0.8"]
+    done = CliRunner().invoke(main, [*options, "--json", str(numbers), "--pictures", str(pictures)])
+    assert done.exit_code == 0, done.output
+    assert "Simulated" in done.output
+    found = json.loads(numbers.read_text())
+    assert found["kind"] == "simulated"
+    assert [each["workers"] for each in found["outcomes"]] == [2, 2, 3, 3]
+    assert all(each["median_seconds"] > 0 for each in found["outcomes"])
+    for name in ("accuracy_2.svg", "accuracy_3.svg", "workers.svg"):
+        assert "simulated" in (pictures / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--sync", "Gossip"], "names no synchronizer"),
+        (["--sync", "LocalSGD(8)", "--sync", "SSP(slack=x)"], "names no synchronizer"),
+        (["--sync", "SSP(speed=3)"], "speed"),
+        (["--sync", "LocalSGD(period='never')"], "no period 'never'"),
+        (["--workers", "0"], "expected numbers"),
+        (["--workers", "2", "--slow", "3"], "more slow"),
+        (["--bandwidth", "fast"], "bandwidth"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: list[str], words: str) -> None:
+    done = CliRunner().invoke(main, ["simulate", "--steps", "2", *options])
+    assert done.exit_code == 2
+    assert words in done.output
