@@ -154,7 +154,8 @@ def _gone(sync: Any, doomed: int) -> bool:
 
 def main() -> None:
     run = Run()
-    answer = {"views": views, "kill": kill}[sys.argv[1]](run, **json.loads(sys.argv[2]))
+    cases: dict[str, Any] = {"views": views, "kill": kill}
+    answer = cases[sys.argv[1]](run, **json.loads(sys.argv[2]))
     print(json.dumps(answer), flush=True)
     sys.stdin.read()  # until all have answered
 

@@ -79,7 +79,8 @@ def test_a_hammering_writer_never_yields_a_torn_version(
 ) -> None:
     """Each version consists of one number, which is also its mark."""
     found = np.empty(NBYTES // 8, "uint64")
-    repeats, marks = 0, set()
+    marks: set[int] = set()
+    repeats = 0
     begin = time.monotonic()
     member.run(HAMMER, nbytes=NBYTES, pause=0.01)
     # Until reads were repeated, which shows that they met writes: at once, but in a slow guest.
