@@ -24,7 +24,7 @@ sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 .PHONY: help build demo demo-hosts test check chaos kills schedules conformance docs site lint bench bench-quick bench-api bench-verbs \
-        bench-networks transport-verbs asan tsan aarch64 fuzz soak failure-table format wheel dist clean
+        bench-networks bench-asynchronous transport-verbs asan tsan aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
@@ -40,6 +40,7 @@ help:
 	@echo 'make bench-quick  the Python API, and steps of TensorFlow against gRPC; some minutes'
 	@echo 'make bench-api    the former alone'
 	@echo 'make bench-networks  tcp against iperf3 and bare sockets, over loopback and veth'
+	@echo 'make bench-asynchronous  training with one slow process, synchronous and not; pulling against memcpy'
 	@echo 'make bench-verbs  verbs against perftest, UCX and NIXL, in the SoftRoCE lab without RDMA'
 	@echo 'make transport-verbs  all of the transport suite on verbs, of which make test runs most'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
@@ -203,6 +204,10 @@ bench-quick: bench-api
 
 bench-networks: $(tests)
 	@$(BIN)/python bench/bench_networks.py
+
+# Mostly asleep: about a quarter of an hour.
+bench-asynchronous: $(tests)
+	@$(BIN)/python bench/bench_asynchronous.py
 
 bench-verbs: $(tests)
 	@$(BIN)/python bench/bench_verbs.py
