@@ -46,17 +46,19 @@ class Network:
 def veth() -> Iterator[Network]:
     space, near, far = f"rdtbench-{os.getpid()}", f"rdtb{os.getpid()}", f"rdtc{os.getpid()}"
     inside = ("ip", "netns", "exec", space)
+    # Another run's, or one that was killed, may be there.
+    subnet = f"198.{18 + os.getpid() // 256 % 2}.{os.getpid() % 256}"
     try:
         for words in (
             ("ip", "netns", "add", space),
             ("ip", "link", "add", near, "type", "veth", "peer", far, "netns", space),
-            ("ip", "address", "add", "198.18.255.1/24", "dev", near),
+            ("ip", "address", "add", f"{subnet}.1/24", "dev", near),
             ("ip", "link", "set", near, "up"),
-            (*inside, "ip", "address", "add", "198.18.255.2/24", "dev", far),
+            (*inside, "ip", "address", "add", f"{subnet}.2/24", "dev", far),
             (*inside, "ip", "link", "set", far, "up"),
         ):
             subprocess.run(words, check=True, capture_output=True)
-        host = "198.18.255.2"
+        host = f"{subnet}.2"
         # The namespaces are this machine's alone, and the peers have no secret.
         yield Network("veth", host, inside, {"RDMATENSOR_INSECURE": "1"})
     finally:
