@@ -35,10 +35,14 @@ if TYPE_CHECKING:
     from .optimizer import GradientTape, distribute
     from .process import Run, init, local_rank, rank, shutdown, size
     from .sync.base import Synchronizer
+    from .sync.gossip import SGP, PullGossip, PushGossip
 
 __all__ = [
+    "SGP",
     "AllReduce",
     "GradientTape",
+    "PullGossip",
+    "PushGossip",
     "Run",
     "Synchronizer",
     "all_gather",

@@ -88,7 +88,7 @@ def test_counters_and_costs(pair: Team) -> None:
         assert info.latency_ns[0] > 0 and info.byte_ns[0] > 0 and info.reduce_byte_ns > 0
     chosen = pair.get("[group.choose('all_reduce', 1 << power) for power in range(0, 30, 3)]")
     assert chosen[0] == chosen[1], "all members choose the same"
-    assert set(chosen[0]) <= {"flat", "halving", "ring", "direct", "hierarchical"}
+    assert set(chosen[0]) <= {"flat", "halving", "ring", "direct", "hierarchical", "trees"}
 
 
 # ---- several at once -------------------------------------------------------------------------------
