@@ -35,11 +35,17 @@ if TYPE_CHECKING:
     from .optimizer import GradientTape, distribute
     from .process import Run, init, local_rank, rank, shutdown, size
     from .sync.base import Synchronizer
+    from .sync.decoupled import Decoupled
+    from .sync.easgd import EASGD
     from .sync.gossip import SGP, PullGossip, PushGossip
+    from .sync.ssp import SSP
 
 __all__ = [
+    "EASGD",
     "SGP",
+    "SSP",
     "AllReduce",
+    "Decoupled",
     "GradientTape",
     "PullGossip",
     "PushGossip",
