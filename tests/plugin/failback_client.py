@@ -114,8 +114,8 @@ def stream(cut: Path, calm: Path | None) -> None:
     assert (np.diff(got) > 0).all(), got[np.flatnonzero(np.diff(got) <= 0)]
     for way, first, last, failed in rounds:
         came = ((got > first) & (got <= last)).sum()
-        # A failure may be told late, and so with the next round. Where channels end by the dozen, TensorFlow does
-        # not raise every one that it was told of.
+        # A failure may be told late, and so with the next round. Where channels end by the dozen,
+        # TensorFlow does not raise every one that it was told of.
         assert failed or calm or came >= last - first - BURST, (way, first, last, came, rounds)
     print(json.dumps({"sent": number, "came": len(got), "rounds": rounds}))
 
