@@ -35,12 +35,26 @@ if TYPE_CHECKING:
     from .optimizer import GradientTape, distribute
     from .process import Run, init, local_rank, rank, shutdown, size
     from .sync.base import Synchronizer
+    from .sync.compression import PowerSGD, Quantized, TopK
+    from .sync.diloco import DiLoCo
+    from .sync.hierarchical import Hierarchical
+    from .sync.local_sgd import LocalSGD
+    from .sync.periods import QSR, AdaComm, Quality
 
 __all__ = [
+    "QSR",
+    "AdaComm",
     "AllReduce",
+    "DiLoCo",
     "GradientTape",
+    "Hierarchical",
+    "LocalSGD",
+    "PowerSGD",
+    "Quality",
+    "Quantized",
     "Run",
     "Synchronizer",
+    "TopK",
     "all_gather",
     "all_reduce",
     "all_to_all",
