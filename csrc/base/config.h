@@ -28,7 +28,8 @@
   NUMBER(DEADLINE_MS, 10000, 1, 86400000,                                                          \
          "Milliseconds after which a wait without its own time-out fails, and after which a peer " \
          "that takes no notifications counts as lost.")                                            \
-  NUMBER(CONNECT_TIMEOUT_MS, 10000, 1, 86400000, "Milliseconds that connecting may take.")         \
+  NUMBER(CONNECT_TIMEOUT_MS, 10000, 1, 86400000,                                                   \
+         "Milliseconds that connecting may take, and at the other end answering a connection.")    \
   TEXT(BIND_ADDRESS, "",                                                                           \
        "Address on which the bootstrap port listens. Empty means 127.0.0.1, and for TensorFlow "   \
        "servers the address of the task's entry in the cluster.")                                  \
@@ -48,7 +49,7 @@
   NUMBER(CONNECTIONS, 1024, 1, 1048576, "Connections that peers may have to a device.")            \
   NUMBER(CONNECTIONS_PER_HOST, 512, 1, 1048576,                                                    \
          "Connections that the peers of one host may have to a device.")                           \
-  TEXT(TRANSPORTS, "shm,verbs,tcp", "Transports that may be used, separated by commas.")           \
+  TEXT(TRANSPORTS, RDT_TRANSPORT_NAMES, "Transports that may be used, separated by commas.")       \
   TEXT(FAULTS, "",                                                                                 \
        "For tests: faults to inject, such as seed=7,delay=0.01:5ms,break=#40; docs/faults.md "     \
        "lists the kinds.")                                                                         \

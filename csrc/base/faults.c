@@ -33,6 +33,7 @@ typedef struct fault_plan {
   fault_rate rates[RDT_FAULT_KINDS];
 } fault_plan;
 
+static _Atomic bool any; /* kind is in force */
 /* Threads read this while it is replaced, so for a moment some kinds may have their old values. */
 static _Atomic uint64_t seed, transport;
 static struct {
@@ -106,6 +107,11 @@ static rdt_status unknown_kind(const char *word) {
                   RDT_ENV_PREFIX, word, known);
 }
 
+static rdt_status unknown_transport(const char *name) {
+  return rdt_fail(RDT_ERR_RANGE, "%sFAULTS: there is no transport \"%s\"; choose from %s",
+                  RDT_ENV_PREFIX, name, RDT_TRANSPORT_NAMES);
+}
+
 /* Parses "KIND=RATE[:TIME]", and writes into `item` as it does. */
 static rdt_status parse_item(fault_plan *plan, char *item) {
   char whole[256];
@@ -115,8 +121,9 @@ static rdt_status parse_item(fault_plan *plan, char *item) {
   *value++ = '\0';
   if (strcmp(item, "seed") == 0) return parse_whole(value, &plan->seed) ? RDT_OK : malformed(whole);
   if (strcmp(item, "transport") == 0) {
+    if (!rdt_text_lists(RDT_TRANSPORT_NAMES, ',', value)) return unknown_transport(value);
     plan->transport = pack(value);
-    return *value ? RDT_OK : malformed(whole);
+    return RDT_OK;
   }
   int kind = find_kind(item);
   if (kind < 0) return unknown_kind(item);
@@ -145,12 +152,15 @@ rdt_status rdt_faults_set(const char *text) {
   if (status != RDT_OK) return status;
   atomic_store(&seed, plan.seed);
   atomic_store(&transport, plan.transport);
+  bool wanted = false;
   for (int i = 0; i < RDT_FAULT_KINDS; i++) {
     atomic_store(&in_force[i].probability, plan.rates[i].probability);
     atomic_store(&in_force[i].only, plan.rates[i].only);
     atomic_store(&in_force[i].lasts_us, plan.rates[i].lasts_us);
     atomic_store(&in_force[i].occasions, 0);
+    wanted |= rdt_fault_possible((rdt_fault_kind)i);
   }
+  atomic_store(&any, wanted);
   return RDT_OK;
 }
 
@@ -178,11 +188,7 @@ bool rdt_faults_concern(const char *name) {
   return only == 0 || only == pack(name);
 }
 
-bool rdt_faults_wanted(void) {
-  bool any = false;
-  for (int i = 0; i < RDT_FAULT_KINDS; i++) any |= rdt_fault_possible((rdt_fault_kind)i);
-  return any;
-}
+bool rdt_faults_wanted(void) { return atomic_load_explicit(&any, memory_order_relaxed); }
 
 bool rdt_fault_happens(rdt_fault_kind kind, const char *whom) {
   if (!rdt_fault_possible(kind)) return false;
@@ -198,6 +204,13 @@ bool rdt_fault_happens(rdt_fault_kind kind, const char *whom) {
 }
 
 int64_t rdt_fault_us(rdt_fault_kind kind) { return atomic_load(&in_force[kind].lasts_us); }
+
+int64_t rdt_fault_occasion(const char *kind, const char *name, const char *whom) {
+  if (!rdt_faults_wanted() || !rdt_faults_concern(name)) return -1;
+  int found = find_kind(kind);
+  if (found < 0 || !rdt_fault_happens((rdt_fault_kind)found, whom)) return -1;
+  return rdt_fault_us((rdt_fault_kind)found);
+}
 
 rdt_status rdt_fault_count(size_t index, const char **name, uint64_t *count) {
   if (index >= RDT_FAULT_KINDS || !name || !count)

@@ -9,6 +9,8 @@
 
 /* Settings come from environment variables with this prefix, and error texts name them. */
 #define RDT_ENV_PREFIX "RDMATENSOR_"
+/* The names of all transports, including those that this build lacks, best first. Settings list them. */
+#define RDT_TRANSPORT_NAMES "shm,verbs,tcp"
 
 /* Records the formatted text as the calling thread's last error and returns `status`: the first
  * function that knows the cause calls it, callers only pass the status on. */

@@ -38,6 +38,8 @@
 #define SUITE "TLS_AES_128_GCM_SHA256"
 #define IDENTITY "rdmatensor"
 #define RECORD 16384u            /* bytes of clear text */
+#define SEALED (RECORD + 256)    /* the most that one becomes, with a change of keys */
+#define BATCH 8u                 /* records that are sent at once */
 #define READ_BUFFER (4 * RECORD) /* received at once */
 /* AES-GCM's key must change before 2^24.5 records (RFC 8446, section 5.5). */
 #define RECORDS_PER_KEY (1u << 24)
@@ -108,8 +110,15 @@ struct rdt_tls {
   int error; /* errno of the last system call that failed; 0: none */
   void *session;
   pthread_mutex_t lock;
-  uint32_t records;  /* sent under this key */
-  bool more;         /* a record follows at once */
+  uint32_t records; /* encrypted under this key */
+  /* Encrypted bytes [begin, end) that were not sent, and the records that end there. */
+  uint8_t *out;
+  size_t begin, end;
+  unsigned room, first,
+      last; /* records that fit in `out`; those that are there are [first, last) */
+  struct {
+    size_t end, clear; /* its last byte in `out`; bytes of clear text */
+  } sealed[BATCH];
   bool heard, clear; /* the peer said something; it began with clear text */
   atomic_bool dry;   /* the last receive found no whole record any more */
   uint8_t key[RDT_TLS_KEY_SIZE];
@@ -125,11 +134,17 @@ static int retry_or_fail(rdt_tls *tls, void *bio, int retry) {
   return -1;
 }
 
+/* Once the connection is open, what is to be sent waits for others. */
 static int write_bytes(void *bio, const char *data, int size) {
   rdt_tls *tls = ssl.BIO_get_data(bio);
   ssl.BIO_clear_flags(bio, RETRY_READ | RETRY_WRITE);
-  int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (tls->more ? MSG_MORE : 0);
-  ssize_t done = send(tls->socket, data, (size_t)size, flags);
+  if (tls->out && (size_t)size <= tls->room * (size_t)SEALED - tls->end) {
+    memcpy(tls->out + tls->end, data, (size_t)size);
+    tls->end += (size_t)size;
+    return size;
+  }
+  if (tls->out) errno = EAGAIN;
+  ssize_t done = tls->out ? -1 : send(tls->socket, data, (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
   return done >= 0 ? (int)done : retry_or_fail(tls, bio, RETRY_WRITE);
 }
 
@@ -306,11 +321,22 @@ static rdt_status shake_hands(rdt_tls *tls, rdt_deadline deadline) {
   return rdt_fail(RDT_ERR_REFUSED, "the peer began TLS without our secret");
 }
 
+/* So many records fit in `out` then. */
+static bool make_room(rdt_tls *tls, unsigned records) {
+  uint8_t *out = records > tls->room ? realloc(tls->out, records * (size_t)SEALED) : tls->out;
+  if (!out) return false;
+  tls->out = out;
+  if (tls->room < records) tls->room = records;
+  return true;
+}
+
 rdt_status rdt_tls_open(int socket, bool connecting, const uint8_t key[RDT_TLS_KEY_SIZE],
                         rdt_deadline deadline, rdt_tls **tls_out) {
   rdt_tls *tls = create(socket, connecting, key);
   if (!tls) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   rdt_status status = shake_hands(tls, deadline);
+  if (status == RDT_OK && !make_room(tls, 1))
+    status = rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   ssl.ERR_clear_error();
   explicit_bzero(tls->key, sizeof(tls->key));
   if (status == RDT_OK)
@@ -325,6 +351,7 @@ void rdt_tls_free(rdt_tls *tls) {
   if (tls->session) ssl.SSL_free(tls->session);
   explicit_bzero(tls->key, sizeof(tls->key));
   pthread_mutex_destroy(&tls->lock);
+  free(tls->out);
   free(tls);
 }
 
@@ -368,30 +395,62 @@ static const uint8_t *next_record(place_in from, uint8_t room[RECORD], size_t *s
   return room;
 }
 
-ssize_t rdt_tls_send(rdt_tls *tls, const struct iovec *parts, int count) {
+/* Encrypts records until there is no room for another one. False if the connection failed. */
+static bool seal(rdt_tls *tls, place_in *from) {
   uint8_t room[RECORD];
-  place_in from = {.parts = parts, .count = count};
-  ssize_t total = 0;
-  int done = 1;
-  pthread_mutex_lock(&tls->lock);
-  ssl.ERR_clear_error();
-  for (advance(&from, 0); from.count > 0;) {
+  while (from->count > 0 && tls->last < tls->room) {
     size_t size;
-    const uint8_t *record = next_record(from, room, &size);
+    const uint8_t *record = next_record(*from, room, &size);
     if (tls->records >= RECORDS_PER_KEY && ssl.SSL_key_update(tls->session, KEY_UPDATE))
       tls->records = 0;
-    tls->more = from.count > 1 || from.at + size < from.parts->iov_len;
-    done = ssl.SSL_write(tls->session, record, (int)size);
-    if (done <= 0) break;
+    int done = ssl.SSL_write(tls->session, record, (int)size);
+    if (done <= 0) return no_progress(tls, done) == 0;
     tls->records++;
-    total += done;
-    advance(&from, (size_t)done);
+    tls->sealed[tls->last].end = tls->end;
+    tls->sealed[tls->last++].clear = (size_t)done;
+    advance(from, (size_t)done);
   }
-  if (done <= 0 && total == 0) total = no_progress(tls, done);
-  int error = errno;
+  return true;
+}
+
+/* Sends what is encrypted, as far as the socket takes it. Returns the bytes of clear text in the records that are
+ * gone; the peer can read no other. */
+static size_t send_sealed(rdt_tls *tls, int flags) {
+  size_t clear = 0;
+  while (tls->begin < tls->end) {
+    ssize_t done = send(tls->socket, tls->out + tls->begin, tls->end - tls->begin,
+                        MSG_NOSIGNAL | MSG_DONTWAIT | flags);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0 && errno != EAGAIN && errno != ENOBUFS && errno != ENOMEM) tls->error = errno;
+    if (done < 0) break;
+    tls->begin += (size_t)done;
+  }
+  while (tls->first < tls->last && tls->sealed[tls->first].end <= tls->begin)
+    clear += tls->sealed[tls->first++].clear;
+  if (tls->begin == tls->end) tls->begin = tls->end = tls->first = tls->last = 0;
+  return clear;
+}
+
+ssize_t rdt_tls_send(rdt_tls *tls, const struct iovec *parts, int count) {
+  place_in from = {.parts = parts, .count = count};
+  size_t total = 0, gone;
+  bool usable = true;
+  pthread_mutex_lock(&tls->lock);
+  ssl.ERR_clear_error();
+  advance(&from, 0);
+  /* What an earlier call encrypted, and could not send, is what this one begins with. */
+  for (unsigned i = tls->first; i < tls->last; i++) advance(&from, tls->sealed[i].clear);
+  if (from.count > 1 || (from.count == 1 && from.parts->iov_len > RECORD)) make_room(tls, BATCH);
+  do {
+    if (tls->end == 0) usable = seal(tls, &from);
+    gone = send_sealed(tls, from.count > 0 ? MSG_MORE : 0);
+    total += gone;
+  } while (usable && gone > 0 && from.count > 0 && tls->end == 0);
+  int error = tls->error ? tls->error : EBADMSG;
+  bool failed = total == 0 && (!usable || tls->error);
   pthread_mutex_unlock(&tls->lock);
-  errno = error;
-  return total;
+  if (failed) errno = error;
+  return failed ? -1 : (ssize_t)total;
 }
 
 ssize_t rdt_tls_receive(rdt_tls *tls, const struct iovec *parts, int count) {

@@ -111,6 +111,10 @@ RDT_API rdt_status rdt_config_set(const char *name, const char *value);
 /* For tests: returns how many faults of kind `index` the setting FAULTS has injected into this
  * process. RDT_ERR_INVALID past the last kind. */
 RDT_API rdt_status rdt_fault_count(size_t index, const char **name, uint64_t *count);
+/* For clients of a device that inject faults into their own messages: -1 if this occasion of `kind`
+ * ("call_delay"), on a channel over `transport` to the peer called `whom`, has no fault. Otherwise the fault is
+ * counted, and this is how long it lasts, in microseconds; 0 for kinds without a time. Thread-safe. */
+RDT_API int64_t rdt_fault_occasion(const char *kind, const char *transport, const char *whom);
 
 /* ---- Checksums ---------------------------------------------------------------------------------- */
 

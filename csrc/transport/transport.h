@@ -24,8 +24,6 @@
 
 #define RDT_BUNDLE_SIZE 512
 #define RDT_MAX_TRANSPORTS 3
-/* The names of all transports, including those that this build lacks. */
-#define RDT_TRANSPORT_NAMES "shm,verbs,tcp"
 
 /* An operation found no credit or no room. Try again after the next event. Users never see this
  * status. */

@@ -7,7 +7,7 @@ import random
 
 # Wrapped from the start, but nothing happens.
 CALM = "post=#1000000000"
-SLOWING = ("delay", "credit", "stall")
+SLOWING = ("delay", "credit", "stall", "call_delay")
 ENDING = [
     "post",
     "fail",
@@ -19,6 +19,8 @@ ENDING = [
     "hang",
     "duplicate",
     "refuse",
+    "call_break",
+    "call_duplicate",
 ]
 
 

@@ -325,6 +325,59 @@ def test_stopped_task(way: str, mortal: Cluster) -> None:
         assert opened.run(results, fed)[1] == b"word!"
 
 
+def _disturbed(workers: Cluster, index: int, faults: str, step: Callable[[], object]) -> str:
+    """Steps while the messages of one task suffer; what was logged meanwhile. Then all is well again."""
+    kind = faults.split("=")[0]
+    seen = [len(workers.log(each)) for each in (0, 1)]
+    before = workers.tasks[index].ask(f"faults {faults}")[kind]
+    for _ in range(5):
+        with suppress(errors.UnavailableError):
+            step()
+    assert workers.tasks[index].ask("faults ")[kind] > before
+
+    def goes_over_a_channel() -> bool:
+        with suppress(errors.UnavailableError):
+            step()
+            return bool(_control(workers)["way"] == "channel")
+        return False
+
+    until("no step goes over a channel again", goes_over_a_channel)
+    return "".join(workers.log(each)[seen[each] :] for each in (0, 1))
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["requests", "answers"])
+def test_disturbed_messages(workers: Cluster, way: str, index: int) -> None:
+    """They come late, never or twice; what comes twice is refused, and never executed twice."""
+    if way != "channel":
+        pytest.skip("messages of calls go over channels")
+
+    def build() -> Any:
+        with tf.device(TASK1):
+            count = v1.get_variable("count", initializer=0.0, use_resource=True)
+            return count.assign_add(1.0), count.read_value()
+
+    with session(workers, build) as opened:
+        more, count = opened.built
+        done = [0]
+
+        def step() -> None:
+            before = done[0]
+            with suppress(errors.UnavailableError):
+                done[0] = int(opened.raw.run(more))
+                assert done[0] == before + 1
+                return
+            done[0] = int(opened.run(count))
+            assert done[0] in (before, before + 1)
+            raise errors.UnavailableError(None, None, "the step was lost")
+
+        _connected(opened, workers, way, count)
+        logged = _disturbed(workers, index, "call_delay=1:20ms", step)
+        assert "closing its channel" not in logged
+        _disturbed(workers, index, "call_break=#3", step)
+        logged = _disturbed(workers, index, "call_duplicate=#3", step)
+        assert "sent a malformed message: closing its channel" in logged
+
+
 def _sleeps(pid: int) -> int:
     """How often threads of a process went to sleep, and so were woken."""
     found = 0

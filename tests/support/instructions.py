@@ -2,8 +2,8 @@
 """Counts the instructions of the hot paths with callgrind, and compares them with their budgets.
 
 Counts are the same on a busy machine and an idle one. `python tests/support/instructions.py --renew` writes
-budgets.json anew, from what the installed library takes now and a margin; with `--verbs` those of verbs, for
-which it boots the SoftRoCE lab.
+budgets.json anew, from what the installed library takes now and a margin; with `--tcp` those of tcp, with
+`--calls` those of messages of calls, and with `--verbs` those of verbs, for which it boots the SoftRoCE lab.
 """
 
 from __future__ import annotations
@@ -22,17 +22,23 @@ from rdmatensor.softroce import Host, Lab
 
 HERE = Path(__file__).resolve().parent
 BUDGETS = HERE / "budgets.json"
-# What the posting thread does. `submit` waits, which over verbs is never the same twice.
+# call_paths.cc, which `programs` of conftest.py builds.
+CALL_PATHS = HERE.parents[1] / "build" / "unit-none" / "unit" / "call_paths"
+# What the posting thread does. `submit` waits, which is the same each time over shm only.
 POSTED = {
     "shm": ("write", "read", "batch", "submit", "notify", "write_notify"),
     "verbs": ("write", "read", "batch", "notify", "write_notify"),
+    "tcp": ("write", "read", "batch", "notify", "write_notify"),
+    # What the plugin adds to the notifications of its calls: a program of its own.
+    "calls": ("call", "answer", "pieces"),
 }
 # What devices' threads do with 64 notifications: they sleep at once when none is left.
 TAKEN = ("poll",)
-TAKING = {"shm": "shm_poll", "verbs": "rdt_verbs_poll"}
-COUNTS = {"shm": 500, "verbs": 30}
-# Another compiler, or a C library that copies otherwise, may take a little more.
-MARGIN = 1.10
+TAKING = {"shm": "shm_poll", "verbs": "rdt_verbs_poll", "tcp": "rdt_tcp_poll"}
+COUNTS = {"shm": 500, "verbs": 30, "tcp": 200, "calls": 500}
+# Another compiler, or a C library that copies otherwise, may take a little more. Over tcp it is chance which
+# acknowledgements travel with what is sent.
+MARGIN = {"shm": 1.10, "verbs": 1.10, "tcp": 1.20, "calls": 1.10}
 SETTINGS = {
     "RDMATENSOR_LOG_LEVEL": "error",
     "RDMATENSOR_SPIN_US": "0",
@@ -83,10 +89,10 @@ def build(folder: Path) -> Path:
 
 def count(program: Path, transport: str = "shm", run: Runner = here) -> dict[str, float]:
     """Instructions of one call of each path. RuntimeError if valgrind fails, or finds no such function."""
-    return {
-        **_inside("run_path", program, transport, POSTED[transport], run),
-        **_inside(TAKING[transport], program, transport, TAKEN, run),
-    }
+    counts = _inside("run_path", program, transport, POSTED[transport], run)
+    if transport in TAKING:
+        counts |= _inside(TAKING[transport], program, transport, TAKEN, run)
+    return counts
 
 
 def _inside(
@@ -117,7 +123,7 @@ def over(counts: Mapping[str, float], budgets: Mapping[str, float]) -> list[str]
     """Paths that take more than their budget, or have none, in words."""
     return [
         f"{path}: {used:.0f} instructions, the budget is {budgets.get(path, 0):.0f}; if they are worth "
-        "it: python tests/support/instructions.py --renew, with --verbs too if it is theirs"
+        "it: python tests/support/instructions.py --renew, with --tcp, --calls or --verbs too if it is theirs"
         for path, used in counts.items()
         if used > budgets.get(path, 0)
     ]
@@ -132,22 +138,24 @@ def read_budgets(transport: str = "shm") -> dict[str, float]:
 def write_budgets(transport: str, counts: Mapping[str, float]) -> None:
     """What the paths of one transport take now, and a margin."""
     budgets = json.loads(BUDGETS.read_text())
-    budgets[transport] = {path: round(used * MARGIN) for path, used in counts.items()}
+    budgets[transport] = {path: round(used * MARGIN[transport]) for path, used in counts.items()}
     BUDGETS.write_text(json.dumps(budgets, indent=1) + "\n")
 
 
 def measure(transport: str) -> dict[str, float]:
     """Here, or of verbs in a lab."""
-    if transport == "shm":
+    if transport == "calls":
+        return count(CALL_PATHS, transport)
+    if transport != "verbs":
         with tempfile.TemporaryDirectory() as folder:
-            return count(build(Path(folder)))
+            return count(build(Path(folder)), transport)
     with Lab() as lab:
         return count(build(lab.shared), transport, in_guest(lab.hosts[0]))
 
 
 def main() -> None:
     """Print counts beside budgets; with --renew, write budgets."""
-    transport = "verbs" if "--verbs" in sys.argv[1:] else "shm"
+    transport = next((each for each in POSTED if f"--{each}" in sys.argv[1:]), "shm")
     counts = measure(transport)
     if "--renew" in sys.argv[1:]:
         write_budgets(transport, counts)

@@ -19,9 +19,43 @@ static void test_setting(void) {
     EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("FAULTS", bad[i]));
   EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("FAULTS", "seed=1,drip=0.1"));
   EXPECT(strstr(rdt_last_error(), "\"drip\"") && strstr(rdt_last_error(), "drop"));
+  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("FAULTS", "transport=smh,post=1"));
+  EXPECT(strstr(rdt_last_error(), "no transport \"smh\"; choose from shm,verbs,tcp"));
   EXPECT_STATUS(RDT_OK, rdt_config_get("FAULTS", text, sizeof(text)));
   EXPECT(strncmp(text, "seed=7", 6) == 0); /* what was refused is not in force */
   faults("");
+}
+
+/* What a client of a device injects itself. */
+static void test_occasions(void) {
+  faults("call_delay=1:20us,call_break=#2");
+  EXPECT(rdt_fault_occasion("call_delay", "shm", "b") == 20);
+  EXPECT(rdt_fault_occasion("call_break", "shm", "b") == -1);
+  EXPECT(rdt_fault_occasion("call_break", "shm", "b") == 0 && injected("call_break") == 1);
+  EXPECT(rdt_fault_occasion("call_duplicate", "shm", "b") == -1);
+  EXPECT(rdt_fault_occasion("nothing", "shm", "b") == -1);
+  faults("transport=tcp,call_delay=1");
+  EXPECT(rdt_fault_occasion("call_delay", "shm", "b") == -1);
+  EXPECT(rdt_fault_occasion("call_delay", "tcp", "b") == 5000);
+  faults("");
+  EXPECT(rdt_fault_occasion("call_delay", "tcp", "b") == -1);
+}
+
+/* Who is slow needs more time at both ends: there is no other limit. */
+static void test_time_to_connect(void) {
+  pair p;
+  rdt_channel *channel;
+  open_ends(&p);
+  faults("hang=1:500ms");
+  for (int i = 0; i < 2; i++) {
+    rdt_config_set("CONNECT_TIMEOUT_MS", i ? "60000" : "200"); /* of the end that answers */
+    rdt_status status =
+        rdt_device_connect(p.a.device, rdt_device_address(p.b.device), PATIENCE_MS, &channel);
+    EXPECT((status == RDT_OK) == (i == 1));
+  }
+  rdt_channel_unref(channel);
+  rdt_config_set("CONNECT_TIMEOUT_MS", "10000");
+  close_pair(&p);
 }
 
 /* Which of 200 writes are refused. */
@@ -352,6 +386,8 @@ static void test_refusal(void) {
 int main(void) {
   rdt_config_set("LOG_LEVEL", "error");
   test_setting();
+  test_occasions();
+  test_time_to_connect();
   test_seeds();
   test_post();
   test_delay();

@@ -112,6 +112,33 @@ static void test_both_ways(void) {
   close_both(both);
 }
 
+/* What the peer can read was told to be sent, also if the socket took a part of what there was. */
+static void test_what_was_sent_is_told(void) {
+  side both[2];
+  open_both(both, 0);
+  size_t told = 0, read = 0;
+  for (ssize_t done = 1; done > 0; told += (size_t)done) {
+    struct iovec all = {sent + told, LONG - told};
+    done = rdt_tls_send(both[0].tls, &all, 1);
+    EXPECT(done >= 0);
+  }
+  EXPECT(told > 0 && told < LONG);
+  while (told < LONG) {
+    for (ssize_t done = 1; done > 0; read += (size_t)done) {
+      struct iovec room = {received + read, LONG - read};
+      done = rdt_tls_receive(both[1].tls, &room, 1);
+      EXPECT(done >= 0);
+    }
+    EXPECT(read == told);
+    struct iovec rest = {sent + told, LONG - told};
+    ssize_t done = rdt_tls_send(both[0].tls, &rest, 1);
+    EXPECT(done >= 0);
+    told += (size_t)done;
+  }
+  take(&both[1], LONG - read, 100000);
+  close_both(both);
+}
+
 static void test_end_of_stream(void) {
   side both[2];
   struct iovec one = {received, 1};
@@ -204,6 +231,7 @@ int main(void) {
     return 0;
   }
   test_both_ways();
+  test_what_was_sent_is_told();
   test_end_of_stream();
   test_other_key();
   test_changed_bytes();

@@ -29,7 +29,6 @@
 #include "core/workers.h"
 #include "transport/registry.h"
 
-#define HANDSHAKE_MS 5000
 #define MAX_HANDSHAKES 256
 #define WORKER_MS 100 /* the time to wait for a free worker */
 
@@ -211,7 +210,7 @@ static void report(rdt_device *device, const char *who, rdt_status status) {
 static void run_handshake(void *argument) {
   rdt_handshake *work = argument;
   rdt_greeting greeting;
-  rdt_deadline deadline = rdt_deadline_after(HANDSHAKE_MS);
+  rdt_deadline deadline = rdt_deadline_after((int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS));
   rdt_wait_interrupt_by(work->device->bootstrap_wake);
   rdt_status status =
       work->local ? RDT_OK : rdt_encrypt_accept(work->device, deadline, &work->socket);

@@ -138,8 +138,8 @@ rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *reque
     return status;
   }
   if (!call.answered && call.failed != RDT_OK)
-    return rdt_fail(call.failed, "the connection to %s was lost before it answered",
-                    channel->peer_name);
+    return rdt_fail(call.failed, "the connection to %s was lost before it answered: %s",
+                    channel->peer_name, channel->cause);
   if (!call.answered)
     return rdt_fail(RDT_ERR_DEADLINE, "%s did not answer within the deadline", channel->peer_name);
   status = read_answer(channel, &call, info, bundle);

@@ -76,6 +76,7 @@ bool Calls::Call(Method method, const std::string& task, const CallBody& request
     if (sent.ok() && found->second.early.ok()) return true;
     ended = std::move(found->second);
     pending_.erase(found);
+    if (sent.ok()) unawaited_.insert(number);
   }
   if (!sent.ok() && !absl::IsCancelled(ended->early) && !absl::IsDeadlineExceeded(ended->early)) {
     if (deadline.has_value()) Deadlines::Get()->Remove(*deadline);
@@ -112,7 +113,7 @@ absl::Status Calls::Send(uint64_t number, const CallMessage& message) {
 
 void Calls::SendCancel(uint64_t number) {
   // If the channel is down, so is the request.
-  (void)channel_->Notify(PackImmediate(MessageKind::kCancel, number));
+  (void)NotifyOfCall(channel_.get(), MessageKind::kCancel, number, 0, [](char*) {});
 }
 
 std::optional<Calls::Pending> Calls::Take(uint64_t number) {
@@ -158,6 +159,7 @@ void Calls::EndSoon(uint64_t number, const absl::Status& status) {
     if (found->second.is_sending) return;
     call = std::move(found->second);
     pending_.erase(found);
+    unawaited_.insert(number);
   }
   tsl::Env::Default()->SchedClosure([self = shared_from_this(), number, call = *std::move(call)] {
     {
@@ -172,7 +174,7 @@ bool Calls::Handle(MessageKind kind, uint64_t number, const char* data, size_t s
   if (kind == MessageKind::kAnswer) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (number == 0 || number > last_) return false;
+      if (!pending_.contains(number) && !unawaited_.contains(number)) return false;
     }
     answered_ = number;
     if (!assembly_.Begin(number, data, size)) return false;
@@ -188,6 +190,10 @@ bool Calls::OnAnswer() {
   if (!Parse(content->data(), content->size(), &answer)) return false;
   std::optional<Pending> call = Take(answered_);
   if (!call.has_value()) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      unawaited_.erase(answered_);
+    }
     DropTensors(channel_.get(), answer.tensors);
     return true;
   }

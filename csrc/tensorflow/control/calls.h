@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "control/call_body.h"
@@ -98,6 +99,8 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
   std::atomic<bool> down_{false};  // written under the lock
   uint64_t last_ = 0;              // number of the newest call
   absl::flat_hash_map<uint64_t, Pending> pending_;
+  // Ended before their answers, which come nevertheless, once.
+  absl::flat_hash_set<uint64_t> unawaited_;
 
   // Progress thread.
   Assembly assembly_;
