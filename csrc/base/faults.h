@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The faults that the setting FAULTS injects, as in "seed=7,post=0.01,delay=0.1:5ms,break=#40".
+ * "rate=1.25G,latency=20us" emulates a link, by sleeping.
  * Each kind of fault has a probability, or #n for the n-th occasion only, and "transport=shm" limits all
  * to one transport. Whether the n-th
  * occasion has a fault depends only on the seed, the kind and n, so a run that repeats another
@@ -56,6 +57,14 @@ bool rdt_fault_happens(rdt_fault_kind kind, const char *whom);
 bool rdt_faults_concern(const char *transport);
 /* Reports whether faults of this kind are configured. */
 bool rdt_fault_possible(rdt_fault_kind kind);
+/* One direction of the link of this process that "rate=" and "latency=" emulate. */
+typedef struct rdt_link {
+  _Atomic int64_t free_us; /* when what has been sent has left */
+} rdt_link;
+/* Reports whether a link is emulated. */
+bool rdt_link_emulated(void);
+/* Sleeps until so many bytes have passed the link, behind those of other threads. */
+void rdt_link_pass(rdt_link *link, uint64_t bytes);
 /* Returns how long a fault of this kind lasts. */
 int64_t rdt_fault_us(rdt_fault_kind kind);
 

@@ -25,7 +25,7 @@ _OVERHEAD = 0.05
 _SMALLEST, _LARGEST = 256 << 10, 32 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class AllReduce(Synchronizer):
     """Synchronous training: every process applies the mean of all gradients, so all models stay equal.
 
