@@ -27,3 +27,7 @@ from .errors import UsageError as UsageError
 from .group import Group as Group
 from .group import GroupInfo as GroupInfo
 from .group import Operation as Operation
+from .store import Arrival as Arrival
+from .store import Member as Member
+from .store import Pulled as Pulled
+from .store import Store as Store

@@ -27,6 +27,7 @@ from .errors import DeadlineExceeded, DeviceError, UsageError, _text, check
 
 if TYPE_CHECKING:
     from .group import Group
+    from .store import Store
 
 
 class Notification(NamedTuple):
@@ -112,6 +113,7 @@ class Device:
         self._regions: set[Region] = set()
         self._remotes: dict[int, RemoteDevice] = {}
         self._groups: set[Group] = set()
+        self._stores: set[Store] = set()
         # The memory of arrays that have their own region, by the address of the region's handle.
         self._owned: dict[int, Any] = {}
         self._closing_remotes: list[RemoteDevice] = []
@@ -236,6 +238,8 @@ class Device:
             return
         for group in list(self._groups):
             group.close()
+        for store in list(self._stores):
+            store.close()
         for remote in list(self._remotes.values()):
             remote.close()
         lib.rdt_device_close(handle)
@@ -393,6 +397,8 @@ class Device:
             remote._forget()
         for group in self._groups:
             group._forget()
+        for store in self._stores:
+            store._forget()
         for region in self._regions:
             region._handle = None
 

@@ -6,9 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/text.h"
@@ -17,8 +15,6 @@
 /* Bytes per second of an emulated link. */
 #define SLOWEST 1000.0
 #define FASTEST 1e15
-/* Shorter times add up until they are worth a sleep. */
-#define SHORTEST_SLEEP_US 20
 
 static const struct {
   const char *word;
@@ -200,20 +196,12 @@ bool rdt_link_emulated(void) {
          atomic_load_explicit(&latency_us, memory_order_relaxed) > 0;
 }
 
-void rdt_link_pass(rdt_link *link, uint64_t bytes) {
+double rdt_link_us(uint64_t bytes) {
   uint64_t speed = atomic_load(&bytes_per_s);
-  int64_t now = rdt_now_us(), latency = atomic_load(&latency_us);
-  int64_t takes = speed ? (int64_t)((double)bytes * 1e6 / (double)speed) : 0;
-  int64_t free_at = atomic_load(&link->free_us), end;
-  bool idle;
-  do {
-    /* What follows at once travels behind what is under way, and does not pay the latency again. */
-    idle = now > free_at + latency;
-    end = (idle ? now : free_at) + takes;
-  } while (!atomic_compare_exchange_weak(&link->free_us, &free_at, end));
-  int64_t wait = end + latency - now;
-  if (wait >= SHORTEST_SLEEP_US) usleep((useconds_t)wait);
+  return speed ? (double)bytes * 1e6 / (double)speed : 0;
 }
+
+int64_t rdt_link_latency_us(void) { return atomic_load(&latency_us); }
 
 /* ---- chance ----------------------------------------------------------------------------------------- */
 

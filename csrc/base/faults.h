@@ -57,14 +57,11 @@ bool rdt_fault_happens(rdt_fault_kind kind, const char *whom);
 bool rdt_faults_concern(const char *transport);
 /* Reports whether faults of this kind are configured. */
 bool rdt_fault_possible(rdt_fault_kind kind);
-/* One direction of the link of this process that "rate=" and "latency=" emulate. */
-typedef struct rdt_link {
-  _Atomic int64_t free_us; /* when what has been sent has left */
-} rdt_link;
-/* Reports whether a link is emulated. */
+/* Reports whether "rate=" or "latency=" emulates a link of this process. */
 bool rdt_link_emulated(void);
-/* Sleeps until so many bytes have passed the link, behind those of other threads. */
-void rdt_link_pass(rdt_link *link, uint64_t bytes);
+/* Returns how long so many bytes take, and what an empty link takes besides. */
+double rdt_link_us(uint64_t bytes);
+int64_t rdt_link_latency_us(void);
 /* Returns how long a fault of this kind lasts. */
 int64_t rdt_fault_us(rdt_fault_kind kind);
 

@@ -80,7 +80,8 @@ typedef struct rdt_miss {
 /* The client that a channel serves. The number goes over the wire. */
 typedef enum rdt_purpose {
   RDT_PURPOSE_USER = 0,
-  RDT_PURPOSE_GROUPS = 1, /* not shown to the user */
+  RDT_PURPOSE_GROUPS = 1, /* not shown to the user, like the next */
+  RDT_PURPOSE_STORES = 2,
   RDT_PURPOSE_COUNT
 } rdt_purpose;
 

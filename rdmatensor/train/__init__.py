@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from .sync.base import Synchronizer
     from .sync.compression import PowerSGD, Quantized, TopK
     from .sync.diloco import DiLoCo
+    from .sync.gossip import SGP, PullGossip, PushGossip
     from .sync.hierarchical import Hierarchical
     from .sync.local_sgd import LocalSGD
     from .sync.periods import QSR, AdaComm, Quality
 
 __all__ = [
     "QSR",
+    "SGP",
     "AdaComm",
     "AllReduce",
     "DiLoCo",
@@ -50,6 +52,8 @@ __all__ = [
     "Hierarchical",
     "LocalSGD",
     "PowerSGD",
+    "PullGossip",
+    "PushGossip",
     "Quality",
     "Quantized",
     "Run",

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
+from train.asynchronous_cases import fit_with_a_kill  # noqa: F401
 
 ROWS, WIDTH, CLASSES = 64, 12, 4
 

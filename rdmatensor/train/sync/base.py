@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..process import Run
+if TYPE_CHECKING:
+    from ..process import Run
 
 Array = npt.NDArray[Any]
 

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that peers pull, and slots that they push into, without waiting for each other."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._api import buffers
+from ._api.buffers import Array
+from ._api.wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
+from ._ffi import ffi, lib
+from .device import Device
+from .errors import DeadlineExceeded, DeviceError, UsageError, _text, check
+
+
+class Pulled(NamedTuple):
+    """What a pull has read: the version and mark of a publication, and how often it was overwritten."""
+
+    version: int
+    mark: int
+    repeats: int
+
+
+class Member(NamedTuple):
+    """What a store knows about another member.
+
+    `connected`: pull and push can be called for it. `present`: it has connected to this store. `gone`: it
+    was present. `address` is where one can connect to it, "" before it has connected.
+    """
+
+    connected: bool
+    present: bool
+    gone: bool
+    generation: int
+    clock: int
+    address: str
+
+
+class Arrival:
+    """What a member has pushed. `data` are its bytes where they arrived: use them before `release`."""
+
+    def __init__(self, store: Store, arrival: Any) -> None:
+        self._store: Store | None = store
+        self.rank = int(arrival.rank)
+        self.mark = int(arrival.mark)
+        start = int(ffi.cast("uintptr_t", arrival.data)) - store._slots_at
+        self.data: Array = store._slots[start : start + int(arrival.size)]
+
+    def release(self) -> None:
+        """Frees the slot for the next push. A second call does nothing."""
+        store, self._store = self._store, None
+        if store is not None:
+            store._release(self.rank)
+
+    def __enter__(self) -> Arrival:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Store:
+    """Publishes this process's parameters for others to read, and has a slot for what each of them sends.
+
+    Members have a rank each and open stores of one name with the same sizes; each connects to the others
+    whose parameters it pulls, or to which it pushes. Nobody waits for anybody: a pull reads memory, and a
+    push writes into the own slot if that is free. A member that dies raises ConnectionLost in the calls
+    for it only, and may come back with another address. Any thread may use it, but one thread at a time
+    publishes.
+
+    `nbytes` is the size of the parameters, `slot_nbytes` of what is pushed at most. `buffers` is how many
+    versions are kept: with more, slower readers find theirs whole.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        rank: int,
+        size: int,
+        nbytes: int,
+        slot_nbytes: int = 0,
+        name: str = "store",
+        buffers: int = 2,
+    ) -> None:
+        self._handle: Any = None
+        text = ffi.new("char[]", name.encode())
+        options = ffi.new("rdt_store_options *")
+        options.struct_size, options.name = ffi.sizeof("rdt_store_options"), text
+        try:
+            options.rank, options.size, options.buffers = rank, size, buffers
+            options.bytes, options.slot_bytes = nbytes, slot_nbytes
+        except (OverflowError, TypeError) as error:
+            raise UsageError(f"rank, sizes and buffers are whole numbers from 0: {error}") from None
+        sizes = ffi.new("uint64_t[2]")
+        check(lib.rdt_store_sizes(options, sizes, sizes + 1))
+        # Arrays keep the memory beyond the store.
+        values, slots = (_memory(int(each)) for each in sizes)
+        options.values, options.slots = ffi.from_buffer(values), ffi.from_buffer(slots)
+        self._values, self._slots = values, slots
+        self._values_at, self._slots_at = values.ctypes.data, slots.ctypes.data
+        self._changed = threading.Condition()
+        self._calls = 0
+        self._closing = False
+        self._device = device
+        self.rank, self.size, self.nbytes = rank, size, nbytes
+        self.name, self.slot_nbytes = name, slot_nbytes
+        out = ffi.new("rdt_store **")
+        with device._call() as handle:
+            check(lib.rdt_store_open(handle, options, out))
+            self._handle = out[0]
+            device._stores.add(self)
+
+    def connect(self, rank: int, address: str, timeout: float | None = None) -> None:
+        """Connects to a member's store, or connects anew. Waits for it to be opened, `timeout` seconds.
+
+        Raises UsageError if it is another member's or has other sizes, RegionError if none is opened in
+        time, and what Device.connect raises.
+        """
+        self._check(
+            lambda handle: lib.rdt_store_connect(
+                handle, rank, address.encode(), milliseconds(timeout)
+            )
+        )
+
+    def member(self, rank: int) -> Member:
+        """What is known about another member."""
+        found = ffi.new("rdt_store_member *")
+        self._check(lambda handle: lib.rdt_store_get_member(handle, rank, found))
+        return Member(
+            bool(found.connected),
+            bool(found.present),
+            bool(found.gone),
+            int(found.generation),
+            int(found.clock),
+            _text(found.address),
+        )
+
+    def publish(self, array: Any, mark: int = 0) -> int:
+        """Copies `array`, of `nbytes` bytes, and makes it the newest version. Returns its number, from 1.
+
+        `mark` is a number of up to 64 bits that readers get beside it, such as a step.
+        """
+        local = np.frombuffer(ffi.buffer(buffers.source(array)), np.uint8)
+        if local.nbytes != self.nbytes:
+            raise UsageError(
+                f"store {self.name!r} publishes {self.nbytes} bytes, not {local.nbytes}"
+            )
+        memory, version = ffi.new("void **"), ffi.new("uint64_t *")
+        self._check(lambda handle: lib.rdt_store_begin(handle, memory))
+        start = int(ffi.cast("uintptr_t", memory[0])) - self._values_at
+        np.copyto(self._values[start : start + self.nbytes], local)
+        self._check(lambda handle: lib.rdt_store_publish(handle, mark, version))
+        return int(version[0])
+
+    def pull(self, rank: int, into: Any, offset: int = 0, timeout: float | None = None) -> Pulled:
+        """Fills `into` from a member's newest version, from `offset` bytes on. The bytes are of one version.
+
+        Waits for the first version. Raises DeadlineExceeded, also if the member overwrites versions faster
+        than they can be read; ConnectionLost; RegionError beyond the end.
+        """
+        local = buffers.target(into)
+        found = ffi.new("rdt_store_pulled *")
+        self._check(
+            lambda handle: lib.rdt_store_pull(
+                handle, rank, offset, len(local), local, milliseconds(timeout), found
+            )
+        )
+        return Pulled(int(found.version), int(found.mark), int(found.repeats))
+
+    def push(self, rank: int, data: Any, mark: int = 0, timeout: float | None = None) -> bool:
+        """Writes `data` into this member's slot at another one. False if that is not free: nothing happened.
+
+        A slot is free once the other member has released what came before. After an error, the member may
+        have got the data or not.
+        """
+        local = buffers.source(data)
+        sent = ffi.new("int *")
+        self._check(
+            lambda handle: lib.rdt_store_push(
+                handle, rank, local, len(local), mark, milliseconds(timeout), sent
+            )
+        )
+        return bool(sent[0])
+
+    def take(self, timeout: float | None = 0) -> Arrival | None:
+        """The oldest push that has not been taken; None if none comes within `timeout` seconds."""
+        found = ffi.new("rdt_store_arrival *")
+        try:
+            status = self._wait(lambda handle, ms: lib.rdt_store_take(handle, ms, found), timeout)
+        except DeadlineExceeded:
+            return None
+        return None if status == IN_PROGRESS else Arrival(self, found)
+
+    def set_clock(self, clock: int) -> None:
+        """Tells all connected members this one's clock, which never goes back. 2**64 - 1: wait no more."""
+        self._check(lambda handle: lib.rdt_store_set_clock(handle, clock))
+
+    def wait_clocks(self, clock: int, timeout: float | None = None) -> None:
+        """Waits until all members that are not gone have told `clock` or more.
+
+        Raises DeadlineExceeded, which names the slowest one.
+        """
+        if clock > 0:
+            self._wait(lambda handle, ms: lib.rdt_store_wait_clocks(handle, clock, ms), timeout)
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None or self._closing
+
+    def close(self) -> None:
+        """Ends the connections. Calls of other threads end with DeviceError. A second call does nothing."""
+        with self._changed:
+            self._closing = True
+            while self._calls:
+                self._changed.wait()
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            self._device._stores.discard(self)
+            lib.rdt_store_close(handle)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.name!r}, rank {self.rank} of {self.size}>"
+
+    def _begin(self) -> Any:
+        with self._changed:
+            if self._closing:
+                raise DeviceError(f"{self!r} is closed", "CLOSED")
+            self._calls += 1
+            return self._handle
+
+    def _end(self) -> None:
+        with self._changed:
+            self._calls -= 1
+            self._changed.notify_all()
+
+    def _check(self, call: Any) -> None:
+        handle = self._begin()
+        try:
+            try:
+                status = call(handle)
+            except (OverflowError, TypeError) as error:
+                raise UsageError(
+                    f"ranks and numbers are whole, from 0 to 2**64 - 1: {error}"
+                ) from None
+            check(status)
+        finally:
+            self._end()
+
+    def _wait(self, call: Any, timeout: float | None) -> int:
+        """Waits in slices, so that Ctrl-C and close() act."""
+        handle = self._begin()
+        try:
+            status = wait_in_slices(
+                lambda ms: int(call(handle, ms)), timeout, lambda: self._closing
+            )
+            if self._closing and status == DEADLINE:
+                raise DeviceError(f"{self!r} is closed", "CLOSED")
+            check(min(status, 0))
+            return status
+        finally:
+            self._end()
+
+    def _forget(self) -> None:
+        """Gives the handle up after fork: it belongs to the parent process."""
+        self._changed = threading.Condition()
+        self._closing = True
+        self._handle = None
+
+    def _release(self, rank: int) -> None:
+        with self._changed:
+            if not self._closing:
+                check(lib.rdt_store_release(self._handle, rank))
+
+
+def _memory(nbytes: int) -> Array:
+    return buffers.view(buffers.shareable(nbytes), nbytes)

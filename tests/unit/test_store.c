@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Stores of two devices of this process, so that sanitizers see both ends: readers beside a writer, pushes
+ * beside their receiver, clocks, and a member that breaks the protocol.
+ */
+#include <pthread.h>
+#include <string.h>
+
+#include "store/store.h"
+#include "unit.h"
+
+#define WORDS 2048u
+#define ROUNDS 300
+#define PATIENCE_MS (PATIENCE_S * 1000)
+
+typedef struct {
+  rdt_device *device;
+  rdt_store *store;
+} end;
+
+static atomic_int stop;
+
+static rdt_store_options options_of(uint32_t rank) {
+  return (rdt_store_options){.struct_size = sizeof(rdt_store_options),
+                             .name = "parameters",
+                             .rank = rank,
+                             .size = 2,
+                             .bytes = WORDS * sizeof(uint64_t),
+                             .slot_bytes = 64,
+                             .buffers = 2};
+}
+
+static void open_ends(end ends[2]) {
+  for (uint32_t i = 0; i < 2; i++) {
+    const rdt_store_options options = options_of(i);
+    EXPECT_STATUS(RDT_OK, rdt_device_open(NULL, &ends[i].device));
+    EXPECT_STATUS(RDT_OK, rdt_store_open(ends[i].device, &options, &ends[i].store));
+  }
+  for (uint32_t i = 0; i < 2; i++)
+    EXPECT_STATUS(RDT_OK, rdt_store_connect(ends[i].store, 1 - i,
+                                            rdt_device_address(ends[1 - i].device), PATIENCE_MS));
+}
+
+static void close_ends(end ends[2]) {
+  for (uint32_t i = 0; i < 2; i++) rdt_store_close(ends[i].store);
+  for (uint32_t i = 0; i < 2; i++) rdt_device_close(ends[i].device);
+}
+
+static rdt_store_member member_of(const end *e, uint32_t rank) {
+  rdt_store_member member;
+  EXPECT_STATUS(RDT_OK, rdt_store_get_member(e->store, rank, &member));
+  return member;
+}
+
+static void publish(rdt_store *store, uint64_t number) {
+  void *memory;
+  EXPECT_STATUS(RDT_OK, rdt_store_begin(store, &memory));
+  for (size_t i = 0; i < WORDS; i++) ((uint64_t *)memory)[i] = number;
+  EXPECT_STATUS(RDT_OK, rdt_store_publish(store, number, NULL));
+}
+
+/* Bursts with pauses of any length, so that a reader of any speed finds some versions whole. */
+static void *hammer(void *argument) {
+  end *e = argument;
+  for (uint64_t number = 2; !atomic_load(&stop); number++) {
+    publish(e->store, number);
+    if (number % 16 == 0) usleep((useconds_t)(number % 512));
+  }
+  return NULL;
+}
+
+static void test_versions_are_whole(end ends[2]) {
+  static uint64_t found[WORDS];
+  pthread_t writer;
+  publish(ends[0].store, 1);
+  pthread_create(&writer, NULL, hammer, &ends[0]);
+  for (int round = 0; round < ROUNDS; round++) {
+    rdt_store_pulled pulled;
+    EXPECT_STATUS(RDT_OK,
+                  rdt_store_pull(ends[1].store, 0, 0, sizeof(found), found, PATIENCE_MS, &pulled));
+    for (size_t i = 0; i < WORDS; i++) EXPECT(found[i] == pulled.mark);
+    EXPECT(pulled.version == pulled.mark);
+  }
+  atomic_store(&stop, 1);
+  pthread_join(writer, NULL);
+}
+
+static void *push_all(void *argument) {
+  end *e = argument;
+  for (uint64_t number = 1; number <= ROUNDS;) {
+    int sent;
+    EXPECT_STATUS(
+        RDT_OK, rdt_store_push(e->store, 0, &number, sizeof(number), ~number, PATIENCE_MS, &sent));
+    number += (uint64_t)sent;
+    EXPECT_STATUS(RDT_OK, rdt_store_set_clock(e->store, number));
+  }
+  return NULL;
+}
+
+static void test_each_push_arrives_once(end ends[2]) {
+  pthread_t sender;
+  pthread_create(&sender, NULL, push_all, &ends[1]);
+  for (uint64_t number = 1; number <= ROUNDS; number++) {
+    rdt_store_arrival arrival;
+    uint64_t value;
+    EXPECT_STATUS(RDT_OK, rdt_store_take(ends[0].store, PATIENCE_MS, &arrival));
+    EXPECT(arrival.rank == 1 && arrival.size == sizeof(value) && arrival.mark == ~number);
+    memcpy(&value, arrival.data, sizeof(value));
+    EXPECT(value == number);
+    EXPECT_STATUS(RDT_OK, rdt_store_release(ends[0].store, 1));
+  }
+  EXPECT_STATUS(RDT_OK, rdt_store_wait_clocks(ends[0].store, ROUNDS + 1, PATIENCE_MS));
+  pthread_join(sender, NULL);
+  rdt_store_arrival arrival;
+  EXPECT_STATUS(RDT_IN_PROGRESS, rdt_store_take(ends[0].store, 0, &arrival));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_store_release(ends[0].store, 1));
+}
+
+static void *wait_for_clock(void *argument) {
+  EXPECT_STATUS(RDT_ERR_CLOSED,
+                rdt_store_wait_clocks(((end *)argument)->store, UINT64_MAX, PATIENCE_MS));
+  return NULL;
+}
+
+/* The only call of this store: it ends with the store. */
+static void test_closing_ends_a_wait(end *e) {
+  pthread_t waiter;
+  const rdt_store_options options = {
+      .struct_size = sizeof(options), .name = "other", .size = 2, .buffers = 2};
+  end other = {.device = e->device};
+  EXPECT_STATUS(RDT_OK, rdt_store_open(e->device, &options, &other.store));
+  pthread_create(&waiter, NULL, wait_for_clock, &other);
+  int users = 0;
+  while (users == 0) {
+    pthread_mutex_lock(&other.store->stores->lock);
+    users = other.store->users;
+    pthread_mutex_unlock(&other.store->stores->lock);
+  }
+  rdt_store_close(other.store);
+  pthread_join(waiter, NULL);
+}
+
+/* A push that was never written: its number is the last one's. */
+static void test_malformed_messages_end_the_connection(end ends[2]) {
+  rdt_store_link link;
+  rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = RDT_STORE_IMMEDIATE(RDT_STORE_PUSHED)};
+  EXPECT_STATUS(RDT_OK, rdt_store_link_take(ends[1].store, 0, &link));
+  EXPECT(rdt_channel_post(link.channel, &op, 1, NULL, NULL) >= 0);
+  rdt_store_link_drop(&link);
+  UNTIL(member_of(&ends[0], 1).gone);
+  UNTIL(!member_of(&ends[1], 0).connected);
+  uint64_t word;
+  EXPECT_STATUS(RDT_ERR_CONNECTION_LOST,
+                rdt_store_pull(ends[1].store, 0, 0, sizeof(word), &word, PATIENCE_MS, NULL));
+  EXPECT_STATUS(
+      RDT_OK, rdt_store_connect(ends[1].store, 0, rdt_device_address(ends[0].device), PATIENCE_MS));
+  UNTIL(member_of(&ends[0], 1).present);
+  EXPECT_STATUS(RDT_OK,
+                rdt_store_pull(ends[1].store, 0, 0, sizeof(word), &word, PATIENCE_MS, NULL));
+}
+
+static void test_arguments(end *e) {
+  uint64_t values, slots;
+  rdt_store *store;
+  void *memory;
+  rdt_store_options options = options_of(0);
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_store_open(e->device, &options, &store)); /* its name */
+  EXPECT(strstr(rdt_last_error(), "has a store named \"parameters\" already"));
+  options.buffers = 1;
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_store_sizes(&options, &values, &slots));
+  options = options_of(2);
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_store_sizes(&options, &values, &slots));
+  EXPECT_STATUS(RDT_OK, rdt_store_begin(e->store, &memory));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_store_begin(e->store, &memory));
+  EXPECT_STATUS(RDT_OK, rdt_store_publish(e->store, 0, NULL));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_store_publish(e->store, 0, NULL));
+  EXPECT_STATUS(RDT_ERR_RANGE, rdt_store_pull(e->store, 1, 8, UINT64_MAX, memory, 0, NULL));
+}
+
+int main(void) {
+  end ends[2];
+  open_ends(ends);
+  test_versions_are_whole(ends);
+  test_each_push_arrives_once(ends);
+  test_closing_ends_a_wait(&ends[0]);
+  test_arguments(&ends[1]);
+  test_malformed_messages_end_the_connection(ends);
+  close_ends(ends);
+  return 0;
+}
