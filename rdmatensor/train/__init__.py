@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .sync.compression import PowerSGD, Quantized, TopK
     from .sync.diloco import DiLoCo
     from .sync.gossip import SGP, PullGossip, PushGossip
+    from .sync.gossip_pga import GossipPGA
     from .sync.hierarchical import Hierarchical
     from .sync.local_sgd import LocalSGD
     from .sync.periods import QSR, AdaComm, Quality
@@ -48,6 +49,7 @@ __all__ = [
     "AdaComm",
     "AllReduce",
     "DiLoCo",
+    "GossipPGA",
     "GradientTape",
     "Hierarchical",
     "LocalSGD",

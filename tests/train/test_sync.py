@@ -163,6 +163,7 @@ LEARN = [
     "LocalSGD(period=Quality(0.05, longest=8))",
     "DiLoCo(period=5, fragments=2)",
     "DiLoCo(period=5, compression=TopK(0.1))",
+    "GossipPGA(average_every=4)",
 ]
 ACCURATE = 0.8
 
