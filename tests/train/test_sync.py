@@ -196,7 +196,7 @@ def test_hierarchy_of_two_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sync", ["LocalSGD(period=3)", "DiLoCo(period=3, compression=TopK(0.5))"])
 def test_resumes_where_it_was_killed(tmp_path: Path, sync: str) -> None:
-    arguments = {"sync": sync, "epochs": 3}
+    arguments: Any = {"sync": sync, "epochs": 3}
     whole = run("resume", 2, tmp_path, backup=str(tmp_path / "whole"), stop_after=None, **arguments)
     backup = str(tmp_path / "backup")
     killed = run("resume", 2, tmp_path, backup=backup, stop_after=2, **arguments)
