@@ -24,7 +24,7 @@ sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 .PHONY: help build demo demo-hosts test check chaos kills schedules conformance docs site lint bench bench-quick bench-api bench-verbs \
-        bench-networks asan tsan aarch64 fuzz soak failure-table format wheel dist clean
+        bench-networks bench-asynchronous transport-verbs asan tsan aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
@@ -40,7 +40,9 @@ help:
 	@echo 'make bench-quick  the Python API, and steps of TensorFlow against gRPC; some minutes'
 	@echo 'make bench-api    the former alone'
 	@echo 'make bench-networks  tcp against iperf3 and bare sockets, over loopback and veth'
+	@echo 'make bench-asynchronous  training with one slow process, synchronous and not; pulling against memcpy'
 	@echo 'make bench-verbs  verbs against perftest, UCX and NIXL, in the SoftRoCE lab without RDMA'
+	@echo 'make transport-verbs  all of the transport suite on verbs, of which make test runs most'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
 	@echo 'make aarch64      the C core and its unit programs for ARM64, in an emulator'
 	@echo 'make fuzz         what comes from outside, made up: FUZZ_SECONDS=600 for each harness'
@@ -112,6 +114,10 @@ chaos: build $(VENV)/.packages
 kills: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m plugin.killing --times $(or $(KILLS),1000) $(KILLS_FLAGS)
 
+# Packs trees into every connected part of a DGX-1.
+topology: build $(VENV)/.packages
+	RDMATENSOR_TEST_EVERY_PART=1 $(PYTEST) -s tests/topology -k every_connected_part
+
 # SCHEDULES closures (10000) at once on a ClusterCoordinator, three times.
 schedules: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m plugin.scheduling --count $(or $(SCHEDULES),10000)
@@ -125,6 +131,10 @@ conformance: build $(VENV)/.conformance
 	  --source '$(abspath $(SOURCE))' --out $(CURDIR)/build/conformance \
 	  $(if $(FILES),--files '$(FILES)') $(if $(KERAS),--keras '$(abspath $(KERAS))') \
 	  $(if $(VARIANTS),--variants $(VARIANTS)) $(CONFORMANCE_FLAGS)
+
+# All of the transport suite in a guest; `make test` leaves out what takes longest there.
+transport-verbs: $(tests)
+	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) -n 0 tests/softroce/test_transport_suite.py::test_transport_suite
 
 # The C programs on this machine, and on verbs in the lab.
 sanitized := tests/unit/test_c_programs.py tests/load tests/softroce/test_transport_suite.py \
@@ -158,7 +168,7 @@ soak: $(tests)
 failure_notes := $(CURDIR)/build/failures
 failure-table: $(tests)
 	@mkdir -p build && rm -f $(failure_notes)
-	RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport tests/tcp \
+	RDMATENSOR_TEST_WHOLE=1 RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport tests/tcp \
 	  tests/softroce/test_two_hosts.py \
 	  tests/softroce/test_two_hosts_failures.py tests/softroce/test_transport_suite.py::test_transport_suite \
 	  tests/plugin/test_failures.py tests/plugin/test_stopped_peer.py \
@@ -194,6 +204,10 @@ bench-quick: bench-api
 
 bench-networks: $(tests)
 	@$(BIN)/python bench/bench_networks.py
+
+# Mostly asleep: about a quarter of an hour.
+bench-asynchronous: $(tests)
+	@$(BIN)/python bench/bench_asynchronous.py
 
 bench-verbs: $(tests)
 	@$(BIN)/python bench/bench_verbs.py

@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": ("graph_analyzer.cli:plan", "Show what a graph sends between tasks, and how."),
     "simulate": ("rdmatensor.simulate.cli:simulate", "Compare synchronizers on simulated clusters."),
     "softroce": ("rdmatensor.softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
+    "topology": ("rdmatensor.commands.topology:topology", "Show links, and trees that fill them."),
     "top": ("rdmatensor.commands.top:top", "Watch running tasks: peers, bytes by path, waits."),
 }  # fmt: skip
 

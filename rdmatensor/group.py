@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from ._api.collective import (
     new_call,
     number,
     operation_error,
+    tree_rows,
     unusable,
 )
 from ._api.transfer import Transfer, drop_complete
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from .device import Device
 
 Op = Literal["sum", "product", "min", "max"]
-Algorithm = Literal["auto", "flat", "halving", "ring", "direct", "hierarchical"]
+Algorithm = Literal["auto", "flat", "halving", "ring", "direct", "hierarchical", "trees"]
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"]
 
 
@@ -61,6 +63,20 @@ class GroupInfo(NamedTuple):
     operations: dict[str, int]
     bytes: dict[str, int]
     copies: int
+
+
+class Tree(NamedTuple):
+    """A spanning tree of a group, for one kind of operation.
+
+    `parents` has each member's parent, and for the root itself. Data flow from the root in "broadcast" and
+    "all_gather", to it in "reduce_scatter", to it and back in "all_reduce". `rate` is in bytes per second:
+    trees of the same kind, and the same root unless the kind is "all_reduce", share the data in proportion.
+    """
+
+    kind: str
+    root: int
+    rate: int
+    parents: tuple[int, ...]
 
 
 class Operation(Transfer):
@@ -296,6 +312,33 @@ class Group:
                 lib.rdt_group_choose(self._need_handle(), number("kind", kind, KINDS), nbytes, out)
             )
         return _text(lib.rdt_algorithm_name(out[0]))
+
+    def use_trees(
+        self,
+        trees: Sequence[Tree],
+        pair_ns: Sequence[float] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Gives the group spanning trees for the algorithm "trees", in place of those that it had.
+
+        Every member calls it with the same arguments, without other operations under way, and waits until
+        all have. "auto" then takes trees where they are expected to be the fastest. `pair_ns` has the
+        nanoseconds per byte from each member to each other one, row by row, 0 where no link leads; "auto"
+        then expects of the other algorithms what these links permit. rdmatensor.topology.plan() finds both.
+        Without a tree for an operation, "trees" is "ring". Raises UsageError if trees are malformed or differ
+        among members, and the errors of barrier().
+        """
+        rows, keep = tree_rows(trees, self.size)
+        costs = ffi.NULL if pair_ns is None else ffi.new("double[]", list(pair_ns))
+        if pair_ns is not None and len(pair_ns) != self.size**2:
+            raise UsageError(
+                f"pair_ns has {len(pair_ns)} numbers: a group of {self.size} needs {self.size**2}"
+            )
+        limit = milliseconds(timeout)
+        status = lib.rdt_group_use_trees(self._need_handle(), rows, len(trees), costs, limit)
+        del keep
+        if status:
+            raise failure(status)
 
     @property
     def info(self) -> GroupInfo:

@@ -95,7 +95,7 @@
   NUMBER(REMOTE_OPEN_LIMIT, RDT_TIB, 1, 64 * RDT_TIB,                                              \
          "Bytes of a peer's regions that this device opens at once.")                              \
   CHOICE(                                                                                          \
-      GROUP_ALGORITHM, "auto", "auto|flat|halving|ring|direct|hierarchical",                       \
+      GROUP_ALGORITHM, "auto", "auto|flat|halving|ring|direct|hierarchical|trees",                 \
       "Groups: algorithm of collective operations. auto chooses the cheapest by measured costs.")  \
   NUMBER(GROUP_EAGER_BYTES, 16 * RDT_KIB, 0, 256 * RDT_KIB,                                        \
          "Groups: messages of up to this many bytes travel inside the notification. The smallest " \

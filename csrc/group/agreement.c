@@ -60,8 +60,9 @@ void rdt_group_agreement_learn(rdt_group_operation *operation, const rdt_group_p
 }
 
 static void describe(char *out, size_t size, const rdt_group_shape *shape, const char *detail) {
-  snprintf(out, size, "kind %u, type %u, reduction %u, algorithm %u, root %u, %llu elements%s%s",
-           shape->kind, shape->dtype, shape->reduction, shape->algorithm, shape->root,
+  snprintf(out, size,
+           "kind %u, type %u, reduction %u, algorithm %u, trees %#x, root %u, %llu elements%s%s",
+           shape->kind, shape->dtype, shape->reduction, shape->algorithm, shape->trees, shape->root,
            (unsigned long long)shape->count, detail[0] ? ", " : "", detail);
 }
 

@@ -222,8 +222,9 @@ static double all_to_all(const estimate *e, rdt_algorithm algorithm) {
 
 /* ---- The interface --------------------------------------------------------------------------------------- */
 
-/* Returns true if this algorithm is another one under a different name. */
+/* Returns true if this algorithm is another one under a different name, which TREES is without trees. */
 static bool redundant(const layout *at, rdt_algorithm algorithm) {
+  if (algorithm == RDT_ALGORITHM_TREES) return true;
   if (algorithm == RDT_ALGORITHM_HIERARCHICAL)
     return at->hosts == 1 || at->hosts == at->size; /* DIRECT */
   return at->size <= 2 && algorithm != RDT_ALGORITHM_FLAT && algorithm != RDT_ALGORITHM_DIRECT;

@@ -46,6 +46,7 @@ static void group_free(rdt_group *group) {
   rdt_device *device = group->device;
   free(group->links);
   free(group->hosts);
+  rdt_trees_free(group->trees);
   free(group);
   rdt_device_unref(device);
 }
@@ -268,6 +269,6 @@ rdt_status rdt_group_choose(const rdt_group *group, rdt_collective_kind kind, ui
   if (kind == RDT_BARRIER)
     *algorithm = RDT_ALGORITHM_AUTO;
   else if (*algorithm == RDT_ALGORITHM_AUTO)
-    *algorithm = rdt_group_costs_choose(&group->costs, kind, bytes, group->size, group->hosts);
+    *algorithm = rdt_group_trees_choose(group, kind, bytes);
   return RDT_OK;
 }

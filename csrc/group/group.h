@@ -14,6 +14,7 @@
 #include "group/groups.h"
 #include "group/process.h"
 #include "group/program.h"
+#include "group/trees.h"
 
 #define RDT_GROUP_NAME_SIZE 64
 #define RDT_GROUP_MAX_SIZE 1024
@@ -60,7 +61,8 @@ typedef enum rdt_group_abort_kind {
 /* The arguments that must be the same at all members; see agreement.c. */
 typedef struct rdt_group_shape {
   uint8_t kind, dtype, reduction, algorithm;
-  uint32_t root;
+  uint16_t root;
+  uint16_t trees; /* of TREES: hash of the group's trees; otherwise 0 */
   uint64_t count;
   uint64_t detail; /* hash of the caller's detail; 0 for none */
 } rdt_group_shape;
@@ -233,6 +235,7 @@ struct rdt_group {
   int64_t spin_us;
   bool checks;          /* CHECKSUM: messages carry checksums, which are compared */
   rdt_algorithm forced; /* AUTO: none */
+  rdt_trees *trees;     /* NULL: none; under lock */
   bool reads;           /* members on one host can also read memory that is in no region */
   _Atomic uint64_t calls;
 
@@ -327,6 +330,12 @@ void rdt_group_end(rdt_group *group, rdt_status status, const char *text);
 void rdt_group_forget_regions(rdt_group *group, rdt_group_link *link);
 /* Call it under groups->lock. arrivals.c */
 void rdt_groups_forget_channel(rdt_groups *groups, rdt_channel *channel);
+
+/* ---- use_trees.c -------------------------------------------------------------------------------------- */
+
+/* Returns what AUTO chooses, for broadcasts from rank 0. */
+rdt_algorithm rdt_group_trees_choose(const rdt_group *group, rdt_collective_kind kind,
+                                     uint64_t bytes);
 
 /* ---- join.c ------------------------------------------------------------------------------------------ */
 

@@ -261,8 +261,8 @@ static rdt_algorithm algorithm_of(const rdt_group *group, const rdt_collective *
   if (call->kind == RDT_BARRIER) return RDT_ALGORITHM_AUTO;
   if (algorithm == RDT_ALGORITHM_AUTO) algorithm = group->forced;
   if (algorithm != RDT_ALGORITHM_AUTO) return algorithm;
-  return rdt_group_costs_choose(&group->costs, call->kind, call->count * element, group->size,
-                                group->hosts);
+  return rdt_trees_choose(group->trees, &group->costs, call->kind, call->root,
+                          call->count * element, group->size, group->hosts);
 }
 
 static rdt_schedule_request request_of(const rdt_group *group, const rdt_collective *call,
@@ -277,7 +277,14 @@ static rdt_schedule_request request_of(const rdt_group *group, const rdt_collect
   request.algorithm = algorithm;
   request.root = call->kind == RDT_BROADCAST ? call->root : 0;
   request.count = call->count;
-  request.chunk = group->chunk ? (group->chunk + element - 1) / element : 0;
+  uint64_t chunk = group->chunk;
+  if (algorithm == RDT_ALGORITHM_TREES &&
+      rdt_trees_serve(group->trees, request.kind, request.root)) {
+    request.trees = group->trees;
+    chunk = rdt_trees_chunk(group->trees, &group->costs, call->kind, request.root,
+                            call->count * element);
+  }
+  request.chunk = chunk ? (chunk + element - 1) / element : 0;
   request.input_is_output = in_place(group, call, element);
   return request;
 }
@@ -329,7 +336,9 @@ static void begin(rdt_group_operation *operation, const rdt_collective *call,
   if (call->kind != RDT_BARRIER) {
     operation->shape.dtype = (uint8_t)call->dtype;
     operation->shape.reduction = is_reduction(call->kind) ? (uint8_t)call->reduction : 0;
-    operation->shape.root = call->kind == RDT_BROADCAST ? call->root : 0;
+    operation->shape.root = call->kind == RDT_BROADCAST ? (uint16_t)call->root : 0;
+    if (algorithm == RDT_ALGORITHM_TREES && group->trees)
+      operation->shape.trees = (uint16_t)(group->trees->hash | 1);
     operation->shape.count = call->count;
   }
   rdt_group_agreement_begin(operation, call->detail);

@@ -158,7 +158,8 @@ static rdt_status program_make(const rdt_schedule_request *request,
 
 static bool same_request(const rdt_schedule_request *a, const rdt_schedule_request *b) {
   return a->kind == b->kind && a->algorithm == b->algorithm && a->count == b->count &&
-         a->chunk == b->chunk && a->root == b->root && a->input_is_output == b->input_is_output;
+         a->chunk == b->chunk && a->root == b->root && a->input_is_output == b->input_is_output &&
+         a->trees == b->trees;
 }
 
 void rdt_group_program_release(rdt_group_program *program) {

@@ -67,7 +67,8 @@ typedef struct rdt_schedule_request {
   uint64_t count;        /* elements, as in rdt_collective */
   uint64_t chunk;        /* the most elements that one message should carry; 0 for no limit */
   const uint32_t *hosts; /* `size` numbers: members with the same one share a host */
-  bool input_is_output;  /* the input needs no copy where it is already in the result's place */
+  const struct rdt_trees *trees; /* of TREES; may be NULL, and RING serves */
+  bool input_is_output; /* the input needs no copy where it is already in the result's place */
 } rdt_schedule_request;
 
 void rdt_schedule_free(rdt_schedule *schedule);

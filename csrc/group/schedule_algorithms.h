@@ -28,5 +28,12 @@ void rdt_schedule_ring_broadcast(rdt_schedule_builder *b, rdt_schedule_range ran
 void rdt_schedule_ring_all_to_all(rdt_schedule_builder *b, rdt_schedule_range range);
 void rdt_schedule_hierarchical_all_reduce(rdt_schedule_builder *b, rdt_schedule_range range);
 void rdt_schedule_hierarchical_broadcast(rdt_schedule_builder *b, rdt_schedule_range range);
+/* The range is all of the data, or of a part; the lane tells the tree. */
+void rdt_schedule_trees_all_reduce(rdt_schedule_builder *b, rdt_schedule_range range);
+void rdt_schedule_trees_reduce_scatter(rdt_schedule_builder *b, rdt_schedule_range range);
+void rdt_schedule_trees_all_gather(rdt_schedule_builder *b, rdt_schedule_range range);
+void rdt_schedule_trees_broadcast(rdt_schedule_builder *b, rdt_schedule_range range);
+/* Returns the lanes of an operation for which there are trees. */
+uint32_t rdt_schedule_trees_lanes(const rdt_schedule_request *request);
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "group/schedule_algorithms.h"
+#include "group/trees.h"
 
 /* Enough lanes for transfers to overlap with reductions. Each lane costs messages. */
 #define LANES_MOST 4u
@@ -52,9 +53,9 @@ static rdt_status make_topology(const rdt_schedule_request *request, rdt_schedul
 
 /* ---- Which function lists an operation ----------------------------------------------------------- */
 
-/* How elements are split into lanes: not at all; by chunks of all elements; or by chunks of one
- * member's part of them. */
-typedef enum split { SPLIT_NONE, SPLIT_WHOLE, SPLIT_PARTS } split;
+/* How elements are split into lanes: not at all; by chunks of all elements; by chunks of one
+ * member's part of them; or each lane takes its own of all. */
+typedef enum split { SPLIT_NONE, SPLIT_WHOLE, SPLIT_PARTS, SPLIT_TREES } split;
 
 typedef struct plan {
   rdt_schedule_lane_fn list;
@@ -63,6 +64,7 @@ typedef struct plan {
 
 #define FLAT(kind) {rdt_schedule_flat_##kind, SPLIT_NONE}
 #define RING(kind) {rdt_schedule_ring_##kind, SPLIT_WHOLE}
+#define TREES(kind) {rdt_schedule_trees_##kind, SPLIT_TREES}
 
 /* If an algorithm has no schedule for a kind, the most similar algorithm serves. */
 static const plan plans[RDT_BARRIER][RDT_ALGORITHM_COUNT] = {
@@ -71,28 +73,33 @@ static const plan plans[RDT_BARRIER][RDT_ALGORITHM_COUNT] = {
                         [RDT_ALGORITHM_RING] = {rdt_schedule_ring_all_reduce, SPLIT_PARTS},
                         [RDT_ALGORITHM_DIRECT] = {rdt_schedule_direct_all_reduce, SPLIT_PARTS},
                         [RDT_ALGORITHM_HIERARCHICAL] = {rdt_schedule_hierarchical_all_reduce,
-                                                        SPLIT_PARTS}},
+                                                        SPLIT_PARTS},
+                        [RDT_ALGORITHM_TREES] = TREES(all_reduce)},
     [RDT_REDUCE_SCATTER] = {[RDT_ALGORITHM_FLAT] = FLAT(reduce_scatter),
                             [RDT_ALGORITHM_HALVING] = FLAT(reduce_scatter),
                             [RDT_ALGORITHM_RING] = RING(reduce_scatter),
                             [RDT_ALGORITHM_DIRECT] = FLAT(reduce_scatter),
-                            [RDT_ALGORITHM_HIERARCHICAL] = RING(reduce_scatter)},
+                            [RDT_ALGORITHM_HIERARCHICAL] = RING(reduce_scatter),
+                            [RDT_ALGORITHM_TREES] = TREES(reduce_scatter)},
     [RDT_ALL_GATHER] = {[RDT_ALGORITHM_FLAT] = FLAT(all_gather),
                         [RDT_ALGORITHM_HALVING] = {rdt_schedule_halving_all_gather, SPLIT_NONE},
                         [RDT_ALGORITHM_RING] = RING(all_gather),
                         [RDT_ALGORITHM_DIRECT] = FLAT(all_gather),
-                        [RDT_ALGORITHM_HIERARCHICAL] = RING(all_gather)},
+                        [RDT_ALGORITHM_HIERARCHICAL] = RING(all_gather),
+                        [RDT_ALGORITHM_TREES] = TREES(all_gather)},
     [RDT_BROADCAST] = {[RDT_ALGORITHM_FLAT] = FLAT(broadcast),
                        [RDT_ALGORITHM_HALVING] = {rdt_schedule_halving_broadcast, SPLIT_WHOLE},
                        [RDT_ALGORITHM_RING] = RING(broadcast),
                        [RDT_ALGORITHM_DIRECT] = {rdt_schedule_direct_broadcast, SPLIT_PARTS},
                        [RDT_ALGORITHM_HIERARCHICAL] = {rdt_schedule_hierarchical_broadcast,
-                                                       SPLIT_PARTS}},
+                                                       SPLIT_PARTS},
+                       [RDT_ALGORITHM_TREES] = TREES(broadcast)},
     [RDT_ALL_TO_ALL] = {[RDT_ALGORITHM_FLAT] = FLAT(all_to_all),
                         [RDT_ALGORITHM_HALVING] = FLAT(all_to_all),
                         [RDT_ALGORITHM_RING] = RING(all_to_all),
                         [RDT_ALGORITHM_DIRECT] = FLAT(all_to_all),
-                        [RDT_ALGORITHM_HIERARCHICAL] = FLAT(all_to_all)},
+                        [RDT_ALGORITHM_HIERARCHICAL] = FLAT(all_to_all),
+                        [RDT_ALGORITHM_TREES] = RING(all_to_all)},
 };
 
 /* A group of one: the result is the input. */
@@ -109,6 +116,9 @@ static plan choose_plan(const rdt_schedule_builder *b) {
   if (request->algorithm == RDT_ALGORITHM_HIERARCHICAL &&
       (t->hosts == 1 || t->hosts == request->size))
     return of_kind[RDT_ALGORITHM_DIRECT];
+  if (request->algorithm == RDT_ALGORITHM_TREES &&
+      !rdt_trees_serve(request->trees, request->kind, request->root))
+    return of_kind[RDT_ALGORITHM_RING];
   return of_kind[request->algorithm];
 }
 
@@ -123,12 +133,14 @@ static void list_lanes(rdt_schedule_builder *b) {
   const rdt_schedule_range all = {0, shared_count(b->request)};
   const uint32_t parts = chosen.split == SPLIT_PARTS ? b->request->size : 1;
   const uint64_t message = rdt_schedule_part(all, parts, 0).count;
-  const uint32_t lanes =
-      chosen.split == SPLIT_NONE ? 1 : rdt_schedule_chunks(b, message, LANES_MOST);
+  const bool trees = chosen.split == SPLIT_TREES;
+  const uint32_t lanes = trees                        ? rdt_schedule_trees_lanes(b->request)
+                         : chosen.split == SPLIT_NONE ? 1
+                                                      : rdt_schedule_chunks(b, message, LANES_MOST);
   b->schedule->lanes = lanes;
   for (b->lane = 0; b->lane < lanes; b->lane++) {
     b->round = 0;
-    chosen.list(b, rdt_schedule_part(all, lanes, b->lane));
+    chosen.list(b, trees ? all : rdt_schedule_part(all, lanes, b->lane));
   }
 }
 

@@ -5,8 +5,8 @@
 #include "rdmatensor.h"
 
 const char *rdt_algorithm_name(rdt_algorithm algorithm) {
-  static const char *const names[RDT_ALGORITHM_COUNT] = {"auto", "flat",   "halving",
-                                                         "ring", "direct", "hierarchical"};
+  static const char *const names[RDT_ALGORITHM_COUNT] = {
+      "auto", "flat", "halving", "ring", "direct", "hierarchical", "trees"};
   return (unsigned)algorithm < RDT_ALGORITHM_COUNT ? names[algorithm] : "";
 }
 

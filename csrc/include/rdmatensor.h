@@ -609,7 +609,9 @@ typedef enum rdt_algorithm {
   RDT_ALGORITHM_RING = 3,    /* pipelined ring */
   RDT_ALGORITHM_DIRECT = 4,  /* each member reduces one part, then hands it to all */
   RDT_ALGORITHM_HIERARCHICAL = 5, /* inside each host first, then one member of each host */
-  RDT_ALGORITHM_COUNT = 6
+  RDT_ALGORITHM_TREES =
+      6, /* along the trees of rdt_group_use_trees; without any for a kind and root, RING */
+  RDT_ALGORITHM_COUNT = 7
 } rdt_algorithm;
 
 /* Returns a name, such as "flat"; "" for a number outside the table. Static storage. */
@@ -704,7 +706,26 @@ typedef struct rdt_group_info {
 } rdt_group_info;
 
 RDT_API rdt_status rdt_group_get_info(const rdt_group *group, rdt_group_info *info);
-/* Returns what AUTO would choose, or the error of rdt_group_abort if nothing can run any more. */
+/* A spanning tree: for BROADCAST and ALL_GATHER from the root, for REDUCE_SCATTER to it, for ALL_REDUCE to it and
+ * back. Trees of one kind share the data in proportion to `rate`; those of BROADCAST, ALL_GATHER and
+ * REDUCE_SCATTER do so with trees of the same root. */
+typedef struct rdt_group_tree {
+  rdt_collective_kind kind; /* ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER or BROADCAST */
+  uint32_t root;
+  uint64_t rate;           /* bytes per second, above 0 */
+  const uint32_t *parents; /* of each member; the root's is itself */
+} rdt_group_tree;
+
+/* Gives the group trees for RDT_ALGORITHM_TREES, in place of those that it had; 0 trees take them away. Every
+ * member calls it with the same arguments and without other operations under way, and waits until all have. AUTO
+ * then chooses trees where they are expected to be the fastest. `pair_ns` is NULL, or has size * size numbers:
+ * nanoseconds per byte from each member to each other one, 0 where no link leads; AUTO then expects of the other
+ * algorithms what these links permit. Copies all. RDT_ERR_INVALID (also at the other members:
+ * RDT_ERR_PROTOCOL), RDT_ERR_NO_MEMORY, the errors of a barrier. After an error members may have different trees,
+ * and operations on trees fail with RDT_ERR_PROTOCOL: call it again. Not from a handler. */
+RDT_API rdt_status rdt_group_use_trees(rdt_group *group, const rdt_group_tree *trees, size_t count,
+                                       const double *pair_ns, int timeout_ms);
+/* Returns what AUTO would choose (for BROADCAST, with root 0), or the error of rdt_group_abort if nothing can run any more. */
 RDT_API rdt_status rdt_group_choose(const rdt_group *group, rdt_collective_kind kind,
                                     uint64_t bytes, rdt_algorithm *algorithm);
 

@@ -13,12 +13,18 @@
 
 #define PAUSE_US 200 /* between two looks for a first version */
 
+/* A member that closes its store withdraws its regions while we may be using them. */
+static rdt_status as_lost(const rdt_channel *channel, rdt_status status) {
+  if (status != RDT_ERR_NO_REGION && status != RDT_ERR_ACCESS) return status;
+  return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s has closed its store", channel->peer_name);
+}
+
 /* An operation that is complete needs no channel; others end with theirs. */
 rdt_status rdt_store_run(rdt_channel *channel, const rdt_op *ops, size_t count,
                          rdt_deadline deadline) {
   rdt_transfer *transfer = NULL;
   rdt_status status = rdt_channel_submit(channel, ops, count, &transfer);
-  if (status != RDT_IN_PROGRESS) return status;
+  if (status != RDT_IN_PROGRESS) return as_lost(channel, status);
   status = rdt_transfer_wait(transfer, rdt_deadline_left(deadline) + 1);
   if (status == RDT_ERR_DEADLINE) {
     rdt_channel_close(channel);
@@ -29,7 +35,7 @@ rdt_status rdt_store_run(rdt_channel *channel, const rdt_op *ops, size_t count,
                       channel->peer_name);
   }
   rdt_transfer_free(transfer);
-  return status;
+  return as_lost(channel, status);
 }
 
 /* Not inlined: where it is, GCC warns of the fence when it builds for the thread sanitizer. */

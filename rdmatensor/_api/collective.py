@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,22 @@ def c_text(what: str, text: str) -> Any:
         return ffi.new("char[]", text.encode())
     except AttributeError:
         raise UsageError(f"{what} is {text!r}: give a str") from None
+
+
+def tree_rows(trees: Sequence[Any], size: int) -> tuple[Any, Any]:
+    """Returns the trees for C, and what must live as long."""
+    rows = ffi.new("rdt_group_tree[]", len(trees))
+    keep = []
+    for row, (kind, root, rate, parents) in zip(rows, trees, strict=True):
+        if len(parents) != size:
+            raise UsageError(f"a tree has {len(parents)} parents: the group has {size} members")
+        try:
+            row.kind, row.root, row.rate = number("kind", kind, KINDS), root, int(rate)
+            row.parents = parent = ffi.new("uint32_t[]", list(parents))
+        except (OverflowError, TypeError) as error:
+            raise UsageError(f"a tree's root, rate and parents are numbers: {error}") from None
+        keep.append(parent)
+    return rows, keep
 
 
 def join_options(

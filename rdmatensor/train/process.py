@@ -7,13 +7,16 @@ import atexit
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..device import Device
 from ..errors import ConnectionRefused, UsageError
 from ..group import Group
 from . import operations
 from .roles import Role, role_of
+
+if TYPE_CHECKING:
+    from ..topology import Topology
 
 
 class Run:
@@ -81,13 +84,17 @@ def init(
     size: int | None = None,
     root: str | None = None,
     timeout: float = 600.0,
+    topology: Topology | str | None = None,
 ) -> Run:
     """Joins the processes that train together. Call it first in each of them; blocks until all have.
 
     Without arguments, the place comes from TF_CONFIG (`rdmatensor launch`, `rdmatensor place`, Kubernetes),
     or from the variables of torchrun, Slurm or MPI; without any of them the process is alone. `root` is the
     "host:port" at which rank 0 listens for the others. `timeout`, in seconds, bounds this call and each
-    operation: a process that waits so long for another one fails.
+    operation: a process that waits so long for another one fails. `topology`, a
+    rdmatensor.topology.Topology, the path of its file or the name of a recorded one, has the links between
+    the processes in the order of ranks; rank 0's counts, and collective operations take spanning trees where
+    they are faster.
 
     Calling it again returns the same object. Raises UsageError if the place is unclear, Unsupported if this
     TensorFlow cannot be used, and what Group raises. Not thread-safe.
@@ -96,6 +103,10 @@ def init(
     if _run is None:
         _run = Run(role_of(os.environ, rank, size, root), timeout)
         atexit.register(shutdown)
+        if topology is not None and _run.group is not None:
+            from ..topology.agree import use
+
+            use(_run.group, topology, roots=[0], timeout=timeout)
     return _run
 
 

@@ -15,6 +15,7 @@
  *                            are closed
  *   FAULTS_CALLS=n           of 1000 messages of calls n come late by up to 9 ms, n end their channel, and n are
  *                            sent twice
+ *   FAULTS_CALM=path         calls go undisturbed while this file exists
  *   FAULTS_OTHER_PLAN=1      planned edges look different than to other processes
  *   FAULTS_BAD_PLANNED=n:i:v the n-th announcement of a planned tensor has v at byte i; if i is negative
  *                            it is that much shorter
@@ -323,30 +324,35 @@ static void free_copy(void *copy, rdt_status status) {
   free(copy);
 }
 
-static void post_twice(rdt_channel *channel, const rdt_op *op) {
-  rdt_op first = *op;
+/* The repetition comes last: if the channel is lost in between, the caller must know that the message was sent. */
+static rdt_status post_twice(rdt_channel *channel, const rdt_op *op, rdt_done_fn done,
+                             void *context) {
+  const post_fn post = (post_fn)real("rdt_channel_post");
+  rdt_op again = *op;
   void *copy = malloc(op->size + 1);
-  if (!copy) return;
+  if (!copy) abort();
   if (op->size) memcpy(copy, op->local, op->size);
-  if (op->local) first.local = copy;
-  if (((post_fn)real("rdt_channel_post"))(channel, &first, 1, free_copy, copy) != RDT_IN_PROGRESS)
-    free(copy);
+  if (op->local) again.local = copy;
+  rdt_status status = post(channel, op, 1, done, context);
+  if (status < RDT_OK || post(channel, &again, 1, free_copy, copy) != RDT_IN_PROGRESS) free(copy);
+  return status;
 }
 
-/* Before a message of a call is posted. */
-static void disturb_call(rdt_channel *channel, const rdt_op *op) {
+/* Before a message of a call is posted. Returns whether it is to be posted twice. */
+static int disturb_call(rdt_channel *channel, const rdt_op *op) {
   enum { CALL = 19, CANCEL = 22 }; /* MessageKind, and those between them */
   static atomic_uint posted;
   const uint64_t kind = op->immediate & 0xff;
   const unsigned often = (unsigned)setting("FAULTS_CALLS");
-  if (!often || op->kind != RDT_OP_NOTIFY || kind < CALL || kind > CANCEL) return;
+  if (!often || op->kind != RDT_OP_NOTIFY || kind < CALL || kind > CANCEL) return 0;
+  const char *calm = getenv("FAULTS_CALM");
+  if (calm && access(calm, F_OK) == 0) return 0;
   const unsigned chance = (atomic_fetch_add(&posted, 1) + (unsigned)getpid()) * 2654435761u >> 16;
   if (chance % 1000 < often)
     usleep(1000 * (chance % 10));
   else if (chance % 1000 < 2 * often)
     ((void (*)(rdt_channel *))real("rdt_channel_close"))(channel);
-  else if (chance % 1000 < 3 * often)
-    post_twice(channel, op);
+  return chance % 1000 >= 2 * often && chance % 1000 < 3 * often;
 }
 
 RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count,
@@ -355,7 +361,7 @@ RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, siz
   static char spoilt[256]; /* only one ever is */
   rdt_op bad;
   if (count == 1) flip(ops);
-  if (count == 1) disturb_call(channel, ops);
+  if (count == 1 && disturb_call(channel, ops)) return post_twice(channel, ops, done, context);
   if (count == 1 && spoil(ops, &bad, spoilt, sizeof(spoilt)))
     return ((post_fn)real("rdt_channel_post"))(channel, &bad, 1, done, context);
   if (count == 1 && ops[0].kind == RDT_OP_READ) {

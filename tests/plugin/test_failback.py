@@ -333,7 +333,9 @@ def test_streams_keep_their_order(shaky: Cluster, path: Way, faults: dict[str, s
 def test_disturbed_calls(path: Way, faults: dict[str, str], tmp_path: Path) -> None:
     """Messages of calls come late, or twice, or their channel ends: a step has the right values or fails,
     and what is streamed comes once or never."""
-    settings = faults | path.environment | {"FAULTS_CALLS": "15"}
+    calm = tmp_path / "calm"
+    disturbed = faults | {"FAULTS_CALLS": "15", "FAULTS_CALM": str(calm)}
+    settings = disturbed | path.environment
     cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: settings, 1: settings})
     try:
         with session(cluster, _build) as opened:
@@ -342,7 +344,8 @@ def test_disturbed_calls(path: Way, faults: dict[str, str], tmp_path: Path) -> N
             until("nothing is disturbed", lambda: _lost(opened, 1.0))
             until("no step succeeds any more", lambda: not _lost(opened, 1.0))
             assert cluster.stats(0)["control"]["/job:worker/replica:0/task:1"]["channel_calls"] > 0
-        said = _client(cluster, path, faults | {"FAULTS_CALLS": "15"}, "disturbed")
+        calm.touch()
+        said = _client(cluster, path, disturbed, "disturbed", str(calm))
         assert said["came"] > 0, said
         assert any(failed for _, _, _, failed in said["rounds"]), said
     finally:

@@ -22,7 +22,7 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "max": np.maximum,
 }
 LEAST_REGISTERED = 10000
-ALGORITHMS = ("auto", "flat", "halving", "ring", "direct", "hierarchical")
+ALGORITHMS = ("auto", "flat", "halving", "ring", "direct", "hierarchical", "trees")
 DTYPES = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPES += ["float16", "float32", "float64", "bfloat16"]
 

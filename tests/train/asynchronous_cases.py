@@ -57,8 +57,8 @@ def fit_with_a_kill(doomed: int, backup: str) -> Any:
     )
     watch = _Watch(sync, doomed)
     model.fit(
-        x[mine][:1120],
-        y[mine][:1120],
+        x[mine][:1072],
+        y[mine][:1072],
         batch_size=16,
         epochs=5,
         callbacks=[*rt.callbacks(backup=backup), watch],

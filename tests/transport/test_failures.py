@@ -303,6 +303,7 @@ def hello(peer: Any) -> bytes:
     return data
 
 
+@pytest.mark.long_in_guests
 @pytest.mark.parametrize(
     "data",
     [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 10000, bytes(10000)],
@@ -346,6 +347,7 @@ def test_every_word_of_the_hello_is_checked(listening: rdmatensor.Device, peer: 
     assert still_works(listening, peer)
 
 
+@pytest.mark.long_in_guests
 @pytest.mark.usefixtures("patient")
 def test_silent_connections_block_nobody(listening: rdmatensor.Device, peer: Any) -> None:
     silent = [raw(listening) for _ in range(20)]

@@ -12,13 +12,21 @@ from transport.teams import Team
 # ---- results ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "counts"), [(2, (1, 1001)), (3, (1, 2, 1001)), (4, (2, 1001))])
+@pytest.mark.parametrize(
+    ("size", "counts"),
+    [
+        (2, (1, 1001)),
+        pytest.param(3, (1, 2, 1001), marks=pytest.mark.long_in_guests),
+        pytest.param(4, (2, 1001), marks=pytest.mark.long_in_guests),
+    ],
+)
 def test_every_kind_and_algorithm(team: Any, size: int, counts: tuple[int, ...]) -> None:
     members = team(size).join()
     members.run("check_kinds(group, counts, ALGORITHMS)", counts=counts)
     members.run("check_kinds(group, (30011,), ('ring', 'direct'))")
 
 
+@pytest.mark.long_in_guests
 def test_every_dtype_and_reduction(team: Any) -> None:
     team(3).join().run("check_dtypes(group, 1003)")
 
@@ -47,6 +55,7 @@ def test_shapes_of_results(pair: Team) -> None:
     assert pair.get("group.broadcast(array) is array") == [True] * 2
 
 
+@pytest.mark.long_in_guests
 @pytest.mark.parametrize("algorithm", ["flat", "halving", "ring", "direct"])
 def test_all_members_have_the_same_bits(team: Any, algorithm: str) -> None:
     members = team(3).join()
@@ -88,7 +97,7 @@ def test_counters_and_costs(pair: Team) -> None:
         assert info.latency_ns[0] > 0 and info.byte_ns[0] > 0 and info.reduce_byte_ns > 0
     chosen = pair.get("[group.choose('all_reduce', 1 << power) for power in range(0, 30, 3)]")
     assert chosen[0] == chosen[1], "all members choose the same"
-    assert set(chosen[0]) <= {"flat", "halving", "ring", "direct", "hierarchical"}
+    assert set(chosen[0]) <= {"flat", "halving", "ring", "direct", "hierarchical", "trees"}
 
 
 # ---- several at once -------------------------------------------------------------------------------
@@ -123,6 +132,7 @@ def test_groups_of_some_members(team: Any) -> None:
     )
 
 
+@pytest.mark.long_in_guests
 def test_tags_permit_any_order_and_threads(team: Any) -> None:
     members = team(3).join()
     members.run(

@@ -207,6 +207,7 @@ def test_waiting_uses_no_cpu(pair: Team) -> None:
 # ---- the end ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long_in_guests
 def test_members_may_leave_after_their_last_operation(team: Any) -> None:
     """What they sent for it still counts, also when their devices are closed at once."""
     members = team(3)

@@ -167,6 +167,7 @@ def test_missing_members_are_named(team: Any) -> None:
     members.join("again").run("check(group, 'all_reduce', 'int32', 10, 'new', False)")
 
 
+@pytest.mark.long_in_guests
 @pytest.mark.parametrize("ranks", [(0, 0, 1), (0, 1, 1)])
 def test_two_members_with_one_rank(team: Any, ranks: tuple[int, ...]) -> None:
     members = team(3)

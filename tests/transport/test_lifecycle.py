@@ -100,6 +100,7 @@ def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
         assert not grown(measure, were, slack), measure.__name__
 
 
+@pytest.mark.long_in_guests
 def test_device_restarted_a_hundred_times(device: rdmatensor.Device, spawn: Any) -> None:
     """In one process, on one port: each is another generation, and nothing stays of those before."""
     peer = spawn(device=False)

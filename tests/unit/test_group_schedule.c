@@ -6,10 +6,11 @@
 #include <string.h>
 
 #include "group/schedule_make.h"
+#include "group/trees.h"
 #include "unit.h"
 
 #define MEMBERS_MOST 40u
-#define LANES_MOST 16u
+#define LANES_MOST 160u
 
 /* The exact sum finds wrong results, whatever the order; the rounded one finds differing orders. */
 typedef struct element {
@@ -410,6 +411,36 @@ static uint32_t host_of(uint32_t pattern, uint32_t rank, uint64_t *random) {
 
 static uint64_t trials;
 
+#define TREES_MOST (4 * MEMBERS_MOST)
+
+/* Trees of random shapes: each member hangs below one that the tree has already. */
+static rdt_trees *random_trees(const rdt_schedule_request *q, const uint32_t *hosts,
+                               uint64_t *random) {
+  static uint32_t parents[TREES_MOST][MEMBERS_MOST];
+  rdt_group_tree given[TREES_MOST];
+  const bool parts = q->kind == RDT_ALL_GATHER || q->kind == RDT_REDUCE_SCATTER;
+  const size_t least = parts ? q->size : 1, count = least + next_random(random) % (2 * least + 1);
+  for (size_t i = 0; i < count; i++) {
+    uint32_t order[MEMBERS_MOST] = {0};
+    for (uint32_t k = 1; k < q->size; k++) {
+      const uint32_t at = (uint32_t)(next_random(random) % (k + 1));
+      order[k] = order[at];
+      order[at] = k;
+    }
+    const uint32_t root = parts                      ? (uint32_t)(i % q->size)
+                          : q->kind == RDT_BROADCAST ? q->root
+                                                     : order[0];
+    for (uint32_t k = 0; k < q->size; k++)
+      if (order[k] == root) order[k] = order[0];
+    order[0] = parents[i][root] = root;
+    for (uint32_t k = 1; k < q->size; k++) parents[i][order[k]] = order[next_random(random) % k];
+    given[i] = (rdt_group_tree){q->kind, root, 1 + next_random(random) % 1000, parents[i]};
+  }
+  rdt_trees *trees;
+  EXPECT_STATUS(RDT_OK, rdt_trees_make(given, count, NULL, q->size, hosts, &trees));
+  return trees;
+}
+
 static void try_everywhere(rdt_schedule_request *q, uint64_t seed) {
   uint32_t hosts[MEMBERS_MOST];
   uint64_t random = seed;
@@ -418,7 +449,11 @@ static void try_everywhere(rdt_schedule_request *q, uint64_t seed) {
   q->hosts = hosts;
   q->root = (uint32_t)(next_random(&random) % q->size);
   q->input_is_output = next_random(&random) % 2;
+  rdt_trees *trees = NULL;
+  if (q->algorithm == RDT_ALGORITHM_TREES && q->kind != RDT_ALL_TO_ALL)
+    q->trees = trees = random_trees(q, hosts, &random);
   try_request(q, random);
+  rdt_trees_free(trees);
   trials++;
 }
 

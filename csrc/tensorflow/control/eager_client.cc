@@ -32,6 +32,7 @@ class Outgoing {
   // False if the channel is down: it was not sent.
   virtual bool Send(const std::shared_ptr<Calls>& calls, const StreamPosition& position) = 0;
   virtual void SendByStock() = 0;
+  virtual void Fail(const absl::Status& status) = 0;
 };
 
 // A context is one and the same over channels and over gRPC, so each request goes the way that is open. Those of a
@@ -157,11 +158,16 @@ class ControlEagerClient final : public EagerClient {
     std::weak_ptr<Calls> channel;   // over which the newest of them went
     bool may_be_queued = false;     // over channels; the service may not have come to them
     bool has_stock_stream = false;  // or had
+    bool may_be_left = false;       // over gRPC; answered requests may not have been executed
     uint64_t by_stock = 0;          // under way over gRPC
     bool is_turning = false;        // the way changes: they wait
     bool awaits_stock = false;      // for those under way over gRPC
     std::deque<std::unique_ptr<Outgoing>> waiting;
     bool IsIdle() const { return by_stock == 0 && !is_turning; }
+    void CountByStock() {
+      ++by_stock;
+      has_stock_stream = may_be_left = true;
+    }
   };
 
   template <typename Request>
@@ -191,9 +197,7 @@ class ControlEagerClient final : public EagerClient {
       const bool in_stream = method_ == Method::kStreamingEnqueue;
       if (in_stream) position.AppendTo(&body.bytes);
       if (!Pack(*request_, &body)) {
-        client_->failures_.Run([done = done_] {
-          done(absl::InvalidArgumentError("the request is longer than protobuf permits"));
-        });
+        Fail(absl::InvalidArgumentError("the request is longer than protobuf permits"));
         return true;
       }
       // What follows may run further operations on its thread. Other results are only noted.
@@ -235,6 +239,10 @@ class ControlEagerClient final : public EagerClient {
                 });
     }
 
+    void Fail(const absl::Status& status) override {
+      client_->failures_.Run([done = std::move(done_), status] { done(status); });
+    }
+
    private:
     ControlEagerClient* const client_;  // `done` holds a reference
     const Method method_;
@@ -274,12 +282,12 @@ class ControlEagerClient final : public EagerClient {
     if (!context.is_turning) {
       // Under the lock, which keeps the order.
       const std::shared_ptr<Calls> calls = task_->Ready();
-      if (calls != nullptr && context.by_stock == 0 && SendOver(calls, request.get(), &context)) {
+      if (calls != nullptr && context.by_stock == 0 && !context.may_be_left &&
+          SendOver(calls, request.get(), &context)) {
         return;
       }
       if (calls == nullptr && !context.may_be_queued) {
-        ++context.by_stock;
-        context.has_stock_stream = true;
+        context.CountByStock();
         lock.unlock();
         request->SendByStock();
         return;
@@ -316,6 +324,13 @@ class ControlEagerClient final : public EagerClient {
         context.awaits_stock = true;
         return;
       }
+      if (calls != nullptr && std::exchange(context.may_be_left, false)) {
+        ++context.by_stock;
+        context.awaits_stock = true;
+        lock.unlock();
+        SyncStock(id);
+        return;
+      }
       if (calls != nullptr && SendOver(calls, context.waiting.front().get(), &context)) {
         context.waiting.pop_front();
         continue;
@@ -329,8 +344,7 @@ class ControlEagerClient final : public EagerClient {
       }
       const std::unique_ptr<Outgoing> first = std::move(context.waiting.front());
       context.waiting.pop_front();
-      ++context.by_stock;
-      context.has_stock_stream = true;
+      context.CountByStock();
       lock.unlock();
       first->SendByStock();
       lock.lock();
@@ -347,6 +361,34 @@ class ControlEagerClient final : public EagerClient {
       Turn(id);
       Unref();
     });
+  }
+
+  // TensorFlow answers a streamed request before it is executed. Waits until those that went over gRPC are. An error
+  // is that of the next request, as it would have been over gRPC.
+  void SyncStock(uint64_t id) {
+    struct Sync {
+      tensorflow::eager::EnqueueRequest request;
+      tensorflow::eager::EnqueueResponse response;
+    };
+    auto sync = std::make_shared<Sync>();
+    sync->request.set_context_id(id);
+    sync->request.add_queue()->mutable_sync_remote_executor_for_stream();
+    stock_->StreamingEnqueueAsync(true, nullptr, &sync->request, &sync->response,
+                                  Holding([this, id, sync](const absl::Status& status) {
+                                    if (!status.ok()) FailFirst(id, status);
+                                    StockAnswered(id);
+                                  }));
+  }
+
+  void FailFirst(uint64_t id, const absl::Status& status) {
+    std::unique_ptr<Outgoing> first;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      std::deque<std::unique_ptr<Outgoing>>& waiting = contexts_[id].waiting;
+      first = std::move(waiting.front());
+      waiting.pop_front();
+    }
+    first->Fail(status);
   }
 
   void StockAnswered(uint64_t id) {

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "control/may_block.h"
 #include "tensorflow/core/protobuf/eager_service.pb.h"
 
@@ -15,6 +17,8 @@ using tensorflow::eager::EagerServiceImpl;
 
 // Clients that never close their contexts are forgotten from this number on.
 constexpr size_t kMaxClients = 1u << 16;
+// An operation of a lost stream may wait for one that comes after it.
+constexpr absl::Duration kMostToAwait = absl::Seconds(5);
 
 template <typename Response>
 void Reply(ArrivedCall* call, const absl::Status& status, const Response& response) {
@@ -176,6 +180,8 @@ void EagerService::Drain(const std::shared_ptr<Client>& client) {
       has_ended = request.stream < std::max(client->stream, client->first);
     }
     if (request.ended) {
+      // If it fails, the error is lost with the channel, as are those that were on their way.
+      (void)AwaitFormer(client.get());
       request.ended();
       continue;
     }
@@ -191,8 +197,8 @@ absl::Status EagerService::Execute(Client* client, const InStream& in_stream,
                                    tensorflow::eager::EnqueueResponse* response) {
   if (in_stream.stream > client->stream) {
     client->stream = in_stream.stream;
-    client->id = next_id_++;
-    client->ended = absl::OkStatus();
+    if (absl::Status former = AwaitFormer(client); !former.ok()) return former;
+    if (client->id == 0) client->id = next_id_++;
   }
   if (in_stream.call->cancelled()) return absl::CancelledError("CANCELLED");
   if (!client->ended.ok()) return client->ended;
@@ -206,6 +212,33 @@ absl::Status EagerService::Execute(Client* client, const InStream& in_stream,
     client->context = request.context_id();
   }
   return stock_->Enqueue(nullptr, &request, response, client->id);
+}
+
+absl::Status EagerService::AwaitFormer(Client* client) {
+  // TensorFlow forgets an id with its first error, which the client was told.
+  if (!std::exchange(client->ended, absl::OkStatus()).ok()) client->id = 0;
+  if (client->id == 0) return absl::OkStatus();
+  struct Sync {
+    tensorflow::eager::EnqueueRequest request;
+    tensorflow::eager::EnqueueResponse response;
+    absl::Status status;
+    absl::Notification done;
+  };
+  auto sync = std::make_shared<Sync>();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sync->request.set_context_id(client->context);
+  }
+  sync->request.add_queue()->mutable_sync_remote_executor_for_stream();
+  RunWhereItMayBlock([this, sync, id = client->id] {
+    sync->status = stock_->Enqueue(nullptr, &sync->request, &sync->response, id);
+    sync->done.Notify();
+  });
+  if (sync->done.WaitForNotificationWithTimeout(kMostToAwait) && sync->status.ok()) {
+    return absl::OkStatus();
+  }
+  client->id = 0;
+  return sync->done.HasBeenNotified() ? sync->status : absl::OkStatus();
 }
 
 }  // namespace rdmatensor

@@ -61,7 +61,7 @@ class EagerService {
     uint64_t context = 0;  // of its last request
     // Used by the one thread that makes it busy.
     uint64_t stream = 0;
-    uint64_t id = 0;  // of the stream, for TensorFlow
+    uint64_t id = 0;  // for TensorFlow, which executes in order what has one id
     absl::Status ended;
   };
 
@@ -77,6 +77,9 @@ class EagerService {
   void Drain(const std::shared_ptr<Client>& client);
   absl::Status Execute(Client* client, const InStream& request,
                        tensorflow::eager::EnqueueResponse* response);
+  // Waits until TensorFlow has executed what the client's last stream left to it, and returns the error of that. What
+  // takes too long is left alone, and what follows gets an id of its own.
+  absl::Status AwaitFormer(Client* client);
 
   tensorflow::eager::EagerServiceImpl* const stock_;
   std::mutex mutex_;

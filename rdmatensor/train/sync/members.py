@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Stores of a device have different names, and processes make them in the same order.
 _numbers = count(1)
 _ADDRESS = 280
+# The clock of a process for which nobody waits.
+FINISHED = 2**64 - 1
 # Seconds between two attempts to reach a process that was lost.
 _AGAIN = 1.0
 
@@ -95,8 +97,8 @@ class Members:
 
     def wait_for_all(self) -> None:
         """Says that this process has finished, and serves the others until they have, or are gone."""
-        self.store.set_clock(2**64 - 1)
-        self.store.wait_clocks(2**64 - 1, self._patience)
+        self.store.set_clock(FINISHED)
+        self.store.wait_clocks(FINISHED, self._patience)
 
     def close(self) -> None:
         self.store.close()

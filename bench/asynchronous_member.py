@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of bench_asynchronous.py: trains a small network on digits, and tells when it knows them.
+
+Its gradient takes `pad` seconds, most of which it sleeps, as if the network were larger: so the processors
+stay free, and processes do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import rdmatensor.train as rt
+from rdmatensor import DeadlineExceeded, Device, Group, Store
+from rdmatensor.errors import ConnectionRefused
+
+PATIENCE = 100.0
+HIDDEN, BATCH, RATE, TESTED = 64, 16, 0.2, 360
+SYNCHRONOUS = "synchronous"
+WAYS = {
+    "PullGossip": lambda: rt.PullGossip(),
+    "PushGossip": lambda: rt.PushGossip(),
+    "SGP": lambda: rt.SGP(),
+    "EASGD": lambda: rt.EASGD(period=4),
+    "SSP": lambda: rt.SSP(slack=3),
+    "Decoupled": lambda: rt.Decoupled(period=20, grace=0.02),
+}
+
+
+class Run:
+    """This process's place, its device and its group."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.timeout = PATIENCE
+        port = int(os.environ["MASTER_PORT"])
+        self.device = Device(f"rank {self.rank}", port=port if self.rank == 0 else 0)
+        root, end = (None if self.rank == 0 else f"127.0.0.1:{port}"), time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.group = Group(self.device, self.rank, self.size, root, "bench", PATIENCE)
+                return
+            except ConnectionRefused:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+
+class Network:
+    """65 inputs, ReLU, 10 classes; the weights are one vector."""
+
+    def __init__(self, seed: int) -> None:
+        x, y = load_digits(return_X_y=True)
+        order = np.random.default_rng(seed).permutation(len(y))
+        x = np.hstack([x / 16, np.ones((len(y), 1))]).astype("f")[order]
+        self.test, self.train = (x[:TESTED], y[order][:TESTED]), (x[TESTED:], y[order][TESTED:])
+        numbers = np.random.default_rng(seed)
+        self.cut = 65 * HIDDEN
+        self.weights = (numbers.standard_normal(self.cut + HIDDEN * 10) * 0.1).astype("f")
+
+    def _layers(self) -> tuple[Any, Any]:
+        return (
+            self.weights[: self.cut].reshape(65, HIDDEN),
+            self.weights[self.cut :].reshape(HIDDEN, 10),
+        )
+
+    def gradient(self, x: Any, y: Any) -> Any:
+        """Of the mean cross entropy."""
+        first, second = self._layers()
+        inner = np.maximum(x @ first, 0)
+        scores = inner @ second
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        shares[np.arange(len(y)), y] -= 1
+        shares /= len(y)
+        back = (shares @ second.T) * (inner > 0)
+        return np.concatenate([(x.T @ back).ravel(), (inner.T @ shares).ravel()]).astype("f")
+
+    def accuracy(self) -> float:
+        """On what is not trained on."""
+        first, second = self._layers()
+        scores = np.maximum(self.test[0] @ first, 0) @ second
+        return float((scores.argmax(1) == self.test[1]).mean())
+
+
+def train(run: Run, way: str, seed: int, target: float, pad: float, limit: float) -> float:
+    """Seconds until this process's model reaches the target; `limit` if it does not before."""
+    network, numbers = Network(seed), np.random.default_rng([seed, run.rank])
+    sync = None if way == SYNCHRONOUS else WAYS[way]()
+    with Store(run.device, run.rank, run.size, 0, name=f"{way} {seed}") as reached:
+        addresses = run.group.all_gather(
+            np.frombuffer(run.device.address.ljust(64).encode(), np.uint8)
+        )
+        for other, address in enumerate(addresses.reshape(run.size, 64)):
+            if other != run.rank:
+                reached.connect(other, address.tobytes().decode().strip(), PATIENCE)
+        following = sync.begin(run, network.weights) if sync is not None else 0
+        run.group.barrier()
+        begin, found, steps = time.monotonic(), limit, 0
+        while True:
+            started = time.monotonic()
+            rows = numbers.integers(0, len(network.train[1]), BATCH)
+            gradient = network.gradient(network.train[0][rows], network.train[1][rows])
+            if steps % 5 == 0 and found == limit and network.accuracy() >= target:
+                found = time.monotonic() - begin
+                reached.set_clock(1)
+            time.sleep(max(0.0, started + pad - time.monotonic()))
+            if sync is None:
+                # All of them stop together.
+                both = np.append(gradient, np.float32(found < limit or started - begin > limit))
+                run.group.all_reduce(both, out=both)
+                gradient, stop = both[:-1] / run.size, both[-1] == run.size
+            else:
+                stop = started - begin > limit or (found < limit and _all(reached))
+            steps += 1
+            network.weights -= RATE * gradient
+            if sync is not None and steps >= following:
+                following = sync.exchange(network.weights, steps, RATE)
+            if stop:
+                break
+        if sync is not None:
+            sync.finish()
+        run.group.barrier()
+        if sync is not None:
+            sync.close()
+    return found
+
+
+def _all(reached: Store) -> bool:
+    try:
+        reached.wait_clocks(1, timeout=0)
+    except DeadlineExceeded:
+        return False
+    return True
+
+
+def main() -> None:
+    run = Run()
+    for line in sys.stdin:
+        print(json.dumps(train(run, **json.loads(line)[run.rank])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

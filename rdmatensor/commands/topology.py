@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rdmatensor topology`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ..topology.model import Topology
+    from ..topology.pack import Packing
+
+KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+
+
+@click.command()
+@click.argument("source", metavar="FILE|NAME", required=False)
+@click.option("--plan", "kind", type=click.Choice(KINDS), help="Find the trees for this operation.")
+@click.option("--root", metavar="RANK", default=0, show_default=True, help="Root of a broadcast.")
+@click.option("--members", metavar="RANKS", help="Only these members, such as 0,2,3.")
+@click.option(
+    "--svg", metavar="FILE", type=click.Path(path_type=Path), help="Draw the links, and the trees."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def topology(source: str | None, kind: str | None, **options: Any) -> None:
+    """Show the links between members of a group, and the trees that fill them.
+
+    FILE is JSON as docs/topology.md describes it, NAME a topology that comes with the package. Without an
+    argument, prints these names. --plan needs SciPy: pip install 'rdmatensor[topology]'.
+
+    The exit status is 1 if the file is no topology, or a member cannot be reached.
+
+    \b
+    Examples:
+      rdmatensor topology
+      rdmatensor topology dgx1-v100 --plan broadcast
+      rdmatensor topology cluster.json --plan all_reduce --svg trees.svg
+      rdmatensor topology dgx1-v100 --members 0,3,4 --plan broadcast --json
+    """
+    from ..errors import UsageError
+    from ..topology.model import load, recorded_names
+
+    if source is None:
+        click.echo("\n".join(recorded_names()))
+        return
+    try:
+        read = load(source)
+        if options["members"]:
+            read = _part(read, options["members"])
+        packing = None
+        if kind is not None:
+            from ..topology.pack import pack
+
+            packing = pack(read, kind, options["root"])
+    except UsageError as error:
+        click.echo(f"rdmatensor topology: {error}", err=True)
+        sys.exit(1)
+    if options["svg"]:
+        from ..topology.picture import svg
+
+        options["svg"].write_text(svg(read, packing))
+    if options["as_json"]:
+        click.echo(
+            json.dumps({"topology": read.to_json(), "packing": packing and _document(packing)})
+        )
+    else:
+        _show(read, packing)
+
+
+def _part(read: Topology, text: str) -> Topology:
+    from ..errors import UsageError
+
+    try:
+        ranks = [int(each) for each in text.split(",")]
+        return read.only(dict.fromkeys(ranks))
+    except (ValueError, IndexError):
+        raise UsageError(f"--members {text}: give ranks below {read.size}, such as 0,2") from None
+
+
+def _document(packing: Packing) -> dict[str, Any]:
+    return {**packing._asdict(), "trees": [each._asdict() for each in packing.trees]}
+
+
+def _show(read: Topology, packing: Packing | None) -> None:
+    from .. import units
+
+    nodes = units.count(read.size, "member") + (
+        f", {len(read.switches)} switch" + "es" * (len(read.switches) != 1) if read.switches else ""
+    )
+    click.echo(f"{read.name}\n{nodes}, {units.count(len(read.links), 'directed link')}")
+    if packing is None:
+        for link in read.links:
+            click.echo(f"  {link.source} -> {link.target}: {units.size(link.bandwidth)}/s")
+        return
+    click.echo(
+        f"{packing.kind}: {units.size(packing.rate)}/s over {units.count(len(packing.trees), 'tree')}; "
+        f"no trees exceed {units.size(packing.bound)}/s"
+    )
+    for tree in packing.trees:
+        names = [read.members[each].name for each in tree.parents]
+        edges = [
+            f"{parent}-{member.name}"
+            for member, parent in zip(read.members, names, strict=True)
+            if member.name != parent
+        ]
+        click.echo(
+            f"  {units.size(tree.rate)}/s from {read.members[tree.root].name}: {' '.join(edges)}"
+        )

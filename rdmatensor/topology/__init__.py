@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The links between members of a group, and the spanning trees that fill them.
+
+`load` reads a topology from a file, `plan` finds the trees for Group.use_trees, and `use` does all of it.
+Planning needs SciPy: pip install 'rdmatensor[topology]'.
+"""
+
+from __future__ import annotations
+
+from .model import Link, Member, Topology, load, parse, recorded_names
+
+__all__ = ["Link", "Member", "Topology", "load", "parse", "plan", "recorded_names", "use"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "plan":
+        from .pack import plan
+
+        return plan
+    if name == "use":
+        from .agree import use
+
+        return use
+    raise AttributeError(name)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous DiLoCo: processes train for long on their own, and owners of fragments merge what arrives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from ...errors import UsageError
+from . import rules
+from .base import Array, Synchronizer
+from .members import Members
+from .strips import Strips
+
+if TYPE_CHECKING:
+    from ..process import Run
+
+# Seconds between two looks whether the grace has passed.
+_TICK = 0.02
+
+
+class Decoupled(Synchronizer):
+    """Every `period` steps a process sends what it has changed, and soon afterwards takes up what all have.
+
+    Decoupled DiLoCo (arXiv 2604.21428). The model is cut into fragments, one for each process. The owner of a
+    fragment waits for `quorum` processes, and then for `grace` seconds for more; it makes one outer step
+    (Nesterov, `rate` and `momentum`) with the mean of what has arrived, weighted by steps. What comes later
+    counts for the next merge. Processes do not wait: they go on, and keep what they have changed since. When
+    processes die, a quorum is as many as are left. A dead owner's fragment is merged no more.
+    """
+
+    exchanges: ClassVar[bool] = True
+    waits: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        period: int = 50,
+        quorum: int = 2,
+        grace: float = 0.2,
+        rate: float = 0.7,
+        momentum: float = 0.9,
+    ) -> None:
+        if period < 2 or quorum < 1 or grace < 0:
+            raise UsageError(
+                f"period is {period}, quorum {quorum}, grace {grace}: give at least 2, 1 and 0"
+            )
+        self.period, self.quorum, self.grace = period, quorum, grace
+        self.rate, self.momentum = rate, momentum
+        self.merges = 0
+        """How often this process has merged its fragment."""
+        self._strips: Strips | None = None
+        self._kept: Mapping[str, Array] = {}
+
+    def begin(self, run: Run, x: Array) -> int:
+        self._anchor = x.copy()
+        self._sent: dict[int, Array] = {}  # the fragments as they were sent, not yet merged
+        self._seen = dict.fromkeys(range(run.size), 0)
+        self._last = 0
+        self._arrived: dict[int, tuple[Array, float]] = {}
+        self._since = 0.0
+        self._strips = Strips(run, x, self._take, self._merge_if_due, _TICK)
+        velocity = self._kept.get("velocity")
+        own = self._strips.own
+        self._velocity = np.zeros_like(own)
+        if velocity is not None and velocity.shape == own.shape:
+            self._velocity[:] = velocity
+        self._strips.serve()
+        return self.period
+
+    @property
+    def strips(self) -> Strips:
+        assert self._strips is not None
+        return self._strips
+
+    @property
+    def members(self) -> Members:
+        """Who is there."""
+        return self.strips.members
+
+    # ---- the owner of a fragment, under the lock ----------------------------------------------------
+
+    def _take(self, rank: int, number: int, change: Array) -> None:
+        earlier, weight = self._arrived.get(rank, (0.0, 0.0))
+        # A second message before a merge continues the first.
+        self._arrived[rank] = change + earlier, number + weight
+        self._merge_if_due()
+
+    def _merge_if_due(self) -> None:
+        if not self._arrived:
+            return
+        others = self.strips.members.store
+        alive = 1 + sum(not others.member(rank).gone for rank in self.strips.members.others)
+        enough = min(self.quorum, alive)
+        if len(self._arrived) < enough:
+            self._since = 0.0
+            return
+        now = time.monotonic()
+        self._since = self._since or now
+        if len(self._arrived) >= alive or rules.quorum_reached(
+            len(self._arrived), enough, now - self._since, self.grace
+        ):
+            self._merge()
+
+    def _merge(self) -> None:
+        changes, weights = zip(*self._arrived.values(), strict=True)
+        self._arrived.clear()
+        self._since = 0.0
+        mean = rules.weighted_mean(changes, weights)
+        strips = self.strips
+        merged, self._velocity = rules.nesterov(
+            strips.own, self._velocity, mean, self.rate, self.momentum
+        )
+        strips.own[:] = merged
+        strips.version += 1
+        self.merges += 1
+        strips.publish()
+
+    # ---- every process ------------------------------------------------------------------------------
+
+    def exchange(self, x: Array, step: int, rate: float) -> int:
+        for owner in self.strips.owners:
+            self._adopt(x, owner)
+        lag = max(1, self.period // 10)
+        if step - self._last < self.period - lag:
+            return self._last + self.period  # it came only to adopt
+        weight, self._last = step - self._last, step
+        for owner in self.strips.owners:
+            part = self.strips.part(owner)
+            if owner in self._sent:
+                continue  # not merged yet: what has changed since goes with the next message
+            change = rules.outer_gradient(self._anchor[part], x[part])
+            if self.strips.send(owner, change, weight):
+                self._sent[owner] = x[part].copy()
+        return step + lag
+
+    def _adopt(self, x: Array, owner: int) -> None:
+        """Takes up a merged fragment, and keeps what was changed here since it was sent."""
+        found = self.strips.read(owner)
+        if found is None or found[0] == self._seen[owner]:
+            return
+        self._seen[owner] = found[0]
+        part = self.strips.part(owner)
+        since = self._sent.pop(owner, None)
+        kept = x[part] - (self._anchor[part] if since is None else since)
+        self._anchor[part] = found[2]
+        x[part] = found[2] + kept
+
+    def state(self) -> Mapping[str, Array]:
+        with self.strips.lock:
+            return {"velocity": self._velocity.copy()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self._kept = state
+
+    def finish(self) -> None:
+        if self._strips is not None:
+            self._strips.members.wait_for_all()
+
+    def close(self) -> None:
+        if self._strips is not None:
+            self._strips.members.close()

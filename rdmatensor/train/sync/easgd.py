@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic averaging: every process is tied to a common centre by a spring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from ...errors import UsageError
+from . import rules
+from .base import Array, Synchronizer
+from .members import Members
+from .strips import Strips
+
+if TYPE_CHECKING:
+    from ..process import Run
+
+
+class EASGD(Synchronizer):
+    """Every `period` steps a process and the centre move towards each other, by beta / N of their distance.
+
+    Zhang, Choromanska and LeCun 2015. The centre is cut into strips, one for each process. A process reads
+    a strip and sends its owner the difference, by which both move: their sum stays. Nobody waits. If the
+    owner has not applied the last difference yet, the strip is left for the next time. The strip of a
+    process that dies ties nobody any more.
+    """
+
+    exchanges: ClassVar[bool] = True
+    waits: ClassVar[bool] = False
+
+    def __init__(self, period: int = 10, beta: float = 0.9) -> None:
+        if period < 1 or not 0 < beta <= 1:
+            raise UsageError(f"period is {period} and beta {beta}: give period >= 1, 0 < beta <= 1")
+        self.period, self.beta = period, beta
+        self._strips: Strips | None = None
+        self._kept: Array | None = None
+
+    def begin(self, run: Run, x: Array) -> int:
+        self._alpha = rules.elastic_rate(self.beta, run.size)
+        self._strips = Strips(run, x, self._take)
+        if self._kept is not None and self._kept.shape == self._strips.own.shape:
+            with self._strips.lock:
+                self._strips.own[:] = self._kept
+                self._strips.publish()
+        self._strips.serve()
+        return self.period
+
+    @property
+    def strips(self) -> Strips:
+        assert self._strips is not None
+        return self._strips
+
+    @property
+    def members(self) -> Members:
+        """Who is there."""
+        return self.strips.members
+
+    def _take(self, rank: int, number: int, difference: Array) -> None:
+        self.strips.own += difference
+        self.strips.publish()
+
+    def exchange(self, x: Array, step: int, rate: float) -> int:
+        for owner in self.strips.owners:
+            found = self.strips.read(owner)
+            if found is None:
+                continue
+            mine = x[self.strips.part(owner)]
+            difference = rules.elastic_difference(mine, found[2], self._alpha)
+            if self.strips.send(owner, difference.astype(x.dtype, copy=False), step):
+                mine -= difference
+        return step + self.period
+
+    def state(self) -> Mapping[str, Array]:
+        with self.strips.lock:
+            return {"centre": self.strips.own.copy()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self._kept = state["centre"]
+
+    def finish(self) -> None:
+        if self._strips is not None:
+            self._strips.members.wait_for_all()
+
+    def close(self) -> None:
+        if self._strips is not None:
+            self._strips.members.close()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stale synchronous training: a process may be ahead of the slowest one by a few steps."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from ...errors import DeadlineExceeded, UsageError
+from . import rules
+from .base import Array, Synchronizer
+from .members import FINISHED, Members
+from .strips import Strips
+
+if TYPE_CHECKING:
+    from ..process import Run
+
+_PAUSE = 0.0002  # seconds between two looks at what others do without us
+
+
+class SSP(Synchronizer):
+    """After each step a process sends its change to the owners of the model's strips, and reads them.
+
+    Ho et al. 2013. It goes on as soon as nobody is more than `slack` steps behind, and then what it reads has
+    all changes up to that step, and its own. The model moves by the mean of all changes, so with slack 0 this
+    is synchronous training. A process that dies is not waited for; its strip is no longer common.
+    """
+
+    exchanges: ClassVar[bool] = True
+    waits: ClassVar[bool] = False
+
+    def __init__(self, slack: int = 3) -> None:
+        if slack < 0:
+            raise UsageError(f"slack is {slack}: give a number of steps, 0 or more")
+        self.slack = slack
+        self._strips: Strips | None = None
+
+    def begin(self, run: Run, x: Array) -> int:
+        self._timeout = run.timeout
+        self._base = x.copy()
+        self._clock = 0
+        # What was sent to each owner and may not be in what it publishes.
+        self._own: dict[int, list[tuple[int, Array]]] = {rank: [] for rank in range(run.size)}
+        self._strips = Strips(run, x, self._take)
+        self._strips.serve()
+        return 1
+
+    @property
+    def strips(self) -> Strips:
+        assert self._strips is not None
+        return self._strips
+
+    @property
+    def members(self) -> Members:
+        """Who is there."""
+        return self.strips.members
+
+    def _take(self, rank: int, number: int, change: Array) -> None:
+        strips = self.strips
+        strips.own += change
+        strips.heard[rank] = number
+        strips.publish()
+
+    def exchange(self, x: Array, step: int, rate: float) -> int:
+        strips, store = self.strips, self.strips.members.store
+        self._clock += 1
+        end = time.monotonic() + self._timeout
+        change = (x - self._base) / strips.size
+        for owner in strips.owners:
+            self._send(owner, change[strips.part(owner)], end)
+        store.set_clock(self._clock)
+        store.wait_clocks(max(self._clock - self.slack, 0), max(end - time.monotonic(), 0.0))
+        for owner in strips.owners:
+            self._read(x, owner, end)
+        np.copyto(self._base, x)
+        return step + 1
+
+    def _send(self, owner: int, change: Array, end: float) -> None:
+        """Waits until the owner has applied the change before, which it does without its training."""
+        while not self.strips.send(owner, change, self._clock):
+            if owner not in self.strips.members.reachable:
+                return
+            _pause(end, f"rank {owner} does not take changes")
+        self._own[owner].append((self._clock, change))
+
+    def _read(self, x: Array, owner: int, end: float) -> None:
+        while (found := self.strips.read(owner)) is not None:
+            _, heard, strip = found
+            if rules.may_begin(self._clock, self._clocks(owner, heard), self.slack):
+                applied = int(heard[self.strips.rank])
+                mine = self._own[owner] = [each for each in self._own[owner] if each[0] > applied]
+                x[self.strips.part(owner)] = sum((each for _, each in mine), strip)
+                return
+            _pause(end, f"rank {owner} does not apply changes")
+
+    def _clocks(self, owner: int, heard: Array) -> list[int]:
+        """Of the others that are there, as far as the owner has their changes."""
+        members = self.strips.members
+        others = [(rank, members.store.member(rank)) for rank in members.others]
+        # One that has finished has told so, and one that is gone tells nothing.
+        there = [rank for rank, each in others if not each.gone and each.clock != FINISHED]
+        return [self._clock, *(int(heard[rank]) for rank in there)]
+
+    def finish(self) -> None:
+        if self._strips is not None:
+            self._strips.members.wait_for_all()
+
+    def close(self) -> None:
+        if self._strips is not None:
+            self._strips.members.close()
+
+
+def _pause(end: float, why: str) -> None:
+    if time.monotonic() > end:
+        raise DeadlineExceeded(f"{why} within the deadline of init(timeout=)", "DEADLINE")
+    time.sleep(_PAUSE)
