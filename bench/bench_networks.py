@@ -26,6 +26,7 @@ KB, MB = 1 << 10, 1 << 20
 SIZES = (64 * KB, MB, 16 * MB, 64 * MB)
 DEPTH, STREAMS = 16, 2
 OURS, IPERF, BARE = "rdmatensor", "iperf3", "bare socket"
+CROWD = 256  # connections of one process
 ENCRYPTED, ENCRYPTED_SIZES = "rdmatensor, encrypted", (MB, 64 * MB)
 
 Way = Callable[[], list[float]]
@@ -45,17 +46,19 @@ class Network:
 def veth() -> Iterator[Network]:
     space, near, far = f"rdtbench-{os.getpid()}", f"rdtb{os.getpid()}", f"rdtc{os.getpid()}"
     inside = ("ip", "netns", "exec", space)
+    # Another run's, or one that was killed, may be there.
+    subnet = f"198.{18 + os.getpid() // 256 % 2}.{os.getpid() % 256}"
     try:
         for words in (
             ("ip", "netns", "add", space),
             ("ip", "link", "add", near, "type", "veth", "peer", far, "netns", space),
-            ("ip", "address", "add", "198.18.255.1/24", "dev", near),
+            ("ip", "address", "add", f"{subnet}.1/24", "dev", near),
             ("ip", "link", "set", near, "up"),
-            (*inside, "ip", "address", "add", "198.18.255.2/24", "dev", far),
+            (*inside, "ip", "address", "add", f"{subnet}.2/24", "dev", far),
             (*inside, "ip", "link", "set", far, "up"),
         ):
             subprocess.run(words, check=True, capture_output=True)
-        host = "198.18.255.2"
+        host = f"{subnet}.2"
         # The namespaces are this machine's alone, and the peers have no secret.
         yield Network("veth", host, inside, {"RDMATENSOR_INSECURE": "1"})
     finally:
@@ -133,6 +136,25 @@ class Bench:
             unit = record.BYTES_PER_SECOND
             return self._results("write bandwidth", nbytes, unit, ways, OURS)
 
+    def crowd(self) -> list[record.Result]:
+        """Many connections of one process: how fast they are made, and what each takes."""
+        suite, results = f"tcp, {self._network.name}", []
+        cases = [
+            ("connections made", "crowd", record.PER_SECOND, 2 if self._quick else 5),
+            ("resident memory of a connection", "crowd_memory", "KiB", 1),
+        ]
+        environment = {**self._server, "RDMATENSOR_CONNECTIONS_PER_HOST": "1024"}
+        parameters: dict[str, record.Parameter] = {"connections": CROWD, "sockets": STREAMS}
+        with started([*self._network.prefix, self._micro, "serve", 8], environment) as server:
+            address = first_line(server)
+            for name, test, unit, times in cases:
+                words = [self._micro, test, address, 8, 1, CROWD]
+                found = [
+                    float(run(words, self._environment).checked().output) for _ in range(times)
+                ]
+                results.append(record.Result(suite, name, OURS, unit, found, parameters=parameters))
+        return results
+
     def _us(self, program: str, *words: object, **more: str) -> list[float]:
         path = self._micro if program == "micro" else self._bare
         output = run([path, *words], {**self._environment, **more}).checked().output
@@ -207,6 +229,8 @@ def main(quick: bool, program: Path | None, json_file: Path | None) -> None:
             for nbytes in SIZES:
                 status.update(f"{network.name}, {nbytes} bytes")
                 whole.results += bench.bandwidth(nbytes)
+            status.update(f"{network.name}, {CROWD} connections")
+            whole.results += bench.crowd()
             for nbytes in (8, *ENCRYPTED_SIZES):
                 status.update(f"{network.name}, {nbytes} bytes, with and without encryption")
                 whole.results += bench.encryption(nbytes)

@@ -16,6 +16,8 @@
  *   batch         like write_bw, but posts DEPTH writes at once, and prints operations per second
  *   peers         a write to each of COUNT peers in turn
  *   peers_notify  a notification to each of COUNT peers in turn, and its answer
+ *   crowd         DEPTH connections to one peer (SAMPLES is 1), in connections per second
+ *   crowd_memory  what each of them takes here after a write, in KiB of resident memory
  *   copy          memcpy, the limit of shared memory
  */
 #include <pthread.h>
@@ -407,6 +409,37 @@ static void peers(side *s, const request *r) {
   }
 }
 
+/* ---- many connections ----------------------------------------------------------------------------- */
+
+static double resident_kib(void) {
+  long pages = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+  if (!file || fscanf(file, "%*d %ld", &pages) != 1) exit(1);
+  fclose(file);
+  return (double)pages * (double)sysconf(_SC_PAGESIZE) / 1024;
+}
+
+/* Memory that one crowd leaves is used by the next, so there is one. */
+static void crowd(side *s, const request *r) {
+  rdt_channel *channels[MOST_BATCHED];
+  open_side(s, "client", r->size);
+  join(s, r->address);
+  one_time(s, r, RDT_OP_WRITE);
+  leave(s);
+  double before = resident_kib(), begin = now_us();
+  for (long i = 0; i < r->depth; i++)
+    check(rdt_device_connect(s->device, r->address, -1, &channels[i]), "connect");
+  s->times[0] = (double)r->depth / (now_us() - begin) * 1e6;
+  for (long i = 0; i < r->depth; i++) {
+    s->channel = channels[i];
+    check(rdt_remote_region_find(s->channel, "micro", -1, &s->remote), "find region");
+    one_time(s, r, RDT_OP_WRITE);
+    rdt_remote_region_unref(s->remote);
+  }
+  if (strcmp(r->test, "crowd_memory") == 0)
+    s->times[0] = (resident_kib() - before) / (double)r->depth;
+}
+
 /* ---- command line --------------------------------------------------------------------------------- */
 
 static double sample(side *s, const request *r) {
@@ -459,6 +492,8 @@ int main(int count, char **words) {
   s.times = times;
   if (strncmp(r.test, "peers", 5) == 0) {
     peers(&s, &r);
+  } else if (strncmp(r.test, "crowd", 5) == 0) {
+    crowd(&s, &r);
   } else if (strcmp(r.test, "copy") == 0) {
     for (long i = 0; i < r.samples; i++) times[i] = copy_time(&r);
   } else {
