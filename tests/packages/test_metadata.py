@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-FOR_USERS = {"analyzer", "bench", "demo", "metrics", "tensorflow", "tensorflow-cpu"}
+FOR_USERS = {"analyzer", "bench", "demo", "metrics", "simulate", "topology"}
+FOR_USERS |= {"tensorflow", "tensorflow-cpu"}
 REPOSITORY = "https://github.com/someone/rdmatensor"
 PREPARE = "import setuptools.build_meta as b, sys; b.prepare_metadata_for_build_wheel(sys.argv[1])"
 LINK = re.compile(r"!?\[[^]]*\]\(([^)\s]+)\)")
