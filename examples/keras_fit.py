@@ -55,7 +55,6 @@ def main() -> None:
         batch_size=BATCH // run.size,
         epochs=EPOCHS,
         callbacks=rt.callbacks(backup=sys.argv[1] if len(sys.argv) > 1 else None),
-        verbose=2,
     )
     if run.rank == 0 and history.history:
         loss, accuracy = history.history["loss"][-1], history.history["accuracy"][-1]

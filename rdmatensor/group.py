@@ -38,7 +38,7 @@ from .errors import UsageError, _text, check
 if TYPE_CHECKING:
     from .device import Device
 
-Op = Literal["sum", "product", "min", "max"]
+Op = Literal["sum", "product", "min", "max", "mean"]
 Algorithm = Literal["auto", "flat", "halving", "ring", "direct", "hierarchical", "trees"]
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"]
 

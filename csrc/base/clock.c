@@ -5,11 +5,13 @@
 
 #include "base/config.h"
 
-int64_t rdt_now_us(void) {
+int64_t rdt_now_ns(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
+
+int64_t rdt_now_us(void) { return rdt_now_ns() / 1000; }
 
 int64_t rdt_now_ms(void) { return rdt_now_us() / 1000; }
 

@@ -13,6 +13,7 @@ typedef int64_t rdt_deadline;
 
 int64_t rdt_now_ms(void);
 int64_t rdt_now_us(void);
+int64_t rdt_now_ns(void);
 /* `timeout_ms` from now; RDT_TIMEOUT_DEFAULT (or less) takes DEADLINE_MS. */
 rdt_deadline rdt_deadline_after(int timeout_ms);
 /* Milliseconds left, 0 when it passed. */

@@ -36,6 +36,10 @@ static void put(rdt_group_operation *operation, rdt_group_part *part) {
   part->next = NULL;
   *operation->inbox_tail = part;
   operation->inbox_tail = &part->next;
+  if (operation->started && operation->report && !operation->heard[part->head.from]) {
+    operation->heard[part->head.from] = 1;
+    *operation->report = (rdt_collective_report){rdt_now_ns() - operation->began, part->head.from};
+  }
   rdt_group_operation_stir(operation);
 }
 

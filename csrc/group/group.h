@@ -160,6 +160,9 @@ typedef struct rdt_group_operation {
   pthread_cond_t wakes;
   rdt_status aborted; /* set before it started, or by rdt_group_cancel and rdt_group_abort */
   char abort_text[RDT_GROUP_REASON + 128];
+  rdt_collective_report *report; /* NULL, or the caller's */
+  int64_t began;                 /* ns, with a report */
+  uint8_t *heard;                /* for each member: a message came from it; only with a report */
   uint8_t *
       answered; /* for each member: it failed, and no longer accesses our memory; the driver's once started */
 

@@ -87,6 +87,18 @@ static void tell(rdt_group_operation *operation, uint32_t index, rdt_group_messa
     fail_lost(operation, step->step.peer);
 }
 
+/* to = left op right, of `bytes` bytes of a step. */
+static void reduce(const rdt_group_operation *operation, const rdt_group_step *step, char *to,
+                   const char *left, const char *right, uint64_t bytes) {
+  rdt_dtype dtype = (rdt_dtype)operation->shape.dtype;
+  rdt_reduction reduction = (rdt_reduction)operation->shape.reduction;
+  uint64_t count = bytes / operation->element;
+  if (reduction == RDT_MEAN && step->completes)
+    rdt_group_reduce_scaled(dtype, to, left, right, count, 1.0 / operation->group->size);
+  else
+    rdt_group_reduce(dtype, reduction == RDT_MEAN ? RDT_SUM : reduction, to, left, right, count);
+}
+
 /* ---- local ----------------------------------------------------------------------------------------- */
 
 void rdt_group_step_local(rdt_group_operation *operation, uint32_t index) {
@@ -94,8 +106,7 @@ void rdt_group_step_local(rdt_group_operation *operation, uint32_t index) {
   char *to = rdt_group_place_address(operation, &step->to);
   const char *from = rdt_group_place_address(operation, &step->from);
   if (step->kind == RDT_STEP_ACCUMULATE)
-    rdt_group_reduce((rdt_dtype)operation->shape.dtype, (rdt_reduction)operation->shape.reduction,
-                     to, to, from, step->count);
+    reduce(operation, step, to, to, from, bytes_of(operation, step));
   else if (to != from)
     rdt_copy(to, from, bytes_of(operation, step), RDT_GROUP_STREAMED);
   operation->steps[index].done = true;
@@ -286,9 +297,8 @@ static void consume(rdt_group_operation *operation, uint32_t index, const char *
     rdt_copy(to + at, from, size, RDT_GROUP_STREAMED);
     return;
   }
-  rdt_group_reduce((rdt_dtype)operation->shape.dtype, (rdt_reduction)operation->shape.reduction,
-                   to + at, rdt_group_place_address(operation, &step->from) + at, from,
-                   size / operation->element);
+  reduce(operation, step, to + at, rdt_group_place_address(operation, &step->from) + at, from,
+         size);
 }
 
 /* Reads the bytes to reduce piece by piece. */

@@ -41,7 +41,10 @@ static rdt_group_operation *operation_new(rdt_group *group) {
   operation = calloc(1, sizeof(*operation));
   if (!operation) return NULL;
   operation->answered = calloc(group->size, 1);
-  if (!operation->answered) {
+  operation->heard = calloc(group->size, 1);
+  if (!operation->answered || !operation->heard) {
+    free(operation->answered);
+    free(operation->heard);
     free(operation);
     return NULL;
   }
@@ -54,6 +57,7 @@ static rdt_group_operation *operation_new(rdt_group *group) {
 void rdt_group_operation_free(rdt_group_operation *operation) {
   pthread_cond_destroy(&operation->wakes);
   free(operation->answered);
+  free(operation->heard);
   free(operation->steps);
   free(operation->lanes);
   free(operation);
@@ -403,9 +407,18 @@ static rdt_status set_up(rdt_group *group, const rdt_collective *call,
 }
 
 /* From here on messages belong to the driver. */
-static void commit(rdt_group_operation *operation, rdt_done_fn done, void *context) {
+static void commit(rdt_group_operation *operation, rdt_collective_report *report, rdt_done_fn done,
+                   void *context) {
   rdt_group *group = operation->group;
   begin_steps(operation);
+  operation->report = report;
+  if (report) {
+    *report = (rdt_collective_report){0, group->rank};
+    operation->began = rdt_now_ns();
+    memset(operation->heard, 0, group->size);
+    for (const rdt_group_part *part = operation->inbox; part; part = part->next)
+      operation->heard[part->head.from] = 1;
+  }
   operation->done = done;
   operation->context = context;
   operation->driver = driver_of(operation, done);
@@ -449,7 +462,7 @@ rdt_status rdt_group_operation_start(rdt_group *group, const rdt_collective *cal
   if (status == RDT_OK) status = set_up(group, call, operation);
   if (status == RDT_OK) status = make_room(operation);
   if (status == RDT_OK) {
-    commit(operation, done, context);
+    commit(operation, call->report, done, context);
     *operation_out = operation;
   } else if (operation) {
     rdt_group_program_release(operation->program);

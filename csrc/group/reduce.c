@@ -145,6 +145,43 @@ static const loop_fn loops[][5] = {[RDT_FLOAT32] = LOOPS(float),   [RDT_FLOAT64]
                                    [RDT_UINT8] = LOOPS(uint8_t),   [RDT_UINT16] = LOOPS(uint16_t),
                                    [RDT_UINT32] = LOOPS(uint32_t), [RDT_UINT64] = LOOPS(uint64_t)};
 
+typedef void (*scaled_fn)(void *to, const void *left, const void *right, size_t count,
+                          double factor);
+
+#define DEFINE_SCALED(type, real, widen, narrow)                                                   \
+  FOR_EACH_PROCESSOR static void type##_scaled_loop(void *to, const void *left, const void *right, \
+                                                    size_t count, double factor) {                 \
+    typedef type __attribute__((aligned(1), may_alias)) loose;                                     \
+    loose *t = to;                                                                                 \
+    const loose *l = left, *r = right;                                                             \
+    const real by = (real)factor;                                                                  \
+    _Pragma("GCC ivdep") for (size_t i = 0; i < count; i++) t[i] =                                 \
+        narrow(real##_plain((widen(l[i]) + widen(r[i])) * by));                                    \
+  }
+
+DEFINE_SCALED(float, float, , )
+DEFINE_SCALED(double, double, , )
+DEFINE_SCALED(bfloat16, float, bfloat16_widen, bfloat16_narrow)
+
+static const scaled_fn scaled_loops[] = {[RDT_FLOAT32] = float_scaled_loop,
+                                         [RDT_FLOAT64] = double_scaled_loop,
+                                         [RDT_BFLOAT16] = bfloat16_scaled_loop};
+
+/* What is computed: an entry of `loops`, or of `scaled_loops` with a factor. */
+typedef struct reduction {
+  loop_fn loop;
+  scaled_fn scaled; /* NULL: loop */
+  double factor;
+} reduction;
+
+static void run(const reduction *what, void *to, const void *left, const void *right,
+                size_t count) {
+  if (what->scaled)
+    what->scaled(to, left, right, count, what->factor);
+  else
+    what->loop(to, left, right, count);
+}
+
 /* ---- float16: widened, reduced as float, narrowed ------------------------------------------------- */
 
 typedef uint16_t __attribute__((aligned(1), may_alias)) loose_u16;
@@ -212,7 +249,7 @@ static bool has_quick(void) {
 static bool has_quick(void) { return false; }
 #endif
 
-static void reduce_float16(loop_fn loop, char *to, const char *left, const char *right,
+static void reduce_float16(const reduction *what, char *to, const char *left, const char *right,
                            size_t count) {
   const bool quick = has_quick();
   float a[BLOCK], b[BLOCK];
@@ -222,7 +259,7 @@ static void reduce_float16(loop_fn loop, char *to, const char *left, const char 
     widen(a + i, left + at + 2 * i, now - i);
     i = quick ? widen_quickly(b, right + at, now) : 0;
     widen(b + i, right + at + 2 * i, now - i);
-    loop(a, a, b, now);
+    run(what, a, a, b, now);
     i = quick ? narrow_quickly(to + at, a, now) : 0;
     narrow(to + at + 2 * i, a + i, now - i);
   }
@@ -230,44 +267,58 @@ static void reduce_float16(loop_fn loop, char *to, const char *left, const char 
 
 /* ---- Past the cache ----------------------------------------------------------------------------------- */
 
-static void reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
+static void reduce(rdt_dtype dtype, const reduction *what, void *to, const void *left,
                    const void *right, size_t count) {
-  const loop_fn loop = loops[dtype][reduction];
   if (dtype == RDT_FLOAT16) {
-    reduce_float16(loop, to, left, right, count);
+    reduce_float16(what, to, left, right, count);
   } else {
-    loop(to, left, right, count);
+    run(what, to, left, right, count);
   }
 }
 
-static void reduce_streamed(rdt_dtype dtype, rdt_reduction reduction, char *to, const char *left,
+static void reduce_streamed(rdt_dtype dtype, const reduction *what, char *to, const char *left,
                             const char *right, size_t count) {
   char results[BLOCK * 8];
   const size_t size = rdt_dtype_size(dtype);
   for (size_t done = 0; done < count; done += BLOCK) {
     const size_t now = count - done < BLOCK ? count - done : BLOCK, at = size * done;
-    reduce(dtype, reduction, results, left + at, right + at, now);
+    reduce(dtype, what, results, left + at, right + at, now);
     rdt_stream(to + at, results, size * now);
   }
   rdt_stream_end();
 }
 
-/* ---- The interface ---------------------------------------------------------------------------------- */
-
-void rdt_group_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
-                      const void *right, size_t count) {
+static void reduce_any(rdt_dtype dtype, const reduction *what, void *to, const void *left,
+                       const void *right, size_t count) {
   /* An operand that is replaced is read in any case. */
   if (to == left || to == right || count < RDT_GROUP_STREAMED / rdt_dtype_size(dtype)) {
-    reduce(dtype, reduction, to, left, right, count);
+    reduce(dtype, what, to, left, right, count);
   } else {
-    reduce_streamed(dtype, reduction, to, left, right, count);
+    reduce_streamed(dtype, what, to, left, right, count);
   }
 }
 
-rdt_status rdt_group_reduce_check(rdt_dtype dtype, rdt_reduction reduction) {
+/* ---- The interface ---------------------------------------------------------------------------------- */
+
+void rdt_group_reduce(rdt_dtype dtype, rdt_reduction op, void *to, const void *left,
+                      const void *right, size_t count) {
+  const reduction what = {.loop = loops[dtype][op]};
+  reduce_any(dtype, &what, to, left, right, count);
+}
+
+void rdt_group_reduce_scaled(rdt_dtype dtype, void *to, const void *left, const void *right,
+                             size_t count, double factor) {
+  const rdt_dtype computed = dtype == RDT_FLOAT16 ? RDT_FLOAT32 : dtype;
+  const reduction what = {.scaled = scaled_loops[computed], .factor = factor};
+  reduce_any(dtype, &what, to, left, right, count);
+}
+
+rdt_status rdt_group_reduce_check(rdt_dtype dtype, rdt_reduction op) {
   if (rdt_dtype_size(dtype) == 0)
     return rdt_fail(RDT_ERR_INVALID, "%d is no element type (rdt_dtype)", (int)dtype);
-  if (reduction < RDT_SUM || reduction > RDT_MAX)
-    return rdt_fail(RDT_ERR_INVALID, "%d is no reduction (rdt_reduction)", (int)reduction);
+  if (op < RDT_SUM || op > RDT_MEAN)
+    return rdt_fail(RDT_ERR_INVALID, "%d is no reduction (rdt_reduction)", (int)op);
+  if (op == RDT_MEAN && dtype > RDT_BFLOAT16)
+    return rdt_fail(RDT_ERR_INVALID, "the mean needs elements of floating point");
   return RDT_OK;
 }

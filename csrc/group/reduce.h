@@ -20,6 +20,9 @@
  * the arguments with rdt_group_reduce_check first. */
 void rdt_group_reduce(rdt_dtype dtype, rdt_reduction reduction, void *to, const void *left,
                       const void *right, size_t count);
+/* Computes to[i] = (left[i] + right[i]) * factor in the same way, for floating point only. */
+void rdt_group_reduce_scaled(rdt_dtype dtype, void *to, const void *left, const void *right,
+                             size_t count, double factor);
 /* Returns RDT_ERR_INVALID if there is no such dtype or reduction. */
 rdt_status rdt_group_reduce_check(rdt_dtype dtype, rdt_reduction reduction);
 

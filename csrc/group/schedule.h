@@ -49,6 +49,7 @@ typedef struct rdt_group_step {
   uint32_t lane, round; /* sorted by lane, then round */
   uint32_t peer;        /* rank; unused in COPY and ACCUMULATE */
   uint64_t count;       /* elements, > 0 */
+  bool completes;       /* of REDUCE and ACCUMULATE: `to` has every member's elements then */
   rdt_group_place from, to;
 } rdt_group_step;
 

@@ -25,41 +25,45 @@ static rdt_group_step *append(rdt_schedule_builder *b) {
 }
 
 static void add(rdt_schedule_builder *b, rdt_group_step_kind kind, uint32_t peer,
-                rdt_group_place from, rdt_group_place to, uint64_t count) {
+                rdt_group_place from, rdt_group_place to, uint64_t count, bool completes) {
   const rdt_schedule_range piece =
       rdt_schedule_part((rdt_schedule_range){0, count}, b->pieces, b->piece);
   if (piece.count == 0) return;
   rdt_group_step *step = append(b);
   if (step == NULL) return;
-  *step = (rdt_group_step){
-      .kind = kind, .lane = b->lane, .round = b->round, .peer = peer, .count = piece.count};
+  *step = (rdt_group_step){.kind = kind,
+                           .lane = b->lane,
+                           .round = b->round,
+                           .peer = peer,
+                           .count = piece.count,
+                           .completes = completes};
   step->from = (rdt_group_place){from.buffer, from.at + piece.at};
   step->to = (rdt_group_place){to.buffer, to.at + piece.at};
 }
 
 void rdt_schedule_send(rdt_schedule_builder *b, uint32_t peer, rdt_group_place from,
                        uint64_t count) {
-  add(b, RDT_STEP_SEND, peer, from, from, count);
+  add(b, RDT_STEP_SEND, peer, from, from, count, false);
 }
 
 void rdt_schedule_receive(rdt_schedule_builder *b, uint32_t peer, rdt_group_place to,
                           uint64_t count) {
-  add(b, RDT_STEP_RECEIVE, peer, to, to, count);
+  add(b, RDT_STEP_RECEIVE, peer, to, to, count, false);
 }
 
 void rdt_schedule_reduce(rdt_schedule_builder *b, uint32_t peer, rdt_group_place from,
-                         rdt_group_place to, uint64_t count) {
-  add(b, RDT_STEP_REDUCE, peer, from, to, count);
+                         rdt_group_place to, uint64_t count, bool completes) {
+  add(b, RDT_STEP_REDUCE, peer, from, to, count, completes);
 }
 
 void rdt_schedule_copy(rdt_schedule_builder *b, rdt_group_place from, rdt_group_place to,
                        uint64_t count) {
-  add(b, RDT_STEP_COPY, b->request->rank, from, to, count);
+  add(b, RDT_STEP_COPY, b->request->rank, from, to, count, false);
 }
 
 void rdt_schedule_accumulate(rdt_schedule_builder *b, rdt_group_place from, rdt_group_place to,
-                             uint64_t count) {
-  add(b, RDT_STEP_ACCUMULATE, b->request->rank, from, to, count);
+                             uint64_t count, bool completes) {
+  add(b, RDT_STEP_ACCUMULATE, b->request->rank, from, to, count, completes);
 }
 
 void rdt_schedule_copy_input(rdt_schedule_builder *b, rdt_schedule_range range) {

@@ -54,11 +54,11 @@ void rdt_schedule_send(rdt_schedule_builder *b, uint32_t peer, rdt_group_place f
 void rdt_schedule_receive(rdt_schedule_builder *b, uint32_t peer, rdt_group_place to,
                           uint64_t count);
 void rdt_schedule_reduce(rdt_schedule_builder *b, uint32_t peer, rdt_group_place from,
-                         rdt_group_place to, uint64_t count);
+                         rdt_group_place to, uint64_t count, bool completes);
 void rdt_schedule_copy(rdt_schedule_builder *b, rdt_group_place from, rdt_group_place to,
                        uint64_t count);
 void rdt_schedule_accumulate(rdt_schedule_builder *b, rdt_group_place from, rdt_group_place to,
-                             uint64_t count);
+                             uint64_t count, bool completes);
 /* Copies the input to its place in the output, unless it is there already. Cuts into pieces
  * itself. */
 void rdt_schedule_copy_input(rdt_schedule_builder *b, rdt_schedule_range range);

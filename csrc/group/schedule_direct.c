@@ -50,7 +50,7 @@ void rdt_schedule_direct_all_reduce(rdt_schedule_builder *b, rdt_schedule_range 
   scatter(b, range);
   RDT_SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
     for (uint32_t k = size - 1; k > 0; k--)
-      rdt_schedule_reduce(b, peer_after(b, k), k == size - 1 ? in : sum, sum, mine.count);
+      rdt_schedule_reduce(b, peer_after(b, k), k == size - 1 ? in : sum, sum, mine.count, k == 1);
   }
   b->round++;
   gather(b, range, sum, size);

@@ -25,12 +25,13 @@ void rdt_schedule_flat_all_reduce(rdt_schedule_builder *b, rdt_schedule_range ra
   RDT_SCHEDULE_PIECES(b, range.count) {
     if (q->rank > 1) rdt_schedule_receive(b, 0, sum, range.count);
     /* Two operands may be swapped without a change in the bits: see reduce.h. */
-    if (q->rank <= 1) rdt_schedule_reduce(b, 1 - q->rank, in, sum, range.count);
+    if (q->rank <= 1) rdt_schedule_reduce(b, 1 - q->rank, in, sum, range.count, q->size == 2);
     for (uint32_t peer = q->rank > 1 ? 1 : 2; peer < q->size; peer++) {
+      const bool last = peer + 1 == q->size;
       if (peer == q->rank) {
-        rdt_schedule_accumulate(b, in, sum, range.count);
+        rdt_schedule_accumulate(b, in, sum, range.count, last);
       } else {
-        rdt_schedule_reduce(b, peer, sum, sum, range.count);
+        rdt_schedule_reduce(b, peer, sum, sum, range.count, last);
       }
     }
   }
@@ -68,7 +69,7 @@ void rdt_schedule_flat_reduce_scatter(rdt_schedule_builder *b, rdt_schedule_rang
   }
   RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++)
-      rdt_schedule_reduce(b, peer_before(b, k), k == 1 ? in : sum, sum, count);
+      rdt_schedule_reduce(b, peer_before(b, k), k == 1 ? in : sum, sum, count, k + 1 == q->size);
   }
   if (!q->input_is_output) return;
   rdt_schedule_need_scratch(b, range.at + count);

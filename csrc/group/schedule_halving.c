@@ -46,9 +46,9 @@ static void receive(rdt_schedule_builder *b, uint32_t peer, rdt_schedule_range r
 }
 
 static void reduce(rdt_schedule_builder *b, uint32_t peer, rdt_group_place from,
-                   rdt_schedule_range range, uint64_t longest) {
+                   rdt_schedule_range range, uint64_t longest, bool completes) {
   RDT_SCHEDULE_PIECES(b, longest) {
-    rdt_schedule_reduce(b, peer, from, rdt_schedule_output(range.at), range.count);
+    rdt_schedule_reduce(b, peer, from, rdt_schedule_output(range.at), range.count, completes);
   }
 }
 
@@ -66,7 +66,7 @@ static void halve_and_double(rdt_schedule_builder *b, const halving_member *m,
          longest);
     const uint64_t at = kept[bit + 1].at;
     reduce(b, peer, input ? rdt_schedule_input(at) : rdt_schedule_output(at), kept[bit + 1],
-           longest);
+           longest, bit + 1 == m->bits);
   }
   for (uint32_t bit = m->bits; bit-- > 0; b->round++) {
     const uint32_t peer = rank_at(b, m, m->index ^ (1u << bit)), half = m->index >> bit & 1;
@@ -80,7 +80,7 @@ void rdt_schedule_halving_all_reduce(rdt_schedule_builder *b, rdt_schedule_range
   const halving_member m = place_member(b);
   const rdt_group_place in = rdt_schedule_input(range.at), out = rdt_schedule_output(range.at);
   if (m.folds) send(b, m.partner, in, range, range.count);
-  if (m.takes) reduce(b, m.partner, in, range, range.count);
+  if (m.takes) reduce(b, m.partner, in, range, range.count, false);
   b->round = 1;
   if (!m.folds) halve_and_double(b, &m, range);
   b->round = 1 + 2 * m.bits;

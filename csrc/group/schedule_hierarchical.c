@@ -43,10 +43,12 @@ static void collect(rdt_schedule_builder *b, rdt_schedule_range range) {
     }
   }
   RDT_SCHEDULE_PIECES(b, led(b, range, 0).count) {
+    const uint32_t here = members_here(b), last = here - 1 - (t->local == here - 1);
     bool first = true;
-    for (uint32_t i = 0; leads(b) && i < members_here(b); i++) {
+    for (uint32_t i = 0; leads(b) && i < here; i++) {
       if (i == t->local) continue;
-      rdt_schedule_reduce(b, rank_at(b, t->host, i), first ? in : sum, sum, mine.count);
+      rdt_schedule_reduce(b, rank_at(b, t->host, i), first ? in : sum, sum, mine.count,
+                          t->hosts == 1 && i == last);
       first = false;
     }
   }
@@ -67,11 +69,13 @@ static void exchange(rdt_schedule_builder *b, rdt_schedule_range range) {
     }
   }
   RDT_SCHEDULE_PIECES(b, share(b, range, 0).count) {
+    const uint32_t last = t->hosts - 1 - (t->host == t->hosts - 1);
     bool first = true;
     for (uint32_t h = 0; h < t->hosts; h++) {
       if (h == t->host) continue;
       rdt_schedule_reduce(b, rank_at(b, h, t->local),
-                          first && input ? rdt_schedule_input(mine.at) : sum, sum, mine.count);
+                          first && input ? rdt_schedule_input(mine.at) : sum, sum, mine.count,
+                          h == last);
       first = false;
     }
   }

@@ -25,6 +25,7 @@ typedef struct ring_move {
   rdt_group_place sent, received;
   const rdt_group_place *with;
   uint64_t sent_count, received_count, longest;
+  bool completes;
 } ring_move;
 
 static void list_move(rdt_schedule_builder *b, ring_move move) {
@@ -32,7 +33,7 @@ static void list_move(rdt_schedule_builder *b, ring_move move) {
   RDT_SCHEDULE_PIECES(b, move.longest) rdt_schedule_send(b, next, move.sent, move.sent_count);
   RDT_SCHEDULE_PIECES(b, move.longest) {
     if (move.with != NULL) {
-      rdt_schedule_reduce(b, last, *move.with, move.received, move.received_count);
+      rdt_schedule_reduce(b, last, *move.with, move.received, move.received_count, move.completes);
     } else {
       rdt_schedule_receive(b, last, move.received, move.received_count);
     }
@@ -50,7 +51,7 @@ void rdt_schedule_ring_all_reduce(rdt_schedule_builder *b, rdt_schedule_range ra
     const rdt_group_place from =
         t == 0 ? rdt_schedule_input(sent.at) : rdt_schedule_output(sent.at);
     list_move(b, (ring_move){from, rdt_schedule_output(received.at), t < sums ? &with : NULL,
-                             sent.count, received.count, longest});
+                             sent.count, received.count, longest, t + 1 == sums});
   }
 }
 
@@ -66,7 +67,7 @@ void rdt_schedule_ring_reduce_scatter(rdt_schedule_builder *b, rdt_schedule_rang
     const bool end = t == rounds - 1 && !q->input_is_output;
     const rdt_group_place to = end ? rdt_schedule_output(range.at)
                                    : rdt_schedule_scratch((uint64_t)(t % 2) * part + range.at);
-    list_move(b, (ring_move){sum, to, &with, count, count, count});
+    list_move(b, (ring_move){sum, to, &with, count, count, count, t + 1 == rounds});
     sum = to;
   }
   if (!q->input_is_output) return;
@@ -81,8 +82,8 @@ void rdt_schedule_ring_all_gather(rdt_schedule_builder *b, rdt_schedule_range ra
     const rdt_group_place sent = rdt_schedule_output(neighbour(b, -t) * q->count + range.at);
     const rdt_group_place received =
         rdt_schedule_output(neighbour(b, -t - 1) * q->count + range.at);
-    list_move(
-        b, (ring_move){t == 0 ? in : sent, received, NULL, range.count, range.count, range.count});
+    list_move(b, (ring_move){t == 0 ? in : sent, received, NULL, range.count, range.count,
+                             range.count, false});
     if (t > 0 || q->input_is_output) continue;
     RDT_SCHEDULE_PIECES(b, range.count) rdt_schedule_copy(b, in, mine, range.count);
   }

@@ -78,9 +78,12 @@ static void send_down(rdt_schedule_builder *b, const branch *at, rdt_group_place
 /* Adds what the children send to `with`. */
 static void reduce_up(rdt_schedule_builder *b, const branch *at, rdt_group_place with,
                       rdt_group_place to, uint64_t count) {
-  for (uint32_t other = 0; other < b->request->size; other++) {
+  uint32_t last = 0;
+  for (uint32_t other = 0; other < b->request->size; other++)
+    if (is_child(at->tree, b->request->rank, other)) last = other;
+  for (uint32_t other = 0; other <= last; other++) {
     if (!is_child(at->tree, b->request->rank, other)) continue;
-    rdt_schedule_reduce(b, other, with, to, count);
+    rdt_schedule_reduce(b, other, with, to, count, at->root && other == last);
     with = to;
   }
 }

@@ -599,7 +599,8 @@ typedef enum rdt_reduction {
   RDT_SUM = 1,
   RDT_PRODUCT = 2,
   RDT_MIN = 3, /* NaN if any operand is */
-  RDT_MAX = 4
+  RDT_MAX = 4,
+  RDT_MEAN = 5 /* the sum times 1 / size; floating point only */
 } rdt_reduction;
 
 typedef enum rdt_algorithm {
@@ -639,6 +640,13 @@ RDT_API rdt_status rdt_group_create(rdt_device *device, const rdt_group_options 
  * rdt_device_close. */
 RDT_API void rdt_group_close(rdt_group *group);
 
+/* Whom an operation waited for: the member whose first message came last, and the time from the start here until
+ * then; 0 and this rank if all were there before. Members that send nothing to this one do not count. */
+typedef struct rdt_collective_report {
+  int64_t waited_ns;
+  uint32_t last;
+} rdt_collective_report;
+
 typedef struct rdt_collective {
   size_t struct_size; /* sizeof(rdt_collective) */
   rdt_collective_kind kind;
@@ -660,6 +668,7 @@ typedef struct rdt_collective {
   /* NULL, or a text that must be equal at all members, such as the shapes of tensors. Messages carry its hash.
    * A member that disagrees learns the first 127 bytes of another member's text. Copied. */
   const char *detail;
+  rdt_collective_report *report; /* NULL, or filled until the end of the operation */
 } rdt_collective;
 
 /* Runs an operation on the calling thread, which polls for what it waits for. RDT_OK; else the operation

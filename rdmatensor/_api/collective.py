@@ -33,6 +33,7 @@ _OPS: dict[str, int] = {
     "product": lib.RDT_PRODUCT,
     "min": lib.RDT_MIN,
     "max": lib.RDT_MAX,
+    "mean": lib.RDT_MEAN,
 }
 ALGORITHMS: dict[str, int] = {
     _text(lib.rdt_algorithm_name(number)): number for number in range(lib.RDT_ALGORITHM_COUNT)

@@ -84,10 +84,15 @@ def library() -> ctypes.CDLL:
     return library
 
 
+def find_loaded(pattern: str) -> ctypes.CDLL | None:
+    """The library of this package, by a pattern of its file name, that this process has loaded, if any."""
+    found = map(_open_loaded, sorted(_PACKAGE.glob(pattern)))
+    return next((library for library in found if library is not None), None)
+
+
 def _loaded() -> ctypes.CDLL | None:
     """The plugin that the shim loaded, if any."""
-    found = map(_open_loaded, sorted(_PACKAGE.glob(_PLUGINS)))
-    return next((library for library in found if library is not None), None)
+    return find_loaded(_PLUGINS)
 
 
 def _open_loaded(path: Path) -> ctypes.CDLL | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from .._api import plugin
+from .._api import plugin, training
 from .._api.library import __version__
 from ..device import DeviceStats, _open_devices
 from ..errors import RdmaError
@@ -30,6 +30,7 @@ def families() -> Iterator[Metric]:
     servers = [([task], 1.0) for task in sorted(set(stats["servers"]))]
     yield _gauge("server_info", "Servers with grpc+rdma of this process.", ["task"], servers)
     yield from _devices(stats["devices"])
+    yield from _training(training.stats())
     if not loaded:
         return
     yield from _paths(stats)
@@ -168,6 +169,34 @@ def _collectives(collectives: Mapping[str, Any]) -> Iterator[Metric]:
     reasons = [([reason], number) for reason, number in collectives["by_tensorflow"].items()]
     yield _counter("collectives_by_tensorflow", "Those left to TensorFlow's algorithms, by reason.",
                    ["reason"], reasons)  # fmt: skip
+
+
+def _training(stats: training.TrainStats | None) -> Iterator[Metric]:
+    if stats is None:
+        return
+    yield _gauge("train_info", "The place of this process among those that train together.",
+                 ["rank", "size"], [([str(stats["rank"]), str(stats["size"])], 1.0)])  # fmt: skip
+    texts = {
+        "operations": "Operations of rdmatensor.train that ended well.",
+        "failed": "Those that failed.",
+        "bytes": "Bytes of their operands in this process.",
+        "seconds": "Time from their start here to their end, added up.",
+        "waited_seconds": "The part until all processes had begun.",
+    }
+    for name, text in texts.items():
+        rows = [([each], float(costs[name])) for each, costs in stats["operations"].items()]  # type: ignore[literal-required]
+        yield _counter(f"train_{name}", text, ["operation"], rows)
+    late = [([str(rank)], each["waited_seconds"]) for rank, each in enumerate(stats["late"])]
+    yield _counter(
+        "train_late_seconds", "The same by the process that was waited for.", ["rank"], late
+    )
+    for total, text in {
+        "busy_seconds": "Time in which any operation was under way.",
+        "exposed_seconds": "The part after the last operation had started.",
+        "sent_bytes": "Bytes that this process sent.",
+        "copied_bytes": "Bytes that the group had to copy because they lay in no region.",
+    }.items():
+        yield _counter(f"train_{total}", text, [], [([], float(stats[total]))])  # type: ignore[literal-required]
 
 
 _DEVICE_COUNTERS = {

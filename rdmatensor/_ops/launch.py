@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import queue
+import re
 import secrets
 import signal
 import sys
@@ -29,8 +30,11 @@ from .tf_config import Task
 
 EXIT_SIGNAL = 128
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
-# A longer line, such as that of a progress bar, is passed on in pieces.
+# A longer line is passed on in pieces.
 _LONGEST_LINE = 1 << 16
+# The end of a line, or of a state of a line that the next one replaces, such as a progress bar.
+_END = re.compile(rb"\r?\n|\r(?=[^\n])")
+_ERASE = b"\r\x1b[K"
 _OUTPUT_S = 5.0
 # Like `python SCRIPT`, but with metrics. `python -m` would also search the current folder for rdmatensor.
 _SERVED = "import sys; sys.path[:] = filter(None, sys.path); from rdmatensor import metrics; "
@@ -78,12 +82,16 @@ _SECRETS = {"RDMATENSOR_SECRET_FILE", "RDMATENSOR_INSECURE"}
 
 
 class _Output:
-    """Standard output or error of this program, which gets the lines of the tasks one at a time."""
+    """Standard output or error of this program, which gets the lines of the tasks one at a time.
+
+    On a terminal, a line that is written again and again, such as a progress bar, stays the last one.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._console = Console(stderr=descriptor == 2)
         self._lock = threading.Lock()
+        self._bar = False  # the last line may be replaced
 
     def prefix(self, task: Task, colour: str) -> bytes:
         """The beginning of a task's lines, in its colour on a terminal."""
@@ -98,13 +106,36 @@ class _Output:
 
         `read` gets each line, and returns what of it to pass on.
         """
-        while line := pipe.readline(_LONGEST_LINE):
+        for line in _pieces(pipe):
             if read and not (line := read(line)):
                 continue
-            data = memoryview(prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
+            bar = line.endswith(b"\r")
+            text = line.rstrip(b"\r\n").strip(b"\b")  # Keras goes back before it writes anew
+            if bar and not (text and self._console.is_terminal):
+                continue
+            data = prefix + text + (b"" if bar else b"\n")
             with self._lock, contextlib.suppress(OSError):
-                while data:
-                    data = data[os.write(self._descriptor, data) :]
+                left = memoryview(_ERASE + data if self._bar else data)
+                self._bar = bar
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+
+
+def _pieces(pipe: BinaryIO) -> Iterator[bytes]:
+    """Yields what a task writes, in pieces that end as _END says, until the pipe ends."""
+    rest = b""
+    while data := os.read(pipe.fileno(), _LONGEST_LINE):
+        rest += data
+        end = 0
+        for found in _END.finditer(rest):
+            begin, end = end, found.end()
+            yield rest[begin:end]
+        rest = rest[end:]
+        if len(rest) >= _LONGEST_LINE:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
 
 
 @dataclass

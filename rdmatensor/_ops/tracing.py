@@ -35,13 +35,15 @@ class Span(NamedTuple):
 
 
 @contextlib.contextmanager
-def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+def trace(path: str | os.PathLike[str], computation: bool = False) -> Iterator[None]:
     """Writes what this process's plugin does within the block to `path`, in Chrome's trace format (JSON).
 
         with rdmatensor.tensorflow.trace("worker0.json"):
             train_step()
 
-    Rows are edges: what this process sent, and what it waited for. Times are those of the machine's clock, in
+    Rows are edges: what this process sent, and what it waited for; and operations between processes. With
+    `computation`, rows are also TensorFlow's threads, with the operations that they compute.
+    Times are those of the machine's clock, in
     microseconds, so traces of several tasks can be combined. Occupies TensorFlow's profiler, of which a
     process has one. Writes the file even if the block fails.
 
@@ -69,12 +71,14 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
             yield
         finally:
             profiler.stop()
-            document = chrome(spans(folder), ", ".join(plugin.stats()["servers"]))
+            document = chrome(spans(folder, computation), ", ".join(plugin.stats()["servers"]))
             Path(path).write_text(json.dumps(document))
 
 
-def spans(folder: str | os.PathLike[str]) -> list[Span]:
+def spans(folder: str | os.PathLike[str], computation: bool = False) -> list[Span]:
     """Returns our spans, by start time, from what TensorFlow's profiler wrote below `folder`.
+
+    With `computation`, also those of TensorFlow's operations.
 
     Imports TensorFlow.
     """
@@ -84,15 +88,16 @@ def spans(folder: str | os.PathLike[str]) -> list[Span]:
     for file in Path(folder).rglob("*.xplane.pb"):
         space = xplane_pb2.XSpace.FromString(file.read_bytes())
         for plane in space.planes:
-            found += [span for line in plane.lines for span in _of_line(plane, line)]
+            found += [span for line in plane.lines for span in _of_line(plane, line, computation)]
     return sorted(found, key=lambda span: span.start_us)
 
 
-def _of_line(plane: Any, line: Any) -> Iterator[Span]:
+def _of_line(plane: Any, line: Any, computation: bool) -> Iterator[Span]:
     """Yields our spans of one thread, which the profiler calls a line."""
     for event in line.events:
         name = plane.event_metadata[event.metadata_id].name
-        if name.startswith(PREFIX):
+        # What has one colon is an operation and its type.
+        if name.startswith(PREFIX) or (computation and name.count(":") == 1 and "::" not in name):
             details = {
                 plane.stat_metadata[stat.metadata_id].name: _value(plane, stat)
                 for stat in event.stats
@@ -140,6 +145,10 @@ def chrome(found: list[Span], process: str) -> dict[str, Any]:
 
 def _row(span: Span) -> str:
     edge, peer = span.details.get("edge"), span.details.get("peer")
+    if "operation" in span.details:
+        return str(span.details["operation"])
+    if ":" in span.what:
+        return f"computation on {span.thread}"
     if edge is None:
         return f"{span.what} on {span.thread}"
     return f"{span.what} {edge} {'to' if span.what == 'send' else 'from'} {peer}"

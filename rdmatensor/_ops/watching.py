@@ -7,7 +7,7 @@ import http.client
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,6 +140,7 @@ class View:
     credits: dict[str, float] = field(default_factory=dict)
     faults: dict[str, float] = field(default_factory=dict)
     fallbacks: dict[str, float] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
 
 
 def view(address: str, before: Reading, now: Reading) -> View:
@@ -199,6 +200,7 @@ def view(address: str, before: Reading, now: Reading) -> View:
         "queued_per_s": rate("device_queued_total"),
         "pending": now.value("device_pending"),
     }
+    shown.training = _training(now, rate)
     shown.faults = _faults(now)
     shown.fallbacks = {
         **now.by("rpc_sent_tensors_total", "reason"),
@@ -210,6 +212,36 @@ def view(address: str, before: Reading, now: Reading) -> View:
     return shown
 
 
+def _training(now: Reading, rate: Callable[..., float]) -> dict[str, Any]:
+    """What rdmatensor.train does there; empty without it."""
+    if not now.labels("train_info"):
+        return {}
+    operations = [
+        {
+            "operation": name,
+            "per_s": rate("train_operations_total", operation=name),
+            "bytes_per_s": rate("train_bytes_total", operation=name),
+            "busy": rate("train_seconds_total", operation=name),
+            "waiting": rate("train_waited_seconds_total", operation=name),
+            "seconds": now.value("train_seconds_total", operation=name),
+        }
+        for name in now.by("train_operations_total", "operation")
+    ]
+    late = {
+        rank: rate("train_late_seconds_total", rank=rank)
+        for rank in now.by("train_late_seconds_total", "rank")
+    }
+    return {
+        **now.labels("train_info")[0],
+        "sent_bytes_per_s": rate("train_sent_bytes_total"),
+        "busy": rate("train_busy_seconds_total"),
+        "exposed": rate("train_exposed_seconds_total"),
+        "waiting": sum(late.values()),
+        "late": late,
+        "operations": sorted(operations, key=lambda each: -each["seconds"]),
+    }
+
+
 def _faults(now: Reading) -> dict[str, float]:
     """The counters of faults since the task began."""
     plan = now.by("plan_events_total", "event")
@@ -217,6 +249,7 @@ def _faults(now: Reading) -> dict[str, float]:
         "channels_lost": now.value("device_channels_lost_total"),
         "tensors_corrupted": now.value("checksums_total", result="corrupted"),
         "collectives_failed": now.value("collectives_failed_total"),
+        "operations_failed": now.value("train_failed_total"),
         "edges_mismatched": plan.get("mismatched", 0.0),
         "edges_over_budget": plan.get("over_budget", 0.0),
         "arena_exhausted": now.value("arena_exhausted_allocations_total"),

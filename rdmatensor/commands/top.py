@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -127,7 +127,9 @@ def _task(view: View) -> list[RenderableType]:
 
     if view.error:
         return [Text(f"{view.address}: {view.error}", style="red")]
-    names = ", ".join(short(task) for task in view.tasks) or "no grpc+rdma server"
+    rank = f"rank {view.training['rank']} of {view.training['size']}" if view.training else ""
+    names = ", ".join([*(short(task) for task in view.tasks), *filter(None, [rank])])
+    names = names or "no grpc+rdma server"
     parts: list[RenderableType] = [Text(f"{names} at {view.address}", style="bold")]
     if not view.plugin:
         parts.append(Text("  the TensorFlow plugin is not loaded there", style="yellow"))
@@ -140,6 +142,8 @@ def _task(view: View) -> list[RenderableType]:
         parts.append(_paths(view))
     if view.slow_edges:
         parts.append(_edges(view))
+    if view.training:
+        parts += _training(view.training)
     parts.append(Text(_memory(view)))
     alarms = {name: count for name, count in {**view.faults, **view.fallbacks}.items() if count}
     if alarms:
@@ -221,6 +225,30 @@ def _edges(view: View) -> Table:
             Text(edge["edge"] or "(not planned)"),
         )
     return table
+
+
+def _training(found: Mapping[str, Any]) -> list[RenderableType]:
+    from rich.text import Text
+
+    from ..units import size
+
+    table = _table("between processes", "per s", "bytes/s", "busy", "waiting", "")
+    for each in found["operations"][:_EDGES]:
+        table.add_row(
+            f"  {each['operation']}",
+            f"{each['per_s']:.0f}",
+            size(each["bytes_per_s"]),
+            f"{each['busy']:.2f}",
+            f"{each['waiting']:.2f}",
+            "",
+        )
+    rank, most = max(found["late"].items(), key=lambda each: float(each[1]), default=("", 0.0))
+    last = f", mostly for rank {rank}" if most > 0 else ""
+    words = (
+        f"  training: sends {size(found['sent_bytes_per_s'])}/s; communicates {100 * found['busy']:.0f} % of "
+        f"the time, {100 * found['exposed']:.0f} % exposed, waits {found['waiting']:.2f}{last}"
+    )
+    return [Text(words), table]
 
 
 def _memory(view: View) -> str:

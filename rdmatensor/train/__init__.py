@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         broadcast_variables,
         reduce_scatter,
     )
+    from .costs import statistics, trace
     from .data import shard
     from .gradients import AllReduce
     from .keras_callbacks import callbacks, on_rank_0
@@ -67,6 +68,8 @@ __all__ = [
     "shard",
     "shutdown",
     "size",
+    "statistics",
+    "trace",
 ]
 
 # Names are imported when they are first used, so that what needs no TensorFlow does not import it. The

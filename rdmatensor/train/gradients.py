@@ -21,6 +21,8 @@ from .sync.base import Synchronizer
 # A bucket's messages cost as much as this share of its bytes, at most; but see _SMALLEST and _LARGEST.
 _OVERHEAD = 0.05
 _SMALLEST, _LARGEST = 256 << 10, 32 << 20
+# To copy so many bytes costs more than another operation.
+_ALONE = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,16 @@ def _bytes_of(tensor: Any) -> int:
 
 
 def _buckets(sized: Sequence[tuple[int, Any, int]], limit: int) -> list[list[int]]:
-    """Groups tensors, given by number, type and bytes, in their order; each group has one type."""
+    """Groups tensors, given by number, type and bytes, in their order; each group has one type.
+
+    A large tensor is alone: it travels from where it lies, while those of a group are copied together.
+    """
     buckets: list[list[int]] = []
     open_buckets: dict[Any, tuple[list[int], int]] = {}
     for number, dtype, size in sized:
+        if size >= _ALONE:
+            buckets.append([number])
+            continue
         bucket, filled = open_buckets.get(dtype, ([], 0))
         if not bucket or filled + size > limit:
             bucket, filled = [], 0
@@ -100,12 +108,13 @@ def _buckets(sized: Sequence[tuple[int, Any, int]], limit: int) -> list[list[int
 
 
 def _start(run: Run, inputs: list[Any], compression: str | None, detail: str) -> operations.Started:
-    scale = 1.0 / run.size
+    more = operations.averaging(inputs[0].dtype, run.size)
     if compression is not None and inputs[0].dtype == tf.float32:
-        # The mean cannot overflow where the sum could.
-        inputs = [tf.cast(each * scale, compression) for each in inputs]
-        scale = 1.0
-    return operations.start(run.handle, "all_reduce", inputs, detail, scale=scale)
+        more = operations.averaging(tf.as_dtype(compression), run.size)
+        # What does not fit into the type may do so as a part of the mean.
+        factor = more.pop("scale", 1.0)
+        inputs = [tf.cast(each * factor if factor != 1.0 else each, compression) for each in inputs]
+    return operations.start(run.handle, "all_reduce", inputs, detail, **more)
 
 
 def _mean_rows(run: Run, rows: Any, detail: str) -> Any:

@@ -16,6 +16,7 @@ from ..errors import UsageError
 from . import operations
 from .optimizer import exchange_of, move_outwards, sync_of
 from .process import Run, current
+from .summary import Summary
 from .sync.base import Synchronizer
 
 
@@ -24,7 +25,8 @@ def callbacks(*, backup: str | Path | None = None, warmup_epochs: float = 0) -> 
 
     They copy rank 0's model and optimizer to all processes before the first step; average the metrics of
     each epoch, so that callbacks that stop training or change the rate decide alike; average what layers
-    such as BatchNormalization have gathered; and leave the progress bar to rank 0.
+    such as BatchNormalization have gathered; and leave the progress bar to rank 0, which prints a table of
+    what each process did at the end.
 
     `backup` is a folder in which rank 0 keeps the last epoch; fit() goes on after it when the program
     starts again. `warmup_epochs` raises the learning rate during the first epochs, from its value divided
@@ -34,6 +36,8 @@ def callbacks(*, backup: str | Path | None = None, warmup_epochs: float = 0) -> 
     found: list[Any] = [_Together(run, Path(backup) if backup is not None else None)]
     if warmup_epochs > 0:
         found.append(_Warmup(run, warmup_epochs))
+    if run.size > 1:
+        found.append(Summary(run))
     return found
 
 
@@ -121,7 +125,7 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
             names = sorted(logs)
             values = tf.constant([float(np.mean(logs[name])) for name in names], tf.float64)
             means = operations.all_reduce(
-                self._run, values, "mean", f"metrics of epoch {epoch + 1} ({', '.join(names)})"
+                self._run, values, "mean", f"metrics of an epoch ({', '.join(names)})"
             )
             logs.update(zip(names, (float(each) for each in means), strict=True))
         if self._backup is not None:
@@ -147,7 +151,7 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
                 "all_reduce",
                 [tf.convert_to_tensor(each) for each in members],
                 f"statistics of layers, {dtype}",
-                scale=1.0 / self._run.size,
+                **operations.averaging(tf.as_dtype(dtype), self._run.size),
             )
             for variable, value in zip(members, started.finish(), strict=True):
                 variable.assign(value)

@@ -8,6 +8,7 @@ order. Between the two, the graph goes on.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import tensorflow as tf
 
 from .. import tensorflow as plugin
+from .._api.plugin import library as plugin_library
 from .._ffi import ffi
 from ..errors import Unsupported, UsageError
 from ..group import Group
@@ -60,13 +62,28 @@ def handle_of(device: Device, group: Group, timeout: float) -> Any:
         )
 
 
+def share_arena(device: Device) -> int | None:
+    """Puts tensors where the device's peers can read them. Undo it before the device closes."""
+    function = plugin_library().rdt_tf_arena_share
+    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    shared: int | None = function(int(ffi.cast("intptr_t", device._handle)))
+    return shared
+
+
+def unshare_arena(shared: int | None) -> None:
+    """Ends what share_arena began."""
+    function = plugin_library().rdt_tf_arena_unshare
+    function.restype, function.argtypes = None, [ctypes.c_void_p]
+    function(shared)
+
+
 def leave(handle: Any, release: bool) -> None:
     """Ends the operations of the group; with `release`, withdraws their memory. See Run.close."""
     library().rdmatensor_leave(handle, release=release)
 
 
 class Started:
-    """An operation under way. `finish` waits for it, as often as wanted."""
+    """An operation under way. `finish` waits for it; call it once."""
 
     def __init__(self, token: Any, dtype: Any, shapes: Sequence[Any]) -> None:
         self._token = token
@@ -119,6 +136,11 @@ def start(
     return Started(token, dtype, [each.shape for each in tensors] if shapes is None else shapes)
 
 
+def averaging(dtype: Any, size: int) -> dict[str, Any]:
+    """What makes `start` average over `size` processes. Sums of float16 would overflow where means do not."""
+    return {"scale": 1.0 / size} if dtype == tf.float16 else {"reduction": "mean"}
+
+
 def _refuse_xla(detail: str) -> None:
     if tf.executing_eagerly():
         return
@@ -154,9 +176,7 @@ def all_reduce(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
         raise UsageError(f"{name}: the mean of {tensor.dtype.name}: use floats, or op='sum'")
     if run.size == 1:
         return tf.identity(tensor)
-    more: dict[str, Any] = (
-        {"scale": 1.0 / run.size} if op == "mean" else {"reduction": op, "scale": 1.0}
-    )
+    more = averaging(tensor.dtype, run.size) if op == "mean" else {"reduction": op}
 
     def apply(value: Any) -> Any:
         def gradient(upstream: Any) -> Any:

@@ -29,6 +29,7 @@ class Run:
         """What is called before the group is left."""
         self.device: Device | None = None
         self.group: Group | None = None
+        self._arena: int | None = None
         self.handle: Any = None
         """The group as a tensor, for operations."""
         if role.size == 1:
@@ -38,8 +39,10 @@ class Run:
         self.device = Device(f"rank {role.rank}", port=port)
         try:
             self.group = _join(self.device, role, timeout)
+            self._arena = operations.share_arena(self.device)
             self.handle = operations.handle_of(self.device, self.group, timeout)
         except BaseException:
+            operations.unshare_arena(self._arena)
             self.device.close()
             raise
 
@@ -56,6 +59,7 @@ class Run:
         if self.handle is not None:
             operations.leave(self.handle, release=True)
         if device is not None:
+            operations.unshare_arena(self._arena)
             device.close()
 
 

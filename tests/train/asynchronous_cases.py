@@ -40,11 +40,10 @@ class _Watch(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def fit_with_a_kill(doomed: int, backup: str) -> Any:
-    """Every process lacks a third of the digits. One dies on the way."""
-    run = rt.init(timeout=100)
+    """Trains in fit with PullGossip, and one process dies on the way."""
+    rt.init(timeout=100)
     x, y = load_digits(return_X_y=True)
     x = (x / 16).astype("f")
-    mine = y % run.size != run.rank
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [keras.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10)]
@@ -57,15 +56,14 @@ def fit_with_a_kill(doomed: int, backup: str) -> Any:
     )
     watch = _Watch(sync, doomed)
     model.fit(
-        x[mine][:1072],
-        y[mine][:1072],
+        x[:1072],
+        y[:1072],
         batch_size=16,
         epochs=5,
         callbacks=[*rt.callbacks(backup=backup), watch],
         verbose=0,
     )
     return {
-        "accuracy": model.evaluate(x, y, verbose=0)[1],
         "steps": int(model.optimizer.iterations.numpy()),
         "slowest": watch.slowest,
         "lost": sync.members.lost,

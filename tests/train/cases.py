@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,48 @@ def many_in_flight() -> Any:
     value = tf.ones([1000]) * (run.rank + 1.0)
     results = [float(each[0]) for each in many(value)]
     return [results, float(looped(value)[0]), float(tf.function(many)(value)[7][999])]
+
+
+def in_place() -> Any:
+    """Whether what is used again keeps its values, and where the operation works."""
+    run = rt.init()
+    found = []
+    for count in (10, 1_000_000):
+
+        @tf.function
+        def used_again(value: Any) -> Any:
+            twice = value * 2.0
+            return twice, rt.all_reduce(twice), rt.all_reduce(value * 4.0, op="sum")
+
+        value = tf.fill([count], run.rank + 1.0)
+        results = [*used_again(value), rt.all_reduce(value), value]
+        found.append([[float(x) for x in (each[0], each[-1])] for each in results])
+    return [found, rt.statistics()["copied_bytes"]]
+
+
+def measured(traces: str) -> Any:
+    """What is counted while rank 1 comes late to each step, and traced; as statistics and as metrics."""
+    run = rt.init()
+    import rdmatensor.metrics
+    from rdmatensor._ops import watching
+
+    model = _model()
+    model.compile(rt.distribute("sgd", rt.AllReduce(bucket_bytes=1)), loss="mse")
+    data = np.zeros((8, WIDTH), "f"), np.zeros((8, CLASSES), "f")
+
+    class Late(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            time.sleep(0.05 * run.rank)
+
+    model.fit(*data, batch_size=4, epochs=3, callbacks=[*rt.callbacks(), Late()], verbose=2)
+    trace = Path(traces, f"{run.rank}.json")
+    with rt.trace(trace):
+        model.train_on_batch(*data)
+    endpoint = rdmatensor.metrics.serve(0)
+    assert endpoint is not None
+    reading = watching.read(endpoint.address)
+    view = watching.view(endpoint.address, reading, reading)
+    return [rt.statistics(), view.training, json.loads(trace.read_text())["traceEvents"]]
 
 
 def disagreements() -> Any:

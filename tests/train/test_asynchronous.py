@@ -89,7 +89,6 @@ def test_fit_goes_on_without_a_killed_process(tmp_path: Path) -> None:
     for rank, answer in enumerate(answers):
         assert "error" not in answer, (answer, ranks.log(rank))
         assert answer["steps"] == 5 * 1072 // 16
-        assert answer["accuracy"] > 0.75
         assert answer["slowest"] < 10
         assert {"rank_0.npz", "rank_1.npz"} <= set(answer["kept"])
 

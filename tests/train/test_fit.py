@@ -155,6 +155,24 @@ def test_example(tmp_path: Path) -> None:
     assert "[worker 1] Epoch" not in done.stdout
 
 
+@pytest.mark.parametrize("example", ["text_transformer", "word_embeddings"])
+def test_examples_on_a_text(example: str) -> None:
+    command = [warm.python(), "-m", "rdmatensor", "launch", "-n", "2"]
+    arguments = [
+        str(ROOT / "examples" / f"{example}.py"),
+        str(ROOT / "docs" / "architecture.md"),
+        "8",
+    ]
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (loss,) = re.findall(r"\[worker 0\] 2 processes, loss (\S+)", done.stdout)
+    assert float(loss) < (4.5 if example == "text_transformer" else 0.6932)
+    assert "waited for by others" in done.stdout
+    assert "[worker 1] Epoch" not in done.stdout
+
+
 def test_warm_up(folder: Path) -> None:
     for rates in run("warmup", 2, folder):
         np.testing.assert_allclose(rates[:9], 0.8 * (0.5 + np.arange(9) / 16), rtol=1e-5)

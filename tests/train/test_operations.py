@@ -80,6 +80,14 @@ def test_over_tcp(tmp_path: Path) -> None:
         assert sums["float32"] == [1, 3, 5, 7, 9]
 
 
+def test_operands_keep_their_values(tmp_path: Path) -> None:
+    for rank, (found, copied) in enumerate(run("in_place", 2, tmp_path)):
+        for sizes in found:
+            for each, expected in zip(sizes, [2 * rank + 2, 3, 12, 1.5, rank + 1], strict=True):
+                assert each == [expected] * 2
+        assert copied == 0
+
+
 def test_order_is_the_programs(tmp_path: Path) -> None:
     for many, looped, nested in run("many_in_flight", 2, tmp_path):
         assert many == [3.0 * i for i in range(50)]
@@ -93,7 +101,7 @@ def test_disagreement_names_both(tmp_path: Path) -> None:
         "name": ["of the loss", "of the model"],
         "kind": ["kind 1", "kind 3"],
         "type": ["type 1", "type 2"],
-        "steps": ["gradients", "metrics of epoch 1"],
+        "steps": ["gradients", "metrics of an epoch"],
     }
     for answers in run("disagreements", 2, tmp_path):
         for how, answer in answers.items():

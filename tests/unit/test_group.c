@@ -251,6 +251,48 @@ static void test_try(void) {
   close_group(members, 3);
 }
 
+/* By every algorithm, and whom a member waited for. */
+static void check_means(uint32_t size) {
+  enum { COUNT = 5000, MOST = 4 };
+  static float numbers[MOST][COUNT];
+  member members[MEMBERS];
+  tally tallies[MEMBERS] = {0};
+  rdt_collective_report reports[MOST];
+  open_group(members, size, "means");
+  for (int algorithm = 0; algorithm < RDT_ALGORITHM_COUNT; algorithm++) {
+    for (uint32_t i = 0; i < size; i++) {
+      for (uint32_t j = 0; j < COUNT; j++) numbers[i][j] = (float)(j + i);
+      rdt_collective call = {.struct_size = sizeof(call),
+                             .kind = RDT_ALL_REDUCE,
+                             .dtype = RDT_FLOAT32,
+                             .reduction = RDT_MEAN,
+                             .algorithm = (rdt_algorithm)algorithm,
+                             .input = numbers[i],
+                             .output = numbers[i],
+                             .count = COUNT,
+                             .timeout_ms = PATIENCE_MS,
+                             .report = &reports[i]};
+      if (i == size - 1) usleep(1000);
+      EXPECT_STATUS(RDT_IN_PROGRESS,
+                    rdt_group_start(members[i].group, &call, count_done, &tallies[i]));
+    }
+    for (uint32_t i = 0; i < size; i++) {
+      EXPECT(becomes(&tallies[i].done, algorithm + 1));
+      EXPECT(atomic_load(&tallies[i].failed) == 0);
+      for (uint32_t j = 0; j < COUNT; j++)
+        EXPECT(numbers[i][j] == (float)j + (float)(size - 1) / 2);
+      EXPECT(reports[i].last < size && (reports[i].last == i) == (reports[i].waited_ns == 0));
+    }
+    if (size == 2) EXPECT(reports[0].last == 1 && reports[0].waited_ns >= 1000000);
+  }
+  close_group(members, size);
+}
+
+static void test_means(void) {
+  check_means(2);
+  check_means(4);
+}
+
 /* Far more than there is credit for, short and long ones, in a different order at each member. */
 static void check_many(member *members, uint32_t size, uint64_t longest) {
   static int32_t *numbers[MEMBERS][MANY];
@@ -340,6 +382,7 @@ int main(void) {
   if (!is_slow()) test_small_rings();
   test_many();
   test_try();
+  test_means();
   test_threads();
   test_two_groups();
   return 0;

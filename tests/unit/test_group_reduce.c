@@ -239,11 +239,35 @@ static void test_large(void) {
   free(other);
 }
 
+/* 3 and 5, as numbers of each type, times a quarter. */
+static void test_scaled(void) {
+  enum { COUNT = (5 << 20) / 4 + 3 };
+  static const uint64_t three[] = {0, 0x40400000, UINT64_C(0x4008000000000000), 0x4200, 0x4040};
+  static const uint64_t five[] = {0, 0x40a00000, UINT64_C(0x4014000000000000), 0x4500, 0x40a0};
+  static const uint64_t two[] = {0, 0x40000000, UINT64_C(0x4000000000000000), 0x4000, 0x4000};
+  static char left[8 * COUNT], right[8 * COUNT], to[8 * COUNT];
+  for (rdt_dtype dtype = RDT_FLOAT32; dtype <= RDT_BFLOAT16; dtype++) {
+    const size_t size = rdt_dtype_size(dtype);
+    for (size_t i = 0; i < COUNT; i++) {
+      memcpy(left + i * size, &three[dtype], size);
+      memcpy(right + i * size, &five[dtype], size);
+    }
+    rdt_group_reduce_scaled(dtype, to, left, right, COUNT, 0.25);
+    rdt_group_reduce_scaled(dtype, left, left, right, COUNT - 1, 0.25);
+    for (size_t i = 0; i < COUNT; i++) {
+      EXPECT(memcmp(to + i * size, &two[dtype], size) == 0);
+      EXPECT(memcmp(left + i * size, i + 1 < COUNT ? &two[dtype] : &three[dtype], size) == 0);
+    }
+  }
+}
+
 static void test_unknown(void) {
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check((rdt_dtype)0, RDT_SUM));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check((rdt_dtype)13, RDT_SUM));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, (rdt_reduction)0));
-  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, (rdt_reduction)5));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, (rdt_reduction)6));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, RDT_MEAN));
+  EXPECT_STATUS(RDT_OK, rdt_group_reduce_check(RDT_BFLOAT16, RDT_MEAN));
   EXPECT(rdt_dtype_size((rdt_dtype)-1) == 0 && rdt_dtype_size((rdt_dtype)13) == 0);
   EXPECT(strcmp(rdt_algorithm_name(RDT_ALGORITHM_HIERARCHICAL), "hierarchical") == 0);
   EXPECT(strcmp(rdt_algorithm_name(RDT_ALGORITHM_COUNT), "") == 0);
@@ -254,6 +278,7 @@ int main(void) {
   test_every_half(RDT_FLOAT16);
   test_every_half(RDT_BFLOAT16);
   test_large();
+  test_scaled();
   test_unknown();
   return 0;
 }

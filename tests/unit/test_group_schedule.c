@@ -12,10 +12,12 @@
 #define MEMBERS_MOST 40u
 #define LANES_MOST 160u
 
-/* The exact sum finds wrong results, whatever the order; the rounded one finds differing orders. */
+/* The exact sum finds wrong results, whatever the order; the rounded one finds differing orders. A sum is completed
+ * once, by the last step that adds to it. */
 typedef struct element {
   uint64_t exact;
   float rounded;
+  uint32_t completed; /* by how many steps that say so */
 } element;
 
 /* The steps of a lane's present round, and how many of them are not done. */
@@ -69,7 +71,7 @@ static bool overlap(uint64_t a, uint64_t b, uint64_t count, uint64_t other) {
 static element input_of(uint32_t rank, uint64_t i) {
   uint64_t state = (rank + 1) * 0x9e3779b97f4a7c15u + (i + 1) * 0xbf58476d1ce4e5b9u;
   const uint64_t bits = next_random(&state);
-  return (element){bits, (float)(bits % 100003) / 7.0f};
+  return (element){bits, (float)(bits % 100003) / 7.0f, 0};
 }
 
 static void set_up_member(trial *t, uint32_t rank) {
@@ -88,7 +90,7 @@ static void set_up_member(trial *t, uint32_t rank) {
   m->done = calloc(m->schedule->count + 1, sizeof *m->done);
   m->sends = calloc(m->schedule->count + 1, sizeof *m->sends);
   EXPECT(m->memory != NULL && m->done != NULL && m->sends != NULL);
-  for (uint64_t i = 0; i < m->size; i++) m->memory[i] = (element){0xbadbadbadu + i, -1e30f};
+  for (uint64_t i = 0; i < m->size; i++) m->memory[i] = (element){0xbadbadbadu + i, -1e30f, 0};
   for (uint64_t i = 0; i < t->input_count; i++) m->memory[m->input_at + i] = input_of(rank, i);
 }
 
@@ -275,7 +277,8 @@ static bool in_turn(const member *m, size_t index) {
 }
 
 static element add(element a, element b) {
-  return (element){a.exact + b.exact, a.rounded + b.rounded};
+  EXPECT(a.completed + b.completed == 0);
+  return (element){a.exact + b.exact, a.rounded + b.rounded, 0};
 }
 
 /* `sent` is the sender's memory: lent memory may be read at any time while its send is not over. */
@@ -287,6 +290,7 @@ static void execute(const member *m, const rdt_group_step *step, const element *
             : step->kind == RDT_STEP_REDUCE ? add(from[i], sent[i])
             : step->kind == RDT_STEP_COPY   ? from[i]
                                             : add(to[i], from[i]);
+    to[i].completed += step->completes;
   }
 }
 
@@ -365,10 +369,12 @@ static uint64_t wanted(const trial *t, uint32_t rank, uint64_t i) {
 
 static void check_results(const trial *t) {
   const rdt_schedule_request *q = &t->request;
+  const bool reduces = q->kind == RDT_ALL_REDUCE || q->kind == RDT_REDUCE_SCATTER;
   for (uint32_t rank = 0; rank < q->size; rank++) {
     const element *memory = t->members[rank].memory;
     for (uint64_t i = 0; i < t->output_count; i++) {
       EXPECT(memory[i].exact == wanted(t, rank, i));
+      EXPECT(memory[i].completed == (reduces && q->size > 1));
       if (q->kind == RDT_ALL_REDUCE)
         EXPECT(memcmp(&memory[i].rounded, &t->members[0].memory[i].rounded, sizeof(float)) == 0);
     }

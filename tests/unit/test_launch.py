@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -345,3 +346,40 @@ def test_reserved_addresses_are_for_servers_only() -> None:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(("0.0.0.0", port))
             server.listen()
+
+
+_BAR = """
+import sys, time
+for i in range(3):
+    sys.stdout.write("\\b" * 5 + "\\r" + f"bar {i}")
+    sys.stdout.flush()
+    time.sleep(0.01)
+print("\\nend\\r\\nlast")
+"""
+
+
+def test_progress_bar_without_a_terminal_is_its_last_state(tmp_path: Path) -> None:
+    program = tmp_path / "bar.py"
+    program.write_text(_BAR)
+    done = subprocess.run(
+        command("-n", "1", program), capture_output=True, timeout=SECONDS, check=False
+    )
+    lines = [b"[worker 0] bar 2", b"[worker 0] end", b"[worker 0] last"]
+    assert done.stdout.splitlines() == lines, done.stderr
+
+
+def test_progress_bar_on_a_terminal_stays_one_line(tmp_path: Path) -> None:
+    program = tmp_path / "bar.py"
+    program.write_text(_BAR)
+    reader, writer = pty.openpty()
+    try:
+        subprocess.run(command("-n", "1", program), stdout=writer, timeout=SECONDS, check=True)
+        shown = os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    plain = re.sub(rb"\x1b\[[\d;]*m", b"", shown)
+    assert plain == (
+        b"[worker 0] bar 0\r\x1b[K[worker 0] bar 1\r\x1b[K[worker 0] bar 2\r\n"
+        b"[worker 0] end\r\n[worker 0] last\r\n"
+    )

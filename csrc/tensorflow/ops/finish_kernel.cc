@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernel that waits for an operation. It holds no thread, and its results lie where they arrived.
+#include <algorithm>
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/spans.h"
 #include "ops/started.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
 #include "tensorflow/core/framework/cancellation.h"
@@ -41,6 +44,8 @@ class FinishKernel : public tensorflow::AsyncOpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &dtype_));
   }
 
+  bool IsExpensive() override { return false; }
+
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const auto* const variant =
         context->input(0).scalar<tensorflow::Variant>()().get<StartedVariant>();
@@ -74,6 +79,7 @@ class FinishKernel : public tensorflow::AsyncOpKernel {
 
  private:
   void Conclude(OpKernelContext* context, const Started& started) const {
+    if (Tracing()) Trace(started);
     if (!started.status().ok()) return context->SetStatus(started.status());
     if (started.results.size() != static_cast<size_t>(count_) ||
         (count_ != 0 && started.dtype != dtype_)) {
@@ -92,6 +98,23 @@ class FinishKernel : public tensorflow::AsyncOpKernel {
           new ResultBuffer(started.output, offset, bytes));
       context->set_output(i, Tensor(dtype_, shape, std::move(buffer)));
     }
+  }
+
+  // Where the time of the operation went: copying, waiting for the last member, moving bytes, and getting here.
+  static void Trace(const Started& started) {
+    const int64_t heard = std::min(started.begun + started.report.waited_ns, started.ended);
+    const auto span = [&](const char* what, int64_t begin, int64_t end) {
+      tsl::profiler::TraceMeRecorder::Record(
+          {tsl::profiler::TraceMeEncode(what,
+                                        {{"operation", started.name()},
+                                         {"bytes", started.bytes},
+                                         {"peer", absl::StrCat("rank ", started.report.last)}}),
+           begin, end});
+    };
+    span("rdmatensor::fill", started.called, started.begun);
+    if (heard > started.begun) span("rdmatensor::late", started.begun, heard);
+    span("rdmatensor::reduce", heard, started.ended);
+    span("rdmatensor::finish", started.ended, tsl::profiler::GetCurrentTimeNanos());
   }
 
   int64_t count_ = 0;

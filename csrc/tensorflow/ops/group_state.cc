@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
+#include "xla/tsl/profiler/utils/time_utils.h"
 
 namespace rdmatensor {
 namespace {
@@ -76,9 +78,29 @@ void Started::Cancel() { group_->Cancel(tag); }
 GroupState::GroupState(rdt_device* device, rdt_group* group, int timeout_ms)
     : group_(group), timeout_ms_(timeout_ms), pool_(std::make_shared<BufferPool>(device)) {
   rdt_group_info info{};
-  if (rdt_group_get_info(group, &info) != RDT_OK) return;
+  if (rdt_group_get_info(group, &info) != RDT_OK) info.size = info.hosts = 1;
   rank_ = info.rank;
   size_ = info.size;
+  hosts_ = info.hosts;
+  stats_ = std::make_unique<OperationStats>(size_);
+}
+
+void GroupState::Ended(Started* started, rdt_status status) {
+  under_way_.fetch_sub(1, std::memory_order_relaxed);
+  started->ended = tsl::profiler::GetCurrentTimeNanos();
+  stats_->End(*started, status < RDT_OK);
+}
+
+std::string GroupState::Statistics() {
+  Json object = Json::Object().Add("rank", rank_).Add("size", size_);
+  stats_->AddTo(&object);
+  std::lock_guard<std::mutex> lock(mutex_);
+  rdt_group_info info{};
+  uint64_t sent = 0;
+  if (!left_ && rdt_group_get_info(group_, &info) == RDT_OK) {
+    for (const uint64_t bytes : info.bytes) sent += bytes;
+  }
+  return object.Add("sent_bytes", sent).Add("copied_bytes", info.copies).text();
 }
 
 absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_collective* collective,
@@ -87,11 +109,12 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
   collective->algorithm = RDT_ALGORITHM_AUTO;
   collective->timeout_ms = timeout_ms_;
   collective->detail = detail.c_str();
+  collective->report = &started->report;
   auto kept = std::make_unique<std::shared_ptr<Started>>(started);
   const auto done = [](void* context, rdt_status status) {
     const std::unique_ptr<std::shared_ptr<Started>> ended(
         static_cast<std::shared_ptr<Started>*>(context));
-    (*ended)->group().Ended();
+    (*ended)->group().Ended(ended->get(), status);
     (*ended)->End(status);
   };
   // Members number their operations alike, so the number and the start are one step.
@@ -108,13 +131,15 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
   collective->tag[1] = started->tag[1];
   // While an earlier operation waits for a member, this one would wait for it too.
   const bool waits = under_way_.fetch_add(1, std::memory_order_relaxed) == 0;
+  started->begun = tsl::profiler::GetCurrentTimeNanos();
+  stats_->Begin(started->begun);
   const rdt_status status =
       rdt_group_try(group_, collective, waits ? kSpinUs : 0, done, kept.get());
   if (status == RDT_IN_PROGRESS) {
     (void)kept.release();
     return absl::OkStatus();
   }
-  Ended();
+  Ended(started.get(), status);
   if (status < RDT_OK) return StatusOf(status, detail);
   started->End(RDT_OK);
   return absl::OkStatus();

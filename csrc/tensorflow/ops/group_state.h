@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "ops/buffer_pool.h"
+#include "ops/operation_stats.h"
 #include "ops/started.h"
 #include "rdmatensor.h"
 
@@ -25,6 +26,8 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
 
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return size_; }
+  // Members read each other's memory in place.
+  bool one_host() const { return hosts_ == 1; }
   BufferPool& pool() { return *pool_; }
 
   // Starts the operation that `collective` describes but for its tag. Members start their operations in the same
@@ -33,17 +36,21 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
                      const std::string& detail);
   void Cancel(const uint64_t tag[2]);
   // An operation that went on after Start is over.
-  void Ended() { under_way_.fetch_sub(1, std::memory_order_relaxed); }
+  void Ended(Started* started, rdt_status status);
   // Ends what is under way, and nothing starts any more. Then the group may be closed. Idempotent.
   void Leave();
   // Withdraws the memory of operations, which have ended with the group. Then the device may be closed.
   void Release() { pool_->Close(); }
 
+  // JSON for rdmatensor.train.statistics().
+  std::string Statistics();
+
  private:
   rdt_group* const group_;
   const int timeout_ms_;
-  uint32_t rank_ = 0, size_ = 1;
+  uint32_t rank_ = 0, size_ = 1, hosts_ = 1;
   const std::shared_ptr<BufferPool> pool_;
+  std::unique_ptr<OperationStats> stats_;
   std::mutex mutex_;
   bool left_ = false;
   std::atomic<int> under_way_{0};

@@ -27,7 +27,7 @@ REGISTER_OP("RdmatensorLeave")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Starts an operation on copies of `inputs`. The resource makes TensorFlow start operations in the order of the
+// Starts an operation on `inputs`. The resource makes TensorFlow start operations in the order of the
 // program. Broadcast, all-reduce: any number of inputs. Others: one, which is cut or joined along its first
 // dimension. Barrier: none. `scale` multiplies floating point inputs. Members give the same `detail`.
 REGISTER_OP("RdmatensorStart")
@@ -38,7 +38,7 @@ REGISTER_OP("RdmatensorStart")
     .Attr(
         "kind: {'all_reduce', 'reduce_scatter', 'all_gather', 'broadcast', 'all_to_all', "
         "'barrier'}")
-    .Attr("reduction: {'sum', 'product', 'min', 'max'} = 'sum'")
+    .Attr("reduction: {'sum', 'product', 'min', 'max', 'mean'} = 'sum'")
     .Attr("scale: float = 1.0")
     .Attr("root: int >= 0 = 0")
     .Attr("detail: string")

@@ -12,12 +12,14 @@
 #include "base/dtypes.h"
 #include "ops/group_state.h"
 #include "ops/started.h"
+#include "ops/statistics.h"
 #include "tensorflow/core/framework/bfloat16.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_encode_decode.h"
+#include "xla/tsl/profiler/utils/time_utils.h"
 
 namespace rdmatensor {
 namespace {
@@ -55,6 +57,7 @@ class GroupKernel : public tensorflow::OpKernel {
     auto state = std::make_shared<GroupState>(reinterpret_cast<rdt_device*>(device_),
                                               reinterpret_cast<rdt_group*>(group_),
                                               static_cast<int>(timeout_ms_));
+    ShowStatisticsOf(state);
     Tensor* handle = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape(), &handle));
     handle->scalar<tensorflow::ResourceHandle>()() =
@@ -127,7 +130,7 @@ class StartKernel : public tensorflow::OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("detail", &detail_));
     static constexpr const char* kKinds[] = {"all_reduce", "reduce_scatter", "all_gather",
                                              "broadcast",  "all_to_all",     "barrier"};
-    static constexpr const char* kReductions[] = {"sum", "product", "min", "max"};
+    static constexpr const char* kReductions[] = {"sum", "product", "min", "max", "mean"};
     described_.kind = static_cast<rdt_collective_kind>(NumberOf(kind, kKinds));
     described_.reduction = static_cast<rdt_reduction>(NumberOf(reduction, kReductions));
     described_.dtype = static_cast<rdt_dtype>(CoreDtypeOf(dtype_));
@@ -135,6 +138,9 @@ class StartKernel : public tensorflow::OpKernel {
     OP_REQUIRES(construction, scale_ == 1.0F || tensorflow::DataTypeIsFloating(dtype_),
                 absl::InvalidArgumentError("only floating point inputs can be scaled"));
   }
+
+  // To hand it to another thread takes longer than most of what follows.
+  bool IsExpensive() override { return false; }
 
   void Compute(OpKernelContext* context) override {
     absl::StatusOr<std::shared_ptr<GroupState>> state = StateIn(context->input(0));
@@ -147,9 +153,13 @@ class StartKernel : public tensorflow::OpKernel {
       absl::StrAppend(&detail, " ", inputs.back()->shape().DebugString());
     }
     auto started = std::make_shared<Started>(*state, detail_);
+    started->called = tsl::profiler::GetCurrentTimeNanos();
     started->dtype = dtype_;
+    for (const Tensor* input : inputs) started->bytes += input->TotalBytes();
     rdt_collective collective = described_;
-    OP_REQUIRES_OK(context, Prepare(&group, inputs, started.get(), &collective));
+    OP_REQUIRES_OK(context, UseInPlace(context, &group, started.get(), &collective)
+                                ? absl::OkStatus()
+                                : Prepare(&group, inputs, started.get(), &collective));
     OP_REQUIRES_OK(context, group.Start(started, &collective, detail));
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape(), &output));
@@ -162,6 +172,32 @@ class StartKernel : public tensorflow::OpKernel {
     size_t number = 0;
     while (number < count && name != names[number]) ++number;  // TensorFlow has checked the name
     return static_cast<int>(number) + 1;
+  }
+
+  // Reduces a single tensor where it lies, and puts the result in its place if nobody else uses the tensor. Other hosts
+  // could not write there.
+  bool UseInPlace(OpKernelContext* context, GroupState* group, Started* started,
+                  rdt_collective* collective) const {
+    if (collective->kind != RDT_ALL_REDUCE || context->num_inputs() != 2 || scale_ != 1.0F) {
+      return false;
+    }
+    const Tensor& input = context->input(1);
+    if (!input.IsAligned() || input.NumElements() == 0) return false;
+    std::unique_ptr<Tensor> own;
+    if (group->one_host()) {
+      own =
+          context->forward_input(1, OpKernelContext::Params::kNoReservation, dtype_, input.shape(),
+                                 tensorflow::HOST_MEMORY, tensorflow::AllocatorAttributes());
+    }
+    const auto operand = std::make_shared<Tensor>(own != nullptr ? *own : input);
+    started->input = std::shared_ptr<char>(operand, static_cast<char*>(operand->data()));
+    started->output = own != nullptr ? started->input : group->pool().Take(started->bytes);
+    if (started->output == nullptr) return false;
+    started->results.emplace_back(0, operand->shape());
+    collective->input = started->input.get();
+    collective->output = started->output.get();
+    collective->count = static_cast<uint64_t>(operand->NumElements());
+    return true;
   }
 
   // Finds memory, fills it, and lays out the results.

@@ -39,12 +39,20 @@ class Started {
   // After the end.
   const absl::Status& status() const { return status_; }
 
+  const std::string& name() const { return name_; }
+
   // What the operation works on. Written before it starts.
   uint64_t tag[2] = {0, 0};
   tensorflow::DataType dtype = tensorflow::DT_INVALID;
   std::shared_ptr<char> input, output;  // may be one
+  uint64_t bytes = 0;                   // of the inputs
   // Of each result: where it lies in `output`, and its shape.
   std::vector<std::pair<uint64_t, tensorflow::TensorShape>> results;
+
+  // When the kernel began and the operation started, GetCurrentTimeNanos. When it ended, and whom it waited for, are
+  // known after the end.
+  int64_t called = 0, begun = 0, ended = 0;
+  rdt_collective_report report{};
 
  private:
   const std::shared_ptr<GroupState> group_;

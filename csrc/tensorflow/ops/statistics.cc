@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/statistics.h"
+
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#include "ops/group_state.h"
+
+namespace rdmatensor {
+namespace {
+
+std::mutex mutex;
+std::weak_ptr<GroupState>& Newest() {
+  static auto* const newest =
+      new std::weak_ptr<GroupState>;  // threads may ask while the process ends
+  return *newest;
+}
+
+}  // namespace
+
+void ShowStatisticsOf(const std::shared_ptr<GroupState>& group) {
+  std::lock_guard<std::mutex> lock(mutex);
+  Newest() = group;
+}
+
+}  // namespace rdmatensor
+
+size_t rdt_tf_training_json(char* out, size_t size) {
+  std::shared_ptr<rdmatensor::GroupState> group;
+  {
+    std::lock_guard<std::mutex> lock(rdmatensor::mutex);
+    group = rdmatensor::Newest().lock();
+  }
+  if (group == nullptr) return 0;
+  const std::string json = group->Statistics();
+  if (out != nullptr && json.size() < size) std::memcpy(out, json.c_str(), json.size() + 1);
+  return json.size() + 1;
+}

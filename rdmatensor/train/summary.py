@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The callback that prints, at the end of fit, what each process did."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from . import operations
+from .costs import Row, differences, numbers, statistics, table
+from .optimizer import sync_of
+from .process import Run
+
+
+class Summary(keras.callbacks.Callback):  # type: ignore[misc]
+    """Counts steps and examples. Rank 0 prints the table of all processes unless fit() is told verbose=0."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+        self._steps = self._batches = 0
+        self._examples = 0.0
+        self._began = 0.0
+        self._before: list[float] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._steps, self._examples = 0, 0.0
+        self._began = time.monotonic()
+        self._before = numbers(statistics())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches = batch + 1
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._end_batches()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._end_batches()
+
+    def _end_batches(self) -> None:
+        """Reads what this epoch's training has counted, before an evaluation counts anew."""
+        self._steps += self._batches
+        loss = getattr(self.model, "_loss_tracker", None)
+        if self._batches and loss is not None:
+            self._examples += float(loss.count)
+        self._batches = 0
+
+    def on_train_end(self, logs: Any = None) -> None:
+        waits = sync_of(getattr(self.model, "optimizer", None)).waits
+        mine = [self._steps, self._examples, time.monotonic() - self._began]
+        mine += differences(numbers(statistics()), self._before)
+        if waits:
+            gathered = operations.all_gather(
+                self._run, tf.constant([mine], tf.float64), "what each process did"
+            )
+            lines = gathered.numpy().tolist()
+        else:  # the others may be far away
+            lines = [mine]
+        if self._run.rank == 0 and self.params.get("verbose"):
+            count = len(Row._fields)
+            rows = [Row(*line[:count]) for line in lines]
+            print(table(rows, [line[count:] for line in lines]), flush=True)
