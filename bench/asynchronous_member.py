@@ -23,7 +23,7 @@ from rdmatensor.errors import ConnectionRefused
 PATIENCE = 100.0
 HIDDEN, BATCH, RATE, TESTED = 64, 16, 0.2, 360
 SYNCHRONOUS = "synchronous"
-WAYS = {
+WAYS: dict[str, Any] = {
     "PullGossip": lambda: rt.PullGossip(),
     "PushGossip": lambda: rt.PushGossip(),
     "SGP": lambda: rt.SGP(),

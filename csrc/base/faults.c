@@ -12,6 +12,9 @@
 #include "base/text.h"
 
 #define LONGEST_MS 600000
+/* Bytes per second of an emulated link. */
+#define SLOWEST 1000.0
+#define FASTEST 1e15
 
 static const struct {
   const char *word;
@@ -31,11 +34,14 @@ typedef struct fault_rate {
 typedef struct fault_plan {
   uint64_t seed, transport; /* the transport's name, as pack() makes it; 0: all */
   fault_rate rates[RDT_FAULT_KINDS];
+  uint64_t bytes_per_s; /* of the emulated link; 0: no limit */
+  int64_t latency_us;
 } fault_plan;
 
 static _Atomic bool any; /* kind is in force */
 /* Threads read this while it is replaced, so for a moment some kinds may have their old values. */
-static _Atomic uint64_t seed, transport;
+static _Atomic uint64_t seed, transport, bytes_per_s;
+static _Atomic int64_t latency_us;
 static struct {
   _Atomic double probability;
   _Atomic uint64_t only, occasions, happened;
@@ -75,6 +81,20 @@ static bool parse_duration(const char *text, int64_t *us) {
   return false;
 }
 
+/* "1.25G", "800M", "100k" or "5000": bytes per second */
+static bool parse_speed(const char *text, uint64_t *speed) {
+  static const char units[] = "kMG";
+  char *end;
+  if (!isdigit((unsigned char)*text)) return false;
+  double number = strtod(text, &end);
+  const char *unit = *end ? strchr(units, *end) : NULL;
+  if (*end && (!unit || end[1])) return false;
+  for (const char *at = units; unit && at <= unit; at++) number *= 1000;
+  if (!(number >= SLOWEST && number <= FASTEST)) return false;
+  *speed = (uint64_t)number;
+  return true;
+}
+
 /* "0.01" or "#12" */
 static bool parse_rate(const char *text, fault_rate *rate) {
   char *end;
@@ -93,8 +113,9 @@ static uint64_t pack(const char *name) {
 
 static rdt_status malformed(const char *item) {
   return rdt_fail(RDT_ERR_RANGE,
-                  "%sFAULTS has \"%s\": give seed=N, transport=NAME, or KIND=RATE or "
-                  "KIND=RATE:TIME, where RATE is a "
+                  "%sFAULTS has \"%s\": give seed=N, transport=NAME, rate=BYTES, latency=TIME, "
+                  "or KIND=RATE or KIND=RATE:TIME, where BYTES are those of a second, like 1.25G, "
+                  "at least 1k, RATE is a "
                   "number from 0 to 1 or #n for the n-th time, and TIME is like 5ms, at most 600s",
                   RDT_ENV_PREFIX, item);
 }
@@ -125,6 +146,10 @@ static rdt_status parse_item(fault_plan *plan, char *item) {
     plan->transport = pack(value);
     return RDT_OK;
   }
+  if (strcmp(item, "rate") == 0)
+    return parse_speed(value, &plan->bytes_per_s) ? RDT_OK : malformed(whole);
+  if (strcmp(item, "latency") == 0)
+    return parse_duration(value, &plan->latency_us) ? RDT_OK : malformed(whole);
   int kind = find_kind(item);
   if (kind < 0) return unknown_kind(item);
   char *duration = strchr(value, ':');
@@ -152,7 +177,9 @@ rdt_status rdt_faults_set(const char *text) {
   if (status != RDT_OK) return status;
   atomic_store(&seed, plan.seed);
   atomic_store(&transport, plan.transport);
-  bool wanted = false;
+  atomic_store(&bytes_per_s, plan.bytes_per_s);
+  atomic_store(&latency_us, plan.latency_us);
+  bool wanted = rdt_link_emulated();
   for (int i = 0; i < RDT_FAULT_KINDS; i++) {
     atomic_store(&in_force[i].probability, plan.rates[i].probability);
     atomic_store(&in_force[i].only, plan.rates[i].only);
@@ -163,6 +190,18 @@ rdt_status rdt_faults_set(const char *text) {
   atomic_store(&any, wanted);
   return RDT_OK;
 }
+
+bool rdt_link_emulated(void) {
+  return atomic_load_explicit(&bytes_per_s, memory_order_relaxed) > 0 ||
+         atomic_load_explicit(&latency_us, memory_order_relaxed) > 0;
+}
+
+double rdt_link_us(uint64_t bytes) {
+  uint64_t speed = atomic_load(&bytes_per_s);
+  return speed ? (double)bytes * 1e6 / (double)speed : 0;
+}
+
+int64_t rdt_link_latency_us(void) { return atomic_load(&latency_us); }
 
 /* ---- chance ----------------------------------------------------------------------------------------- */
 

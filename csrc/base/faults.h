@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The faults that the setting FAULTS injects, as in "seed=7,post=0.01,delay=0.1:5ms,break=#40".
+ * "rate=1.25G,latency=20us" emulates a link, by sleeping.
  * Each kind of fault has a probability, or #n for the n-th occasion only, and "transport=shm" limits all
  * to one transport. Whether the n-th
  * occasion has a fault depends only on the seed, the kind and n, so a run that repeats another
@@ -56,6 +57,11 @@ bool rdt_fault_happens(rdt_fault_kind kind, const char *whom);
 bool rdt_faults_concern(const char *transport);
 /* Reports whether faults of this kind are configured. */
 bool rdt_fault_possible(rdt_fault_kind kind);
+/* Reports whether "rate=" or "latency=" emulates a link of this process. */
+bool rdt_link_emulated(void);
+/* Returns how long so many bytes take, and what an empty link takes besides. */
+double rdt_link_us(uint64_t bytes);
+int64_t rdt_link_latency_us(void);
 /* Returns how long a fault of this kind lasts. */
 int64_t rdt_fault_us(rdt_fault_kind kind);
 

@@ -75,6 +75,7 @@ def _unit(read: Callable[[str], float]) -> Callable[..., float]:
               help="The accuracy to reach.")  # fmt: skip
 @click.option("--rates", default="0.2,0.4,0.8,1.6", show_default=True, metavar="X,...",
               callback=_numbers(float, 0.0), help="Learning rates; each case uses its best.")  # fmt: skip
+@click.option("--decay", is_flag=True, help="Let the learning rate fall to 0, as half a cosine.")
 @click.option("--batch", default=256, show_default=True, metavar="N", type=click.IntRange(1),
               help="Examples of a step of all workers together.")  # fmt: skip
 @click.option("--steps", default=200, show_default=True, metavar="N", type=click.IntRange(1),
@@ -137,6 +138,7 @@ def simulate(
         latency_s=options["latency"],
         model_bytes=options["model_bytes"],
         steps=options["steps"],
+        decay=options["decay"],
     )
     if setting.slow + len(setting.deaths) > min(workers):
         raise click.UsageError(f"more slow and dying workers than there are: {min(workers)}")

@@ -40,6 +40,8 @@ class Setting:
     overlap: float = 0.5
     """The share of a step that the all-reduce of gradients can hide behind."""
     rate: float = 0.4
+    decay: bool = False
+    """Whether the learning rate falls to 0, as half a cosine."""
     steps: int = 300
     """How many steps each worker takes, on average."""
     seed: int = 0
@@ -91,7 +93,8 @@ class Cluster:
         self.rate = np.float32(setting.rate)
         self.sent = 0.0
         self.curve = Curve()
-        self._every = max(1, setting.steps * self.size // _POINTS)
+        self._budget = setting.steps * self.size
+        self._every = max(1, self._budget // _POINTS)
         self._next = 0
 
     def durations(self, ranks: Array) -> Array:
@@ -105,8 +108,11 @@ class Cluster:
         return self._death[rank] <= now
 
     def record(self, taken: int, now: float, judged: Callable[[], Array]) -> None:
-        """Adds a point if it is time. `taken` counts the steps of all workers; `judged` gives the models, of
-        which some are tested."""
+        """Adds a point if it is time, and lets the rate decay. `taken` counts the steps of all workers;
+        `judged` gives the models, of which some are tested."""
+        if self.setting.decay:
+            share = 0.5 * (1 + math.cos(math.pi * min(taken / self._budget, 1.0)))
+            self.rate = np.float32(self.setting.rate * share)
         if taken < self._next:
             return
         self._next += self._every

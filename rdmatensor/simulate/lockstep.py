@@ -7,18 +7,18 @@ other to the last of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..train.sync import rules
+from ..train.sync.periods import QSR, AdaComm, Period, Quality
 from .cluster import Cluster, Curve, Setting
 from .problem import Array, Problem
 
 # An element that TopK sends is an index of four bytes and a value of one, as quantised values are.
 _SPARSE, _BYTE = 5 / 4, 1 / 4
-# The number of steps whose losses tell the quality before and after an exchange.
-_LOOK = 2
 
 
 class Lockstep:
@@ -181,39 +181,23 @@ class LocalSGD(Lockstep):
         longest: int = 64,
     ) -> None:
         super().__init__(setting, problem)
-        if isinstance(period, str) and period not in ("qsr", "adacomm", "quality"):
+        rules_of: dict[str, Callable[[], Period]] = {
+            "qsr": lambda: QSR(alpha, base),
+            "adacomm": lambda: AdaComm(base),
+            "quality": lambda: Quality(bound, base, longest),
+        }
+        if isinstance(period, str) and period not in rules_of:
             raise ValueError(f"there is no period {period!r}: a number, qsr, adacomm or quality")
-        self._rule, self._base, self._alpha = period, base, alpha
-        self._bound, self._longest = bound, longest
-        self.period = period if isinstance(period, int) else base
-        self._due = self.period
-        self._losses: list[float] = []
-        self._before: float | None = None
-        self._first = 0.0
-        self.periods: list[int] = []
+        self._period = rules_of[period]() if isinstance(period, str) else Period(period)
+        self._due = self._period.steps
+        self.cluster.curve.notes["periods"] = self._periods = [self._due]
 
     def exchange(self, step: int, losses: Array) -> None:
-        self._losses.append(float(losses.mean()))
-        self._first = self._first or self._losses[0]
-        if self._before is not None and len(self._losses) == _LOOK:
-            cost = rules.quality_cost(self._before, float(np.mean(self._losses)), self._first)
-            self.period = rules.quality_period(self.period, cost, self._bound, self._longest)
-            self._due = max(self._due, step + 1)
-            self._before = None
-        if step < self._due:
-            return
-        self._average()
-        if self._rule == "qsr":
-            self.period = rules.qsr_period(self._alpha, float(self.cluster.rate), self._base)
-        elif self._rule == "adacomm":
-            recent = float(np.mean(self._losses[-self.period :]))
-            self.period = rules.adacomm_period(self._base, recent, self._first)
-        elif self._rule == "quality":
-            self._before = float(np.mean(self._losses[-_LOOK:]))
-        self._losses = []
-        self._due = step + self.period
-        self.periods.append(self.period)
-        self.cluster.curve.notes["periods"] = self.periods
+        if step >= self._due:
+            self._average()
+            self._due = step + self._period.following(float(self.cluster.rate), lambda mean: mean)
+            self._periods.append(self._period.steps)
+        self._period.observe(float(losses.mean()))
 
     def _average(self) -> None:
         self.cluster.models[self.alive] = self.cluster.models[self.alive].mean(0)

@@ -36,22 +36,38 @@ if TYPE_CHECKING:
     from .optimizer import GradientTape, distribute
     from .process import Run, init, local_rank, rank, shutdown, size
     from .sync.base import Synchronizer
+    from .sync.compression import PowerSGD, Quantized, TopK
     from .sync.decoupled import Decoupled
+    from .sync.diloco import DiLoCo
     from .sync.easgd import EASGD
     from .sync.gossip import SGP, PullGossip, PushGossip
+    from .sync.gossip_pga import GossipPGA
+    from .sync.hierarchical import Hierarchical
+    from .sync.local_sgd import LocalSGD
+    from .sync.periods import QSR, AdaComm, Quality
     from .sync.ssp import SSP
 
 __all__ = [
     "EASGD",
+    "QSR",
     "SGP",
     "SSP",
+    "AdaComm",
     "AllReduce",
     "Decoupled",
+    "DiLoCo",
+    "GossipPGA",
     "GradientTape",
+    "Hierarchical",
+    "LocalSGD",
+    "PowerSGD",
     "PullGossip",
     "PushGossip",
+    "Quality",
+    "Quantized",
     "Run",
     "Synchronizer",
+    "TopK",
     "all_gather",
     "all_reduce",
     "all_to_all",

@@ -27,6 +27,7 @@ class Exchange:
         self.sync = sync
         self._begun = False
         self._x: Array | None = None
+        self._resumed: int | None = None  # the step of the next exchange, from a backup
         # The graph asks this number, so that steps without an exchange copy nothing.
         with tf.init_scope(), tf.device("/CPU:0"):
             self._next = tf.Variable(_NOT_BEGUN, dtype=tf.int64, trainable=False)
@@ -35,6 +36,7 @@ class Exchange:
     @as_written
     def before(self, variables: Sequence[Any]) -> None:
         """Begins, in the first step. Call it before the update."""
+        self.sync.shapes = [tuple(each.shape) for each in variables]
 
         def begin() -> Any:
             first = tf.numpy_function(self._begin, [_joined(variables)], tf.int64, name="begin")
@@ -65,7 +67,19 @@ class Exchange:
         self._x = np.array(x)
         first = self.sync.begin(self._run, self._x)
         self._begun = True
-        return np.int64(first)
+        return np.int64(first if self._resumed is None else self._resumed)
+
+    def conclude(self, variables: Sequence[Any], step: int) -> None:
+        """Lets the synchronizer bring the models together, in eager code, when training ends."""
+        if not self._begun or self._x is None:
+            return
+        np.copyto(self._x, _joined(variables).numpy())
+        self.sync.conclude(self._x, step)
+        start = 0
+        for variable in variables:
+            end = start + int(np.prod(variable.shape))
+            variable.assign(self._x[start:end].reshape(variable.shape))
+            start = end
 
     def _exchange(self, x: Array, step: int, rate: float) -> Any:
         assert self._x is not None
@@ -82,6 +96,7 @@ class Exchange:
         kept: dict[str, Any] = {
             f"variable {number}": value for number, value in enumerate(variables)
         }
+        kept["next"] = self._next.numpy()
         kept.update({f"state {name}": value for name, value in self.sync.state().items()})
         written = file.with_name(file.name + ".new")
         with written.open("wb") as stream:
@@ -103,6 +118,8 @@ class Exchange:
         self.sync.restore(
             {k.removeprefix("state "): v for k, v in values.items() if k.startswith("state ")}
         )
+        if "next" in values:
+            self._resumed = int(values["next"])
         count = sum(name.startswith("variable ") for name in values)
         return [values[f"variable {number}"] for number in range(count)]
 

@@ -8,15 +8,17 @@ group measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from . import operations
 from .process import Run
-from .sync.base import Synchronizer
+from .sync.base import Array, Synchronizer
+from .sync.compression import Compression
 
 # A bucket's messages cost as much as this share of its bytes, at most; but see _SMALLEST and _LARGEST.
 _OVERHEAD = 0.05
@@ -25,17 +27,33 @@ _SMALLEST, _LARGEST = 256 << 10, 32 << 20
 _ALONE = 256 << 10
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class AllReduce(Synchronizer):
     """Synchronous training: every process applies the mean of all gradients, so all models stay equal.
 
     `bucket_bytes` is the size up to which gradients travel together; "auto" takes it from what the group
     measured when it was joined. `compression` is the type in which float32 gradients travel; None sends
-    them as they are.
+    them as they are. TopK, PowerSGD and Quantized send much less: all dense gradients at once, when the
+    backward pass is over, and what they leave out is added to the next step's.
     """
 
     bucket_bytes: int | Literal["auto"] = "auto"
-    compression: Literal["float16", "bfloat16"] | None = None
+    compression: Literal["float16", "bfloat16"] | Compression | None = None
+
+    @property
+    def exchanges(self) -> bool:  # type: ignore[override]
+        """With errors to keep in backups, it takes part, but never exchanges parameters."""
+        return isinstance(self.compression, Compression)
+
+    def begin(self, run: Run, x: Array) -> int:
+        return np.iinfo(np.int64).max
+
+    def state(self) -> Mapping[str, Array]:
+        return self.compression.state() if isinstance(self.compression, Compression) else {}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        if isinstance(self.compression, Compression):
+            self.compression.restore(state)
 
     def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
         return mean(run, gradients, self, name)
@@ -64,6 +82,8 @@ def mean(run: Run, gradients: Sequence[Any], sync: AllReduce, name: str) -> list
         return list(gradients)
     results = list(gradients)
     dense = [i for i, each in enumerate(gradients) if isinstance(each, tf.Tensor)]
+    if isinstance(sync.compression, Compression):
+        return _compressed(run, results, dense, sync.compression, name)
     limit = bucket_bytes_of(run, sync.bucket_bytes)
     buckets = _buckets(
         [(i, gradients[i].dtype, _bytes_of(gradients[i])) for i in reversed(dense)], limit
@@ -80,6 +100,34 @@ def mean(run: Run, gradients: Sequence[Any], sync: AllReduce, name: str) -> list
     for members, dtype, started in under_way:
         for i, result in zip(members, started.finish(), strict=True):
             results[i] = tf.cast(result, dtype)
+    return results
+
+
+def _compressed(
+    run: Run, results: list[Any], dense: list[int], compression: Compression, name: str
+) -> list[Any]:
+    """Dense gradients as one vector, in Python; then rows, one after the other."""
+    shapes = [tuple(results[i].shape) for i in dense]
+    done: list[Any] = []
+    if dense:
+        flat = [tf.reshape(tf.cast(results[i], tf.float32), [-1]) for i in dense]
+
+        def mean_of(vector: Array) -> Array:
+            assert run.group is not None
+            return compression.mean(run.group, vector, shapes, f"gradients of {name}")
+
+        found = tf.numpy_function(mean_of, [tf.concat(flat, 0)], tf.float32, name="compressed_mean")
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        done = [found]
+        for i, shape, part in zip(
+            dense, shapes, tf.split(tf.ensure_shape(found, [sum(sizes)]), sizes), strict=True
+        ):
+            results[i] = tf.cast(tf.reshape(part, shape), results[i].dtype)
+    # The group's operations have one order in all processes.
+    with tf.control_dependencies(done):
+        for i, each in enumerate(results):
+            if isinstance(each, tf.IndexedSlices):
+                results[i] = _mean_rows(run, each, f"rows of gradient {i} of {name}")
     return results
 
 

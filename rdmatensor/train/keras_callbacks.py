@@ -75,6 +75,7 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
         self._backup = backup
         self._in_fit = False
         self._sync = Synchronizer()
+        self._shown = (0.0, 0)  # the loss that fit showed last, a mean over so many batches
 
     def set_params(self, params: Any) -> None:
         if params and self._run.rank != 0:
@@ -109,10 +110,18 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if logs and "loss" in logs and type(self._sync).observe is not Synchronizer.observe:
-            self._sync.observe(float(logs["loss"]))
+            mean, count = self._shown if batch >= self._shown[1] else (0.0, 0)
+            total = float(logs["loss"]) * (batch + 1) - mean * count
+            self._sync.observe(total / (batch + 1 - count))
+            self._shown = (float(logs["loss"]), batch + 1)
 
     def on_train_end(self, logs: Any = None) -> None:
         self._in_fit = False
+        exchange = exchange_of(getattr(self.model, "optimizer", None))
+        if exchange is not None and type(self._sync).conclude is not Synchronizer.conclude:
+            exchange.conclude(
+                self.model.trainable_variables, int(self.model.optimizer.iterations.numpy())
+            )
         self._sync.finish()
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -174,13 +183,18 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
         assert self._backup is not None
         return self._backup / f"rank_{self._run.rank}.npz"
 
+    def _own_variables(self) -> list[Any]:
+        """Those that differ between processes whose models do: parameters, and the optimizer's state."""
+        return [*self.model.trainable_variables, *self.model.optimizer.variables]
+
     def _save_own(self) -> None:
         """Keeps what this process has for itself: the synchronizer's state, and parameters that differ."""
         exchange = exchange_of(getattr(self.model, "optimizer", None))
         if exchange is None or self._backup is None:
             return
         self._backup.mkdir(parents=True, exist_ok=True)
-        variables = [] if self._sync.waits else self.model.trainable_variables
+        together = self._sync.waits and not self._sync.apart
+        variables = [] if together else self._own_variables()
         exchange.save(self._own_file(), [tf.convert_to_tensor(each).numpy() for each in variables])
 
     def _restore_own(self) -> None:
@@ -188,7 +202,7 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
         if exchange is None or self._backup is None:
             return
         for variable, value in zip(
-            self.model.trainable_variables, exchange.restore(self._own_file()), strict=False
+            self._own_variables(), exchange.restore(self._own_file()), strict=False
         ):
             variable.assign(value)
 

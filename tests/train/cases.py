@@ -414,12 +414,12 @@ def killed(rank: int) -> Any:
     return "no error"
 
 
-def resume(backup: str, stop_after: int | None, epochs: int = 4) -> Any:
+def resume(backup: str, stop_after: int | None, epochs: int = 4, sync: str = "AllReduce()") -> Any:
     """Trains with a backup; may end without a goodbye after some epochs."""
     run = rt.init()
     model = _model(batch_norm=True)
     model.compile(
-        rt.distribute(keras.optimizers.Adam(0.01)),
+        rt.distribute(keras.optimizers.Adam(0.01), _sync(sync)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
 
@@ -438,6 +438,53 @@ def resume(backup: str, stop_after: int | None, epochs: int = 4) -> Any:
         verbose=0,
     )
     return {"losses": history.history["loss"], "weights": _flat(model.trainable_variables)}
+
+
+def _sync(text: str) -> Any:
+    """What a program would write: "LocalSGD(period=8)"."""
+    return eval(text, {name: getattr(rt, name) for name in rt.__all__})
+
+
+def synced(each: list[str], epochs: int = 2) -> Any:
+    """Weights after training with plain SGD, by synchronizer."""
+    run = rt.init()
+    found = {}
+    for text in each:
+        model = _model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(rt.distribute(keras.optimizers.SGD(0.1), _sync(text)), loss=loss)
+        model.fit(*rt.shard(_data()), batch_size=16 // run.size, shuffle=False, epochs=epochs,
+                  callbacks=rt.callbacks(), verbose=0)  # fmt: skip
+        found[text] = _flat(model.trainable_variables)
+    return found
+
+
+def learn(each: list[str], epochs: int, broken: bool = False) -> Any:
+    """The accuracy on all digits where each process has seen some classes only, and the weights."""
+    from sklearn.datasets import load_digits
+
+    from rdmatensor.train.sync import local_sgd
+
+    run = rt.init()
+    if broken:
+        local_sgd.LocalSGD._average = lambda *_: None  # type: ignore[method-assign]
+    digits = load_digits()
+    x, y = (digits.data / 16.0 - 0.5).astype("f"), digits.target
+    rows = np.flatnonzero(y[:1400] % run.size == run.rank)[: 1280 // run.size]
+    found = {}
+    for text in each:
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential(
+            [keras.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10)]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(rt.distribute(keras.optimizers.SGD(0.3), _sync(text)), loss=loss)
+        model.fit(
+            x[rows], y[rows], batch_size=32, epochs=epochs, callbacks=rt.callbacks(), verbose=0
+        )
+        right = np.argmax(model.predict_on_batch(x[1400:]), -1) == y[1400:]
+        found[text] = [float(right.mean()), _flat(model.trainable_variables)]
+    return found
 
 
 def save(path: str) -> Any:

@@ -140,7 +140,11 @@ def test_malformed_trees(pair: Team, change: str, text: str) -> None:
 
 
 def test_killed_member(spawn: Callable[..., Peer]) -> None:
-    """In the middle of operations on trees the others are told, also those that are no neighbours."""
+    """In the middle of operations on trees: the neighbour learns that the member is gone.
+
+    Others learn it too, unless they have begun the next operation, which the neighbour never joins: that
+    one ends with its time-out.
+    """
     several = Team([spawn() for _ in range(4)]).join()
     several.run(SETUP + CHAIN)
     several.run("group.use_trees(chain)")
@@ -148,7 +152,7 @@ def test_killed_member(spawn: Callable[..., Peer]) -> None:
         """
         def play():
             while True:
-                group.all_reduce(np.zeros(1 << 20, "float32"), algorithm="trees", timeout=100)
+                group.all_reduce(np.zeros(1 << 20, "float32"), algorithm="trees", timeout=15)
         """
     )
     *others, doomed = several.peers
@@ -159,4 +163,6 @@ def test_killed_member(spawn: Callable[..., Peer]) -> None:
     doomed.kill()
     for peer in others:
         peer.finish(60.0)
-        assert peer.get("outcome[0]") == "ConnectionLost"
+    outcomes = [peer.get("outcome[0]") for peer in others]
+    assert outcomes[-1] == "ConnectionLost"
+    assert set(outcomes) <= {"ConnectionLost", "DeadlineExceeded"}

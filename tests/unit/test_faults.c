@@ -3,6 +3,8 @@
  * Every kind of fault that the setting FAULTS injects, with both ends in one process: what is posted
  * completes exactly once and in time, and what the fault did not concern goes on.
  */
+#include <time.h>
+
 #include "fault_pair.h"
 #include "rdmatensor.h"
 
@@ -12,7 +14,9 @@ static void test_setting(void) {
   const char *bad[] = {"post",       "post=",        "post=2",         "post=-0.1",  "post=0.1x",
                        "post=#0",    "post=#x",      "seed=x",         "delay=0.1:", "delay=0.1:5",
                        "delay=1:5m", "delay=1:601s", "post=0.1:5ms",   "transport=", "nothing=0.1",
-                       "=1",         "post=0.1,,x",  "delay=0.1:5ms:", "post =1"};
+                       "=1",         "post=0.1,,x",  "delay=0.1:5ms:", "post =1",    "rate=",
+                       "rate=fast",  "rate=1.5X",    "rate=2kk",       "rate=999",   "latency=5",
+                       "latency="};
   char text[256];
   faults("seed=7,post=0.25,delay=1:5ms,credit=#3:20us,hang=0:600s,stall=1:1s,");
   for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
@@ -125,6 +129,34 @@ static void test_delay(void) {
 }
 
 /* A completion that never comes ends the channel within the deadline, also while others go on. */
+/* Operations pass one link behind each other; the processor sleeps meanwhile. */
+static void test_link(void) {
+  enum { COUNT = 20 };
+  pair p;
+  uint8_t bytes[10000] = {7};
+  tally t = {0};
+  faults("rate=1M,latency=10ms");
+  open_pair(&p, "rate=1M,latency=10ms");
+  clock_t used = clock();
+  int64_t began = rdt_now_us();
+  for (int i = 0; i < COUNT; i++) {
+    rdt_op op = write_op(&p, bytes, sizeof(bytes), 0);
+    rdt_status status = rdt_channel_post(p.channel, &op, 1, count_done, &t);
+    EXPECT(status >= 0);
+    atomic_fetch_add(&t.posted, status == RDT_IN_PROGRESS);
+  }
+  EXPECT(becomes(&t.done, atomic_load(&t.posted)) && atomic_load(&t.failed) == 0);
+  int64_t took = rdt_now_us() - began;
+  EXPECT(took >= COUNT * 10000); /* 10 ms each */
+  EXPECT((int64_t)(clock() - used) * 1000000 / CLOCKS_PER_SEC < took);
+  EXPECT(p.memory[0] == 7);
+  usleep(20000); /* until the link is empty */
+  began = rdt_now_us();
+  EXPECT_STATUS(RDT_OK, write_byte(&p, 3, 1));
+  EXPECT(rdt_now_us() - began >= 10000); /* the latency */
+  close_pair(&p);
+}
+
 static void test_drop(bool busy) {
   pair p;
   uint8_t byte = 1;
@@ -391,6 +423,7 @@ int main(void) {
   test_seeds();
   test_post();
   test_delay();
+  test_link();
   test_drop(false);
   test_drop(true);
   test_drop_and_close(false);

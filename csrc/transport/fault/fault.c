@@ -42,7 +42,14 @@ struct rdt_endpoint {
   unreported *held;
   misread *misread;
   atomic_uint held_count, due_count; /* those that are ever due */
+  uint64_t passed; /* bytes that have passed the emulated link and wait for credit; send side */
 };
+
+/* When what has passed the two directions of this process's link has left them, in microseconds. */
+static _Atomic int64_t outgoing_free, incoming_free;
+
+/* Shorter times add up until they are worth a sleep. */
+#define SHORTEST_SLEEP_US 20
 
 static bool happens(const rdt_endpoint *endpoint, rdt_fault_kind kind) {
   return rdt_faults_concern(endpoint->inner->name) && rdt_fault_happens(kind, endpoint->peer);
@@ -124,6 +131,26 @@ static bool short_of_credit(rdt_endpoint *endpoint) {
   if (!happens(endpoint, RDT_FAULT_CREDIT)) return false;
   endpoint->no_credit_until = now + rdt_fault_us(RDT_FAULT_CREDIT);
   return true;
+}
+
+/* Sleeps until the bytes have passed, behind those of other threads. What follows at once does not pay
+ * the latency again. */
+static void pass(_Atomic int64_t *link_free, uint64_t bytes) {
+  int64_t now = rdt_now_us(), latency = rdt_link_latency_us(), end;
+  int64_t free_at = atomic_load(link_free), takes = (int64_t)rdt_link_us(bytes);
+  do end = (now > free_at + latency ? now : free_at) + takes;
+  while (!atomic_compare_exchange_weak(link_free, &free_at, end));
+  int64_t wait = end + latency - now;
+  if (wait >= SHORTEST_SLEEP_US) usleep((useconds_t)wait);
+}
+
+/* What finds no credit comes back, but passes the link once. */
+static void pass_link(rdt_endpoint *endpoint, bool reads, uint64_t bytes) {
+  if (bytes + 1 <= endpoint->passed || !rdt_link_emulated() ||
+      !rdt_faults_concern(endpoint->inner->name))
+    return;
+  pass(reads ? &incoming_free : &outgoing_free, bytes);
+  endpoint->passed = bytes + 1; /* one more, so that empty messages count too */
 }
 
 /* Reports what a synchronous transport did at once through poll, as other transports do. */
@@ -222,11 +249,13 @@ static rdt_status move(rdt_endpoint *endpoint, bool reads, rdt_mapping *mapping,
   if (happens(endpoint, RDT_FAULT_POST))
     return rdt_fail(RDT_ERR_LIMIT, "no more memory can be pinned (a fault was injected)");
   if (happens(endpoint, RDT_FAULT_BREAK)) atomic_store(&endpoint->broken, true);
+  pass_link(endpoint, reads, op->size);
   rdt_status status;
   if (goes_wrong(endpoint, reads, op))
     status = (reads ? read_wrongly : write_wrongly)(endpoint, mapping, op, request);
   else
     status = (reads ? inner->read : inner->write)(endpoint->end, mapping, op, request);
+  endpoint->passed = status == RDT_NO_CREDIT ? op->size + 1 : 0;
   return status == RDT_OK && inner->synchronous ? report_later(endpoint, request) : status;
 }
 
@@ -256,9 +285,12 @@ static rdt_status fault_notify(rdt_endpoint *endpoint, uint64_t immediate, const
                                uint64_t size) {
   if (short_of_credit(endpoint)) return RDT_NO_CREDIT;
   if (happens(endpoint, RDT_FAULT_BREAK)) atomic_store(&endpoint->broken, true);
-  if (size > 0 && happens(endpoint, RDT_FAULT_CORRUPT_NOTIFY))
-    return notify_wrongly(endpoint, immediate, data, size);
-  return endpoint->inner->notify(endpoint->end, immediate, data, size);
+  pass_link(endpoint, false, size);
+  bool wrong = size > 0 && happens(endpoint, RDT_FAULT_CORRUPT_NOTIFY);
+  rdt_status status = wrong ? notify_wrongly(endpoint, immediate, data, size)
+                            : endpoint->inner->notify(endpoint->end, immediate, data, size);
+  endpoint->passed = status == RDT_NO_CREDIT ? size + 1 : 0;
+  return status;
 }
 
 static rdt_status fault_grant(rdt_endpoint *endpoint, rdt_registration *registration,
@@ -489,5 +521,7 @@ static void wrap_all(void) {
 const rdt_transport *rdt_fault_wrap(size_t index) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, wrap_all);
-  return rdt_fault_possible(RDT_FAULT_UNMAPPED) ? &unmapped[index] : &wrapped[index];
+  /* What is used in place passes no link. */
+  bool moved = rdt_fault_possible(RDT_FAULT_UNMAPPED) || rdt_link_emulated();
+  return moved ? &unmapped[index] : &wrapped[index];
 }

@@ -28,6 +28,10 @@ class Synchronizer:
     waits: ClassVar[bool] = True
     """Whether processes need each other in each exchange. If so, they have to take equally many steps, and
     metrics are averaged at the end of epochs. If not, nothing but the start needs all of them."""
+    apart: ClassVar[bool] = False
+    """Whether models differ between exchanges although `waits` is true: a backup keeps each of them."""
+    shapes: Sequence[tuple[int, ...]] = ()
+    """Those of the variables in `x`, in their order. Set before `begin`."""
 
     def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
         """Changes gradients (tensors, IndexedSlices or None) while TensorFlow traces the step."""
@@ -49,8 +53,13 @@ class Synchronizer:
         """
         raise NotImplementedError
 
+    def conclude(self, x: Array, step: int) -> None:
+        """Called by callbacks() when fit ends, in all processes if they wait. Changes `x`, as `exchange`
+        does, so that all end with one model."""
+
     def observe(self, loss: float) -> None:
-        """Called by callbacks() after each batch of fit, with the loss that fit shows (a running mean)."""
+        """Called by callbacks() after each batch of fit, with the mean loss of the batches since the last
+        call."""
 
     def state(self) -> Mapping[str, Array]:
         """What a backup keeps of this process beside its parameters. Called between steps."""

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DiLoCo: processes train apart, and an outer optimizer applies the mean of what they have moved.
+
+Douillard et al. 2023, arXiv 2311.08105; in fragments: Streaming DiLoCo, 2025, arXiv 2501.18512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...errors import UsageError
+from ..process import Run
+from . import rules
+from .base import Array, Synchronizer
+from .compression import Compression
+
+
+class DiLoCo(Synchronizer):
+    """Every `period` steps, Nesterov with `rate` and `momentum` on the mean of what processes have moved.
+
+    With `fragments`, the variables are cut into so many parts, which are exchanged at different steps of a
+    period. `compression` is TopK, PowerSGD or Quantized. The inner optimizer's state stays in each process.
+    """
+
+    exchanges = True
+    apart = True
+
+    def __init__(
+        self,
+        period: int = 50,
+        fragments: int = 1,
+        compression: Compression | None = None,
+        rate: float = 0.7,
+        momentum: float = 0.9,
+    ) -> None:
+        if not 1 <= fragments <= period:
+            raise UsageError(f"{fragments} fragments in {period} steps: give 1 to {period} of them")
+        self._period, self._fragments = period, fragments
+        self._rate, self._momentum = rate, momentum
+        plain = compression or Compression()
+        self._compressions = [plain.fresh() for _ in range(fragments)]
+        self._anchor: Array | None = None
+        self._velocity: Array | None = None
+        self._run: Run | None = None
+        self._starts: list[int] = []  # of the fragments, in variables
+        self._bounds: list[int] = []  # of the fragments, in elements
+
+    def begin(self, run: Run, x: Array) -> int:
+        self._run = run
+        self._cut(x)
+        if self._anchor is None:
+            self._anchor, self._velocity = x.copy(), np.zeros_like(x)
+        elif self._anchor.shape != x.shape:
+            raise UsageError(
+                f"the backup is of a model with {self._anchor.size} parameters, not {x.size}"
+            )
+        return self._due_after(0)
+
+    def _cut(self, x: Array) -> None:
+        """Cuts between variables, into parts of about the same size."""
+        shapes = self.shapes or [x.shape]
+        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+        wanted = [x.size * i / self._fragments for i in range(self._fragments)]
+        starts = [0, *(int(np.argmin(np.abs(ends - each))) + 1 for each in wanted[1:])]
+        self._starts = [*starts, len(shapes)]
+        self._bounds = [0, *(int(ends[each - 1]) for each in starts[1:]), x.size]
+
+    def _due_after(self, step: int) -> int:
+        following = step + 1
+        while rules.fragment_due(following, self._period, self._fragments) is None:
+            following += 1
+        return following
+
+    def exchange(self, x: Array, step: int, rate: float) -> int:
+        fragment = rules.fragment_due(step, self._period, self._fragments)
+        if fragment is not None:
+            self._outer_step(x, fragment, step)
+        return self._due_after(step)
+
+    def conclude(self, x: Array, step: int) -> None:
+        """Without the outer optimizer, whose momentum stands for whole periods."""
+        assert self._run is not None and self._run.group is not None
+        x *= 1.0 / self._run.size
+        self._run.group.all_reduce(x, out=x, detail=f"the models after step {step}, the last one")
+        self._anchor = x.copy()
+
+    def _outer_step(self, x: Array, fragment: int, step: int) -> None:
+        assert self._run is not None and self._run.group is not None
+        assert self._anchor is not None and self._velocity is not None
+        part = slice(self._bounds[fragment], self._bounds[fragment + 1])
+        if part.start >= part.stop:
+            return  # there are more fragments than variables
+        shapes = list(self.shapes or [x.shape])[self._starts[fragment] : self._starts[fragment + 1]]
+        moved = rules.outer_gradient(self._anchor[part], x[part])
+        name = f"fragment {fragment + 1} of {self._fragments} after step {step}"
+        mean = self._compressions[fragment].mean(self._run.group, moved, shapes, name)
+        self._anchor[part], self._velocity[part] = rules.nesterov(
+            self._anchor[part], self._velocity[part], mean, self._rate, self._momentum
+        )
+        x[part] = self._anchor[part]
+
+    def state(self) -> Mapping[str, Array]:
+        if self._anchor is None or self._velocity is None:
+            return {}
+        kept = {"anchor": self._anchor, "velocity": self._velocity}
+        for number, each in enumerate(self._compressions):
+            kept.update({f"{number} {name}": value for name, value in each.state().items()})
+        return kept
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        if "anchor" not in state:
+            return
+        self._anchor, self._velocity = np.array(state["anchor"]), np.array(state["velocity"])
+        for number, each in enumerate(self._compressions):
+            start = f"{number} "
+            each.restore(
+                {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
+            )

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gossip-PGA: gossip along the exponential graph, and every now and then the mean of all models.
+
+Chen, Yuan, Zhang, Pan, Xu and Yin 2021, arXiv 2105.09080.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from ...errors import UsageError
+from . import rules
+from .base import Array
+from .gossip import PullGossip
+
+if TYPE_CHECKING:
+    from ..process import Run
+
+
+class GossipPGA(PullGossip):
+    """Every `period` steps, a process takes the mean of its model and that of the process 1, 2, 4, ...
+    further, as it is; every `average_every` steps, all take the mean of all models.
+
+    Only the latter waits. Gossip keeps models near each other meanwhile, so that it can be rare.
+    """
+
+    waits: ClassVar[bool] = True
+    apart: ClassVar[bool] = True
+
+    def __init__(self, average_every: int = 16, period: int = 1) -> None:
+        super().__init__(period)
+        if average_every < period or average_every % period:
+            raise UsageError(
+                f"average_every is {average_every}: give a multiple of the period, {period}"
+            )
+        self._every = average_every
+        self._turns = 0
+        self._run: Run | None = None
+
+    def begin(self, run: Run, x: Array) -> int:
+        self._run = run
+        return super().begin(run, x)
+
+    def partner(self) -> int | None:
+        members = self.members
+        to = rules.exponential_peer(members.rank, self._turns, members.size)
+        self._turns += 1
+        return to if to in members.reachable else None
+
+    def exchange(self, x: Array, step: int, rate: float) -> int:
+        if not rules.averages_globally(step, self._every):
+            return super().exchange(x, step, rate)
+        self._average(x, f"the models after step {step}")
+        self.members.store.publish(x, step)
+        return step + self.period
+
+    def conclude(self, x: Array, step: int) -> None:
+        self._average(x, f"the models after step {step}, the last one")
+
+    def _average(self, x: Array, name: str) -> None:
+        assert self._run is not None and self._run.group is not None
+        np.multiply(x, 1.0 / self._run.size, out=x)
+        self._run.group.all_reduce(x, out=x, detail=name)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two levels, after Nexus: one synchronizer inside a host, and another one between hosts.
+
+Wang, Zhang, Ren and Zhang, MASCOTS 2017; docs/nexus.md tells which of its ideas is where.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...errors import UsageError
+from ...group import Group
+from .. import operations
+from ..gradients import AllReduce
+from ..process import Run
+from .base import Array, Synchronizer
+from .local_sgd import LocalSGD
+
+_TEXT = 512
+# How many hierarchies this process has made: names of groups are unique, and the same in all processes.
+_made = itertools.count()
+
+
+class Part:
+    """Some of a run's processes, as a run of their own."""
+
+    def __init__(self, run: Run, ranks: Sequence[int], root: str, name: str) -> None:
+        self.size, self.rank = len(ranks), list(ranks).index(run.rank)
+        self.local_rank, self.timeout, self.device = self.rank, run.timeout, run.device
+        self.closing: list[Callable[[], None]] = []
+        self.group: Group | None = None
+        self.handle: Any = None
+        if self.size > 1:
+            assert run.device is not None
+            self.group = Group(run.device, self.rank, self.size, root, name, run.timeout)
+            with tf.init_scope():  # it may be made while a step is traced
+                self.handle = operations.handle_of(run.device, self.group, run.timeout)
+
+    def close(self) -> None:
+        """Leaves the group."""
+        group, self.group = self.group, None
+        if group is not None:
+            operations.leave(self.handle, release=False)
+            group.close()
+            operations.leave(self.handle, release=True)
+
+
+class Hierarchical(Synchronizer):
+    """`inside` synchronizes the processes of a host in every step, and `between` the hosts.
+
+    Processes are on one host if they can share memory; with `host_size`, so many successive ranks are one.
+    The first process of each host takes part in `between` and passes the result on. `inside` keeps models
+    equal: it is AllReduce, with any settings.
+    """
+
+    exchanges = True
+    apart = True
+
+    def __init__(
+        self,
+        inside: AllReduce | None = None,
+        between: Synchronizer | None = None,
+        host_size: int | None = None,
+    ) -> None:
+        self._inside, self._between = inside or AllReduce(), between or LocalSGD()
+        if not isinstance(self._inside, AllReduce):
+            raise UsageError("Hierarchical(inside=...) takes AllReduce, which keeps models equal")
+        if not (self._between.exchanges and self._between.waits):
+            raise UsageError(
+                f"Hierarchical(between={type(self._between).__name__}): give a synchronizer that exchanges "
+                "parameters and waits for others, such as LocalSGD or DiLoCo"
+            )
+        self._host_size = host_size
+        self._here: Any = None
+        self._leaders: Any = None
+
+    def _join(self, run: Run) -> None:
+        """Makes the groups; all processes call it at the same place of the program."""
+        if self._here is not None:
+            return
+        assert run.group is not None and run.device is not None
+        host = str(run.rank // self._host_size) if self._host_size else _host()
+        hosts = _gather(run.group, host)
+        addresses = _gather(run.group, run.device.address)
+        together: dict[str, list[int]] = {}
+        for rank, each in enumerate(hosts):
+            together.setdefault(each, []).append(rank)
+        mine = together[hosts[run.rank]]
+        first = [ranks[0] for ranks in together.values()]
+        name = f"rdmatensor.train.{next(_made)}"
+        self._here = Part(run, mine, addresses[mine[0]], f"{name}.host.{mine[0]}")
+        if self._here.rank == 0:
+            self._leaders = Part(run, first, addresses[first[0]], f"{name}.hosts")
+
+    @property
+    def _leads(self) -> bool:
+        return self._leaders is not None and self._leaders.size > 1
+
+    def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
+        self._join(run)
+        return self._inside.gradients(self._here, gradients, name)
+
+    def begin(self, run: Run, x: Array) -> int:
+        self._join(run)
+        self._between.shapes = self.shapes
+        return self._pass_on(self._between.begin(self._leaders, x) if self._leads else 0)
+
+    def exchange(self, x: Array, step: int, rate: float) -> int:
+        following = self._between.exchange(x, step, rate) if self._leads else 0
+        self._spread(x)
+        return self._pass_on(following)
+
+    def conclude(self, x: Array, step: int) -> None:
+        if self._leads:
+            self._between.conclude(x, step)
+        self._spread(x)
+
+    def _spread(self, x: Array) -> None:
+        """Copies the leader's parameters to its host."""
+        if self._here.group is not None:
+            self._here.group.broadcast(x, detail="the model of this host")
+
+    def _pass_on(self, step: int) -> int:
+        """The leader's number of a step. With one host, there is none."""
+        number = np.array([step if self._leads else np.iinfo(np.int64).max], np.int64)
+        if self._here.group is not None:
+            self._here.group.broadcast(number, detail="the next exchange between hosts")
+        return int(number[0])
+
+    def observe(self, loss: float) -> None:
+        if self._leads:
+            self._between.observe(loss)
+
+    def state(self) -> Mapping[str, Array]:
+        kept = {f"inside {name}": each for name, each in self._inside.state().items()}
+        return kept | {f"between {name}": each for name, each in self._between.state().items()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        for start, part in (("inside ", self._inside), ("between ", self._between)):
+            part.restore(
+                {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
+            )
+
+    def close(self) -> None:
+        for each in (self._leaders, self._here):
+            if each is not None:
+                each.close()
+        self._leaders = self._here = None
+
+
+def _host() -> str:
+    """What processes have in common that can share memory: the running system, and its network."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _gather(group: Group, text: str) -> list[str]:
+    """Every member's text, by rank."""
+    mine = np.zeros(_TEXT, np.uint8)
+    encoded = text.encode()[:_TEXT]
+    mine[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    rows = group.all_gather(mine, detail="hosts and addresses").reshape(group.size, _TEXT)
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local SGD: processes train apart, and every period all get the mean of their models.
+
+Stich 2018, arXiv 1805.09767; Lin, Stich, Patel and Jaggi 2018, arXiv 1808.07217.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..process import Run
+from .base import Array, Synchronizer
+from .periods import Period, as_period
+
+
+class LocalSGD(Synchronizer):
+    """Averages all models every `period` steps: a number, or QSR, AdaComm or Quality.
+
+    With a period of 1 and plain SGD, this is AllReduce. Each process keeps its own state of the optimizer,
+    such as momentum.
+    """
+
+    exchanges = True
+    apart = True
+
+    def __init__(self, period: int | Period = 8) -> None:
+        self.period = as_period(period)
+        self._run: Run | None = None
+
+    def begin(self, run: Run, x: Array) -> int:
+        self._run = run
+        return self.period.steps
+
+    def exchange(self, x: Array, step: int, rate: float) -> int:
+        self._average(x, f"the models after step {step}")
+        return step + self.period.following(rate, self.mean)
+
+    def conclude(self, x: Array, step: int) -> None:
+        self._average(x, f"the models after step {step}, the last one")
+
+    def observe(self, loss: float) -> None:
+        self.period.observe(loss)
+
+    def state(self) -> Mapping[str, Array]:
+        return self.period.state()
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.period.restore(state)
+
+    def mean(self, values: Array) -> Any:
+        """The mean over all processes."""
+        assert self._run is not None and self._run.group is not None
+        return self._run.group.all_reduce(values / self._run.size, detail="losses")
+
+    def _average(self, x: Array, name: str) -> None:
+        assert self._run is not None and self._run.group is not None
+        # Scaled first: the mean cannot overflow where the sum could.
+        np.multiply(x, 1.0 / self._run.size, out=x)
+        self._run.group.all_reduce(x, out=x, detail=name)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many steps lie between two exchanges of a synchronizer: a fixed number, or one found while training.
+
+A period of the losses needs what all processes have seen, so it asks for a mean of some numbers at each
+exchange. What trains and what simulates use the same objects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import rules
+
+# Gives the mean of a small array over all processes.
+Mean = Callable[[NDArray[Any]], NDArray[Any]]
+# How many steps before and after an exchange tell what it cost.
+_LOOK = 2
+
+
+class Period:
+    """A number of steps between exchanges."""
+
+    def __init__(self, steps: int) -> None:
+        if steps < 1:
+            raise ValueError(f"a period of {steps} steps: give 1 or more")
+        self.steps = int(steps)
+
+    def observe(self, loss: float) -> None:
+        """Takes the loss of the next step or steps."""
+
+    def following(self, rate: float, mean: Mean) -> int:
+        """The steps until the next exchange. Called at each exchange, with the learning rate in force."""
+        return self.steps
+
+    def state(self) -> Mapping[str, Any]:
+        """What a backup keeps."""
+        return {"period": np.int64(self.steps)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` gave."""
+        self.steps = int(state["period"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.steps})"
+
+
+class QSR(Period):
+    """The quadratic rule (arXiv 2310.14423): the smaller the learning rate, the longer the period; never
+    shorter than `base`."""
+
+    def __init__(self, alpha: float, base: int = 4) -> None:
+        super().__init__(base)
+        self._alpha, self._base = alpha, base
+
+    def following(self, rate: float, mean: Mean) -> int:
+        self.steps = rules.qsr_period(self._alpha, rate, self._base)
+        return self.steps
+
+
+class AdaComm(Period):
+    """AdaComm (arXiv 1810.08313): `first` steps in the beginning, fewer as the loss falls."""
+
+    def __init__(self, first: int = 16) -> None:
+        super().__init__(first)
+        self._first_steps, self._first_loss, self._losses = first, 0.0, [0.0, 0.0]
+
+    def observe(self, loss: float) -> None:
+        self._losses = [self._losses[0] + loss, self._losses[1] + 1]
+
+    def following(self, rate: float, mean: Mean) -> int:
+        total, count = (float(each) for each in mean(np.array(self._losses)))
+        if count:
+            loss = total / count
+            self._first_loss = self._first_loss or loss
+            self.steps = rules.adacomm_period(self._first_steps, loss, self._first_loss)
+        self._losses = [0.0, 0.0]
+        return self.steps
+
+    def state(self) -> Mapping[str, Any]:
+        return {"period": np.array([self.steps, self._first_loss])}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.steps, self._first_loss = int(state["period"][0]), float(state["period"][1])
+
+
+class Quality(Period):
+    """The longest period whose price stays within `bound`, found while training, after Nexus.
+
+    It begins with `first` steps. The price of a period is how much larger the loss is right after an exchange
+    than right before it, in units of the first loss: what workers had gained apart and lost by averaging. A
+    period of one step has none.
+    """
+
+    def __init__(self, bound: float = 0.02, first: int = 1, longest: int = 64) -> None:
+        super().__init__(first)
+        if not bound > 0 or longest < first:
+            raise ValueError(
+                f"Quality({bound}, {first}, {longest}): give a bound above 0, longest >= first"
+            )
+        self._bound, self._longest = bound, longest
+        self._first_loss = math.nan
+        self._before = math.nan
+        self._losses: list[float] = []
+
+    def observe(self, loss: float) -> None:
+        self._losses.append(loss)
+
+    def following(self, rate: float, mean: Mean) -> int:
+        # The first of these losses is that of the step before the exchange.
+        seen, self._losses = self._losses, []
+        after = seen[1 : 1 + _LOOK]
+        nan = math.nan
+        mine = [self._before, _mean(after), _mean(seen[-_LOOK:]), seen[0] if seen else nan]
+        before, then, latest, first = (float(each) for each in mean(np.array(mine)))
+        if math.isnan(self._first_loss):
+            self._first_loss = first
+        cost = 0.0
+        if self.steps > 1 and not math.isnan(before) and after:
+            cost = rules.quality_cost(before, then, self._first_loss)
+        self.steps = rules.quality_period(self.steps, cost, self._bound, self._longest)
+        self._before = latest
+        return self.steps
+
+    def state(self) -> Mapping[str, Any]:
+        return {"period": np.array([self.steps, self._first_loss, self._before])}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.steps = int(state["period"][0])
+        self._first_loss, self._before = (float(each) for each in state["period"][1:])
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def as_period(period: int | Period) -> Period:
+    """A number of steps as a Period."""
+    return period if isinstance(period, Period) else Period(period)
