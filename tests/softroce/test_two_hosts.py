@@ -248,7 +248,6 @@ def test_long_loss_of_link_ends_within_the_deadline(hosts: Hosts, note: Any) -> 
     assert took < DEADLINE + SLACK
     outcome = pair.ours.get("outcome")
     note("link down for long", told(outcome), took, "peers on other paths; connect again")
-    assert outcome["written"] > 0
     check_lost(outcome, pair, "transport retry counter exceeded (12)", "does not answer")
     pair.ours.run("own.array[:] = 255")  # its owner uses it again
     pair.ours.run("kept.write(b'1').wait(5)")

@@ -68,15 +68,13 @@ def check_flood(device: Device, array: Any, count: int) -> list[int]:
 
 
 def write_until_lost(region: RemoteRegion, data: Any, window: int = 8) -> dict[str, Any]:
-    """Writes again and again, `window` at a time, until it fails; how, and what was done before."""
+    """Writes again and again, `window` at a time, until it fails, and returns how."""
     transfers: list[Transfer] = []
-    written = 0
     try:
         while True:
             transfers.append(region.write(data))
             if len(transfers) >= window:
                 transfers.pop(0).wait(60)
-                written += 1
     except rdmatensor.RdmaError as error:
         end = time.monotonic() + 20
         while not all(transfer.done for transfer in transfers) and time.monotonic() < end:
@@ -85,7 +83,6 @@ def write_until_lost(region: RemoteRegion, data: Any, window: int = 8) -> dict[s
             "kind": type(error).__name__,
             "status": error.status,
             "text": str(error),
-            "written": written,
             "pending": sum(not transfer.done for transfer in transfers),
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -222,7 +223,9 @@ def measured(traces: str) -> Any:
     assert endpoint is not None
     reading = watching.read(endpoint.address)
     view = watching.view(endpoint.address, reading, reading)
-    return [rt.statistics(), view.training, json.loads(trace.read_text())["traceEvents"]]
+    events = json.loads(trace.read_text())["traceEvents"]
+    served = re.findall(r"^# HELP (rdmatensor_train_\w+)", watching.fetch(endpoint.address), re.M)
+    return [rt.statistics(), view.training, events, served]
 
 
 def disagreements() -> Any:

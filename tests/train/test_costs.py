@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def answers(texts: list[str]) -> list[Any]:
 
 
 def test_statistics(answers: list[Any]) -> None:
-    for rank, (found, _, _) in enumerate(answers):
+    for rank, (found, *_) in enumerate(answers):
         assert (found["rank"], found["size"]) == (rank, 2)
         for name in BUCKETS:
             costs = found["operations"][name]
@@ -58,7 +59,7 @@ def test_the_late_process_is_known(answers: list[Any]) -> None:
 
 
 def test_metrics_and_top(answers: list[Any]) -> None:
-    for found, training, _ in answers:
+    for found, training, *_ in answers:
         assert training["rank"] == str(found["rank"])
         assert {each["operation"] for each in training["operations"]} == set(found["operations"])
         assert training["late"].keys() == {"0", "1"}
@@ -66,6 +67,12 @@ def test_metrics_and_top(answers: list[Any]) -> None:
     assert "rank 0 of 2" in shown
     assert "waits 0.25, mostly for rank 1" in shown
     assert "gradients 1 of 4 of sgd" in shown or "the model at the start" in shown
+
+
+def test_every_metric_is_documented(answers: list[Any], root: Path) -> None:
+    page = (root / "docs/metrics.md").read_text()
+    documented = re.findall(r"^\| `(rdmatensor_train_\w+)", page, re.M)
+    assert sorted(answers[0][3]) == sorted(documented)
 
 
 def _shown(training: Mapping[str, Any]) -> str:
@@ -80,7 +87,7 @@ def _shown(training: Mapping[str, Any]) -> str:
 
 
 def test_trace_has_buckets_and_computation(answers: list[Any]) -> None:
-    for _, _, events in answers:
+    for _, _, events, _ in answers:
         rows = {
             each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"
         }

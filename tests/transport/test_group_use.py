@@ -38,7 +38,7 @@ def read_only() -> Any:
         (lambda g: g.all_reduce(np.zeros(4), np.zeros(5)), "5 elements"),
         (lambda g: g.all_reduce(np.zeros(4), np.zeros(4, "f4")), "float32"),
         (lambda g: g.all_gather(np.zeros(4), np.zeros(5)), "5 elements"),
-        (lambda g: g.all_reduce(np.zeros(4), op="mean"), "sum, product, min, max"),
+        (lambda g: g.all_reduce(np.zeros(4), op="average"), "sum, product, min, max"),
         (lambda g: g.all_reduce(np.zeros(4), op=["sum"]), "sum, product, min, max"),
         (lambda g: g.all_reduce(np.zeros(4), algorithm="best"), "hierarchical"),
         (lambda g: g.broadcast(np.zeros(4), root=1), "root"),

@@ -11,17 +11,17 @@ namespace rdmatensor {
 namespace {
 
 std::mutex mutex;
-std::weak_ptr<GroupState>& Newest() {
-  static auto* const newest =
+std::weak_ptr<GroupState>& Shown() {
+  static auto* const shown =
       new std::weak_ptr<GroupState>;  // threads may ask while the process ends
-  return *newest;
+  return *shown;
 }
 
 }  // namespace
 
 void ShowStatisticsOf(const std::shared_ptr<GroupState>& group) {
   std::lock_guard<std::mutex> lock(mutex);
-  Newest() = group;
+  if (Shown().expired()) Shown() = group;
 }
 
 }  // namespace rdmatensor
@@ -30,7 +30,7 @@ size_t rdt_tf_training_json(char* out, size_t size) {
   std::shared_ptr<rdmatensor::GroupState> group;
   {
     std::lock_guard<std::mutex> lock(rdmatensor::mutex);
-    group = rdmatensor::Newest().lock();
+    group = rdmatensor::Shown().lock();
   }
   if (group == nullptr) return 0;
   const std::string json = group->Statistics();

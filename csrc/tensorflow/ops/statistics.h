@@ -11,13 +11,13 @@ namespace rdmatensor {
 
 class GroupState;
 
-// The group whose numbers are shown from now on.
+// Shows the numbers of this group from now on, if no other is shown that lives: groups of a part come later.
 void ShowStatisticsOf(const std::shared_ptr<GroupState>& group);
 
 }  // namespace rdmatensor
 
 extern "C" {
-// Writes GroupState::Statistics() of the newest group that lives if it fits into `size` bytes, and returns the bytes it
+// Writes GroupState::Statistics() of the group that is shown if it fits into `size` bytes, and returns the bytes it
 // needs; 0 if there is no group. From any thread.
 __attribute__((visibility("default"))) size_t rdt_tf_training_json(char* out, size_t size);
 }
