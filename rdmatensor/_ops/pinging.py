@@ -24,7 +24,7 @@ _WORD = 8
 _IN_FLIGHT = 16
 _BYTES_IN_FLIGHT = 8 << 20
 _WAIT_S = 60.0  # the largest transfer may take this long on a slow link
-_TEDIOUS_S = 2.0
+_TEDIOUS_S = 0.5
 
 
 class Effort(NamedTuple):
@@ -123,7 +123,7 @@ def measure(
 ) -> Result:
     """Measures the connection to `remote`, whose process runs `echo`. Calls `step` after each figure.
 
-    Skips sizes for which one transfer would take seconds, judging by the size before. Nobody else may take
+    Skips sizes for which one transfer would take half a second, judging by the size before. Nobody else may take
     the device's notifications meanwhile. Allocates the largest size once at the peer and twice here. Raises
     Corrupted if the bytes read back differ from those written, otherwise what the transfers raise.
     """

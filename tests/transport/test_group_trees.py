@@ -40,7 +40,10 @@ def members(team: Any, size: int) -> Team:
     return joined
 
 
-@pytest.mark.parametrize(("size", "counts"), [(2, (1, 1001)), (4, (2, 1001, 30011))])
+@pytest.mark.parametrize(
+    ("size", "counts"),
+    [(2, (1, 1001)), pytest.param(4, (2, 1001, 30011), marks=pytest.mark.long_in_guests)],
+)
 def test_every_kind(team: Any, size: int, counts: tuple[int, ...]) -> None:
     several = members(team, size)
     for seed in range(3):
@@ -88,6 +91,7 @@ def test_auto_takes_trees_where_they_pay(team: Any) -> None:
     several.run("check_kinds(group, (1001,), ('trees',))")  # without trees: ring
 
 
+@pytest.mark.long_in_guests
 def test_trees_of_a_topology(team: Any) -> None:
     several = members(team, 4)
     several.run("from rdmatensor import topology")
