@@ -123,9 +123,9 @@ def measure(
 ) -> Result:
     """Measures the connection to `remote`, whose process runs `echo`. Calls `step` after each figure.
 
-    Skips sizes for which one transfer would take half a second, judging by the size before. Nobody else may take
-    the device's notifications meanwhile. Allocates the largest size once at the peer and twice here. Raises
-    Corrupted if the bytes read back differ from those written, otherwise what the transfers raise.
+    Skips sizes for which one transfer would take half a second, judging by the size before. Nobody else may
+    take the device's notifications meanwhile. Allocates the largest size once at the peer and twice here.
+    Raises Corrupted if the bytes read back differ from those written, otherwise what the transfers raise.
     """
     largest = max(effort.sizes)
     speeds: list[Speed] = []
