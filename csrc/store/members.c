@@ -57,10 +57,14 @@ static rdt_status find(const rdt_store *store, rdt_channel *channel, const char 
   rdt_region_info info;
   rdt_store_region_name(store, which, name);
   rdt_status status;
-  while ((status = rdt_remote_region_find(channel, name, rdt_deadline_left(deadline) + 1,
-                                          region)) == RDT_ERR_NO_REGION &&
-         rdt_deadline_left(deadline) > 0 && !store->closing)
+  for (bool missing = false;; missing = true) {
+    status = rdt_remote_region_find(channel, name, rdt_deadline_left(deadline) + 1, region);
+    if (status == RDT_ERR_DEADLINE && missing) /* the last question had no time for its answer */
+      status = rdt_fail(RDT_ERR_NO_REGION, "%s has not opened store \"%s\"", channel->peer_name,
+                        store->name);
+    if (status != RDT_ERR_NO_REGION || rdt_deadline_left(deadline) <= 0 || store->closing) break;
     usleep(PAUSE_US);
+  }
   if (status == RDT_OK) status = rdt_remote_region_get_info(*region, &info);
   if (status == RDT_OK && info.size != size)
     status = rdt_fail(RDT_ERR_INVALID,
