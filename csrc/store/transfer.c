@@ -19,13 +19,16 @@ static rdt_status as_lost(const rdt_channel *channel, rdt_status status) {
   return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s has closed its store", channel->peer_name);
 }
 
+/* What begins just before the deadline may end: giving it up costs the connection. */
+enum { GRACE_MS = 1000 };
+
 /* An operation that is complete needs no channel; others end with theirs. */
 rdt_status rdt_store_run(rdt_channel *channel, const rdt_op *ops, size_t count,
                          rdt_deadline deadline) {
   rdt_transfer *transfer = NULL;
   rdt_status status = rdt_channel_submit(channel, ops, count, &transfer);
   if (status != RDT_IN_PROGRESS) return as_lost(channel, status);
-  status = rdt_transfer_wait(transfer, rdt_deadline_left(deadline) + 1);
+  status = rdt_transfer_wait(transfer, rdt_deadline_left(deadline) + GRACE_MS);
   if (status == RDT_ERR_DEADLINE) {
     rdt_channel_close(channel);
     while (rdt_transfer_wait(transfer, RDT_TIMEOUT_DEFAULT) == RDT_ERR_DEADLINE) continue;
