@@ -44,9 +44,10 @@ static bool end_group(rdt_group *group, uint32_t from, rdt_status status, const 
     snprintf(why, sizeof(why), "member %u aborted the group: %.*s", from, (int)length, text);
     snprintf(group->abort_text, sizeof(group->abort_text), "group %s: %s", group->name, why);
     group->aborted = status;
-    rdt_group_abort_all(group, status, why, false);
+    rdt_group_abort_all(group, status, why, true);
   }
   pthread_mutex_unlock(&group->lock);
+  if (first) rdt_group_operations_drop_early(group); /* nothing starts here any more */
   return first;
 }
 

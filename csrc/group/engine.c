@@ -287,6 +287,21 @@ static void close_silent(rdt_group_operation *operation) {
     if (holds(operation, peer)) rdt_channel_close(operation->group->links[peer].channel);
 }
 
+/* Ends the whole group if the operation failed for want of a member that is lost. Members that
+ * have no steps with the lost one would otherwise wait for those that have, and these may never
+ * call another operation. */
+static void end_group(const rdt_group_operation *operation) {
+  rdt_group *group = operation->group;
+  if (operation->status != RDT_ERR_CONNECTION_LOST) return;
+  for (uint32_t peer = 0; peer < group->size; peer++) {
+    if (!atomic_load(&group->links[peer].down) || atomic_load(&group->links[peer].left)) continue;
+    char text[64];
+    snprintf(text, sizeof(text), "member %u cannot be reached any more", peer);
+    rdt_group_abort(group, RDT_ERR_CONNECTION_LOST, text);
+    return;
+  }
+}
+
 /* Returns true when nobody accesses the buffers any more. */
 static bool end_failed(rdt_group_operation *operation) {
   int64_t now = rdt_now_ms(), limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
@@ -295,6 +310,7 @@ static bool end_failed(rdt_group_operation *operation) {
     operation->aborting = true;
     operation->grace = now + limit / GRACE_PART;
     send_aborts(operation);
+    end_group(operation);
   }
   if (!anybody_holds(operation)) return true;
   if (now < operation->grace) return false;

@@ -400,6 +400,8 @@ bool rdt_group_operations_many(const rdt_group *group);
 /* Drops operations that have not started and that failed elsewhere, or have messages of lost
  * members only, DEADLINE_MS ago. Not under group->lock. */
 void rdt_group_operations_expire(rdt_group *group);
+/* Drops all operations that have not started, which must have been aborted. Not under group->lock. */
+void rdt_group_operations_drop_early(rdt_group *group);
 /* Checks a call. Returns RDT_ERR_INVALID with the reason, or why the device or group no longer
  * works. */
 rdt_status rdt_group_operation_check(const rdt_group *group, const rdt_collective *call);

@@ -80,13 +80,17 @@ void rdt_group_visitors_forget(rdt_groups *groups) {
   }
 }
 
-/* A complete group takes no more members, but the last may ask twice. */
+/* A complete group takes no more members, but the last may ask twice. Once a member has left, who asks
+ * may mean the next group of this name. */
 static bool is_complete(rdt_groups *groups, const rdt_channel *channel, const char *name) {
   const rdt_group *group = groups->list;
   while (group && strcmp(group->name, name) != 0) group = group->next;
   if (!group || group->id == 0 || group->rank != 0) return false;
-  for (uint32_t i = 1; i < group->size; i++)
-    if (group->links[i].channel == channel) return false;
+  for (uint32_t i = 1; i < group->size; i++) {
+    const rdt_group_link *link = &group->links[i];
+    if (link->channel == channel || atomic_load(&link->left) || atomic_load(&link->down))
+      return false;
+  }
   return true;
 }
 

@@ -67,7 +67,7 @@ rdt_group_operation *rdt_group_operation_find(rdt_group *group, const uint64_t t
   rdt_group_operation **bucket = &group->table[hash(tag) % RDT_GROUP_BUCKETS];
   for (rdt_group_operation *each = *bucket; each; each = each->next)
     if (same_tag(each->tag, tag)) return each;
-  if (!enter || group->early >= EARLY_LIMIT) return NULL;
+  if (!enter || group->aborted != RDT_OK || group->early >= EARLY_LIMIT) return NULL;
   rdt_group_operation *operation = operation_new(group);
   if (!operation) return NULL;
   memcpy(operation->tag, tag, sizeof(operation->tag));
@@ -149,6 +149,14 @@ void rdt_group_operations_expire(rdt_group *group) {
       parts = sweep(&group->table[i], now - kept, parts);
     group->swept = now;
   }
+  pthread_mutex_unlock(&group->lock);
+  rdt_group_operation_drop_parts(group, parts);
+}
+
+void rdt_group_operations_drop_early(rdt_group *group) {
+  rdt_group_part *parts = NULL;
+  pthread_mutex_lock(&group->lock);
+  for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++) parts = sweep(&group->table[i], INT64_MAX, parts);
   pthread_mutex_unlock(&group->lock);
   rdt_group_operation_drop_parts(group, parts);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * TREES: each spanning tree carries a share of the data, piece by piece. A piece moves one level in a round,
- * while others move on other levels.
+ * while others move on other levels. Pieces of a tree take turns on several strands, each a lane: while the
+ * messages of one strand's round are under way, another one has the link.
  */
 #include <stdlib.h>
 
@@ -10,12 +11,15 @@
 #include "group/trees.h"
 
 #define PIECES_MOST 256u
+#define STRANDS 4u
 
-/* What one tree does with its share. */
+/* What one strand of a tree does with the tree's share. */
 typedef struct branch {
   const rdt_tree *tree;
   rdt_schedule_range range;
-  uint32_t pieces, levels, depth; /* depth: of this member */
+  uint32_t pieces, first,
+      every;              /* of the tree; the strand's first one, and the distance to its next */
+  uint32_t levels, depth; /* depth: of this member */
   bool root, leaf;
   uint64_t scratch; /* where its elements of scratch begin */
 } branch;
@@ -48,10 +52,13 @@ static bool is_child(const rdt_tree *tree, uint32_t rank, uint32_t other) {
   return other != tree->root && tree->parents[other] == rank;
 }
 
-static branch begin(const rdt_schedule_builder *b, const rdt_tree *tree, rdt_schedule_range range) {
+static branch begin(const rdt_schedule_builder *b, const rdt_tree *tree, rdt_schedule_range range,
+                    uint32_t strand, uint32_t strands) {
   const uint32_t rank = b->request->rank;
   branch at = {.tree = tree,
                .range = share_of(b, tree, range),
+               .first = strand,
+               .every = strands,
                .levels = tree->levels,
                .depth = tree->depths[rank],
                .root = tree->root == rank,
@@ -62,11 +69,17 @@ static branch begin(const rdt_schedule_builder *b, const rdt_tree *tree, rdt_sch
   return at;
 }
 
-/* Returns the piece that is `rounds` rounds under way; empty if there is none. */
+/* Returns the strand's piece that is `rounds` rounds under way; empty if there is none. */
 static rdt_schedule_range piece_at(const branch *at, int64_t rounds) {
-  return rounds < 0 || rounds >= at->pieces
+  const int64_t piece = at->first + rounds * at->every;
+  return rounds < 0 || piece >= at->pieces
              ? (rdt_schedule_range){at->range.at, 0}
-             : rdt_schedule_part(at->range, at->pieces, (uint64_t)rounds);
+             : rdt_schedule_part(at->range, at->pieces, (uint64_t)piece);
+}
+
+/* Returns the rounds until the strand's last piece has passed so many levels. */
+static int64_t rounds_of(const branch *at, int64_t levels) {
+  return (at->pieces + at->every - 1) / at->every + levels;
 }
 
 static void send_down(rdt_schedule_builder *b, const branch *at, rdt_group_place from,
@@ -97,10 +110,15 @@ static const rdt_tree *tree_of(const rdt_schedule_builder *b, uint32_t n) {
   return NULL;
 }
 
+/* The strand that is this lane's. */
+static branch begin_lane(const rdt_schedule_builder *b, rdt_schedule_range range) {
+  return begin(b, tree_of(b, b->lane / STRANDS), range, b->lane % STRANDS, STRANDS);
+}
+
 /* The root's elements go to the output from `output` on. */
 static void list_down(rdt_schedule_builder *b, const branch *at, uint64_t output) {
   const uint32_t parent = at->tree->parents[b->request->rank];
-  const int64_t rounds = (int64_t)at->pieces + at->levels;
+  const int64_t rounds = rounds_of(at, at->levels);
   for (int64_t t = 0; t < rounds; t++) {
     const rdt_schedule_range sent = piece_at(at, t - at->depth);
     const rdt_schedule_range received = piece_at(at, t + 1 - at->depth);
@@ -115,24 +133,24 @@ static void list_down(rdt_schedule_builder *b, const branch *at, uint64_t output
 }
 
 void rdt_schedule_trees_broadcast(rdt_schedule_builder *b, rdt_schedule_range range) {
-  const branch at = begin(b, tree_of(b, b->lane), range);
+  const branch at = begin_lane(b, range);
   rdt_schedule_cut(b, 0);
   list_down(b, &at, 0);
 }
 
 void rdt_schedule_trees_all_gather(rdt_schedule_builder *b, rdt_schedule_range range) {
-  const branch at = begin(b, tree_of(b, b->lane), range);
+  const branch at = begin_lane(b, range);
   rdt_schedule_cut(b, 0);
   list_down(b, &at, at.tree->root * b->request->count);
 }
 
 /* A piece climbs to the root, and then descends behind others that still climb. */
 void rdt_schedule_trees_all_reduce(rdt_schedule_builder *b, rdt_schedule_range range) {
-  const branch at = begin(b, tree_of(b, b->lane), range);
+  const branch at = begin_lane(b, range);
   const uint32_t parent = at.tree->parents[b->request->rank];
   const int64_t up = (int64_t)at.levels - at.depth, down = (int64_t)at.levels + at.depth;
   rdt_schedule_cut(b, 0);
-  for (int64_t t = 0; t < (int64_t)at.pieces + 2 * (int64_t)at.levels; t++) {
+  for (int64_t t = 0; t < rounds_of(&at, 2 * (int64_t)at.levels); t++) {
     const rdt_schedule_range rises = piece_at(&at, t - up), sum = piece_at(&at, t - up + 1);
     const rdt_schedule_range falls = piece_at(&at, t - down),
                              received = piece_at(&at, t - down + 1);
@@ -192,10 +210,10 @@ void rdt_schedule_trees_reduce_scatter(rdt_schedule_builder *b, rdt_schedule_ran
   uint64_t scratch = 0;
   for (uint32_t n = 0; n < count; n++) {
     branch *at = &branches[n];
-    *at = begin(b, tree_of(b, n), range);
+    *at = begin(b, tree_of(b, n), range, 0, 1);
     at->scratch = scratch;
     scratch += scratch_of(b, at);
-    if ((int64_t)at->pieces + at->levels > rounds) rounds = (int64_t)at->pieces + at->levels;
+    if (rounds_of(at, at->levels) > rounds) rounds = rounds_of(at, at->levels);
   }
   rdt_schedule_need_scratch(b, scratch);
   for (int64_t t = 0; t < rounds; t++) {
@@ -214,5 +232,5 @@ uint32_t rdt_schedule_trees_lanes(const rdt_schedule_request *request) {
   uint32_t lanes = 0;
   for (size_t i = 0; i < request->trees->count; i++)
     lanes += rdt_tree_serves(&request->trees->trees[i], request->kind, request->root);
-  return request->kind == RDT_REDUCE_SCATTER ? 1 : lanes;
+  return request->kind == RDT_REDUCE_SCATTER ? 1 : lanes * STRANDS;
 }

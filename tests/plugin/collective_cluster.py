@@ -7,11 +7,11 @@ import json
 import os
 import select
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from support import warm
 from support.clusters import START_S, Task
 from support.ports import free_ports
 
@@ -31,7 +31,7 @@ class Member(Task):
         environment: dict[str, str],
     ) -> None:
         self.log = log
-        program = [sys.executable, "-m", "support.collective_worker"]
+        program = [warm.python(), "-m", "support.collective_worker"]
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [*program, json.dumps(addresses), str(index), protocol],
@@ -44,7 +44,7 @@ class Member(Task):
 
     def wait_until_ready(self) -> None:
         """Until the strategy is there, which takes all members."""
-        assert self._read(ALL_START_S) == "ready"
+        self._pid = self._read(ALL_START_S)["pid"]
 
     def begin(self, command: str, **arguments: Any) -> None:
         """Give a command, see `answer`."""

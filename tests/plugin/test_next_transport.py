@@ -87,8 +87,12 @@ def test_memory_that_one_transport_does_not_reach(cluster: Cluster) -> None:
     with session(cluster, _build) as opened:
         _until_over(cluster, opened, "shm")
         _inject(cluster, "transport=shm,break=1,map=1")
-        with suppress(*LOST):
-            _step(opened, 3.0)
+        end = time.monotonic() + STEP_S
+        # A step may break one channel and need no other.
+        while "shm" in dict(_received_over(cluster)):
+            assert time.monotonic() < end, _received_over(cluster)
+            with suppress(*LOST):
+                _step(opened, 3.0)
         _inject(cluster, "transport=shm,map=1")
         _until_over(cluster, opened, "tcp")
         _step(opened, 5.0)

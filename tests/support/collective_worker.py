@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker of MultiWorkerMirroredStrategy in its own process: collective_worker.py ADDRESSES_JSON INDEX
-PROTOCOL. Answers each line of standard input, [command, arguments] as JSON, with one line of JSON.
+PROTOCOL. Says which process it is, then answers each line of standard input, [command, arguments] as JSON,
+with one line of JSON.
 
 Values are made from seeds, so that the test computes what must come out of them.
 """
@@ -213,7 +214,7 @@ def main() -> None:
     """Start the strategy, then obey."""
     addresses, index, protocol = sys.argv[1:4]
     commands = Worker(json.loads(addresses), int(index), protocol).commands()
-    print(json.dumps("ready"), flush=True)
+    print(json.dumps({"pid": os.getpid()}), flush=True)
     for line in sys.stdin:
         command, arguments = json.loads(line)
         print(json.dumps(commands[command](**arguments)), flush=True)

@@ -144,11 +144,7 @@ def test_malformed_trees(pair: Team, change: str, text: str) -> None:
 
 
 def test_killed_member(spawn: Callable[..., Peer]) -> None:
-    """In the middle of operations on trees: the neighbour learns that the member is gone.
-
-    Others learn it too, unless they have begun the next operation, which the neighbour never joins: that
-    one ends with its time-out.
-    """
+    """Members that have no link of the tree to the lost one learn of the loss, too."""
     several = Team([spawn() for _ in range(4)]).join()
     several.run(SETUP + CHAIN)
     several.run("group.use_trees(chain)")
@@ -156,7 +152,7 @@ def test_killed_member(spawn: Callable[..., Peer]) -> None:
         """
         def play():
             while True:
-                group.all_reduce(np.zeros(1 << 20, "float32"), algorithm="trees", timeout=15)
+                group.all_reduce(np.zeros(1 << 20, "float32"), algorithm="trees", timeout=100)
         """
     )
     *others, doomed = several.peers
@@ -167,6 +163,4 @@ def test_killed_member(spawn: Callable[..., Peer]) -> None:
     doomed.kill()
     for peer in others:
         peer.finish(60.0)
-    outcomes = [peer.get("outcome[0]") for peer in others]
-    assert outcomes[-1] == "ConnectionLost"
-    assert set(outcomes) <= {"ConnectionLost", "DeadlineExceeded"}
+    assert [peer.get("outcome[0]") for peer in others] == ["ConnectionLost"] * 3

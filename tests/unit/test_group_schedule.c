@@ -10,7 +10,7 @@
 #include "unit.h"
 
 #define MEMBERS_MOST 40u
-#define LANES_MOST 160u
+#define LANES_MOST 480u
 
 /* The exact sum finds wrong results, whatever the order; the rounded one finds differing orders. A sum is completed
  * once, by the last step that adds to it. */
