@@ -12,6 +12,7 @@
 #include "base/config.h"
 #include "base/faults.h"
 #include "base/status.h"
+#include "transport/fault/link.h"
 
 /* A piece that is done but not reported yet. */
 typedef struct unreported {
@@ -44,12 +45,6 @@ struct rdt_endpoint {
   atomic_uint held_count, due_count; /* those that are ever due */
   uint64_t passed; /* bytes that have passed the emulated link and wait for credit; send side */
 };
-
-/* When what has passed the two directions of this process's link has left them, in microseconds. */
-static _Atomic int64_t outgoing_free, incoming_free;
-
-/* Shorter times add up until they are worth a sleep. */
-#define SHORTEST_SLEEP_US 20
 
 static bool happens(const rdt_endpoint *endpoint, rdt_fault_kind kind) {
   return rdt_faults_concern(endpoint->inner->name) && rdt_fault_happens(kind, endpoint->peer);
@@ -133,23 +128,12 @@ static bool short_of_credit(rdt_endpoint *endpoint) {
   return true;
 }
 
-/* Sleeps until the bytes have passed, behind those of other threads. What follows at once does not pay
- * the latency again. */
-static void pass(_Atomic int64_t *link_free, uint64_t bytes) {
-  int64_t now = rdt_now_us(), latency = rdt_link_latency_us(), end;
-  int64_t free_at = atomic_load(link_free), takes = (int64_t)rdt_link_us(bytes);
-  do end = (now > free_at + latency ? now : free_at) + takes;
-  while (!atomic_compare_exchange_weak(link_free, &free_at, end));
-  int64_t wait = end + latency - now;
-  if (wait >= SHORTEST_SLEEP_US) usleep((useconds_t)wait);
-}
-
 /* What finds no credit comes back, but passes the link once. */
 static void pass_link(rdt_endpoint *endpoint, bool reads, uint64_t bytes) {
   if (bytes + 1 <= endpoint->passed || !rdt_link_emulated() ||
       !rdt_faults_concern(endpoint->inner->name))
     return;
-  pass(reads ? &incoming_free : &outgoing_free, bytes);
+  rdt_fault_pass_link(reads, bytes);
   endpoint->passed = bytes + 1; /* one more, so that empty messages count too */
 }
 
