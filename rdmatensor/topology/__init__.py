@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The links between members of a group, and the spanning trees that fill them.
 
-`load` reads a topology from a file, `plan` finds the trees for Group.use_trees, and `use` does all of it.
-Planning needs SciPy: pip install 'rdmatensor[topology]'.
+`load` reads a topology from a file, `probe` measures one, `plan` finds the trees for Group.use_trees, `use`
+gives them to a group, and `Watch` packs them anew when a link slows down. Planning needs SciPy:
+pip install 'rdmatensor[topology]'.
 """
 
 from __future__ import annotations
 
 from .model import Link, Member, Topology, load, parse, recorded_names
 
-__all__ = ["Link", "Member", "Topology", "load", "parse", "plan", "recorded_names", "use"]
+__all__ = [
+    "Link",
+    "Member",
+    "Topology",
+    "Watch",
+    "load",
+    "parse",
+    "plan",
+    "probe",
+    "recorded_names",
+    "use",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -21,4 +33,12 @@ def __getattr__(name: str) -> object:
         from .agree import use
 
         return use
+    if name == "probe":
+        from .probing import probe
+
+        return probe
+    if name == "Watch":
+        from .watch import Watch
+
+        return Watch
     raise AttributeError(name)
