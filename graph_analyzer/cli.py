@@ -51,6 +51,16 @@ from .report.cost import TYPICAL, Network
 @click.option("--latency", help="Latency between tasks. Default: 2us, over tcp 30us.")
 @click.option("--rows", default=20, show_default=True, type=click.IntRange(0),
               help="Show so many tensors, the largest first.")  # fmt: skip
+@click.option("--parallel", is_flag=True,
+              help="Show how to share the layers of a Keras model among workers instead. SOURCE is the file "
+              "of a saved model, module:function, or vgg_a, overfeat_fast or cd_dnn.")  # fmt: skip
+@click.option("--workers", metavar="N", default=64, show_default=True, type=click.IntRange(1),
+              help="With --parallel.")  # fmt: skip
+@click.option("--gbps", metavar="X", type=click.FloatRange(0, min_open=True),
+              help="The same as --bandwidth XGbit.")  # fmt: skip
+@click.option("--gflops", metavar="X", type=click.FloatRange(0, min_open=True),
+              help="With --parallel: operations of a worker per second, in 1e9. Default: layers are measured "
+              "on this machine.")  # fmt: skip
 @click.option("--live", "targets", metavar="HOST:PORT", multiple=True,
               help="Show the current plan of a running server; with SOURCE, how it differs. Repeatable: "
               "a server only knows what it receives.")  # fmt: skip
@@ -63,12 +73,16 @@ def plan(source: str | None, targets: tuple[str, ...], **options: Any) -> None:
     \b
     Examples:
       rdmatensor plan mini:model --cluster cluster.json --batch-size 32 --html plan.html
+      rdmatensor plan --parallel mini:model --workers 64 --gbps 100 --batch-size 512
       rdmatensor plan --live host:2222       the current plan of a running server
     """
     if source is None and not targets:
         raise click.UsageError("expected SOURCE, --live, or both to compare them")
     try:
-        _run(source, targets, options)
+        if options["parallel"]:
+            _run_parallel(source, options)
+        else:
+            _run(source, targets, options)
     except (AnalysisError, LiveError, RdmaError, OSError) as error:
         _fail(str(error))
 
@@ -107,8 +121,45 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
         to_html(shown, options["html"], network, title)
 
 
+def _run_parallel(source: str | None, options: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from .parallel import report
+    from .parallel.layers import NETWORKS, SUFFIXES, load
+    from .parallel.study import study
+
+    if source is None:
+        raise AnalysisError("--parallel needs SOURCE")
+    if options["json_file"]:
+        raise AnalysisError("--parallel writes no JSON: use --html")
+    try:
+        network = _network(options)
+    except ValueError as error:
+        raise AnalysisError(str(error)) from None
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    found = study(
+        source
+        if source in NETWORKS
+        else load(source)
+        if source.endswith(SUFFIXES)
+        else _call(source),
+        f"Parallel plan: {source}",
+        options["batch_size"] or 4 * options["workers"],
+        options["workers"],
+        network,
+        1e9 * options["gflops"] if options["gflops"] else None,
+    )
+    Console().print(report.text(found))
+    if options["html"]:
+        options["html"].write_text(report.page(found))
+
+
 def _network(options: dict[str, Any]) -> Network:
     network = TYPICAL[options["transport"]]
+    if options["gbps"] and options["bandwidth"]:
+        raise ValueError("--gbps and --bandwidth say the same: give one of them")
+    if options["gbps"]:
+        network = replace(network, bandwidth=options["gbps"] * 1e9 / 8)
     if options["bandwidth"]:
         network = replace(network, bandwidth=units.bandwidth(options["bandwidth"]))
     if options["latency"]:

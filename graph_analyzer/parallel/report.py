@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows how layers are shared, and what to expect, as text and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from rdmatensor.units import duration, size
+
+from ..model.errors import AnalysisError
+from ..report.cost import Network
+from .balance import Choice, choices, intensity
+from .layers import NETWORKS, Layer
+from .timeline import REPORTED, Compute, Point, compute_seconds, scaling
+
+_TEMPLATE = Path(__file__).with_name("page.html.j2")
+_GOOD = 0.85
+
+
+@dataclass(frozen=True)
+class Study:
+    """A model, its cluster, and where the times of its layers come from."""
+
+    title: str
+    layers: Sequence[Layer]
+    compute: Sequence[Compute]
+    source: str
+    """What the times are: "measured here in batches of 4"."""
+    whole_step: float | None
+    """Seconds of a batch of `measured` examples in the whole model; None if it was not measured."""
+    measured: int
+    batch: int
+    workers: int
+    network: Network
+
+    @property
+    def shares(self) -> list[Choice]:
+        return choices(self.layers, self.batch, self.workers)
+
+    @property
+    def points(self) -> list[Point]:
+        return scaling(self.layers, self.compute, self.batch, self.network)
+
+
+LAYER_COLUMNS = ("layer", "weights", "flop/B", "computes", "share", "ideal", "groups", "if data",
+                 "as shared")  # fmt: skip
+POINT_COLUMNS = ("workers", "batch each", "data parallel", "efficiency", "as shared", "efficiency")
+
+
+def headline(study: Study) -> str:
+    network = study.network
+    return (
+        f"{study.workers} workers, a batch of {study.batch} in all, "
+        f"{network.bandwidth * 8 / 1e9:g} Gbit/s, {duration(network.latency)}; "
+        f"times of layers: {study.source}"
+    )
+
+
+def layer_rows(study: Study) -> list[tuple[str, ...]]:
+    own = study.batch / study.workers
+    return [
+        (
+            each.layer.name,
+            size(4 * each.layer.weights),
+            f"{intensity(each.layer, own):,.0f}",
+            duration(time.ahead(own) + time.back(own)),
+            each.way,
+            f"{each.ideal:.2f}" if each.layer.can_be_cut else "-",
+            str(each.groups),
+            size(each.data_bytes),
+            size(each.bytes),
+        )
+        for each, time in zip(study.shares, study.compute, strict=True)
+    ]
+
+
+def point_rows(study: Study) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(each.workers),
+            f"{study.batch / each.workers:g}",
+            duration(each.data_seconds),
+            f"{each.data_efficiency:.0%}",
+            duration(each.best_seconds),
+            f"{each.best_efficiency:.0%}",
+        )
+        for each in study.points
+    ]
+
+
+def errors(study: Study) -> list[str]:
+    """How far the model is off, where that is known."""
+    found = []
+    if study.whole_step:
+        part = compute_seconds(study.compute, study.measured) / study.whole_step
+        found.append(
+            f"Measured here: the times of the layers add up to {part:.0%} of that of a whole forward and "
+            "backward pass."
+        )
+    offs = [each.computed(list(NETWORKS[each.network]())) / each.speedup - 1 for each in REPORTED]
+    found.append(
+        f"Computed for the {len(offs)} scalings that PCL-DNN's paper reports, with assumed speeds of its "
+        f"nodes: {min(offs):+.0%} to {max(offs):+.0%} off, the median {median(offs):+.0%}. The model knows "
+        "no slow workers, and with --gflops not that small batches compute more slowly: these are upper "
+        "bounds."
+    )
+    return found
+
+
+def advice(study: Study) -> list[str]:
+    """What follows."""
+    points = study.points
+    good = [each.workers for each in points if each.data_efficiency >= _GOOD]
+    found = [
+        f"Data parallel, rt.ShardedOptimizer() keeps {_GOOD:.0%} of each worker up to {max(good)} workers."
+        if good
+        else f"Data parallel, even {points[0].workers} workers keep less than {_GOOD:.0%} each."
+        if points
+        else "A batch of one cannot be shared."
+    ]
+    cut = [each for each in study.shares if each.way != "data"]
+    if cut:
+        saved = sum(each.data_bytes - each.bytes for each in cut)
+        found.append(
+            f"To cut {', '.join(each.layer.name for each in cut)} saves {size(saved)} of "
+            f"{size(sum(each.data_bytes for each in study.shares))} that a worker exchanges in each step."
+        )
+    return found
+
+
+def text(study: Study) -> RenderableType:
+    """Tables for a terminal."""
+    layers = _table("Layers", LAYER_COLUMNS, layer_rows(study))
+    points = _table("Steps, computed", POINT_COLUMNS, point_rows(study))
+    lines = [f"• {each}" for each in (*advice(study), *errors(study))]
+    return Group(headline(study), "", layers, "", points, "", *lines)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, header_style="dim")
+    for name in columns:
+        table.add_column(
+            name, no_wrap=True, justify="left" if name in ("layer", "share") else "right"
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def page(study: Study) -> str:
+    """A self-contained HTML page. AnalysisError without jinja2."""
+    try:
+        import jinja2
+    except ImportError:
+        raise AnalysisError(
+            "the HTML page needs jinja2: pip install 'rdmatensor[analyzer]'"
+        ) from None
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(_TEMPLATE.read_text()).render(
+        title=study.title,
+        headline=headline(study),
+        layer_columns=LAYER_COLUMNS,
+        layer_rows=layer_rows(study),
+        point_columns=POINT_COLUMNS,
+        point_rows=point_rows(study),
+        points=study.points,
+        advice=advice(study),
+        errors=errors(study),
+    )
