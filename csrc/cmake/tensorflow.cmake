@@ -86,8 +86,9 @@ function(add_tensorflow_library name minor folder)
 endfunction()
 
 # What it takes to vectorise loops of any length.
-set_source_files_properties(${CMAKE_SOURCE_DIR}/csrc/tensorflow/ops/start_kernel.cc PROPERTIES
-  COMPILE_OPTIONS -O3)
+set_source_files_properties(${CMAKE_SOURCE_DIR}/csrc/tensorflow/ops/start_kernel.cc
+  ${CMAKE_SOURCE_DIR}/csrc/tensorflow/ops/row_kernels.cc PROPERTIES
+  COMPILE_OPTIONS "-O3;-fno-math-errno")
 
 function(add_plugin minor folder version)
   set(plugin rdmatensor_tensorflow_2_${minor})

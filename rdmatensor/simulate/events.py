@@ -133,12 +133,18 @@ class Messages(Events):
         """The message is there when its bytes are; the sender does not wait."""
         self._inbox[other].append((self.transfer(rank, other), message))
 
-    def arrived(self, rank: int) -> list[Any]:
-        """The messages that are there."""
-        box = self._inbox[rank]
-        there = [message for at, message in box if at <= self.now]
-        self._inbox[rank] = [each for each in box if each[0] > self.now]
-        return there
+    def arrived(self, rank: int, senders: set[int] | None = None) -> list[Any]:
+        """The messages that are there; of some senders, which they begin with, the first of each."""
+        found, left, wanted = [], [], set(senders or ())
+        for at, message in self._inbox[rank]:
+            if at <= self.now and (senders is None or message[0] in wanted):
+                found.append(message)
+                if senders is not None:
+                    wanted.remove(message[0])
+            else:
+                left.append((at, message))
+        self._inbox[rank] = left
+        return found
 
 
 class PushGossip(Messages):
@@ -153,27 +159,50 @@ class PushGossip(Messages):
 
 
 class SGP(Messages):
-    """Push-sum along the exponential graph."""
+    """Push-sum along the exponential graph. With `wait`, a worker waits so many seconds for the message of
+    its turn."""
 
-    def __init__(self, setting: Setting, problem: Problem, period: int = 1) -> None:
+    def __init__(
+        self, setting: Setting, problem: Problem, period: int = 1, wait: float = 0.0
+    ) -> None:
         super().__init__(setting, problem, period)
         self._weights = np.ones(setting.workers)
+        self._wait = wait
+        self._due: list[set[int]] = [set() for _ in range(setting.workers)]
 
     def at(self, rank: int) -> Array:
         return rules.unbiased(self.cluster.models[rank], self._weights[rank]).astype(np.float32)
 
     def exchange(self, rank: int) -> Iterator[float]:
-        models, weights = self.cluster.models, self._weights
         size, step = self.setting.workers, int(self.steps[rank]) // self.period
-        other = rules.exponential_peer(rank, step, size)
-        if other != rank and self.free(rank) and not self.cluster.dead(other, self.now):
-            models[rank] /= 2
-            weights[rank] /= 2
-            self.send(rank, other, (models[rank].copy(), weights[rank]))
-        models[rank], weights[rank] = rules.push_sum(
-            models[rank], weights[rank], self.arrived(rank)
+        source, other = (
+            rule(rank, step, size) for rule in (rules.exponential_source, rules.exponential_peer)
         )
-        yield from ()
+        end = self.now + self._wait
+        awaited = self._wait > 0 and source not in self._due[rank]
+        self._due[rank].add(source)
+        while not self.free(rank) and self.now < end:
+            yield min(float(self._leaves[rank]), end)
+        if other != rank and self.free(rank) and not self.cluster.dead(other, self.now):
+            self.cluster.models[rank] /= 2
+            self._weights[rank] /= 2
+            message = (rank, self.cluster.models[rank].copy(), self._weights[rank])
+            self.send(rank, other, message)
+        self._receive(rank)
+        while awaited and source in self._due[rank] and self.now < end:
+            if self.cluster.dead(source, self.now):
+                break
+            yield min(self.now + self.setting.step_s / 20, end)
+            self._receive(rank)
+
+    def _receive(self, rank: int) -> None:
+        """Adds what is there; where workers wait for turns, what is due."""
+        used = self.arrived(rank, self._due[rank] if self._wait else None)
+        self._due[rank] -= {source for source, _, _ in used}
+        models, weights = self.cluster.models, self._weights
+        models[rank], weights[rank] = rules.push_sum(
+            models[rank], weights[rank], [(value, weight) for _, value, weight in used]
+        )
 
     def step(self, rank: int, gradient: Array) -> None:
         self.cluster.models[rank] -= self.cluster.rate * np.float32(self._weights[rank]) * gradient

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
         reduce_scatter,
     )
     from .costs import statistics, trace
+    from .cut.model import split
     from .data import shard
     from .gradients import AllReduce
     from .keras_callbacks import callbacks, on_rank_0
     from .optimizer import GradientTape, distribute
     from .process import Run, init, local_rank, rank, shutdown, size
+    from .sharded import ShardedOptimizer, save
     from .sync.base import Synchronizer
     from .sync.compression import PowerSGD, Quantized, TopK
     from .sync.decoupled import Decoupled
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from .sync.local_sgd import LocalSGD
     from .sync.periods import QSR, AdaComm, Quality
     from .sync.ssp import SSP
+    from .tables.explain import explain
+    from .tables.parallelize import parallelize
 
 __all__ = [
     "EASGD",
@@ -66,6 +70,7 @@ __all__ = [
     "Quality",
     "Quantized",
     "Run",
+    "ShardedOptimizer",
     "Synchronizer",
     "TopK",
     "all_gather",
@@ -76,14 +81,18 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "distribute",
+    "explain",
     "init",
     "local_rank",
     "on_rank_0",
+    "parallelize",
     "rank",
     "reduce_scatter",
+    "save",
     "shard",
     "shutdown",
     "size",
+    "split",
     "statistics",
     "trace",
 ]

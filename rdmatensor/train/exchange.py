@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +14,8 @@ import tensorflow as tf
 from ..errors import UsageError
 from .operations import as_written
 from .process import Run
-from .sync.base import Array, Synchronizer
+from .sync.base import Array, Synchronizer, having
+from .sync.rejoin import read_model
 
 # Values of the step of the next exchange: the synchronizer has not begun.
 _NOT_BEGUN = -1
@@ -64,10 +66,22 @@ class Exchange:
         tf.cond(step >= self._next, exchange, lambda: tf.identity(self._next))
 
     def _begin(self, x: Array) -> Any:
+        if self._run.group is None and self._run.step == 0:
+            raise UsageError(
+                "this process has come back to a training under way: train with fit(callbacks=rt.callbacks())"
+            )
         self._x = np.array(x)
         first = self.sync.begin(self._run, self._x)
         self._begun = True
         return np.int64(first if self._resumed is None else self._resumed)
+
+    def come_back(self, variables: Sequence[Any]) -> int:
+        """Begins, in eager code, with the model of another process. Returns the step at which that was."""
+        x = _joined(variables).numpy()
+        self._run.step = read_model(self._run, x)
+        self._assign(variables, x)
+        self._next.assign(self._begin(x))
+        return self._run.step
 
     def conclude(self, variables: Sequence[Any], step: int) -> None:
         """Lets the synchronizer bring the models together, in eager code, when training ends."""
@@ -75,10 +89,14 @@ class Exchange:
             return
         np.copyto(self._x, _joined(variables).numpy())
         self.sync.conclude(self._x, step)
+        self._assign(variables, self._x)
+
+    @staticmethod
+    def _assign(variables: Sequence[Any], x: Array) -> None:
         start = 0
         for variable in variables:
             end = start + int(np.prod(variable.shape))
-            variable.assign(self._x[start:end].reshape(variable.shape))
+            variable.assign(x[start:end].reshape(variable.shape))
             start = end
 
     def _exchange(self, x: Array, step: int, rate: float) -> Any:
@@ -97,31 +115,51 @@ class Exchange:
             f"variable {number}": value for number, value in enumerate(variables)
         }
         kept["next"] = self._next.numpy()
+        kept["kind"] = np.array(type(self.sync).__name__)
         kept.update({f"state {name}": value for name, value in self.sync.state().items()})
         written = file.with_name(file.name + ".new")
         with written.open("wb") as stream:
             np.savez(stream, **kept)
         written.replace(file)
 
-    def restore(self, file: Path) -> list[Array]:
-        """Takes what `save` wrote, and returns the variables; none if there is no file.
+    def restore(self, files: Sequence[Path], rank: int) -> list[Array]:
+        """Takes what `save` wrote, and returns the variables of process `rank`.
 
-        UsageError if the file is something else.
+        `files` is the own one, or those of all processes if there was another number of them. UsageError if
+        a file is something else, or if the synchronizer needs as many processes as before.
         """
-        if self._begun or not file.exists():
-            return []
-        try:
-            with np.load(file) as kept:
-                values = {name: kept[name] for name in kept.files}
-        except (ValueError, OSError) as error:
-            raise UsageError(f"{file} is not what callbacks(backup=...) writes: {error}") from None
-        self.sync.restore(
-            {k.removeprefix("state "): v for k, v in values.items() if k.startswith("state ")}
-        )
-        if "next" in values:
-            self._resumed = int(values["next"])
-        count = sum(name.startswith("variable ") for name in values)
-        return [values[f"variable {number}"] for number in range(count)]
+        kept = [_read(file) for file in files]
+        mine = kept[rank % len(kept)]
+        count = sum(name.startswith("variable ") for name in mine)
+        if all(str(each["kind"]) == type(self.sync).__name__ for each in kept):
+            states = [having(each, "state ") for each in kept]
+            if len(kept) > 1:
+                self.sync.restore(self.sync.regroup(states, rank, self._run.size))
+            else:
+                self.sync.restore(states[0])
+            self._resumed = int(mine["next"])
+        return [mine[f"variable {number}"] for number in range(count)]
+
+
+def mean_of(files: Sequence[Path], count: int) -> list[Array]:
+    """The means of the first `count` variables that processes kept."""
+    kept = [_read(file) for file in files]
+    means = []
+    for number in range(count):
+        values = [each[f"variable {number}"] for each in kept]
+        means.append(np.mean(values, axis=0).astype(values[0].dtype))
+    return means
+
+
+def _read(file: Path) -> dict[str, Array]:
+    try:
+        with np.load(file) as kept:
+            values = {name: kept[name] for name in kept.files}
+    except (ValueError, OSError, EOFError, BadZipFile) as error:
+        raise UsageError(f"{file} is not what callbacks(backup=...) writes: {error}") from None
+    if not {"next", "kind"} <= set(values):
+        raise UsageError(f"{file} is not what callbacks(backup=...) writes")
+    return values
 
 
 def _joined(variables: Sequence[Any]) -> Any:

@@ -55,6 +55,13 @@ class AllReduce(Synchronizer):
         if isinstance(self.compression, Compression):
             self.compression.restore(state)
 
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        if not isinstance(self.compression, Compression):
+            return {}
+        return self.compression.regroup(states, rank, size)
+
     def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
         return mean(run, gradients, self, name)
 
@@ -85,8 +92,8 @@ def mean(run: Run, gradients: Sequence[Any], sync: AllReduce, name: str) -> list
     if isinstance(sync.compression, Compression):
         return _compressed(run, results, dense, sync.compression, name)
     limit = bucket_bytes_of(run, sync.bucket_bytes)
-    buckets = _buckets(
-        [(i, gradients[i].dtype, _bytes_of(gradients[i])) for i in reversed(dense)], limit
+    buckets = buckets_of(
+        [(i, gradients[i].dtype, bytes_of(gradients[i])) for i in reversed(dense)], limit
     )
     under_way = []
     for number, members in enumerate(buckets):
@@ -131,15 +138,17 @@ def _compressed(
     return results
 
 
-def _bytes_of(tensor: Any) -> int:
+def bytes_of(tensor: Any) -> int:
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
 
 
-def _buckets(sized: Sequence[tuple[int, Any, int]], limit: int) -> list[list[int]]:
+def buckets_of(sized: Sequence[tuple[int, Any, int]], limit: int) -> list[list[int]]:
     """Groups tensors, given by number, type and bytes, in their order; each group has one type.
 
-    A large tensor is alone: it travels from where it lies, while those of a group are copied together.
+    A large tensor is alone: it travels from where it lies, while those of a group are copied together. The
+    group that is complete first comes first, because operations start in the order of the program.
     """
+    places = {number: place for place, (number, _, _) in enumerate(sized)}
     buckets: list[list[int]] = []
     open_buckets: dict[Any, tuple[list[int], int]] = {}
     for number, dtype, size in sized:
@@ -152,7 +161,7 @@ def _buckets(sized: Sequence[tuple[int, Any, int]], limit: int) -> list[list[int
             buckets.append(bucket)
         bucket.append(number)
         open_buckets[dtype] = (bucket, filled + size)
-    return buckets
+    return sorted(buckets, key=lambda bucket: places[bucket[-1]])
 
 
 def _start(run: Run, inputs: list[Any], compression: str | None, detail: str) -> operations.Started:

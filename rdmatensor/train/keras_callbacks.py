@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,14 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from . import operations
+from .backup import Backup, Kept
+from .cut.leading import only_on_rank_0
+from .cut.strips import groups_of, strip_of
 from .optimizer import exchange_of, move_outwards, sync_of
 from .process import Run, current
 from .summary import Summary
 from .sync.base import Synchronizer
+from .tables.placement import is_owned
 
 
 def callbacks(*, backup: str | Path | None = None, warmup_epochs: float = 0) -> list[Any]:
@@ -36,22 +39,43 @@ def callbacks(*, backup: str | Path | None = None, warmup_epochs: float = 0) -> 
     found: list[Any] = [_Together(run, Path(backup) if backup is not None else None)]
     if warmup_epochs > 0:
         found.append(_Warmup(run, warmup_epochs))
-    if run.size > 1:
+    if run.size > 1 and not run.returns:
         found.append(Summary(run))
     return found
 
 
 def on_rank_0(callback: Any) -> Any:
-    """The callback in rank 0, and one that does nothing elsewhere: for checkpoints, logs, and messages."""
-    return callback if current().rank == 0 else keras.callbacks.Callback()
+    """The callback in rank 0, and one that does nothing elsewhere: for checkpoints, logs, and messages.
+
+    Call it in all processes, with the same kind of callback. What it saves of a split model is the whole.
+    """
+    run = current()
+    run.saves |= isinstance(callback, keras.callbacks.ModelCheckpoint)
+    return callback if run.size == 1 else only_on_rank_0(callback, run.rank)
 
 
 def broadcast_variables(run: Run, variables: Sequence[Any], root: int, name: str) -> None:
-    """Sets variables to their values in `root`. Their order, types and shapes are the same everywhere."""
+    """Sets variables to their values in `root`. Their order, types and shapes are the same everywhere.
+
+    Strips of a split model come from the process of root's group that has the same one.
+    """
+    if run.size == 1:
+        return
+    groups = groups_of(variables)
+    if groups is not None:
+        strips = [each for each in variables if strip_of(each) is not None]
+        variables = [each for each in variables if strip_of(each) is None]
+        _broadcast(groups.across, strips, root // groups.size, f"strips of {name}")
+    _broadcast(run, variables, root, name)
+
+
+def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None:
     if run.size == 1:
         return
     by_type: dict[Any, list[Any]] = {}
     for each in variables:
+        if is_owned(each):
+            continue  # rows of a table that no other process has
         value = tf.convert_to_tensor(each)
         if value.dtype.is_bool or not (value.dtype.is_floating or value.dtype.is_integer):
             continue  # such as the state of a string table, which no process changes
@@ -72,7 +96,8 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, run: Run, backup: Path | None) -> None:
         super().__init__()
         self._run = run
-        self._backup = backup
+        self._folder = backup
+        self._backup: Backup | None = None
         self._in_fit = False
         self._sync = Synchronizer()
         self._shown = (0.0, 0)  # the loss that fit showed last, a mean over so many batches
@@ -91,8 +116,12 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
             if model.built and not optimizer.built:
                 optimizer.build(model.trainable_variables)
             self._sync = sync_of(optimizer)
-        epoch = self._restore() if self._run.rank == 0 else 0
-        if self._run.size > 1:
+        if self._folder is not None:
+            self._backup = Backup(self._folder, self._run, model, self._sync)
+        kept = self._backup.restore() if self._backup is not None else Kept(0, 0)
+        if self._run.returns:
+            kept = self._come_back()
+        elif self._run.size > 1:
             if not model.built:
                 raise UsageError(
                     "the model is not built: build it before fit(), so that all processes can start with "
@@ -100,13 +129,30 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
                 )
             # Seeds differ on purpose: processes drop out different units.
             of_model = [each for each in model.variables if "seed_generator" not in each.path]
-            of_optimizer = list(optimizer.variables) if optimizer is not None else []
+            of_optimizer = self._sync.shared(optimizer) if optimizer is not None else []
             broadcast_variables(self._run, [*of_model, *of_optimizer], 0, "the model at the start")
-            numbers = operations.broadcast(self._run, np.int64(epoch), 0, "the epoch at the start")
-            epoch = int(numbers)
-        if epoch:
-            model._initial_epoch = epoch
-            self._restore_own()
+            numbers = operations.broadcast(
+                self._run, np.array(kept, np.int64), 0, "the epoch at the start"
+            )
+            kept = Kept(*(int(each) for each in numbers))
+        if kept.epoch:
+            model._initial_epoch = kept.epoch
+            if self._backup is not None and not self._run.returns:
+                self._backup.restore_own(kept)
+
+    def _come_back(self) -> Kept:
+        """Takes the model of another process, and goes on in the epoch in which that is."""
+        optimizer = self.model.optimizer
+        exchange = exchange_of(optimizer)
+        if exchange is None or not self.model.built:
+            raise UsageError(
+                "this process comes back to a training under way: build the model, and compile it with "
+                "distribute(), before fit()"
+            )
+        step = exchange.come_back(self.model.trainable_variables)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner.iterations.assign(step)
+        return Kept(step // (self.params.get("steps") or step + 1), 0)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if logs and "loss" in logs and type(self._sync).observe is not Synchronizer.observe:
@@ -117,6 +163,8 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: Any = None) -> None:
         self._in_fit = False
+        self._sync.leave(self.model)
+        self._sync.release(self.model.optimizer)
         exchange = exchange_of(getattr(self.model, "optimizer", None))
         if exchange is not None and type(self._sync).conclude is not Synchronizer.conclude:
             exchange.conclude(
@@ -126,9 +174,11 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._in_fit:
+            self._sync.settle(self.model)
             self._average_statistics()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._sync.settle(self.model)
         self._average_statistics()
         if logs and self._run.size > 1 and self._sync.waits:
             names = sorted(logs)
@@ -137,17 +187,27 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
                 self._run, values, "mean", f"metrics of an epoch ({', '.join(names)})"
             )
             logs.update(zip(names, (float(each) for each in means), strict=True))
+        if self._backup is not None or self._run.saves:
+            self._sync.gather(self.model.optimizer)
         if self._backup is not None:
-            self._save_own()
-            if self._run.rank == 0:
-                self._save(epoch + 1)
+            self._backup.save_own(epoch + 1)
+            if self._run.size > 1 and self._sync.waits:
+                operations.barrier(self._run, "a backup")  # all or none
+            self._backup.save(epoch + 1)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._sync.release(self.model.optimizer)
+        self._sync.resume(self.model)
 
     def _average_statistics(self) -> None:
         """Averages what layers gather while they train, such as means and variances of batches."""
         statistics = [
             each
             for each in self.model.non_trainable_variables
-            if tf.as_dtype(each.dtype).is_floating and "seed_generator" not in each.path
+            if tf.as_dtype(each.dtype).is_floating
+            and "seed_generator" not in each.path
+            and not is_owned(each)
+            and strip_of(each) is None
         ]
         if self._run.size == 1 or not statistics or not self._sync.waits:
             return
@@ -164,60 +224,6 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
             )
             for variable, value in zip(members, started.finish(), strict=True):
                 variable.assign(value)
-
-    def _restore(self) -> int:
-        """The epoch after the last one that was kept; 0 if there is none."""
-        if self._backup is None:
-            return 0
-        state = self._backup / "state.json"
-        try:
-            kept = json.loads(state.read_text())
-        except FileNotFoundError:
-            return 0
-        except ValueError as error:
-            raise UsageError(f"{state} is not what callbacks(backup=...) writes: {error}") from None
-        self.model.load_weights(self._backup / kept["weights"])
-        return int(kept["epoch"])
-
-    def _own_file(self) -> Path:
-        assert self._backup is not None
-        return self._backup / f"rank_{self._run.rank}.npz"
-
-    def _own_variables(self) -> list[Any]:
-        """Those that differ between processes whose models do: parameters, and the optimizer's state."""
-        return [*self.model.trainable_variables, *self.model.optimizer.variables]
-
-    def _save_own(self) -> None:
-        """Keeps what this process has for itself: the synchronizer's state, and parameters that differ."""
-        exchange = exchange_of(getattr(self.model, "optimizer", None))
-        if exchange is None or self._backup is None:
-            return
-        self._backup.mkdir(parents=True, exist_ok=True)
-        together = self._sync.waits and not self._sync.apart
-        variables = [] if together else self._own_variables()
-        exchange.save(self._own_file(), [tf.convert_to_tensor(each).numpy() for each in variables])
-
-    def _restore_own(self) -> None:
-        exchange = exchange_of(getattr(self.model, "optimizer", None))
-        if exchange is None or self._backup is None:
-            return
-        for variable, value in zip(
-            self._own_variables(), exchange.restore(self._own_file()), strict=False
-        ):
-            variable.assign(value)
-
-    def _save(self, epoch: int) -> None:
-        assert self._backup is not None
-        self._backup.mkdir(parents=True, exist_ok=True)
-        weights = f"epoch_{epoch}.weights.h5"
-        self.model.save_weights(self._backup / weights)
-        # The state names the new weights at once or not at all.
-        written = self._backup / "state.json.new"
-        written.write_text(json.dumps({"epoch": epoch, "weights": weights}))
-        written.replace(self._backup / "state.json")
-        for old in self._backup.glob("epoch_*.weights.h5"):
-            if old.name != weights:
-                old.unlink()
 
 
 class _Warmup(keras.callbacks.Callback):  # type: ignore[misc]

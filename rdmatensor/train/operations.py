@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"]
 Reduction = Literal["mean", "sum", "product", "min", "max"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+# The attribute of a graph that has the token of the last operation in it, by group.
+_LAST = "_rdmatensor_last"
 # A type for operations without tensors, which the kernel has to have.
 _ANY = tf.float32
 
@@ -86,17 +88,17 @@ class Started:
     """An operation under way. `finish` waits for it; call it once."""
 
     def __init__(self, token: Any, dtype: Any, shapes: Sequence[Any]) -> None:
-        self._token = token
+        self.token = token
         self._dtype = dtype
         self._shapes = shapes
 
     def finish(self) -> list[Any]:
         """Returns its results."""
         if not self._shapes:
-            library().rdmatensor_wait(self._token)
+            library().rdmatensor_wait(self.token)
             return []
         results: list[Any] = library().rdmatensor_finish(
-            self._token, T=self._dtype, N=len(self._shapes), name="finish"
+            self.token, T=self._dtype, N=len(self._shapes), name="finish"
         )
         if not tf.executing_eagerly():
             for result, shape in zip(results, self._shapes, strict=True):
@@ -120,20 +122,42 @@ def start(
     `tensors` have one type; with all_reduce and broadcast they may be several. `scale` multiplies them first.
     `shapes` are those of the results, if they are others than those of `tensors`.
     """
+    if handle is None:
+        raise UsageError(
+            f"{detail}: this process has come back to a training under way, and is in no group: it can train "
+            "with a synchronizer that waits for nobody, and needs nothing that all processes do together"
+        )
     dtype = tensors[0].dtype if tensors else _ANY
     _refuse_xla(detail)
     # Tensors in the memory of accelerators are brought here by TensorFlow.
     with tf.device("/CPU:0"):
+        last = _last_operations()
+        before = last.get(id(handle))
         token = library().rdmatensor_start(
             handle,
             list(tensors),
+            [] if before is None else [before],
             kind=kind,
             detail=detail,
             reduction=reduction,
             scale=scale,
             root=root,
         )
+        last[id(handle)] = token
     return Started(token, dtype, [each.shape for each in tensors] if shapes is None else shapes)
+
+
+def _last_operations() -> dict[int, Any]:
+    """Those of the function that is traced, if one is: they start in the order of the program."""
+    if tf.executing_eagerly():
+        return {}
+    graph = tf.compat.v1.get_default_graph()
+    if graph._get_control_flow_context() is not None:
+        return {}
+    if not hasattr(graph, _LAST):
+        setattr(graph, _LAST, {})
+    found: dict[int, Any] = getattr(graph, _LAST)
+    return found
 
 
 def averaging(dtype: Any, size: int) -> dict[str, Any]:

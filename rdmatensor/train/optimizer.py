@@ -10,49 +10,80 @@ import keras
 import tensorflow as tf
 
 from ..errors import UsageError
+from . import front
+from .cut.optimizer import WithStrips
+from .cut.strips import groups_of, strip_of
 from .exchange import Exchange
 from .gradients import AllReduce, mean
 from .process import Run, current
 from .sync.base import Synchronizer
+from .sync.local_sgd import LocalSGD
+from .tables.placement import is_owned
 
 
-class Distributed:
+class Distributed(WithStrips):
     """What `distribute` puts in front of the class of an optimizer."""
 
     _rdmatensor_run: Run
     _rdmatensor_sync: Synchronizer
     _rdmatensor_exchange: Exchange | None
 
+    def build(self, variables: Sequence[Any]) -> None:
+        self._rdmatensor_prepare(variables)
+        super().build(variables)
+
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         optimizer: Any = self
-        exchange = self._rdmatensor_exchange
-        if optimizer.gradient_accumulation_steps is None:
-            grads = self._rdmatensor_reduce(grads)
-        if exchange is None:
-            return super().apply(grads, trainable_variables)  # type: ignore[misc]
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
-        exchange.before(trainable_variables or optimizer._trainable_variables)
+        variables = trainable_variables or optimizer._trainable_variables
+        self._rdmatensor_prepare(variables)
+        exchange = self._rdmatensor_exchange
+        if optimizer.gradient_accumulation_steps is None:
+            grads = self._rdmatensor_reduce(grads, variables)
+        if exchange is None:
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        exchange.before(variables)
         result = super().apply(grads, trainable_variables)  # type: ignore[misc]
         # Steps that only accumulate, or that a loss scale skips, do not count.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        exchange.after(
-            trainable_variables or optimizer._trainable_variables,
-            inner.iterations,
-            inner.learning_rate,
-        )
+        exchange.after(variables, inner.iterations, inner.learning_rate)
         return result
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         # With accumulation, Keras comes here in the steps that update the model, and only those communicate.
         optimizer: Any = self
         if optimizer.gradient_accumulation_steps is not None:
-            grads = self._rdmatensor_reduce(grads)
-        return super()._clip_gradients(grads)  # type: ignore[misc]
+            grads = self._rdmatensor_reduce(grads, self._rdmatensor_variables)
+        return super()._clip_gradients(grads)
 
-    def _rdmatensor_reduce(self, grads: Sequence[Any]) -> list[Any]:
+    def _rdmatensor_prepare(self, variables: Sequence[Any]) -> None:
+        """Lets groups of a split model train apart, if they shall."""
+        if any(is_owned(each) for each in variables) and not hasattr(self, "_rdmatensor_outermost"):
+            raise UsageError(
+                "the model has tables whose rows are in several processes: compile() the model that "
+                "parallelize() returned, and no other one"
+            )
+        groups = groups_of(variables)
+        if groups is None:
+            return
+        exchange = self._rdmatensor_exchange
+        groups.check(self._rdmatensor_sync)
+        if exchange is None and groups.period > 1 and groups.across.size > 1:
+            exchange = Exchange(groups.across, LocalSGD(groups.period))
+            object.__setattr__(self, "_rdmatensor_exchange", exchange)
+
+    def _rdmatensor_reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         optimizer: Any = self
-        return self._rdmatensor_sync.gradients(self._rdmatensor_run, list(grads), optimizer.name)
+        run, sync, name = self._rdmatensor_run, self._rdmatensor_sync, optimizer.name
+        groups = groups_of(variables)
+        if groups is None:
+            return sync.gradients(run, list(grads), name)
+        strips = [strip_of(each) is not None for each in variables]
+        results = groups.gradients(sync, grads, strips, name)
+        if isinstance(self, keras.optimizers.LossScaleOptimizer):
+            results = groups.agree_on_infinities(results, f"the gradients of {name}")
+        return results
 
 
 def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
@@ -86,23 +117,30 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if not scales and keras.config.dtype_policy().name == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    sync = sync or AllReduce()
+    if run.returns and not sync.comes_back:
+        raise UsageError(
+            f"rank {run.rank} was started again while the others train: with {type(sync).__name__} it "
+            "cannot come back: start all again"
+        )
     if run.size > 1:
-        put_in_front(optimizer, run, sync or AllReduce())
+        put_in_front(optimizer, run, sync)
     return optimizer
 
 
 def put_in_front(optimizer: Any, run: Run, sync: Synchronizer) -> None:
     """Gives the object a class that communicates, with the name and module of its own."""
-    own = type(optimizer)
-    names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-    # Keras tracks what is assigned to an optimizer.
-    for name, value in (
-        ("_rdmatensor_run", run),
-        ("_rdmatensor_sync", sync),
-        ("_rdmatensor_exchange", Exchange(run, sync) if sync.exchanges else None),
-        ("__class__", type(own.__name__, (Distributed, own), names)),
-    ):
-        object.__setattr__(optimizer, name, value)
+    cls = sync.front(optimizer, run) or Distributed
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        front.put(inner, WithStrips)
+    front.put(
+        optimizer,
+        cls,
+        _rdmatensor_run=run,
+        _rdmatensor_sync=sync,
+        _rdmatensor_exchange=Exchange(run, sync) if sync.exchanges else None,
+    )
 
 
 def _is_distributed(optimizer: Any) -> bool:
@@ -117,6 +155,9 @@ def exchange_of(optimizer: Any) -> Exchange | None:
 
 def sync_of(optimizer: Any) -> Synchronizer:
     """How this optimizer is synchronized. One that is not distributed has the defaults."""
+    exchange = exchange_of(optimizer)
+    if exchange is not None:
+        return exchange.sync
     return getattr(optimizer, "_rdmatensor_sync", None) or Synchronizer()
 
 
@@ -130,7 +171,7 @@ def move_outwards(optimizer: Any) -> None:
     if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):
         return
     run, sync = inner._rdmatensor_run, inner._rdmatensor_sync
-    object.__setattr__(inner, "__class__", type(inner).__mro__[2])
+    front.take_away(inner)
     put_in_front(optimizer, run, sync)
 
 
@@ -152,8 +193,18 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
     def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
         gradients = super().gradient(target, sources, *more, **named)
         run, sync = self._rdmatensor
-        return tf.nest.pack_sequence_as(
-            gradients,
-            mean(run, tf.nest.flatten(gradients), sync, "a tape"),
-            expand_composites=False,
-        )
+        variables, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
+        if any(is_owned(each) for each in variables):
+            raise UsageError(
+                "a tape cannot serve tables whose rows are in several processes: use fit(), or "
+                'parallelize(ways="gather")'
+            )
+        groups = groups_of(variables)
+        if groups is None:
+            means = mean(run, flat, sync, "a tape")
+        elif groups.period > 1:
+            raise UsageError("split(period=...) needs distribute(), which counts the steps")
+        else:
+            strips = [strip_of(each) is not None for each in variables]
+            means = groups.gradients(sync, flat, strips, "a tape")
+        return tf.nest.pack_sequence_as(gradients, means, expand_composites=False)

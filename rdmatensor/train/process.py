@@ -5,41 +5,50 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..device import Device
-from ..errors import ConnectionRefused, UsageError
-from ..group import Group
+from ..errors import DeviceError, UsageError
 from . import operations
-from .roles import Role, role_of
+from .roles import Role, join, role_of
+from .sync.rejoin import Place, find
 
 if TYPE_CHECKING:
     from ..topology import Topology
 
 
-class Run:
-    """This process's membership. `group` and `device` are None if the process is alone."""
+class Run(Place):
+    """This process's membership. `group` and `device` are None if the process is alone.
+
+    `group` is also None if the process `returns` to others that train without waiting.
+    """
 
     def __init__(self, role: Role, timeout: float) -> None:
         self.rank, self.size, self.local_rank = role.rank, role.size, role.local_rank
         self.timeout = timeout
         self.closing: list[Callable[[], None]] = []
         """What is called before the group is left."""
-        self.device: Device | None = None
-        self.group: Group | None = None
+        self.saves = False
+        """Whether a callback of rank 0 saves models."""
+        self.returns = False
         self._arena: int | None = None
         self.handle: Any = None
         """The group as a tensor, for operations."""
         if role.size == 1:
             return
         operations.library()  # if TensorFlow cannot load it, nobody waits for this process
-        port = int(role.root.rpartition(":")[2]) if role.rank == 0 else 0
-        self.device = Device(f"rank {role.rank}", port=port)
+        self.device = _device(role)
         try:
-            self.group = _join(self.device, role, timeout)
+            others = [each for rank, each in enumerate(role.addresses) if rank != role.rank]
+            if role.rank != 0:
+                others.insert(0, role.root)
+            self.addresses = find(self.device, others, role.size)
+            self.returns = bool(self.addresses)
             self._arena = operations.share_arena(self.device)
+            if self.returns:
+                return
+            self.group = join(self.device, role, "rdmatensor.train", timeout)
             self.handle = operations.handle_of(self.device, self.group, timeout)
         except BaseException:
             operations.unshare_arena(self._arena)
@@ -63,20 +72,16 @@ class Run:
             device.close()
 
 
-def _join(device: Device, role: Role, timeout: float) -> Group:
-    """Waits for rank 0, which may start later, and then for the others."""
-    end = time.monotonic() + timeout
-    pause = 0.02
-    while True:
-        left = max(end - time.monotonic(), 0.001)
-        root = None if role.rank == 0 else role.root
-        try:
-            return Group(device, role.rank, role.size, root, "rdmatensor.train", left)
-        except ConnectionRefused as error:
-            if error.status != "UNREACHABLE" or left <= pause:
-                raise
-        time.sleep(pause)
-        pause = min(2 * pause, 1.0)
+def _device(role: Role) -> Device:
+    """A device where others expect it: rank 0's, and any whose address a launcher has told."""
+    address = role.root if role.rank == 0 else dict(enumerate(role.addresses)).get(role.rank, "")
+    port = int(address.rpartition(":")[2] or 0)
+    try:
+        return Device(f"rank {role.rank}", port=port)
+    except DeviceError:
+        if role.rank == 0:
+            raise
+    return Device(f"rank {role.rank}")
 
 
 _run: Run | None = None
@@ -98,7 +103,11 @@ def init(
     operation: a process that waits so long for another one fails. `topology`, a
     rdmatensor.topology.Topology, the path of its file or the name of a recorded one, has the links between
     the processes in the order of ranks; rank 0's counts, and collective operations take spanning trees where
-    they are faster.
+    they are faster. "probe" measures the links, and takes some seconds.
+
+    A process that died, and is started again while the others train with a synchronizer that waits for
+    nobody, comes back to them here, if it finds one of them: rank 0, or any other whose address TF_CONFIG
+    has. It is in no group then: it reads the model of another process when fit() begins.
 
     Calling it again returns the same object. Raises UsageError if the place is unclear, Unsupported if this
     TensorFlow cannot be used, and what Group raises. Not thread-safe.
@@ -109,7 +118,10 @@ def init(
         atexit.register(shutdown)
         if topology is not None and _run.group is not None:
             from ..topology.agree import use
+            from ..topology.probing import probe
 
+            if topology == "probe":
+                topology = probe(_run.group, timeout=timeout)
             use(_run.group, topology, roots=[0], timeout=timeout)
     return _run
 

@@ -17,6 +17,13 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from train.asynchronous_cases import fit_with_a_kill  # noqa: F401
+from train.operation_cases import *  # noqa: F403
+from train.resume_cases import resumed, resumes  # noqa: F401
+from train.sharded_cases import *  # noqa: F403
+from train.split_cases import load_without_us, split_cases  # noqa: F401
+from train.split_kills import split_kill  # noqa: F401
+from train.table_cases import table, tables, uneven  # noqa: F401
+from train.table_choices import chosen, dying, refused, tables_resumed  # noqa: F401
 
 ROWS, WIDTH, CLASSES = 64, 12, 4
 
@@ -91,114 +98,6 @@ def fit(
         "logs": dict(history.history),
         "steps": int(model.optimizer.iterations.numpy()),
     }
-
-
-def operations() -> Any:
-    """Every operation and its gradient, in eager code and in a function."""
-    run = rt.init()
-    mine = (
-        tf.reshape(tf.range(4 * run.size, dtype=tf.float32), [2 * run.size, 2]) + 100.0 * run.rank
-    )
-    found: dict[str, Any] = {}
-
-    def each(value: Any) -> dict[str, Any]:
-        return {
-            "mean": rt.all_reduce(value),
-            "sum": rt.all_reduce(value, op="sum"),
-            "max": rt.all_reduce(value, op="max"),
-            "min": rt.all_reduce(value, op="min"),
-            "product": rt.all_reduce(value * 0.01, op="product"),
-            "scatter": rt.reduce_scatter(value),
-            "gather": rt.all_gather(value),
-            "all_to_all": rt.all_to_all(value),
-            "broadcast": rt.broadcast(value, root=run.size - 1),
-        }
-
-    def gradients(value: Any) -> dict[str, Any]:
-        found = {}
-        for name, act in {
-            "mean": rt.all_reduce,
-            "sum": lambda x: rt.all_reduce(x, op="sum"),
-            "scatter": rt.reduce_scatter,
-            "gather": rt.all_gather,
-            "all_to_all": rt.all_to_all,
-            "broadcast": rt.broadcast,
-        }.items():
-            with tf.GradientTape() as tape:
-                tape.watch(value)
-                result = act(value)
-                # Each element counts differently, in each process.
-                weights = tf.reshape(tf.range(tf.size(result), dtype=tf.float32), tf.shape(result))
-                loss = tf.reduce_sum(result * (weights + 1000.0 * run.rank))
-            found[name] = tape.gradient(loss, value)
-        return found
-
-    for how, wrap in {"eager": lambda f: f, "function": tf.function}.items():
-        found[how] = {name: x.numpy().tolist() for name, x in wrap(each)(mine).items()}
-        found[f"{how} gradients"] = {
-            name: x.numpy().tolist() for name, x in wrap(gradients)(mine).items()
-        }
-    static = (
-        tf.function(each).get_concrete_function(tf.TensorSpec([2 * run.size, 2])).structured_outputs
-    )
-    found["shapes"] = {name: x.shape.as_list() for name, x in static.items()}
-    rt.barrier()
-    tf.function(rt.barrier)()
-    return found
-
-
-def types() -> Any:
-    """Sums of each type."""
-    rt.init()
-    names = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"]
-    names += ["uint8", "uint16", "uint32", "uint64"]
-    sums = {}
-    for name in names:
-        value = tf.cast(tf.range(5) + rt.rank(), name)
-        sums[name] = tf.cast(rt.all_reduce(value, op="sum"), tf.float64).numpy().tolist()
-    empty = rt.all_reduce(tf.zeros([0, 3]))
-    big = rt.all_reduce(tf.ones([5_000_000]), op="sum")
-    return [sums, empty.shape.as_list(), float(tf.reduce_max(big)), float(tf.reduce_min(big))]
-
-
-def many_in_flight() -> Any:
-    """Several operations at once in one function, also in a loop and behind a condition."""
-    run = rt.init()
-
-    @tf.function
-    def many(value: Any) -> Any:
-        return [rt.all_reduce(value * i, op="sum", name=f"number {i}") for i in range(50)]
-
-    @tf.function
-    def looped(value: Any) -> Any:
-        total = tf.zeros_like(value)
-        for i in tf.range(20):
-            if i % 3 == 0:
-                total += rt.all_reduce(value + tf.cast(i, tf.float32), op="sum", name="third")
-            else:
-                total += rt.all_reduce(value, op="max", name="other")
-        return total
-
-    value = tf.ones([1000]) * (run.rank + 1.0)
-    results = [float(each[0]) for each in many(value)]
-    return [results, float(looped(value)[0]), float(tf.function(many)(value)[7][999])]
-
-
-def in_place() -> Any:
-    """Whether what is used again keeps its values, and where the operation works."""
-    run = rt.init()
-    found = []
-    for count in (10, 1_000_000):
-
-        @tf.function
-        def used_again(value: Any) -> Any:
-            twice = value * 2.0
-            return twice, rt.all_reduce(twice), rt.all_reduce(value * 4.0, op="sum")
-
-        value = tf.fill([count], run.rank + 1.0)
-        results = [*used_again(value), rt.all_reduce(value), value]
-        found.append([[float(x) for x in (each[0], each[-1])] for each in results])
-    return [found, rt.statistics()["copied_bytes"]]
 
 
 def measured(traces: str) -> Any:
@@ -417,12 +316,12 @@ def killed(rank: int) -> Any:
     return "no error"
 
 
-def resume(backup: str, stop_after: int | None, epochs: int = 4, sync: str = "AllReduce()") -> Any:
+def resume(backup: str, stop_after: int | None, epochs: int = 4) -> Any:
     """Trains with a backup; may end without a goodbye after some epochs."""
     run = rt.init()
     model = _model(batch_norm=True)
     model.compile(
-        rt.distribute(keras.optimizers.Adam(0.01), _sync(sync)),
+        rt.distribute(keras.optimizers.Adam(0.01)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
 
@@ -510,6 +409,8 @@ def again() -> Any:
     function = tf.function(lambda: rt.all_reduce(tf.constant(1.0), op="sum"))
     handle = run.handle
     function()
+    if run.rank == 0:
+        time.sleep(0.3)  # the other one is back before this one has left
     rt.shutdown()
     try:
         run.handle = handle

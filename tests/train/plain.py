@@ -7,6 +7,7 @@ line of JSON.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -19,8 +20,9 @@ from sklearn.datasets import load_digits
 import rdmatensor.train as rt
 from rdmatensor import Device, Group
 from rdmatensor.errors import ConnectionRefused
-from rdmatensor.train.sync import gossip
+from rdmatensor.train.sync import gossip, rules
 from rdmatensor.train.sync.base import Array, Synchronizer
+from rdmatensor.train.sync.rejoin import Place, find, read_model
 
 CLASSES, WIDTH, BATCH = 10, 65, 16
 
@@ -32,15 +34,19 @@ class Deaf(rt.PullGossip):
         return super().exchange(x.copy(), step, rate)
 
 
-class Run:
+class Run(Place):
     """What synchronizers need of rdmatensor.train.Run, without TensorFlow."""
 
-    def __init__(self) -> None:
+    def __init__(self, again: bool = False) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.timeout = 100.0
         port = int(os.environ["MASTER_PORT"])
         self.device = Device(f"rank {self.rank}", port=port if self.rank == 0 else 0)
         root = None if self.rank == 0 else f"127.0.0.1:{port}"
+        if again:
+            assert root is not None
+            self.addresses = find(self.device, [root], self.size)
+            return
         end = time.monotonic() + self.timeout
         while True:
             try:
@@ -78,8 +84,10 @@ class Trained:
     def __init__(self, run: Any, sync: Synchronizer, x: Array, y: Array) -> None:
         self.sync, self._x, self._y = sync, x, y
         self.weights = np.zeros(WIDTH * CLASSES, "f")
+        if run.group is None:
+            run.step = read_model(run, self.weights)
         self._random = np.random.default_rng(run.rank)
-        self.steps, self._next = 0, sync.begin(run, self.weights)
+        self.steps, self._next = run.step, sync.begin(run, self.weights)
 
     def step(self, rate: float) -> None:
         rows = self._random.integers(0, len(self._y), BATCH)
@@ -148,14 +156,151 @@ def kill(run: Any, each: list[str], steps: int, doomed: int) -> Any:
     }
 
 
+def come_back(run: Any, each: list[str], steps: int, doomed: int, again: bool) -> Any:
+    """Several models in turns. One process dies, and comes back; the others never stop."""
+    x, y = digits()
+    models = [Trained(run, eval(text), x, y) for text in each]
+    begun = [accuracy(model.weights, x, y) for model in models]
+    first = (
+        []
+        if again
+        else [_member(model, doomed).generation for model in models if run.rank != doomed]
+    )
+    end, together, slowest, seen = time.monotonic() + run.timeout, 0, 0.0, False
+    while together < steps and time.monotonic() < end:
+        begin = time.monotonic()
+        for model in models:
+            model.step(0.1)
+        slowest = max(slowest, time.monotonic() - begin)
+        if run.rank != doomed:
+            now = [_member(model, doomed) for model in models]
+            back = [
+                each.connected and each.generation != one
+                for each, one in zip(now, first, strict=True)
+            ]
+            seen = seen or all(back)
+            together += seen
+        elif again:
+            together += 1
+        elif models[0].steps == 20:
+            print("training", flush=True)
+    for model in models:
+        model.sync.finish()
+    return {
+        "begun": begun,
+        "accuracy": [accuracy(model.weights, x, y) for model in models],
+        "together": together,
+        "slowest": slowest,
+        "weight": [getattr(model.sync, "weight", None) for model in models],
+    }
+
+
+def _member(model: Trained, rank: int) -> Any:
+    members: Any = model.sync.members  # type: ignore[attr-defined]
+    return members.store.member(rank)
+
+
+def resume(run: Any, each: list[str], steps: int) -> Any:
+    """What goes on from a state does what goes on without a break: by name, whether the states are equal
+    then, and whether all numbers are after as many steps again."""
+    x, y = digits()
+    found = {}
+    for text in each:
+        model = Trained(run, eval(text), x, y)
+        _in_turns(run, model, steps)
+        kept = copied(model.sync.state())
+        later = copy.copy(model)
+        later.sync, later.weights = eval(text), model.weights.copy()
+        later._random = copy.deepcopy(model._random)
+        later.sync.restore(kept)
+        later.sync.begin(run, later.weights)
+        equal = _equal(kept, later.sync.state())
+        run.group.barrier()
+        for each_model in (model, later):
+            _in_turns(run, each_model, steps)
+        found[text] = [equal, bool((model.weights == later.weights).all())]
+        run.group.barrier()
+        for each_model in (model, later):
+            each_model.sync.close()
+    return found
+
+
+def turns(run: Any, steps: int) -> Any:
+    """SGP whose processes wait for their turns, at unequal speeds: whether it does what its paper's does."""
+    sync = rt.SGP(wait=run.timeout)
+    numbers = np.random.default_rng(0).standard_normal((steps, run.size, 3)).astype("f")
+    wanted, x = np.zeros((run.size, 3), "f"), np.zeros(3, "f")
+    sync.begin(run, x)
+    weights, furthest = set(), 0.0
+    for step in range(steps):
+        time.sleep(0.003 * ((run.rank + step) % run.size))
+        x += numbers[step, run.rank]
+        sync.exchange(x, step + 1, 0.1)
+        moved = wanted + numbers[step]
+        for rank in range(run.size):
+            source = rules.exponential_source(rank, step, run.size)
+            wanted[rank] = 0.5 * (moved[rank] + moved[source])
+        weights.add(sync.weight)
+        furthest = max(furthest, float(np.abs(x - wanted[run.rank]).max()))
+    sync.close()
+    return {"weights": list(weights), "furthest": furthest}
+
+
+def copied(state: Any) -> dict[str, Array]:
+    return {name: np.array(value) for name, value in state.items()}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return set(a) == set(b) and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+class _Punctual:
+    """In place of members' push and arrivals: waits for what was sent in earlier turns, and orders it."""
+
+    def __init__(self, run: Any, members: Any) -> None:
+        self._run, self._members, self._push = run, members, members.push
+        self._sent, self._due = np.zeros(run.size, np.int64), 0
+        members.push, members.arrivals = self.push, self.arrivals
+
+    def push(self, rank: int, data: Array, mark: int = 0) -> bool:
+        done = bool(self._push(rank, data, mark))
+        self._sent[rank] += done
+        return done
+
+    def arrivals(self) -> list[Any]:
+        found = [self._members.store.take(self._run.timeout) for _ in range(self._due)]
+        self._due = 0
+        return sorted(found, key=lambda each: int(each.rank))
+
+    def end_turn(self) -> None:
+        everyone = self._run.group.all_gather(self._sent).reshape(-1, self._run.size)
+        self._due += int(everyone[:, self._run.rank].sum())
+        self._sent[:] = 0
+
+
+def _in_turns(run: Any, model: Trained, steps: int) -> None:
+    """One process after the other, so that what a process hears does not depend on the time."""
+    members: Any = model.sync.members  # type: ignore[attr-defined]
+    punctual = getattr(members, "punctual", None) or _Punctual(run, members)
+    members.punctual = punctual
+    for _ in range(steps):
+        for rank in range(run.size):
+            if rank == run.rank:
+                model.step(0.1)
+            punctual.end_turn()
+
+
 def _gone(sync: Any, doomed: int) -> bool:
     return bool(sync.members.store.member(doomed).gone)
 
 
 def main() -> None:
-    run = Run()
-    cases: dict[str, Any] = {"views": views, "kill": kill}
-    answer = cases[sys.argv[1]](run, **json.loads(sys.argv[2]))
+    arguments = json.loads(sys.argv[2])
+    run = Run(arguments.get("again", False))
+    cases: dict[str, Any] = {
+        each.__name__: each for each in (views, kill, resume, come_back, turns)
+    }
+    answer = cases[sys.argv[1]](run, **arguments)
     print(json.dumps(answer), flush=True)
     sys.stdin.read()  # until all have answered
 

@@ -28,29 +28,33 @@ class Ranks:
         environment: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> None:
-        (port,) = free_ports(1)
+        (self._port,) = free_ports(1)
+        self._command = [warm.python(), "-m", "train.cases", case, json.dumps(arguments)]
+        self._environment = environment or {}
         self.logs = [folder / f"{case}_{size}_{rank}.log" for rank in range(size)]
-        self.processes = []
-        for rank, log in enumerate(self.logs):
-            settings = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-                **(environment or {}),
-            }
-            command = [warm.python(), "-m", "train.cases", case, json.dumps(arguments)]
-            with log.open("wb") as errors:
-                self.processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=errors,
-                        env=os.environ | settings,
-                    )
-                )
+        self.processes = [self._started(rank) for rank in range(size)]
+
+    def _started(self, rank: int) -> subprocess.Popen[bytes]:
+        settings = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(self.logs)),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            **self._environment,
+        }
+        with self.logs[rank].open("ab") as errors:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | settings,
+            )
+
+    def start_again(self, rank: int) -> None:
+        """Starts a process in the place of one that has ended."""
+        self.processes[rank] = self._started(rank)
 
     def __enter__(self) -> Ranks:
         return self

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.ports import free_ports
+from train.asynchronous_cases import TOGETHER
 from train.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(300)
@@ -30,21 +31,21 @@ EACH = [
 ]
 
 
+def _start(case: str, rank: int, port: int, **arguments: Any) -> subprocess.Popen[bytes]:
+    place = {"RANK": str(rank), "WORLD_SIZE": str(SIZE), "MASTER_PORT": str(port)}
+    return subprocess.Popen(
+        [sys.executable, PROGRAM, case, json.dumps(arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | place | {"OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
 @contextmanager
 def plain_ranks(case: str, **arguments: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes of plain.py; what still runs at the end is killed."""
     (port,) = free_ports(1)
-    processes = []
-    for rank in range(SIZE):
-        place = {"RANK": str(rank), "WORLD_SIZE": str(SIZE), "MASTER_PORT": str(port)}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, PROGRAM, case, json.dumps(arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=os.environ | place | {"OPENBLAS_NUM_THREADS": "1"},
-            )
-        )
+    processes = [_start(case, rank, port, **arguments) for rank in range(SIZE)]
     try:
         yield processes
     finally:
@@ -79,31 +80,82 @@ def test_no_weight_of_push_sum_is_lost(views: list[dict[str, Any]]) -> None:
     assert sum(each["rt.SGP()"][1] for each in views) == SIZE
 
 
-def test_fit_goes_on_without_a_killed_process(tmp_path: Path) -> None:
+def test_push_sum_with_turns_is_that_of_its_paper() -> None:
+    """To the bit, weights are 1 after each turn, although processes are unequally fast."""
+    with plain_ranks("turns", steps=60) as processes:
+        answers = [json.loads(line_of(process)) for process in processes]
+    for answer in answers:
+        assert answer["weights"] == [1.0]
+        assert answer["furthest"] < 1e-4
+
+
+def test_goes_on_from_a_state() -> None:
+    """Threads of EASGD, Decoupled and SSP apply what arrives when they come to it."""
+    each = [name.replace("period=10", "period=4") for name in EACH]
+    with plain_ranks("resume", each=each, steps=10) as processes:
+        answers = [json.loads(line_of(process)) for process in processes]
+    for answer in answers:
+        assert all(equal for equal, _ in answer.values()), answer
+        for name in ("rt.PullGossip()", "rt.PushGossip()", "rt.SGP()"):
+            assert answer[name][1], (name, answer)
+
+
+def test_fit_goes_on_without_a_killed_process_until_it_comes_back(tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     doomed = 2
     with Ranks("fit_with_a_kill", SIZE, tmp_path, doomed=doomed, backup=str(backup)) as ranks:
         ranks.wait_for(doomed, "training")
         ranks.kill(doomed)
-        answers = [ranks.answer(rank) for rank in range(SIZE) if rank != doomed]
+        ranks.start_again(doomed)
+        answers = [ranks.answer(rank) for rank in range(SIZE)]
     for rank, answer in enumerate(answers):
         assert "error" not in answer, (answer, ranks.log(rank))
-        assert answer["steps"] == 5 * 1072 // 16
+        assert answer["together"] == TOGETHER, ranks.log(rank)
         assert answer["slowest"] < 10
-        assert {"rank_0.npz", "rank_1.npz"} <= set(answer["kept"])
+        if rank != doomed:
+            assert answer["steps"] == answer["batches"]
+            assert any(name.startswith(f"rank_{rank}.epoch_") for name in answer["kept"])
+    back = answers[doomed]
+    assert "cannot come back" in back["refused"]
+    assert back["steps"] > back["batches"]  # it counts on
+    assert back["epochs"][0] == (back["steps"] - back["batches"]) // (1072 // 16)
+    assert back["accuracy"] > 0.6  # in its first epoch
+
+
+def test_a_killed_process_comes_back() -> None:
+    each = [name for name in EACH if "SSP" not in name]
+    doomed, (port,) = 1, free_ports(1)
+    arguments: dict[str, Any] = {"each": each, "steps": 150, "doomed": doomed}
+    processes = [_start("come_back", rank, port, **arguments, again=False) for rank in range(SIZE)]
+    try:
+        assert line_of(processes[doomed]) == "training"
+        processes[doomed].kill()
+        processes[doomed].communicate()
+        processes[doomed] = _start("come_back", doomed, port, **arguments, again=True)
+        answers = [json.loads(line_of(process)) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert min(answers[doomed]["begun"]) > 0.5  # others had trained what it began with
+    for answer in answers:
+        assert answer["together"] == arguments["steps"]
+        assert min(answer["accuracy"]) > 0.85
+        assert answer["slowest"] < 10
 
 
 def test_a_killed_process_costs_the_others_no_step() -> None:
-    steps, doomed = 300, 2
-    with plain_ranks("kill", each=EACH, steps=steps, doomed=doomed) as processes:
+    steps, doomed, each = 300, 2, [*EACH, "rt.SGP(wait=0.2)"]
+    with plain_ranks("kill", each=each, steps=steps, doomed=doomed) as processes:
         assert line_of(processes[doomed]) == "training"
         processes[doomed].kill()
         answers = [
             json.loads(line_of(process)) for rank, process in enumerate(processes) if rank != doomed
         ]
     for answer in answers:
-        assert answer["steps"] == [steps] * len(EACH)
+        assert answer["steps"] == [steps] * len(each)
         assert min(answer["accuracy"]) > 0.85
         assert answer["slowest"] < 10
     # Push-sum loses what the dead process held, and what was on its way to it.
-    assert 0 < sum(answer["weight"][EACH.index("rt.SGP()")] for answer in answers) <= SIZE
+    for name in ("rt.SGP()", "rt.SGP(wait=0.2)"):
+        assert 0 < sum(answer["weight"][each.index(name)] for answer in answers) <= SIZE

@@ -64,6 +64,7 @@ def test_values_and_gradients(tmp_path: Path) -> None:
                 np.testing.assert_allclose(
                     answer[f"{how} gradients"][name], expected[rank], rtol=1e-5, err_msg=name
                 )
+        assert answer["ordered"]
         assert answer["shapes"] == {name: list(np.shape(x[rank])) for name, x in values.items()}
 
 

@@ -96,11 +96,14 @@ def test_asynchronous_ones_outlive_a_death(name: str, problem: Problem) -> None:
     assert synchronous[1].seconds[-1] > synchronous[0].seconds[-1] + 4
 
 
-def test_weights_of_push_sum_are_conserved(problem: Problem) -> None:
-    run = events.SGP(Setting(workers=5, rate=0.4, steps=30), problem)
+@pytest.mark.parametrize("wait", [0.0, 10.0])
+def test_weights_of_push_sum_are_conserved(wait: float, problem: Problem) -> None:
+    run = events.SGP(Setting(workers=5, rate=0.4, steps=30), problem, wait=wait)
     run.run()
-    on_the_way = sum(weight for box in run._inbox for _, (_, weight) in box)
+    on_the_way = sum(message[2] for box in run._inbox for _, message in box)
     assert run._weights.sum() + on_the_way == pytest.approx(5)
+    if wait:  # each turn gives back what it takes
+        assert {0.5, 1.0} >= set(run._weights)
 
 
 def test_one_slow_worker_slows_who_waits(problem: Problem) -> None:

@@ -194,13 +194,45 @@ def test_hierarchy_of_two_hosts(tmp_path: Path) -> None:
             np.testing.assert_allclose(answer[name], answer[each[0]], atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("sync", ["LocalSGD(period=3)", "DiLoCo(period=3, compression=TopK(0.5))"])
-def test_resumes_where_it_was_killed(tmp_path: Path, sync: str) -> None:
-    arguments: Any = {"sync": sync, "epochs": 3}
-    whole = run("resume", 2, tmp_path, backup=str(tmp_path / "whole"), stop_after=None, **arguments)
-    backup = str(tmp_path / "backup")
-    killed = run("resume", 2, tmp_path, backup=backup, stop_after=2, **arguments)
-    assert killed == ["killed", "killed"]
-    after = run("resume", 2, tmp_path, backup=backup, stop_after=None, **arguments)
-    for answer in after:
-        np.testing.assert_allclose(answer["weights"], whole[0]["weights"], atol=1e-6)
+# Steps in between two exchanges, and after an exchange, are kept: 8 steps are.
+EXACT = [
+    "AllReduce(compression=TopK(0.2))",
+    "AllReduce(compression=Quantized('int8'))",
+    "LocalSGD(period=Quality(0.02, first=3))",
+    "DiLoCo(period=3, fragments=2, compression=TopK(0.5))",
+    "Hierarchical(host_size=1, between=LocalSGD(period=AdaComm(3)))",
+]
+ASYNCHRONOUS = [
+    "SGP()",
+    "EASGD(period=2)",
+    "Decoupled(period=4, grace=0.01)",
+]
+
+
+@pytest.fixture(scope="module")
+def backups(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """Backups of each, and what two processes did with them."""
+    folder = tmp_path_factory.mktemp("backups")
+    return folder, run("resumes", 2, folder, each=EXACT + ASYNCHRONOUS, backups=str(folder))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_goes_on_from_a_backup(backups: tuple[Path, list[Any]], name: str) -> None:
+    for answer in backups[1]:
+        whole, again = answer[name]
+        assert whole == again
+        assert again == backups[1][0][name][1]
+
+
+def test_goes_on_with_other_processes(backups: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    folder, two = backups
+    three = run("resumed", 3, tmp_path, each=EXACT + ASYNCHRONOUS, backups=str(folder))
+    for name in EXACT + ASYNCHRONOUS:
+        answers = [answer[name] for answer in three]
+        if name.startswith("Hierarchical"):
+            assert "start 2 processes, not 3" in answers[0]
+            continue
+        assert name in ASYNCHRONOUS or answers[1:] == answers[:-1], name
+        # The last epoch of three is not far from that of two, whose mean is what they went on from.
+        wanted = np.mean([answer[name][1] for answer in two], axis=0)
+        assert np.abs(np.mean(answers, axis=0) - wanted).max() < 0.1, name

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import rdmatensor
+from rdmatensor.train.roles import Role
 
 MEMBERS = 3
 
@@ -45,7 +46,8 @@ def test_members_find_what_one_finds(svm: Any) -> None:
     address = devices[0].address
 
     def member(rank: int) -> Any:
-        with svm.join(devices[rank], rank, MEMBERS, None if rank == 0 else address) as group:
+        role = Role(rank, MEMBERS, address, 0, "the test")
+        with svm.join(devices[rank], role, "svm", 60.0) as group:
             return svm.fit(devices[rank], group, *case)
 
     try:

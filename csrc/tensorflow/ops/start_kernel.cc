@@ -128,6 +128,7 @@ class StartKernel : public tensorflow::OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("scale", &scale_));
     OP_REQUIRES_OK(construction, construction->GetAttr("root", &root));
     OP_REQUIRES_OK(construction, construction->GetAttr("detail", &detail_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("N", &count_));
     static constexpr const char* kKinds[] = {"all_reduce", "reduce_scatter", "all_gather",
                                              "broadcast",  "all_to_all",     "barrier"};
     static constexpr const char* kReductions[] = {"sum", "product", "min", "max", "mean"};
@@ -148,7 +149,7 @@ class StartKernel : public tensorflow::OpKernel {
     GroupState& group = **state;
     std::vector<const Tensor*> inputs;
     std::string detail = absl::StrCat(detail_, ":");
-    for (int i = 1; i < context->num_inputs(); ++i) {
+    for (int i = 1; i <= count_; ++i) {
       inputs.push_back(&context->input(i));
       absl::StrAppend(&detail, " ", inputs.back()->shape().DebugString());
     }
@@ -174,26 +175,34 @@ class StartKernel : public tensorflow::OpKernel {
     return static_cast<int>(number) + 1;
   }
 
-  // Reduces a single tensor where it lies, and puts the result in its place if nobody else uses the tensor. Other hosts
-  // could not write there.
+  // Reduces a single tensor where it lies. Puts the result of an all-reduce in its place if nobody else uses the tensor.
+  // Other hosts could not write there.
   bool UseInPlace(OpKernelContext* context, GroupState* group, Started* started,
                   rdt_collective* collective) const {
-    if (collective->kind != RDT_ALL_REDUCE || context->num_inputs() != 2 || scale_ != 1.0F) {
+    const bool scatters = collective->kind == RDT_REDUCE_SCATTER;
+    if ((!scatters && collective->kind != RDT_ALL_REDUCE) || count_ != 1 || scale_ != 1.0F) {
       return false;
     }
     const Tensor& input = context->input(1);
     if (!input.IsAligned() || input.NumElements() == 0) return false;
+    TensorShape shape = input.shape();
+    if (scatters) {
+      if (shape.dims() == 0 || shape.dim_size(0) % group->size() != 0) return false;
+      shape.set_dim(0, shape.dim_size(0) / group->size());
+    }
     std::unique_ptr<Tensor> own;
-    if (group->one_host()) {
+    if (!scatters && group->one_host()) {
       own =
           context->forward_input(1, OpKernelContext::Params::kNoReservation, dtype_, input.shape(),
                                  tensorflow::HOST_MEMORY, tensorflow::AllocatorAttributes());
     }
     const auto operand = std::make_shared<Tensor>(own != nullptr ? *own : input);
     started->input = std::shared_ptr<char>(operand, static_cast<char*>(operand->data()));
-    started->output = own != nullptr ? started->input : group->pool().Take(started->bytes);
+    started->output = own != nullptr
+                          ? started->input
+                          : group->pool().Take(started->bytes / (scatters ? group->size() : 1));
     if (started->output == nullptr) return false;
-    started->results.emplace_back(0, operand->shape());
+    started->results.emplace_back(0, std::move(shape));
     collective->input = started->input.get();
     collective->output = started->output.get();
     collective->count = static_cast<uint64_t>(operand->NumElements());
@@ -263,6 +272,7 @@ class StartKernel : public tensorflow::OpKernel {
   }
 
   tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
+  int count_ = 0;
   float scale_ = 1;
   std::string detail_;
   rdt_collective described_{};

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import UsageError
+
 if TYPE_CHECKING:
     from ..process import Run
 
@@ -30,6 +32,8 @@ class Synchronizer:
     metrics are averaged at the end of epochs. If not, nothing but the start needs all of them."""
     apart: ClassVar[bool] = False
     """Whether models differ between exchanges although `waits` is true: a backup keeps each of them."""
+    comes_back: ClassVar[bool] = False
+    """Whether a process that died can come back while the others train."""
     shapes: Sequence[tuple[int, ...]] = ()
     """Those of the variables in `x`, in their order. Set before `begin`."""
 
@@ -37,11 +41,38 @@ class Synchronizer:
         """Changes gradients (tensors, IndexedSlices or None) while TensorFlow traces the step."""
         return list(gradients)
 
+    def front(self, optimizer: Any, run: Run) -> type | None:
+        """The class to put in front of the optimizer's, if not the one that calls `gradients`."""
+        return None
+
+    def shared(self, optimizer: Any) -> list[Any]:
+        """The optimizer's variables that are equal in all processes."""
+        return list(optimizer.variables)
+
+    def gather(self, optimizer: Any) -> None:
+        """Called by all processes before rank 0 saves the optimizer."""
+
+    def scatter(self, optimizer: Any) -> None:
+        """Called by all processes after rank 0 has loaded the optimizer."""
+
+    def release(self, optimizer: Any) -> None:
+        """Called when what `gather` brought is needed no more."""
+
+    def resume(self, model: Any) -> None:
+        """Called by callbacks() before each epoch, in all processes."""
+
+    def settle(self, model: Any) -> None:
+        """Called by callbacks() before a model is validated, and after each epoch, in all processes."""
+
+    def leave(self, model: Any) -> None:
+        """Called by callbacks() when fit ends, in all processes."""
+
     def begin(self, run: Run, x: Array) -> int:
         """Called once, before the first update. Returns the step after which `exchange` is called first.
 
         All processes call it, and may use the group. `x`, the parameters, belongs to the caller: copy what
-        you keep.
+        you keep. In a process that comes back, `run.group` is None, and `x` is the model of another one after
+        `run.step` steps.
         """
         return 1
 
@@ -68,11 +99,40 @@ class Synchronizer:
     def restore(self, state: Mapping[str, Array]) -> None:
         """Takes what `state` gave in an earlier program. Called before `begin`."""
 
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        """What `restore` gets in process `rank` of `size`, if there were as many processes as `states`.
+
+        Raises UsageError if it cannot go on with another number of processes.
+        """
+        if any(states):
+            raise UsageError(
+                f"{type(self).__name__} goes on with as many processes as before only: start "
+                f"{len(states)} processes, not {size}"
+            )
+        return {}
+
     def finish(self) -> None:
         """Called when fit ends. Waits for others where they still need this process."""
 
     def close(self) -> None:
         """Gives up what `begin` opened. Called when the process leaves the group; may be called again."""
+
+
+def having(state: Mapping[str, Array], start: str) -> dict[str, Array]:
+    """What of a state has names that begin so, under the rest of the names."""
+    return {k.removeprefix(start): each for k, each in state.items() if k.startswith(start)}
+
+
+def same_size(kept: Array, size: int) -> Array:
+    """What a backup kept, as an own array. UsageError if the model has another number of parameters."""
+    if kept.size != size:
+        raise UsageError(
+            f"the backup is of a model with {kept.size} parameters in a place of {size}: remove it, or "
+            "train the model that it is of"
+        )
+    return np.array(kept)
 
 
 def as_vector(values: Sequence[npt.ArrayLike]) -> Array:

@@ -56,6 +56,18 @@ class Compression:
         """Takes what `state` gave."""
         self.error = state.get("error")
 
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        """What `restore` gets in member `rank` of `size`, if the group had as many members as `states`. What
+        was left out of the mean stays the same."""
+        if not all(states):
+            return {}
+        return {
+            name: np.asarray(np.mean([each[name] for each in states], axis=0, dtype=np.float32))
+            for name in states[0]
+        }
+
     def fresh(self) -> Compression:
         """Another one like this, for another vector."""
         return Compression()
@@ -140,6 +152,16 @@ class Quantized(Compression):
     def restore(self, state: Mapping[str, Array]) -> None:
         super().restore(state)
         self._strip_error = state.get("strip")
+
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        if not all(states):
+            return {}
+        error = np.mean([each["error"] for each in states], axis=0, dtype=np.float32)
+        strips = np.zeros((size, -(-error.size // size)), np.float32)
+        strips.ravel()[: error.size] = np.concatenate([s["strip"] for s in states])[: error.size]
+        return {"error": error, "strip": strips[rank]}
 
     def _mean(self, group: Group, vector: Array, shapes: Shapes, name: str) -> Array:
         wanted = self._wanted(vector)

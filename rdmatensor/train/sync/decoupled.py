@@ -4,22 +4,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ...errors import UsageError
 from . import rules
-from .base import Array, Synchronizer
+from .base import Array, Synchronizer, same_size
 from .members import Members
-from .strips import Strips
+from .strips import Strips, recut
 
 if TYPE_CHECKING:
     from ..process import Run
 
 # Seconds between two looks whether the grace has passed.
 _TICK = 0.02
+# What is kept of messages that are not merged.
+_ARRIVED = ("from", "weights", "changes")
 
 
 class Decoupled(Synchronizer):
@@ -34,6 +36,7 @@ class Decoupled(Synchronizer):
 
     exchanges: ClassVar[bool] = True
     waits: ClassVar[bool] = False
+    comes_back: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -58,17 +61,26 @@ class Decoupled(Synchronizer):
         self._anchor = x.copy()
         self._sent: dict[int, Array] = {}  # the fragments as they were sent, not yet merged
         self._seen = dict.fromkeys(range(run.size), 0)
-        self._last = 0
+        self._last = run.step
         self._arrived: dict[int, tuple[Array, float]] = {}
         self._since = 0.0
         self._strips = Strips(run, x, self._take, self._merge_if_due, _TICK)
-        velocity = self._kept.get("velocity")
-        own = self._strips.own
-        self._velocity = np.zeros_like(own)
-        if velocity is not None and velocity.shape == own.shape:
-            self._velocity[:] = velocity
+        self._velocity = np.zeros_like(self._strips.own)
+        if self._kept:
+            self._go_on(self._strips, self._kept)
         self._strips.serve()
-        return self.period
+        return run.step + self.period
+
+    def _go_on(self, strips: Strips, kept: Mapping[str, Array]) -> None:
+        strips.restore(kept["fragment"])
+        self._velocity = same_size(kept["velocity"], strips.own.size)
+        self._anchor = same_size(kept["anchor"], self._anchor.size)
+        self._last = int(kept["last"])
+        self._sent = {
+            int(owner): kept["sent"][strips.part(int(owner))].copy() for owner in kept["sent to"]
+        }
+        for rank, weight, change in zip(*(kept[f"arrived {n}"] for n in _ARRIVED), strict=True):
+            self._arrived[int(rank)] = change, float(weight)
 
     @property
     def strips(self) -> Strips:
@@ -123,6 +135,7 @@ class Decoupled(Synchronizer):
     def exchange(self, x: Array, step: int, rate: float) -> int:
         for owner in self.strips.owners:
             self._adopt(x, owner)
+        self.members.offer(x, step)
         lag = max(1, self.period // 10)
         if step - self._last < self.period - lag:
             return self._last + self.period  # it came only to adopt
@@ -150,10 +163,42 @@ class Decoupled(Synchronizer):
 
     def state(self) -> Mapping[str, Array]:
         with self.strips.lock:
-            return {"velocity": self._velocity.copy()}
+            sent = self._anchor.copy()
+            for owner, part in self._sent.items():
+                sent[self.strips.part(owner)] = part
+            ranks, arrived = list(self._arrived), list(self._arrived.values())
+            changes = np.stack([self._velocity, *(change for change, _ in arrived)])[1:]
+            waiting = (ranks, [weight for _, weight in arrived], changes)
+            return {
+                "velocity": self._velocity.copy(),
+                "fragment": self.strips.own.copy(),
+                "anchor": self._anchor.copy(),
+                "last": np.array(self._last),
+                "sent": sent,
+                "sent to": np.array(list(self._sent), np.int64),
+                **{
+                    f"arrived {name}": np.array(each)
+                    for name, each in zip(_ARRIVED, waiting, strict=True)
+                },
+            }
 
     def restore(self, state: Mapping[str, Array]) -> None:
         self._kept = state
+
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        # What had been sent was not adopted, so it is a part of the difference to the common model.
+        common = recut(states, "fragment", 0, 1)
+        return {
+            "velocity": recut(states, "velocity", rank, size),
+            "fragment": recut(states, "fragment", rank, size),
+            "anchor": common,
+            "last": states[0]["last"],
+            "sent": common,
+            "sent to": np.zeros(0, np.int64),
+            **{f"arrived {name}": np.zeros(0) for name in _ARRIVED},
+        }
 
     def finish(self) -> None:
         if self._strips is not None:

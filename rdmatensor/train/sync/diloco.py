@@ -6,14 +6,14 @@ Douillard et al. 2023, arXiv 2311.08105; in fragments: Streaming DiLoCo, 2025, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ...errors import UsageError
 from ..process import Run
 from . import rules
-from .base import Array, Synchronizer
+from .base import Array, Synchronizer, having, same_size
 from .compression import Compression
 
 
@@ -52,10 +52,8 @@ class DiLoCo(Synchronizer):
         self._cut(x)
         if self._anchor is None:
             self._anchor, self._velocity = x.copy(), np.zeros_like(x)
-        elif self._anchor.shape != x.shape:
-            raise UsageError(
-                f"the backup is of a model with {self._anchor.size} parameters, not {x.size}"
-            )
+        else:
+            self._anchor = same_size(self._anchor, x.size)
         return self._due_after(0)
 
     def _cut(self, x: Array) -> None:
@@ -114,7 +112,13 @@ class DiLoCo(Synchronizer):
             return
         self._anchor, self._velocity = np.array(state["anchor"]), np.array(state["velocity"])
         for number, each in enumerate(self._compressions):
-            start = f"{number} "
-            each.restore(
-                {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
-            )
+            each.restore(having(state, f"{number} "))
+
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        kept = {name: states[0][name] for name in ("anchor", "velocity") if name in states[0]}
+        for number, each in enumerate(self._compressions):
+            found = each.regroup([having(state, f"{number} ") for state in states], rank, size)
+            kept.update({f"{number} {name}": value for name, value in found.items()})
+        return kept

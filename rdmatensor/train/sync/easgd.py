@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import UsageError
 from . import rules
 from .base import Array, Synchronizer
 from .members import Members
-from .strips import Strips
+from .strips import Strips, recut
 
 if TYPE_CHECKING:
     from ..process import Run
@@ -27,6 +27,7 @@ class EASGD(Synchronizer):
 
     exchanges: ClassVar[bool] = True
     waits: ClassVar[bool] = False
+    comes_back: ClassVar[bool] = True
 
     def __init__(self, period: int = 10, beta: float = 0.9) -> None:
         if period < 1 or not 0 < beta <= 1:
@@ -38,12 +39,10 @@ class EASGD(Synchronizer):
     def begin(self, run: Run, x: Array) -> int:
         self._alpha = rules.elastic_rate(self.beta, run.size)
         self._strips = Strips(run, x, self._take)
-        if self._kept is not None and self._kept.shape == self._strips.own.shape:
-            with self._strips.lock:
-                self._strips.own[:] = self._kept
-                self._strips.publish()
+        if self._kept is not None:
+            self._strips.restore(self._kept)
         self._strips.serve()
-        return self.period
+        return run.step + self.period
 
     @property
     def strips(self) -> Strips:
@@ -65,9 +64,10 @@ class EASGD(Synchronizer):
             if found is None:
                 continue
             mine = x[self.strips.part(owner)]
-            difference = rules.elastic_difference(mine, found[2], self._alpha)
+            difference = rules.elastic_difference(mine, found[2], self._alpha, out=found[2])
             if self.strips.send(owner, difference.astype(x.dtype, copy=False), step):
                 mine -= difference
+        self.members.offer(x, step)
         return step + self.period
 
     def state(self) -> Mapping[str, Array]:
@@ -76,6 +76,11 @@ class EASGD(Synchronizer):
 
     def restore(self, state: Mapping[str, Array]) -> None:
         self._kept = state["centre"]
+
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        return {"centre": recut(states, "centre", rank, size)}
 
     def finish(self) -> None:
         if self._strips is not None:

@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ...errors import UsageError
+from ...store import Arrival
 from . import rules
-from .base import Array, Synchronizer
+from .base import Array, Synchronizer, same_size
 from .members import Members
 
 if TYPE_CHECKING:
     from ..process import Run
+
+# Seconds between two looks at what has arrived.
+_PAUSE = 5e-5
 
 
 class Gossip(Synchronizer):
@@ -23,6 +29,7 @@ class Gossip(Synchronizer):
 
     exchanges: ClassVar[bool] = True
     waits: ClassVar[bool] = False
+    comes_back: ClassVar[bool] = True
 
     def __init__(self, period: int = 1, seed: int = 0) -> None:
         if period < 1:
@@ -30,11 +37,12 @@ class Gossip(Synchronizer):
         self.period = period
         self._seed = seed
         self._members: Members | None = None
+        self._random: np.random.Generator | None = None
 
     def begin(self, run: Run, x: Array) -> int:
-        self._random = np.random.default_rng([self._seed, run.rank])
+        self._random = self._random or np.random.default_rng([self._seed, run.rank])
         self._open(run, x)
-        return self.period
+        return run.step + self.period
 
     def _open(self, run: Run, x: Array) -> None:
         raise NotImplementedError
@@ -46,8 +54,24 @@ class Gossip(Synchronizer):
 
     def partner(self) -> int | None:
         """One of the processes that can be reached, each as probable; None if there is none."""
+        assert self._random is not None
         reachable = self.members.reachable
         return int(self._random.choice(reachable)) if reachable else None
+
+    def state(self) -> Mapping[str, Array]:
+        assert self._random is not None
+        return {"random": np.array(json.dumps(self._random.bit_generator.state))}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        if "random" not in state:
+            return
+        self._random = np.random.default_rng()
+        self._random.bit_generator.state = json.loads(str(state["random"]))
+
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        return {}  # random numbers begin anew
 
     def close(self) -> None:
         if self._members is not None:
@@ -62,20 +86,41 @@ class PullGossip(Gossip):
     that dies is not read any more.
     """
 
+    _marks: Array | None = None
+    """The step of the model that was used last, of each process, and of the own one that others can read."""
+
     def _open(self, run: Run, x: Array) -> None:
         self._members = Members(run, x.nbytes)
         self._other = np.empty_like(x)
-        self._used = dict.fromkeys(self._members.others, 0)
-        self._members.store.publish(x)
+        if self._marks is None:
+            self._marks = np.zeros(run.size, np.uint64)
+        self._members.store.publish(x, int(self._marks[run.rank]))
 
     def exchange(self, x: Array, step: int, rate: float) -> int:
         partner = self.partner()
         mark = None if partner is None else self.members.pull(partner, self._other)
-        if partner is not None and mark is not None and mark != self._used[partner]:
-            self._used[partner] = mark
-            x[:] = rules.pull(x, self._other)
-        self.members.store.publish(x, step)
+        assert self._marks is not None
+        if partner is not None and mark is not None and mark != self._marks[partner]:
+            self._marks[partner] = mark
+            rules.pull(x, self._other, out=x)
+        self.publish(x, step)
+        self.members.offer(x, step)
         return step + self.period
+
+    def publish(self, x: Array, step: int) -> None:
+        """Lets others read the model."""
+        assert self._marks is not None
+        self._marks[self.members.rank] = step
+        self.members.store.publish(x, step)
+
+    def state(self) -> Mapping[str, Array]:
+        assert self._marks is not None
+        return {**super().state(), "marks": self._marks}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        super().restore(state)
+        if "marks" in state:
+            self._marks = np.array(state["marks"])
 
 
 class PushGossip(Gossip):
@@ -86,72 +131,155 @@ class PushGossip(Gossip):
     that dies gets nothing any more.
     """
 
+    _arrived: Array | None = None
+    """Models that had arrived when the state was asked for."""
+
     def _open(self, run: Run, x: Array) -> None:
         self._members = Members(run, 0, x.nbytes)
+        self._arrived = np.zeros(0, x.dtype) if self._arrived is None else self._arrived
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def _receive(self) -> None:
+        assert self._arrived is not None
         arrivals = self.members.arrivals()
-        if arrivals:
-            x[:] = rules.push(x, [each.data.view(x.dtype) for each in arrivals])
+        models = [each.data.view(self._arrived.dtype) for each in arrivals]
+        self._arrived = np.concatenate([self._arrived, *models])
         for each in arrivals:
             each.release()
+
+    def exchange(self, x: Array, step: int, rate: float) -> int:
+        self._receive()
+        assert self._arrived is not None
+        if self._arrived.size:
+            rules.push(x, list(self._arrived.reshape(-1, x.size)), out=x)
+            self._arrived = self._arrived[:0]
         partner = self.partner()
         if partner is not None:
             self.members.push(partner, x, step)
+        self.members.offer(x, step)
         return step + self.period
+
+    def state(self) -> Mapping[str, Array]:
+        self._receive()
+        assert self._arrived is not None
+        return {**super().state(), "arrived": self._arrived}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        super().restore(state)
+        if "arrived" in state:
+            self._arrived = np.array(state["arrived"])
 
 
 class SGP(Gossip):
-    """Stochastic gradient push (Assran et al. 2019), asynchronous: push-sum over an exponential graph.
+    """Stochastic gradient push (Assran et al. 2019): push-sum over an exponential graph.
 
     Every `period` steps a process sends half of its sum and half of its weight to the process 1, 2, 4, ...
     further, adds what has arrived, and goes on with sum / weight. Weights make up for unequal numbers of
     messages: without losses, the weights of all processes and messages add up to their number, always. What
-    cannot be sent stays with the sender. A process that dies takes its part of the sum and of the weight
-    with it, which leaves the mean of the others as it is.
+    cannot be sent stays with the sender.
+
+    With `wait`, a process waits up to so many seconds for the message that the paper's would get in this
+    turn, and keeps those of later turns until then: models mix better. It waits no second time for a process
+    that was late, until that has sent again. With 0 it waits for nobody.
+
+    A process that dies takes its part of the sum and of the weight with it, which leaves the mean of the
+    others as it is; one that comes back brings a weight of 1. When all go on from a backup, what was under
+    way is lost; each scales its sum and its weight, so that the weights add up again.
     """
+
+    def __init__(self, period: int = 1, seed: int = 0, wait: float = 0.0) -> None:
+        super().__init__(period, seed)
+        if not 0 <= wait < float("inf"):
+            raise UsageError(f"wait is {wait}: give seconds, or 0 to wait for nobody")
+        self.weight = 1.0
+        self._wait = wait
+        self._turns = 0
+        self._sum: Array | None = None
+        self._unbiased: Array | None = None
+        self._due: set[int] = set()  # whose message should be here
+        self._early: list[Arrival] = []
 
     def _open(self, run: Run, x: Array) -> None:
         self._members = Members(run, 0, x.nbytes)
-        self._turns = 0
-        self.weight = getattr(self, "weight", 1.0)
-        self._sum = x * self.weight
-        self._unbiased = x.copy()
+        if self._sum is None or self._unbiased is None:
+            self._sum, self._unbiased = x * self.weight, x.copy()
+        self._sum, self._unbiased = (
+            same_size(each, x.size) for each in (self._sum, self._unbiased)
+        )
+        if run.group is None:
+            return
+        factor = run.size / float(
+            run.group.all_reduce(np.array([self.weight]), detail="weights")[0]
+        )
+        self._sum *= factor
+        self.weight *= factor
 
     def exchange(self, x: Array, step: int, rate: float) -> int:
+        assert self._sum is not None and self._unbiased is not None
         # The optimizer has moved x = sum / weight; the sum moves by as much.
-        self._sum += x - self._unbiased
-        self._send()
-        arrivals = self.members.arrivals()
-        arrived = [(each.data.view(x.dtype), weight_of(each.mark)) for each in arrivals]
-        self._sum, self.weight = rules.push_sum(self._sum, self.weight, arrived)
-        for each in arrivals:
-            each.release()
-        x[:] = rules.unbiased(self._sum, self.weight)
+        np.subtract(x, self._unbiased, out=self._unbiased)
+        self._sum += self._unbiased
+        members = self.members
+        source = rules.exponential_source(members.rank, self._turns, members.size)
+        awaited = self._wait > 0 and source not in self._due
+        self._due.add(source)
+        to = self._next()
+        # Memory that is there already costs less than new memory.
+        half, half_weight = np.multiply(self._sum, 0.5, out=self._unbiased), self.weight / 2
+        end = time.monotonic() + self._wait
+        while True:
+            if to is not None and members.push(to, half, _mark_of(half_weight)):
+                self._sum -= half
+                self.weight -= half_weight
+                to = None
+            self._receive()
+            waits_to_send = to is not None and not members.store.member(to).gone
+            waits_to_hear = (
+                awaited and source in self._due and not members.store.member(source).gone
+            )
+            if not (waits_to_send or waits_to_hear) or time.monotonic() >= end:
+                break
+            time.sleep(_PAUSE)
+        rules.unbiased(self._sum, self.weight, out=x)
         np.copyto(self._unbiased, x)
+        members.offer(x, step)
         return step + self.period
 
-    def _send(self) -> None:
-        """To the next process in turn that can be reached."""
+    def _receive(self, early: bool = False) -> None:
+        """Adds what has arrived: all of it if nobody waits, or if `early`, and else what is due."""
+        assert self._sum is not None
+        arrivals = [*self._early, *self.members.arrivals()]
+        used = [each for each in arrivals if early or not self._wait or each.rank in self._due]
+        self._early = [each for each in arrivals if each not in used]
+        arrived = [(each.data.view(self._sum.dtype), weight_of(each.mark)) for each in used]
+        _, self.weight = rules.push_sum(self._sum, self.weight, arrived, out=self._sum)
+        for each in used:
+            self._due.discard(each.rank)
+            each.release()
+
+    def _next(self) -> int | None:
+        """To whom to send: the next process in turn. Where nobody waits for a turn, that which can be
+        reached."""
         members = self.members
         reachable = set(members.reachable)
-        for _ in range(rules.hops(members.size)):
+        for _ in range(1 if self._wait else rules.hops(members.size)):
             to = rules.exponential_peer(members.rank, self._turns, members.size)
             self._turns += 1
             if to in reachable:
-                break
-        else:
-            return
-        half = self._sum * 0.5
-        if members.push(to, half, _mark_of(self.weight / 2)):
-            self._sum -= half
-            self.weight /= 2
+                return to
+        return None
 
     def state(self) -> Mapping[str, Array]:
-        return {"weight": np.float64(self.weight)}  # type: ignore[dict-item]
+        assert self._sum is not None and self._unbiased is not None
+        self._receive(early=True)
+        numbers = np.array([self.weight, self._turns])
+        return {"sum": self._sum, "unbiased": self._unbiased, "weight and turns": numbers}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        self.weight = float(state["weight"])
+        if "sum" not in state:
+            return
+        self._sum, self._unbiased = np.array(state["sum"]), np.array(state["unbiased"])
+        self.weight, turns = (float(each) for each in state["weight and turns"])
+        self._turns = int(turns)
 
 
 def _mark_of(weight: float) -> int:

@@ -6,6 +6,7 @@ Chen, Yuan, Zhang, Pan, Xu and Yin 2021, arXiv 2105.09080.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -28,6 +29,7 @@ class GossipPGA(PullGossip):
 
     waits: ClassVar[bool] = True
     apart: ClassVar[bool] = True
+    comes_back: ClassVar[bool] = False
 
     def __init__(self, average_every: int = 16, period: int = 1) -> None:
         super().__init__(period)
@@ -49,11 +51,23 @@ class GossipPGA(PullGossip):
         self._turns += 1
         return to if to in members.reachable else None
 
+    def state(self) -> Mapping[str, Array]:
+        return {**super().state(), "turns": np.array(self._turns)}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        super().restore(state)
+        self._turns = int(state["turns"])
+
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        return {"turns": states[0]["turns"]}
+
     def exchange(self, x: Array, step: int, rate: float) -> int:
         if not rules.averages_globally(step, self._every):
             return super().exchange(x, step, rate)
         self._average(x, f"the models after step {step}")
-        self.members.store.publish(x, step)
+        self.publish(x, step)
         return step + self.period
 
     def conclude(self, x: Array, step: int) -> None:

@@ -8,48 +8,21 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from ...errors import UsageError
-from ...group import Group
-from .. import operations
 from ..gradients import AllReduce
+from ..part import Part, gather_texts
 from ..process import Run
-from .base import Array, Synchronizer
+from .base import Array, Synchronizer, having
 from .local_sgd import LocalSGD
 
-_TEXT = 512
 # How many hierarchies this process has made: names of groups are unique, and the same in all processes.
 _made = itertools.count()
-
-
-class Part:
-    """Some of a run's processes, as a run of their own."""
-
-    def __init__(self, run: Run, ranks: Sequence[int], root: str, name: str) -> None:
-        self.size, self.rank = len(ranks), list(ranks).index(run.rank)
-        self.local_rank, self.timeout, self.device = self.rank, run.timeout, run.device
-        self.closing: list[Callable[[], None]] = []
-        self.group: Group | None = None
-        self.handle: Any = None
-        if self.size > 1:
-            assert run.device is not None
-            self.group = Group(run.device, self.rank, self.size, root, name, run.timeout)
-            with tf.init_scope():  # it may be made while a step is traced
-                self.handle = operations.handle_of(run.device, self.group, run.timeout)
-
-    def close(self) -> None:
-        """Leaves the group."""
-        group, self.group = self.group, None
-        if group is not None:
-            operations.leave(self.handle, release=False)
-            group.close()
-            operations.leave(self.handle, release=True)
 
 
 class Hierarchical(Synchronizer):
@@ -87,8 +60,8 @@ class Hierarchical(Synchronizer):
             return
         assert run.group is not None and run.device is not None
         host = str(run.rank // self._host_size) if self._host_size else _host()
-        hosts = _gather(run.group, host)
-        addresses = _gather(run.group, run.device.address)
+        hosts = gather_texts(run.group, host)
+        addresses = gather_texts(run.group, run.device.address)
         together: dict[str, list[int]] = {}
         for rank, each in enumerate(hosts):
             together.setdefault(each, []).append(rank)
@@ -143,10 +116,8 @@ class Hierarchical(Synchronizer):
         return kept | {f"between {name}": each for name, each in self._between.state().items()}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        for start, part in (("inside ", self._inside), ("between ", self._between)):
-            part.restore(
-                {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
-            )
+        self._inside.restore(having(state, "inside "))
+        self._between.restore(having(state, "between "))
 
     def close(self) -> None:
         for each in (self._leaders, self._here):
@@ -162,12 +133,3 @@ def _host() -> str:
         return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
     except OSError:
         return socket.gethostname()
-
-
-def _gather(group: Group, text: str) -> list[str]:
-    """Every member's text, by rank."""
-    mine = np.zeros(_TEXT, np.uint8)
-    encoded = text.encode()[:_TEXT]
-    mine[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-    rows = group.all_gather(mine, detail="hosts and addresses").reshape(group.size, _TEXT)
-    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]

@@ -6,7 +6,7 @@ Stich 2018, arXiv 1805.09767; Lin, Stich, Patel and Jaggi 2018, arXiv 1808.07217
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ class LocalSGD(Synchronizer):
 
     def restore(self, state: Mapping[str, Array]) -> None:
         self.period.restore(state)
+
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        return states[0]  # equal in all
 
     def mean(self, values: Array) -> Any:
         """The mean over all processes."""

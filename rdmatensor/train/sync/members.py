@@ -7,21 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from ...errors import ConnectionFailure, DeadlineExceeded, DeviceError, RegionError
+from ...errors import ConnectionFailure, ConnectionLost, DeadlineExceeded, DeviceError, RegionError
 from ...store import Arrival, Store
 from .base import Array
+from .rejoin import Addresses, Place, decoded, encoded, name_of_models
 
-if TYPE_CHECKING:
-    from ..process import Run
-
-# Stores of a device have different names, and processes make them in the same order.
-_numbers = count(1)
-_ADDRESS = 280
 # The clock of a process for which nobody waits.
 FINISHED = 2**64 - 1
 # Seconds between two attempts to reach a process that was lost.
@@ -32,29 +24,62 @@ class Members:
     """This process's store, connected to those of all others.
 
     A process that dies, or whose connection breaks, is left out. One that has come back, and has connected
-    to this store, is reached again. All processes make it at the same time.
+    to this store, is reached again. All processes make it at the same time, but for one that comes back.
     """
 
-    def __init__(self, run: Run, nbytes: int, slot_nbytes: int = 0, buffers: int = 2) -> None:
+    def __init__(self, run: Place, nbytes: int, slot_nbytes: int = 0, buffers: int = 2) -> None:
         assert run.device is not None
-        assert run.group is not None
         self.rank, self.size = run.rank, run.size
         self.lost = 0
         """How often a process was lost."""
         self._patience = run.timeout
         self._away: dict[int, tuple[int, float]] = {}
-        name = f"rdmatensor.train {next(_numbers)}"
+        self._run = run
+        self._models: Store | None = None
+        self._offered = 0.0
+        name = run.name_of_next_store()
+        run.stores += 1
         self.store = Store(run.device, run.rank, run.size, nbytes, slot_nbytes, name, buffers)
         self._server: threading.Thread | None = None
-        address = np.zeros(_ADDRESS, np.uint8)
-        own = run.device.address.encode()
-        address[: len(own)] = list(own)
-        addresses = run.group.all_gather(address, timeout=run.timeout).reshape(run.size, _ADDRESS)
+        if run.group is None:
+            self._come_back(run)
+            return
+        if not run.addresses:
+            row = encoded(run.device.address)
+            rows = run.group.all_gather(row, timeout=run.timeout).reshape(run.size, -1)
+            run.addresses = decoded(rows)
+            run.published = Addresses(run)
         for other in self.others:
-            self.store.connect(
-                other, addresses[other].tobytes().rstrip(b"\0").decode(), run.timeout
-            )
+            self.store.connect(other, run.addresses[other], run.timeout)
         run.group.barrier(timeout=run.timeout)
+
+    def _come_back(self, run: Place) -> None:
+        for other in self.others:
+            try:
+                self.store.connect(other, run.addresses[other], 2 * _AGAIN)
+            except (ConnectionFailure, DeadlineExceeded, RegionError):
+                self._away[other] = 0, time.monotonic()
+        if len(self._away) == run.size - 1:
+            raise ConnectionLost(
+                f"rank {run.rank} comes back, but all others have ended: start all again",
+                "CONNECTION_LOST",
+            )
+
+    def offer(self, x: Array, step: int) -> None:
+        """Lets a process that was lost read the model when it comes back. Call it now and then; with all
+        there, it costs nothing, and otherwise a copy each second."""
+        now = time.monotonic()
+        if now < self._offered + _AGAIN:
+            return
+        self._offered = now
+        if not any(rank in self._away or self.store.member(rank).gone for rank in self.others):
+            return
+        if self._models is None:
+            device = self._run.device
+            assert device is not None
+            name = name_of_models(self.store.name)
+            self._models = Store(device, self.rank, self.size, x.nbytes, 0, name)
+        self._models.publish(x, step)
 
     @property
     def others(self) -> list[int]:
@@ -97,11 +122,22 @@ class Members:
 
     def wait_for_all(self) -> None:
         """Says that this process has finished, and serves the others until they have, or are gone."""
-        self.store.set_clock(FINISHED)
-        self.store.wait_clocks(FINISHED, self._patience)
+        end = time.monotonic() + self._patience
+        while True:
+            self.store.set_clock(FINISHED)
+            try:
+                self.store.wait_clocks(FINISHED, min(_AGAIN, max(end - time.monotonic(), 0.0)))
+                return
+            except DeadlineExceeded:
+                if time.monotonic() >= end:
+                    raise
+            # One that has come back hears it when it can be reached.
+            _ = self.reachable
 
     def close(self) -> None:
         self.store.close()
+        if self._models is not None:
+            self._models.close()
         if self._server is not None:
             self._server.join()
 
@@ -125,4 +161,8 @@ class Members:
         except (ConnectionFailure, DeadlineExceeded, RegionError):
             return False
         del self._away[rank]
+        run = self._run
+        run.addresses = [*run.addresses[:rank], member.address, *run.addresses[rank + 1 :]]
+        if run.published is not None:
+            run.published[rank] = member.address
         return True

@@ -82,10 +82,11 @@ class AdaComm(Period):
         return self.steps
 
     def state(self) -> Mapping[str, Any]:
-        return {"period": np.array([self.steps, self._first_loss])}
+        return {"period": np.array([self.steps, self._first_loss, *self._losses])}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.steps, self._first_loss = int(state["period"][0]), float(state["period"][1])
+        steps, self._first_loss, *self._losses = (float(each) for each in state["period"])
+        self.steps = int(steps)
 
 
 class Quality(Period):
@@ -127,11 +128,13 @@ class Quality(Period):
         return self.steps
 
     def state(self) -> Mapping[str, Any]:
-        return {"period": np.array([self.steps, self._first_loss, self._before])}
+        return {"period": np.array([self.steps, self._first_loss, self._before, *self._losses])}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.steps = int(state["period"][0])
-        self._first_loss, self._before = (float(each) for each in state["period"][1:])
+        steps, self._first_loss, self._before, *self._losses = (
+            float(each) for each in state["period"]
+        )
+        self.steps = int(steps)
 
 
 def _mean(values: list[float]) -> float:

@@ -25,23 +25,37 @@ def elastic_rate(beta: float, size: int) -> float:
     return beta / size
 
 
-def elastic_difference(worker: Array, centre: Array, alpha: float) -> Array:
-    """D = alpha (x - c). The worker subtracts it, and the centre adds it, which conserves their sum."""
-    difference: Array = alpha * (worker - centre)
+def elastic_difference(
+    worker: Array, centre: Array, alpha: float, out: Array | None = None
+) -> Array:
+    """D = alpha (x - c). The worker subtracts it, and the centre adds it, which conserves their sum.
+
+    `out` may be the centre as it was read.
+    """
+    difference: Array = np.subtract(worker, centre, out=out)
+    difference *= alpha
     return difference
 
 
 # ---- gossip: Jin, Yuan, Iandola and Keutzer 2016, arXiv 1611.04581 -----------------------------------------
 
 
-def pull(own: Array, other: Array) -> Array:
-    """The mean of the own model and one that was read."""
-    return 0.5 * (own + other)
+def pull(own: Array, other: Array, out: Array | None = None) -> Array:
+    """The mean of the own model and one that was read. `out` may be the own one."""
+    total: Array = np.add(own, other, out=out)
+    total *= 0.5
+    return total
 
 
-def push(own: Array, arrived: Sequence[Array]) -> Array:
-    """The mean of the own model and all that have arrived."""
-    return sum(arrived, own) / (1 + len(arrived))
+def push(own: Array, arrived: Sequence[Array], out: Array | None = None) -> Array:
+    """The mean of the own model and all that have arrived. `out` may be the own one."""
+    total: Array = np.array(own) if out is None else out
+    if out is not None and out is not own:
+        np.copyto(out, own)
+    for each in arrived:
+        total += each
+    total /= 1 + len(arrived)
+    return total
 
 
 def random_peer(generator: np.random.Generator, rank: int, size: int) -> int:
@@ -63,16 +77,28 @@ def exponential_peer(rank: int, step: int, size: int) -> int:
     return (rank + (1 << step % hops(size))) % size
 
 
+def exponential_source(rank: int, step: int, size: int) -> int:
+    """From whom a worker receives in a step: who sends to it by `exponential_peer`."""
+    return (rank - (1 << step % hops(size))) % size
+
+
 def push_sum(
-    value: Array, weight: float, arrived: Sequence[tuple[Array, float]]
+    value: Array, weight: float, arrived: Sequence[tuple[Array, float]], out: Array | None = None
 ) -> tuple[Array, float]:
-    """Adds what has arrived. Of a message (p x, p w), the sender keeps the rest, so all sums stay."""
-    return sum((each for each, _ in arrived), value), weight + sum(each for _, each in arrived)
+    """Adds what has arrived. Of a message (p x, p w), the sender keeps the rest, so all sums stay. `out` may
+    be the value."""
+    total = value if out is None or out is value else out
+    if total is not value:
+        np.copyto(total, value)
+    for each, _ in arrived:
+        total = np.add(total, each, out=out)
+    return total, weight + sum(each for _, each in arrived)
 
 
-def unbiased(value: Array, weight: float) -> Array:
+def unbiased(value: Array, weight: float, out: Array | None = None) -> Array:
     """z = x / w: the model at which gradients are computed."""
-    return value / weight
+    quotient: Array = np.divide(value, weight, out=out)
+    return quotient
 
 
 # ---- Gossip-PGA: Chen, Yuan, Zhang, Pan, Xu and Yin 2021, arXiv 2105.09080 ---------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from ...errors import DeadlineExceeded, UsageError
 from . import rules
 from .base import Array, Synchronizer
 from .members import FINISHED, Members
-from .strips import Strips
+from .strips import Strips, recut
 
 if TYPE_CHECKING:
     from ..process import Run
@@ -36,6 +37,7 @@ class SSP(Synchronizer):
             raise UsageError(f"slack is {slack}: give a number of steps, 0 or more")
         self.slack = slack
         self._strips: Strips | None = None
+        self._kept: Array | None = None
 
     def begin(self, run: Run, x: Array) -> int:
         self._timeout = run.timeout
@@ -44,6 +46,8 @@ class SSP(Synchronizer):
         # What was sent to each owner and may not be in what it publishes.
         self._own: dict[int, list[tuple[int, Array]]] = {rank: [] for rank in range(run.size)}
         self._strips = Strips(run, x, self._take)
+        if self._kept is not None:
+            self._strips.restore(self._kept)
         self._strips.serve()
         return 1
 
@@ -102,6 +106,18 @@ class SSP(Synchronizer):
         # One that has finished has told so, and one that is gone tells nothing.
         there = [rank for rank, each in others if not each.gone and each.clock != FINISHED]
         return [self._clock, *(int(heard[rank]) for rank in there)]
+
+    def state(self) -> Mapping[str, Array]:
+        with self.strips.lock:
+            return {"strip": self.strips.own.copy()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self._kept = state["strip"]
+
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        return {"strip": recut(states, "strip", rank, size)}
 
     def finish(self) -> None:
         if self._strips is not None:

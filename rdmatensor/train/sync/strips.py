@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...store import Arrival
-from .base import Array
+from .base import Array, same_size
 from .members import Members
 
 if TYPE_CHECKING:
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 # Numbers of 8 bytes that are published before a strip, beside one for each process.
 _VERSION = 1
+
+
+def recut(states: Sequence[Mapping[str, Array]], name: str, rank: int, size: int) -> Array:
+    """The strip of process `rank` of `size`, from what processes kept of all strips as `name`."""
+    whole: Array = np.concatenate([each[name] for each in states])
+    return whole[rank * whole.size // size : (rank + 1) * whole.size // size]
 
 
 class Strips:
@@ -53,6 +59,13 @@ class Strips:
         self.members = Members(run, self._sent.nbytes, longest * x.itemsize)
         self._pause = pause
         self.publish()
+
+    def restore(self, own: Array) -> None:
+        """Begins with a strip from a backup, as a version that nobody has read."""
+        with self.lock:
+            self.own[:] = same_size(own, self.own.size)
+            self.version = 1
+            self.publish()
 
     def serve(self) -> None:
         """Begins to take what arrives. Call it when `take` can be called."""

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place of this process among those that its launcher starts, and the group of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..device import Device
+from ..errors import ConnectionLost, ConnectionRefused, UsageError
+from ..group import Group
+from . import tf_config
+
+# Variables that launchers set: rank, number of processes, and the rank on the host.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+# So long after it was lost, rank 0 may be back.
+_RETURN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Role:
+    """One process: its number, how many there are, and where rank 0 listens ("" if it is alone)."""
+
+    rank: int
+    size: int
+    root: str
+    local_rank: int
+    source: str
+    """What told it, for messages."""
+    addresses: tuple[str, ...] = ()
+    """Of all processes, if it told them."""
+
+
+def role_of(
+    environment: Mapping[str, str], rank: int | None, size: int | None, root: str | None
+) -> Role:
+    """The role that the arguments give, or else TF_CONFIG, or else a launcher's variables; or else one
+    process.
+
+    UsageError, with the remedy, if they are incomplete or contradict each other.
+    """
+    if rank is not None or size is not None:
+        if rank is None or size is None:
+            raise UsageError(f"rank is {rank} and size {size}: give both, or none")
+        return _checked(Role(rank, size, root or "", 0, "the arguments of init()"))
+    if environment.get(tf_config.NAME):
+        return _checked(_from_tf_config(environment[tf_config.NAME], root))
+    for names in _LAUNCHERS:
+        if all(name in environment for name in names[:2]):
+            return _checked(_from_variables(environment, names, root))
+    return Role(0, 1, "", 0, "no launcher")
+
+
+def join(device: Device, role: Role, name: str, timeout: float) -> Group:
+    """Waits for rank 0, which may start later, and then for the others. Raises what Group raises."""
+    end = until = time.monotonic() + timeout
+    lost = None
+    pause = 0.02
+    while True:
+        left = max(end - time.monotonic(), 0.001)
+        root = None if role.rank == 0 else role.root
+        try:
+            return Group(device, role.rank, role.size, root, name, left)
+        except ConnectionLost as error:
+            # Rank 0 may just have left an earlier group of this name, and will come back.
+            lost, until = error, min(end, time.monotonic() + _RETURN_S)
+            if role.rank == 0 or time.monotonic() + pause >= until:
+                raise
+        except ConnectionRefused as error:
+            if error.status != "UNREACHABLE" or time.monotonic() + pause >= until:
+                raise lost or error from None
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+
+
+def _from_tf_config(text: str, root: str | None) -> Role:
+    try:
+        config: dict[str, Any] = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        place = (str(task["type"]), int(task["index"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"TF_CONFIG describes no task ({error!r}): {text[:200]}") from None
+    if cluster.get("ps"):
+        raise UsageError(
+            "TF_CONFIG has parameter servers, which these processes do not use: start workers only "
+            "(rdmatensor launch -n 4 train.py)"
+        )
+    members = [
+        ((job, index), str(address))
+        for job in ("chief", "worker")
+        for index, address in enumerate(cluster.get(job, ()))
+    ]
+    ranks = [member for member, _ in members]
+    if place not in ranks:
+        raise UsageError(
+            f"TF_CONFIG has no task {place[0]} {place[1]} in its cluster: {text[:200]}"
+        )
+    rank = ranks.index(place)
+    hosts = [address.rpartition(":")[0] for _, address in members]
+    return Role(
+        rank,
+        len(members),
+        root or members[0][1],
+        hosts[:rank].count(hosts[rank]),
+        "TF_CONFIG",
+        tuple(address for _, address in members),
+    )
+
+
+def _from_variables(
+    environment: Mapping[str, str], names: tuple[str, str, str], root: str | None
+) -> Role:
+    try:
+        rank, size, local = (int(environment.get(name) or 0) for name in names)
+    except ValueError as error:
+        raise UsageError(f"{', '.join(names)}: {error}") from None
+    if not root and "MASTER_ADDR" in environment:
+        root = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', '')}"
+    return Role(rank, size, root or "", local, names[0])
+
+
+def _checked(role: Role) -> Role:
+    if not 0 <= role.rank < role.size:
+        raise UsageError(
+            f"{role.source}: rank {role.rank} of {role.size} processes: ranks are 0 to size - 1"
+        )
+    host, _, port = role.root.rpartition(":")
+    if role.size > 1 and not (host and port.isdecimal() and 0 < int(port) < 65536):
+        raise UsageError(
+            f"{role.source} does not say where rank 0 listens ({role.root!r}): give "
+            'init(root="HOST:PORT"), set MASTER_ADDR and MASTER_PORT, or start with '
+            "`rdmatensor launch` or `rdmatensor place`"
+        )
+    return role

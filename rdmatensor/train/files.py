@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads files in rank 0 alone, on behalf of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import UsageError
+from . import operations
+from .process import Run
+
+
+def read_in_rank_0(run: Run, read: Callable[[], None], path: object) -> None:
+    """Calls `read` in rank 0. All processes call this; if it fails there, the others get UsageError."""
+    failed = None
+    if run.rank == 0:
+        try:
+            read()
+        except Exception as error:  # the others must not wait for what does not come
+            failed = error
+    went = operations.broadcast(run, np.array([failed is None], np.int64), 0, "loading a file")
+    if failed is not None:
+        raise failed
+    if not int(went[0]):
+        raise UsageError(f"rank 0 could not load {path}")

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some of a run's processes, which form a group of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..group import Group
+from . import operations
+from .process import Run
+from .sync.rejoin import Place
+
+_TEXT = 512
+
+
+class Part(Place):
+    """Some of a run's processes, as a run of their own."""
+
+    def __init__(self, run: Run, ranks: Sequence[int], root: str, name: str) -> None:
+        self.name = name
+        self.size, self.rank = len(ranks), list(ranks).index(run.rank)
+        self.local_rank, self.timeout, self.device = self.rank, run.timeout, run.device
+        self.closing: list[Callable[[], None]] = run.closing
+        self.group: Group | None = None
+        self.handle: Any = None
+        if self.size > 1:
+            assert run.device is not None
+            self.group = Group(run.device, self.rank, self.size, root, name, run.timeout)
+            with tf.init_scope():  # it may be made while a step is traced
+                self.handle = operations.handle_of(run.device, self.group, run.timeout)
+
+    def close(self) -> None:
+        """Leaves the group."""
+        group, self.group = self.group, None
+        if group is not None:
+            operations.leave(self.handle, release=False)
+            group.close()
+            operations.leave(self.handle, release=True)
+
+
+def gather_texts(group: Group, text: str) -> list[str]:
+    """Every member's text, by rank. It may have 512 bytes."""
+    mine = np.zeros(_TEXT, np.uint8)
+    encoded = text.encode()[:_TEXT]
+    mine[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    rows = group.all_gather(mine, detail="hosts and addresses").reshape(group.size, _TEXT)
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes of the tests do to go on from a backup, with each synchronizer in Keras's fit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import rdmatensor.train as rt
+from rdmatensor import UsageError
+
+EPOCHS, KEPT = 3, 2
+
+
+class _Copy(keras.callbacks.Callback):  # type: ignore[misc]
+    """Copies the backup as it is after some epochs."""
+
+    def __init__(self, backup: Path, copied: Path) -> None:
+        super().__init__()
+        self._backup, self._copied = backup, copied
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == KEPT:
+            rt.barrier("all have kept it")
+            if rt.rank() == 0:
+                shutil.copytree(self._backup, self._copied)
+            rt.barrier("the copy")
+
+
+def _fit(text: str, backup: Path, *more: Any) -> list[float]:
+    """The weights after training."""
+    run = rt.init()
+    keras.utils.set_random_seed(5 + run.rank)
+    model = keras.Sequential(
+        [keras.Input((12,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(4)]
+    )
+    sync = eval(text, {name: getattr(rt, name) for name in rt.__all__})
+    model.compile(
+        rt.distribute(keras.optimizers.Adam(0.01), sync),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    numbers = np.random.default_rng(3)
+    data = numbers.standard_normal((64, 12)).astype("f"), numbers.integers(0, 4, 64)
+    model.fit(
+        *rt.shard(data),
+        batch_size=16 // run.size,
+        shuffle=False,
+        epochs=EPOCHS,
+        callbacks=[*rt.callbacks(backup=backup), *more],
+        verbose=0,
+    )
+    return [float(x) for each in model.trainable_variables for x in np.ravel(each)]
+
+
+def resumes(each: list[str], backups: str) -> Any:
+    """Weights after training without a break, and with one, by synchronizer."""
+    rt.init(timeout=200)
+    found = {}
+    for number, text in enumerate(each):
+        whole, copied = Path(backups, f"whole {number}"), Path(backups, f"{number}")
+        first = _fit(text, whole, _Copy(whole, copied))
+        rt.barrier()
+        again = Path(backups, f"again {number}")
+        if rt.rank() == 0:
+            shutil.copytree(copied, again)
+        rt.barrier()
+        found[text] = [first, _fit(text, again)]
+    return found
+
+
+def resumed(each: list[str], backups: str) -> Any:
+    """The same folders with another number of processes: weights, or the error."""
+    rt.init(timeout=200)
+    found: dict[str, Any] = {}
+    for number, text in enumerate(each):
+        try:
+            found[text] = _fit(text, Path(backups, f"{number}"))
+        except UsageError as error:
+            found[text] = str(error)
+    return found
