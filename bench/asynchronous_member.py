@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 import rdmatensor.train as rt
 from rdmatensor import DeadlineExceeded, Device, Group, Store
 from rdmatensor.errors import ConnectionRefused
+from rdmatensor.train.sync.rejoin import Place
 
 PATIENCE = 100.0
 HIDDEN, BATCH, RATE, TESTED = 64, 16, 0.2, 360
@@ -33,7 +34,7 @@ WAYS: dict[str, Any] = {
 }
 
 
-class Run:
+class Run(Place):
     """This process's place, its device and its group."""
 
     def __init__(self) -> None:
@@ -93,15 +94,15 @@ def train(run: Run, way: str, seed: int, target: float, pad: float, limit: float
     """Seconds until this process's model reaches the target; `limit` if it does not before."""
     network, numbers = Network(seed), np.random.default_rng([seed, run.rank])
     sync = None if way == SYNCHRONOUS else WAYS[way]()
-    with Store(run.device, run.rank, run.size, 0, name=f"{way} {seed}") as reached:
-        addresses = run.group.all_gather(
-            np.frombuffer(run.device.address.ljust(64).encode(), np.uint8)
-        )
+    device, group = run.device, run.group
+    assert device is not None and group is not None
+    with Store(device, run.rank, run.size, 0, name=f"{way} {seed}") as reached:
+        addresses = group.all_gather(np.frombuffer(device.address.ljust(64).encode(), np.uint8))
         for other, address in enumerate(addresses.reshape(run.size, 64)):
             if other != run.rank:
                 reached.connect(other, address.tobytes().decode().strip(), PATIENCE)
         following = sync.begin(run, network.weights) if sync is not None else 0
-        run.group.barrier()
+        group.barrier()
         begin, found, steps = time.monotonic(), limit, 0
         while True:
             started = time.monotonic()
@@ -114,7 +115,7 @@ def train(run: Run, way: str, seed: int, target: float, pad: float, limit: float
             if sync is None:
                 # All of them stop together.
                 both = np.append(gradient, np.float32(found < limit or started - begin > limit))
-                run.group.all_reduce(both, out=both)
+                group.all_reduce(both, out=both)
                 gradient, stop = both[:-1] / run.size, both[-1] == run.size
             else:
                 stop = started - begin > limit or (found < limit and _all(reached))
@@ -126,7 +127,7 @@ def train(run: Run, way: str, seed: int, target: float, pad: float, limit: float
                 break
         if sync is not None:
             sync.finish()
-        run.group.barrier()
+        group.barrier()
         if sync is not None:
             sync.close()
     return found

@@ -30,7 +30,7 @@ from rdmatensor.bench.turns import in_turns
 from rdmatensor.units import binary_size
 
 MEMBER = Path(__file__).with_name("group_member.py")
-PATIENCE = 120.0
+PATIENCE = 300.0
 OURS, GLOO, OPENMPI = "rdmatensor", "gloo", "OpenMPI"
 LIBRARIES = (OURS, GLOO, OPENMPI)
 
@@ -82,16 +82,20 @@ class Unusable(click.ClickException):
 
 
 class Members:
-    """The processes of one library."""
+    """The processes of one library, which `lines` start if they are given."""
 
-    def __init__(self, library: str, size: int, folder: Path) -> None:
+    def __init__(
+        self, library: str, size: int, folder: Path, lines: list[list[str]] | None = None
+    ) -> None:
         address = str(folder / library)
         self._lines: list[Connection] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
         self._listener.listen(size)
         self._listener.settimeout(0.5)
-        self._processes = [subprocess.Popen(each) for each in commands(library, address, size)]
+        self._processes = [
+            subprocess.Popen(each) for each in lines or commands(library, address, size)
+        ]
 
     def meet(self, size: int) -> None:
         """Wait until all have joined. Unusable if one does not."""

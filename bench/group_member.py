@@ -6,6 +6,7 @@ Between requests it is blocked on its connection, so that the other libraries ha
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from collections.abc import Callable
@@ -17,7 +18,8 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 Call = Callable[[], object]
-PATIENCE = 60.0
+PATIENCE = 100.0
+ALGORITHMS = ("trees", "ring", "direct")
 
 
 class Library(Protocol):
@@ -83,7 +85,10 @@ class Gloo:
 
 
 class Ours:
-    """rdmatensor.Group, on registered arrays or on those of numpy."""
+    """rdmatensor.Group, on those arrays of numpy that are called plain, else on registered ones.
+
+    A case may name an algorithm. The links are in the file BENCH_TOPOLOGY, if that is set.
+    """
 
     def __init__(self, rank: int, size: int, line: str) -> None:
         import rdmatensor
@@ -97,12 +102,19 @@ class Ours:
         self._group = self._rdmatensor.Group(
             self._device, self.rank, self._size, offer, name="bench", timeout=PATIENCE
         )
+        if file := os.environ.get("BENCH_TOPOLOGY"):
+            from rdmatensor.topology.agree import use
+
+            use(self._group, file, ("all_reduce",), timeout=PATIENCE)
 
     def prepare(self, case: str, data: Array, in_place: bool) -> tuple[Call, Array, Array]:
-        make = self._group.empty if case == "registered" else np.zeros
+        make = np.zeros if case == "plain" else self._group.empty
         source = make(data.shape, data.dtype)
         result = source if in_place else make(data.shape, data.dtype)
         all_reduce = self._group.all_reduce
+        if case in ALGORITHMS:
+            named: Any = {"algorithm": case, "timeout": PATIENCE}
+            return (lambda: all_reduce(source, result, **named)), source, result
         return (lambda: all_reduce(source, result)), source, result
 
     def close(self) -> None:

@@ -44,6 +44,8 @@ STAGES = (
     Stage("python", [sys.executable, "-m", "rdmatensor", "bench", "local"]),
     Stage("rivals", script("bench_rivals.py")),
     Stage("collectives", script("bench_group.py"), always=("--quick",)),
+    Stage("trees", script("bench_trees.py"), always=("--quick", "--turns", "1")),
+    Stage("svm", script("bench_svm.py"), always=("--quick", "--turns", "1")),
     Stage("tensorflow", script("bench_tensorflow.py"), always=("--quick",)),
     Stage("paper", script("paper.py"), always=("--quick",)),
     Stage("converge", script("converge.py"), always=("--quick",)),

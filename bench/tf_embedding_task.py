@@ -27,12 +27,15 @@ class Chief:
         self._made = 0
         self._step: Any = None
 
-    def train(self, tables: int, ids: int) -> Mapping[str, Any]:
-        """Build a step that looks up `ids` ids in each of `tables` tables."""
+    def train(self, tables: int, ids: int, parts: int = 1) -> Mapping[str, Any]:
+        """Build a step that looks up `ids` ids in each of `tables` tables; each is in `parts` parts."""
         self._made = 0
         with self._coordinator.strategy.scope() if self._coordinator else nullcontext():
             variables = [
-                tf.Variable(tf.random.stateless_normal([ROWS, WIDTH], [_SEED, table]))
+                [
+                    tf.Variable(tf.random.stateless_normal([ROWS // parts, WIDTH], [_SEED, table]))
+                    for _ in range(parts)
+                ]
                 for table in range(tables)
             ]
 
@@ -49,11 +52,12 @@ class Chief:
             batch = [pool[number % _BATCHES, number % 8 :] for pool in pools]
             with tf.GradientTape() as tape:
                 rows = [
-                    tf.nn.embedding_lookup(variable, each)
-                    for variable, each in zip(variables, batch, strict=True)
+                    tf.compat.v1.nn.embedding_lookup(table, each)
+                    for table, each in zip(variables, batch, strict=True)
                 ]
                 loss = tf.add_n([_RATE * tf.reduce_mean(tf.square(each)) for each in rows])
-            for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            every = [part for table in variables for part in table]
+            for variable, gradient in zip(every, tape.gradient(loss, every), strict=True):
                 variable.scatter_sub(gradient)
             return loss
 

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sharded optimizer over links of a given rate, against what bounds a step; and its memory.
+
+Emulated: the processes are on this machine, their links sleep (FAULTS=rate=), and so do the layers, which
+have the shapes of VGG-A with an eighth of the features. A step should take no longer than 1.1 times the
+computation alone or the communication alone, whichever is longer. Both are measured in the same run. The
+column "computed" is what `rdmatensor plan --parallel` expects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+import sharded_member
+from graph_analyzer.parallel import balance, layers, timeline
+from graph_analyzer.report.cost import Network
+from options import console, deliver, json_option, quick_option
+from programs import free_port
+from rdmatensor.bench import record
+
+MEMBER = Path(__file__).with_name("sharded_member.py")
+COMPUTE, LATENCY = 0.6, 50e-6
+# How long the communication of a step takes, in units of the computation.
+WIRES = (0.25, 0.5, 1.0, 4.0)
+LESS_IN_MEMORY = 2  # 33 million weights
+BOUND = "longer of the two"
+PREDICTED = "computed"
+
+
+def _layers() -> list[layers.Layer]:
+    """Those of the members."""
+    return [
+        layers.Layer(each.name, int(np.prod(shape)), each.inputs, each.positions)
+        for each, shape in zip(layers.NETWORKS["vgg_a"](), sharded_member.shapes(), strict=True)
+    ]
+
+
+def _rate(members: int, wire: float) -> float:
+    """Of a link that a step occupies for so many computations, in bytes per second."""
+    weights = sum(each.weights for each in _layers())
+    return 2 * 4 * weights * (members - 1) / members / (wire * COMPUTE)
+
+
+@contextlib.contextmanager
+def _started(members: int, rate: float | None) -> Iterator[list[subprocess.Popen[str]]]:
+    place = {
+        "WORLD_SIZE": str(members),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "RDMATENSOR_FAULTS": f"rate={rate / 1e3:.0f}k,latency={LATENCY * 1e6:.0f}us"
+        if rate
+        else "",
+        "RDMATENSOR_LOG_LEVEL": "error",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        # Those that sleep at a link must not keep layers from computing.
+        "TF_NUM_INTEROP_THREADS": "16",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(MEMBER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+            | place
+            | {"RANK": str(rank)},
+        )
+        for rank in range(members)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            while process.stdout.readline().strip() != "ready":
+                if process.poll() is not None:
+                    raise click.ClickException("a process ended before it was ready")
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def _ask(processes: list[subprocess.Popen[str]], **order: Any) -> list[dict[str, Any]]:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+    found = []
+    for process in processes:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise click.ClickException("a process ended during a case")
+        found.append(json.loads(line))
+    return found
+
+
+def _slowest(answers: list[dict[str, Any]]) -> list[float]:
+    return [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
+
+
+def steps(members: int, wire: float, count: int) -> list[record.Result]:
+    rate = _rate(members, wire)
+    with _started(members, rate) as processes:
+        answers = {
+            "computation": _ask(processes, way="alone", compute=COMPUTE, steps=count),
+            "communication": _ask(processes, way="sharded", compute=0, steps=count),
+            "sharded": _ask(processes, way="sharded", compute=COMPUTE, steps=count),
+            "ahead": _ask(processes, way="ahead", compute=COMPUTE, steps=count),
+            "all-reduce": _ask(processes, way="all-reduce", compute=COMPUTE, steps=count),
+        }
+    sums = {each["sum"] for way in ("sharded", "ahead", "all-reduce") for each in answers[way]}
+    if max(sums) - min(sums) > 1e-3 * abs(max(sums)):
+        raise click.ClickException(f"the ways end with other weights: {sums}")
+    times = {way: _slowest(each) for way, each in answers.items()}
+    bound = max(np.median(times["computation"]), np.median(times["communication"]))
+    times[BOUND] = [float(bound)]
+    network = Network(bandwidth=rate, latency=LATENCY)
+    every = list(layers.NETWORKS["vgg_a"]())
+    pace = timeline.by_speed(every, 3 * sum(each.flops for each in every) / COMPUTE)
+    shares = balance.all_data(_layers(), members, members)
+    times[PREDICTED] = [timeline.step_seconds(shares, pace, members, members, network, False)]
+    return [
+        record.Result(
+            f"{members} processes, emulated links of {rate / 1e6:.3g} MB/s",
+            f"step, communication {wire:g} x",
+            way,
+            record.SECONDS,
+            samples,
+            parameters={"compute_s": COMPUTE, "rate": rate, "latency_s": LATENCY},
+            rival=BOUND if way == "ahead" else "",
+            target=1 / 1.1 if way == "ahead" else None,
+        )
+        for way, samples in times.items()
+    ]
+
+
+def memory(members: int) -> list[record.Result]:
+    """What training adds to the memory of a process: variables, state, and what operations keep."""
+    found = []
+    for way in ("sharded", "all-reduce"):
+        with _started(members, None) as processes:
+            answers = _ask(processes, way=way, compute=0, steps=2, less=LESS_IN_MEMORY)
+        for what in ("state", "resident"):
+            values = [float(each[what]) for each in answers]
+            found.append(record.Result(f"{members} processes", f"{what} memory", way, "B", values))
+    return found
+
+
+@click.command(help=__doc__)
+@click.option("--members", "sizes", multiple=True, type=int, help="Repeatable; 2, 4 and 8.")
+@quick_option("Two processes, few steps.")
+@json_option
+def main(sizes: tuple[int, ...], quick: bool, json_file: Path | None) -> None:
+    run = record.Run("Sharded optimizer", record.Environment.here(transport="shm"), quick)
+    began = time.monotonic()
+    with console().status("measuring"):
+        for members in sizes or ((2,) if quick else (2, 4, 8)):
+            run.results += memory(members)
+            for wire in WIRES:
+                run.results += steps(members, wire, 3 if quick else 5)
+    run.finish(time.monotonic() - began)
+    deliver(run, json_file)
+
+
+if __name__ == "__main__":
+    main()
