@@ -14,8 +14,8 @@ TENSORFLOW ?= tensorflow-cpu==2.21.*
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # For examples/ and TensorFlow's own tests. It would bring another TensorFlow if it could.
 KERAS_2 = --no-deps 'tf_keras==$(lastword $(subst ==, ,$(TENSORFLOW)))'
-# Two at a time: the lab's guests mostly wait, and so do the processes that other tests start.
-PYTEST := $(BIN)/pytest -q --durations=15 -n 2 --no-loadscope-reorder
+# Three at a time, on two cores too: the lab's guests mostly wait, and so do the processes that other tests start.
+PYTEST := $(BIN)/pytest -q --durations=15 -n 3 --no-loadscope-reorder
 # For the programs in tests/, which import its helpers.
 TESTS_PYTHON := PYTHONPATH=$(CURDIR)/tests $(BIN)/python
 
@@ -24,7 +24,7 @@ sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 .PHONY: help build demo demo-hosts test check chaos kills schedules conformance docs site lint bench bench-quick bench-api bench-verbs \
-        bench-networks bench-asynchronous transport-verbs asan tsan aarch64 fuzz soak failure-table format wheel dist clean
+        bench-networks bench-trees bench-asynchronous bench-split bench-sharded bench-tables bench-training keras-versions transport-verbs asan tsan aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
@@ -40,7 +40,13 @@ help:
 	@echo 'make bench-quick  the Python API, and steps of TensorFlow against gRPC; some minutes'
 	@echo 'make bench-api    the former alone'
 	@echo 'make bench-networks  tcp against iperf3 and bare sockets, over loopback and veth'
+	@echo 'make bench-trees  all-reduce along spanning trees, rings and direct exchange over emulated links; as root'
 	@echo 'make bench-asynchronous  training with one slow process, synchronous and not; pulling against memcpy'
+	@echo 'make bench-training  what communication adds to steps of Keras, torch and JAX: RIVAL_PYTHON=, which has these'
+	@echo 'make keras-versions  tests of fit with KERAS_VERSIONS (3.12 3.13 3.14)'
+	@echo 'make bench-split  a model whose dense layers are cut over 8 processes: memory, and steps over emulated links'
+	@echo 'make bench-sharded  a sharded optimizer over emulated links, against what bounds a step'
+	@echo 'make bench-tables  tables of embeddings, by the ways of parallelize() and as programs do it today'
 	@echo 'make bench-verbs  verbs against perftest, UCX and NIXL, in the SoftRoCE lab without RDMA'
 	@echo 'make transport-verbs  all of the transport suite on verbs, of which make test runs most'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
@@ -208,6 +214,32 @@ bench-networks: $(tests)
 # Mostly asleep: about a quarter of an hour.
 bench-asynchronous: $(tests)
 	@$(BIN)/python bench/bench_asynchronous.py
+
+bench-trees: $(tests)
+	@$(BIN)/python bench/bench_trees.py
+
+RIVAL_PYTHON ?= $(BIN)/python
+bench-training: build $(VENV)/.packages
+	@$(BIN)/python bench/bench_training.py --rival-python $(RIVAL_PYTHON)
+
+KERAS_VERSIONS ?= 3.12 3.13 3.14
+keras-versions: $(KERAS_VERSIONS:%=$(CURDIR)/build/keras-%/keras) $(tests)
+	@for version in $(KERAS_VERSIONS); do echo "Keras $$version" && PYTHONPATH=$(CURDIR)/build/keras-$$version \
+	  $(BIN)/pytest -q tests/train/test_fit.py || exit 1; done
+
+$(CURDIR)/build/keras-%/keras: | $(VENV)/.tools
+	@$(PIP) --no-deps --no-compile --target $(@D) 'keras~=$*.0'
+
+# Mostly asleep: about six minutes.
+bench-sharded: $(tests)
+	@$(BIN)/python bench/bench_sharded.py
+
+bench-split: $(tests)
+	@$(BIN)/python bench/bench_split.py
+
+bench-tables: $(tests)
+	@$(BIN)/python bench/bench_tables.py
+	@$(BIN)/python bench/bench_tables.py --grid
 
 bench-verbs: $(tests)
 	@$(BIN)/python bench/bench_verbs.py

@@ -35,12 +35,15 @@ def serve(resolver: Any) -> None:
     server.join()
 
 
-def sentences() -> Any:
-    """Returns rows of words. A sentence is good if most of its words are."""
-    random = np.random.default_rng(seed=1)
-    words = random.integers(WORDS, size=(4000, LENGTH))
-    good = (words % 2).mean(axis=1) > 0.5
-    data = tf.data.Dataset.from_tensor_slices((words, good.astype("float32")))
+def sentences() -> tuple[Any, Any]:
+    """Returns rows of words, and which are good: a sentence is good if most of its words are."""
+    words = np.random.default_rng(seed=1).integers(WORDS, size=(4000, LENGTH))
+    return words, ((words % 2).mean(axis=1) > 0.5).astype("float32")
+
+
+def shuffled() -> Any:
+    """Returns the sentences in an endless random order."""
+    data = tf.data.Dataset.from_tensor_slices(sentences())
     return data.shuffle(4000).repeat().batch(BATCH)
 
 
@@ -72,7 +75,7 @@ def train(resolver: Any) -> None:
                 variable.assign_sub(gradient)
         return loss
 
-    batches = iter(coordinator.create_per_worker_dataset(sentences))
+    batches = iter(coordinator.create_per_worker_dataset(shuffled))
     for epoch in range(1, EPOCHS + 1):
         losses = [coordinator.schedule(step, args=(batches,)) for _ in range(STEPS)]
         coordinator.join()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A support vector machine trained by several processes, on the raw interface: one-sided reads and a group.
 
-    rdmatensor launch -n 4 examples/svm.py [--data moons|classes|cancer] [--eliminate early|lazy|none]
+    rdmatensor launch -n 4 examples/svm.py [--data moons|circles|classes|cancer] [--eliminate early|lazy|none]
 
 Each process has some of the rows, in a region that the others may read. Sequential minimal optimization
 picks the two samples that violate optimality most: an all-reduce tells all processes which. Their rows are
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import rdmatensor
-from rdmatensor.train.roles import role_of
+from rdmatensor.train.roles import join, role_of
 
 Array = np.ndarray[Any, Any]
 
@@ -53,6 +53,7 @@ class Rows:
     bounds: Array
     own: Array
     remotes: list[Any]
+    region: Any = None
 
     @classmethod
     def share(
@@ -73,7 +74,7 @@ class Rows:
             else device.connect(bytes(each).decode().strip()).region(f"rows {rank}")
             for rank, each in enumerate(addresses)
         ]
-        return cls(device, group, group.rank, bounds, region.array, remotes)
+        return cls(device, group, group.rank, bounds, region.array, remotes, region)
 
     def read(self, numbers: Array) -> Array:
         """Returns these rows, wherever they are: consecutive ones of a process by one read."""
@@ -259,6 +260,7 @@ def fit(
     found = Trainer(rows, labels.astype(np.float64), penalty, gamma, eliminate).run(tolerance, most)
     if group is not None:
         group.barrier()  # nobody reads any more
+        rows.region.close()
     return found
 
 
@@ -278,6 +280,9 @@ def case(name: str, count: int | None = None) -> Case:
 
     if name == "moons":
         data, labels = datasets.make_moons(count or 6000, noise=0.15, random_state=1)
+        penalty, gamma = 10.0, 2.0
+    elif name == "circles":
+        data, labels = datasets.make_circles(count or 6000, noise=0.1, factor=0.6, random_state=1)
         penalty, gamma = 10.0, 2.0
     elif name == "classes":
         data, labels = datasets.make_classification(
@@ -307,7 +312,9 @@ def reference(each: Case) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", choices=("moons", "classes", "cancer"), default="moons")
+    parser.add_argument(
+        "--data", choices=("moons", "circles", "classes", "cancer"), default="moons"
+    )
     parser.add_argument("--eliminate", choices=tuple(ELIMINATE), default="early")
     parser.add_argument("--count", type=int, help="number of samples")
     options = parser.parse_args()
@@ -317,10 +324,11 @@ def main() -> None:
         found = fit(None, None, *each, options.eliminate)
     else:
         port = int(role.root.rpartition(":")[2]) if role.rank == 0 else 0
-        with rdmatensor.Device(f"rank {role.rank}", port=port) as device:
-            root = None if role.rank == 0 else role.root
-            with join(device, role.rank, role.size, root) as group:
-                found = fit(device, group, *each, options.eliminate)
+        with (
+            rdmatensor.Device(f"rank {role.rank}", port=port) as device,
+            join(device, role, "svm", 60.0) as group,
+        ):
+            found = fit(device, group, *each, options.eliminate)
     if role.rank == 0:
         objective, seconds = reference(each)
         print(
@@ -329,20 +337,6 @@ def main() -> None:
             f"{objective:.4f} in {seconds:.2f} s; they differ by {abs(found.objective / objective - 1):.1e}",
             flush=True,
         )
-
-
-def join(
-    device: rdmatensor.Device, rank: int, size: int, root: str | None, seconds: float = 60.0
-) -> rdmatensor.Group:
-    """Joins the group. Rank 0 may start later than others."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            return rdmatensor.Group(device, rank, size, root, "svm", timeout=seconds)
-        except rdmatensor.ConnectionRefused:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":
