@@ -143,13 +143,13 @@ def queue_of(host: Host) -> str:
 
 @pytest.mark.parametrize("percent", [1, 5])
 def test_lost_packets_are_sent_again(hosts: Hosts, percent: int, note: Any) -> None:
-    pair = hosts.pair(region=2 << 20, DEADLINE_MS=30000)
+    pair = hosts.pair(region=2 << 20, DEADLINE_MS=60000)
     host = hosts.lab.hosts[0]
     host.netem("loss", f"{percent}%")
     try:
-        pair.theirs.start("bad = check_flood(device, region.array, 200)")
-        pair.ours.run("transfers = flood(remote, region, 200)")
-        pair.theirs.finish(60)
+        pair.theirs.start("bad = check_flood(device, region.array, 400)")
+        pair.ours.run("transfers = flood(remote, region, 400)")
+        pair.theirs.finish(240)
         assert pair.theirs.get("bad") == []
         assert "dropped 0," not in queue_of(host)
         note("packets lost", "nothing", None, f"everything, with {percent} % lost")
