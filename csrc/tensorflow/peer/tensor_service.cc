@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "memory/arena.h"
+#include "peer/channel_move.h"
 #include "peer/listen_address.h"
 #include "peer/messages.h"
 #include "plan/plan_book.h"
@@ -118,6 +119,8 @@ void TensorService::OnDown(void* context, rdt_channel* handle, rdt_status /*why*
   const std::string why = rdt_last_error();
   PeerChannel* channel = PeerChannel::FromHandle(handle);
   if (channel == nullptr) return;
+  // This comes first, because those who look for another channel at once shall find the new one.
+  if (const auto move = channel->move()) move->OnDown(channel);
   for (const auto& source : channel->Sources()) source->OnDown(channel, why);
   for (const auto& destination : channel->Destinations()) destination->OnDown(channel);
   if (channel->opened_here() && channel->role() == PeerChannel::Role::kSender) {

@@ -27,6 +27,7 @@ absl::StatusOr<std::shared_ptr<Slots>> PlannedTensors::MakeOffer(
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (down_) return absl::UnavailableError("the channel is down");
+    if (retired_) return absl::UnavailableError("another channel replaces this one");
     number = next_number_++;
   }
   absl::StatusOr<std::shared_ptr<Slots>> slots =
@@ -174,7 +175,7 @@ void PlannedTensors::Open(Incoming incoming) {
   bool withdrawn = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    withdrawn = opening_[number] || down_ || !opened.ok();
+    withdrawn = opening_[number] || down_ || retired_ || !opened.ok();
     opening_.erase(number);
     if (!withdrawn) accepted_[number] = accepted;
     any_accepted_.store(!accepted_.empty(), std::memory_order_release);
@@ -200,6 +201,27 @@ void PlannedTensors::BindAll() {
 void PlannedTensors::DropStep(int64_t step_id) {
   if (!any_accepted_.load(std::memory_order_acquire)) return;
   for (const std::shared_ptr<AcceptedOffer>& accepted : AllAccepted()) accepted->DropStep(step_id);
+}
+
+void PlannedTensors::Retire() {
+  absl::flat_hash_map<uint64_t, std::shared_ptr<AcceptedOffer>> accepted;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    retired_ = true;
+    accepted.swap(accepted_);
+    any_accepted_.store(false, std::memory_order_release);
+  }
+  for (const auto& entry : accepted) entry.second->Close();
+}
+
+void PlannedTensors::Resume() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  retired_ = false;
+}
+
+bool PlannedTensors::IsQuiet() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return slots_.empty();
 }
 
 void PlannedTensors::OnDown() {

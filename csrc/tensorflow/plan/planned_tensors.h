@@ -42,6 +42,13 @@ class PlannedTensors {
   void BindAll();
   // Sender: drops what a step that is over still holds.
   void DropStep(int64_t step_id);
+  // Another channel is about to replace this one: makes no offers any more, and ends the use of the peer's. The peer
+  // does the same, which ends the offers made before.
+  void Retire();
+  // The channel stays.
+  void Resume();
+  // Receiver: no offer is in force.
+  bool IsQuiet();
   // Ends everything, on both sides, because the channel is down.
   void OnDown();
 
@@ -63,7 +70,7 @@ class PlannedTensors {
   Reception* const reception_;
   const Bind bind_;
   std::mutex mutex_;
-  bool down_ = false;
+  bool down_ = false, retired_ = false;
   uint32_t next_number_ = 0;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots_;             // offered to the peer
   absl::flat_hash_map<uint64_t, std::shared_ptr<AcceptedOffer>> accepted_;  // offered by it
