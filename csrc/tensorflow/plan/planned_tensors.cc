@@ -37,8 +37,16 @@ absl::StatusOr<std::shared_ptr<Slots>> PlannedTensors::MakeOffer(
     std::lock_guard<std::mutex> lock(mutex_);
     if (down_) return absl::UnavailableError("the channel is down");
     slots_[number] = *slots;
+    unsent_.insert(number);
   }
   (*slots)->SendOffer(channel_);
+  bool retired = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    unsent_.erase(number);
+    retired = retired_;
+  }
+  if (retired) (*slots)->Withdraw();
   return slots;
 }
 
@@ -204,14 +212,15 @@ void PlannedTensors::DropStep(int64_t step_id) {
 }
 
 void PlannedTensors::Retire() {
-  absl::flat_hash_map<uint64_t, std::shared_ptr<AcceptedOffer>> accepted;
+  std::vector<std::shared_ptr<Slots>> offered;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     retired_ = true;
-    accepted.swap(accepted_);
-    any_accepted_.store(false, std::memory_order_release);
+    for (const auto& [number, slots] : slots_) {
+      if (!unsent_.contains(number)) offered.push_back(slots);
+    }
   }
-  for (const auto& entry : accepted) entry.second->Close();
+  for (const std::shared_ptr<Slots>& slots : offered) slots->Withdraw();
 }
 
 void PlannedTensors::Resume() {
