@@ -4,7 +4,10 @@ steps go on, and none fails for that. Here shm is better than tcp."""
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +20,8 @@ import tensorflow as tf
 
 from plugin.planned import PLANNED, sent
 from plugin.test_failback import _build, _expect
-from support.clusters import STEP_S, Cluster, within
+from support import warm
+from support.clusters import STEP_S, Cluster
 from support.graphs import Session, session
 from support.waits import until
 
@@ -165,3 +169,69 @@ def test_there_and_back_often(cluster: Cluster) -> None:
                 before = counts["made"]
                 until("no steps afterwards", lambda b=before, c=counts: c["made"] > b + 5)
             assert not counts["lost"]
+
+
+@pytest.mark.parametrize("times", [(1, 2, 3, 4, 5), (6, 8, 10, 14, 20), (30, 50, 80, 120, 200)])
+def test_the_new_channel_ends_at_any_moment(cluster: Cluster, times: tuple[int, ...]) -> None:
+    """Steps go on over the old channel, or are lost with the new one; then tensors move again."""
+    with session(cluster, _build) as one, session(cluster, _build) as other:
+        for number in times:
+            _worsen(cluster, one)
+            with _steps([one, one, other]) as counts:
+                _inject(cluster, f"{BETTER},break=#{number}")
+                _until_moved(cluster)
+                before = counts["made"]
+                until("no steps afterwards", lambda b=before, c=counts: c["made"] > b + 5)
+
+
+def test_a_task_is_killed_at_any_moment(tmp_path: Path) -> None:
+    """Steps end, and a new session works, whatever the task was doing."""
+    chance = random.Random(11)
+    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: SETTINGS, 1: SETTINGS})
+    try:
+        for _ in range(8):
+            with session(cluster, _build) as opened:
+                _go_over(cluster, opened, "tcp")
+                with _steps([opened, opened]) as counts:
+                    until("no steps", lambda c=counts: c["made"] > 3)
+                    _inject(cluster, BETTER)
+                    # When it is killed is what the test varies.
+                    time.sleep(chance.uniform(0, 0.08))
+                    cluster.tasks[1].kill()
+            cluster.tasks[0].ask(f"faults {WORSE}")
+            cluster.restart(1)
+            with session(cluster, _build) as opened:
+                _go_over(cluster, opened, "tcp")
+    finally:
+        cluster.close()
+
+
+def test_eager_operations_and_streams(cluster: Cluster) -> None:
+    """None fails, each has the right values, and what is streamed comes once and in order."""
+    _inject(cluster, WORSE)
+    client = subprocess.Popen(
+        [
+            warm.python(),
+            Path(__file__).with_name("better_client.py"),
+            json.dumps(cluster.spec),
+            "grpc+rdma",
+            BETTER,
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | SETTINGS | {"TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "True"},
+        text=True,
+    )
+    try:
+        assert client.stdout is not None
+        assert client.stdin is not None
+        assert client.stdout.readline() == "over tcp\n"
+        _inject(cluster, BETTER)
+        client.stdin.write("better\n")
+        client.stdin.flush()
+        said = json.loads(client.stdout.readline())
+    finally:
+        client.kill()
+        client.communicate()
+    assert said["came"] == list(range(1, said["sent"] + 1))
+    assert said["moves"] >= 1
