@@ -67,4 +67,4 @@ def test_calls_keep_their_budgets(programs: Path) -> None:
 def test_counts_repeat(counts: dict[str, float], transport: str, program: Path) -> None:
     """Over tcp it is chance which acknowledgements travel with what is sent."""
     again = instructions.count(program, transport)
-    assert again == pytest.approx(counts, rel=0.01 if transport == "shm" else 0.1)
+    assert again == pytest.approx(counts, rel=0.01 if transport == "shm" else 0.25)

@@ -17,8 +17,9 @@ import pytest
 
 from support import ROOT, warm
 
+pytestmark = pytest.mark.timeout(400)
 EXAMPLES = ROOT / "examples"
-SECONDS = 100
+SECONDS = 180
 KEPT_BY_TENSORFLOW = {"string", "variant", "resource"}
 NUMBER = re.compile(r"loss (\S+?)(?:,|$)")
 
@@ -125,23 +126,27 @@ def test_custom_loop_on_several_workers(tmp_path: Path) -> None:
     check_collectives(rdma, 2, least=60 * WEIGHTS)
 
 
-def check_learning(runs: tuple[Run, Run], task: str = "chief 0") -> None:
-    """Workers that do not wait for each other never compute the same twice, over any protocol."""
+def check_learning(runs: tuple[Run, Run], *tasks: str) -> None:
+    """Workers that do not wait for each other never compute the same twice, over any protocol.
+
+    One may begin when another has ended, with a model that has learnt already. So the worst of the first
+    losses and the best of the last ones count.
+    """
     for run in runs:
-        first, *_, last = run.losses(task)
-        assert last < first / 2, run.lines
+        losses = [run.losses(task) for task in tasks]
+        assert min(each[-1] for each in losses) < max(each[0] for each in losses) / 2, run.lines
 
 
 def test_fit_with_parameter_servers(keras_2: str, tmp_path: Path) -> None:
     both = over_both(keras_2, tmp_path, "-n", "2", "--ps", "2", "parameter_server_keras.py")
-    check_learning(both)
+    check_learning(both, "chief 0")
     check_tensors(both[1], 5, least=80 * 2 * WEIGHTS)
 
 
 def test_custom_loop_with_parameter_servers(tmp_path: Path) -> None:
     example = ("-n", "2", "--ps", "2", "parameter_server_custom_loop.py")
     both = over_both(warm.python(), tmp_path, *example)
-    check_learning(both)
+    check_learning(both, "chief 0")
     rows = 64 * 8 * 32 * FLOAT  # looked up in a step
     check_tensors(both[1], 5, least=120 * 2 * rows)
 
@@ -149,7 +154,7 @@ def test_custom_loop_with_parameter_servers(tmp_path: Path) -> None:
 def test_between_graph(tmp_path: Path) -> None:
     example = ("-n", "2", "--ps", "1", "--no-chief", "between_graph.py")
     both = over_both(warm.python(), tmp_path, *example)
-    check_learning(both, "worker 0")
+    check_learning(both, "worker 0", "worker 1")
     check_tensors(both[1], 3, least=2 * 60 * 2 * WEIGHTS)
 
 

@@ -92,7 +92,11 @@ def _compare(answers: list[Any], expected: Any, tolerance: float = 2e-5) -> None
             np.testing.assert_allclose(answer["evaluated"], expected["evaluated"], atol=tolerance)
             mine = np.reshape(expected["predicted"], (-1, 4))[rank :: len(answers)]
             np.testing.assert_allclose(answer["predicted"], mine.ravel(), atol=10 * tolerance)
-    np.testing.assert_allclose(answers[0]["weights"], expected["weights"], atol=tolerance)
+    # A processor with float16 of its own sums in it too, and another batch is another sum: single weights may
+    # be far off, most are not.
+    mine, whole = (np.asarray(each["weights"]) for each in (answers[0], expected))
+    np.testing.assert_allclose(mine, whole, atol=5 * tolerance)
+    assert np.mean(np.abs(mine - whole) > tolerance / 2) < 0.05
     assert answers[0].get("loaded", 0) < 10 * tolerance
 
 

@@ -26,25 +26,35 @@ from support.waits import AT_ONCE, PATIENCE, lost, until, until_it_ends
 HELD = ("descriptors", "threads", "mappings")
 
 
+TRIES = 5
+"""A busy machine, and more so a guest that it emulates, counts time that was not used. A thread that is kept
+awake shows in each try."""
+
+
 def test_idle_process_uses_no_cpu(peer: Any, remote: RemoteDevice) -> None:
     """An open connection, nothing to do: both sides sleep."""
     remote.notify(b"warm").wait()
     peer.run("device.next_notification(20)")
     time.sleep(0.5)  # what was begun ends
-    begin, theirs = time.process_time(), peer.get("time.process_time()")
-    time.sleep(2)  # the idle time that is measured
-    used = time.process_time() - begin
-    theirs = peer.get("time.process_time()") - theirs
-    assert used < 0.04, f"{used / 2:.1%} of a core while idle"
-    assert theirs < 0.04, f"{theirs / 2:.1%} of a core while idle in the peer"
+    for _ in range(TRIES):
+        begin, theirs = time.process_time(), peer.get("time.process_time()")
+        time.sleep(2)  # the idle time that is measured
+        used = time.process_time() - begin
+        theirs = peer.get("time.process_time()") - theirs
+        if max(used, theirs) < 0.04:
+            return
+    raise AssertionError(f"{used / 2:.1%} and, in the peer, {theirs / 2:.1%} of a core while idle")
 
 
 def test_waiting_uses_no_cpu(device: rdmatensor.Device, remote: RemoteDevice) -> None:
-    begin = time.process_time()
-    with pytest.raises(rdmatensor.DeadlineExceeded):
-        device.next_notification(2)
-    used = time.process_time() - begin
-    assert used < 0.06, f"{used / 2:.1%} of a core while waiting"
+    for _ in range(TRIES):
+        begin = time.process_time()
+        with pytest.raises(rdmatensor.DeadlineExceeded):
+            device.next_notification(2)
+        used = time.process_time() - begin
+        if used < 0.06:
+            return
+    raise AssertionError(f"{used / 2:.1%} of a core while waiting")
 
 
 def resources() -> tuple[int, int, int]:
