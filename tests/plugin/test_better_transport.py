@@ -22,7 +22,7 @@ from plugin.planned import PLANNED, sent
 from plugin.test_failback import _build, _expect
 from support import warm
 from support.clusters import STEP_S, Cluster
-from support.graphs import Session, session
+from support.graphs import Session, abandon, session
 from support.waits import until
 
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
@@ -122,9 +122,7 @@ def _steps(sessions: list[Session]) -> Iterator[dict[str, Any]]:
 
 
 def _until_moved(cluster: Cluster) -> None:
-    until(
-        "tasks stay on tcp", lambda: _transports(cluster) == ["shm"] * 2
-    )
+    until("tasks stay on tcp", lambda: _transports(cluster) == ["shm"] * 2)
 
 
 def test_steps_go_on_while_tensors_and_calls_move(cluster: Cluster) -> None:
@@ -190,14 +188,15 @@ def test_a_task_is_killed_at_any_moment(tmp_path: Path) -> None:
     cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: SETTINGS, 1: SETTINGS})
     try:
         for _ in range(8):
-            with session(cluster, _build) as opened:
-                _go_over(cluster, opened, "tcp")
-                with _steps([opened, opened]) as counts:
-                    until("no steps", lambda c=counts: c["made"] > 3)
-                    _inject(cluster, BETTER)
-                    # When it is killed is what the test varies.
-                    time.sleep(chance.uniform(0, 0.08))
-                    cluster.tasks[1].kill()
+            opened = Session(cluster, _build)
+            _go_over(cluster, opened, "tcp")
+            with _steps([opened, opened]) as counts:
+                until("no steps", lambda c=counts: c["made"] > 3)
+                _inject(cluster, BETTER)
+                # When it is killed is what the test varies.
+                time.sleep(chance.uniform(0, 0.08))
+                cluster.tasks[1].kill()
+            abandon(opened.raw)
             cluster.tasks[0].ask(f"faults {WORSE}")
             cluster.restart(1)
             with session(cluster, _build) as opened:

@@ -72,8 +72,7 @@ static bool both_have(const rdt_device *device, const rdt_hello *peer, size_t in
 }
 
 static bool is_permitted(const rdt_choice *choice, size_t index) {
-  return !choice->permitted ||
-         rdt_text_lists(choice->permitted, ',', rdt_transports[index]->name);
+  return !choice->permitted || rdt_text_lists(choice->permitted, ',', rdt_transports[index]->name);
 }
 
 /* As both_have, for this connection. */

@@ -107,7 +107,7 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
   std::mutex mutex_;
   std::atomic<bool> down_{false};  // written under the lock
   std::atomic<bool> leaving_{false};
-  uint64_t last_ = 0;    // number of the newest call
+  uint64_t last_ = 0;     // number of the newest call
   size_t finishing_ = 0;  // answers that are being taken
   absl::flat_hash_map<uint64_t, Pending> pending_;
   // Ended before their answers, which come nevertheless, once.

@@ -23,7 +23,7 @@ namespace rdmatensor {
 // 3. The sender's last message on the old channel says that it knows this. The receiver closes the channel.
 //
 // If the new channel ends before the second step, the old one is resumed.
-class ChannelMove final : public std::enable_shared_from_this<ChannelMove> {
+class ChannelMove final : public Replacement, public std::enable_shared_from_this<ChannelMove> {
  public:
   // Looks for a better transport than that of `from`, which `opened` opened, on a thread that may block, and moves if there
   // is one.
@@ -32,14 +32,10 @@ class ChannelMove final : public std::enable_shared_from_this<ChannelMove> {
   static void Begin(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from,
                     std::shared_ptr<PeerChannel> to);
 
-  // The sender has paused. Progress thread.
-  void OnPaused(uint64_t number);
-  // Something that came over the old channel may have been the last.
-  void Advance();
-  // The sender has left the old channel. Progress thread.
-  void OnLeft();
-  // One of the channels ended. Progress thread.
-  void OnDown(const PeerChannel* channel);
+  void OnPaused(uint64_t number) override;
+  void Advance() override;
+  void OnLeft() override;
+  void OnDown(const PeerChannel* channel) override;
 
  private:
   enum class State { kPausing, kMoving, kOver };

@@ -80,9 +80,9 @@ void Destination::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback*
 }
 
 void Destination::PushOrKeep(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
-                       int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
-                       const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
-                       bool is_dead) {
+                             int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
+                             const tensorflow::Rendezvous::Args& args,
+                             const tensorflow::Tensor& tensor, bool is_dead) {
   if (channel->requests().expected()) {
     // A callable is copied, but a counted reference is not.
     rpc->Hold();

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "peer/channel_move.h"
 #include "tensorflow/core/util/device_name_utils.h"
 #include "wire/copied_message.h"
 #include "wire/message.h"
@@ -117,7 +116,7 @@ bool HandleRequest(MailboxTable* mailboxes, PeerChannel* channel, const char* da
 bool HandleMove(PeerChannel* channel, MessageKind kind, uint64_t number) {
   const bool receives = channel->role() == PeerChannel::Role::kReceiver;
   const bool sends = channel->role() == PeerChannel::Role::kSender;
-  const std::shared_ptr<ChannelMove> move = receives ? channel->move() : nullptr;
+  const std::shared_ptr<Replacement> move = receives ? channel->move() : nullptr;
   switch (kind) {
     case MessageKind::kPause:
       if (sends) channel->Pause(number);
@@ -212,7 +211,7 @@ bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, const NewCallee* n
           !channel->plan().Handle(kind, value, data, size)) {
         return false;
       }
-      if (const std::shared_ptr<ChannelMove> move = channel->move()) move->Advance();
+      if (const std::shared_ptr<Replacement> move = channel->move()) move->Advance();
       return true;
     case MessageKind::kAccept:
     case MessageKind::kPlanned:

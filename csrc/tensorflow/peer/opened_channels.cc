@@ -39,8 +39,7 @@ absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAns
     });
     std::shared_ptr<Process>& known = processes_[answer.device_name];
     if (known == nullptr) {
-      known =
-          std::make_shared<Process>(std::chrono::milliseconds(host_->settings.failback_ms));
+      known = std::make_shared<Process>(std::chrono::milliseconds(host_->settings.failback_ms));
     }
     known->answer = answer;
     process = known;

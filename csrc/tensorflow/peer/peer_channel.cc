@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "peer/channel_move.h"
 #include "plan/plan_book.h"
 
 namespace rdmatensor {
@@ -41,7 +40,7 @@ void PeerChannel::ReleaseFromCore() {
   lender().ReleaseAll();
   // They may hold this channel or others, and this lock guards its last reference.
   std::shared_ptr<CallEnd> end;
-  std::shared_ptr<ChannelMove> move;
+  std::shared_ptr<Replacement> move;
   std::shared_ptr<PeerChannel> successor;
   std::vector<std::shared_ptr<PeerChannel>> former;
   {
@@ -144,7 +143,7 @@ void PeerChannel::OnStepFailed(int64_t step_id, const absl::Status& status) {
 
 void PeerChannel::OnFetched() {
   if (!moves_.load(std::memory_order_acquire)) return;
-  if (const std::shared_ptr<ChannelMove> replacement = move()) replacement->Advance();
+  if (const std::shared_ptr<Replacement> replacement = move()) replacement->Advance();
 }
 
 void PeerChannel::OnUnreachable(const std::string& why) {

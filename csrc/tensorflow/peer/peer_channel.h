@@ -29,8 +29,21 @@
 
 namespace rdmatensor {
 
-class ChannelMove;
 class PeerChannel;
+
+// Receiver: the replacement of a channel by another one, as far as the channels know it. See channel_move.h.
+class Replacement {
+ public:
+  virtual ~Replacement() = default;
+  // The sender has paused. Progress thread.
+  virtual void OnPaused(uint64_t number) = 0;
+  // Something that came over the old channel may have been the last.
+  virtual void Advance() = 0;
+  // The sender has left the old channel. Progress thread.
+  virtual void OnLeft() = 0;
+  // One of the channels ended. Progress thread.
+  virtual void OnDown(const PeerChannel* channel) = 0;
+};
 
 // The names under which one task receives from another in one session. Points into longer-lived names.
 struct PeerNames {
@@ -155,8 +168,8 @@ class PeerChannel final : public Channel, private SourceEvents {
   }
 
   // Receiver: the replacement of a channel, which both channels know until it is over.
-  std::shared_ptr<ChannelMove> move();
-  void SetMove(std::shared_ptr<ChannelMove> move);
+  std::shared_ptr<Replacement> move();
+  void SetMove(std::shared_ptr<Replacement> move);
   // Sets what replaces this channel for all names, and returns those that use it.
   std::vector<std::shared_ptr<ChannelSource>> LeaveFor(std::shared_ptr<PeerChannel> next);
   std::shared_ptr<PeerChannel> successor();
@@ -200,7 +213,7 @@ class PeerChannel final : public Channel, private SourceEvents {
   std::vector<std::shared_ptr<ChannelSource>> sources_;
   std::vector<std::shared_ptr<ChannelDestination>> destinations_;
   std::shared_ptr<CallEnd> call_end_;
-  std::shared_ptr<ChannelMove> move_;
+  std::shared_ptr<Replacement> move_;
   std::shared_ptr<PeerChannel> successor_;
   std::vector<std::shared_ptr<PeerChannel>> former_;
   bool released_ = false;

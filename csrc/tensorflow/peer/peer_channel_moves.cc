@@ -3,17 +3,16 @@
 // How one channel replaces another one, as far as each of them knows it.
 #include <utility>
 
-#include "peer/channel_move.h"
 #include "peer/peer_channel.h"
 
 namespace rdmatensor {
 
-std::shared_ptr<ChannelMove> PeerChannel::move() {
+std::shared_ptr<Replacement> PeerChannel::move() {
   std::lock_guard<std::mutex> lock(peers_mutex_);
   return move_;
 }
 
-void PeerChannel::SetMove(std::shared_ptr<ChannelMove> move) {
+void PeerChannel::SetMove(std::shared_ptr<Replacement> move) {
   std::lock_guard<std::mutex> lock(peers_mutex_);
   if (released_) return;
   move_.swap(move);

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "memory/arena.h"
-#include "peer/channel_move.h"
 #include "peer/listen_address.h"
 #include "peer/messages.h"
 #include "plan/plan_book.h"

@@ -73,7 +73,7 @@ class PlannedTensors {
   std::mutex mutex_;
   bool down_ = false, retired_ = false;
   uint32_t next_number_ = 0;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots_;             // offered to the peer
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots_;  // offered to the peer
   absl::flat_hash_set<uint64_t> unsent_;  // of those, the ones that are not offered yet
   absl::flat_hash_map<uint64_t, std::shared_ptr<AcceptedOffer>> accepted_;  // offered by it
   absl::flat_hash_map<uint64_t, std::string> pieces_;  // of offers that are not whole

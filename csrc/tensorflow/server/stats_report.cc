@@ -136,8 +136,8 @@ std::string StatsAsJson() {
     absl::StrAppend(&out, separator, Quoted(reason), ":", count);
     separator = ",";
   }
-  absl::StrAppend(&out, "},\"failbacks\":", counts.failbacks, ",\"moves\":", counts.moves, ",\"control\":", AsJson(controls),
-                  ",\"peers\":[");
+  absl::StrAppend(&out, "},\"failbacks\":", counts.failbacks, ",\"moves\":", counts.moves,
+                  ",\"control\":", AsJson(controls), ",\"peers\":[");
   separator = "";
   for (const PeerCounts& peer : counts.peers) {
     absl::StrAppend(&out, separator, AsJson(peer, controls));
