@@ -140,7 +140,12 @@ def test_steps_go_on_while_tensors_and_calls_move(cluster: Cluster) -> None:
         until("moves are not counted", lambda: [p["moves"] for p in _peers(cluster)] == [1, 1])
         for peer in _peers(cluster):
             assert "tcp was used meanwhile" in peer["why"], peer
-        until("calls stay on tcp", lambda: (_expect(one, 1.0), _called_over(cluster) == "shm")[1])
+
+        def calls_moved() -> bool:
+            _expect(one, 1.0)
+            return _called_over(cluster) == "shm"
+
+        until("calls stay on tcp", calls_moved)
         # All of it goes by the new channel, and planned tensors to places there.
         end = time.monotonic() + STEP_S
         while True:
