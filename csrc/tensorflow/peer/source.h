@@ -92,12 +92,13 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   void AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers, uint64_t incarnation);
   void OnAddress(const absl::StatusOr<std::string>& encoded, uint64_t incarnation);
   void Connect(const AddressAnswer& answer, uint64_t incarnation);
-  // A request by RPC has ended.
-  void OnAnswered(int64_t step_id, const std::string& key);
-  // The ways in which connecting ends follow.
-  void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);
   // A request of a step by key.
   using AskedKey = std::pair<int64_t, std::string>;
+  // A request by RPC has ended.
+  void OnAnswered(int64_t step_id, const std::string& key);
+  static void TellAnswered(Channel* channel, const AskedKey& asked);
+  // The ways in which connecting ends follow.
+  void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);
   bool IsBehindChannelLocked(uint64_t incarnation) const;
   bool KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation);
   void BecomeUnavailable(const absl::Status& status);
