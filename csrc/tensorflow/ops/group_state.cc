@@ -132,9 +132,8 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
   collective->tag[0] = started->tag[0];
   collective->tag[1] = started->tag[1];
   // While an earlier operation waits for a member, this one would wait for it too.
-  const bool waits =
-      under_way_.fetch_add(1, std::memory_order_relaxed) == 0 &&
-      latency_ns_ + byte_ns_ * static_cast<double>(started->bytes) < kSpinUs * 1e3;
+  const bool waits = under_way_.fetch_add(1, std::memory_order_relaxed) == 0 &&
+                     latency_ns_ + byte_ns_ * static_cast<double>(started->bytes) < kSpinUs * 1e3;
   started->begun = tsl::profiler::GetCurrentTimeNanos();
   stats_->Begin(started->begun);
   const rdt_status status =
