@@ -52,7 +52,7 @@ bool Destination::MayPush(tensorflow::WorkerSession* session, const std::string&
   std::lock_guard<std::mutex> lock(mutex_);
   auto state = states_.find(name);
   if (state == states_.end() || state->second.channel.get() != channel ||
-      !state->second.IsVerified(session)) {
+      state->second.channel->paused() || !state->second.IsVerified(session)) {
     return false;
   }
   if (!steps_.empty()) {
@@ -75,6 +75,14 @@ void Destination::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback*
                        int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
                        const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
                        bool is_dead) {
+  PushOrKeep(channel, rpc, step_id, key, args, tensor, is_dead);
+  channel->EndPush();
+}
+
+void Destination::PushOrKeep(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
+                             int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
+                             const tensorflow::Rendezvous::Args& args,
+                             const tensorflow::Tensor& tensor, bool is_dead) {
   if (channel->requests().expected()) {
     // A callable is copied, but a counted reference is not.
     rpc->Hold();
@@ -134,10 +142,12 @@ void Destination::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id,
 
 void Destination::OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) {
   std::vector<PendingSend> pending;
+  const bool begins = channel->BeginPush();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    UnholdLocked(channel, step_id, key, &pending);
+    UnholdLocked(channel, step_id, key, begins ? &pending : nullptr);
   }
+  if (begins && pending.empty()) channel->EndPush();
   PushSoon(std::move(pending), channel->Shared());
 }
 
@@ -158,6 +168,7 @@ void Destination::UnholdLocked(const Channel* channel, int64_t step_id, absl::st
   auto state = states_.find(step->second.session);
   if (state == states_.end() || state->second.channel.get() != channel) return;
   if (!Take(&step->second.held, key) || step->second.held.contains(key)) return;
+  if (pending == nullptr) return;
   TakePendingLocked(step_id, &step->second, std::string(key), &state->second, pending);
 }
 
@@ -175,9 +186,10 @@ void Destination::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<Pee
       pending.clear();
       std::lock_guard<std::mutex> lock(self->mutex_);
       for (const auto& [step_id, key] : pushed) {
-        self->UnholdLocked(channel.get(), step_id, key, &pending);
+        self->UnholdLocked(channel.get(), step_id, key, channel->paused() ? nullptr : &pending);
       }
     }
+    channel->EndPush();
   });
 }
 
@@ -190,7 +202,7 @@ void Destination::PushPending(const std::vector<PendingSend>& pending,
     } else {
       tensorflow::Rendezvous::Args args;
       args.alloc_attrs = send.attributes;
-      Push(channel, send.rpc.get(), send.step_id, send.key, args, send.tensor, send.is_dead);
+      PushOrKeep(channel, send.rpc.get(), send.step_id, send.key, args, send.tensor, send.is_dead);
     }
   }
 }
@@ -210,14 +222,14 @@ void Destination::DropStep(int64_t step_id) {
 
 void Destination::SendAbort(const std::string& session, int64_t step_id,
                             const absl::Status& status) {
-  std::shared_ptr<PeerChannel> channel;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    SendState& state = states_[session];
-    channel = state.channel;
-    if (channel == nullptr) state.Announce(step_id, status);
+  // Under the lock, so that the receiver is told before it can leave the channel.
+  std::lock_guard<std::mutex> lock(mutex_);
+  SendState& state = states_[session];
+  if (state.channel == nullptr) {
+    state.Announce(step_id, status);
+  } else {
+    TellFailure(state.channel.get(), step_id, status);
   }
-  if (channel != nullptr) TellFailure(channel.get(), step_id, status);
 }
 
 std::vector<std::string> Destination::SessionNames() {

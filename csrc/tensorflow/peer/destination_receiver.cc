@@ -88,6 +88,7 @@ bool Destination::AdmitLocked(const std::string& session,
                               const std::shared_ptr<PeerChannel>& channel,
                               std::vector<std::shared_ptr<PeerChannel>>* refused,
                               std::shared_ptr<PeerChannel>* replaced,
+                              std::shared_ptr<PeerChannel>* left,
                               std::vector<std::shared_ptr<Pull>>* failed) {
   SendState& state = states_[session];
   if (state.channel == channel) return true;
@@ -102,6 +103,14 @@ bool Destination::AdmitLocked(const std::string& session,
   for (const std::weak_ptr<PeerChannel>& each : state.rivals) {
     std::shared_ptr<PeerChannel> rival = each.lock();
     if (!owns && is_other(rival)) refused->push_back(std::move(rival));
+  }
+  if (state.channel != nullptr && state.channel->peer_name() == channel->peer_name()) {
+    // It came late: the process has left this channel for the other one.
+    if (channel->has_paused()) return false;
+    if (state.channel->has_paused() && channel->succeeds()) {
+      ForgetSentLocked(session, &state);
+      *left = std::exchange(state.channel, nullptr);
+    }
   }
   if (state.channel != nullptr) {
     LoseStepsLocked(session, &state, failed);
@@ -165,6 +174,7 @@ void Destination::FindOwner(const std::string& session,
 
 void Destination::TakeAllPendingLocked(const std::string& session, SendState* state,
                                        std::vector<PendingSend>* pending) {
+  if (!state->channel->BeginPush()) return;
   for (auto& [step_id, step] : steps_) {
     if (step.session != session) continue;
     std::vector<std::string> keys;
@@ -173,6 +183,7 @@ void Destination::TakeAllPendingLocked(const std::string& session, SendState* st
     }
     for (const std::string& key : keys) TakePendingLocked(step_id, &step, key, state, pending);
   }
+  if (pending->empty()) state->channel->EndPush();
 }
 
 bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
@@ -182,12 +193,12 @@ bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string
   std::vector<std::shared_ptr<PeerChannel>> refused;
   std::deque<SendState::Failure> announcements;
   std::vector<SendState::Copy> lost_copies;
-  std::shared_ptr<PeerChannel> replaced;
+  std::shared_ptr<PeerChannel> replaced, left;
   bool admitted = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (states_.size() >= kMaxSessions && !states_.contains(session)) return false;
-    admitted = AdmitLocked(session, channel, &refused, &replaced, &failed);
+    admitted = AdmitLocked(session, channel, &refused, &replaced, &left, &failed);
     if (admitted) {
       SendState& state = states_[session];
       announcements = state.announcements;
@@ -204,6 +215,8 @@ bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string
   if (replaced != nullptr) replaced->Refuse();
   for (const std::shared_ptr<PeerChannel>& each : refused)
     (void)TellOfName(each.get(), MessageKind::kContested, session, task());
+  if (!admitted && refused.empty()) return true;
+  if (left != nullptr) channel->AddFormer(left);
   if (!admitted) {
     RecordPeer(Direction::kSend, task(), kRpcTransport,
                absl::StrCat(channel->peer_name(), " is not the only process of this name"), true);
@@ -211,8 +224,9 @@ bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string
     return true;
   }
   RecordPeer(Direction::kSend, task(), channel->transport(),
-             channel->opened_here() ? "the receiver takes tensors from this channel"
-                                    : "the receiver opened this channel",
+             left != nullptr ? absl::StrCat("the receiver moved from ", left->transport(), " to it")
+             : channel->opened_here() ? "the receiver takes tensors from this channel"
+                                      : "the receiver opened this channel",
              false);
   attached_.notify_all();
   for (const SendState::Failure& failure : announcements) {
@@ -258,12 +272,27 @@ void Destination::LoseStepsLocked(const std::string& session, SendState* state,
   }
   const std::deque<SendState::Copy>& copies = state->recent_copies.keys();
   state->untold_copies.assign(copies.begin(), copies.end());
+  ForgetSentLocked(session, state);
+}
+
+void Destination::ForgetSentLocked(const std::string& session, SendState* state) {
   for (auto& entry : steps_) {
     if (entry.second.session == session) entry.second.held.clear();
   }
   state->recent.Clear();
   state->recent_copies.Clear();
   state->last_step = -1;
+}
+
+void Destination::OnResumed(const std::shared_ptr<PeerChannel>& channel) {
+  std::vector<std::vector<PendingSend>> all;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [session, state] : states_) {
+      if (state.channel == channel) TakeAllPendingLocked(session, &state, &all.emplace_back());
+    }
+  }
+  for (std::vector<PendingSend>& pending : all) PushSoon(std::move(pending), channel);
 }
 
 void Destination::Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "peer/channel_move.h"
 #include "stats/path_stats.h"
 #include "wire/notices.h"
 
@@ -29,7 +30,10 @@ Source::Source(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_sen
 
 Source::Decision Source::Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (IsBehindChannelLocked(incarnation)) return Decision::kWait;
+  if (IsBehindChannelLocked(incarnation)) {
+    ImproveLocked();
+    return Decision::kWait;
+  }
   const bool retried = retried_.contains(incarnation);
   if (retried || rpc_incarnations_.contains(incarnation)) {
     ++asked_[{step_id, waiter.FullKey()}];
@@ -40,7 +44,16 @@ Source::Decision Source::Decide(uint64_t incarnation, int64_t step_id, const Wai
 
 bool Source::IsReady(uint64_t incarnation) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return IsBehindChannelLocked(incarnation);
+  const bool ready = IsBehindChannelLocked(incarnation);
+  if (ready) ImproveLocked();
+  return ready;
+}
+
+void Source::ImproveLocked() {
+  // A channel that carries requests answers them in their order, and is not replaced.
+  if (channel_->opened_here() && !host_->settings.by_request && channel_->MayImprove()) {
+    ChannelMove::Try(host_, to_senders_, channel_);
+  }
 }
 
 void Source::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {

@@ -146,33 +146,36 @@ void Source::Connect(const AddressAnswer& answer, uint64_t incarnation) {
 }
 
 void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer) {
-  // This comes first: once others find the channel, they make offers on it, and the peer answers.
-  channel->AddSource(shared_from_this());
   std::vector<AskedKey> asked;
-  size_t asked_bytes = 0;
-  bool returned = false;
-  {
+  bool returned = false, too_many = false;
+  for (;;) {
+    // This comes first: once others find the channel, they make offers on it, and the peer answers.
+    if (std::shared_ptr<PeerChannel> next = channel->AddSource(shared_from_this())) {
+      channel = std::move(next);
+      continue;
+    }
     std::lock_guard<std::mutex> lock(mutex_);
+    // Whoever replaces a channel finds this source at it, or is found here.
+    if (std::shared_ptr<PeerChannel> next = channel->successor()) {
+      channel = std::move(next);
+      continue;
+    }
+    size_t asked_bytes = 0;
     for (const auto& [key, count] : asked_) {
-      asked.insert(asked.end(), static_cast<size_t>(count), key);
       asked_bytes += static_cast<size_t>(count) * AskedBytes(key.second);
     }
-    if (asked_bytes <= kMaxAskedBytes) {
-      for (uint64_t each : answer.incarnations) returned |= retried_.erase(each) != 0;
-      mode_ = Mode::kReady;
-      asking_ = false;
-      given_up_ = false;
-      returned_ = returned;
-      ready_since_ = Backoff::Clock::now();
-      channel_ = channel;
-      incarnations_ = answer.incarnations;
-      announced_ = asked_;
-      answered_early_.clear();
-      ready_sent_ = false;
-      epoch_.fetch_add(1, std::memory_order_acq_rel);
-    }
+    too_many = asked_bytes > kMaxAskedBytes;
+    if (too_many) break;
+    for (uint64_t each : answer.incarnations) returned |= retried_.erase(each) != 0;
+    asking_ = false;
+    given_up_ = false;
+    returned_ = returned;
+    ready_since_ = Backoff::Clock::now();
+    incarnations_ = answer.incarnations;
+    asked = TakeChannelLocked(channel);
+    break;
   }
-  if (asked_bytes > kMaxAskedBytes) {
+  if (too_many) {
     channel->RemoveSource(this);
     BecomeUnreachable(Heals::kPerhaps, "too many requests by RPC are under way",
                       answer.incarnations);
@@ -182,6 +185,25 @@ void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnsw
   RecordPeer(Direction::kReceive, task(), channel->transport(),
              absl::StrCat(returned ? "it can be reached again: " : "", WhyThisTransport(*channel)),
              false);
+  Announce(channel, asked);
+}
+
+std::vector<Source::AskedKey> Source::TakeChannelLocked(std::shared_ptr<PeerChannel> channel) {
+  std::vector<AskedKey> asked;
+  for (const auto& [key, count] : asked_) {
+    asked.insert(asked.end(), static_cast<size_t>(count), key);
+  }
+  mode_ = Mode::kReady;
+  channel_ = std::move(channel);
+  announced_ = asked_;
+  answered_early_.clear();
+  ready_sent_ = false;
+  epoch_.fetch_add(1, std::memory_order_acq_rel);
+  return asked;
+}
+
+void Source::Announce(const std::shared_ptr<PeerChannel>& channel,
+                      const std::vector<AskedKey>& asked) {
   // Offers are sent before the peer pushes anything.
   PlanBook::Get()->OfferAll(*host_, task(), channel->SharedPlanned());
   const absl::Status sent = SendReady(channel.get(), asked);
@@ -190,6 +212,29 @@ void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnsw
   if (!sent.ok() || !channel->IsUp())
     OnDown(channel.get(), sent.ok() ? "the connection ended as it began" : sent.message());
   SettleAll();
+}
+
+bool Source::OnMoved(const std::shared_ptr<PeerChannel>& from,
+                     const std::shared_ptr<PeerChannel>& to) {
+  (void)to->AddSource(shared_from_this());
+  std::vector<AskedKey> asked;
+  bool moves = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    moves = channel_ == from;
+    if (moves) asked = TakeChannelLocked(to);
+  }
+  if (!moves) {
+    // It found the new channel itself, or has none, or another one.
+    if (ReadyChannel() != to) to->RemoveSource(this);
+    return false;
+  }
+  RecordPeer(Direction::kReceive, task(), to->transport(),
+             absl::StrCat("it can be reached over it again, and ", from->transport(),
+                          " was used meanwhile; ", WhyThisTransport(*to)),
+             false);
+  Announce(to, asked);
+  return true;
 }
 
 absl::Status Source::SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked) {
