@@ -63,7 +63,7 @@ def sets() -> Iterator[tuple[str, Array, Array]]:
     yield "digits", digits, labels
     data, labels = load_breast_cancer(return_X_y=True)
     yield "cancer", data, labels
-    for name in ("moons", "circles", "classes"):
+    for name in ("moons", "circles", "classes", "wide"):
         each = svm.case(name)
         yield name, each.data, each.labels
     for name, kind in (

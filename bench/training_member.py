@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 BATCH, HIDDEN, RATE = 8, 2048, 0.01
-LAYERS, WIDTH, DEEP_BATCH = 8, 724, 64
+LAYERS, WIDTH, DEEP_BATCH = 16, 256, 4096
 OPERATIONS = 50
 
 
@@ -55,7 +55,7 @@ def keras_step(rank: int, size: int, port: int) -> Callable[[], Any]:
 
 
 def deep_step(rank: int, size: int, port: int) -> Callable[[], Any]:
-    """Several layers, with more computation for as many bytes."""
+    """Many layers, with much computation for few bytes: sums and copies take cores, which no link hides."""
     import keras
 
     import rdmatensor.train as rt
@@ -104,6 +104,19 @@ def small_step(rank: int, size: int, port: int) -> Callable[[], Any]:
     @tf.function  # type: ignore[untyped-decorator]
     def step() -> Any:
         return [rt.all_reduce(each, "sum", name=f"{i}") for i, each in enumerate(tensors)]
+
+    return step
+
+
+def unshared_step(rank: int, size: int, port: int) -> Callable[[], Any]:
+    """The function of small_step with an operation of this process in the place of each all-reduce."""
+    import tensorflow as tf
+
+    tensors = [tf.ones(1024) for _ in range(OPERATIONS)]
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step() -> Any:
+        return [tf.negative(each) for each in tensors]
 
     return step
 
@@ -168,6 +181,7 @@ STEPS = {
     "computation": computation_step,
     "wire": wire_step,
     "small": small_step,
+    "unshared": unshared_step,
     "torch": torch_step,
     "jax": jax_step,
 }
@@ -175,7 +189,7 @@ STEPS = {
 
 def main() -> None:
     step = STEPS[sys.argv[1]](*map(int, sys.argv[2:5]))
-    share = OPERATIONS if sys.argv[1] == "small" else 1
+    share = OPERATIONS if sys.argv[1] in ("small", "unshared") else 1
     for _ in range(3):
         step()
     print("ready", flush=True)

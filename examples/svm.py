@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A support vector machine trained by several processes, on the raw interface: one-sided reads and a group.
 
-    rdmatensor launch -n 4 examples/svm.py [--data moons|circles|classes|cancer] [--eliminate early|lazy|none]
+    rdmatensor launch -n 4 examples/svm.py [--data moons|...|cancer] [--eliminate early|lazy|none]
 
 Each process has some of the rows, in a region that the others may read. Sequential minimal optimization
-picks the two samples that violate optimality most: an all-reduce tells all processes which. Their rows are
+picks the two samples that violate optimality most: an all-gather tells all processes which. Their rows are
 read from the processes that have them. Samples that will hardly become support vectors are eliminated from
 the search, early or late, and when the rest has converged their gradients are reconstructed, so that wrongly
 eliminated ones come back (Vishnu et al., arXiv 1406.5161). Rank 0 compares the result with
@@ -103,6 +103,12 @@ class Rows:
         """Returns the sum of all processes' arrays."""
         return values if self.group is None else self.group.all_reduce(values)
 
+    def all(self, values: Array) -> Array:
+        """Returns all processes' arrays, in the order of ranks."""
+        if self.group is None:
+            return values[None]
+        return self.group.all_gather(values).reshape(self.group.size, *values.shape)
+
 
 class Trainer:
     """One process's part of the training."""
@@ -112,7 +118,7 @@ class Trainer:
     ) -> None:
         self.rows, self.penalty, self.gamma = rows, penalty, gamma
         begin, end = rows.bounds[rows.rank : rows.rank + 2]
-        self.first, self.size = int(begin), len(rows.bounds) - 1
+        self.first = int(begin)
         self.labels = labels[begin:end]
         self.squares = np.einsum("ij,ij->i", rows.own, rows.own)
         self.multipliers = np.zeros(len(self.labels))
@@ -123,11 +129,28 @@ class Trainer:
         self._activate(np.arange(len(self.labels)))
 
     def _activate(self, active: Array) -> None:
-        """Goes on with these samples, whose rows are copied so that they lie together."""
+        """Goes on with these samples, whose rows and gradients are copied so that they lie together."""
         whole = len(active) == len(self.labels)
         self.active = active
         self.points = self.rows.own if whole else self.rows.own[active]
         self.norms = self.squares[active]
+        self.current = self.gradients[active]
+        # What makes a sample the last choice of a side on which it may not move: up, and down.
+        self.closed = np.empty((2, len(active)))
+        self._close(slice(None))
+
+    def _close(self, at: Any) -> None:
+        """Finds out on which sides these active samples may move. A step changes that for two samples."""
+        samples = self.active[at]
+        multipliers, positive = self.multipliers[samples], self.labels[samples] > 0
+        below = multipliers < self.penalty - _REST
+        above = multipliers > _REST
+        self.closed[0, at] = np.where(np.where(positive, below, above), 0.0, np.inf)
+        self.closed[1, at] = np.where(np.where(positive, above, below), 0.0, -np.inf)
+
+    def _keep(self) -> None:
+        """Puts the gradients of the active samples back to those of all."""
+        self.gradients[self.active] = self.current
 
     def kernel(self, points: Array, norms: Array, others: Array) -> Array:
         """Returns exp(-gamma |x - y|^2) for each point x and each of `others` y."""
@@ -137,33 +160,21 @@ class Trainer:
         distance *= -self.gamma
         return np.exp(np.minimum(distance, 0.0, out=distance), out=distance)
 
-    def _sides(self) -> tuple[Array, Array]:
-        """Returns which active samples may move up, and which down."""
-        multipliers, positive = self.multipliers[self.active], self.labels[self.active] > 0
-        below = multipliers < self.penalty - _REST
-        above = multipliers > _REST
-        return np.where(positive, below, above), np.where(positive, above, below)
-
     def extremes(self) -> Array:
         """Returns value, number, label and multiplier of the worst sample of all processes, by side."""
-        table = np.zeros((self.size, 2, 4))
-        gradients = self.gradients[self.active]
-        for side, (may, worst) in enumerate(
-            zip(self._sides(), (np.argmin, np.argmax), strict=True)
-        ):
-            none = np.inf if side == 0 else -np.inf
-            found = np.where(may, gradients, none)
-            at = int(worst(found)) if len(found) else 0
-            value = found[at] if len(found) else none
-            sample = self.active[at] if len(found) else 0
-            row = (
-                [0, self.labels[sample], self.multipliers[sample]] if len(self.labels) else [0] * 3
-            )
-            table[self.rows.rank, side] = np.nan_to_num(value, posinf=1e300, neginf=-1e300), *row
-            table[self.rows.rank, side, 1] = self.first + sample
-        # Each process fills its own place, so the sum is all of them.
-        table = self.rows.total(table)
-        up, low = np.argmin(table[:, 0, 0]), np.argmax(table[:, 1, 0])
+        own = np.zeros((2, 4))
+        own[:, 0] = 1e300, -1e300
+        for side, worst in enumerate((np.argmin, np.argmax)):
+            values = self.current + self.closed[side]
+            if len(values) == 0:
+                continue
+            at = int(worst(values))
+            sample = int(self.active[at])
+            value = min(max(float(values[at]), -1e300), 1e300)
+            own[side] = value, self.first + sample, self.labels[sample], self.multipliers[sample]
+        # Both sides of all processes travel in one operation.
+        table = self.rows.all(own)
+        up, low = int(table[:, 0, 0].argmin()), int(table[:, 1, 0].argmax())
         return np.stack([table[up, 0], table[low, 1]])
 
     def step(self, pair: Array) -> None:
@@ -182,13 +193,14 @@ class Trainer:
             if 0 <= number < len(self.labels):
                 moved = self.multipliers[number] + sign * self.labels[number] * change
                 self.multipliers[number] = min(max(moved, 0.0), self.penalty)
-        self.gradients[self.active] += change * (kernel[:, 0] - kernel[:, 1])
+                self._close(np.searchsorted(self.active, number))
+        self.current += change * (kernel[:, 0] - kernel[:, 1])
 
     def eliminate(self, up: float, low: float) -> None:
         """Leaves out samples at a bound whose gradients are beyond both extremes."""
-        may_up, may_low = self._sides()
-        gradients = self.gradients[self.active]
-        useless = (~may_low & (gradients > low)) | (~may_up & (gradients < up))
+        self._keep()
+        not_up, not_low = self.closed != 0.0
+        useless = (not_low & (self.current > low)) | (not_up & (self.current < up))
         self._activate(self.active[~useless])
 
     def reconstruct(self) -> None:
@@ -205,6 +217,7 @@ class Trainer:
             part = numbers[begin : begin + 256]
             kernel = self.kernel(self.rows.own[out], self.squares[out], self.rows.read(part))
             sums += kernel @ support[part, 0]
+        self._keep()
         self.gradients[out] = sums - self.labels[out]
         self._activate(np.arange(len(self.labels)))
 
@@ -233,6 +246,7 @@ class Trainer:
             if iterations >= self.next:
                 self.eliminate(up, low)
                 eliminated, self.next = True, iterations + self.every
+        self._keep()
         dual = 0.5 * float(self.multipliers * self.labels @ (self.gradients + self.labels))
         parts = self.rows.total(np.array([dual, float(self.multipliers.sum())]))
         seconds = time.perf_counter() - begin
@@ -267,6 +281,9 @@ def fit(
 # ---- data -------------------------------------------------------------------------------------------
 
 
+NAMES = ("moons", "circles", "classes", "wide", "cancer")
+
+
 class Case(NamedTuple):
     data: Array
     labels: Array
@@ -289,6 +306,17 @@ def case(name: str, count: int | None = None) -> Case:
             count or 6000, 20, n_informative=8, class_sep=1.5, flip_y=0.01, random_state=1
         )
         penalty, gamma = 10.0, 0.05
+    elif name == "wide":
+        data, labels = datasets.make_classification(
+            count or 6000,
+            100,
+            n_informative=20,
+            n_redundant=50,
+            class_sep=1.5,
+            flip_y=0.01,
+            random_state=1,
+        )
+        penalty, gamma = 10.0, 0.005
     else:
         data, labels = datasets.load_breast_cancer(return_X_y=True)
         penalty, gamma = 10.0, 0.03
@@ -312,9 +340,7 @@ def reference(each: Case) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--data", choices=("moons", "circles", "classes", "cancer"), default="moons"
-    )
+    parser.add_argument("--data", choices=NAMES, default="moons")
     parser.add_argument("--eliminate", choices=tuple(ELIMINATE), default="early")
     parser.add_argument("--count", type=int, help="number of samples")
     options = parser.parse_args()

@@ -173,6 +173,7 @@ struct rdt_channel {
   char peer_name[RDT_NAME_SIZE], peer_address[RDT_ADDRESS_SIZE];
   uint64_t peer_generation, max_notify;
   char *passed_over; /* see rdt_channel_passed_over; NULL: nothing */
+  char better[64];   /* see rdt_channel_better */
   _Atomic(void *) context;
   rdt_watch control_watch, event_watch;
 

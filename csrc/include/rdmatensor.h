@@ -300,6 +300,9 @@ RDT_API rdt_status rdt_device_connect_over(rdt_device *device, const char *addre
 /* Tells why the channel uses no better transport, if this process connected: for each of them a line
  * with its name, a colon and the reason. "" otherwise. Valid while the channel handle is. */
 RDT_API const char *rdt_channel_passed_over(const rdt_channel *channel);
+/* The names, separated by commas, of those among them that both devices have, and that failed or were not
+ * permitted: they may work another time. Valid while the channel handle is. */
+RDT_API const char *rdt_channel_better(const rdt_channel *channel);
 RDT_API void rdt_channel_ref(rdt_channel *channel);
 /* Gives the handle up; does not close the connection. NULL is ignored. */
 RDT_API void rdt_channel_unref(rdt_channel *channel);

@@ -176,6 +176,8 @@ class Peer(TypedDict):
     background (RDMATENSOR_FAILBACK_MS). None: there is no attempt until the task restarts."""
     failbacks: int
     """For "receive": how many of these attempts succeeded."""
+    moves: int
+    """For "receive": how often tensors moved to a better transport while steps went on."""
     waits: int
     """For "receive": tensors that arrived after a consumer had asked for them."""
     wait_us: int
@@ -253,6 +255,8 @@ class Stats(TypedDict):
     "memory not registered", ..."""
     failbacks: int
     """The sum of `Peer.failbacks`."""
+    moves: int
+    """The sum of `Peer.moves`."""
     control: dict[str, ControlUse]
     """By task, for the tasks at which this process starts and ends steps, as the master of a session does."""
     peers: list[Peer]

@@ -123,6 +123,8 @@ def _peers(peers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     sources = [peer for peer in peers if peer["direction"] == "receive"]
     yield _counter("peer_failbacks", "Times that a task was reached by a transport again.", ["peer"],
                    [([peer["task"]], peer["failbacks"]) for peer in sources])  # fmt: skip
+    yield _counter("peer_moves", "Times that a task's tensors moved to a better transport.", ["peer"],
+                   [([peer["task"]], peer["moves"]) for peer in sources])  # fmt: skip
     yield _counter("peer_waits", "Tensors of a task that were asked for before they were there.",
                    ["peer"], [([peer["task"]], peer["waits"]) for peer in sources])  # fmt: skip
     yield _counter("peer_wait_seconds", "Time that they were waited for, added up.", ["peer"],

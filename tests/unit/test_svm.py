@@ -27,7 +27,9 @@ def svm(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules["svm"]
 
 
-@pytest.mark.parametrize(("name", "count"), [("moons", 800), ("classes", 500), ("cancer", None)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("moons", 800), ("classes", 500), ("wide", 400), ("cancer", None)]
+)
 def test_objective_is_libsvms(svm: Any, name: str, count: int | None) -> None:
     case = svm.case(name, count)
     right, _ = svm.reference(case)

@@ -59,18 +59,28 @@ static rdt_status check_user(const rdt_device *device, const rdt_hello *peer,
 }
 
 /* As far as the two devices know; otherwise `why` says what is missing. */
-static bool could_use(const rdt_choice *choice, const rdt_device *device, const rdt_hello *peer,
-                      size_t index, char *why, size_t size) {
+static bool both_have(const rdt_device *device, const rdt_hello *peer, size_t index, char *why,
+                      size_t size) {
   const rdt_transport *transport = rdt_transports[index];
-  if (choice->failed[index]) return false; /* `why` has said so */
-  if (choice->permitted && !rdt_text_lists(choice->permitted, ',', transport->name))
-    snprintf(why, size, "not wanted for this connection");
-  else if (!device->transports[index].open)
+  if (!device->transports[index].open)
     snprintf(why, size, "%s", device->transports[index].why_not);
   else if (!rdt_text_lists(peer->transports, ',', transport->name))
     snprintf(why, size, "the peer does not have it");
   else
     return transport->usable(device->host_id, peer->host_id, why, size);
+  return false;
+}
+
+static bool is_permitted(const rdt_choice *choice, size_t index) {
+  return !choice->permitted || rdt_text_lists(choice->permitted, ',', rdt_transports[index]->name);
+}
+
+/* As both_have, for this connection. */
+static bool could_use(const rdt_choice *choice, const rdt_device *device, const rdt_hello *peer,
+                      size_t index, char *why, size_t size) {
+  if (choice->failed[index]) return false; /* `why` has said so */
+  if (is_permitted(choice, index)) return both_have(device, peer, index, why, size);
+  snprintf(why, size, "not wanted for this connection");
   return false;
 }
 
@@ -146,9 +156,21 @@ rdt_deadline rdt_choice_limit(const rdt_choice *choice, rdt_deadline deadline) {
   return choice->others && early < deadline ? early : deadline;
 }
 
-void rdt_choice_explain(const rdt_choice *choice, rdt_channel *channel) {
+/* The better transports that may work another time: those that were tried, and those that were not to be. */
+static void list_better(const rdt_choice *choice, const rdt_device *device, const rdt_hello *peer,
+                        char *names, size_t size) {
+  char why[256];
+  for (size_t i = 0; i < choice->at; i++) {
+    bool better = choice->failed[i] ||
+                  (!is_permitted(choice, i) && both_have(device, peer, i, why, sizeof(why)));
+    if (better) rdt_text_append(names, size, "%s%s", names[0] ? "," : "", rdt_transports[i]->name);
+  }
+}
+
+void rdt_choice_explain(const rdt_choice *choice, const rdt_hello *peer, rdt_channel *channel) {
   char reasons[768] = "", line[sizeof(reasons)] = "";
   bool failed = false;
+  list_better(choice, channel->device, peer, channel->better, sizeof(channel->better));
   list_reasons(choice, choice->at, "\n", reasons, sizeof(reasons));
   list_reasons(choice, choice->at, "; ", line, sizeof(line));
   for (size_t i = 0; i < choice->at; i++) failed |= choice->failed[i];

@@ -30,6 +30,6 @@ bool rdt_choice_fails(rdt_choice *choice, rdt_device *device, const rdt_hello *p
 /* How long the chosen transport may take until it has proved that it reaches the peer. */
 rdt_deadline rdt_choice_limit(const rdt_choice *choice, rdt_deadline deadline);
 /* Tells the channel, and the log, why it does not use a better one. */
-void rdt_choice_explain(const rdt_choice *choice, rdt_channel *channel);
+void rdt_choice_explain(const rdt_choice *choice, const rdt_hello *peer, rdt_channel *channel);
 
 #endif

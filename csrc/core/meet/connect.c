@@ -148,7 +148,7 @@ static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_
   status = attach(channel, greeting, &offer, choice, deadline);
   rdt_fds_close(&offer.fds);
   if (status == RDT_OK) {
-    rdt_choice_explain(choice, channel);
+    rdt_choice_explain(choice, &greeting->peer, channel);
     rdt_channel_ref(channel); /* the progress thread's */
     status = rdt_device_adopt(channel);
     if (status != RDT_OK) rdt_channel_unref(channel);

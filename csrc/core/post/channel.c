@@ -85,6 +85,10 @@ const char *rdt_channel_passed_over(const rdt_channel *channel) {
   return channel && channel->passed_over ? channel->passed_over : "";
 }
 
+const char *rdt_channel_better(const rdt_channel *channel) {
+  return channel ? channel->better : "";
+}
+
 void rdt_channel_set_context(rdt_channel *channel, void *context) {
   atomic_store(&channel->context, context);
 }

@@ -62,6 +62,9 @@ bool Callee::Handle(MessageKind kind, uint64_t number, const char* data, size_t 
       }
       return true;
     }
+    case MessageKind::kLeft:
+      // Everything before it was read, and the caller waits for no answer.
+      return size == 0 && channel_->Notify(PackImmediate(MessageKind::kLeft)).ok();
     default:
       return false;
   }

@@ -170,7 +170,38 @@ void Calls::EndSoon(uint64_t number, const absl::Status& status) {
   });
 }
 
+void Calls::Leave() {
+  leaving_.store(true);
+  LeaveIfIdle();
+}
+
+void Calls::LeaveIfIdle() {
+  {
+    std::lock_guard<std::mutex> sending(sending_);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (down_ || !pending_.empty() || !unawaited_.empty() || finishing_ > 0) return;
+    down_ = true;
+  }
+  // The peer answers once it has read everything that was told before.
+  if (!channel_->Notify(PackImmediate(MessageKind::kLeft)).ok()) channel_->Close();
+}
+
+void Calls::OnFinished() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    --finishing_;
+  }
+  // Not here: a thread that sends may hold the lock for long.
+  if (leaving_.load()) {
+    tsl::Env::Default()->SchedClosure([self = shared_from_this()] { self->LeaveIfIdle(); });
+  }
+}
+
 bool Calls::Handle(MessageKind kind, uint64_t number, const char* data, size_t size) {
+  if (kind == MessageKind::kLeft) {
+    if (is_leaving()) channel_->Close();
+    return is_leaving();
+  }
   if (kind == MessageKind::kAnswer) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -188,6 +219,10 @@ bool Calls::OnAnswer() {
   const auto content = std::make_shared<const std::string>(assembly_.Take());
   AnswerMessage answer;
   if (!Parse(content->data(), content->size(), &answer)) return false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++finishing_;
+  }
   std::optional<Pending> call = Take(answered_);
   if (!call.has_value()) {
     {
@@ -195,6 +230,7 @@ bool Calls::OnAnswer() {
       unawaited_.erase(answered_);
     }
     DropTensors(channel_.get(), answer.tensors);
+    OnFinished();
     return true;
   }
   const bool here = call->runs == DoneRuns::kAnywhere && AllInline(answer.tensors);
@@ -210,6 +246,7 @@ bool Calls::OnAnswer() {
     } else {
       DropTensors(self->channel_.get(), answer.tensors);
     }
+    self->OnFinished();
     Finish(call, status, std::move(body));
   };
   if (here) {

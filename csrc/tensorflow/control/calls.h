@@ -56,6 +56,12 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
   // Sends a request that is not answered. It has no tensors. False if nothing was sent.
   bool Tell(Method method, const CallBody& request);
 
+  // Begins no call any more once none is under way, and closes the channel then. Others are refused as on a channel that
+  // is down.
+  void Leave();
+  bool is_leaving() const { return leaving_.load(std::memory_order_relaxed); }
+  const std::shared_ptr<PeerChannel>& channel() const { return channel_; }
+
   bool IsUp() const { return !down_.load(std::memory_order_acquire) && !channel_->refused; }
   const std::string& transport() const { return channel_->transport(); }
 
@@ -85,6 +91,9 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
   // Ends the call soon, if it is pending then, and tells the peer. From any thread.
   void EndSoon(uint64_t number, const absl::Status& status);
   bool OnAnswer();
+  // The answer to a call was taken.
+  void OnFinished();
+  void LeaveIfIdle();
   static absl::Status AsGrpcSays(const Pending& call, const absl::Status& status);
   static void Finish(const Pending& call, const absl::Status& status, CallBody answer);
 
@@ -97,7 +106,9 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
 
   std::mutex mutex_;
   std::atomic<bool> down_{false};  // written under the lock
-  uint64_t last_ = 0;              // number of the newest call
+  std::atomic<bool> leaving_{false};
+  uint64_t last_ = 0;     // number of the newest call
+  size_t finishing_ = 0;  // answers that are being taken
   absl::flat_hash_map<uint64_t, Pending> pending_;
   // Ended before their answers, which come nevertheless, once.
   absl::flat_hash_set<uint64_t> unawaited_;

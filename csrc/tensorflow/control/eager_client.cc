@@ -281,7 +281,7 @@ class ControlEagerClient final : public EagerClient {
     Context& context = contexts_[id];
     if (!context.is_turning) {
       // Under the lock, which keeps the order.
-      const std::shared_ptr<Calls> calls = task_->Ready();
+      const std::shared_ptr<Calls> calls = WayOf(context);
       if (calls != nullptr && context.by_stock == 0 && !context.may_be_left &&
           SendOver(calls, request.get(), &context)) {
         return;
@@ -298,6 +298,14 @@ class ControlEagerClient final : public EagerClient {
     if (std::exchange(context.is_turning, true)) return;
     lock.unlock();
     Turn(id);
+  }
+
+  // A stream stays on its channel while that is up, even if there is a better one: a channel is left when nothing is
+  // under way on it. The caller holds the lock.
+  std::shared_ptr<Calls> WayOf(const Context& context) {
+    std::shared_ptr<Calls> present = context.channel.lock();
+    return present != nullptr && present->is_leaving() && present->IsUp() ? present
+                                                                          : task_->Ready();
   }
 
   // The caller holds the lock.
@@ -319,7 +327,7 @@ class ControlEagerClient final : public EagerClient {
         context.is_turning = false;
         return;
       }
-      const std::shared_ptr<Calls> calls = task_->Ready();
+      const std::shared_ptr<Calls> calls = WayOf(context);
       if (calls != nullptr && context.by_stock > 0) {
         context.awaits_stock = true;
         return;

@@ -22,10 +22,17 @@ RemoteTask::RemoteTask(TensorService* service, Schedule schedule, std::string ta
 
 std::shared_ptr<Calls> RemoteTask::Ready() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     if (reached_) {
-      std::shared_ptr<Calls> calls = calls_.lock();
-      if (calls != nullptr && calls->IsUp()) return calls;
+      bool may_improve = false;
+      if (std::shared_ptr<Calls> calls = ReachedLocked(&may_improve)) {
+        lock.unlock();
+        if (may_improve) {
+          tsl::Env::Default()->SchedClosure(
+              [self = shared_from_this(), calls] { self->Improve(calls); });
+        }
+        return calls;
+      }
       reached_ = false;
       RecordControl(task_, ControlWay::kGrpc, "its channel was lost");
     }
@@ -34,6 +41,36 @@ std::shared_ptr<Calls> RemoteTask::Ready() {
   }
   tsl::Env::Default()->SchedClosure([self = shared_from_this()] { self->Ask(); });
   return nullptr;
+}
+
+std::shared_ptr<Calls> RemoteTask::ReachedLocked(bool* may_improve) {
+  std::shared_ptr<Calls> calls = calls_.lock();
+  if (calls == nullptr || !calls->IsUp() || calls->is_leaving()) {
+    // Another cluster of this process may have found a better channel.
+    const std::shared_ptr<PeerChannel> current = service_->to_callees().Current(device_name_);
+    const auto better =
+        current != nullptr ? std::dynamic_pointer_cast<Calls>(current->call_end()) : nullptr;
+    if (better != nullptr && better != calls && better->IsUp()) {
+      calls_ = calls = better;
+      RecordControl(task_, ControlWay::kChannel, calls->transport());
+    }
+    if (calls == nullptr || !calls->IsUp()) return nullptr;
+  }
+  *may_improve = calls->channel()->MayImprove();
+  return calls;
+}
+
+void RemoteTask::Improve(const std::shared_ptr<Calls>& present) {
+  OpenedChannels& opened = service_->to_callees();
+  const std::shared_ptr<PeerChannel> better = opened.OpenBetter(present->channel());
+  if (better == nullptr) return;
+  better->SetCallEnd(std::make_shared<Calls>(&service_->host(), better, schedule_));
+  if (!better->IsUp()) {
+    opened.ImproveLater(present->channel());
+    return;
+  }
+  opened.Replace(present->channel().get(), better);
+  present->Leave();
 }
 
 void RemoteTask::Find(Found found) {
@@ -105,6 +142,7 @@ void RemoteTask::OnAddress(const absl::StatusOr<std::string>& encoded) {
     waiting.swap(waiting_);
     if (calls.ok()) {
       calls_ = *calls;
+      device_name_ = (*calls)->channel()->peer_name();
       reached_ = true;
       backoff_.Reset();
       RecordControl(task_, ControlWay::kChannel, (*calls)->transport());

@@ -47,6 +47,11 @@ class RemoteTask final : public std::enable_shared_from_this<RemoteTask> {
   void AskOverGrpc(const char* key, const std::string& question, std::function<void()> done);
 
  private:
+  // What calls the process that was reached, over the best channel to it; nullptr if there is none. Sets whether a better
+  // one should be looked for.
+  std::shared_ptr<Calls> ReachedLocked(bool* may_improve);
+  // Looks for a better transport than that of `present`, and leaves that one if there is one. Blocks.
+  void Improve(const std::shared_ptr<Calls>& present);
   void Ask();
   void OnAddress(const absl::StatusOr<std::string>& encoded);
   absl::StatusOr<std::shared_ptr<Calls>> Connect(const absl::StatusOr<std::string>& encoded);
@@ -58,7 +63,8 @@ class RemoteTask final : public std::enable_shared_from_this<RemoteTask> {
   std::mutex mutex_;
   // The channel owns it, or the memory of a dead peer would stay mapped until the next call.
   std::weak_ptr<Calls> calls_;
-  bool reached_ = false;  // since the last loss
+  std::string device_name_;  // of the process that was reached last
+  bool reached_ = false;     // since the last loss
   bool connecting_ = false, given_up_ = false;
   std::vector<Found> waiting_;  // for the attempt
   Backoff backoff_;

@@ -14,7 +14,7 @@ namespace {
 constexpr uint64_t kTag = uint64_t{1} << 63 | 3;
 
 // How long a thread of TensorFlow waits for news of a short operation before it goes on with something else. The
-// members of a step are seldom further apart.
+// members of a step are seldom further apart. What takes longer leaves the processor to the computation.
 constexpr int kSpinUs = 300;
 
 absl::StatusCode CodeOf(rdt_status status) {
@@ -82,6 +82,8 @@ GroupState::GroupState(rdt_device* device, rdt_group* group, int timeout_ms)
   rank_ = info.rank;
   size_ = info.size;
   hosts_ = info.hosts;
+  latency_ns_ = info.latency_ns[hosts_ > 1];
+  byte_ns_ = info.byte_ns[hosts_ > 1];
   stats_ = std::make_unique<OperationStats>(size_);
 }
 
@@ -130,7 +132,8 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
   collective->tag[0] = started->tag[0];
   collective->tag[1] = started->tag[1];
   // While an earlier operation waits for a member, this one would wait for it too.
-  const bool waits = under_way_.fetch_add(1, std::memory_order_relaxed) == 0;
+  const bool waits = under_way_.fetch_add(1, std::memory_order_relaxed) == 0 &&
+                     latency_ns_ + byte_ns_ * static_cast<double>(started->bytes) < kSpinUs * 1e3;
   started->begun = tsl::profiler::GetCurrentTimeNanos();
   stats_->Begin(started->begun);
   const rdt_status status =

@@ -49,6 +49,7 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   rdt_group* const group_;
   const int timeout_ms_;
   uint32_t rank_ = 0, size_ = 1, hosts_ = 1;
+  double latency_ns_ = 0, byte_ns_ = 0;  // of a message, as the group measured when it was joined
   const std::shared_ptr<BufferPool> pool_;
   std::unique_ptr<OperationStats> stats_;
   std::mutex mutex_;

@@ -21,7 +21,7 @@ class PeerChannel;
 class CallEnd {
  public:
   virtual ~CallEnd() = default;
-  // A message of kind kCall, kAnswer, kMore or kCancel. False if the peer broke the protocol.
+  // A message of kind kCall, kAnswer, kMore, kCancel or kLeft. False if the peer broke the protocol.
   virtual bool Handle(MessageKind kind, uint64_t number, const char* data, size_t size) = 0;
   // Nothing will come any more. May be called twice.
   virtual void OnDown(absl::string_view why) = 0;

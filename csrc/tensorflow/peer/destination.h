@@ -57,15 +57,15 @@ class Destination final : public ChannelDestination,
   Channels ReadyChannels();
 
   enum class Decision {
-    kPush,     // through `channel`
+    kPush,     // through `channel`, by Push
     kPulled,   // the receiver asked by RPC: the local rendezvous takes it
     kPending,  // kept
   };
   // Decides about one tensor of a step of `session`, whose name is `name`. `is_copy`: an eager operation sends
   // the tensor. All copies of a client share one step, which never ends, so each copy is lost by itself.
   // `make_pending` is called, under the lock, only for kPending: there is no channel, or the receiver has
-  // asked for this key by RPC and has no answer yet, or the session's cluster has changed since the last
-  // tensor. In the last case *must_verify is set for one caller, which calls FindOwner.
+  // asked for this key by RPC and has no answer yet, or wants to use another channel from now on, or the session's
+  // cluster has changed since the last tensor. In the last case *must_verify is set for one caller, which calls FindOwner.
   template <typename MakePending>
   Decision Decide(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
                   absl::string_view key, bool is_copy, const MakePending& make_pending,
@@ -79,7 +79,7 @@ class Destination final : public ChannelDestination,
     }
     SendState& state = states_[name];
     const bool verified = state.IsVerified(session);
-    if (state.channel != nullptr && verified && !held) {
+    if (state.channel != nullptr && verified && !held && state.channel->BeginPush()) {
       state.Record(step_id, key, is_copy);
       *channel = state.channel;
       return Decision::kPush;
@@ -91,13 +91,13 @@ class Destination final : public ChannelDestination,
     return Decision::kPending;
   }
 
-  // Sends one tensor down `channel`, or puts it into the local rendezvous and refers the receiver. If the
+  // Ends what Decide began: sends one tensor down `channel`, or puts it into the local rendezvous and refers the receiver. If the
   // receiver asks for tensors, keeps it until it does.
   void Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
             const tensorflow::Rendezvous::ParsedKey& key, const tensorflow::Rendezvous::Args& args,
             const tensorflow::Tensor& tensor, bool is_dead);
 
-  // True if a tensor of this step may go down `channel`, as Decide would have decided.
+  // True if a planned tensor of this step may go down `channel`, as Decide would have decided.
   bool MayPush(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
                const Channel* channel) override;
 
@@ -131,6 +131,7 @@ class Destination final : public ChannelDestination,
   bool AwaitChannel(const std::string& session, int timeout_ms);
   void OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) override;
   void OnDown(Channel* channel) override;
+  void OnResumed(const std::shared_ptr<PeerChannel>& channel) override;
 
   // Drops the tensors of a step that is over here.
   void DropStep(int64_t step_id);
@@ -161,6 +162,11 @@ class Destination final : public ChannelDestination,
   static bool TakePull(Step* step, absl::string_view key);
   void ForgetPull(int64_t step_id, const std::string& key, const Pull* pull);
   Step& StepLocked(int64_t step_id);
+  // Does what Push does, without ending anything.
+  void PushOrKeep(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
+                  const tensorflow::Rendezvous::ParsedKey& key,
+                  const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
+                  bool is_dead);
   // Sends a tensor without waiting for a request.
   void PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
                const tensorflow::Rendezvous::ParsedKey& key,
@@ -171,11 +177,13 @@ class Destination final : public ChannelDestination,
              const char* reason);
   // Gives the state to `channel`. False if another process has the name; then nobody gets the state, unless it is
   // known whose name it is. *refused are the channels whose processes must fetch, *replaced is the channel
-  // that the same process used before.
+  // that the same process used before and that is lost, *left is one that it has paused.
   bool AdmitLocked(const std::string& session, const std::shared_ptr<PeerChannel>& channel,
                    std::vector<std::shared_ptr<PeerChannel>>* refused,
-                   std::shared_ptr<PeerChannel>* replaced,
+                   std::shared_ptr<PeerChannel>* replaced, std::shared_ptr<PeerChannel>* left,
                    std::vector<std::shared_ptr<Pull>>* failed);
+  // Nothing is under way on the state's channel any more: forgets what went down it.
+  void ForgetSentLocked(const std::string& session, SendState* state);
   // Marks the steps of the state's channel as lost, with what the channel carried, and takes out the requests that
   // wait in them.
   void LoseStepsLocked(const std::string& session, SendState* state,
@@ -183,14 +191,15 @@ class Destination final : public ChannelDestination,
   static void Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status);
   static void TakePulls(Step* step, absl::string_view key,
                         std::vector<std::shared_ptr<Pull>>* pulls);
-  // Takes out what waits for the state's channel and is not held.
+  // Takes out what waits for the state's channel and is not held, unless that is paused. If it takes out anything, a
+  // push has begun, which PushSoon ends.
   void TakeAllPendingLocked(const std::string& session, SendState* state,
                             std::vector<PendingSend>* pending);
   // Takes out what waits under `key` to be pushed; the key is held until it was.
   static void TakePendingLocked(int64_t step_id, Step* step, const std::string& key,
                                 SendState* state, std::vector<PendingSend>* pending);
-  // Takes one hold from `key`; after the last, takes out what waits, unless the step's tensors go down
-  // another channel by now.
+  // Takes one hold from `key`; after the last, takes out what waits, unless `pending` is nullptr, or the step's
+  // tensors go down another channel by now.
   void UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
                     std::vector<PendingSend>* pending);
   // Pushes on another thread, because copying large tensors would delay the progress thread.

@@ -112,6 +112,32 @@ bool HandleRequest(MailboxTable* mailboxes, PeerChannel* channel, const char* da
   return true;
 }
 
+// The replacement of a channel; see channel_move.h.
+bool HandleMove(PeerChannel* channel, MessageKind kind, uint64_t number) {
+  const bool receives = channel->role() == PeerChannel::Role::kReceiver;
+  const bool sends = channel->role() == PeerChannel::Role::kSender;
+  const std::shared_ptr<Replacement> move = receives ? channel->move() : nullptr;
+  switch (kind) {
+    case MessageKind::kPause:
+      if (sends) channel->Pause(number);
+      return sends && !channel->requests().expected();
+    case MessageKind::kResume:
+      if (sends) channel->Resume();
+      return sends;
+    case MessageKind::kTaken:
+      channel->Succeed();
+      return sends;
+    case MessageKind::kPaused:
+      // An attempt may be over before its answer comes.
+      if (move != nullptr) move->OnPaused(number);
+      return receives;
+    default:
+      if (sends) channel->OnLeft(number);
+      if (move != nullptr) move->OnLeft();
+      return sends || receives;
+  }
+}
+
 bool HandleLost(PeerChannel* channel, const char* data, size_t size) {
   StepMessage message;
   if (channel->role() != PeerChannel::Role::kReceiver || !Parse(data, size, &message)) return false;
@@ -180,11 +206,27 @@ bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, const NewCallee* n
       return channel->role() == PeerChannel::Role::kSender &&
              channel->plan().Handle(kind, value, data, size);
     // Sender to receiver.
+    case MessageKind::kWithdrawn:
+      if (channel->role() != PeerChannel::Role::kReceiver ||
+          !channel->plan().Handle(kind, value, data, size)) {
+        return false;
+      }
+      if (const std::shared_ptr<Replacement> move = channel->move()) move->Advance();
+      return true;
     case MessageKind::kAccept:
     case MessageKind::kPlanned:
-    case MessageKind::kWithdrawn:
       return channel->role() == PeerChannel::Role::kReceiver &&
              channel->plan().Handle(kind, value, data, size);
+    case MessageKind::kPause:
+    case MessageKind::kPaused:
+    case MessageKind::kResume:
+    case MessageKind::kTaken:
+      return HandleMove(channel, kind, value);
+    case MessageKind::kLeft: {
+      const std::shared_ptr<CallEnd> end = channel->call_end();
+      return end != nullptr ? end->Handle(kind, value, data, size)
+                            : HandleMove(channel, kind, value);
+    }
   }
   return false;
 }

@@ -38,13 +38,20 @@ PeerChannel* PeerChannel::FromHandle(const rdt_channel* handle) {
 
 void PeerChannel::ReleaseFromCore() {
   lender().ReleaseAll();
-  std::shared_ptr<CallEnd> end;  // it may hold the channel, and this lock guards its last reference
+  // They may hold this channel or others, and this lock guards its last reference.
+  std::shared_ptr<CallEnd> end;
+  std::shared_ptr<Replacement> move;
+  std::shared_ptr<PeerChannel> successor;
+  std::vector<std::shared_ptr<PeerChannel>> former;
   {
     std::lock_guard<std::mutex> lock(peers_mutex_);
     sources_.clear();
     destinations_.clear();
     end = std::move(call_end_);
     call_end_ = nullptr;
+    move = std::move(move_);
+    successor = std::move(successor_);
+    former.swap(former_);
     released_ = true;
   }
   // Last: this may be the last reference.
@@ -87,12 +94,14 @@ absl::Status PeerChannel::OpenAhead(const std::vector<uint64_t>& region_keys) {
   return absl::OkStatus();
 }
 
-void PeerChannel::AddSource(std::shared_ptr<ChannelSource> source) {
+std::shared_ptr<PeerChannel> PeerChannel::AddSource(std::shared_ptr<ChannelSource> source) {
   std::lock_guard<std::mutex> lock(peers_mutex_);
+  if (successor_ != nullptr) return successor_;
   SetName(Direction::kReceive, source->task());
   if (std::find(sources_.begin(), sources_.end(), source) == sources_.end()) {
     sources_.push_back(std::move(source));
   }
+  return nullptr;
 }
 
 bool PeerChannel::RemoveSource(const ChannelSource* source) {
@@ -130,6 +139,11 @@ void PeerChannel::OnDynamicTensor(absl::string_view key, const tensorflow::Tenso
 
 void PeerChannel::OnStepFailed(int64_t step_id, const absl::Status& status) {
   for (const auto& source : Sources()) source->OnStepAbort(step_id, status);
+}
+
+void PeerChannel::OnFetched() {
+  if (!moves_.load(std::memory_order_acquire)) return;
+  if (const std::shared_ptr<Replacement> replacement = move()) replacement->Advance();
 }
 
 void PeerChannel::OnUnreachable(const std::string& why) {

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "base/backoff.h"
 #include "graph/planned_edge.h"
 #include "peer/call_end.h"
 #include "plan/accepted_offer.h"
@@ -29,6 +30,20 @@
 namespace rdmatensor {
 
 class PeerChannel;
+
+// Receiver: the replacement of a channel by another one, as far as the channels know it. See channel_move.h.
+class Replacement {
+ public:
+  virtual ~Replacement() = default;
+  // The sender has paused. Progress thread.
+  virtual void OnPaused(uint64_t number) = 0;
+  // Something that came over the old channel may have been the last.
+  virtual void Advance() = 0;
+  // The sender has left the old channel. Progress thread.
+  virtual void OnLeft() = 0;
+  // One of the channels ended. Progress thread.
+  virtual void OnDown(const PeerChannel* channel) = 0;
+};
 
 // The names under which one task receives from another in one session. Points into longer-lived names.
 struct PeerNames {
@@ -60,6 +75,10 @@ class ChannelSource {
   // The memory behind `channel` is out of reach for this process: once the caller has closed it, the
   // peer is left to RPC for a while, unless the policy forbids that. From any thread.
   virtual void GiveUp(Channel* channel, const std::string& why) = 0;
+  // Everything that came over `from` is here, and nothing more will come: takes tensors from `to`. False if it did not
+  // use `from`. Not on the progress thread.
+  virtual bool OnMoved(const std::shared_ptr<PeerChannel>& from,
+                       const std::shared_ptr<PeerChannel>& to) = 0;
 
  private:
   const std::string session_, receiver_, task_;
@@ -76,6 +95,8 @@ class ChannelDestination : public PushGate {
   virtual void OnDown(Channel* channel) = 0;
   // A request by RPC that the receiver announced on `channel` has ended.
   virtual void OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) = 0;
+  // Tensors may go down `channel` again.
+  virtual void OnResumed(const std::shared_ptr<PeerChannel>& channel) = 0;
 
  private:
   const std::string task_;
@@ -121,8 +142,9 @@ class PeerChannel final : public Channel, private SourceEvents {
   PlannedTensors& plan() { return plan_; }
   std::shared_ptr<PlannedTensors> SharedPlanned() { return {shared_from_this(), &plan_}; }
 
-  // Receiver: the names under which the peer's tensors come over the channel.
-  void AddSource(std::shared_ptr<ChannelSource> source);
+  // Receiver: the names under which the peer's tensors come over the channel. If another channel has replaced this
+  // one, nothing is added, and that is returned.
+  std::shared_ptr<PeerChannel> AddSource(std::shared_ptr<ChannelSource> source);
   // True if that was the last one.
   bool RemoveSource(const ChannelSource* source);
   std::vector<std::shared_ptr<ChannelSource>> Sources();
@@ -134,6 +156,41 @@ class PeerChannel final : public Channel, private SourceEvents {
   bool AddDestination(std::shared_ptr<ChannelDestination> destination);
   std::vector<std::shared_ptr<ChannelDestination>> Destinations();
 
+  // What opened the channel looks for a better transport not before `when`.
+  void ImproveAfter(Backoff::Clock::time_point when) {
+    improve_at_.store(when.time_since_epoch().count(), std::memory_order_relaxed);
+  }
+  // True, for one caller, when it is time for that.
+  bool MayImprove() {
+    int64_t at = improve_at_.load(std::memory_order_relaxed);
+    return at != 0 && Backoff::Clock::now().time_since_epoch().count() >= at &&
+           improve_at_.compare_exchange_strong(at, 0);
+  }
+
+  // Receiver: the replacement of a channel, which both channels know until it is over.
+  std::shared_ptr<Replacement> move();
+  void SetMove(std::shared_ptr<Replacement> move);
+  // Sets what replaces this channel for all names, and returns those that use it.
+  std::vector<std::shared_ptr<ChannelSource>> LeaveFor(std::shared_ptr<PeerChannel> next);
+  std::shared_ptr<PeerChannel> successor();
+
+  // Sender: begins to push something down the channel, which EndPush ends. False while the receiver wants nothing,
+  // because it is about to use another channel.
+  bool BeginPush();
+  void EndPush();
+  bool paused() const { return paused_.load(); }
+  // Nothing comes down it any more, and the receiver was told.
+  bool has_paused();
+  // The receiver's messages about that. Progress thread.
+  void Pause(uint64_t number);
+  void Resume();
+  void Succeed() { succeeds_.store(true); }
+  void OnLeft(uint64_t number);
+  // The receiver has all that came down the channel that this one replaces.
+  bool succeeds() const { return succeeds_.load(); }
+  // This channel replaced `former` for a name.
+  void AddFormer(std::shared_ptr<PeerChannel> former);
+
   // Sender: the requests by RPC that the receiver announced, until it announces the name that they belong to.
   // Progress thread.
   std::vector<std::pair<int64_t, std::string>> asked;
@@ -144,7 +201,9 @@ class PeerChannel final : public Channel, private SourceEvents {
               bool opened_here);
   void OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) override;
   void OnStepFailed(int64_t step_id, const absl::Status& status) override;
+  void OnFetched() override;
   void OnUnreachable(const std::string& why) override;
+  void TellPaused();
   void Bind(const std::shared_ptr<AcceptedOffer>& accepted);
 
   const Host* const host_;
@@ -154,7 +213,17 @@ class PeerChannel final : public Channel, private SourceEvents {
   std::vector<std::shared_ptr<ChannelSource>> sources_;
   std::vector<std::shared_ptr<ChannelDestination>> destinations_;
   std::shared_ptr<CallEnd> call_end_;
+  std::shared_ptr<Replacement> move_;
+  std::shared_ptr<PeerChannel> successor_;
+  std::vector<std::shared_ptr<PeerChannel>> former_;
   bool released_ = false;
+  std::atomic<bool> moves_{false};      // move_ is set
+  std::atomic<int64_t> improve_at_{0};  // never
+  std::atomic<int> pushes_{0};
+  std::atomic<bool> paused_{false}, succeeds_{false};
+  std::mutex pause_mutex_;
+  bool told_paused_ = false;
+  uint64_t pause_number_ = 0;
   Reception reception_;
   PlannedTensors plan_;
   Requests requests_;

@@ -83,6 +83,8 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   void OnDown(Channel* channel, absl::string_view why) override;
   void OnContested(Channel* channel) override;
   void GiveUp(Channel* channel, const std::string& why) override;
+  bool OnMoved(const std::shared_ptr<PeerChannel>& from,
+               const std::shared_ptr<PeerChannel>& to) override;
   // The peer opened `channel` itself to send under these names. Blocks.
   void OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer);
   // Its session is over: nobody receives from it any more.
@@ -92,13 +94,20 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   void AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers, uint64_t incarnation);
   void OnAddress(const absl::StatusOr<std::string>& encoded, uint64_t incarnation);
   void Connect(const AddressAnswer& answer, uint64_t incarnation);
-  // A request by RPC has ended.
-  void OnAnswered(int64_t step_id, const std::string& key);
-  // The ways in which connecting ends follow.
-  void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);
   // A request of a step by key.
   using AskedKey = std::pair<int64_t, std::string>;
+  // A request by RPC has ended.
+  void OnAnswered(int64_t step_id, const std::string& key);
+  static void TellAnswered(Channel* channel, const AskedKey& asked);
+  // The ways in which connecting ends follow.
+  void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);
   bool IsBehindChannelLocked(uint64_t incarnation) const;
+  // Looks for a better transport in the background, when it is time for that.
+  void ImproveLocked();
+  // Uses `channel`, and returns the requests that are to be announced on it.
+  std::vector<AskedKey> TakeChannelLocked(std::shared_ptr<PeerChannel> channel);
+  // Offers places on the channel, and then says that this process is ready.
+  void Announce(const std::shared_ptr<PeerChannel>& channel, const std::vector<AskedKey>& asked);
   bool KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation);
   void BecomeUnavailable(const absl::Status& status);
   // Whether the same process may be reached later.

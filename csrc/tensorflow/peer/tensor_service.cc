@@ -118,6 +118,8 @@ void TensorService::OnDown(void* context, rdt_channel* handle, rdt_status /*why*
   const std::string why = rdt_last_error();
   PeerChannel* channel = PeerChannel::FromHandle(handle);
   if (channel == nullptr) return;
+  // This comes first, because those who look for another channel at once shall find the new one.
+  if (const auto move = channel->move()) move->OnDown(channel);
   for (const auto& source : channel->Sources()) source->OnDown(channel, why);
   for (const auto& destination : channel->Destinations()) destination->OnDown(channel);
   if (channel->opened_here() && channel->role() == PeerChannel::Role::kSender) {

@@ -182,6 +182,14 @@ bool InPlan::MayOffer(const std::shared_ptr<const PlacedLink>& link,
   return true;
 }
 
+void InPlan::ForgetOffers(const std::shared_ptr<PlannedTensors>& planned) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  offered_.erase(
+      std::remove_if(offered_.begin(), offered_.end(),
+                     [&planned](const auto& each) { return SameOwner(each.second, planned); }),
+      offered_.end());
+}
+
 void InPlan::AddSlots(std::weak_ptr<Slots> slots) {
   std::lock_guard<std::mutex> lock(mutex_);
   slots_.erase(

@@ -45,6 +45,8 @@ class InPlan {
   // Adds or removes the link of an edge that was promoted.
   void AddLink(std::shared_ptr<const PlacedLink> link);
   void RemoveLink(const PlacedLink* link);
+  // The offers made over this channel have ended, and may be made again.
+  void ForgetOffers(const std::shared_ptr<PlannedTensors>& planned);
   // Offers the places of `link`, once for each channel. nullptr if there is no memory for them. Blocks.
   std::shared_ptr<Slots> MakeOffer(const std::shared_ptr<const PlacedLink>& link,
                                    const std::shared_ptr<PlannedTensors>& planned);

@@ -161,6 +161,12 @@ void PlanBook::OfferAll(const Host& host, const std::string& source,
   }
 }
 
+void PlanBook::OfferAllAgain(const Host& host, const std::string& source,
+                             const std::shared_ptr<PlannedTensors>& planned) {
+  for (const std::shared_ptr<InPlan>& plan : PlansOf(host.task)) plan->ForgetOffers(planned);
+  OfferAll(host, source, planned);
+}
+
 void PlanBook::Seal(const std::shared_ptr<InPlan>& plan) {
   if (plan->is_placed()) return;
   Server server;

@@ -64,6 +64,9 @@ class PlanBook {
   // The channel to `source` is up: offers it the places of every plan.
   void OfferAll(const Host& host, const std::string& source,
                 const std::shared_ptr<PlannedTensors>& planned);
+  // Does the same for a channel whose offers have ended.
+  void OfferAllAgain(const Host& host, const std::string& source,
+                     const std::shared_ptr<PlannedTensors>& planned);
   // Binds the edges to `destination` to its offer: those that are registered, and later ones.
   void Bind(const Host& host, const std::string& destination, const std::shared_ptr<PushGate>& gate,
             const std::shared_ptr<AcceptedOffer>& accepted);

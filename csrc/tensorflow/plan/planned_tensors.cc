@@ -27,6 +27,7 @@ absl::StatusOr<std::shared_ptr<Slots>> PlannedTensors::MakeOffer(
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (down_) return absl::UnavailableError("the channel is down");
+    if (retired_) return absl::UnavailableError("another channel replaces this one");
     number = next_number_++;
   }
   absl::StatusOr<std::shared_ptr<Slots>> slots =
@@ -36,8 +37,16 @@ absl::StatusOr<std::shared_ptr<Slots>> PlannedTensors::MakeOffer(
     std::lock_guard<std::mutex> lock(mutex_);
     if (down_) return absl::UnavailableError("the channel is down");
     slots_[number] = *slots;
+    unsent_.insert(number);
   }
   (*slots)->SendOffer(channel_);
+  bool retired = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    unsent_.erase(number);
+    retired = retired_;
+  }
+  if (retired) (*slots)->Withdraw();
   return slots;
 }
 
@@ -174,7 +183,7 @@ void PlannedTensors::Open(Incoming incoming) {
   bool withdrawn = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    withdrawn = opening_[number] || down_ || !opened.ok();
+    withdrawn = opening_[number] || down_ || retired_ || !opened.ok();
     opening_.erase(number);
     if (!withdrawn) accepted_[number] = accepted;
     any_accepted_.store(!accepted_.empty(), std::memory_order_release);
@@ -200,6 +209,28 @@ void PlannedTensors::BindAll() {
 void PlannedTensors::DropStep(int64_t step_id) {
   if (!any_accepted_.load(std::memory_order_acquire)) return;
   for (const std::shared_ptr<AcceptedOffer>& accepted : AllAccepted()) accepted->DropStep(step_id);
+}
+
+void PlannedTensors::Retire() {
+  std::vector<std::shared_ptr<Slots>> offered;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    retired_ = true;
+    for (const auto& [number, slots] : slots_) {
+      if (!unsent_.contains(number)) offered.push_back(slots);
+    }
+  }
+  for (const std::shared_ptr<Slots>& slots : offered) slots->Withdraw();
+}
+
+void PlannedTensors::Resume() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  retired_ = false;
+}
+
+bool PlannedTensors::IsQuiet() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return slots_.empty();
 }
 
 void PlannedTensors::OnDown() {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "plan/accepted_offer.h"
 #include "plan/offer_account.h"
@@ -42,6 +43,13 @@ class PlannedTensors {
   void BindAll();
   // Sender: drops what a step that is over still holds.
   void DropStep(int64_t step_id);
+  // Another channel is about to replace this one. Receiver: withdraws all offers, and makes no more. Sender: accepts none
+  // that are on their way.
+  void Retire();
+  // The channel stays.
+  void Resume();
+  // Receiver: no offer is in force.
+  bool IsQuiet();
   // Ends everything, on both sides, because the channel is down.
   void OnDown();
 
@@ -63,9 +71,10 @@ class PlannedTensors {
   Reception* const reception_;
   const Bind bind_;
   std::mutex mutex_;
-  bool down_ = false;
+  bool down_ = false, retired_ = false;
   uint32_t next_number_ = 0;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots_;             // offered to the peer
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Slots>> slots_;  // offered to the peer
+  absl::flat_hash_set<uint64_t> unsent_;  // of those, the ones that are not offered yet
   absl::flat_hash_map<uint64_t, std::shared_ptr<AcceptedOffer>> accepted_;  // offered by it
   absl::flat_hash_map<uint64_t, std::string> pieces_;  // of offers that are not whole
   uint64_t piece_bytes_ = 0;

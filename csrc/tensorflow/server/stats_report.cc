@@ -93,7 +93,7 @@ std::string AsJson(const PeerCounts& peer, const Controls& controls) {
       ",\"encrypted\":", IsEncrypted(peer.transport) ? "true" : "false",
       ",\"why\":", Quoted(peer.why), ",\"tensors\":", peer.tensors.tensors,
       ",\"bytes\":", peer.tensors.bytes, ",\"rpc_bytes\":", peer.rpc_bytes,
-      ",\"failbacks\":", peer.failbacks, ",\"waits\":", waited.waits,
+      ",\"failbacks\":", peer.failbacks, ",\"moves\":", peer.moves, ",\"waits\":", waited.waits,
       ",\"wait_us\":", waited.nanoseconds / 1000, ",\"retry_in_ms\":", RetryInMs(peer),
       ",\"control\":", ControlOf(controls, peer.task), "}");
 }
@@ -136,8 +136,8 @@ std::string StatsAsJson() {
     absl::StrAppend(&out, separator, Quoted(reason), ":", count);
     separator = ",";
   }
-  absl::StrAppend(&out, "},\"failbacks\":", counts.failbacks, ",\"control\":", AsJson(controls),
-                  ",\"peers\":[");
+  absl::StrAppend(&out, "},\"failbacks\":", counts.failbacks, ",\"moves\":", counts.moves,
+                  ",\"control\":", AsJson(controls), ",\"peers\":[");
   separator = "";
   for (const PeerCounts& peer : counts.peers) {
     absl::StrAppend(&out, separator, AsJson(peer, controls));

@@ -53,7 +53,7 @@ struct Peer {
   const char* state = "";
   std::string transport;
   std::string why;
-  uint64_t failbacks = 0;
+  uint64_t failbacks = 0, moves = 0;
   std::chrono::steady_clock::time_point retry{};  // if the state is rpc; none if at the epoch
   std::map<std::string, std::unique_ptr<Traffic>> traffic;  // by transport
 };
@@ -69,7 +69,7 @@ struct Stats {
   std::map<std::string, std::unique_ptr<Traffic>> transports;
   std::map<std::string, uint64_t> rpc_reasons;
   std::map<PeerId, Peer> peers;
-  uint64_t failbacks = 0;
+  uint64_t failbacks = 0, moves = 0;
 };
 
 // Never destroyed: the progress thread may count while static destructors run.
@@ -182,6 +182,13 @@ void CountFailback(absl::string_view task) {
   ++stats.peers[PeerId(Direction::kReceive, std::string(task))].failbacks;
 }
 
+void CountMove(absl::string_view task) {
+  Stats& stats = GlobalStats();
+  std::lock_guard<std::mutex> lock(stats.mutex);
+  ++stats.moves;
+  ++stats.peers[PeerId(Direction::kReceive, std::string(task))].moves;
+}
+
 PathCounts ReadPathCounts() {
   Stats& stats = GlobalStats();
   PathCounts counts;
@@ -196,6 +203,7 @@ PathCounts ReadPathCounts() {
   counts.servers = stats.servers;
   counts.rpc_reasons = stats.rpc_reasons;
   counts.failbacks = stats.failbacks;
+  counts.moves = stats.moves;
   for (const auto& [id, peer] : stats.peers) {
     PeerCounts each;
     std::tie(each.direction, each.task) = id;
@@ -203,6 +211,7 @@ PathCounts ReadPathCounts() {
     each.transport = peer.transport;
     each.why = peer.why;
     each.failbacks = peer.failbacks;
+    each.moves = peer.moves;
     if (peer.state == kStateRpc) each.retry = peer.retry;
     for (const auto& [transport, traffic] : peer.traffic) {
       const BothWays both = traffic->Read();
@@ -227,9 +236,9 @@ void ResetPathCounts() {
   for (auto& [name, traffic] : stats.transports) traffic->Reset();
   for (auto& [id, peer] : stats.peers) {
     for (auto& [name, traffic] : peer.traffic) traffic->Reset();
-    peer.failbacks = 0;
+    peer.failbacks = peer.moves = 0;
   }
-  stats.failbacks = 0;
+  stats.failbacks = stats.moves = 0;
   stats.rpc_reasons.clear();
 }
 

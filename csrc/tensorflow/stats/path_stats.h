@@ -68,6 +68,8 @@ void RecordPeer(Direction direction, absl::string_view task, absl::string_view t
 void RecordRetry(absl::string_view task, std::chrono::steady_clock::time_point when);
 // What came from `task` by RPC goes otherwise again.
 void CountFailback(absl::string_view task);
+// What comes from `task` moved to a better transport, without a failure.
+void CountMove(absl::string_view task);
 // None is used at present: one is being looked for, or the peer is gone. Not logged.
 enum class Absence { kConnecting, kLost };
 void RecordAbsence(Direction direction, absl::string_view task, Absence absence,
@@ -86,7 +88,7 @@ struct PeerCounts {
   std::string state, transport, why;
   Tally tensors;  // in this direction, by all transports
   uint64_t rpc_bytes = 0;
-  uint64_t failbacks = 0;
+  uint64_t failbacks = 0, moves = 0;
   std::chrono::steady_clock::time_point retry{};  // at the epoch: never
 };
 struct PathCounts {
@@ -97,7 +99,7 @@ struct PathCounts {
   std::map<std::string, BothWays> transports;
   std::vector<std::string> servers;
   std::map<std::string, uint64_t> rpc_reasons;
-  uint64_t failbacks = 0;
+  uint64_t failbacks = 0, moves = 0;
   std::vector<PeerCounts> peers;
 };
 PathCounts ReadPathCounts();

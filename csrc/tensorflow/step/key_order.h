@@ -26,6 +26,9 @@ class KeyOrder {
     std::string data;
   };
 
+  // Nothing is under way.
+  bool IsEmpty() const { return under_way_count_.load() == 0; }
+
   // Limits what may wait and be under way, at kCost each. No real sender is so far ahead, so a peer that sends
   // more breaks the protocol.
   static constexpr size_t kMaxBytes = size_t{64} << 20;

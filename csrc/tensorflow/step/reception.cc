@@ -189,6 +189,7 @@ void Reception::Continue(int64_t step_id, const std::string& key) {
       return;
     }
   }
+  events_->OnFetched();
 }
 
 }  // namespace rdmatensor

@@ -31,6 +31,9 @@ class Reception {
   bool HandleTensor(const char* data, size_t size);
   bool HandleReferral(const char* data, size_t size);
 
+  // No tensor is being fetched.
+  bool IsIdle() const { return order_.IsEmpty(); }
+
   // For planned tensors.
   Delivery& delivery() { return delivery_; }
   tensorflow::TensorBuffer* Borrow(const RemoteBytes& from) { return fetcher_.Borrow(from); }

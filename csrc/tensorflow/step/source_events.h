@@ -20,6 +20,8 @@ class SourceEvents {
   virtual void OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) = 0;
   // The tensors that the step still expects over the channel cannot come.
   virtual void OnStepFailed(int64_t step_id, const absl::Status& status) = 0;
+  // A tensor that had to be fetched is here, and what had to wait for it.
+  virtual void OnFetched() = 0;
   // The sender's memory cannot be reached; the channel is about to be closed.
   virtual void OnUnreachable(const std::string& why) = 0;
 

@@ -20,7 +20,7 @@
 namespace rdmatensor {
 
 // Raised with every incompatible change: peers of different versions use TensorFlow's own RPC.
-inline constexpr uint32_t kProtocolVersion = 7;
+inline constexpr uint32_t kProtocolVersion = 8;
 
 enum class MessageKind : uint8_t {
   kTensor = 1,    // sender -> receiver: a tensor, or where to find its bytes
@@ -49,7 +49,16 @@ enum class MessageKind : uint8_t {
   kCall = 19,    // caller -> callee: the beginning of a request
   kAnswer = 20,  // callee -> caller: the beginning of its answer
   kMore = 21,    // in either direction: the next piece of what was begun last
-  kCancel = 22   // caller -> callee: nobody waits for the answer any more
+  kCancel = 22,  // caller -> callee: nobody waits for the answer any more
+  // A channel is replaced by one with a better transport. The value is the number of the attempt.
+  kPause = 23,   // receiver -> sender: push nothing more down this channel
+  kPaused = 24,  // sender -> receiver: nothing more comes down it
+  kResume = 25,  // receiver -> sender: it is not replaced, push again
+  // Receiver -> sender, first on the new channel: everything is here that came down the old one.
+  kTaken = 26,
+  // Receiver -> sender, on the new channel: all names were announced on it. Sender -> receiver, last on the old one, or
+  // on the new one if there was none: close the old one. Caller -> callee, last on the old one; callee -> caller.
+  kLeft = 27
 };
 
 // The immediate: kind in the low byte, a value of at most 56 bits above it.
