@@ -85,7 +85,9 @@ def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None
             continue  # such as the state of a string table, which no process changes
         by_type.setdefault(dtype, []).append(each)
     for dtype, members in by_type.items():
-        sizes = [(i, dtype, int(np.prod(each.shape)) * dtype.size) for i, each in enumerate(members)]
+        sizes = [
+            (i, dtype, int(np.prod(each.shape)) * dtype.size) for i, each in enumerate(members)
+        ]
         buckets = buckets_of(sizes, _AT_ONCE)
         for number, bucket in enumerate(buckets):
             started = operations.start(

@@ -196,7 +196,7 @@ def split_dropout() -> Any:
 
 
 def split_memory() -> Any:
-    """The largest operation while a model is split and begins to train, and bytes of resident shared memory."""
+    """The largest operation while a model is split and begins to train, and resident shared memory."""
     run = rt.init()
     start, largest = operations.start, 0
 

@@ -150,7 +150,8 @@ char* Arena::Grow(uint64_t* size) {
   const std::vector<Region>* known = regions_.load(std::memory_order_relaxed);
   const int index = region_count_.load(std::memory_order_relaxed);
   *size = NextSize(wanted_bytes);
-  if (trims || !may_grow_.load(std::memory_order_relaxed) || index == kMaxRegions || *size < wanted_bytes) {
+  if (trims || !may_grow_.load(std::memory_order_relaxed) || index == kMaxRegions ||
+      *size < wanted_bytes) {
     return nullptr;
   }
   void* base = nullptr;

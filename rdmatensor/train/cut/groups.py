@@ -72,7 +72,9 @@ class Groups:
         except _LOSSES as error:
             for part in (self.inside, self.across):
                 if part is not self.run and part.group is not None:
-                    part.group._abort(f"rank {self.run.rank} has stopped training: {_first_line(error)}")
+                    part.group._abort(
+                        f"rank {self.run.rank} has stopped training: {_first_line(error)}"
+                    )
             raise
 
     def tell(self, word: int = DONE) -> int:

@@ -17,7 +17,6 @@ from .. import operations
 from ..sync.base import Array
 from .groups import SAVE, Groups
 
-
 # Whole layers travel in slices of so many bytes, because groups keep the memory of their operations.
 _SLICE = 4 << 20
 
