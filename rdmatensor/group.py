@@ -365,6 +365,12 @@ class Group:
     def closed(self) -> bool:
         return self._handle is None
 
+    def _abort(self, text: str) -> None:
+        """Ends the group at every member: what runs or starts later raises ConnectionLost with this text."""
+        with self._lock:
+            if self._handle is not None:
+                check(lib.rdt_group_abort(self._handle, lib.RDT_ERR_CONNECTION_LOST, text.encode()))
+
     def close(self) -> None:
         """Ends running operations with Cancelled, here and at the other members. May be called again."""
         with self._lock:

@@ -16,11 +16,15 @@ from . import operations
 from .backup import Backup, Kept
 from .cut.leading import only_on_rank_0
 from .cut.strips import groups_of, strip_of
+from .gradients import buckets_of
 from .optimizer import exchange_of, move_outwards, sync_of
 from .process import Run, current
 from .summary import Summary
 from .sync.base import Synchronizer
 from .tables.placement import is_owned
+
+# Smaller variables are broadcast together, up to so many bytes.
+_AT_ONCE = 8 << 20
 
 
 def callbacks(*, backup: str | Path | None = None, warmup_epochs: float = 0) -> list[Any]:
@@ -76,20 +80,26 @@ def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None
     for each in variables:
         if is_owned(each):
             continue  # rows of a table that no other process has
-        value = tf.convert_to_tensor(each)
-        if value.dtype.is_bool or not (value.dtype.is_floating or value.dtype.is_integer):
+        dtype = tf.as_dtype(each.dtype)
+        if dtype.is_bool or not (dtype.is_floating or dtype.is_integer):
             continue  # such as the state of a string table, which no process changes
-        by_type.setdefault(value.dtype, []).append((each, value))
+        by_type.setdefault(dtype, []).append(each)
     for dtype, members in by_type.items():
-        started = operations.start(
-            run.handle,
-            "broadcast",
-            [value for _, value in members],
-            f"{name}, {dtype.name}",
-            root=root,
-        )
-        for (variable, _), value in zip(members, started.finish(), strict=True):
-            variable.assign(value)
+        sizes = [
+            (i, dtype, int(np.prod(each.shape)) * dtype.size) for i, each in enumerate(members)
+        ]
+        buckets = buckets_of(sizes, _AT_ONCE)
+        for number, bucket in enumerate(buckets):
+            started = operations.start(
+                run.handle,
+                "broadcast",
+                [tf.convert_to_tensor(members[i]) for i in bucket],
+                f"{name}, {dtype.name}, {number + 1} of {len(buckets)}",
+                root=root,
+            )
+            for i, value in zip(bucket, started.finish(), strict=True):
+                # A variable would keep the memory of the operation, where the next one can use it.
+                members[i].assign(tf.raw_ops.DeepCopy(x=value))
 
 
 class _Together(keras.callbacks.Callback):  # type: ignore[misc]
@@ -135,6 +145,7 @@ class _Together(keras.callbacks.Callback):  # type: ignore[misc]
                 self._run, np.array(kept, np.int64), 0, "the epoch at the start"
             )
             kept = Kept(*(int(each) for each in numbers))
+            operations.trim()
         if kept.epoch:
             model._initial_epoch = kept.epoch
             if self._backup is not None and not self._run.returns:

@@ -79,6 +79,19 @@ def unshare_arena(shared: int | None) -> None:
     function(shared)
 
 
+def trim() -> int:
+    """Gives unused memory back to the machine, after what steps do not repeat. Returns the bytes of tensors.
+
+    Pages that a device has pinned stay.
+    """
+    function = plugin_library().rdt_tf_arena_trim
+    function.restype, function.argtypes = ctypes.c_uint64, []
+    given: int = function()
+    # Small tensors, and what Python has freed. Other C libraries than glibc keep less, and have no such call.
+    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+    return given
+
+
 def leave(handle: Any, release: bool) -> None:
     """Ends the operations of the group; with `release`, withdraws their memory. See Run.close."""
     library().rdmatensor_leave(handle, release=release)

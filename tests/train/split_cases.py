@@ -14,7 +14,9 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor.errors import UsageError
+from rdmatensor.train import operations
 from rdmatensor.train.cut.strips import strip_of
+from rdmatensor.train.keras_callbacks import broadcast_variables
 
 ROWS, SIDE, CLASSES = 64, 6, 4
 SMALLEST = 200  # weights of a layer that is large here
@@ -190,6 +192,44 @@ def split_dropout() -> Any:
         "spread": dropped.var(0).tolist(),
         "seed": np.asarray(drop.seed_generator.state).tolist(),
         "rank": run.rank,
+    }
+
+
+def split_memory() -> Any:
+    """The largest operation while a model is split and begins to train, and resident shared memory."""
+    run = rt.init()
+    start, largest = operations.start, 0
+
+    def measured(handle: Any, kind: Any, tensors: Any, *more: Any, **named: Any) -> Any:
+        nonlocal largest
+        largest = max(largest, sum(int(tf.size(x)) * x.dtype.size for x in tensors))
+        return start(handle, kind, tensors, *more, **named)
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem:"))
+
+    before = resident()
+    dense = keras.layers.Dense
+    kept = [dense(1000, name=f"kept{i}") for i in range(4)]
+    model = keras.Sequential(
+        [keras.Input((1000,)), *kept, dense(8000, name="fc1"), dense(1000, name="fc2")]
+    )
+    made = resident()
+    operations.start = measured
+    try:
+        model = rt.split(model, layers={"fc1": "column", "fc2": "row"})
+        broadcast_variables(run, model.variables, 0, "the model")
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_weights(Path(folder, "model.weights.h5"))
+    finally:
+        operations.start = start
+    rt.barrier()
+    return {
+        "own": sum(int(np.prod(each.shape)) * 4 for each in model.variables),
+        "largest": largest,
+        "made": made - before,
+        "split": resident() - before,
     }
 
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def split_kill(phase: str, doomed: int, died: str) -> Any:
     model = keras.Sequential(
         [keras.Input((8,)), dense(10, "relu", name="fc1"), dense(6, name="fc2"), dense(2)]
     )
-    period = 2 if phase == "apart" else 1
+    period = 2 if phase in ("apart", "alive") else 1
     rt.split(model, 2, layers={"fc1": "column", "fc2": "row"}, period=period)
     if run.rank == doomed:
         _PHASES[phase](_dying(Path(died)))
@@ -38,8 +38,21 @@ def split_kill(phase: str, doomed: int, died: str) -> Any:
     try:
         model.fit(*data, batch_size=4, epochs=1000, callbacks=rt.callbacks(), verbose=0)
     except Exception as error:
-        return {"kind": type(error).__name__, "at": time.time(), "says": str(error)}
+        answer = {"kind": type(error).__name__, "at": time.time(), "says": str(error)}
+        if phase == "alive":
+            _stay_until_all_know(run.rank, [r for r in range(run.size) if r != doomed], Path(died))
+        return answer
     return "no error"
+
+
+def _stay_until_all_know(rank: int, survivors: Sequence[int], died: Path) -> None:
+    """A process that ends would tell those that wait for it."""
+    died.with_name(f"knows {rank}").touch()
+    end = time.monotonic() + 150
+    while time.monotonic() < end:
+        if all(died.with_name(f"knows {each}").exists() for each in survivors):
+            return
+        time.sleep(0.02)
 
 
 def _dying(died: Path) -> Callable[[Any], Any]:
@@ -98,4 +111,10 @@ def _apart(dying: Callable[[Any], Any]) -> None:
     LocalSGD._average = average_or_die  # type: ignore
 
 
-_PHASES = {"forward": _forward, "backward": _backward, "averaging": _averaging, "apart": _apart}
+_PHASES = {
+    "forward": _forward,
+    "backward": _backward,
+    "averaging": _averaging,
+    "apart": _apart,
+    "alive": _forward,
+}

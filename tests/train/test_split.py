@@ -66,6 +66,7 @@ def done(folder: Path) -> dict[int, list[dict[str, Any]]]:
             "apart": ["split_fit", {**APART, "sync": "LocalSGD(2)", "pretend": 2}],
             "kept": ["split_fit", kept],
             "dropout": ["split_dropout", {}],
+            "memory": ["split_memory", {}],
             "infinity": ["split_infinity", {}],
             "errors": ["split_errors", {}],
         },
@@ -152,6 +153,15 @@ def test_dropout_between_strips(done: dict[int, list[Any]]) -> None:
     assert first["seed"] != second["seed"]
 
 
+def test_memory_of_whole_layers_is_given_back(done: dict[int, list[Any]]) -> None:
+    """No operation carries a whole layer, and free pages of the arena do not stay."""
+    for answer in _answers(done, 2, "memory"):
+        assert answer["made"] > 80 << 20, "layers lie in the arena"
+        assert answer["largest"] <= 4 << 20
+        # The memory of operations, and of small free parts, stays.
+        assert answer["split"] < answer["own"] + (24 << 20)
+
+
 def test_infinity_in_one_strip(done: dict[int, list[Any]]) -> None:
     for answer in _answers(done, 2, "infinity"):
         assert answer == {"scale": 2.0**14, "steps": 1, "finite": True}
@@ -183,9 +193,12 @@ def test_errors(done: dict[int, list[Any]]) -> None:
         assert found == dict.fromkeys(SAYS, True), answer
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward", "averaging", "apart"])
+@pytest.mark.parametrize("phase", ["forward", "backward", "averaging", "apart", "alive"])
 def test_killed_process(tmp_path: Path, phase: str) -> None:
-    """The others get an error soon, those of another group too."""
+    """The others get an error soon, those of another group too.
+
+    In "alive", groups train apart, and no survivor ends before all have an error.
+    """
     doomed, died = 3, tmp_path / "died"
     with Ranks("split_kill", 4, tmp_path, phase=phase, doomed=doomed, died=str(died)) as ranks:
         for rank in range(doomed):

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/arena.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <fstream>
 #include <string>
 
+#include "absl/numeric/bits.h"
 #include "absl/strings/str_cat.h"
+#include "memory/arena_trim.h"
 #include "memory/memory_limit.h"
 #include "rdmatensor.h"
 #include "xla/tsl/framework/bfc_allocator.h"
@@ -31,9 +36,26 @@ constexpr uint64_t kMostUnused = kMiB;
 // The size of the request for which the heap may have to grow; the size that the heap itself asks for is larger.
 thread_local uint64_t wanted_bytes = 0;
 
+// Set while this thread trims: it takes free memory only, and reports no shortage.
+thread_local bool trims = false;
+// Trimming and the registration of regions exclude each other: what is pinned must keep its pages.
+std::mutex registration_mutex;
+// Smaller free parts are likely to be used again soon.
+constexpr uint64_t kSmallestTrimmed = kMiB;
+
 uint64_t DefaultLimit() { return UsableMemory() / 4 * 3; }
 
 uint64_t RoundToPages(uint64_t bytes) { return (bytes + kPageSize - 1) / kPageSize * kPageSize; }
+
+// Whether a device has pinned memory of this process. It would go on using the pages that it pinned, while the
+// process had new ones.
+bool HasPinnedMemory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("VmPin:", 0) == 0) return line.find_first_of("123456789") != std::string::npos;
+  }
+  return true;  // unknown
+}
 
 }  // namespace
 
@@ -128,7 +150,8 @@ char* Arena::Grow(uint64_t* size) {
   const std::vector<Region>* known = regions_.load(std::memory_order_relaxed);
   const int index = region_count_.load(std::memory_order_relaxed);
   *size = NextSize(wanted_bytes);
-  if (!may_grow_.load(std::memory_order_relaxed) || index == kMaxRegions || *size < wanted_bytes) {
+  if (trims || !may_grow_.load(std::memory_order_relaxed) || index == kMaxRegions ||
+      *size < wanted_bytes) {
     return nullptr;
   }
   void* base = nullptr;
@@ -174,6 +197,7 @@ bool Arena::IsAnnounced(const void* address) const {
 void Arena::AwaitAnnouncement() {
   if (IsInherited()) return;
   std::lock_guard<std::mutex> lock(announcement_mutex_);
+  std::lock_guard<std::mutex> registers(registration_mutex);
   const int count = region_count_.load(std::memory_order_acquire);
   for (int index = announced_.load(std::memory_order_relaxed); index < count; ++index) {
     for (const Region& region : *regions_.load(std::memory_order_acquire)) {
@@ -190,6 +214,7 @@ void Arena::Subscribe(Listener* listener) {
   if (IsInherited()) return;
   AwaitAnnouncement();
   std::lock_guard<std::mutex> lock(announcement_mutex_);
+  std::lock_guard<std::mutex> registers(registration_mutex);
   listeners_.push_back(listener);
   const int announced = announced_.load(std::memory_order_relaxed);
   const std::vector<Region>* regions = regions_.load(std::memory_order_acquire);
@@ -218,7 +243,7 @@ void* Arena::AllocateUnannounced(size_t alignment, size_t bytes) {
   attributes.retry_on_failure = false;  // waiting would stall a step that can use plain memory
   wanted_bytes = std::max(bytes, kSmallestRequest);
   void* address = heap_->AllocateRaw(alignment, wanted_bytes, attributes);
-  if (address == nullptr) {
+  if (address == nullptr && !trims) {
     exhausted_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     exhausted_allocations_.fetch_add(1, std::memory_order_relaxed);
     if (may_grow_.load(std::memory_order_relaxed)) {
@@ -238,6 +263,36 @@ void Arena::WarnOnce(const std::string& text) {
 
 void Arena::Free(void* address) {
   if (!IsInherited()) heap_->DeallocateRaw(address);
+}
+
+uint64_t TrimArena() {
+  Arena* const arena = Arena::Get();
+  if (!arena->active()) return 0;
+  std::lock_guard<std::mutex> lock(registration_mutex);
+  if (HasPinnedMemory()) return 0;
+  // Nobody else has the memory while its pages go, because it is allocated here. All of it is kept until the end:
+  // the heap would hand out again what came back.
+  std::vector<void*> taken;
+  uint64_t bytes = 0;
+  trims = true;
+  for (uint64_t size = absl::bit_floor(arena->GetUsage().reserved_bytes);
+       size >= kSmallestTrimmed;) {
+    void* const address = arena->hasty_allocator()->AllocateRaw(kHeapAlignment, size);
+    if (address == nullptr) {
+      size /= 2;
+      continue;
+    }
+    taken.push_back(address);
+    const uint64_t start = reinterpret_cast<uintptr_t>(address);
+    const uint64_t first = RoundToPages(start), last = (start + size) / kPageSize * kPageSize;
+    // The pages are those of a file, for all who have mapped it. They read as zeros then.
+    if (madvise(reinterpret_cast<void*>(first), last - first, MADV_REMOVE) == 0) {
+      bytes += last - first;
+    }
+  }
+  trims = false;
+  for (void* address : taken) arena->Free(address);
+  return bytes;
 }
 
 Arena::Usage Arena::GetUsage() {

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/settings.h"
 #include "memory/arena_exports.h"
+#include "memory/arena_trim.h"
 
 void* rdt_tf_arena_share(rdt_device* device) {
   const rdmatensor::Settings settings = rdmatensor::Settings::Read();
@@ -17,3 +18,5 @@ void* rdt_tf_arena_share(rdt_device* device) {
 }
 
 void rdt_tf_arena_unshare(void* shared) { delete static_cast<rdmatensor::ArenaExports*>(shared); }
+
+uint64_t rdt_tf_arena_trim() { return rdmatensor::TrimArena(); }

@@ -4,6 +4,8 @@
 #ifndef RDMATENSOR_TENSORFLOW_MEMORY_ARENA_SHARE_H_
 #define RDMATENSOR_TENSORFLOW_MEMORY_ARENA_SHARE_H_
 
+#include <cstdint>
+
 #include "rdmatensor.h"
 
 extern "C" {
@@ -12,6 +14,8 @@ extern "C" {
 // any thread.
 __attribute__((visibility("default"))) void* rdt_tf_arena_share(rdt_device* device);
 __attribute__((visibility("default"))) void rdt_tf_arena_unshare(void* shared);
+// Calls rdmatensor::TrimArena. From any thread.
+__attribute__((visibility("default"))) uint64_t rdt_tf_arena_trim();
 }
 
 #endif  // RDMATENSOR_TENSORFLOW_MEMORY_ARENA_SHARE_H_

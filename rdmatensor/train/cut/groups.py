@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ...errors import UsageError
+from ...errors import Cancelled, ConnectionFailure, DeadlineExceeded, UsageError
 from .. import operations
 from ..gradients import AllReduce, mean
 from ..part import Part, gather_texts
@@ -21,6 +22,12 @@ from ..sync.base import Array, Synchronizer
 _made = itertools.count()
 # What a callback of rank 0 does, which the others follow.
 DONE, FAILED, SAVE, LOAD = range(4)
+# What a process raises when others are lost. Functions in Python that a graph calls raise UnknownError.
+_LOSSES = (
+    *(tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError),
+    *(tf.errors.DeadlineExceededError, tf.errors.UnknownError),
+    *(ConnectionFailure, DeadlineExceeded, Cancelled),
+)
 
 
 class Groups:
@@ -52,6 +59,23 @@ class Groups:
             self.inside = part(range(first, first + size), "group")
         self.across: Any = part(range(self.place, run.size, size), "strip")
         """The processes of all groups that have the same strip."""
+
+    @contextmanager
+    def ending_together(self) -> Iterator[None]:
+        """Ends this process's groups if a member is lost inside.
+
+        Processes of other groups share no group with that member. They wait for this process, which may stay
+        alive, and shall learn at once that it trains no more.
+        """
+        try:
+            yield
+        except _LOSSES as error:
+            for part in (self.inside, self.across):
+                if part is not self.run and part.group is not None:
+                    part.group._abort(
+                        f"rank {self.run.rank} has stopped training: {_first_line(error)}"
+                    )
+            raise
 
     def tell(self, word: int = DONE) -> int:
         """Rank 0's word, in all processes."""
@@ -129,6 +153,12 @@ class Groups:
                 f"split(period=...) with {type(sync.compression).__name__}: give no compression, or the name "
                 "of a type"
             )
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says first about a member; TensorFlow puts where it was raised before and behind it."""
+    lines = str(error).splitlines() or [""]
+    return next((line for line in lines if "member" in line), lines[0]).strip()
 
 
 def _squared_norm(gradient: Any) -> Any:

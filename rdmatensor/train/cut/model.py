@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from ...errors import UsageError
-from .. import front
+from .. import front, operations
 from ..files import read_in_rank_0
 from ..keras_callbacks import broadcast_variables
 from ..process import current
@@ -24,6 +24,16 @@ class SplitModel:
     """What `split` puts in front of the class of a model. All processes call its methods."""
 
     _rdmatensor_groups: Groups
+
+    def fit(self, *arguments: Any, **named: Any) -> Any:
+        """Trains. If a member is lost, processes of other groups learn of it too."""
+        with self._rdmatensor_groups.ending_together():
+            return super().fit(*arguments, **named)  # type: ignore[misc]
+
+    def train_on_batch(self, *arguments: Any, **named: Any) -> Any:
+        """Trains one step, as fit() does."""
+        with self._rdmatensor_groups.ending_together():
+            return super().train_on_batch(*arguments, **named)  # type: ignore[misc]
 
     def save(self, filepath: Any, *arguments: Any, **named: Any) -> None:
         """Saves the whole model, in rank 0. It loads where rdmatensor is not installed."""
@@ -57,6 +67,7 @@ class SplitModel:
             spread(groups, variables)
         finally:
             groups.wholes = None
+            operations.trim()
 
     def export(self, *arguments: Any, **named: Any) -> None:
         """Raises UsageError."""
@@ -123,6 +134,7 @@ def split(
     for choice in choices:
         place = Place(groups, choice.mode, choice.takes_strips, choice.gives_strips)
         cut_layer(choice.layer, place)
+        operations.trim()
         for passed in choice.passed:
             seeds = getattr(passed, "seed_generator", None)
             if seeds is not None:  # strips drop out different units, although programs are equal

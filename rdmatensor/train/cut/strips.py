@@ -17,6 +17,9 @@ from .. import operations
 from ..sync.base import Array
 from .groups import SAVE, Groups
 
+# Whole layers travel in slices of so many bytes, because groups keep the memory of their operations.
+_SLICE = 4 << 20
+
 
 def bounds(length: int, parts: int, index: int) -> tuple[int, int]:
     """Where part `index` begins and ends. The first parts have one element more if they are not equal."""
@@ -46,19 +49,52 @@ class Strip:
         return whole[(slice(None),) * self.axis + (slice(start, stop),)]
 
     def whole(self, variable: Any) -> Array:
-        """Joins the parts of all processes of the group. All of them call it."""
+        """Joins the parts of all processes of the group, in rank 0. All of them call it."""
         inside, length = self.groups.inside, self.shape[self.axis]
         width = widest(length, inside.size)
         # Parts travel with equal sizes, along the first dimension.
         part = np.moveaxis(np.asarray(tf.convert_to_tensor(variable)), self.axis, 0)
         padded = np.zeros((width, *part.shape[1:]), part.dtype)
         padded[: len(part)] = part
-        found = operations.all_gather(inside, padded, f"strips of {self.name}").numpy()
-        joined = []
-        for index in range(inside.size):
-            start, stop = bounds(length, inside.size, index)
-            joined.append(found[index * width : index * width + stop - start])
-        return np.moveaxis(np.concatenate(joined), 0, self.axis)
+        wanted = self.groups.run.rank == 0
+        joined = np.empty((length, *part.shape[1:]) if wanted else 0, part.dtype)
+        step = _rows(padded, inside.size)
+        for first in range(0, width, step):
+            rows = padded[first : first + step]
+            found = operations.all_gather(inside, rows, f"strips of {self.name}").numpy()
+            for index in range(inside.size if wanted else 0):
+                start, stop = bounds(length, inside.size, index)
+                place = joined[start:stop][first : first + step]
+                place[:] = found[index * len(rows) :][: len(place)]
+        return np.moveaxis(joined, 0, self.axis) if wanted else joined
+
+    def received(self, whole: Array | None, dtype: Any) -> Array:
+        """This process's part of an array that rank 0 has; None elsewhere. All processes call it."""
+        run = self.groups.run
+        mine = np.empty(self.of(np.broadcast_to(np.zeros((), dtype), self.shape)).shape, dtype)
+        start, stop = bounds(self.shape[self.axis], self.groups.size, self.groups.place)
+        step = _rows(np.broadcast_to(mine.dtype.type(0), self.shape))
+        for first in range(0, self.shape[0], step):
+            last = min(first + step, self.shape[0])
+            if whole is None:
+                rows = np.zeros((last - first, *self.shape[1:]), dtype)
+            else:
+                rows = np.asarray(whole[first:last], dtype)
+            what = f"{self.name} {self.shape} from {first}"
+            found = operations.broadcast(run, rows, 0, what).numpy()
+            if self.axis == 0:
+                begin, end = max(start, first), min(stop, last)
+                if begin < end:
+                    mine[begin - start : end - start] = found[begin - first : end - first]
+            else:
+                mine[first:last] = self.of(found)
+        return mine
+
+
+def _rows(array: Array, parts: int = 1) -> int:
+    """How many rows of an array travel at once, if as many come from each of `parts` processes."""
+    row = array.nbytes // max(len(array), 1) * parts
+    return max(_SLICE // max(row, 1), 1)
 
 
 def strip_of(variable: Any) -> Strip | None:
@@ -80,9 +116,17 @@ def mark(variable: Any, strip: Strip) -> None:
 def cut(variable: Any, axis: int, groups: Groups) -> None:
     """Replaces a variable of Keras by this process's part of rank 0's values. All processes call it."""
     strip = Strip(groups, axis, tuple(variable.shape), variable.path)
-    value = operations.broadcast(groups.run, variable.value, 0, f"{variable.path} {strip.shape}")
+    dtype = variable.value.dtype.as_numpy_dtype
+    whole = None
+    if groups.run.rank == 0:
+        whole = variable.value.numpy()
+    else:  # the others need not keep their values until rank 0's are there
+        with tf.init_scope():
+            variable._initialize(tf.zeros([0], dtype))
+    part = strip.received(whole, dtype)
+    del whole
     with tf.init_scope():
-        variable._initialize(tf.identity(strip.of(value)))
+        variable._initialize(tf.convert_to_tensor(part))
     variable._shape = tuple(variable._value.shape)
     if variable.regularizer is not None:
         variable.regularizer = _Times(variable.regularizer, groups.size)
@@ -116,6 +160,8 @@ def gathered(groups: Groups, variables: Sequence[Any]) -> Iterator[None]:
         yield
     finally:
         groups.wholes = None
+        found.clear()
+        operations.trim()
 
 
 def to_save(variable: Any) -> Any:
@@ -154,6 +200,8 @@ def spread(groups: Groups, variables: Sequence[Any]) -> None:
         if strip is None:
             continue
         dtype = tf.as_dtype(each.dtype).as_numpy_dtype
-        whole = np.asarray(wholes.get(id(each), np.zeros(strip.shape)), dtype)
-        found = operations.broadcast(groups.run, whole, 0, f"{strip.name} {strip.shape}")
-        each.assign(strip.of(found))
+        whole = wholes.get(id(each)) if groups.run.rank == 0 else None
+        if whole is None and groups.run.rank == 0:
+            whole = np.zeros(strip.shape, dtype)  # the file has none
+        each.assign(strip.received(whole, dtype))
+        wholes.pop(id(each), None)
