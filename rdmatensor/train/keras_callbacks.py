@@ -17,6 +17,7 @@ from .backup import Backup, Kept
 from .cut.leading import only_on_rank_0
 from .cut.strips import groups_of, strip_of
 from .gradients import buckets_of
+from .links import Links
 from .optimizer import exchange_of, move_outwards, sync_of
 from .process import Run, current
 from .summary import Summary
@@ -27,7 +28,9 @@ from .tables.placement import is_owned
 _AT_ONCE = 8 << 20
 
 
-def callbacks(*, backup: str | Path | None = None, warmup_epochs: float = 0) -> list[Any]:
+def callbacks(
+    *, backup: str | Path | None = None, warmup_epochs: float = 0, watch_links: bool = False
+) -> list[Any]:
     """The callbacks that fit() needs in every process. Put them before your own.
 
     They copy rank 0's model and optimizer to all processes before the first step; average the metrics of
@@ -37,12 +40,16 @@ def callbacks(*, backup: str | Path | None = None, warmup_epochs: float = 0) -> 
 
     `backup` is a folder in which rank 0 keeps the last epoch; fit() goes on after it when the program
     starts again. `warmup_epochs` raises the learning rate during the first epochs, from its value divided
-    by the number of processes.
+    by the number of processes. With `watch_links`, the trees of init(topology=...) are timed after each
+    epoch, for about 0.1 s, and packed anew if a link has slowed down (rdmatensor.topology.Watch). Raises
+    UsageError if there are none; fit() does if the synchronizer waits for nobody.
     """
     run = current()
     found: list[Any] = [_Together(run, Path(backup) if backup is not None else None)]
     if warmup_epochs > 0:
         found.append(_Warmup(run, warmup_epochs))
+    if watch_links:
+        found.append(Links(run))
     if run.size > 1 and not run.returns:
         found.append(Summary(run))
     return found

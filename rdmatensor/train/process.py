@@ -32,6 +32,8 @@ class Run(Place):
         self.saves = False
         """Whether a callback of rank 0 saves models."""
         self.returns = False
+        self.topology: Topology | str | None = None
+        """The links between processes, if init() was told of them."""
         self._arena: int | None = None
         self.handle: Any = None
         """The group as a tensor, for operations."""
@@ -122,6 +124,7 @@ def init(
 
             if topology == "probe":
                 topology = probe(_run.group, timeout=timeout)
+            _run.topology = topology
             use(_run.group, topology, roots=[0], timeout=timeout)
     return _run
 

@@ -71,6 +71,7 @@ def fit(
     batch_norm: bool = False,
     epochs: int = 2,
     at_once: int = 1,
+    watch_links: bool = False,
 ) -> Any:
     """The weights after training, and the logs. Alone, a process takes whole batches."""
     run = rt.init()
@@ -89,7 +90,7 @@ def fit(
         batch_size=16 // run.size,
         shuffle=False,
         epochs=epochs,
-        callbacks=rt.callbacks(),
+        callbacks=rt.callbacks(watch_links=watch_links),
         verbose=2,
     )
     return {
@@ -98,6 +99,41 @@ def fit(
         "logs": dict(history.history),
         "steps": int(model.optimizer.iterations.numpy()),
     }
+
+
+def watched() -> Any:
+    """Training that finds its links slow after each epoch, and training without looking."""
+    from rdmatensor.errors import UsageError
+    from rdmatensor.topology import Link, Member, Topology, watch
+
+    watch.SLOWER = 0.0
+    used, use = [], watch.use
+
+    def counted(*arguments: Any) -> Any:
+        used.append(use(*arguments))
+        return used[-1]
+
+    vars(watch)["use"] = counted
+    ends = [("a", "b"), ("b", "a")]
+    links = tuple(Link(*each, 1e9) for each in ends)
+    run = rt.init(topology=Topology("pair", (Member("a"), Member("b")), links))
+    looks = fit("sgd", epochs=3, watch_links=True)
+    count = len(used)
+    model = _model()
+    model.compile(rt.distribute(_optimizer("sgd"), rt.PullGossip()), loss="mse")
+    try:
+        model.fit(
+            np.zeros((8, WIDTH)), np.zeros((8, CLASSES)), callbacks=rt.callbacks(watch_links=True)
+        )
+        text = ""
+    except UsageError as error:
+        text = str(error)
+    run.topology = None
+    try:
+        rt.callbacks(watch_links=True)
+    except UsageError as error:
+        text += str(error)
+    return [looks, count, fit("sgd", epochs=3), text]
 
 
 def measured(traces: str) -> Any:

@@ -183,3 +183,12 @@ def test_warm_up(folder: Path) -> None:
 def test_shards_are_equal(folder: Path, known: bool) -> None:
     answers = run("shards", 3, folder, count=11, known=known)
     assert answers == [[[i, 2 * i] for i in range(rank, 9, 3)] for rank in range(3)]
+
+
+def test_trees_are_packed_anew_between_epochs(tmp_path: Path) -> None:
+    answers = run("watched", 2, tmp_path)
+    for looks, count, plain, text in answers:
+        assert count >= 1 + 3  # at the start, and after each epoch
+        np.testing.assert_allclose(looks["weights"], plain["weights"], atol=2e-5)
+        assert looks["weights"] == answers[0][0]["weights"]
+        assert "processes that wait for each other" in text and "init() with topology=" in text

@@ -13,6 +13,9 @@
 namespace rdmatensor {
 namespace {
 
+// How often the sender's credits are asked for, for CONNECT_TIMEOUT_MS each time.
+constexpr int kMostTries = 20;
+
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
@@ -163,20 +166,22 @@ void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
   rdt_region_info info{};
   void* mapped = nullptr;
   const uint64_t size = returned_.size() * sizeof(uint64_t);
+  // A peer that stands still for a while answers later. If it is lost, the channel ends.
+  rdt_status opened = RDT_ERR_DEADLINE;
+  for (int tries = 0; tries < kMostTries && opened == RDT_ERR_DEADLINE && channel->IsUp();
+       ++tries) {
+    if (IsWithdrawn()) break;
+    opened = rdt_remote_region_open(channel->handle(), key, host_->settings.connect_timeout_ms,
+                                    &credits);
+  }
   const bool usable =
-      rdt_remote_region_open(channel->handle(), key, host_->settings.connect_timeout_ms,
-                             &credits) == RDT_OK &&
-      rdt_remote_region_get_info(credits, &info) == RDT_OK && info.size >= size &&
-      (info.access & RDT_ACCESS_WRITE) != 0 &&
+      opened == RDT_OK && rdt_remote_region_get_info(credits, &info) == RDT_OK &&
+      info.size >= size && (info.access & RDT_ACCESS_WRITE) != 0 &&
       (!channel->can_map() || rdt_remote_region_map(credits, 0, size, &mapped) == RDT_OK);
   if (!usable) {
     rdt_remote_region_unref(credits);
-    bool expected = !channel->IsUp();
-    {
-      // The graph may be gone already, so that the sender has freed its credits.
-      std::lock_guard<std::mutex> lock(mutex_);
-      expected = expected || withdrawn_;
-    }
+    // The graph may be gone already, so that the sender has freed its credits.
+    const bool expected = !channel->IsUp() || IsWithdrawn();
     // Without credits each place could be used only once.
     if (!expected) {
       rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: places for tensors from ", link_->source,
@@ -198,6 +203,11 @@ void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
   for (size_t slot = 0; slot < returned_.size(); ++slot) {
     if (returned_[slot] != 0) WriteCreditLocked(slot);
   }
+}
+
+bool Slots::IsWithdrawn() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return withdrawn_;
 }
 
 void Slots::Return(size_t slot) {

@@ -85,6 +85,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
   void Return(size_t slot);
   void WriteCreditLocked(size_t slot);
   void OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key);
+  bool IsWithdrawn();
   bool TakeGroup(const PlannedMessage& message);
   bool TakeSingle(const PlannedMessage& message);
   // Takes a lent tensor whose memory is not open here yet.
