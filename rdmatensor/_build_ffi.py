@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the module `rdmatensor._ffi` from the public C header itself (cffi, API mode).
+"""Builds the module `rdmatensor._ffi` from the public C headers themselves (cffi, API mode).
 
-There is no second copy of the declarations to drift: the header's text, less what the preprocessor
-would remove, is the cdef, and the C compiler checks every struct and prototype against the header.
+There is no second copy of the declarations to drift: the headers' text, less what the preprocessor
+would remove, is the cdef, and the C compiler checks every struct and prototype against the headers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from cffi import FFI
 
 INCLUDE = Path(__file__).resolve().parent.parent / "csrc" / "include"
-HEADER = INCLUDE / "rdmatensor.h"
 
 # Object-like macros with a value that Python needs; `...` lets the C compiler supply it.
 CONSTANTS = re.compile(r"^#define (RDT_[A-Z_]+) \(?-?\d+\)?\s*$", re.MULTILINE)
@@ -46,11 +45,18 @@ static int64_t rdt_python_post(rdt_channel *channel, uint32_t kind, const void *
   return status == RDT_IN_PROGRESS ? (intptr_t)transfer : status;
 }
 """
+PART = re.compile(r'^#include "(rdmatensor/\w+\.h)"$', re.MULTILINE)
 EXTERN_C = re.compile(r'#ifdef __cplusplus\n(?:extern "C" \{|\})\n#endif\n')
 
 
+def public_header() -> str:
+    """The text of rdmatensor.h: of the parts that it includes, in their order."""
+    parts = PART.findall((INCLUDE / "rdmatensor.h").read_text(encoding="utf-8"))
+    return "".join((INCLUDE / part).read_text(encoding="utf-8") for part in parts)
+
+
 def declarations(header: str) -> str:
-    """The text of rdmatensor.h as cffi's parser wants it."""
+    """The text of public_header() as cffi's parser wants it."""
     constants = [f"#define {name} ..." for name in CONSTANTS.findall(header)]
     text = EXTERN_C.sub("", header)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
@@ -60,7 +66,7 @@ def declarations(header: str) -> str:
 
 def ffibuilder() -> FFI:
     ffi = FFI()
-    ffi.cdef(declarations(HEADER.read_text(encoding="utf-8")) + MORE_DECLARATIONS)
+    ffi.cdef(declarations(public_header()) + MORE_DECLARATIONS)
     ffi.set_source(
         "rdmatensor._ffi",
         '#include "rdmatensor.h"\n' + MORE_SOURCE,

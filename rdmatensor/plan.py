@@ -6,9 +6,9 @@
     plan.places[i]                                  # how edges[i] travels, and where it lies
     fuse(edges)[i]                                  # the operation that sends it together with others
 
-This is the planner of the C library, which TensorFlow servers use: see the section "Planner" of
-csrc/include/rdmatensor.h. It is pure and deterministic, and needs no device and no connection. It raises
-UsageError for invalid arguments and DeviceError if memory runs out.
+This is the planner of the C library, which TensorFlow servers use (csrc/include/rdmatensor/plan.h). It is
+pure and deterministic, and needs no device and no connection. It raises UsageError for invalid arguments and
+DeviceError if memory runs out.
 
 Records are named tuples. Plain tuples of all their values are accepted too.
 """

@@ -27,8 +27,20 @@ from support.ports import free_ports
 
 
 @pytest.fixture(scope="module")
-def header(root: Path) -> str:
-    return (root / "csrc/include/rdmatensor.h").read_text()
+def build_ffi(root: Path) -> dict[str, Any]:
+    return runpy.run_path(str(root / "rdmatensor/_build_ffi.py"))
+
+
+@pytest.fixture(scope="module")
+def header(build_ffi: dict[str, Any]) -> str:
+    return str(build_ffi["public_header"]())
+
+
+def test_every_part_of_the_public_header_is_included(root: Path, header: str) -> None:
+    parts = list((root / "csrc/include/rdmatensor").glob("*.h"))
+    assert len(parts) > 1
+    for part in parts:
+        assert part.read_text() in header
 
 
 def test_every_function_of_the_header_is_bound(header: str) -> None:
@@ -44,9 +56,8 @@ def test_every_constant_of_the_header_is_bound(header: str) -> None:
     assert names <= set(dir(lib))
 
 
-def test_cdef_has_no_preprocessor_left(root: Path, header: str) -> None:
-    module = runpy.run_path(str(root / "rdmatensor/_build_ffi.py"))
-    text = module["declarations"](header)
+def test_cdef_has_no_preprocessor_left(build_ffi: dict[str, Any], header: str) -> None:
+    text = build_ffi["declarations"](header)
     lines = [line for line in text.splitlines() if line.startswith("#")]
     assert lines == ["#define RDT_TIMEOUT_DEFAULT ..."]
     assert "RDT_API" not in text
