@@ -15,7 +15,8 @@ from rich.console import Console
 
 from .record import BadRecord, Run, merged, named_apart, reduced
 
-KEPT = 100
+KEPT = 21  # the quantiles in steps of 5 %, with p10, the median and p90 among them
+DIGITS = 4
 
 
 def _outputs(command: Callable[..., None]) -> Callable[..., None]:
@@ -157,7 +158,7 @@ def cluster(
                 type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page.")
 @click.option("--json", "record", type=click.Path(path_type=Path, dir_okay=False),
-              help=f"Write one record with up to {KEPT} samples of each result.")  # fmt: skip
+              help=f"Write one record with {KEPT} quantiles of each result.")  # fmt: skip
 @click.option("--pictures", type=click.Path(path_type=Path, file_okay=False),
               help="Write the pictures of the page into this folder, as SVG.")  # fmt: skip
 def report(
@@ -177,5 +178,5 @@ def report(
     if pictures:
         _write_pictures(whole, pictures)
     if record:
-        reduced(whole, KEPT).write(record)
+        reduced(whole, KEPT, DIGITS).write(record)
     _deliver(whole, None, None)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .machine import Environment as Environment
 from .turns import Distribution
 
@@ -158,11 +160,13 @@ class Run:
 
 
 def thinned(samples: Sequence[float], most: int = 1000) -> list[float]:
-    """At most `most` of the samples, evenly spaced by rank, which preserves the quantiles."""
+    """The samples, or `most` quantiles of them at equal distances if they are more.
+
+    With `most` = 21 these are p0, p5 .. p100, so that median, p10 and p90 stay as they were.
+    """
     if len(samples) <= most:
         return list(samples)
-    ordered = sorted(samples)
-    return [ordered[index * (len(ordered) - 1) // (most - 1)] for index in range(most)]
+    return [float(each) for each in np.quantile(samples, np.linspace(0, 1, most))]
 
 
 def _run(fields: dict[str, Any]) -> Run:
@@ -227,13 +231,21 @@ def named_apart(runs: Mapping[str, Run]) -> list[Run]:
     return list(runs.values())
 
 
-def reduced(run: Run, most: int) -> Run:
-    """The run with at most `most` samples of each result; curves stay complete."""
+def reduced(run: Run, most: int, digits: int) -> Run:
+    """The run with at most `most` samples of each result, rounded to `digits`; curves stay complete."""
+
+    def rounded(values: Sequence[float]) -> list[float]:
+        return [float(f"{value:.{digits}g}") for value in values]
+
     curves = {result.key for result in run.results if result.unit == LOSS}
     results = [
-        result
-        if result.key in curves
-        else dataclasses.replace(result, samples=thinned(result.samples, most))
+        dataclasses.replace(
+            result,
+            samples=rounded(
+                result.samples if result.key in curves else thinned(result.samples, most)
+            ),
+            turns=rounded(result.turns),
+        )
         for result in run.results
     ]
     return dataclasses.replace(run, results=results)
