@@ -146,7 +146,7 @@ def run_all(seconds: int, jobs: int, only: list[str], folder: Path) -> tuple[lis
     ]
     with ThreadPoolExecutor(jobs) as pool:
         results = pool.map(
-            lambda path: run(path, guided, seconds, folder / "work" / path.name), programs
+            lambda path: run(path, guided, seconds, folder / "runs" / path.name), programs
         )
         return list(results), guided
 
@@ -209,9 +209,9 @@ def main() -> int:
     if given.merge and guided and not failed:
         for each in results:
             name = f"fuzz_{each.harness}"
-            merge(given.folder / "clang" / "fuzzers" / name, given.folder / "work" / name)
+            merge(given.folder / "clang" / "fuzzers" / name, given.folder / "runs" / name)
     for name in failed:
-        print(f"{name}: the input lies in {given.folder}/work/fuzz_{name}")
+        print(f"{name}: the input lies in {given.folder}/runs/fuzz_{name}")
     return 1 if failed else 0
 
 

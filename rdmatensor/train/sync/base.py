@@ -82,7 +82,9 @@ class Synchronizer:
         `x` is float32, or float64 if a variable is. `rate` is the learning rate in force. What it raises
         ends the step with an error.
         """
-        raise NotImplementedError
+        raise UsageError(
+            f"{type(self).__name__} says that it exchanges parameters: define its exchange()"
+        )
 
     def conclude(self, x: Array, step: int) -> None:
         """Called by callbacks() when fit ends, in all processes if they wait. Changes `x`, as `exchange`

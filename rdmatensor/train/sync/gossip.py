@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _PAUSE = 5e-5
 
 
-class Gossip(Synchronizer):
+class Gossip(Synchronizer, ABC):
     """What the kinds of gossip have in common: when they exchange, and the choice of partners."""
 
     exchanges: ClassVar[bool] = True
@@ -44,8 +45,9 @@ class Gossip(Synchronizer):
         self._open(run, x)
         return run.step + self.period
 
+    @abstractmethod
     def _open(self, run: Run, x: Array) -> None:
-        raise NotImplementedError
+        """Sets `_members`."""
 
     @property
     def members(self) -> Members:
