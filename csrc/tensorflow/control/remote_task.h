@@ -47,8 +47,8 @@ class RemoteTask final : public std::enable_shared_from_this<RemoteTask> {
   void AskOverGrpc(const char* key, const std::string& question, std::function<void()> done);
 
  private:
-  // What calls the process that was reached, over the best channel to it; nullptr if there is none. Sets whether a better
-  // one should be looked for.
+  // Returns the calls over the best channel to the process that was reached, or nullptr if there is none. Tells in
+  // `may_improve` whether it is time to look for a better channel.
   std::shared_ptr<Calls> ReachedLocked(bool* may_improve);
   // Looks for a better transport than that of `present`, and leaves that one if there is one. Blocks.
   void Improve(const std::shared_ptr<Calls>& present);

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/backoff.h"
+#include "base/users.h"
 #include "graph/planned_edge.h"
 #include "peer/call_end.h"
 #include "plan/accepted_offer.h"
@@ -178,7 +179,7 @@ class PeerChannel final : public Channel, private SourceEvents {
   // because it is about to use another channel.
   bool BeginPush();
   void EndPush();
-  bool paused() const { return paused_.load(); }
+  bool paused() const { return pushes_.is_closed(); }
   // Nothing comes down it any more, and the receiver was told.
   bool has_paused();
   // The receiver's messages about that. Progress thread.
@@ -219,8 +220,8 @@ class PeerChannel final : public Channel, private SourceEvents {
   bool released_ = false;
   std::atomic<bool> moves_{false};      // move_ is set
   std::atomic<int64_t> improve_at_{0};  // never
-  std::atomic<int> pushes_{0};
-  std::atomic<bool> paused_{false}, succeeds_{false};
+  Users pushes_;                        // closed while the channel is paused
+  std::atomic<bool> succeeds_{false};
   std::mutex pause_mutex_;
   bool told_paused_ = false;
   uint64_t pause_number_ = 0;

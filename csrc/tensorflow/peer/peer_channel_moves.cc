@@ -32,22 +32,19 @@ std::shared_ptr<PeerChannel> PeerChannel::successor() {
   return successor_;
 }
 
-// A push is counted before the flag is looked at, and the flag set before the count is. So each push was either
-// counted before the receiver is told, or does not begin.
 bool PeerChannel::BeginPush() {
-  pushes_.fetch_add(1);
-  if (!paused_.load()) return true;
+  if (pushes_.Enter()) return true;
   EndPush();
   return false;
 }
 
 void PeerChannel::EndPush() {
-  if (pushes_.fetch_sub(1) == 1 && paused_.load()) TellPaused();
+  if (pushes_.Leave()) TellPaused();
 }
 
 void PeerChannel::TellPaused() {
   std::lock_guard<std::mutex> lock(pause_mutex_);
-  if (!paused_.load() || told_paused_ || pushes_.load() != 0) return;
+  if (told_paused_ || !pushes_.is_over()) return;
   // If the channel is down, what it carried is lost, and nobody waits for this.
   told_paused_ = Notify(PackImmediate(MessageKind::kPaused, pause_number_)).ok();
 }
@@ -63,7 +60,7 @@ void PeerChannel::Pause(uint64_t number) {
     std::lock_guard<std::mutex> lock(pause_mutex_);
     pause_number_ = number;
     told_paused_ = false;
-    paused_.store(true);
+    pushes_.Close();
   }
   TellPaused();
 }
@@ -72,7 +69,7 @@ void PeerChannel::Resume() {
   plan_.Resume();
   {
     std::lock_guard<std::mutex> lock(pause_mutex_);
-    paused_.store(false);
+    pushes_.Open();
     told_paused_ = false;
   }
   for (const auto& destination : Destinations()) destination->OnResumed(Shared());

@@ -117,6 +117,8 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   // none. Returns the end of the log line about it.
   std::string LeaveToRpcLocked(const std::vector<uint64_t>& incarnations);
   void DelayRetryLocked();
+  // Goes on without the channel, and without what was said on it. Returns it: its last reference must not end under the lock.
+  std::shared_ptr<PeerChannel> TakeChannelLocked();
   // Announces the requests under way, then that this process is ready.
   absl::Status SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked);
   void SettleAll();

@@ -86,6 +86,13 @@ void Source::GiveUp(Channel* channel, const std::string& why) {
   RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", text, true);
 }
 
+std::shared_ptr<PeerChannel> Source::TakeChannelLocked() {
+  mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
+  announced_.clear();
+  answered_early_.clear();
+  return std::exchange(channel_, nullptr);
+}
+
 void Source::OnDown(Channel* channel, absl::string_view why) {
   const absl::Status status =
       absl::UnavailableError(absl::StrCat("rdmatensor: ", task(), ": ", why));
@@ -94,11 +101,7 @@ void Source::OnDown(Channel* channel, absl::string_view why) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel) return;
-    lost = std::move(channel_);
-    channel_.reset();
-    mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
-    announced_.clear();
-    answered_early_.clear();
+    lost = TakeChannelLocked();
     if (std::exchange(given_up_, false)) {
       // GiveUp has logged the reason.
     } else if (returned_ && backoff_.enabled() &&
@@ -124,11 +127,7 @@ void Source::OnContested(Channel* channel) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel) return;
-    left = std::move(channel_);
-    channel_.reset();
-    mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
-    announced_.clear();
-    answered_early_.clear();
+    left = TakeChannelLocked();
     if (by_rpc) absl::StrAppend(&why, LeaveToRpcLocked(incarnations_));
     incarnations_.clear();
     epoch_.fetch_add(1, std::memory_order_acq_rel);

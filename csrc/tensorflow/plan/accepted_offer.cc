@@ -142,7 +142,7 @@ void AcceptedOffer::Bind(const std::shared_ptr<OutEdge>& edge,
   }
   std::shared_ptr<AcceptedOffer> replaced;  // freed after the locks
   std::lock_guard<std::mutex> lock(bound_mutex_);
-  if (closed_.load() || bound_[index].lock() == edge) return;
+  if (users_.is_closed() || bound_[index].lock() == edge) return;
   bound_[index] = edge;
   {
     std::lock_guard<std::mutex> edge_lock(edge->mutex);
@@ -173,7 +173,7 @@ void AcceptedOffer::Close() {
   std::vector<std::weak_ptr<OutEdge>> bound;
   {
     std::lock_guard<std::mutex> lock(bound_mutex_);
-    closed_.store(true);
+    users_.Close();
     bound.swap(bound_);
   }
   for (const std::weak_ptr<OutEdge>& each : bound) {
@@ -183,19 +183,18 @@ void AcceptedOffer::Close() {
     std::lock_guard<std::mutex> lock(edge->mutex);
     if (edge->accepted.get() == this) dropped = std::move(edge->accepted);
   }
-  if (users_.load() == 0) Finish();
+  if (users_.is_over()) Finish();
 }
 
 bool AcceptedOffer::Enter() {
   if (home_.IsLeft()) return false;  // the places are the parent's
-  users_.fetch_add(1);
-  if (!closed_.load()) return true;
+  if (users_.Enter()) return true;
   Leave();
   return false;
 }
 
 void AcceptedOffer::Leave() {
-  if (users_.fetch_sub(1) == 1 && closed_.load()) Finish();
+  if (users_.Leave()) Finish();
 }
 
 void AcceptedOffer::Finish() {
@@ -382,7 +381,7 @@ void AcceptedOffer::WriteAndNotify(tensorflow::Tensor source, const void* data, 
   ops[1].immediate = PackImmediate(MessageKind::kPlanned, number_);
   posted->accepted = shared_from_this();
   posted->source = std::move(source);
-  users_.fetch_add(1);
+  users_.EnterAgain();
   const auto done = [](void* context, rdt_status ended) {
     const std::unique_ptr<Posted> kept(static_cast<Posted*>(context));
     if (ended < RDT_OK) kept->accepted->channel_->Close();  // see Announce

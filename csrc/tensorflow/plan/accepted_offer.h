@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/forks.h"
+#include "base/users.h"
 #include "graph/planned_edge.h"
 #include "plan/offer_account.h"
 #include "rdmatensor.h"
@@ -175,9 +176,8 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   rdt_remote_region* places_ = nullptr;
   char* mapped_places_ = nullptr;  // where the transport can map them
 
-  std::atomic<int> users_{0};
-  std::atomic<bool> warned_{false};
-  std::atomic<bool> closed_{false}, finished_{false};
+  Users users_;  // closed once no tensor may use the places any more
+  std::atomic<bool> warned_{false}, finished_{false};
   std::atomic<int> open_steps_{0};
   std::mutex bound_mutex_;
   std::vector<std::weak_ptr<OutEdge>> bound_;  // by edge of the offer
