@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What elimination of samples saves in examples/svm.py: four processes train with and without it, in turns.
+"""Measures how much time examples/svm.py saves by eliminating samples.
+
+Four processes train with elimination and without it, in turns.
 
 Each way has two figures: the time until the slowest process ends, and the processor time of all processes.
 """

@@ -33,8 +33,8 @@ OURS, KERAS, TORCH, JAX = "rdmatensor.train", "Keras 3 alone", "torch DDP, gloo"
 FLOOR = "nothing remote"
 RIVALS = {TORCH: "torch", JAX: "jax"}
 BLOCK = 5
-# What bytes / rate of the emulated link are of a step's computation. Sums and copies take time too, so the
-# all-reduces take about half as long as the backward pass.
+# The emulated link passes the gradients' bytes in this share of a step's computing time. Sums and copies
+# add to that, so the all-reduces take about half as long as the backward pass.
 WIRE_SHARE = 1 / 4
 
 

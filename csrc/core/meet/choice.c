@@ -58,7 +58,7 @@ static rdt_status check_user(const rdt_device *device, const rdt_hello *peer,
                   "set " RDT_ENV_PREFIX "SECRET_FILE for both (docs/security.md)");
 }
 
-/* As far as the two devices know; otherwise `why` says what is missing. */
+/* Whether both devices have the transport, as far as they know. If not, `why` says what is missing. */
 static bool both_have(const rdt_device *device, const rdt_hello *peer, size_t index, char *why,
                       size_t size) {
   const rdt_transport *transport = rdt_transports[index];
@@ -75,7 +75,7 @@ static bool is_permitted(const rdt_choice *choice, size_t index) {
   return !choice->permitted || rdt_text_lists(choice->permitted, ',', rdt_transports[index]->name);
 }
 
-/* As both_have, for this connection. */
+/* Whether this connection may use a transport that both devices have. If not, `why` says what is missing. */
 static bool could_use(const rdt_choice *choice, const rdt_device *device, const rdt_hello *peer,
                       size_t index, char *why, size_t size) {
   if (choice->failed[index]) return false; /* `why` has said so */
@@ -156,7 +156,8 @@ rdt_deadline rdt_choice_limit(const rdt_choice *choice, rdt_deadline deadline) {
   return choice->others && early < deadline ? early : deadline;
 }
 
-/* The better transports that may work another time: those that were tried, and those that were not to be. */
+/* Lists the better transports that may work another time: those that failed, and those that this connection was not
+ * permitted to use. */
 static void list_better(const rdt_choice *choice, const rdt_device *device, const rdt_hello *peer,
                         char *names, size_t size) {
   char why[256];
