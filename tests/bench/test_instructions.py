@@ -65,6 +65,15 @@ def test_calls_keep_their_budgets(programs: Path) -> None:
 
 
 def test_counts_repeat(counts: dict[str, float], transport: str, program: Path) -> None:
-    """Over tcp it is chance which acknowledgements travel with what is sent."""
-    again = instructions.count(program, transport)
-    assert again == pytest.approx(counts, rel=0.01 if transport == "shm" else 0.25)
+    """Over tcp, chance decides which acknowledgements travel with what is sent: the least of two repeats."""
+
+    def least(*several: dict[str, float]) -> dict[str, float]:
+        return {path: min(each[path] for each in several) for path in counts}
+
+    def count() -> dict[str, float]:
+        return instructions.count(program, transport)
+
+    if transport == "shm":
+        assert count() == pytest.approx(counts, rel=0.01)
+    else:
+        assert least(count(), count()) == pytest.approx(least(counts, count()), rel=0.1)
