@@ -17,6 +17,10 @@ from support.ports import free_ports
 PATIENCE_S = 500.0
 
 
+# Settings that TensorFlow reads while it is imported.
+AT_IMPORT = {"TF_ENABLE_ONEDNN_OPTS"}
+
+
 class Ranks:
     """The processes of a case. Use it as a context: what still runs at the end is killed."""
 
@@ -29,7 +33,8 @@ class Ranks:
         **arguments: Any,
     ) -> None:
         (self._port,) = free_ports(1)
-        self._command = [warm.python(), "-m", "train.cases", case, json.dumps(arguments)]
+        imports = {name: value for name, value in (environment or {}).items() if name in AT_IMPORT}
+        self._command = [warm.python(**imports), "-m", "train.cases", case, json.dumps(arguments)]
         self._environment = environment or {}
         self.logs = [folder / f"{case}_{size}_{rank}.log" for rank in range(size)]
         self.processes = [self._started(rank) for rank in range(size)]
