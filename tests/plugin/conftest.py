@@ -31,7 +31,7 @@ UNPLANNED = {"RDMATENSOR_PLAN": "off"}
 
 
 def _two_workers(folder: Path, settings: dict[str, str]) -> Iterator[Cluster]:
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], folder, {0: settings, 1: settings})
+    cluster = Cluster.pair(folder, settings)
     yield cluster
     cluster.close()
 
@@ -71,7 +71,7 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Two workers over grpc+rdma that no other test uses: they may be killed."""
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path)
+    cluster = Cluster.pair(tmp_path)
     yield cluster
     cluster.close()
 

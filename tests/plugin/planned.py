@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -47,16 +48,31 @@ def some_number() -> Any:
     return tf.cast(tf.random.uniform([], 1, 1000, tf.int32), tf.float32)
 
 
-def warm_up(cluster: Cluster, step: Callable[..., Any], branches: bool = False) -> None:
-    """Runs steps until one went by the plan alone: the first ones go otherwise while the tasks agree.
-    Then the counters are at zero. With `branches` see `elsewhere`."""
+def _step_until(
+    cluster: Cluster, step: Callable[..., Any], is_as_wanted: Callable[[], bool]
+) -> None:
+    """Runs steps until counters of one of them are as wanted."""
     end = time.monotonic() + STEP_S
     while True:
         cluster.reset_stats()
         step()
-        others = elsewhere(cluster) if branches else sent(cluster, *UNPLANNED)
-        if sent(cluster, *PLANNED) > 0 == others:
-            cluster.reset_stats()
+        if is_as_wanted():
             return
         assert time.monotonic() < end, [cluster.stats(index) for index in (0, 1)]
         time.sleep(0.02)
+
+
+def warm_up(cluster: Cluster, step: Callable[..., Any], branches: bool = False) -> None:
+    """Runs steps until one went by the plan alone: the first ones go otherwise while the tasks agree.
+    Then the counters are at zero. With `branches` see `elsewhere`."""
+    others = partial(elsewhere, cluster) if branches else partial(sent, cluster, *UNPLANNED)
+    _step_until(cluster, step, lambda: sent(cluster, *PLANNED) > 0 == others())
+    cluster.reset_stats()
+
+
+def use_places(cluster: Cluster, step: Callable[..., Any]) -> None:
+    """Runs steps until one's tensors went to their places, but for strings and TensorFlow's own.
+    The counters are that step's."""
+    _step_until(
+        cluster, step, lambda: sent(cluster, *PLANNED) > 0 == sent(cluster, "dynamic", "bounce")
+    )

@@ -25,11 +25,7 @@ LIMIT = 8 * MIB
 @pytest.fixture(scope="module")
 def shared_small_arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     settings = {"RDMATENSOR_ARENA_LIMIT": "8M", "RDMATENSOR_PLAN": "off"}
-    cluster = Cluster(
-        ["grpc+rdma", "grpc+rdma"],
-        tmp_path_factory.mktemp("small_arena"),
-        {0: settings, 1: settings},
-    )
+    cluster = Cluster.pair(tmp_path_factory.mktemp("small_arena"), settings)
     yield cluster
     cluster.close()
 

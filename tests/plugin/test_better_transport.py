@@ -11,21 +11,20 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
-from plugin.planned import PLANNED, sent
+from plugin.planned import use_places
 from plugin.test_failback import _build, _expect
+from plugin.transports import LOST, go_over, received_over, sources
 from support import warm
 from support.clusters import STEP_S, Cluster
 from support.graphs import Session, abandon, session
 from support.waits import until
 
-LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 # The transport is wrapped from the start, so that faults can be set later.
 WORSE, BETTER = "transport=shm,connect=1", "transport=shm,connect=#1000000"
 SETTINGS = {"RDMATENSOR_FAULTS": WORSE, "RDMATENSOR_FAILBACK_MS": "20"}
@@ -38,27 +37,9 @@ def _inject(cluster: Cluster, faults: str) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(
-        ["grpc+rdma", "grpc+rdma"],
-        tmp_path_factory.mktemp("better"),
-        {0: SETTINGS, 1: SETTINGS},
-    )
+    made = Cluster.pair(tmp_path_factory.mktemp("better"), SETTINGS)
     yield made
     made.close()
-
-
-def _peers(cluster: Cluster) -> list[Any]:
-    """How tasks receive from each other."""
-    return [
-        peer
-        for index in range(len(cluster.tasks))
-        for peer in cluster.stats(index)["peers"]
-        if peer["direction"] == "receive" and "/job:worker/" in peer["task"]
-    ]
-
-
-def _transports(cluster: Cluster) -> list[str]:
-    return [peer["transport"] for peer in _peers(cluster)]
 
 
 def _called_over(cluster: Cluster) -> str:
@@ -67,14 +48,7 @@ def _called_over(cluster: Cluster) -> str:
 
 
 def _go_over(cluster: Cluster, opened: Session, transport: str) -> None:
-    """Makes steps until both tasks receive over that, and one went well. Some may be lost with a channel."""
-    end = time.monotonic() + STEP_S
-    while True:
-        assert time.monotonic() < end, _peers(cluster)
-        with suppress(*LOST):
-            _expect(opened, 3.0)
-            if _transports(cluster) == [transport] * 2:
-                return
+    go_over(cluster, lambda: _expect(opened, 3.0), transport)
 
 
 def _worsen(cluster: Cluster, opened: Session) -> None:
@@ -122,7 +96,7 @@ def _steps(sessions: list[Session]) -> Iterator[dict[str, Any]]:
 
 
 def _until_moved(cluster: Cluster) -> None:
-    until("tasks stay on tcp", lambda: _transports(cluster) == ["shm"] * 2)
+    until("tasks stay on tcp", lambda: received_over(cluster) == ["shm"] * 2)
 
 
 def test_steps_go_on_while_tensors_and_calls_move(cluster: Cluster) -> None:
@@ -137,8 +111,8 @@ def test_steps_go_on_while_tensors_and_calls_move(cluster: Cluster) -> None:
             before = counts["made"]
             until("no steps afterwards", lambda: counts["made"] > before + 20)
         assert not counts["lost"]
-        until("moves are not counted", lambda: [p["moves"] for p in _peers(cluster)] == [1, 1])
-        for peer in _peers(cluster):
+        until("moves are not counted", lambda: [p["moves"] for p in sources(cluster)] == [1, 1])
+        for peer in sources(cluster):
             assert "tcp was used meanwhile" in peer["why"], peer
 
         def calls_moved() -> bool:
@@ -147,13 +121,7 @@ def test_steps_go_on_while_tensors_and_calls_move(cluster: Cluster) -> None:
 
         until("calls stay on tcp", calls_moved)
         # All of it goes by the new channel, and planned tensors to places there.
-        end = time.monotonic() + STEP_S
-        while True:
-            cluster.reset_stats()
-            _expect(one, 2.0)
-            if sent(cluster, *PLANNED) > 0 == sent(cluster, "dynamic", "bounce"):
-                break
-            assert time.monotonic() < end, cluster.stats(0)
+        use_places(cluster, lambda: _expect(one, 2.0))
         for index in (0, 1):
             transports = cluster.stats(index)["transports"]
             assert transports.get("tcp", {}).get("sent_bytes", 0) == 0, transports
@@ -190,7 +158,7 @@ def test_the_new_channel_ends_at_any_moment(cluster: Cluster, times: tuple[int, 
 def test_a_task_is_killed_at_any_moment(tmp_path: Path) -> None:
     """Steps end, and a new session works, whatever the task was doing."""
     chance = random.Random(11)
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: SETTINGS, 1: SETTINGS})
+    cluster = Cluster.pair(tmp_path, SETTINGS)
     try:
         for _ in range(8):
             opened = Session(cluster, _build)

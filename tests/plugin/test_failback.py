@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plugin.planned import PLANNED, sent
+from plugin.planned import PLANNED, sent, use_places
 from support import warm
 from support.clusters import STEP_S, Cluster, within
 from support.graphs import TASK0, TASK1, Session, cross, session, v1
@@ -73,7 +73,7 @@ def shaky(
     """Two tasks, the way between which can be cut."""
     settings = faults | path.environment
     folder = tmp_path_factory.mktemp("shaky")
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], folder, {0: settings, 1: settings})
+    cluster = Cluster.pair(folder, settings)
     yield cluster
     cluster.close()
 
@@ -144,25 +144,13 @@ def _return(cluster: Cluster, opened: Session) -> None:
         _expect(opened, 5.0)
 
 
-def _use_places(cluster: Cluster, opened: Session) -> None:
-    """Makes steps until one's tensors went to their places, but for strings and TensorFlow's own."""
-    end = time.monotonic() + STEP_S
-    while True:
-        cluster.reset_stats()
-        _expect(opened, 2.0)
-        if sent(cluster, *PLANNED) > 0 == sent(cluster, "dynamic", "bounce"):
-            return
-        assert time.monotonic() < end, [cluster.stats(index) for index in (0, 1)]
-        time.sleep(0.02)
-
-
 def _failbacks(cluster: Cluster) -> list[int]:
     return [cluster.stats(index)["failbacks"] for index in (0, 1)]
 
 
 def test_traffic_returns_to_its_places(shaky: Cluster, path: Way) -> None:
     with session(shaky, _build) as opened:
-        _use_places(shaky, opened)
+        use_places(shaky, lambda o=opened: _expect(o, 2.0))
         pids = [task.ask("pid") for task in shaky.tasks]
         said = [len(shaky.log(index).splitlines()) for index in (0, 1)]
         with path.is_cut():
@@ -183,7 +171,7 @@ def test_traffic_returns_to_its_places(shaky: Cluster, path: Way) -> None:
             # Each failure doubles what is waited for the next attempt.
             assert len(waits) > 2 and all(wait % FAILBACK_MS == 0 for wait in waits), waits
         _return(shaky, opened)
-        _use_places(shaky, opened)
+        use_places(shaky, lambda o=opened: _expect(o, 2.0))
         assert [task.ask("pid") for task in shaky.tasks] == pids
         for index in (0, 1):
             lines = shaky.log(index).splitlines()[said[index] :]
@@ -286,7 +274,7 @@ def test_no_tensor_is_lost_while_the_way_comes_and_goes(shaky: Cluster, path: Wa
         assert counts[False] > counts[True], counts
         _return(shaky, one)
         for opened in (one, other):
-            _use_places(shaky, opened)
+            use_places(shaky, lambda o=opened: _expect(o, 2.0))
 
 
 def _client(shaky: Cluster, path: Way, faults: dict[str, str], *more: str) -> Any:
@@ -336,7 +324,7 @@ def test_disturbed_calls(path: Way, faults: dict[str, str], tmp_path: Path) -> N
     calm = tmp_path / "calm"
     disturbed = faults | {"FAULTS_CALLS": "15", "FAULTS_CALM": str(calm)}
     settings = disturbed | path.environment
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: settings, 1: settings})
+    cluster = Cluster.pair(tmp_path, settings)
     try:
         with session(cluster, _build) as opened:
             for number in range(200):
@@ -357,7 +345,7 @@ def test_policy_rdma_fails_with_the_cause(
 ) -> None:
     """And goes on when the way heals."""
     settings = faults | path.environment | {"RDMATENSOR_POLICY": "rdma"}
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: settings, 1: settings})
+    cluster = Cluster.pair(tmp_path, settings)
     try:
         with path.is_cut(), session(cluster, _build) as opened:
             for _ in range(2):
@@ -379,7 +367,7 @@ def test_stopped_for_longer_than_the_deadline(tmp_path: Path) -> None:
         "RDMATENSOR_CONNECT_TIMEOUT_MS": "500",
         "RDMATENSOR_FAILBACK_MS": "100",
     }
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: settings, 1: settings})
+    cluster = Cluster.pair(tmp_path, settings)
     try:
         with session(cluster, _build) as opened:
             _expect(opened, 1.0)
@@ -397,7 +385,7 @@ def test_stopped_for_longer_than_the_deadline(tmp_path: Path) -> None:
             while _lost(opened, 4.0):
                 assert time.monotonic() < end, "no step succeeds"
             _return(cluster, opened)
-            _use_places(cluster, opened)
+            use_places(cluster, lambda: _expect(opened, 2.0))
     finally:
         cluster.close()
 
@@ -412,4 +400,4 @@ def test_survivors_of_many_restarts(own_cluster: Cluster) -> None:
             own_cluster.restart(restarted)
         assert own_cluster.tasks[1 - restarted].ask("pid") == survivor
         with session(own_cluster, _build) as opened:
-            _use_places(own_cluster, opened)
+            use_places(own_cluster, lambda: _expect(opened, 2.0))

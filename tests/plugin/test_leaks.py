@@ -65,7 +65,7 @@ def test_failed_step_leaves_nothing_behind(
         "RDMATENSOR_FAILBACK_MS": "0",
         "RDMATENSOR_PLAN": plan,
     }
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: settings, 1: settings})
+    cluster = Cluster.pair(tmp_path, settings)
     try:
         before = [_maps(cluster, index) for index in (0, 1)]
 

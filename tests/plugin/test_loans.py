@@ -39,7 +39,7 @@ def _lent_during(cluster: Cluster, index: int, baseline: int) -> None:
 def lending_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     """The receiver uses tensors in the sender's memory, whatever the environment says."""
     settings = {"RDMATENSOR_ALIAS_BYTES": "0", "RDMATENSOR_PLAN": request.param}
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: settings, 1: settings})
+    cluster = Cluster.pair(tmp_path, settings)
     yield cluster
     cluster.close()
 

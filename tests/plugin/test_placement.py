@@ -25,7 +25,7 @@ LOCAL_TENSORS = 40
 def start(placement: str, folder: Path, **more: str) -> Cluster:
     # Without a plan, whether a tensor had to be copied is seen from the path it took.
     settings = {"RDMATENSOR_PLACEMENT": placement, "RDMATENSOR_PLAN": "off"} | more
-    return Cluster(["grpc+rdma", "grpc+rdma"], folder, {0: settings, 1: settings})
+    return Cluster.pair(folder, settings)
 
 
 @pytest.fixture(scope="module")

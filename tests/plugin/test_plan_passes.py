@@ -80,7 +80,7 @@ class Logs:
 def talkative(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     settings = {"RDMATENSOR_LOG_LEVEL": "debug"}
     folder = tmp_path_factory.mktemp("talkative")
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], folder, {0: settings, 1: settings})
+    cluster = Cluster.pair(folder, settings)
     yield cluster
     cluster.close()
 

@@ -35,7 +35,7 @@ def configured(
 ) -> Iterator[Cluster]:
     settings: dict[str, str] = SETTINGS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
-    cluster = Cluster(["grpc+rdma", "grpc+rdma"], folder, {0: settings, 1: settings})
+    cluster = Cluster.pair(folder, settings)
     yield cluster
     cluster.close()
 

@@ -139,6 +139,12 @@ class Cluster:
         for task in self.tasks:
             task.wait_until_ready()
 
+    @classmethod
+    def pair(cls, folder: Path, settings: dict[str, str] | None = None) -> Cluster:
+        """Two workers over grpc+rdma with the same settings."""
+        alike = settings or {}
+        return cls(["grpc+rdma", "grpc+rdma"], folder, {0: alike, 1: alike})
+
     @property
     def target(self) -> str:
         """Where sessions connect: the server of task 0."""
