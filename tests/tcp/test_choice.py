@@ -12,6 +12,7 @@ import pytest
 
 import rdmatensor
 import rdmatensor.faults
+from rdmatensor._ffi import ffi, lib
 from support.waits import PATIENCE
 
 Setting = Callable[[str, str | int], None]
@@ -36,6 +37,11 @@ def moves(remote: rdmatensor.RemoteDevice) -> bool:
     region = remote.region("memory")
     region.write(b"12345678").wait(PATIENCE)
     return region.read().tobytes() == b"12345678"
+
+
+def better(remote: rdmatensor.RemoteDevice) -> str:
+    """The transports that a client may try later, to replace the channel."""
+    return ffi.string(lib.rdt_channel_better(remote._channel)).decode()
 
 
 @pytest.mark.parametrize("end", ["#1", "#2"], ids=["theirs", "ours"])
@@ -77,10 +83,28 @@ def test_slow_failure_is_remembered_for_a_while(
     for _ in range(2):
         with client.connect(server.address) as remote:
             assert (remote.transport, list(remote.passed_over)) == ("tcp", ["shm", "verbs"])
+            assert better(remote) == "shm"
     assert rdmatensor.faults.counts()["hang"] == 1
     setting("FAULTS", "")
     with client.connect(server.address, transports=["shm"]) as remote:  # no other is left
         assert remote.transport == "shm"
+
+
+def test_what_may_work_another_time(
+    server: rdmatensor.Device, client: rdmatensor.Device, setting: Setting
+) -> None:
+    """What failed, or was not permitted; not what one of the devices lacks, nor what is worse."""
+    with client.connect(server.address) as remote:
+        assert (remote.transport, better(remote)) == ("tcp", "shm")
+    setting("FAULTS", "")
+    with client.connect(server.address) as remote:
+        assert (remote.transport, better(remote)) == ("shm", "")
+    with client.connect(server.address, transports=["tcp"]) as remote:
+        assert (remote.transport, better(remote)) == ("tcp", "shm")
+    setting("TRANSPORTS", "tcp")
+    with rdmatensor.Device(name="lacks shm") as other, other.connect(server.address) as remote:
+        assert (remote.transport, better(remote)) == ("tcp", "")
+    assert ffi.string(lib.rdt_channel_better(ffi.NULL)) == b""
 
 
 def test_groups_take_it_too(server: rdmatensor.Device, client: rdmatensor.Device) -> None:
