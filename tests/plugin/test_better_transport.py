@@ -26,6 +26,7 @@ from support.graphs import Session, abandon, session
 from support.waits import until
 
 # The transport is wrapped from the start, so that faults can be set later.
+FAILS_AGAIN = "better transport fails again"
 WORSE, BETTER = "transport=shm,connect=1", "transport=shm,connect=#1000000"
 SETTINGS = {"RDMATENSOR_FAULTS": WORSE, "RDMATENSOR_FAILBACK_MS": "20"}
 
@@ -74,7 +75,7 @@ def _steps(sessions: list[Session]) -> Iterator[dict[str, Any]]:
                     _expect(opened, float(number % 1000))
                     counts["made"] += 1
                 except LOST as error:
-                    lost.append(str(error))
+                    lost.append(error)
         except BaseException as error:
             wrong.append(error)
             stop.set()
@@ -99,7 +100,7 @@ def _until_moved(cluster: Cluster) -> None:
     until("tasks stay on tcp", lambda: received_over(cluster) == ["shm"] * 2)
 
 
-def test_steps_go_on_while_tensors_and_calls_move(cluster: Cluster) -> None:
+def test_steps_go_on_while_tensors_and_calls_move(cluster: Cluster, note: Any) -> None:
     with session(cluster, _build) as one, session(cluster, _build) as other:
         _worsen(cluster, one)
         _expect(other, 1.0)
@@ -126,6 +127,7 @@ def test_steps_go_on_while_tensors_and_calls_move(cluster: Cluster) -> None:
             transports = cluster.stats(index)["transports"]
             assert transports.get("tcp", {}).get("sent_bytes", 0) == 0, transports
             assert transports["shm"]["sent_bytes"] > 0, transports
+    note("better transport works again", "nothing", None, "all steps, while tensors and calls move")
 
 
 def test_there_and_back_often(cluster: Cluster) -> None:
@@ -143,7 +145,9 @@ def test_there_and_back_often(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("times", [(1, 2, 3, 4, 5), (6, 8, 10, 14, 20), (30, 50, 80, 120, 200)])
-def test_the_new_channel_ends_at_any_moment(cluster: Cluster, times: tuple[int, ...]) -> None:
+def test_the_new_channel_ends_at_any_moment(
+    cluster: Cluster, times: tuple[int, ...], note: Any
+) -> None:
     """Steps go on over the old channel, or are lost with the new one; then tensors move again."""
     with session(cluster, _build) as one, session(cluster, _build) as other:
         for number in times:
@@ -153,6 +157,10 @@ def test_the_new_channel_ends_at_any_moment(cluster: Cluster, times: tuple[int, 
                 _until_moved(cluster)
                 before = counts["made"]
                 until("no steps afterwards", lambda b=before, c=counts: c["made"] > b + 5)
+            for error in counts["lost"]:
+                note(FAILS_AGAIN, type(error).__name__, None, "a step that is made again")
+            if not counts["lost"]:
+                note(FAILS_AGAIN, "nothing", None, "all steps, over the former channel")
 
 
 def test_a_task_is_killed_at_any_moment(tmp_path: Path) -> None:

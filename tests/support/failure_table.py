@@ -45,6 +45,8 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "peer stopped for long": ALL,
     "peer restarted": (*ALL, TENSORFLOW),
     "device removed": (VERBS,),
+    "better transport works again": (TENSORFLOW,),
+    "better transport fails again": (TENSORFLOW,),
     "memlock refused": BOTH,
     "arena full": (TENSORFLOW,),
     "queue full": ALL,
