@@ -19,10 +19,32 @@ from .probing import Prober
 from .routes import next_hops, route
 
 SLOWER = 1.5  # times the reference: the trees are slow
+_FASTER = 1.1  # times as fast: new trees are worth it
+_LONGEST_PAUSE = 32  # checks
 _NOISE = 0.8  # of what a pair had; above, its links are as before
 _LEAST_RATIO = 1e-3  # every link keeps a rate
 _LEAST, _MOST = 1 << 16, 1 << 23  # bytes of the all-reduce that is timed
 _FEW, _MANY = 2, 6  # all-reduces, the fastest of which counts
+
+
+class Pauses:
+    """Says at which checks to pack anew: less and less often while that does not help."""
+
+    def __init__(self) -> None:
+        self._left, self._next = 0, 1
+
+    def is_over(self) -> bool:
+        """Whether to pack at this check. Each call is one check."""
+        self._left -= 1
+        return self._left < 0
+
+    def grow(self) -> None:
+        """Packing did not help: the next pause is twice as long, but at most 32 checks."""
+        self._left, self._next = self._next, min(2 * self._next, _LONGEST_PAUSE)
+
+    def end(self) -> None:
+        """Packing helped."""
+        self._left, self._next = 0, 1
 
 
 class Watch:
@@ -59,31 +81,45 @@ class Watch:
         self._data = np.zeros(int(nbytes), np.uint8)
         self._then = self._pairs()
         self._reference = self._time(_MANY)
+        self._pauses = Pauses()
+        self._was_slow = False  # at the last check
+        self._avoids = False  # the trees were packed for slower links than the topology's
 
     def check(self, anew: bool = False) -> bool:
         """Times an all-reduce along the trees, and packs them anew if it was slow: 1.5 times the fastest one.
 
         Members decide by the slowest member's time, so all do the same. Then each pair is measured; links
-        change in proportion. The new trees replace the old ones if they are faster now. Returns whether they
-        did. `anew` measures and packs in any case: trees that avoid a link do not notice that it recovers.
-        Raises ConnectionLost at every member if one is gone, and DeadlineExceeded.
+        change in proportion. The new trees replace the old ones if they are a tenth faster now. Returns
+        whether they did. If not, the next checks pass, more each time, before trees are packed again.
+
+        Trees that avoid a slow link do not notice that it recovers, so they are packed anew with such pauses
+        too. `anew` packs in any case. Raises ConnectionLost at every member if one is gone, and
+        DeadlineExceeded.
         """
         took = self._time(_FEW)
         if took > SLOWER * self._reference:
             took = self._time(_MANY)
-        if not anew and took <= SLOWER * self._reference:
+        slow = took > SLOWER * self._reference
+        if not slow:
             self._reference = min(self._reference, took)
+        elif not self._was_slow:
+            self._pauses.end()  # they were those of something else
+        self._was_slow = slow
+        if not anew and not ((slow or self._avoids) and self._pauses.is_over()):
             return False
         before, now = self.topology, self._pairs()
         if self._base is not None:
             self.topology = scaled(self._base, self._then, now)
         self.trees = self._use()
-        self._reference = self._time(_MANY)
-        if self._reference <= took:
+        takes = self._time(_MANY)
+        if takes * _FASTER <= took:
+            self._reference = takes
+            self._avoids = self._largest(float(self.topology != self._base)) > 0
+            self._pauses.end()
             return True
         self.topology = before
         self.trees = self._use()
-        self._reference = took
+        self._pauses.grow()
         return False
 
     def _use(self) -> list[Tree]:
@@ -103,8 +139,12 @@ class Watch:
             began = time.monotonic()
             group.all_reduce(self._data, self._data, algorithm="trees", timeout=self._timeout)
             best = min(best, time.monotonic() - began)
-        slowest = group.all_reduce(np.array([best]), op="max", timeout=self._timeout)
-        return float(slowest[0])
+        return self._largest(best)
+
+    def _largest(self, value: float) -> float:
+        """Returns the largest of all members' values."""
+        largest = self._group.all_reduce(np.array([value]), op="max", timeout=self._timeout)
+        return float(largest[0])
 
 
 def scaled(topology: Topology, then: Matrix, now: Matrix) -> Topology:
