@@ -43,9 +43,13 @@ void ChannelMove::Begin(const Host* host, OpenedChannels* opened, std::shared_pt
                         std::shared_ptr<PeerChannel> to) {
   std::shared_ptr<ChannelMove> move(new ChannelMove(host, opened, std::move(from), std::move(to)));
   move->from_->SetMove(move);
-  move->to_->SetMove(move);
   move->from_->plan().Retire();
   const bool asked = move->from_->Notify(PackImmediate(MessageKind::kPause, move->number_)).ok();
+  {
+    // The end of this channel resumes the other one, which must have been paused before that.
+    std::lock_guard<std::mutex> lock(move->mutex_);
+    if (move->state_ != State::kOver) move->to_->SetMove(move);
+  }
   // Either may have ended before it knew of the move.
   if (!asked || !move->from_->IsUp()) move->OnDown(move->from_.get());
   if (!move->to_->IsUp()) move->OnDown(move->to_.get());
@@ -73,8 +77,9 @@ void ChannelMove::Advance() {
 }
 
 void ChannelMove::Move() {
-  if (opened_ != nullptr) opened_->Replace(from_.get(), to_);
+  // This comes first: once others find the channel, they announce names on it.
   (void)to_->Notify(PackImmediate(MessageKind::kTaken, number_));
+  if (opened_ != nullptr) opened_->Replace(from_.get(), to_);
   std::set<std::string> moved;  // several sessions may name it alike
   for (const std::shared_ptr<ChannelSource>& source : from_->LeaveFor(to_)) {
     if (source->OnMoved(from_, to_)) moved.insert(source->task());
