@@ -26,6 +26,8 @@ class Backoff {
   Milliseconds delay() const { return delay_; }
   Clock::time_point next() const { return next_; }
   bool Due() const { return Clock::now() >= next_; }
+  // What has worked since `since` counts as stable: it lasted for a multiple of the delay before.
+  bool IsStable(Clock::time_point since) const { return Clock::now() - since >= kLasting * delay_; }
 
   void Failed() {
     delay_ = delay_.count() == 0 ? first_ : std::min(2 * delay_, first_ * kMostDoublings);
@@ -35,7 +37,7 @@ class Backoff {
   void Reset() { delay_ = Milliseconds(0); }
 
  private:
-  static constexpr int kMostDoublings = 64;
+  static constexpr int kMostDoublings = 64, kLasting = 8;
   const Milliseconds first_;
   Milliseconds delay_{0};
   Clock::time_point next_{};

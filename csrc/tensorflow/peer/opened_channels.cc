@@ -9,20 +9,14 @@
 namespace rdmatensor {
 namespace {
 
-// A channel with a better transport counts as stable after this many times the delay before it was found.
-constexpr int kLasting = 8;
-
-enum class Side { kBetter, kWorse };
-
-// The usable transports that are better or worse than this one, separated by commas.
-std::string Transports(const rdt_device* device, Side side, const std::string& transport) {
+// The usable transports that are worse than this one, separated by commas.
+std::string WorseThan(const rdt_device* device, const std::string& transport) {
   std::vector<std::string> names;
   rdt_transport_info info{};
   bool after = false;
   for (size_t i = 0; rdt_device_get_transport(device, i, &info) == RDT_OK; ++i) {
-    const bool is_it = transport == info.name;
-    after |= is_it;
-    if (!is_it && info.usable && after == (side == Side::kWorse)) names.push_back(info.name);
+    if (after && info.usable) names.push_back(info.name);
+    after |= transport == info.name;
   }
   return absl::StrJoin(names, ",");
 }
@@ -56,7 +50,7 @@ absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAns
   if (opened.ok()) opened = open_regions();
   // Memory that one transport cannot register, for lack of locked memory for example, another can.
   while (opens && !opened.ok() && channel != nullptr && channel->IsUp()) {
-    const std::string others = Transports(host_->device, Side::kWorse, channel->transport());
+    const std::string others = WorseThan(host_->device, channel->transport());
     channel->Close();
     channel.reset();
     if (!others.empty() && Open(answer, others, &channel).ok()) opened = open_regions();
@@ -66,9 +60,7 @@ absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAns
     std::lock_guard<std::mutex> state(mutex_);
     process->channel = channel;
     // What is better may be lost again as soon as it is found, and each loss costs a step.
-    if (Backoff::Clock::now() - process->replaced >= kLasting * process->backoff.delay()) {
-      process->backoff.Reset();
-    }
+    if (process->backoff.IsStable(process->replaced)) process->backoff.Reset();
     LaterLocked(process.get(), channel.get());
   }
   return channel;
@@ -113,8 +105,7 @@ std::shared_ptr<PeerChannel> OpenedChannels::OpenBetter(
     answer = process->answer;
   }
   std::shared_ptr<PeerChannel> better;
-  const std::string names = Transports(host_->device, Side::kBetter, present->transport());
-  absl::Status opened = Open(answer, names, &better);
+  absl::Status opened = Open(answer, rdt_channel_better(present->handle()), &better);
   if (opened.ok() && role_ == PeerChannel::Role::kReceiver) {
     opened = better->OpenAhead(answer.region_keys);
   }

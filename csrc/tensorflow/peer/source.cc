@@ -104,7 +104,7 @@ absl::Status Source::StatusOf(int64_t step_id, const KeyId& key) const {
 }
 
 bool Source::IsBehindChannelLocked(uint64_t incarnation) const {
-  return mode_ == Mode::kReady &&
+  return channel_ != nullptr &&
          std::find(incarnations_.begin(), incarnations_.end(), incarnation) != incarnations_.end();
 }
 
@@ -189,10 +189,7 @@ void Source::Leave() {
   std::shared_ptr<PeerChannel> left;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    left = std::move(channel_);
-    channel_.reset();
-    mode_ = Mode::kIdle;
-    incarnations_.clear();
+    left = DropChannelLocked();
   }
   if (left != nullptr) left->RemoveSource(this);
 }

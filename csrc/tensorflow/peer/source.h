@@ -38,8 +38,6 @@ namespace rdmatensor {
 // calls Settle. Thus no waiter is left behind.
 class Source final : public ChannelSource, public std::enable_shared_from_this<Source> {
  public:
-  enum class Mode { kIdle, kConnecting, kReady };
-
   Source(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
          const PeerNames& names);
 
@@ -117,8 +115,9 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   // none. Returns the end of the log line about it.
   std::string LeaveToRpcLocked(const std::vector<uint64_t>& incarnations);
   void DelayRetryLocked();
-  // Goes on without the channel, and without what was said on it. Returns it: its last reference must not end under the lock.
-  std::shared_ptr<PeerChannel> TakeChannelLocked();
+  // Forgets the channel, if there is one, and what was announced on it. Returns it, because its last reference must not
+  // end under the lock.
+  std::shared_ptr<PeerChannel> DropChannelLocked();
   // Announces the requests under way, then that this process is ready.
   absl::Status SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked);
   void SettleAll();
@@ -132,18 +131,17 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   StepFailures failures_;
 
   std::mutex mutex_;
-  Mode mode_ = Mode::kIdle;
-  std::shared_ptr<PeerChannel> channel_;  // kReady
-  bool asking_ = false;
+  std::shared_ptr<PeerChannel> channel_;            // nullptr: none is ready
+  bool asking_ = false;                             // where the peer is, and then connecting
   bool given_up_ = false;                           // GiveUp has said why the channel goes down
-  std::vector<uint64_t> incarnations_;              // kReady: devices behind the channel
+  std::vector<uint64_t> incarnations_;              // devices behind the channel
   absl::flat_hash_set<uint64_t> rpc_incarnations_;  // devices left to RPC for good, or gone
   absl::flat_hash_set<uint64_t> retried_;           // devices left to RPC until the way heals
   Backoff backoff_;                                 // of retried_
-  bool returned_ = false;                           // kReady: after RPC
+  bool returned_ = false;                           // the channel came after RPC
   Backoff::Clock::time_point ready_since_;
   absl::flat_hash_map<AskedKey, int> asked_;  // requests by RPC under way
-  // kReady: those of them that were announced on the channel, and whether kReady was sent on it.
+  // Those of them that were announced on the channel, and whether kReady was sent on it.
   absl::flat_hash_map<AskedKey, int> announced_;
   bool ready_sent_ = false;
   std::vector<AskedKey> answered_early_;  // since they were announced, but before kReady

@@ -36,8 +36,7 @@ void Source::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> 
     std::lock_guard<std::mutex> lock(mutex_);
     if (asking_) return;
     asking_ = true;
-    if (mode_ == Mode::kIdle) mode_ = Mode::kConnecting;
-    if (mode_ == Mode::kConnecting) {
+    if (channel_ == nullptr) {
       RecordAbsence(Direction::kReceive, task(), Absence::kConnecting, "it was asked where it is");
     }
   }
@@ -116,15 +115,11 @@ bool Source::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation
     if (known_rpc) rpc_incarnations_.insert(answer.incarnations.begin(), answer.incarnations.end());
     if (known_rpc || behind_channel) {
       asking_ = false;
-      if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
       epoch_.fetch_add(1, std::memory_order_acq_rel);
       return true;
     }
     // The task was restarted, and its old channel has not gone down yet.
-    outlived = std::move(channel_);
-    channel_.reset();
-    incarnations_.clear();
-    mode_ = Mode::kConnecting;
+    outlived = DropChannelLocked();
   }
   // Other sessions may still use the process that had this name.
   if (outlived != nullptr && outlived->RemoveSource(this)) outlived->Refuse();
@@ -193,7 +188,6 @@ std::vector<Source::AskedKey> Source::TakeChannelLocked(std::shared_ptr<PeerChan
   for (const auto& [key, count] : asked_) {
     asked.insert(asked.end(), static_cast<size_t>(count), key);
   }
-  mode_ = Mode::kReady;
   channel_ = std::move(channel);
   announced_ = asked_;
   answered_early_.clear();
@@ -270,8 +264,7 @@ void Source::OnOpened(const std::shared_ptr<PeerChannel>& channel, const Address
         std::all_of(answer.incarnations.begin(), answer.incarnations.end(),
                     [this](uint64_t each) { return IsBehindChannelLocked(each); });
     if (is_known && channel_->IsUp()) return;
-    outlived = std::exchange(channel_, nullptr);
-    mode_ = Mode::kConnecting;
+    outlived = DropChannelLocked();
     for (uint64_t each : answer.incarnations) rpc_incarnations_.erase(each);
   }
   if (outlived != nullptr && outlived->RemoveSource(this)) outlived->Refuse();

@@ -9,18 +9,10 @@
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
-namespace {
-
-// A channel that was found again counts as stable after this many times the delay before it was found.
-constexpr int kLasting = 8;
-
-}  // namespace
-
 void Source::BecomeUnavailable(const absl::Status& status) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     asking_ = false;
-    if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
     if (!retried_.empty()) DelayRetryLocked();
     epoch_.fetch_add(1, std::memory_order_acq_rel);
     if (channel_ == nullptr) {
@@ -60,7 +52,6 @@ void Source::BecomeUnreachable(Heals heals, const std::string& why,
   {
     std::lock_guard<std::mutex> lock(mutex_);
     asking_ = false;
-    if (mode_ == Mode::kConnecting) mode_ = Mode::kIdle;
     for (uint64_t each : incarnations) news &= !retried_.contains(each);
     if (heals == Heals::kPerhaps) {
       text += LeaveToRpcLocked(incarnations);
@@ -86,10 +77,10 @@ void Source::GiveUp(Channel* channel, const std::string& why) {
   RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", text, true);
 }
 
-std::shared_ptr<PeerChannel> Source::TakeChannelLocked() {
-  mode_ = asking_ ? Mode::kConnecting : Mode::kIdle;
+std::shared_ptr<PeerChannel> Source::DropChannelLocked() {
   announced_.clear();
   answered_early_.clear();
+  incarnations_.clear();
   return std::exchange(channel_, nullptr);
 }
 
@@ -101,11 +92,9 @@ void Source::OnDown(Channel* channel, absl::string_view why) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel) return;
-    lost = TakeChannelLocked();
     if (std::exchange(given_up_, false)) {
       // GiveUp has logged the reason.
-    } else if (returned_ && backoff_.enabled() &&
-               Backoff::Clock::now() - ready_since_ < kLasting * backoff_.delay()) {
+    } else if (returned_ && backoff_.enabled() && !backoff_.IsStable(ready_since_)) {
       // RPC follows at once, because each loss costs a step.
       by_rpc = absl::StrCat("it was lost soon after it was found again (", why, ")",
                             LeaveToRpcLocked(incarnations_));
@@ -113,7 +102,7 @@ void Source::OnDown(Channel* channel, absl::string_view why) {
       backoff_.Reset();
       RecordAbsence(Direction::kReceive, task(), Absence::kLost, status.message());
     }
-    incarnations_.clear();
+    lost = DropChannelLocked();
     epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
   if (!by_rpc.empty()) RecordPeer(Direction::kReceive, task(), kRpcTransport, by_rpc, true);
@@ -127,9 +116,8 @@ void Source::OnContested(Channel* channel) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel) return;
-    left = TakeChannelLocked();
     if (by_rpc) absl::StrAppend(&why, LeaveToRpcLocked(incarnations_));
-    incarnations_.clear();
+    left = DropChannelLocked();
     epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
   left->RemoveSource(this);
