@@ -211,7 +211,7 @@ bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, const NewCallee* n
           !channel->plan().Handle(kind, value, data, size)) {
         return false;
       }
-      if (const std::shared_ptr<Replacement> move = channel->move()) move->Advance();
+      channel->AdvanceMove();
       return true;
     case MessageKind::kAccept:
     case MessageKind::kPlanned:

@@ -141,11 +141,6 @@ void PeerChannel::OnStepFailed(int64_t step_id, const absl::Status& status) {
   for (const auto& source : Sources()) source->OnStepAbort(step_id, status);
 }
 
-void PeerChannel::OnFetched() {
-  if (!moves_.load(std::memory_order_acquire)) return;
-  if (const std::shared_ptr<Replacement> replacement = move()) replacement->Advance();
-}
-
 void PeerChannel::OnUnreachable(const std::string& why) {
   for (const auto& source : Sources()) source->GiveUp(this, why);
 }

@@ -171,6 +171,8 @@ class PeerChannel final : public Channel, private SourceEvents {
   // Receiver: the replacement of a channel, which both channels know until it is over.
   std::shared_ptr<Replacement> move();
   void SetMove(std::shared_ptr<Replacement> move);
+  // Something that came over the channel may have been the last for which the replacement waits.
+  void AdvanceMove();
   // Sets what replaces this channel for all names, and returns those that use it.
   std::vector<std::shared_ptr<ChannelSource>> LeaveFor(std::shared_ptr<PeerChannel> next);
   std::shared_ptr<PeerChannel> successor();
@@ -202,7 +204,7 @@ class PeerChannel final : public Channel, private SourceEvents {
               bool opened_here);
   void OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) override;
   void OnStepFailed(int64_t step_id, const absl::Status& status) override;
-  void OnFetched() override;
+  void OnFetched() override { AdvanceMove(); }
   void OnUnreachable(const std::string& why) override;
   void TellPaused();
   void Bind(const std::shared_ptr<AcceptedOffer>& accepted);

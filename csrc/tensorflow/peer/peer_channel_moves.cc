@@ -32,6 +32,11 @@ std::shared_ptr<PeerChannel> PeerChannel::successor() {
   return successor_;
 }
 
+void PeerChannel::AdvanceMove() {
+  if (!moves_.load(std::memory_order_acquire)) return;
+  if (const std::shared_ptr<Replacement> replacement = move()) replacement->Advance();
+}
+
 bool PeerChannel::BeginPush() {
   if (pushes_.Enter()) return true;
   EndPush();
