@@ -63,8 +63,10 @@ bool Callee::Handle(MessageKind kind, uint64_t number, const char* data, size_t 
       return true;
     }
     case MessageKind::kLeft:
-      // Everything before it was read, and the caller waits for no answer.
-      return size == 0 && channel_->Notify(PackImmediate(MessageKind::kLeft)).ok();
+      // Everything before it was read, and the caller waits for no answer. This fails only if the channel is down
+      // already, as the caller wants it.
+      (void)channel_->Notify(PackImmediate(MessageKind::kLeft));
+      return size == 0;
     default:
       return false;
   }

@@ -119,7 +119,10 @@ void Calls::SendCancel(uint64_t number) {
 std::optional<Calls::Pending> Calls::Take(uint64_t number) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = pending_.find(number);
-  if (found == pending_.end()) return std::nullopt;
+  if (found == pending_.end()) {
+    unawaited_.erase(number);
+    return std::nullopt;
+  }
   std::optional<Pending> call(std::move(found->second));
   pending_.erase(found);
   return call;
@@ -179,7 +182,7 @@ void Calls::LeaveIfIdle() {
   {
     std::lock_guard<std::mutex> sending(sending_);
     std::lock_guard<std::mutex> lock(mutex_);
-    if (down_ || !pending_.empty() || !unawaited_.empty() || finishing_ > 0) return;
+    if (down_ || !pending_.empty() || !unawaited_.empty() || finishing_.load() > 0) return;
     down_ = true;
   }
   // The peer answers once it has read everything that was told before.
@@ -187,10 +190,7 @@ void Calls::LeaveIfIdle() {
 }
 
 void Calls::OnFinished() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    --finishing_;
-  }
+  finishing_.fetch_sub(1);
   // Not here: a thread that sends may hold the lock for long.
   if (leaving_.load()) {
     tsl::Env::Default()->SchedClosure([self = shared_from_this()] { self->LeaveIfIdle(); });
@@ -219,16 +219,9 @@ bool Calls::OnAnswer() {
   const auto content = std::make_shared<const std::string>(assembly_.Take());
   AnswerMessage answer;
   if (!Parse(content->data(), content->size(), &answer)) return false;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ++finishing_;
-  }
+  finishing_.fetch_add(1);
   std::optional<Pending> call = Take(answered_);
   if (!call.has_value()) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      unawaited_.erase(answered_);
-    }
     DropTensors(channel_.get(), answer.tensors);
     OnFinished();
     return true;

@@ -56,8 +56,8 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
   // Sends a request that is not answered. It has no tensors. False if nothing was sent.
   bool Tell(Method method, const CallBody& request);
 
-  // Begins no call any more once none is under way, and closes the channel then. Others are refused as on a channel that
-  // is down.
+  // Closes the channel as soon as no call is under way. Calls that begin after that are refused, as on a channel that is
+  // down.
   void Leave();
   bool is_leaving() const { return leaving_.load(std::memory_order_relaxed); }
   const std::shared_ptr<PeerChannel>& channel() const { return channel_; }
@@ -80,7 +80,7 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
     bool is_sending = true;
     absl::Status early = {};
   };
-  // Gives the pending call to exactly one of those who end it; nothing to the others.
+  // The call that was answered; nothing if it has ended before.
   std::optional<Pending> Take(uint64_t number);
   // The caller holds `sending_`. An error means that nothing was sent.
   absl::Status Send(uint64_t number, const CallMessage& message);
@@ -91,7 +91,7 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
   // Ends the call soon, if it is pending then, and tells the peer. From any thread.
   void EndSoon(uint64_t number, const absl::Status& status);
   bool OnAnswer();
-  // The answer to a call was taken.
+  // An answer that was counted in finishing_ has been taken.
   void OnFinished();
   void LeaveIfIdle();
   static absl::Status AsGrpcSays(const Pending& call, const absl::Status& status);
@@ -107,8 +107,9 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
   std::mutex mutex_;
   std::atomic<bool> down_{false};  // written under the lock
   std::atomic<bool> leaving_{false};
-  uint64_t last_ = 0;     // number of the newest call
-  size_t finishing_ = 0;  // answers that are being taken
+  // Answers that are being taken. An answer is counted before its call is no longer pending.
+  std::atomic<size_t> finishing_{0};
+  uint64_t last_ = 0;  // number of the newest call
   absl::flat_hash_map<uint64_t, Pending> pending_;
   // Ended before their answers, which come nevertheless, once.
   absl::flat_hash_set<uint64_t> unawaited_;

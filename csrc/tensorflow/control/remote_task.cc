@@ -60,12 +60,20 @@ std::shared_ptr<Calls> RemoteTask::ReachedLocked(bool* may_improve) {
   return calls;
 }
 
+std::shared_ptr<Calls> RemoteTask::CallsOver(const std::shared_ptr<PeerChannel>& channel) {
+  const std::shared_ptr<CallEnd> end =
+      channel->SetCallEnd(std::make_shared<Calls>(&service_->host(), channel, schedule_));
+  // It may have gone down before it had an end.
+  if (end != nullptr && !channel->IsUp()) end->OnDown("it ended as it began");
+  auto calls = std::dynamic_pointer_cast<Calls>(end);
+  return calls != nullptr && calls->IsUp() ? calls : nullptr;
+}
+
 void RemoteTask::Improve(const std::shared_ptr<Calls>& present) {
   OpenedChannels& opened = service_->to_callees();
   const std::shared_ptr<PeerChannel> better = opened.OpenBetter(present->channel());
   if (better == nullptr) return;
-  better->SetCallEnd(std::make_shared<Calls>(&service_->host(), better, schedule_));
-  if (!better->IsUp()) {
+  if (CallsOver(better) == nullptr) {
     opened.ImproveLater(present->channel());
     return;
   }
@@ -124,13 +132,8 @@ absl::StatusOr<std::shared_ptr<Calls>> RemoteTask::Connect(
   if (answer.address.empty()) return absl::UnavailableError("its server has no device");
   absl::StatusOr<std::shared_ptr<PeerChannel>> channel = service_->to_callees().To(answer);
   if (!channel.ok()) return channel.status();
-  const std::shared_ptr<CallEnd> end =
-      (*channel)->SetCallEnd(std::make_shared<Calls>(&service_->host(), *channel, schedule_));
-  // It may have gone down before it had an end.
-  if (end != nullptr && !(*channel)->IsUp()) end->OnDown("it ended as it began");
-  auto calls = std::dynamic_pointer_cast<Calls>(end);
-  if (calls == nullptr || !calls->IsUp()) return absl::UnavailableError("it ended as it began");
-  return calls;
+  if (std::shared_ptr<Calls> calls = CallsOver(*channel)) return calls;
+  return absl::UnavailableError("it ended as it began");
 }
 
 void RemoteTask::OnAddress(const absl::StatusOr<std::string>& encoded) {

@@ -50,10 +50,12 @@ class RemoteTask final : public std::enable_shared_from_this<RemoteTask> {
   // Returns the calls over the best channel to the process that was reached, or nullptr if there is none. Tells in
   // `may_improve` whether it is time to look for a better channel.
   std::shared_ptr<Calls> ReachedLocked(bool* may_improve);
-  // Looks for a better transport than that of `present`, and leaves that one if there is one. Blocks.
+  // Looks for a better transport than that of `present`, and moves the calls to it if there is one. Blocks.
   void Improve(const std::shared_ptr<Calls>& present);
   void Ask();
   void OnAddress(const absl::StatusOr<std::string>& encoded);
+  // Makes `channel` carry calls, unless it does already. Returns nullptr if it has ended.
+  std::shared_ptr<Calls> CallsOver(const std::shared_ptr<PeerChannel>& channel);
   absl::StatusOr<std::shared_ptr<Calls>> Connect(const absl::StatusOr<std::string>& encoded);
 
   TensorService* const service_;
