@@ -36,8 +36,8 @@ POSTED = {
 TAKEN = ("poll",)
 TAKING = {"shm": "shm_poll", "verbs": "rdt_verbs_poll", "tcp": "rdt_tcp_poll"}
 COUNTS = {"shm": 500, "verbs": 30, "tcp": 200, "calls": 500}
-# Another compiler, or a C library that copies otherwise, may take a little more. Over tcp it is chance which
-# acknowledgements travel with what is sent.
+# Another compiler, or a C library that copies otherwise, may take a little more. Over tcp, chance decides
+# whether the posting thread finds memory in malloc's cache.
 MARGIN = {"shm": 1.10, "verbs": 1.10, "tcp": 1.20, "calls": 1.10}
 SETTINGS = {
     "RDMATENSOR_LOG_LEVEL": "error",
