@@ -135,12 +135,12 @@ class Trainer:
         self.points = self.rows.own if whole else self.rows.own[active]
         self.norms = self.squares[active]
         self.current = self.gradients[active]
-        # What makes a sample the last choice of a side on which it may not move: up, and down.
+        # For each side, up and down: infinite where a sample may not move there, so that it is chosen last.
         self.closed = np.empty((2, len(active)))
         self._close(slice(None))
 
     def _close(self, at: Any) -> None:
-        """Finds out on which sides these active samples may move. A step changes that for two samples."""
+        """Notes on which sides these active samples may move. A step changes that for two samples."""
         samples = self.active[at]
         multipliers, positive = self.multipliers[samples], self.labels[samples] > 0
         below = multipliers < self.penalty - _REST

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eager operations while the client and its tasks move to a better transport:
+"""Runs eager operations while the client and its tasks move to a better transport:
 better_client.py CLUSTER_JSON PROTOCOL FAULTS.
 
 Says when it is over tcp, puts FAULTS in force when it is told, and prints, as JSON, what came of the rest.
@@ -25,12 +25,12 @@ TASKS = [f"/job:worker/replica:0/task:{index}" for index in (0, 1)]
 
 
 def received_over() -> set[str]:
-    """By which transports this process receives."""
+    """The transports by which this process receives."""
     return {p["transport"] for p in rdmatensor.tensorflow.peers() if p["direction"] == "receive"}
 
 
 def called_over() -> set[str]:
-    """By which transports it calls the tasks."""
+    """The transports by which it calls the tasks."""
     control: Any = rdmatensor.tensorflow.stats()["control"]
     return {control[task]["why"] for task in TASKS}
 
@@ -43,7 +43,7 @@ def main() -> None:
     number = 0
 
     def work(holds: Callable[[], bool]) -> None:
-        """Operations and a stream, until that holds."""
+        """Runs operations and a stream until the condition holds."""
         nonlocal number
         end = time.monotonic() + LIMIT_S
         while not holds():

@@ -13,7 +13,7 @@
 namespace rdmatensor {
 namespace {
 
-// How often the sender's credits are asked for, for CONNECT_TIMEOUT_MS each time.
+// The sender's credits are asked for at most so many times, for CONNECT_TIMEOUT_MS each.
 constexpr int kMostTries = 20;
 
 using tensorflow::Tensor;

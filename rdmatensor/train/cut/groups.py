@@ -22,7 +22,7 @@ from ..sync.base import Array, Synchronizer
 _made = itertools.count()
 # What a callback of rank 0 does, which the others follow.
 DONE, FAILED, SAVE, LOAD = range(4)
-# What a process raises when others are lost. Functions in Python that a graph calls raise UnknownError.
+# A process raises one of these when others are lost. Python functions that a graph calls raise UnknownError.
 _LOSSES = (
     *(tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError),
     *(tf.errors.DeadlineExceededError, tf.errors.UnknownError),
@@ -156,7 +156,7 @@ class Groups:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says first about a member; TensorFlow puts where it was raised before and behind it."""
+    """The first line of an error about a member. TensorFlow adds lines about where it was raised."""
     lines = str(error).splitlines() or [""]
     return next((line for line in lines if "member" in line), lines[0]).strip()
 

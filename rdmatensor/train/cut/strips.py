@@ -92,7 +92,7 @@ class Strip:
 
 
 def _rows(array: Array, parts: int = 1) -> int:
-    """How many rows of an array travel at once, if as many come from each of `parts` processes."""
+    """The number of rows of an array that travel at once if each of `parts` processes sends as many."""
     row = array.nbytes // max(len(array), 1) * parts
     return max(_SLICE // max(row, 1), 1)
 
