@@ -177,7 +177,7 @@ def main(size: int, with_grid: bool, quick: bool, json_file: Path | None) -> Non
         with Team(logs) as team:
             members = Members(team, size)
             if with_grid:
-                run.results, text = grid(members, 2 if quick else 4, quick)
+                run.results, text = grid(members, 4 if quick else 8, quick)
                 console.print(text)
             else:
                 servers = Servers(team, size)

@@ -15,7 +15,8 @@ from rdmatensor.demo.control import Line, leave
 from rdmatensor.train import operations
 from rdmatensor.train.gradients import AllReduce, mean
 from rdmatensor.train.tables.choice import Size
-from rdmatensor.train.tables.measure import Trial, costs
+from rdmatensor.train.tables.contest import decide
+from rdmatensor.train.tables.measure import Trial
 from rdmatensor.train.tables.placement import WAYS, Placement
 
 # The optimizers' own updates: of all rows, and of all that were gathered, one by one.
@@ -77,7 +78,7 @@ class Member:
         owned = [np.bincount(each % self._run.size).max() for each in unique]
         mean_used = float(operations.all_reduce(self._run, np.mean(used), "mean", "used"))
         longest = float(operations.all_reduce(self._run, np.mean(owned), "max", "longest"))
-        return rows, width, mean_used, longest
+        return rows, width, mean_used, longest, float(self._batches[0].shape[0])
 
     def block(self, way: str, steps: int) -> Mapping[str, Any]:
         """The time of each of some steps."""
@@ -93,11 +94,10 @@ class Member:
 
     def choose(self, size: Sequence[float]) -> Mapping[str, Any]:
         """The way that parallelize() would choose, and what it expects of each."""
-        rows, width, used, longest = size
-        table = Size(int(rows), int(width), used, longest)
-        known = costs(self._run)
-        expected = {way: known.seconds(way, table, self._run.size) for way in WAYS}
-        return {"way": known.best(table, self._run.size), "expected": expected}
+        rows, width, used, longest, ids = size
+        table = Size(int(rows), int(width), used, longest, ids)
+        (verdict,) = decide(self._run, [table], [WAYS])
+        return {"way": verdict.way, "expected": verdict.seconds, "measured": verdict.measured}
 
 
 def main() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmatensor.train.tables.choice import Costs, Size, curve, fitted, partitions
+from rdmatensor.train.tables.contest import doubtful
+from rdmatensor.train.tables.placement import WAYS
 from support import warm
 from train.ranks import Ranks, run
 
@@ -62,6 +65,7 @@ def test_the_choice_follows_the_sample(tmp_path: Path) -> None:
     for name in ("small", "large"):
         seconds = tables[name]["seconds"]
         assert tables[name]["way"] == min(seconds, key=seconds.__getitem__)
+        assert tables[name]["why"].startswith("fastest"), tables[name]
     assert tables["frozen"]["why"].startswith("frozen")
     assert tables["limited"]["way"] != "owners" and "constraint" in tables["limited"]["why"]
     for name in ("small", "large", "frozen", "limited"):
@@ -98,6 +102,21 @@ def test_models_are_saved_whole_and_go_on_with_another_number(tmp_path: Path) ->
     assert loaded.returncode == 0, loaded.stderr[-4000:]
     expected = [x for each in parts["weights"] for x in each]
     np.testing.assert_allclose([float(x) for x in loaded.stdout.split()], expected, rtol=1e-6)
+
+
+def test_ways_are_measured_where_predictions_leave_a_doubt() -> None:
+    costs = Costs({"dense": (1e-4, 1e-9, 0), "gather": (2e-4, 4e-9, 0), "owners": (5e-4, 2e-9, 0)})
+    close, clear = Size(3000, 64, 900, 230), Size(10, 4, 10, 3)
+    huge = Size(10_000_000, 64, 900, 230)
+    found = doubtful(costs, [close, clear, huge], [WAYS, WAYS, WAYS], 4)
+    # 0.29, 0.43 and 0.62 ms; 0.10, 0.20 and more.
+    assert found[:2].tolist() == [[1, 1, 0], [1, 0, 0]]
+    assert found[2].sum() == 1, "too large to be made again"
+    assert doubtful(costs, [close], [("owners",)], 4).tolist() == [[0, 0, 1]], "decided already"
+    # The slowest ones count, and tables that are alike are one.
+    many = [replace(close, rows=3000 + i) for i in range(12)] + [replace(close, rows=3011)]
+    measured = doubtful(costs, many, [WAYS] * 13, 4).sum(1) > 1
+    assert measured.tolist() == [False] * 4 + [True] * 9
 
 
 @pytest.mark.parametrize("phase", ["ids", "rows", "gradients"])

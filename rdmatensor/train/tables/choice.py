@@ -13,12 +13,13 @@ from .placement import WAYS, Way
 
 @dataclass(frozen=True)
 class Size:
-    """A table, and what a batch of one process asks of it (sample.Use)."""
+    """A table, and what a batch of one process asks of it (sample.Use). Only measurements need `ids`."""
 
     rows: int
     width: int
     used: float
     longest: float
+    ids: float = 0.0
 
     @property
     def share(self) -> float:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from .. import operations
 from ..gradients import AllReduce, mean
 from ..process import Run
+from ..sync.base import Array
 from .choice import Costs, Size, fitted
 from .placement import WAYS, Placement, Way, lookup, place, reduce
 from .updates import Rule, update_rows
@@ -32,8 +33,8 @@ _POINTS: Sequence[tuple[Way, int, int, int]] = (
     ),
 )
 _REPEATS = 9
-# Numbers of the largest table that is made to find the partitions.
-_LARGEST = 1 << 23
+# Numbers of the largest table that is made for a measurement.
+LARGEST = 1 << 23
 
 
 class Trial:
@@ -50,12 +51,13 @@ class Trial:
             self._train, input_signature=[tf.TensorSpec([None], tf.int32)], jit_compile=False
         )
 
-    def seconds(self, ids: Any) -> float:
-        """The time of one step. All processes call it."""
+    def seconds(self, batches: Sequence[Any]) -> float:
+        """The time of a step, of one with each batch. All processes call it."""
         operations.barrier(self._placement.run, "a measurement begins")
         begin = time.perf_counter()
-        self.step(ids)
-        return time.perf_counter() - begin
+        for ids in batches:
+            self.step(ids)
+        return (time.perf_counter() - begin) / len(batches)
 
     def _train(self, ids: Any) -> None:
         placement, table = self._placement, self._table
@@ -88,42 +90,48 @@ def _costs(run: Run) -> Costs:
         if (way, rows, width) not in trials:
             placement = Placement(run, f"trial of {way}", rows, width, way, run.size)
             trials[way, rows, width] = Trial(placement)
-        ids = _different(run, rows, used)
+        ids = different(run, rows, used)
         most = np.int64(np.bincount(ids % run.size).max())
         longest = operations.all_reduce(run, most, "max", "rows of an owner")
         points.append((way, Size(rows, width, used, float(longest))))
-        steps.append((trials[way, rows, width], tf.constant(ids)))
+        steps.append((trials[way, rows, width], [tf.constant(ids)]))
     found: dict[Way, list[tuple[float, float, float]]] = {way: [] for way in WAYS}
-    for (way, size), seconds in zip(points, _measured(run, steps), strict=True):
+    for (way, size), seconds in zip(points, measured(run, steps), strict=True):
         found[way].append((*size.numbers(way, run.size), seconds))
     return Costs({way: fitted(each) for way, each in found.items()})
 
 
-def _measured(run: Run, steps: Sequence[tuple[Trial, Any]]) -> list[float]:
-    """The median time of each step, in the slowest process. Steps take turns: all meet the same noise."""
-    for trial, ids in steps:
-        trial.step(ids)  # which traces
-    times = [[trial.seconds(ids) for trial, ids in steps] for _ in range(_REPEATS)]
+def measured(
+    run: Run, steps: Sequence[tuple[Trial, Sequence[Any]]], rounds: int = _REPEATS
+) -> list[float]:
+    """The median time of each trial's steps, in the slowest process.
+
+    Trials take turns, so that all meet the same noise. Each one comes with the ids of batches. All processes
+    call it, and have the same answer.
+    """
+    for trial, batches in steps:
+        trial.step(batches[0])  # which traces
+    times = [[trial.seconds(batches) for trial, batches in steps] for _ in range(rounds)]
     medians = np.median(np.array(times), 0)
     agreed = operations.all_reduce(run, medians, "max", "measured times")
     return [float(each) for each in agreed.numpy()]
 
 
-def _different(run: Run, rows: int, count: int) -> Any:
-    """So many different rows, others in each process."""
-    numbers = np.random.default_rng([rows, count, run.rank])
+def different(run: Run, rows: int, count: int, number: int = 0) -> Array:
+    """So many different rows, others in each process, and for each `number`."""
+    numbers = np.random.default_rng([rows, count, run.rank, number])
     return numbers.choice(rows, min(count, rows), replace=False).astype(np.int32)
 
 
 def partition_times(run: Run, table: Size) -> dict[int, float]:
     """Seconds of a step by the number of partitions: doubled while that helps, and then halved."""
-    rows = int(max(min(table.rows, _LARGEST // table.width), 1))
-    ids = tf.constant(_different(run, rows, int(table.used) or 1))
+    rows = int(max(min(table.rows, LARGEST // table.width), 1))
+    ids = tf.constant(different(run, rows, int(table.used) or 1))
     found: dict[int, float] = {}
 
     def measure(count: int) -> float:
         placement = Placement(run, "trial of partitions", rows, table.width, "owners", count)
-        (found[count],) = _measured(run, [(Trial(placement), ids)])
+        (found[count],) = measured(run, [(Trial(placement), [ids])])
         return found[count]
 
     threads = operations.all_reduce(

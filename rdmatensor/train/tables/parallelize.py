@@ -20,10 +20,11 @@ from ..process import Run, current
 from ..sync.base import Synchronizer
 from .choice import Size
 from .choice import partitions as best_partitions
+from .contest import decide
 from .embedding import put_rows
 from .explain import Explanation, Table
 from .limits import check_model, why_not_by_rows, why_not_owned
-from .measure import costs, partition_times
+from .measure import partition_times
 from .placement import WAYS, Placement, Way
 from .sample import uses
 from .updates import update_by_rows
@@ -73,7 +74,8 @@ def parallelize(
     "dense" all-reduces the gradient of the whole table; "gather" sends the rows that a batch uses to all
     processes; "owners" keeps each row in one process, which the others ask for rows and send gradients to.
     The choice is the fastest one, by the share of rows that batches of `sample` use, and by what steps cost
-    in this group, which is measured once and takes some seconds. explain() tells what was chosen, and why.
+    in this group, which is measured once and takes some seconds. Ways that are predicted to be close are
+    measured for the table, which takes some seconds more. explain() tells what was chosen, and why.
     Gradients of all other variables are all-reduced.
 
     `sample` is what fit() gets in this process: a batch of inputs, `(x, y)`, a list of such batches, or a
@@ -174,27 +176,32 @@ def _measured(
                 )
         return [each for each in plans if each is not None], {}
     sizes = [
-        Size(layer.input_dim, layer.output_dim, use.rows, use.longest)
+        Size(layer.input_dim, layer.output_dim, use.rows, use.longest, use.ids)
         for layer, use in zip(layers, uses(run, model, layers, sample), strict=True)
     ]
-    known = costs(run)
-    seconds = [{way: known.seconds(way, size, run.size) for way in WAYS} for size in sizes]
-    allowed: list[Sequence[Way]] = [
-        WAYS if why_not_owned(each, model) is None else ("dense", "gather") for each in layers
+    among: list[Sequence[Way]] = [
+        (plan.way,)
+        if plan
+        else WAYS
+        if why_not_owned(layer, model) is None
+        else ("dense", "gather")
+        for layer, plan in zip(layers, plans, strict=True)
     ]
-    best = [known.best(size, run.size, among) for size, among in zip(sizes, allowed, strict=True)]
-    # Processors may round differently, and all have to choose alike.
-    numbers = np.array([WAYS.index(each) for each in best], np.int64)
-    agreed = operations.broadcast(run, numbers, 0, "ways of tables").numpy()
+    verdicts = decide(run, sizes, among)
     found = []
-    for layer, plan, size, times, number in zip(layers, plans, sizes, seconds, agreed, strict=True):
+    for layer, plan, size, verdict in zip(layers, plans, sizes, verdicts, strict=True):
         if plan is not None and not layer.trainable:
             found.append(plan)
             continue
         obstacle = why_not_owned(layer, model)
-        why = "fastest" if obstacle is None else f"no owners: {obstacle}"
-        plan = plan or Table.of(layer, WAYS[number], partitions or run.size, why)
-        found.append(replace(plan, use=size, seconds=times))
+        why = (
+            f"fastest of {len(verdict.measured)}, measured"
+            if verdict.measured
+            else "fastest, computed"
+        )
+        why += "" if obstacle is None else f"; no owners: {obstacle}"
+        plan = plan or Table.of(layer, verdict.way, partitions or run.size, why)
+        found.append(replace(plan, use=size, seconds=verdict.seconds))
     owned = [size for size, plan in zip(sizes, found, strict=True) if plan.way == "owners"]
     samples: Mapping[int, float] = {}
     if owned and partitions is None:
