@@ -12,8 +12,6 @@
 #include "base/log.h"
 #include "base/text.h"
 
-#define VALUE_SIZE 256
-
 extern char **environ;
 
 typedef enum { NUMBER, CHOICE, TEXT } row_kind;
@@ -35,7 +33,7 @@ static const config_row rows[RDT_CONFIG_COUNT] = {
     RDT_CONFIG_TABLE(NUMBER_ROW, INTERNAL_ROW, CHOICE_ROW, TEXT_ROW)};
 
 static struct {
-  char text[VALUE_SIZE];
+  char text[RDT_CONFIG_TEXT_SIZE];
   uint64_t number;
 } values[RDT_CONFIG_COUNT];
 static char default_texts[RDT_CONFIG_COUNT][24], ranges[RDT_CONFIG_COUNT][64];
@@ -76,8 +74,9 @@ static void configure_log(void) {
 static rdt_status assign(rdt_config_id id, const char *text) {
   const config_row *row = &rows[id];
   uint64_t number = 0;
-  if (strlen(text) >= VALUE_SIZE)
-    return rdt_fail(RDT_ERR_RANGE, "%s is longer than %d characters", row->name, VALUE_SIZE - 1);
+  if (strlen(text) >= RDT_CONFIG_TEXT_SIZE)
+    return rdt_fail(RDT_ERR_RANGE, "%s is longer than %d characters", row->name,
+                    RDT_CONFIG_TEXT_SIZE - 1);
   if (row->kind == NUMBER &&
       (!parse_number(text, &number) || number < row->minimum || number > row->maximum))
     return rdt_fail(RDT_ERR_RANGE, "%s%s is \"%s\": give a whole number in %s", RDT_ENV_PREFIX,
@@ -92,7 +91,7 @@ static rdt_status assign(rdt_config_id id, const char *text) {
                     RDT_ENV_PREFIX, row->name, text, UINT16_MAX);
   rdt_status status = id == RDT_CONFIG_FAULTS ? rdt_faults_set(text) : RDT_OK;
   if (status != RDT_OK) return status;
-  snprintf(values[id].text, VALUE_SIZE, "%s", text);
+  snprintf(values[id].text, RDT_CONFIG_TEXT_SIZE, "%s", text);
   values[id].number = number;
   if (id == RDT_CONFIG_LOG_LEVEL || id == RDT_CONFIG_LOG_FORMAT) configure_log();
   return RDT_OK;
@@ -218,7 +217,7 @@ rdt_status rdt_config_describe(size_t index, rdt_config_entry *entry) {
 rdt_status rdt_config_get(const char *name, char *value, size_t size) {
   int id = name ? find_row(name) : -1;
   if (id < 0) return unknown_name(name ? name : "");
-  char text[VALUE_SIZE];
+  char text[RDT_CONFIG_TEXT_SIZE];
   rdt_config_text((rdt_config_id)id, text, sizeof(text));
   if (!value || size <= strlen(text))
     return rdt_fail(RDT_ERR_RANGE, "the value of %s needs %zu bytes", name, strlen(text) + 1);

@@ -31,6 +31,24 @@ int main(void) {
   const char *bad[] = {"", "-1", "1x", "1KK", "99999999999999999999T", "0x10"};
   for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
     EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("ARENA_LIMIT", bad[i]));
+  /* All faults at once have room, and what is too long is refused, not cut. */
+  static const char *kinds[] = {"delay",     "credit", "stall",      "call_delay",
+                                "post",      "fail",   "drop",       "break",
+                                "register",  "map",    "connect",    "hang",
+                                "duplicate", "refuse", "call_break", "call_duplicate"};
+  char faults[RDT_CONFIG_TEXT_SIZE + 1] = "seed=1000000000", same[RDT_CONFIG_TEXT_SIZE];
+  for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+    snprintf(faults + strlen(faults), sizeof(faults) - strlen(faults), ",%s=0.0123456789",
+             kinds[i]);
+  EXPECT(strlen(faults) > 255);
+  EXPECT_STATUS(RDT_OK, rdt_config_set("FAULTS", faults));
+  EXPECT_STATUS(RDT_OK, rdt_config_get("FAULTS", same, sizeof(same)));
+  EXPECT(strcmp(same, faults) == 0);
+  EXPECT_STATUS(RDT_OK, rdt_config_set("FAULTS", ""));
+  memset(faults, 'x', sizeof(faults) - 1);
+  faults[sizeof(faults) - 1] = 0;
+  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("DEVICE", faults));
+  EXPECT(strstr(rdt_last_error(), "DEVICE is longer than 511 characters"));
   const char *good_ports[] = {"", "0", "1", "7000", "7000-7000", "7000-7010", "65535"};
   for (size_t i = 0; i < sizeof(good_ports) / sizeof(good_ports[0]); i++)
     EXPECT_STATUS(RDT_OK, rdt_config_set("BIND_PORT", good_ports[i]));

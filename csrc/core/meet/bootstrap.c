@@ -348,7 +348,7 @@ static void listen_locally(rdt_device *device) {
 }
 
 static rdt_status listen_for_hosts(rdt_device *device) {
-  char setting[256], ports[64];
+  char setting[RDT_CONFIG_TEXT_SIZE], ports[64];
   const char *host = device->options.bind_address;
   uint16_t first = device->options.port, last = first;
   rdt_config_text(RDT_CONFIG_BIND_ADDRESS, setting, sizeof(setting));

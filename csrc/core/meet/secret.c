@@ -83,7 +83,7 @@ rdt_status rdt_secret_read(const char *path, rdt_secret **secret_out) {
 }
 
 rdt_status rdt_secret_configured(rdt_secret **secret) {
-  char path[256];
+  char path[RDT_CONFIG_TEXT_SIZE];
   *secret = NULL;
   rdt_config_text(RDT_CONFIG_SECRET_FILE, path, sizeof(path));
   return path[0] ? rdt_secret_read(path, secret) : RDT_OK;

@@ -21,7 +21,7 @@ static void explain(void *context, const char *line) {
 }
 
 static rdt_status choose_port(rdt_domain *domain) {
-  char device[128], gid[128];
+  char device[RDT_CONFIG_TEXT_SIZE], gid[RDT_CONFIG_TEXT_SIZE];
   rdt_config_text(RDT_CONFIG_DEVICE, device, sizeof(device));
   rdt_config_text(RDT_CONFIG_GID_INDEX, gid, sizeof(gid));
   rdt_status status = rdt_verbs_ports_scan(&domain->ports, &domain->port_count);
