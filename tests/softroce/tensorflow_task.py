@@ -2,9 +2,10 @@
 """A TensorFlow cluster of two processes: a worker, which is the client too, and a parameter server.
 
 Each has a server of protocol grpc and one of grpc+rdma; the worker does the same on both and prints what
-came out as JSON. Before that, two workers of MultiWorkerMirroredStrategy use collectives over grpc+rdma. All
-processes are forked from the first after TensorFlow was imported, and before it did anything, because
-importing it takes more than a minute on emulated processors.
+came out as JSON. Then its channels fall back to tcp, and return. Before that, two workers of
+MultiWorkerMirroredStrategy use collectives over grpc+rdma. All processes are forked from the first after
+TensorFlow was imported, and before it did anything, because importing it takes more than a minute on
+emulated processors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
+import rdmatensor.config
 import rdmatensor.tensorflow
 from softroce import collective_task
 
@@ -30,6 +32,7 @@ STEPS = 4
 # The tasks agree on places for a graph's tensors during its first step and shortly after it.
 WARM_UP, AGREE_S = 2, 2.0
 FEATURES, HIDDEN = 100, 200
+CHANGE_S = 240.0
 COUNTERS = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters")
 
 v1 = tf.compat.v1
@@ -114,6 +117,43 @@ def train(target: str) -> list[str]:
             return [float(session.run([loss, *apply])[0]).hex() for _ in range(STEPS)]
 
 
+def transports() -> set[str]:
+    """By which this task sends and receives."""
+    return {peer["transport"] for peer in rdmatensor.tensorflow.stats()["peers"]}
+
+
+def change(target: str) -> dict[str, Any]:
+    """Verbs fail at this task, so its channels go over tcp. Then verbs work again, while steps go on."""
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0/cpu:0"):
+            there = tf.random.uniform([SIZES[1]])
+        with tf.device("/job:worker/task:0/cpu:0"):
+            here = there * 2
+        with tf.device("/job:ps/task:0/cpu:0"):
+            is_right = tf.reduce_all(tf.equal(here, there + there))
+        with v1.Session(target) as session:
+
+            def until_over(transport: str) -> dict[str, int]:
+                counts = {"right": 0, "wrong": 0, "lost": 0}
+                end = time.monotonic() + CHANGE_S
+                while transports() != {transport} or counts["right"] < STEPS:
+                    if time.monotonic() > end:
+                        raise TimeoutError(f"{transports()}, not {transport}, after {counts}")
+                    try:
+                        counts["right" if session.run(is_right) else "wrong"] += 1
+                    except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                        counts["lost"] += 1
+                return counts
+
+            found = {"first": until_over("verbs")}
+            rdmatensor.config.set("FAULTS", "transport=verbs,connect=1,break=1")
+            found["worse"] = until_over("tcp")
+            rdmatensor.config.set("FAULTS", os.environ["RDMATENSOR_FAULTS"])
+            found["better"] = until_over("verbs")
+            peers = rdmatensor.tensorflow.stats()["peers"]
+            return {**found, "moves": [each["moves"] for each in peers if each["moves"]]}
+
+
 def sent_packets() -> int:
     return int((COUNTERS / "sent_pkts").read_text())
 
@@ -146,7 +186,9 @@ def main() -> None:
     if job == "ps":
         os.read(line, 1)  # until the worker has ended
     else:
-        print(json.dumps({"collectives": collectives, **work(servers)}), flush=True)
+        done = work(servers)
+        done["change"] = change(servers["grpc+rdma"].target)
+        print(json.dumps({"collectives": collectives, **done}), flush=True)
     os._exit(0)  # servers cannot be stopped
 
 
