@@ -147,7 +147,7 @@ def test_loop_of_more_turns_than_slots(cluster: Cluster, elements: int) -> None:
 
         for number in (0, 1, turns, 3):
             step(number)
-        cluster.reset_stats()
+        warm_up(cluster, lambda: step(1), branches=True)
         for number in (turns, 0, turns):
             step(number)
         # What goes another way, goes so because its slots were taken.
