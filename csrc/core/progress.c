@@ -214,8 +214,10 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
     take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
     return;
   }
-  /* What the peer completed before it left still counts. */
-  while (rdt_channel_take(channel, RDT_POLL_BUDGET) >= RDT_POLL_BUDGET) continue;
+  /* What the peer completed before it left still counts, unless the channel ended here before that. */
+  while (!atomic_load(&channel->down) &&
+         rdt_channel_take(channel, RDT_POLL_BUDGET) >= RDT_POLL_BUDGET)
+    continue;
   rdt_fail(RDT_ERR_CONNECTION_LOST, goodbye ? "%s closed the channel" : "%s closed the connection",
            channel->peer_name);
   take_down(channel, RDT_ERR_CONNECTION_LOST, goodbye ? RDT_LOG_DEBUG : RDT_LOG_WARN);

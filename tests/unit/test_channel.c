@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/status.h"
 #include "core/objects.h"
+#include "core/post/channel.h"
 #include "unit.h"
 
 typedef struct {
@@ -20,6 +22,7 @@ typedef struct {
   atomic_uint_fast64_t last, sum;
   _Atomic(rdt_channel *) channel;
   atomic_int order_broken;
+  atomic_bool held; /* its progress thread stays in on_notify */
 } end;
 
 static void on_connect(void *context, rdt_channel *channel) {
@@ -38,6 +41,7 @@ static void on_notify(void *context, rdt_channel *channel, uint64_t immediate, c
   atomic_fetch_add(&e->sum, value);
   if (immediate != atomic_exchange(&e->last, immediate) + 1) atomic_store(&e->order_broken, 1);
   atomic_fetch_add(&e->notified, 1);
+  while (atomic_load(&e->held)) usleep(1000);
 }
 
 static void on_down(void *context, rdt_channel *channel, rdt_status why) {
@@ -328,6 +332,29 @@ static void test_slow_reader(void) {
   rdt_config_set("NOTIFY_QUEUE_BYTES", "64M");
 }
 
+/* on_down is the last that a device's user hears of a channel, although the peer goes on for a while. */
+static void test_nothing_comes_after_the_end(void) {
+  end a, b;
+  const rdt_op notify = {.kind = RDT_OP_NOTIFY, .immediate = 1};
+  open_end(&a, "a");
+  open_end(&b, "b");
+  rdt_channel *channel = join(&a, &b);
+  atomic_store(&b.held, true);
+  EXPECT(rdt_channel_post(channel, &notify, 1, NULL, NULL) >= RDT_OK);
+  EXPECT(becomes(&b.notified, 1));
+  rdt_fail(RDT_ERR_CONNECTION_LOST, "it broke");
+  rdt_channel_break(channel);
+  EXPECT(becomes(&a.down, 1));
+  EXPECT(rdt_channel_post(b.channel, &notify, 1, NULL, NULL) >= RDT_OK);
+  atomic_store(&b.held, false);
+  EXPECT(becomes(&b.down, 1) && becomes(&a.released, 1));
+  EXPECT(atomic_load(&a.notified) == 0);
+  rdt_channel_unref(channel);
+  rdt_channel_unref(b.channel);
+  rdt_device_close(a.device);
+  rdt_device_close(b.device);
+}
+
 static void test_bad_options(void) {
   rdt_device *device;
   rdt_device_options options = {.struct_size = sizeof(options), .name = "two\nlines"};
@@ -343,6 +370,7 @@ int main(void) {
   test_bad_options();
   test_order_without_credit();
   test_slow_reader();
+  test_nothing_comes_after_the_end();
   test_lease();
   test_forked_child_frees_nothing();
   test_forked_child_waits_for_no_lock();
