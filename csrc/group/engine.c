@@ -337,6 +337,7 @@ bool rdt_group_operation_advance(rdt_group_operation *operation) {
   if (operation->status == RDT_IN_PROGRESS && operation->seen != before) check_links(operation);
   if (operation->status == RDT_IN_PROGRESS) return false;
   if (operation->status < 0 && !end_failed(operation)) return false;
+  take_inbox(operation); /* a member that has left since may have told its view before */
   rdt_group_agreement_tell(operation);
   free_steps(operation);
   return true;
