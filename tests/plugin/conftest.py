@@ -76,11 +76,10 @@ def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster.close()
 
 
-@pytest.fixture(scope="session")
-def faults_library(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """faults.c, to be loaded into servers (LD_PRELOAD)."""
-    library = tmp_path_factory.mktemp("faults") / "libfaults.so"
-    source = Path(__file__).with_name("faults.c")
+def _preloaded(name: str, root: Path, folder: Path) -> Path:
+    """A library made of `name`.c, to be loaded into servers (LD_PRELOAD)."""
+    library = folder / f"lib{name}.so"
+    source = Path(__file__).with_name(f"{name}.c")
     options = [
         "-shared",
         "-fPIC",
@@ -93,3 +92,15 @@ def faults_library(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         [tools.compiler(), *options, source, "-o", library, "-ldl"], check=True, timeout=60
     )
     return library
+
+
+@pytest.fixture(scope="session")
+def faults_library(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """faults.c"""
+    return _preloaded("faults", root, tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="session")
+def delays_library(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """delays.c"""
+    return _preloaded("delays", root, tmp_path_factory.mktemp("delays"))

@@ -25,8 +25,8 @@ from support.clusters import STEP_S, Cluster
 from support.graphs import Session, abandon, session
 from support.waits import until
 
-# The transport is wrapped from the start, so that faults can be set later.
 FAILS_AGAIN = "better transport fails again"
+# The transport is wrapped from the start, so that faults can be set later.
 WORSE, BETTER = "transport=shm,connect=1", "transport=shm,connect=#1000000"
 SETTINGS = {"RDMATENSOR_FAULTS": WORSE, "RDMATENSOR_FAILBACK_MS": "20"}
 
@@ -144,6 +144,18 @@ def test_there_and_back_often(cluster: Cluster) -> None:
             assert not counts["lost"]
 
 
+def _new_channel_ends(cluster: Cluster, sessions: list[Session], number: int) -> list[Any]:
+    """Tensors move to the better transport, which breaks at that occasion, and then again. The steps lost."""
+    _worsen(cluster, sessions[0])
+    with _steps(sessions) as counts:
+        _inject(cluster, f"{BETTER},break=#{number}")
+        _until_moved(cluster)
+        before = counts["made"]
+        until("no steps afterwards", lambda: counts["made"] > before + 5)
+    lost: list[Any] = counts["lost"]
+    return lost
+
+
 @pytest.mark.parametrize("times", [(1, 2, 3, 4, 5), (6, 8, 10, 14, 20), (30, 50, 80, 120, 200)])
 def test_the_new_channel_ends_at_any_moment(
     cluster: Cluster, times: tuple[int, ...], note: Any
@@ -151,16 +163,26 @@ def test_the_new_channel_ends_at_any_moment(
     """Steps go on over the old channel, or are lost with the new one; then tensors move again."""
     with session(cluster, _build) as one, session(cluster, _build) as other:
         for number in times:
-            _worsen(cluster, one)
-            with _steps([one, one, other]) as counts:
-                _inject(cluster, f"{BETTER},break=#{number}")
-                _until_moved(cluster)
-                before = counts["made"]
-                until("no steps afterwards", lambda b=before, c=counts: c["made"] > b + 5)
-            for error in counts["lost"]:
+            lost = _new_channel_ends(cluster, [one, one, other], number)
+            for error in lost:
                 note(FAILS_AGAIN, type(error).__name__, None, "a step that is made again")
-            if not counts["lost"]:
+            if not lost:
                 note(FAILS_AGAIN, "nothing", None, "all steps, over the former channel")
+
+
+def test_threads_that_pause_at_random(tmp_path: Path, delays_library: Path) -> None:
+    """No step waits for ever, in whatever order threads get to their locks. A step that is lost before a part
+    of it has begun ends like all others."""
+    chance = random.Random(5)
+    cluster = Cluster.pair(tmp_path, SETTINGS | {"LD_PRELOAD": str(delays_library)})
+    try:
+        for _ in range(12):
+            with session(cluster, _build) as one, session(cluster, _build) as other:
+                for _ in range(5):
+                    number = chance.choice((1, 4, 20, 10**6))
+                    _new_channel_ends(cluster, [one, one, other], number)
+    finally:
+        cluster.close()
 
 
 def test_a_task_is_killed_at_any_moment(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
+#include "xla/tsl/platform/status.h"
 
 namespace rdmatensor {
 namespace {
@@ -81,7 +82,8 @@ struct Running {
   DepartingResponse response{&answer, &body};
 };
 
-void RunGraph(tensorflow::WorkerInterface* worker, std::shared_ptr<ArrivedCall> call) {
+void RunGraph(tensorflow::WorkerInterface* worker, StepFailures* ended_early,
+              std::shared_ptr<ArrivedCall> call) {
   auto running = std::make_shared<Running>();
   running->call = std::move(call);
   ArrivedCall& arrived = *running->call;
@@ -97,6 +99,11 @@ void RunGraph(tensorflow::WorkerInterface* worker, std::shared_ptr<ArrivedCall> 
   }
   arrived.mutable_request()->tensors.clear();
   running->request = std::make_unique<ArrivedRequest>(&running->message, std::move(fed));
+  // The worker replaces this by its own way to cancel, once it gets to the step.
+  arrived.options()->SetCancelCallback([ended_early, step_id = running->message.step_id()] {
+    ended_early->AddStep(
+        step_id, tsl::StatusGroup::MakeDerived(absl::CancelledError("The step was cancelled.")));
+  });
   worker->RunGraphAsync(arrived.options(), running->request.get(), &running->response,
                         [running](const absl::Status& ended) {
                           absl::Status sent = ended;
@@ -170,9 +177,12 @@ absl::Status UnpackRunGraph(const CallBody& body,
   return absl::OkStatus();
 }
 
-void ServeRunGraph(tensorflow::WorkerInterface* worker, CallTable* table) {
+void ServeRunGraph(tensorflow::WorkerInterface* worker, StepFailures* ended_early,
+                   CallTable* table) {
   table->Serve(Method::kRunGraph, CallTable::Order::kAny,
-               [worker](std::shared_ptr<ArrivedCall> call) { RunGraph(worker, std::move(call)); });
+               [worker, ended_early](std::shared_ptr<ArrivedCall> call) {
+                 RunGraph(worker, ended_early, std::move(call));
+               });
   table->Serve(
       Method::kCleanupGraph, CallTable::Order::kAny,
       [worker](std::shared_ptr<ArrivedCall> call) { CleanupGraph(worker, std::move(call)); });

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "control/call_body.h"
 #include "control/callee.h"
+#include "step/step_failures.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/distributed_runtime/worker_interface.h"
 
@@ -18,8 +19,10 @@ absl::Status PackRunGraph(const tensorflow::RunGraphRequestWrapper& request, Cal
 absl::Status UnpackRunGraph(const CallBody& body,
                             tensorflow::MutableRunGraphResponseWrapper* response);
 
-// The callee's half: lets `worker`, which lives as long as the process, execute the calls.
-void ServeRunGraph(tensorflow::WorkerInterface* worker, CallTable* table);
+// The callee's half: lets `worker` execute the calls. `ended_early` gets the steps that are cancelled before they began.
+// Both live as long as the process.
+void ServeRunGraph(tensorflow::WorkerInterface* worker, StepFailures* ended_early,
+                   CallTable* table);
 
 }  // namespace rdmatensor
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/worker_cache.h"
 
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "control/run_graph.h"
 #include "stats/control_stats.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_wrapper.h"
+#include "xla/tsl/platform/status.h"
 
 namespace rdmatensor {
 namespace {
@@ -22,8 +25,8 @@ using tensorflow::WorkerInterface;
 // A task of the cluster. What is not overridden for a reason goes to TensorFlow's client as it is.
 class ControlWorker final : public WorkerInterface {
  public:
-  ControlWorker(std::shared_ptr<RemoteTask> task, WorkerInterface* stock)
-      : task_(std::move(task)), stock_(stock) {}
+  ControlWorker(std::shared_ptr<RemoteTask> task, StepFailures* ended_early, WorkerInterface* stock)
+      : task_(std::move(task)), ended_early_(ended_early), stock_(stock) {}
   ~ControlWorker() override = default;
   WorkerInterface* stock() const { return stock_; }
 
@@ -42,30 +45,27 @@ class ControlWorker final : public WorkerInterface {
     stock_->RegisterGraphAsync(request, response, std::move(done));
   }
 
+  // If one part of a step fails, the master cancels the others, and TensorFlow forgets that where a part has not begun
+  // yet. The part would wait for ever if the failed part's task has never heard of the step.
   void RunGraphAsync(CallOptions* options, tensorflow::RunGraphRequestWrapper* request,
                      tensorflow::MutableRunGraphResponseWrapper* response,
                      StatusCallback done) override {
-    if (const std::shared_ptr<Calls> calls = task_->Ready()) {
-      CallBody body;
-      Calls::Done answered = [response, done](const absl::Status& status, const CallBody& answer) {
-        done(status.ok() ? UnpackRunGraph(answer, response) : status);
-      };
-      if (PackRunGraph(*request, &body).ok() &&
-          calls->Call(Method::kRunGraph, task_->task(), body, options, Calls::DoneRuns::kAnywhere,
-                      &answered)) {
-        CountCall(task_->task(), ControlWay::kChannel);
-        return;
-      }
-    }
-    CountCall(task_->task(), ControlWay::kGrpc);
-    auto* const stock = stock_->CreateRunGraphResponse();
-    stock_->RunGraphAsync(options, request, stock,
-                          [stock, response, done = std::move(done)](const absl::Status& status) {
-                            const absl::Status copied =
-                                status.ok() ? Copy(stock, response) : status;
-                            delete stock;
-                            done(copied);
-                          });
+    const int64_t step_id = request->step_id();
+    const auto use = std::make_shared<OptionsUse>();
+    RunGraph(options, request, response,
+             [ended_early = ended_early_, step_id, use,
+              done = std::move(done)](const absl::Status& status) {
+               // Before the master cancels.
+               if (!status.ok()) {
+                 ended_early->AddStep(step_id, tsl::StatusGroup::MakeDerived(absl::CancelledError(
+                                                   "Another part of the step failed.")));
+               }
+               use->End();
+               done(status);
+             });
+    use->Do([&] {
+      if (!ended_early_->OfStep(step_id).ok()) options->StartCancel();
+    });
   }
 
   void CleanupGraphAsync(const tensorflow::CleanupGraphRequest* request,
@@ -142,6 +142,49 @@ class ControlWorker final : public WorkerInterface {
   }
 
  private:
+  // A call's options, which live until the call has ended.
+  class OptionsUse {
+   public:
+    // Runs `use`, unless the call has ended. It does not end meanwhile.
+    void Do(const std::function<void()>& use) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!ended_) use();
+    }
+    void End() {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ended_ = true;
+    }
+
+   private:
+    std::mutex mutex_;
+    bool ended_ = false;
+  };
+
+  void RunGraph(CallOptions* options, tensorflow::RunGraphRequestWrapper* request,
+                tensorflow::MutableRunGraphResponseWrapper* response, StatusCallback done) {
+    if (const std::shared_ptr<Calls> calls = task_->Ready()) {
+      CallBody body;
+      Calls::Done answered = [response, done](const absl::Status& status, const CallBody& answer) {
+        done(status.ok() ? UnpackRunGraph(answer, response) : status);
+      };
+      if (PackRunGraph(*request, &body).ok() &&
+          calls->Call(Method::kRunGraph, task_->task(), body, options, Calls::DoneRuns::kAnywhere,
+                      &answered)) {
+        CountCall(task_->task(), ControlWay::kChannel);
+        return;
+      }
+    }
+    CountCall(task_->task(), ControlWay::kGrpc);
+    auto* const stock = stock_->CreateRunGraphResponse();
+    stock_->RunGraphAsync(options, request, stock,
+                          [stock, response, done = std::move(done)](const absl::Status& status) {
+                            const absl::Status copied =
+                                status.ok() ? Copy(stock, response) : status;
+                            delete stock;
+                            done(copied);
+                          });
+  }
+
   // TensorFlow's client wants a response of its own making.
   static absl::Status Copy(tensorflow::MutableRunGraphResponseWrapper* from,
                            tensorflow::MutableRunGraphResponseWrapper* to) {
@@ -161,6 +204,7 @@ class ControlWorker final : public WorkerInterface {
   }
 
   const std::shared_ptr<RemoteTask> task_;
+  StepFailures* const ended_early_;
   WorkerInterface* const stock_;  // belongs to the cache of its making
 };
 
@@ -192,6 +236,7 @@ class ControlWorkerCache final : public tensorflow::WorkerCacheWrapper {
                      std::shared_ptr<tensorflow::WorkerCacheInterface> stock)
       : WorkerCacheWrapper(stock.get()),
         own_task_(service->task()),
+        ended_early_(&service->ended_early()),
         local_(local),
         stock_(stock),
         tasks_(std::make_shared<Tasks>(service, std::move(schedule), std::move(stock))) {}
@@ -199,7 +244,7 @@ class ControlWorkerCache final : public tensorflow::WorkerCacheWrapper {
   WorkerInterface* GetOrCreateWorker(const std::string& target) override {
     WorkerInterface* const worker = stock_->GetOrCreateWorker(target);
     if (worker == nullptr || worker == local_) return worker;
-    return new ControlWorker(tasks_->Of(target), worker);
+    return new ControlWorker(tasks_->Of(target), ended_early_, worker);
   }
 
   void ReleaseWorker(const std::string& target, WorkerInterface* worker) override {
@@ -228,6 +273,7 @@ class ControlWorkerCache final : public tensorflow::WorkerCacheWrapper {
 
  private:
   const std::string own_task_;
+  StepFailures* const ended_early_;
   const WorkerInterface* const local_;
   const std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
   const std::shared_ptr<Tasks> tasks_;

@@ -20,6 +20,7 @@
 #include "peer/peer_table.h"
 #include "rdmatensor.h"
 #include "step/mailbox.h"
+#include "step/step_failures.h"
 #include "wire/host.h"
 
 namespace rdmatensor {
@@ -45,6 +46,9 @@ class TensorService {
   rdt_device* device() const { return host_.device; }
   const std::string& address() const { return host_.address; }
   MailboxTable& mailboxes() { return mailboxes_; }
+  // The steps that were cancelled, or that failed at another task, when their part here had perhaps not begun yet.
+  // TensorFlow forgets a cancellation that comes so early. Such a part fails as it begins.
+  StepFailures& ended_early() { return ended_early_; }
   // Channels to receivers that need not reach this server.
   OpenedChannels& to_receivers() { return to_receivers_; }
   // Channels to the processes that this server calls.
@@ -72,6 +76,7 @@ class TensorService {
 
   Host host_;
   MailboxTable mailboxes_;
+  StepFailures ended_early_;
   OpenedChannels to_senders_{&host_, &mailboxes_, PeerChannel::Role::kReceiver};
   OpenedChannels to_receivers_{&host_, &mailboxes_, PeerChannel::Role::kSender};
   OpenedChannels to_callees_{&host_, &mailboxes_, PeerChannel::Role::kCaller};

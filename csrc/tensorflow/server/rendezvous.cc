@@ -289,6 +289,13 @@ void RdmaRendezvous::ReceiveByRpc(Waiter waiter) {
                  });
 }
 
+absl::Status RdmaRendezvous::Initialize(tensorflow::WorkerSession* session) {
+  if (absl::Status status = BaseRemoteRendezvous::Initialize(session); !status.ok()) return status;
+  const absl::Status ended = service_->ended_early().OfStep(step_id_);
+  if (!ended.ok()) StartAbort(ended);  // others may wait for its tensors
+  return ended;
+}
+
 void RdmaRendezvous::StartAbort(const absl::Status& status) {
   const bool first = !aborted_.exchange(true);
   const bool finished = service_->mailboxes().WasRemoved(step_id_);

@@ -68,6 +68,8 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
                       absl::Span<PlannedReceive> all);
   bool CanReceivePlanned() { return is_initialized(); }
 
+  // Called as the step begins here. Fails if the step is over already.
+  absl::Status Initialize(tensorflow::WorkerSession* session) override;
   void StartAbort(const absl::Status& status) override;
 
  protected:

@@ -143,7 +143,7 @@ class RdmaServer : public tensorflow::GrpcServer {
             "plugin was made for: install rdmatensor from its sources beside it");
       }
       eager_.emplace(eager);
-      ServeRunGraph(worker_impl(), &calls_);
+      ServeRunGraph(worker_impl(), &service_->ended_early(), &calls_);
       eager_->Serve(&calls_);
       service_->ServeCalls([this](const std::shared_ptr<PeerChannel>& channel,
                                   const std::string& caller) -> std::shared_ptr<CallEnd> {

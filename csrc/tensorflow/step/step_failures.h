@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Remembers what a peer will not send any more.
+// Remembers which steps failed, and which tensors will not come any more.
 #ifndef RDMATENSOR_TENSORFLOW_STEP_STEP_FAILURES_H_
 #define RDMATENSOR_TENSORFLOW_STEP_STEP_FAILURES_H_
 
@@ -16,8 +16,8 @@
 
 namespace rdmatensor {
 
-// Remembers what a peer will not send any more: the rest of a step, or single tensors of it. Thread-safe, and
-// cheap to ask while nothing has failed.
+// Remembers which steps failed, and of which a peer will not send single tensors any more. Thread-safe, and cheap to
+// ask while nothing has failed.
 class StepFailures {
  public:
   // Keeps the first cause of each step.
