@@ -11,8 +11,6 @@ from typing import NamedTuple
 from ._ffi import ffi, lib
 from .errors import _text, check
 
-_VALUE_SIZE = 4096
-
 
 class Setting(NamedTuple):
     """One setting: its value in force, what it accepts, and whether users can leave it alone."""
@@ -27,8 +25,8 @@ class Setting(NamedTuple):
 
 def get(name: str) -> str:
     """Returns the value in force, as text. Raises UsageError for an unknown name."""
-    value = ffi.new("char[]", _VALUE_SIZE)
-    check(lib.rdt_config_get(name.encode(), value, _VALUE_SIZE))
+    value = ffi.new("char[]", lib.RDT_CONFIG_TEXT_SIZE)
+    check(lib.rdt_config_get(name.encode(), value, lib.RDT_CONFIG_TEXT_SIZE))
     return _text(value)
 
 

@@ -168,8 +168,6 @@ typedef enum rdt_config_id {
 
 /* The value in force of a NUMBER row; always within its range. Thread-safe. */
 uint64_t rdt_config_number(rdt_config_id id);
-/* Room for the longest text of a setting, such as FAULTS with all kinds, and its end. */
-#define RDT_CONFIG_TEXT_SIZE 512
 /* Copies the text in force of any row, cut to `size`. Thread-safe. */
 void rdt_config_text(rdt_config_id id, char *value, size_t size);
 /* Returns RDT_ERR_RANGE, which names the variable, if the environment has a value that was

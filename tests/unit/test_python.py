@@ -59,7 +59,7 @@ def test_every_constant_of_the_header_is_bound(header: str) -> None:
 def test_cdef_has_no_preprocessor_left(build_ffi: dict[str, Any], header: str) -> None:
     text = build_ffi["declarations"](header)
     lines = [line for line in text.splitlines() if line.startswith("#")]
-    assert lines == ["#define RDT_TIMEOUT_DEFAULT ..."]
+    assert lines == ["#define RDT_CONFIG_TEXT_SIZE ...", "#define RDT_TIMEOUT_DEFAULT ..."]
     assert "RDT_API" not in text
 
 

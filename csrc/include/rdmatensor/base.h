@@ -68,6 +68,8 @@ typedef struct rdt_config_entry {
 RDT_API size_t rdt_config_count(void);
 /* Describes entry `index` of the table. RDT_ERR_INVALID past its end. */
 RDT_API rdt_status rdt_config_describe(size_t index, rdt_config_entry *entry);
+/* Room for the text of any setting, with its terminating zero: FAULTS with all its kinds is the longest. */
+#define RDT_CONFIG_TEXT_SIZE 512
 /* Writes the value in force as text, with its terminating zero, into `value`. RDT_ERR_RANGE if `size` is too
  * small, RDT_ERR_INVALID for an unknown name (the message names the nearest). */
 RDT_API rdt_status rdt_config_get(const char *name, char *value, size_t size);

@@ -40,7 +40,7 @@ struct Settings {
   static Settings Read() {
     Settings settings;
     uint64_t connect_timeout_ms = 0;
-    char policy[32] = "", bind_address[512] = "", plan[32] = "", ablation[32] = "",
+    char policy[32] = "", bind_address[RDT_CONFIG_TEXT_SIZE] = "", plan[32] = "", ablation[32] = "",
          checksum[32] = "", control[32] = "";
     (void)rdt_config_get_u64("INLINE_BYTES", &settings.inline_bytes);
     (void)rdt_config_get_u64("ALIAS_BYTES", &settings.alias_bytes);
