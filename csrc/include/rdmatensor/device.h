@@ -91,7 +91,7 @@ RDT_API rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats);
 
 /* ---- Regions ------------------------------------------------------------------------------------ */
 
-/* What peers may do with a region (bits). */
+/* The rights that peers have to a region. Each is a bit. */
 typedef enum rdt_access {
   RDT_ACCESS_NONE = 0,
   RDT_ACCESS_READ = 1,
@@ -132,7 +132,7 @@ RDT_API int rdt_region_reaches(const rdt_region *region, const rdt_channel *chan
 RDT_API void rdt_region_close(rdt_region *region);
 
 /* ---- Channels ----------------------------------------------------------------------------------- */
-/* What a transport can do, and does for this channel (bits of rdt_channel_info.capabilities). */
+/* The capabilities of a transport that are in effect for a channel: the bits of rdt_channel_info.capabilities. */
 #define RDT_CAP_ENCRYPTED 4 /* nobody on the way can read what the channel carries (ENCRYPT=on) */
 typedef enum rdt_capability {
   RDT_CAP_MAP = 1,             /* remote regions can be used in place (rdt_remote_region_map) */

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/* How a tensor travels. */
+/* The ways in which a tensor can travel. */
 typedef enum rdt_plan_class {
   RDT_PLAN_STATIC = 0,  /* size known: written into its place at the receiver */
   RDT_PLAN_BOUNDED = 1, /* largest size known: the same, with its shape beside it */
@@ -20,7 +20,7 @@ typedef enum rdt_plan_class {
   RDT_PLAN_RPC = 3      /* TensorFlow's own RecvTensor */
 } rdt_plan_class;
 
-/* Why it is not static. */
+/* The reasons for which a tensor does not travel in the static way. */
 typedef enum rdt_plan_reason {
   RDT_PLAN_BECAUSE_NONE = 0,
   RDT_PLAN_BECAUSE_TYPE = 1,      /* element_size 0: strings, variants, resources */
@@ -71,8 +71,8 @@ typedef struct rdt_plan_order {
   int32_t may_die; /* 1: it may have no value in a step, because it comes after a branch */
 } rdt_plan_order;
 
-/* What the graph proves about the order of `use_count` tensors; `orders` has as many entries. Nodes in
- * cycles count as loops. Deterministic; O(nodes + arcs) plus a bounded effort for lifetimes, which are
+/* Finds out what the graph proves about the order of `use_count` tensors, and writes an entry for each into
+ * `orders`. Nodes in cycles count as loops. Deterministic; O(nodes + arcs) plus a bounded effort for lifetimes, which are
  * left unknown in graphs too large for it. RDT_ERR_INVALID for an index out of range,
  * RDT_ERR_NO_MEMORY. */
 RDT_API rdt_status rdt_plan_find_order(const rdt_plan_node *nodes, size_t node_count,
@@ -151,7 +151,7 @@ RDT_API rdt_status rdt_plan_get_link(const rdt_plan *plan, size_t index, rdt_pla
 /* Describes ring `ring` of link `index`. RDT_ERR_INVALID past the last. */
 RDT_API rdt_status rdt_plan_get_ring(const rdt_plan *plan, size_t index, uint32_t ring,
                                      rdt_plan_ring *out);
-/* Why a tensor is sent by an operation of its own, and received by one. */
+/* The reasons for which an operation of its own sends a tensor, and another one receives it. */
 typedef enum rdt_plan_alone {
   RDT_PLAN_ALONE_NOT = 0,    /* it shares them */
   RDT_PLAN_ALONE_OFF = 1,    /* fuse_bytes is 0 */

@@ -26,7 +26,7 @@ class Backoff {
   Milliseconds delay() const { return delay_; }
   Clock::time_point next() const { return next_; }
   bool Due() const { return Clock::now() >= next_; }
-  // What has worked since `since` counts as stable: it lasted for a multiple of the delay before.
+  // Returns whether a way that has worked since `since` counts as stable: it has lasted for a multiple of the last delay.
   bool IsStable(Clock::time_point since) const { return Clock::now() - since >= kLasting * delay_; }
 
   void Failed() {

@@ -8,24 +8,24 @@
 
 namespace rdmatensor {
 
-// Thread-safe. A user is counted before it looks whether this is closed, and this is closed before its users are counted.
-// So each user either is seen by the one who closes, or is turned away.
+// Thread-safe. A user counts itself before it looks whether this is closed, and whoever closes this does so before it
+// looks at the count. So each user is either seen by the one who closes, or turned away.
 class Users {
  public:
-  // Leave has to follow, also if this is closed and the user turned away: false.
+  // Returns false if this is closed. Leave has to follow in either case.
   bool Enter() {
     count_.fetch_add(1);
     return !closed_.load();
   }
   // Another use by one who has entered. Leave has to follow.
   void EnterAgain() { count_.fetch_add(1); }
-  // True if this is closed and the last user has left: this may happen more than once.
+  // Returns whether this is closed and the last user has left, which may happen more than once.
   bool Leave() { return count_.fetch_sub(1) == 1 && closed_.load(); }
 
   void Close() { closed_.store(true); }
   void Open() { closed_.store(false); }
   bool is_closed() const { return closed_.load(); }
-  // Closed, and nobody is inside.
+  // Returns whether this is closed and has no users.
   bool is_over() const { return closed_.load() && count_.load() == 0; }
 
  private:

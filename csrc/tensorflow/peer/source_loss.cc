@@ -9,6 +9,7 @@
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
+
 void Source::BecomeUnavailable(const absl::Status& status) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
