@@ -56,6 +56,19 @@ def _large() -> Any:
             return value, [tf.reduce_max(each) for each in arrived]
 
 
+def _until_idle(cluster: Cluster, index: int, idle: dict[str, int]) -> None:
+    """Waits until the task holds no more than that."""
+
+    def excess() -> str:
+        log = cluster.log(index)[-4000:]
+        return f"task {index} holds {_holdings(cluster, index)}, not {idle}; {cluster.stats(index)}\n{log}"
+
+    until(
+        excess,
+        lambda: all(held <= idle[each] for each, held in _holdings(cluster, index).items()),
+    )
+
+
 @pytest.mark.parametrize(("what", "where", "plan"), FAULTS.values(), ids=FAULTS)
 def test_failed_step_leaves_nothing_behind(
     tmp_path: Path, what: str, where: int, plan: str
@@ -86,12 +99,7 @@ def test_failed_step_leaves_nothing_behind(
             assert any(counts[each.split("=")[0]] for each in what.split(",")[-1:]), counts
             assert opened.run(results, {value: 7.0}) == [7.0 + i for i in range(len(results))]
         for index in (0, 1):
-            until(
-                f"task {index} still holds {idle[index]}",
-                lambda index=index: all(
-                    held <= idle[index][each] for each, held in _holdings(cluster, index).items()
-                ),
-            )
+            _until_idle(cluster, index, idle[index])
         cluster.tasks[1].kill()
         until("memory of the dead peer stays mapped", lambda: _maps(cluster, 0) <= before[0])
     finally:

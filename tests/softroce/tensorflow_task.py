@@ -118,7 +118,7 @@ def train(target: str) -> list[str]:
 
 
 def transports() -> set[str]:
-    """By which this task sends and receives."""
+    """The transports by which this task sends and receives."""
     return {peer["transport"] for peer in rdmatensor.tensorflow.stats()["peers"]}
 
 

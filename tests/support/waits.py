@@ -18,12 +18,15 @@ PATIENCE = 60.0
 LOOK_S = 0.02
 
 
-def until(wrong: str, holds: Callable[..., object], seconds: float = PATIENCE) -> None:
-    """Waits until `holds()` is true; fails the test with the words `wrong` if that takes too long."""
+def until(
+    wrong: str | Callable[[], str], holds: Callable[..., object], seconds: float = PATIENCE
+) -> None:
+    """Waits until `holds()` is true; fails the test with the words `wrong`, or what it returns, if that takes
+    too long."""
     end = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > end:
-            raise AssertionError(f"{wrong}, after {seconds:g} s")
+            raise AssertionError(f"{wrong() if callable(wrong) else wrong}, after {seconds:g} s")
         time.sleep(LOOK_S)
 
 

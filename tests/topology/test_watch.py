@@ -12,6 +12,7 @@ from rdmatensor.topology.watch import Pauses, scaled
 from topology.conftest import Place, members
 from transport.teams import Team
 
+CHECKS = 20  # of so many in a row, five pack: there are pauses
 FAST, SLOW = 6e6, 5e5
 TIMES = """
 def reduced(count):
@@ -61,7 +62,7 @@ def test_rates_recover(place: Place) -> None:
     slow = max(team.get("reduced(200_000)"))
     outcomes = []
     # On a busy machine, a measurement may say that the new trees are slower.
-    for _ in range(20):
+    for _ in range(CHECKS):
         outcomes.append(team.get("watch.check()"))
         if share_of_the_slow_link(team) < 0.3:
             break
@@ -71,7 +72,7 @@ def test_rates_recover(place: Place) -> None:
     # The link is as before. Trees that avoid it do not notice, and are packed anew nevertheless.
     for ends in (("m0", "m1"), ("m1", "m0")):
         emulation.shape(*ends, FAST)
-    for _ in range(40):
+    for _ in range(CHECKS):
         team.run("watch.check()")
         if share_of_the_slow_link(team) > 0.4:
             return
