@@ -11,7 +11,6 @@
 #include "group/trees.h"
 
 #define PIECES_MOST 256u
-#define STRANDS 4u
 
 /* What one strand of a tree does with the tree's share. */
 typedef struct branch {
@@ -29,22 +28,25 @@ static bool by_root(rdt_collective_kind kind) {
   return kind == RDT_ALL_GATHER || kind == RDT_REDUCE_SCATTER;
 }
 
-/* Returns the tree's share of the range. Shares end where the sums of rates do. */
+/* Returns the tree's share of the range. Shares end where the sums of rates do. `pieces` gets into how many pieces it is
+ * cut: as many as the largest share, because a small share crosses slow links, where a large piece would take long. */
 static rdt_schedule_range share_of(const rdt_schedule_builder *b, const rdt_tree *tree,
-                                   rdt_schedule_range range) {
+                                   rdt_schedule_range range, uint32_t *pieces) {
   const rdt_schedule_request *q = b->request;
-  uint64_t before = 0, all = 0;
+  uint64_t before = 0, all = 0, most = 0;
   for (size_t i = 0; i < q->trees->count; i++) {
     const rdt_tree *each = &q->trees->trees[i];
     if (!rdt_tree_serves(each, q->kind, q->root) || (by_root(q->kind) && each->root != tree->root))
       continue;
     if (each < tree) before += each->rate;
+    if (each->rate > most) most = each->rate;
     all += each->rate;
   }
   const double part = (double)range.count / (double)all;
   const uint64_t begin = (uint64_t)((double)before * part);
   const uint64_t end =
       before + tree->rate == all ? range.count : (uint64_t)((double)(before + tree->rate) * part);
+  *pieces = rdt_schedule_chunks(b, (uint64_t)((double)most * part), PIECES_MOST);
   return (rdt_schedule_range){range.at + begin, end > begin ? end - begin : 0};
 }
 
@@ -56,14 +58,13 @@ static branch begin(const rdt_schedule_builder *b, const rdt_tree *tree, rdt_sch
                     uint32_t strand, uint32_t strands) {
   const uint32_t rank = b->request->rank;
   branch at = {.tree = tree,
-               .range = share_of(b, tree, range),
                .first = strand,
                .every = strands,
                .levels = tree->levels,
                .depth = tree->depths[rank],
                .root = tree->root == rank,
                .leaf = true};
-  at.pieces = rdt_schedule_chunks(b, at.range.count, PIECES_MOST);
+  at.range = share_of(b, tree, range, &at.pieces);
   for (uint32_t other = 0; other < b->request->size; other++)
     if (is_child(tree, rank, other)) at.leaf = false;
   return at;
@@ -112,7 +113,8 @@ static const rdt_tree *tree_of(const rdt_schedule_builder *b, uint32_t n) {
 
 /* The strand that is this lane's. */
 static branch begin_lane(const rdt_schedule_builder *b, rdt_schedule_range range) {
-  return begin(b, tree_of(b, b->lane / STRANDS), range, b->lane % STRANDS, STRANDS);
+  return begin(b, tree_of(b, b->lane / RDT_TREE_STRANDS), range, b->lane % RDT_TREE_STRANDS,
+               RDT_TREE_STRANDS);
 }
 
 /* The root's elements go to the output from `output` on. */
@@ -232,5 +234,5 @@ uint32_t rdt_schedule_trees_lanes(const rdt_schedule_request *request) {
   uint32_t lanes = 0;
   for (size_t i = 0; i < request->trees->count; i++)
     lanes += rdt_tree_serves(&request->trees->trees[i], request->kind, request->root);
-  return request->kind == RDT_REDUCE_SCATTER ? 1 : lanes * STRANDS;
+  return request->kind == RDT_REDUCE_SCATTER ? 1 : lanes * RDT_TREE_STRANDS;
 }

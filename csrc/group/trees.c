@@ -155,6 +155,7 @@ typedef struct trip {
   double whole_ns; /* to move all bytes over one edge */
   double bytes;    /* of the tree with the most */
   double rounds;   /* until the first piece has arrived everywhere */
+  double strands;  /* whose pieces are under way at the same time */
   double round_ns; /* what a round costs beside the bytes */
 } trip;
 
@@ -178,6 +179,7 @@ static trip trip_of(const rdt_trees *trees, const rdt_group_costs *costs, rdt_co
   const double remote = costs->latency_ns[RDT_PAIR_REMOTE];
   trip found = {share * slowest * 1e9, share * most / sum,
                 kind == RDT_ALL_REDUCE ? 2.0 * levels : levels,
+                kind == RDT_REDUCE_SCATTER ? 1.0 : RDT_TREE_STRANDS,
                 ROUND_LATENCIES * (remote > 0 ? remote : costs->latency_ns[RDT_PAIR_LOCAL])};
   if (kind == RDT_ALL_REDUCE || kind == RDT_REDUCE_SCATTER) {
     const double reduction = costs->reduce_byte_ns * (double)bytes;
@@ -186,8 +188,13 @@ static trip trip_of(const rdt_trees *trees, const rdt_group_costs *costs, rdt_co
   return found;
 }
 
+/* In a round each strand moves a piece. It takes the time of one piece with its messages, or that of all strands' bytes. */
 static double time_of(const trip *way, double pieces) {
-  return (way->rounds + pieces - 1) * (way->round_ns + way->whole_ns / pieces);
+  const double strands = pieces < way->strands ? pieces : way->strands;
+  const double piece_ns = way->whole_ns / pieces;
+  double round_ns = way->round_ns + piece_ns;
+  if (round_ns < strands * piece_ns) round_ns = strands * piece_ns;
+  return (way->rounds + pieces / strands - 1) * round_ns;
 }
 
 /* The number of pieces that ends soonest: more of them fill the tree sooner, but cost more messages. */

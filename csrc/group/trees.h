@@ -10,6 +10,9 @@
 
 #include "group/costs.h"
 
+/* Strands of a tree, whose pieces they take in turns. */
+#define RDT_TREE_STRANDS 4u
+
 typedef struct rdt_tree {
   rdt_collective_kind kind;
   uint32_t root, levels; /* edges from the root to the farthest member */
@@ -38,7 +41,8 @@ void rdt_trees_free(rdt_trees *trees);
 bool rdt_tree_serves(const rdt_tree *tree, rdt_collective_kind kind, uint32_t root);
 /* Returns true if there are trees for such operations. `trees` may be NULL. */
 bool rdt_trees_serve(const rdt_trees *trees, rdt_collective_kind kind, uint32_t root);
-/* Returns the bytes that a tree should carry at a time, for an operation of `bytes` (of input). */
+/* Returns the bytes that the tree with the largest share should carry at a time, for an operation of `bytes` (of input).
+ * Other trees carry their shares in as many pieces. */
 uint64_t rdt_trees_chunk(const rdt_trees *trees, const rdt_group_costs *costs,
                          rdt_collective_kind kind, uint32_t root, uint64_t bytes);
 /* Returns the cheapest algorithm, as rdt_group_costs_choose, but also with trees. */
