@@ -36,7 +36,7 @@ help:
 	@echo 'make schedules    SCHEDULES closures (10000) at once on a ClusterCoordinator'
 	@echo "make conformance  TensorFlow's own tests over both: SOURCE=/its/sources; docs/conformance.md"
 	@echo 'make lint         formatters, linters, type checker'
-	@echo 'make bench        all of it and the rivals, a quarter of an hour; BENCH_FLAGS=--quick'
+	@echo 'make bench        all of it and the rivals, half an hour; BENCH_FLAGS=--quick'
 	@echo 'make bench-quick  the Python API, and steps of TensorFlow against gRPC; some minutes'
 	@echo 'make bench-api    the former alone'
 	@echo 'make bench-networks  tcp against iperf3 and bare sockets, over loopback and veth'
@@ -197,10 +197,11 @@ format: $(VENV)/.packages
 	$(BIN)/clang-format -i $(c_files)
 
 # Tables, and build/bench/results.html; rivals that are missing are named, with how to get them.
-bench: build $(VENV)/.packages
+RIVAL_PYTHON ?= $(BIN)/python
+bench: $(tests)
 	@$(BIN)/pytest -q bench/test_micro.py --benchmark-max-time=0.3 --benchmark-sort=name \
 	  --benchmark-columns=min,median,iqr,rounds
-	@$(BIN)/python bench/run.py $(BENCH_FLAGS)
+	@$(BIN)/python bench/run.py --rival-python $(RIVAL_PYTHON) $(BENCH_FLAGS)
 
 bench-api: build $(VENV)/.packages
 	@$(BIN)/python -m rdmatensor bench local --quick
@@ -216,9 +217,8 @@ bench-asynchronous: $(tests)
 	@$(BIN)/python bench/bench_asynchronous.py
 
 bench-trees: $(tests)
-	@$(BIN)/python bench/bench_trees.py
+	@$(BIN)/python bench/bench_trees.py --rival-python $(RIVAL_PYTHON)
 
-RIVAL_PYTHON ?= $(BIN)/python
 bench-training: build $(VENV)/.packages
 	@$(BIN)/python bench/bench_training.py --rival-python $(RIVAL_PYTHON)
 

@@ -8,7 +8,6 @@ socket. docs/benchmarks.md explains what is measured.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import socket
@@ -24,7 +23,7 @@ from typing import Any
 
 import click
 
-from options import console, deliver, json_option, quick_option
+from options import console, deliver, has_module, json_option, quick_option, rival_python_option
 from rdmatensor.bench import record
 from rdmatensor.bench.turns import in_turns
 from rdmatensor.units import binary_size
@@ -82,20 +81,15 @@ class Unusable(click.ClickException):
 
 
 class Members:
-    """The processes of one library, which `lines` start if they are given."""
+    """The processes of one library, which the command lines `start`; they find this process at `address`."""
 
-    def __init__(
-        self, library: str, size: int, folder: Path, lines: list[list[str]] | None = None
-    ) -> None:
-        address = str(folder / library)
+    def __init__(self, address: str, size: int, start: list[list[str]]) -> None:
         self._lines: list[Connection] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
         self._listener.listen(size)
         self._listener.settimeout(0.5)
-        self._processes = [
-            subprocess.Popen(each) for each in lines or commands(library, address, size)
-        ]
+        self._processes = [subprocess.Popen(each) for each in start]
 
     def meet(self, size: int) -> None:
         """Wait until all have joined. Unusable if one does not."""
@@ -153,8 +147,9 @@ def receive(line: Connection) -> Any:
         raise Unusable("a member ended; see its output above") from None
 
 
-def commands(library: str, address: str, size: int) -> list[list[str]]:
-    member = [sys.executable, str(MEMBER), library, address]
+def commands(library: str, address: str, size: int, rival_python: str) -> list[list[str]]:
+    python = sys.executable if library == OURS else rival_python
+    member = [python, str(MEMBER), library, address]
     if library != OPENMPI:
         return [[*member, str(rank), str(size)] for rank in range(size)]
     # Members are not bound to cores, like those of the others. With more members than cores, OpenMPI needs
@@ -167,11 +162,12 @@ def commands(library: str, address: str, size: int) -> list[list[str]]:
     return [[*command, *member, "0", str(size)]]
 
 
-def missing(library: str) -> record.Missing | None:
+def missing(library: str, rival_python: str) -> record.Missing | None:
     """The library as missing, unless it is installed."""
     module = {GLOO: "torch", OPENMPI: "mpi4py"}.get(library)
-    if module and not importlib.util.find_spec(module):
-        return record.Missing(library, f"there is no {module}", f"pip install {module}")
+    if module and not has_module(rival_python, module):
+        remedy = f"pip install {module}, here or in the Python of --rival-python"
+        return record.Missing(library, f"there is no {module}", remedy)
     if library == OPENMPI and not shutil.which("mpirun"):
         return record.Missing(library, "there is no mpirun", "apt install openmpi-bin")
     return None
@@ -234,15 +230,18 @@ class Bench:
 
 
 @contextlib.contextmanager
-def started(run: record.Run, libraries: list[str], size: int) -> Iterator[dict[str, Members]]:
+def started(
+    run: record.Run, libraries: list[str], size: int, rival_python: str
+) -> Iterator[dict[str, Members]]:
     """The members of each library. Rivals that are not installed or do not start are recorded as missing."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         members = {}
         for library in libraries:
-            if absent := missing(library):
+            if absent := missing(library, rival_python):
                 run.missing.append(absent)
                 continue
-            several = Members(library, size, Path(folder))
+            address = str(Path(folder) / library)
+            several = Members(address, size, commands(library, address, size, rival_python))
             stack.callback(several.close)
             try:
                 several.meet(size)
@@ -255,11 +254,17 @@ def started(run: record.Run, libraries: list[str], size: int) -> Iterator[dict[s
         yield members
 
 
-def measure(libraries: list[str], members: int, sizes: list[Size], quick: bool) -> record.Run:
+def measure(
+    libraries: list[str],
+    members: int,
+    sizes: list[Size],
+    quick: bool,
+    rival_python: str = sys.executable,
+) -> record.Run:
     """Measure all cases."""
     run = record.Run("All-reduce", record.Environment.here(transport="shm"), quick)
     began = time.monotonic()
-    with started(run, libraries, members) as groups:
+    with started(run, libraries, members, rival_python) as groups:
         bench = Bench(groups, members, 5 if quick else 50)
         for case in CASES:
             for size in sizes:
@@ -281,17 +286,19 @@ def measure(libraries: list[str], members: int, sizes: list[Size], quick: bool) 
     help="Measure this library; repeatable.",
 )
 @click.option("--size", "texts", multiple=True, type=click.Choice([s.text for s in SIZES]))
+@rival_python_option
 @json_option
 def main(
     members: int,
     quick: bool,
     libraries: tuple[str, ...],
     texts: tuple[str, ...],
+    rival_python: str,
     json_file: Path | None,
 ) -> None:
     sizes = [size for size in SIZES if not texts or size.text in texts]
     with console().status("measuring"):
-        run = measure(list(libraries or LIBRARIES), members, sizes, quick)
+        run = measure(list(libraries or LIBRARIES), members, sizes, quick, rival_python)
     deliver(run, json_file)
 
 

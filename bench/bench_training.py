@@ -22,7 +22,7 @@ from statistics import median
 
 import click
 
-from options import benchmark, json_option, quick_option
+from options import benchmark, has_module, json_option, quick_option, rival_python_option
 from rdmatensor._ops.processes import free_addresses
 from rdmatensor.bench import record, report
 from rdmatensor.bench.turns import Samples, rotated
@@ -73,11 +73,11 @@ class Ways:
     """Starts ways, which live as long as the stack."""
 
     def __init__(self, stack: ExitStack, logs: Path, rival_python: str) -> None:
-        self._stack, self._logs, self._rival_python = stack, logs, rival_python
+        self._stack, self._logs, self.rival_python = stack, logs, rival_python
 
     def start(self, program: str, size: int, more: Mapping[str, str] | None = None) -> Way:
         port = free_addresses(1)[0].rpartition(":")[2]
-        python = self._rival_python if program in RIVALS.values() else sys.executable
+        python = self.rival_python if program in RIVALS.values() else sys.executable
         processes = []
         for rank in range(size):
             log = self._logs / f"{program}_{size}_{rank}.log"
@@ -95,10 +95,6 @@ class Ways:
             _answer(process, b"ready")
         return Way(program, size, processes)
 
-    def lacks(self, module: str) -> bool:
-        command = [self._rival_python, "-c", f"import {module}"]
-        return subprocess.run(command, capture_output=True, check=False).returncode != 0
-
 
 def _in_turns(ways: Mapping[str, Way], turns: int) -> None:
     for order in rotated(list(ways), turns):
@@ -109,7 +105,7 @@ def _in_turns(ways: Mapping[str, Way], turns: int) -> None:
 def _steps(make: Ways, run: record.Run, workers: int, turns: int) -> None:
     alone, together = {KERAS: make.start("plain", 1)}, {}
     for name, program in {OURS: "keras", **RIVALS}.items():
-        if program in RIVALS.values() and make.lacks(program):
+        if program in RIVALS.values() and not has_module(make.rival_python, program):
             run.missing.append(
                 record.Missing(name, "not installed", f"pip install {program}; --rival-python")
             )
@@ -187,7 +183,7 @@ CASES = {"steps": _steps, "small": _small, "overlap": _overlap}
 @click.command(help=__doc__)
 @quick_option("Take a fifth of the turns.")
 @click.option("--workers", type=click.IntRange(2, 16), default=2, show_default=True)
-@click.option("--rival-python", default=sys.executable, help="A Python that has torch and jax.")
+@rival_python_option
 @click.option("--only", multiple=True, type=click.Choice(list(CASES)), help="Repeatable.")
 @json_option
 def main(

@@ -14,7 +14,14 @@ from pathlib import Path
 import click
 
 from bench_group import GLOO, OURS, Members, Size, commands, missing
-from options import console, deliver, json_option, only_option, quick_option
+from options import (
+    console,
+    deliver,
+    json_option,
+    only_option,
+    quick_option,
+    rival_python_option,
+)
 from rdmatensor import Unsupported
 from rdmatensor.bench import record
 from rdmatensor.bench.turns import in_turns
@@ -66,7 +73,9 @@ def cases() -> list[Case]:
 
 
 @contextlib.contextmanager
-def started(library: str, emulation: Emulation, folder: Path) -> Iterator[Members]:
+def started(
+    library: str, emulation: Emulation, folder: Path, rival_python: str
+) -> Iterator[Members]:
     """A library's members, each at its node."""
     size = emulation.topology.size
     file = folder / "topology.json"
@@ -74,12 +83,13 @@ def started(library: str, emulation: Emulation, folder: Path) -> Iterator[Member
     settings = [f"BENCH_TOPOLOGY={file}", "RDMATENSOR_TRANSPORTS=tcp", "RDMATENSOR_INSECURE=1"]
     settings.append("GLOO_SOCKET_IFNAME=lo")
     lines = []
-    for rank, command in enumerate(commands(library, str(folder / library), size)):
+    address = str(folder / library)
+    for rank, command in enumerate(commands(library, address, size, rival_python)):
         own = f"RDMATENSOR_BIND_ADDRESS={emulation.addresses[rank]}"
         # Gloo takes an interface's first address, which is to be the node's.
         alone = ["sh", "-c", 'ip address del 127.0.0.1/8 dev lo 2>/dev/null; exec "$@"', "sh"]
         lines.append(emulation.command(rank, *alone, "env", own, *settings, *command))
-    members = Members(library, size, folder, lines)
+    members = Members(address, size, lines)
     try:
         members.meet(size)
         yield members
@@ -87,7 +97,9 @@ def started(library: str, emulation: Emulation, folder: Path) -> Iterator[Member
         members.close()
 
 
-def measure(case: Case, nbytes: int, turns: int, libraries: list[str]) -> list[record.Result]:
+def measure(
+    case: Case, nbytes: int, turns: int, libraries: list[str], rival_python: str
+) -> list[record.Result]:
     """Measures all ways in turns, of which each is one all-reduce."""
     topology = case.scaled
     bound = pack(topology, "all_reduce").bound
@@ -96,7 +108,7 @@ def measure(case: Case, nbytes: int, turns: int, libraries: list[str]) -> list[r
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         emulation = stack.enter_context(emulated(topology))
         groups = {
-            library: stack.enter_context(started(library, emulation, folder))
+            library: stack.enter_context(started(library, emulation, folder, rival_python))
             for library in libraries
         }
         calls: dict[str, Callable[[], list[float]]] = {
@@ -136,11 +148,14 @@ def measure(case: Case, nbytes: int, turns: int, libraries: list[str]) -> list[r
 @quick_option("Use 8 MB instead of 64 MB.")
 @only_option([each.name for each in cases()])
 @click.option("--turns", default=2, show_default=True, help="Measure each way so often.")
+@rival_python_option
 @json_option
-def main(quick: bool, only: tuple[str, ...], turns: int, json_file: Path | None) -> None:
+def main(
+    quick: bool, only: tuple[str, ...], turns: int, rival_python: str, json_file: Path | None
+) -> None:
     run = record.Run("Trees over emulated links", record.Environment.here(transport="tcp"), quick)
     libraries = [OURS]
-    if absent := missing(GLOO):
+    if absent := missing(GLOO, rival_python):
         run.missing.append(absent)
     else:
         libraries.append(GLOO)
@@ -150,7 +165,8 @@ def main(quick: bool, only: tuple[str, ...], turns: int, json_file: Path | None)
             if not only or case.name in only:
                 status.update(case.name)
                 try:
-                    run.results += measure(case, (8 if quick else 64) << 20, turns, libraries)
+                    nbytes = (8 if quick else 64) << 20
+                    run.results += measure(case, nbytes, turns, libraries, rival_python)
                 except Unsupported as error:
                     run.missing.append(record.Missing(case.name, str(error), "run it as root"))
                     break

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +31,18 @@ json_option: Decorator = click.option(
 program_option: Decorator = click.option(
     "--program", type=click.Path(path_type=Path), help="Use this build of micro.c."
 )
+
+rival_python_option: Decorator = click.option(
+    "--rival-python",
+    default=sys.executable,
+    help="A Python that has the rivals: torch, jax, mpi4py.",
+)
+
+
+def has_module(python: str, module: str) -> bool:
+    """Whether that Python can import the module, which may take seconds."""
+    done = subprocess.run([python, "-c", f"import {module}"], capture_output=True)
+    return done.returncode == 0
 
 
 def quick_option(text: str) -> Decorator:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,12 +26,14 @@ HERE = Path(__file__).resolve().parent
 class Stage:
     """A program that writes a record to the file after --json, and is killed after `patience_s` seconds.
 
-    Its options are `always`; if that is empty, it gets --quick in a quick run.
+    Its options are `always`; if that is empty, it gets --quick in a quick run. With `rivals`, it is told which
+    Python has them.
     """
 
     name: str
     command: Sequence[str]
     always: Sequence[str] = ()
+    rivals: bool = False
     patience_s: float = 900.0
 
 
@@ -38,24 +41,37 @@ def script(name: str) -> list[str]:
     return [sys.executable, str(HERE / name)]
 
 
-# On two idle cores, all stages take about a quarter of an hour.
+QUICK = ("--quick",)
+# On two idle cores, all stages take about half an hour, of which many sleep on emulated links.
 STAGES = (
     Stage("micro", script("micro.py")),
     Stage("python", [sys.executable, "-m", "rdmatensor", "bench", "local"]),
     Stage("rivals", script("bench_rivals.py")),
-    Stage("collectives", script("bench_group.py"), always=("--quick",)),
-    Stage("trees", script("bench_trees.py"), always=("--quick", "--turns", "1")),
-    Stage("svm", script("bench_svm.py"), always=("--quick", "--turns", "1")),
-    Stage("tensorflow", script("bench_tensorflow.py"), always=("--quick",)),
-    Stage("paper", script("paper.py"), always=("--quick",)),
-    Stage("converge", script("converge.py"), always=("--quick",)),
+    Stage("networks", script("bench_networks.py"), QUICK),
+    Stage("groups", script("bench_group.py"), QUICK, rivals=True),
+    Stage("trees", script("bench_trees.py"), (*QUICK, "--turns", "1"), rivals=True),
+    Stage("tensorflow", script("bench_tensorflow.py"), QUICK),
+    Stage("collectives", script("bench_collectives.py"), (*QUICK, "--workers", "2")),
+    Stage("embedding", script("bench_embedding.py"), QUICK),
+    Stage("paper", script("paper.py"), QUICK),
+    Stage("converge", script("converge.py"), QUICK),
+    Stage("training", script("bench_training.py"), QUICK, rivals=True),
+    Stage("sharded", script("bench_sharded.py"), QUICK),
+    Stage("tables", script("bench_tables.py"), QUICK),
+    Stage("split", script("bench_split.py"), QUICK),
+    Stage("asynchronous", script("bench_asynchronous.py"), QUICK),
+    Stage("svm", script("bench_svm.py"), (*QUICK, "--turns", "1")),
 )
 
 
-def run_stage(stage: Stage, quick: bool, folder: Path) -> tuple[record.Run | None, str]:
+def run_stage(
+    stage: Stage, quick: bool, folder: Path, rival_python: str
+) -> tuple[record.Run | None, str]:
     """The stage's record, if it wrote one, and what went wrong; "" if nothing did."""
     file = folder / f"{stage.name}.json"
-    flags = stage.always or (("--quick",) if quick else ())
+    flags = [*(stage.always or (QUICK if quick else ()))]
+    if stage.rivals:
+        flags += ["--rival-python", rival_python]
     command = [*stage.command, *flags, "--json", str(file)]
     fault = ""
     try:
@@ -71,14 +87,14 @@ def run_stage(stage: Stage, quick: bool, folder: Path) -> tuple[record.Run | Non
 
 
 def run_stages(
-    stages: Sequence[Stage], quick: bool, console: Console
+    stages: Sequence[Stage], quick: bool, console: Console, rival_python: str = sys.executable
 ) -> tuple[list[record.Run], list[str]]:
     """Run all stages, even if some fail."""
     runs, faults = [], []
     with tempfile.TemporaryDirectory(prefix="rdmatensor-bench-") as folder:
         for stage in stages:
             console.rule(stage.name)
-            run, fault = run_stage(stage, quick, Path(folder))
+            run, fault = run_stage(stage, quick, Path(folder), rival_python)
             runs += [run] if run else []
             faults += [fault] if fault else []
     return runs, faults
@@ -100,13 +116,18 @@ def run_stages(
     show_default=True,
     help="Write results.json and results.html into this folder.",
 )
-def main(quick: bool, only: tuple[str, ...], skip: tuple[str, ...], out: Path) -> None:
+@options.rival_python_option
+def main(
+    quick: bool, only: tuple[str, ...], skip: tuple[str, ...], out: Path, rival_python: str
+) -> None:
     console = options.console()
     chosen = [each for each in STAGES if (not only or each.name in only) and each.name not in skip]
     if not chosen:
         raise click.UsageError("no stage is left to run")
+    if os.sep in rival_python:
+        rival_python = os.path.abspath(rival_python)  # stages run in another folder
     began = time.monotonic()
-    runs, faults = run_stages(chosen, quick, console)
+    runs, faults = run_stages(chosen, quick, console, rival_python)
     if runs:
         whole = record.merged("All benchmarks", runs)
         whole.faults += faults

@@ -30,14 +30,14 @@ def test_every_library_is_measured_or_missing() -> None:
 def test_a_rival_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with an mpi4py that finds no library of its own."""
 
-    def broken(library: str, address: str, size: int) -> list[list[str]]:
+    def broken(library: str, address: str, size: int, python: str) -> list[list[str]]:
         if library != bench_group.GLOO:
-            return commands(library, address, size)
+            return commands(library, address, size, python)
         return [[sys.executable, "-c", "raise SystemExit(1)"]] * size
 
     commands = bench_group.commands
     monkeypatch.setattr(bench_group, "commands", broken)
-    monkeypatch.setattr(bench_group, "missing", lambda library: None)
+    monkeypatch.setattr(bench_group, "missing", lambda library, python: None)
     libraries = [bench_group.OURS, bench_group.GLOO]
     run = bench_group.measure(libraries, 2, [SIZE], True)
     assert [each.name for each in run.missing] == [bench_group.GLOO]
