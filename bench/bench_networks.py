@@ -8,15 +8,14 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from networks import LOOPBACK, Network, veth
 from options import console, deliver, json_option, program_option, quick_option
 from programs import build_micro, first_line, free_port, run, started
 from rdmatensor.bench import record
@@ -30,40 +29,6 @@ CROWD = 256  # connections of one process
 ENCRYPTED, ENCRYPTED_SIZES = "rdmatensor, encrypted", (MB, 64 * MB)
 
 Way = Callable[[], list[float]]
-
-
-@dataclass(frozen=True)
-class Network:
-    """Where the server is: its address, and what its commands begin with."""
-
-    name: str
-    host: str
-    prefix: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-@contextlib.contextmanager
-def veth() -> Iterator[Network]:
-    space, near, far = f"rdtbench-{os.getpid()}", f"rdtb{os.getpid()}", f"rdtc{os.getpid()}"
-    inside = ("ip", "netns", "exec", space)
-    # Another run's, or one that was killed, may be there.
-    subnet = f"198.{18 + os.getpid() // 256 % 2}.{os.getpid() % 256}"
-    try:
-        for words in (
-            ("ip", "netns", "add", space),
-            ("ip", "link", "add", near, "type", "veth", "peer", far, "netns", space),
-            ("ip", "address", "add", f"{subnet}.1/24", "dev", near),
-            ("ip", "link", "set", near, "up"),
-            (*inside, "ip", "address", "add", f"{subnet}.2/24", "dev", far),
-            (*inside, "ip", "link", "set", far, "up"),
-        ):
-            subprocess.run(words, check=True, capture_output=True)
-        host = f"{subnet}.2"
-        # The namespaces are this machine's alone, and the peers have no secret.
-        yield Network("veth", host, inside, {"RDMATENSOR_INSECURE": "1"})
-    finally:
-        subprocess.run(("ip", "link", "delete", near), capture_output=True)
-        subprocess.run(("ip", "netns", "delete", space), capture_output=True)
 
 
 class Bench:
@@ -213,7 +178,7 @@ def main(quick: bool, program: Path | None, json_file: Path | None) -> None:
         secret = folder / "secret"
         secret.touch(0o600)
         secret.write_text(os.urandom(16).hex())
-        networks = [Network("loopback", "127.0.0.1")]
+        networks = [LOOPBACK]
         if os.geteuid() == 0:
             networks.append(stack.enter_context(veth()))
         else:

@@ -136,7 +136,7 @@ def faults_of(case: Case, result: Result) -> Iterator[str]:
     if (shortest := min(result.samples.all)) < case.compute_s:
         yield f"a step took {duration(shortest)}, less than it computes"
     if result.way.protocol == STOCK:
-        if (moved := result.samples.loopback_bytes) < case.nbytes:
+        if (moved := result.samples.carried_bytes) < case.nbytes:
             yield f"a step moved only {size(moved)} over loopback"
         return
     paths = result.timed.paths

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 class Stage:
     """A program that writes a record to the file after --json, and is killed after `patience_s` seconds.
 
-    Its options are `always`; if that is empty, it gets --quick in a quick run. With `rivals`, it is told which
+    Its options are `always`; if that is empty, it gets --quick in a quick run. With `rivals`, it learns which
     Python has them.
     """
 
@@ -51,6 +51,12 @@ STAGES = (
     Stage("groups", script("bench_group.py"), QUICK, rivals=True),
     Stage("trees", script("bench_trees.py"), (*QUICK, "--turns", "1"), rivals=True),
     Stage("tensorflow", script("bench_tensorflow.py"), QUICK),
+    Stage("tensorflow over tcp", [*script("bench_tensorflow.py"), "--veth"], QUICK),
+    Stage(
+        "tensorflow at 1 Gbit/s",
+        [*script("bench_tensorflow.py"), "--veth", "--rate", "1gbit"],
+        QUICK,
+    ),
     Stage("collectives", script("bench_collectives.py"), (*QUICK, "--workers", "2")),
     Stage("embedding", script("bench_embedding.py"), QUICK),
     Stage("paper", script("paper.py"), QUICK),
@@ -125,7 +131,7 @@ def main(
     if not chosen:
         raise click.UsageError("no stage is left to run")
     if os.sep in rival_python:
-        rival_python = os.path.abspath(rival_python)  # stages run in another folder
+        rival_python = str(Path(rival_python).absolute())  # stages run in another folder
     began = time.monotonic()
     runs, faults = run_stages(chosen, quick, console, rival_python)
     if runs:

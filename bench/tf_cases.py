@@ -141,12 +141,37 @@ STEPS = (
     StepCase("eager addition, 4 MiB fed", "eager", 1, 4 * MIB, target=8, fed=True),
 )
 
+# What is wanted over tcp between two network namespaces, whose cores are the same.
+OVER_TCP: dict[str, float | None] = {
+    "1 x 64 MiB": 3,
+    "1 x 256 MiB": 4,
+    "100 x 1 MiB": 3.5,
+    "100 x 64 KiB": 5,
+    "1000 x 1 KiB": 7,
+}
+# At 1 Gbit/s the network is what takes time, and nothing may be slower than gRPC.
+OVER_GIGABIT: dict[str, float | None] = dict.fromkeys(
+    (
+        "1 x 1 KiB",
+        "1 x 1 MiB",
+        "1 x 16 MiB",
+        "100 x 64 KiB",
+        "1000 x 1 KiB",
+        "training step, batch 1",
+    ),
+    1,
+)
+
 UNUSED_NAME = "plugin unused"
 UNUSED_STEPS = 120
 UNUSED_BLOCK = 10
 UNUSED_BATCH = 32
 
-NAMES = (*(case.name for case in (*TRANSFERS, *TRAININGS, *STEPS)), UNUSED_NAME)
+TARGETS: dict[str, float | None] = {
+    **{case.name: case.target for case in (*TRANSFERS, *TRAININGS, *STEPS)},
+    UNUSED_NAME: None,
+}
+NAMES = tuple(TARGETS)
 
 
 def names(quick: bool) -> list[str]:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from networks import LOOPBACK, Network
 from rdmatensor.bench import turns
 from rdmatensor.bench.turns import Distribution, rotated, turn_ratios
 from rdmatensor.demo.cluster import SILENCE_S, environment
@@ -29,13 +30,13 @@ class Samples(turns.Samples):
     losses: list[Any] = field(default_factory=list)
     # All steps, including the untimed ones of each block.
     steps: int = 0
-    # Bytes per step that crossed the loopback interface, for each block.
-    loopback: list[float] = field(default_factory=list)
+    # Bytes per step that crossed the network, for each block.
+    carried: list[float] = field(default_factory=list)
 
     @property
-    def loopback_bytes(self) -> float:
+    def carried_bytes(self) -> float:
         """The median of the blocks."""
-        return Distribution.of(self.loopback).median
+        return Distribution.of(self.carried).median
 
 
 @dataclass(frozen=True)
@@ -64,35 +65,45 @@ LOCAL = Way(FLOOR, STOCK, settings={ALONE: "1"})
 class Cluster:
     """Servers, each in a process of its own that runs `program`. The first one is the client's, too.
 
-    Where nothing is remote, there is only the last one.
+    All but the client's are at the network's other end. Where nothing is remote, there is only one, the last.
     """
 
+    CLIENT = 0
+
     def __init__(
-        self, team: Team, way: Way, jobs: Sequence[str] = ("worker",) * 2, program: str = "tf_task"
+        self,
+        team: Team,
+        way: Way,
+        jobs: Sequence[str] = ("worker",) * 2,
+        program: str = "tf_task",
+        network: Network = LOOPBACK,
     ) -> None:
         self.way = way
+        self.network = network
         self._team = team
         jobs = jobs[-1:] if way == LOCAL else jobs
-        addresses = iter(free_addresses(len(jobs)))
         cluster: dict[str, list[str]] = {}
         places = []
-        for job in jobs:
-            places.append((job, str(len(cluster.setdefault(job, [])))))
-            cluster[job].append(next(addresses))
+        for number, (job, address) in enumerate(zip(jobs, free_addresses(len(jobs)), strict=True)):
+            here = number == self.CLIENT % len(jobs)
+            places.append((job, str(len(cluster.setdefault(job, []))), here))
+            host = network.near if here else network.host
+            cluster[job].append(f"{host}:{address.rpartition(':')[2]}")
         script = [str(_FOLDER / f"{program}.py"), json.dumps(cluster)]
         self.tasks = [
             team.start(
                 f"{way.name.replace('/', '-')}-of-{len(jobs)}-{job}{index}",
                 [*script, job, index, way.protocol],
-                way.environment,
+                way.environment | network.environment,
+                () if here else network.prefix,
             )
-            for job, index in places
+            for job, index, here in places
         ]
 
     @property
     def client(self) -> Child:
-        """The task in whose process sessions run."""
-        return self.tasks[0]
+        """The task in whose process sessions run, or steps are called."""
+        return self.tasks[self.CLIENT]
 
     def ask(self, command: str, patience: float = SILENCE_S, **fields: Any) -> dict[str, Any]:
         """The client's answer to a command. TaskFailed if there is none after `patience` seconds."""
@@ -115,6 +126,10 @@ class Cluster:
                 state = "has the plugin loaded" if facts["plugin"] else "has no plugin loaded"
                 raise TaskFailed(task.name, state, task.log)
 
+    def cpu_seconds(self) -> float:
+        """The processor time that all tasks have used."""
+        return sum(float(facts["cpu_seconds"]) for facts in self.ask_all("process"))
+
     def reset(self) -> None:
         """Set the plugin's counters to zero."""
         if self.way.protocol != STOCK:
@@ -128,13 +143,10 @@ class Cluster:
 class Trio(Cluster):
     """A parameter server, a worker and a chief, which is the client."""
 
+    CLIENT = -1
+
     def __init__(self, team: Team, way: Way, program: str) -> None:
         super().__init__(team, way, ("ps", "worker", "chief"), program)
-
-    @property
-    def client(self) -> Child:
-        """The chief."""
-        return self.tasks[-1]
 
 
 @dataclass(frozen=True)
@@ -161,12 +173,16 @@ class Use:
 
 @dataclass(frozen=True)
 class Result:
-    """One case on one cluster: what building and warming up used, and the timed steps."""
+    """One case on one cluster: what building and warming up used, and the timed steps.
+
+    `cpu_seconds` is the processor time of all tasks during the timed steps and while others had their turns.
+    """
 
     way: Way
     samples: Samples
     warm_up: Use
     timed: Use
+    cpu_seconds: float = 0.0
 
 
 def ratio(slow: Result, fast: Result) -> tuple[float, Distribution]:
@@ -202,10 +218,17 @@ def measure(
         warm_up.append(cluster.use())
         cluster.reset()
     asked = {cluster.way.name: cluster.ask for cluster in clusters}
-    samples = interleave(asked, steps, block, patience)
+    began = [cluster.cpu_seconds() for cluster in clusters]
+    samples = interleave(asked, steps, block, patience, clusters[0].network)
     results = [
-        Result(cluster.way, samples[cluster.way.name], before, cluster.use())
-        for cluster, before in zip(clusters, warm_up, strict=True)
+        Result(
+            cluster.way,
+            samples[cluster.way.name],
+            before,
+            cluster.use(),
+            cluster.cpu_seconds() - idle,
+        )
+        for cluster, before, idle in zip(clusters, warm_up, began, strict=True)
     ]
     for cluster in clusters:
         cluster.ask("close")
@@ -217,28 +240,20 @@ def interleave(
     steps: int,
     block: int,
     patience: float = SILENCE_S,
+    network: Network = LOOPBACK,
 ) -> dict[str, Samples]:
     """Ask for blocks of steps in turns, so that drift of the machine affects all alike."""
     samples = {name: Samples() for name in asked}
     for names in rotated(list(asked), -(-steps // block)):
         for name in names:
-            start = _loopback_bytes()
+            start = network.carried_bytes
             answer = asked[name]("block", patience, steps=block)
             sample = samples[name]
             sample.steps += answer["steps"]
-            sample.loopback.append((_loopback_bytes() - start) / answer["steps"])
+            sample.carried.append((network.carried_bytes - start) / answer["steps"])
             sample.blocks.append(answer["seconds"])
             sample.losses += answer["losses"]
     return samples
-
-
-def _loopback_bytes() -> int:
-    """Bytes that the loopback interface has carried, which is how gRPC's traffic shows on one machine."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == "lo":
-            return int(counters.split()[0])
-    return 0
 
 
 @dataclass

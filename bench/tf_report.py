@@ -84,8 +84,8 @@ class Row:
         """Steps of one cluster that did not move what they should, or not by the path that they should."""
         name = result.way.name
         if result.way.protocol == STOCK:
-            if (moved := result.samples.loopback_bytes) < self.step_bytes:
-                yield f"a step over {name} moved only {size(moved)} over loopback"
+            if (moved := result.samples.carried_bytes) < self.step_bytes:
+                yield f"a step over {name} moved only {size(moved)} over the network"
             return
         paths = result.timed.paths
         pushed = paths.pushed_bytes() / result.samples.steps
@@ -137,8 +137,9 @@ class Row:
                 parameters={
                     "step_bytes": self.step_bytes,
                     "steps": result.samples.steps,
-                    "loopback_bytes": result.samples.loopback_bytes,
+                    "network_bytes": result.samples.carried_bytes,
                     "over_floor_s": self.over_floor(result),
+                    "cpu_s_of_a_step": result.cpu_seconds / result.samples.steps,
                 },
                 rival=slowest if compared else "",
                 target=self.target if compared and result.way.planned else None,
@@ -160,7 +161,8 @@ def step_table(
         "target",
         FLOOR,
         "over the floor",
-        "over loopback",
+        "over the network",
+        "processors",
     ):
         table.add_column(header, justify="right")
     table.add_column("sent in a step")
@@ -177,7 +179,8 @@ def step_table(
                 row.verdict() if index == 0 else "",
                 duration(row.floor.samples.spread.median) if row.floor and index == 0 else "",
                 "" if (over := row.over_floor(result)) is None else excess(over),
-                size(result.samples.loopback_bytes),
+                size(result.samples.carried_bytes),
+                duration(result.cpu_seconds / result.samples.steps),
                 row.route(result),
                 end_section=last,
             )

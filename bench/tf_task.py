@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ class Client:
 
 
 def process_facts() -> Mapping[str, Any]:
-    """Whether the plugin is loaded, and the process's threads, memory and id."""
+    """Whether the plugin is loaded, and the process's threads, memory, processor time and id."""
     status = dict(
         line.split(":", 1)
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -94,6 +95,7 @@ def process_facts() -> Mapping[str, Any]:
         "plugin": _PLUGIN in Path("/proc/self/maps").read_text(),
         "threads": int(status["Threads"]),
         "resident_bytes": int(status["VmRSS"].split()[0]) * 1024,
+        "cpu_seconds": time.process_time(),
         "pid": os.getpid(),
     }
 

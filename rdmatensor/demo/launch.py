@@ -115,11 +115,21 @@ class Team:
         with self._crew:
             self.stop()
 
-    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
-        """Runs this Python with `argv`, and with `env` added to this process's environment."""
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+    ) -> Child:
+        """Runs this Python with `argv`, and with `env` added to this process's environment.
+
+        The command begins with `before`, which may take the process to another network namespace.
+        """
         log = self._log_dir / f"{name}.log"
         with log.open("wb") as log_file:
-            process = self._crew.start([*_PATH_FLAGS, *argv], env or {}, log_file.fileno())
+            command = [*before, sys.executable, *_PATH_FLAGS, *argv]
+            process = self._crew.run(command, env or {}, log_file.fileno())
         child = Child(name, process, log)
         self._children.append(child)
         return child

@@ -15,7 +15,7 @@ def _result(way: Way, seconds: float) -> Result:
     none = {"sent_tensors": 0, "sent_bytes": 0}
     paths = dict.fromkeys(("static", "bounded", "inline", "dynamic", "bounce", "rpc"), none)
     use = Use([{"paths": paths, "rpc_reasons": {}, "peers": [], "transports": {}}])
-    return Result(way, Samples(blocks=[[seconds] * 3], steps=3, loopback=[0.0]), use, use)
+    return Result(way, Samples(blocks=[[seconds] * 3], steps=3, carried=[0.0]), use, use)
 
 
 @pytest.fixture

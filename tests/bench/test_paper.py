@@ -70,7 +70,7 @@ def _used(**changes: Any) -> Use:
 
 
 def _faults(way: Way, use: Use, loopback: float = 0.0) -> list[str]:
-    samples = Samples(blocks=[[1.0] * STEPS], steps=STEPS, loopback=[loopback])
+    samples = Samples(blocks=[[1.0] * STEPS], steps=STEPS, carried=[loopback])
     return list(faults_of(CASE, Result(way, samples, use, use)))
 
 
