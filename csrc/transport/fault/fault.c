@@ -12,17 +12,8 @@
 #include "base/config.h"
 #include "base/faults.h"
 #include "base/status.h"
+#include "transport/fault/held.h"
 #include "transport/fault/link.h"
-
-/* A piece that is done but not reported yet. */
-typedef struct unreported {
-  struct unreported *next;
-  rdt_request *request;
-  rdt_status status;
-  int64_t due_us; /* or NEVER: reported when the endpoint is aborted */
-} unreported;
-
-#define NEVER INT64_MAX
 
 /* A byte to corrupt once its read is done. */
 typedef struct misread {
@@ -39,10 +30,9 @@ struct rdt_endpoint {
   atomic_bool broken;      /* poll will say so, once */
   atomic_bool stopped;
   bool reported; /* receive side */
+  rdt_held held;
   pthread_mutex_t lock;
-  unreported *held;
   misread *misread;
-  atomic_uint held_count, due_count; /* those that are ever due */
   uint64_t passed; /* bytes that have passed the emulated link and wait for credit; send side */
 };
 
@@ -50,67 +40,10 @@ static bool happens(const rdt_endpoint *endpoint, rdt_fault_kind kind) {
   return rdt_faults_concern(endpoint->inner->name) && rdt_fault_happens(kind, endpoint->peer);
 }
 
-static rdt_status broken_error(const rdt_endpoint *endpoint) {
-  return rdt_fail(RDT_ERR_CONNECTION_LOST,
-                  "a fault was injected into the connection to %s (%sFAULTS)", endpoint->peer,
-                  RDT_ENV_PREFIX);
-}
-
-/* ---- what is reported late, or never --------------------------------------------------------------- */
-
-/* Keeps a piece to report it later. The request does not count a `fresh` piece yet. Returns
- * false if there is no memory; the piece is then reported as usual. */
-static bool hold_back(rdt_endpoint *endpoint, rdt_request *request, bool fresh, rdt_status status,
-                      int64_t due_us) {
-  unreported *added = malloc(sizeof(*added));
-  if (!added) return false;
-  if (fresh) rdt_request_hold(request); /* before poll can find the piece */
-  pthread_mutex_lock(&endpoint->lock);
-  *added = (unreported){endpoint->held, request, status, due_us};
-  endpoint->held = added;
-  atomic_fetch_add(&endpoint->held_count, 1);
-  if (due_us != NEVER) atomic_fetch_add(&endpoint->due_count, 1);
-  pthread_mutex_unlock(&endpoint->lock);
-  return true;
-}
-
-/* Takes the pieces that are due by `now_us` off the list. */
-static unreported *take_due(rdt_endpoint *endpoint, int64_t now_us) {
-  unreported *due = NULL;
-  pthread_mutex_lock(&endpoint->lock);
-  for (unreported **link = &endpoint->held; *link;) {
-    unreported *each = *link;
-    if (each->due_us > now_us) {
-      link = &each->next;
-      continue;
-    }
-    *link = each->next;
-    each->next = due;
-    due = each;
-    if (each->due_us != NEVER) atomic_fetch_sub(&endpoint->due_count, 1);
-  }
-  pthread_mutex_unlock(&endpoint->lock);
-  return due;
-}
-
-static int report_due(rdt_endpoint *endpoint, int64_t now_us, const rdt_events *events) {
-  int count = 0;
-  if (atomic_load(&endpoint->held_count) == 0) return 0;
-  for (unreported *each = take_due(endpoint, now_us), *next; each; each = next, count++) {
-    next = each->next;
-    rdt_status status = each->due_us == NEVER ? RDT_ERR_CONNECTION_LOST : each->status;
-    if (status < 0) broken_error(endpoint);
-    events->completed(events->context, each->request, status);
-    atomic_fetch_sub(&endpoint->held_count, 1); /* only now is the endpoint idle */
-    free(each);
-  }
-  return count;
-}
-
 /* Decides when to report a piece that succeeded, and with what status. 0 means now. */
 static int64_t choose_report(rdt_endpoint *endpoint, rdt_status *status) {
   *status = RDT_OK;
-  if (happens(endpoint, RDT_FAULT_DROP)) return NEVER;
+  if (happens(endpoint, RDT_FAULT_DROP)) return RDT_HELD_NEVER;
   if (happens(endpoint, RDT_FAULT_DELAY)) return rdt_now_us() + rdt_fault_us(RDT_FAULT_DELAY);
   if (!happens(endpoint, RDT_FAULT_FAIL)) return 0;
   atomic_store(&endpoint->broken, true);
@@ -142,7 +75,7 @@ static rdt_status report_later(rdt_endpoint *endpoint, rdt_request *request) {
   rdt_status status;
   int64_t due = choose_report(endpoint, &status);
   if (due == 0 && status == RDT_OK) return RDT_OK;
-  return hold_back(endpoint, request, true, status, due) ? RDT_IN_PROGRESS : RDT_OK;
+  return rdt_held_add(&endpoint->held, request, true, status, due) ? RDT_IN_PROGRESS : RDT_OK;
 }
 
 /* ---- bits that turn over ------------------------------------------------------------------------------ */
@@ -288,7 +221,7 @@ static int fault_doorbell(rdt_endpoint *endpoint) {
 
 /* Reports whether poll has something to do that no event announces. */
 static bool poll_is_due(const rdt_endpoint *endpoint) {
-  return atomic_load(&endpoint->due_count) > 0 ||
+  return rdt_held_due(&endpoint->held) ||
          (atomic_load(&endpoint->broken) && !atomic_load(&endpoint->stopped));
 }
 
@@ -323,8 +256,8 @@ static void pass_completion(void *context, rdt_request *request, rdt_status stat
   misread_now(endpoint, request, status == RDT_OK);
   if (status == RDT_OK && !atomic_load(&endpoint->stopped)) {
     int64_t due = choose_report(endpoint, &status);
-    if (due > 0 && hold_back(endpoint, request, false, status, due)) return;
-    if (status < 0) broken_error(endpoint);
+    if (due > 0 && rdt_held_add(&endpoint->held, request, false, status, due)) return;
+    if (status < 0) rdt_held_broken(endpoint->peer);
   }
   events->completed(events->context, request, status);
 }
@@ -334,13 +267,13 @@ static int fault_poll(rdt_endpoint *endpoint, int budget, const rdt_events *even
   rdt_events passed = {&own, pass_notification, pass_completion};
   int taken = endpoint->inner->poll(endpoint->end, budget, &passed);
   if (taken < 0) return taken;
-  taken += report_due(endpoint, rdt_now_us(), events);
+  taken += rdt_held_report(&endpoint->held, rdt_now_us(), endpoint->peer, events);
   if (taken > 0 && happens(endpoint, RDT_FAULT_STALL))
     usleep((useconds_t)rdt_fault_us(RDT_FAULT_STALL));
   if (!atomic_load(&endpoint->broken) || endpoint->reported || atomic_load(&endpoint->stopped))
     return taken;
   endpoint->reported = true;
-  return broken_error(endpoint);
+  return rdt_held_broken(endpoint->peer);
 }
 
 static bool fault_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
@@ -369,6 +302,7 @@ static rdt_status create(const rdt_transport *inner, rdt_domain *domain,
     return status;
   }
   endpoint->inner = inner;
+  rdt_held_init(&endpoint->held);
   pthread_mutex_init(&endpoint->lock, NULL);
   *endpoint_out = endpoint;
   return RDT_OK;
@@ -397,18 +331,19 @@ static void fault_stop(rdt_endpoint *endpoint) {
 
 static bool fault_idle(const rdt_endpoint *endpoint) {
   const rdt_transport *inner = endpoint->inner;
-  return atomic_load(&endpoint->held_count) == 0 &&
+  return rdt_held_none(&endpoint->held) &&
          (!inner->endpoint_idle || inner->endpoint_idle(endpoint->end));
 }
 
 static void fault_abort(rdt_endpoint *endpoint, const rdt_events *events) {
   if (endpoint->inner->endpoint_abort) endpoint->inner->endpoint_abort(endpoint->end, events);
-  report_due(endpoint, NEVER, events);
+  rdt_held_report(&endpoint->held, RDT_HELD_NEVER, endpoint->peer, events);
 }
 
 static void fault_destroy(rdt_endpoint *endpoint) {
   endpoint->inner->endpoint_destroy(endpoint->end);
   while (endpoint->misread) misread_now(endpoint, endpoint->misread->request, false);
+  rdt_held_destroy(&endpoint->held);
   pthread_mutex_destroy(&endpoint->lock);
   free(endpoint);
 }
