@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import rdmatensor
 from support import ROOT, TESTS, failure_table, tools
@@ -60,6 +61,11 @@ class _Namer:
         if report.failed and terminal is not None:
             terminal.ensure_newline()
             terminal.write_line(f"FAILED {report.nodeid} ({report.when})")
+
+
+# An example takes as long as a busy machine needs.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:

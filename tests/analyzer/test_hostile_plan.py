@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_analyzer import AnalysisError, TransferPlan, diff
@@ -39,7 +39,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_damaged_plan_is_refused_or_can_be_used(plan: TransferPlan, data: st.DataObject) -> None:
     document = json.loads(plan.to_json())
@@ -74,7 +74,7 @@ def test_a_place_in_no_memory_is_refused(plan: TransferPlan) -> None:
             TransferPlan.from_json(json.dumps(less))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.binary(max_size=40) | st.text(max_size=40))
 def test_anything_else_is_refused(text: str | bytes) -> None:
     with pytest.raises(AnalysisError):

@@ -69,7 +69,7 @@ def digraphs(draw: st.DrawFn) -> Topology:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(digraphs(), st.integers(0, 6))
 def test_random_digraphs(graph: Topology, root: int) -> None:
     for kind in ("broadcast", "all_gather", "reduce_scatter"):
@@ -82,7 +82,7 @@ def test_random_digraphs(graph: Topology, root: int) -> None:
     check(both, pack(both, "all_reduce"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 6), st.integers(0, 2**32 - 1))
 def test_cheapest_arborescences(size: int, seed: int) -> None:
     """Compared with all choices of parents: trees are those in which all ways lead to the root."""

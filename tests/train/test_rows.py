@@ -31,7 +31,7 @@ def lookups(draw: Any) -> Any:
     return rows, draw(st.integers(1, size)), [draw(ids) for _ in range(size)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(lookups(), st.sampled_from([tf.int32, tf.int64]))
 def test_every_id_gets_its_row(ops: Any, case: Any, dtype: Any) -> None:
     rows, owners, ids = case
@@ -90,7 +90,7 @@ def _sums(rows: int, width: int, indices: Any, values: Any) -> Any:
     return dense
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(gradients())
 def test_sums(ops: Any, case: Any) -> None:
     rows, _, indices, values = case
@@ -101,7 +101,7 @@ def test_sums(ops: Any, case: Any) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(case=gradients(), threads=st.integers(0, 3))
 def test_updates_touch_only_named_rows(ops: Any, rule: str, case: Any, threads: int) -> None:
     rows, width, indices, values = case

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 from rdmatensor.train.sync import rules
 
 pytestmark = pytest.mark.timeout(300)
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=40)
 SIZES = st.integers(2, 33)
 SEEDS = st.integers(0, 2**32 - 1)
 

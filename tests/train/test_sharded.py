@@ -117,7 +117,7 @@ def test_buckets_are_in_the_order_of_their_ends() -> None:
     assert buckets_of(sized, 10 * small) == [[3], [2], [1], [4, 0]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 7), max_size=3), st.integers(1, 9), st.integers(1, 9))
 def test_strips_become_the_whole_for_any_number_of_processes(
     shape: list[int], size: int, other: int

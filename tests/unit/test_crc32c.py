@@ -22,14 +22,14 @@ def _bit_by_bit(data: bytes, value: int = 0) -> int:
     return value ^ 0xFFFFFFFF
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=2000), st.integers(0, 15), st.integers(0, (1 << 32) - 1))
 def test_any_bytes(data: bytes, begin: int, value: int) -> None:
     part = memoryview(data)[begin:]
     assert rdmatensor.crc32c(part, value) == _bit_by_bit(bytes(part), value)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(min_size=1, max_size=3000), st.data())
 def test_pieces_and_bits(data: bytes, draw: st.DataObject) -> None:
     whole = rdmatensor.crc32c(data)

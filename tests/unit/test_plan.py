@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rdmatensor
@@ -34,10 +34,8 @@ from rdmatensor.plan import (
 # The same examples in every run: a failure is one of the change at hand.
 check = settings(
     max_examples=100,
-    deadline=None,
     derandomize=True,
     database=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 # ---- Plans -----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import random
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rdmatensor.plan import Arc, Node, NodeFlag, Order, Use, find_order
@@ -15,10 +15,8 @@ from rdmatensor.plan import Arc, Node, NodeFlag, Order, Use, find_order
 # The same examples in every run: a failure is one of the change at hand.
 check = settings(
     max_examples=100,
-    deadline=None,
     derandomize=True,
     database=None,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 # ---- Graphs ----------------------------------------------------------------------------------------
