@@ -19,6 +19,8 @@
 /* The number of messages of one step that may wait for their turn: an honest member has no more
  * in flight. */
 #define WAITING_MOST 8u
+/* Rounds with more steps than this get no offers ahead: each is compared with all others. */
+#define AHEAD_MOST 16u
 
 /* ---- failing --------------------------------------------------------------------------------------- */
 
@@ -224,13 +226,63 @@ static bool try_round(rdt_group_operation *operation, rdt_group_lane_state *lane
   return moved;
 }
 
+/* Returns true if the memory of a place is that of another one. */
+static bool same_memory(const rdt_group_operation *operation, const rdt_group_place *place,
+                        const rdt_group_step *receive) {
+  const uint64_t bytes = receive->count * operation->element;
+  const char *a = rdt_group_place_address(operation, place);
+  const char *b = rdt_group_place_address(operation, &receive->to);
+  return a && b && a < b + bytes && b < a + bytes;
+}
+
+/* Returns true if one of the steps [begin, end) that are not done reads or writes where `index` receives to. */
+static bool in_use(const rdt_group_operation *operation, uint32_t begin, uint32_t end,
+                   uint32_t index) {
+  const rdt_group_program_step *steps = operation->program->steps;
+  for (uint32_t i = begin; i < end; i++) {
+    const rdt_group_step *step = &steps[i].step;
+    if (i == index || operation->steps[i].done) continue;
+    if ((step->kind != RDT_STEP_RECEIVE &&
+         same_memory(operation, &step->from, &steps[index].step)) ||
+        (step->kind != RDT_STEP_SEND && same_memory(operation, &step->to, &steps[index].step)))
+      return true;
+  }
+  return false;
+}
+
+/* Offers memory for the next round, because an offer may wait behind data on its way to the sender. What is reduced
+ * comes to scratch first; everything else comes to its place, which the steps before must be done with. */
+static bool offer_ahead(rdt_group_operation *operation, const rdt_group_lane_state *lane,
+                        uint32_t number) {
+  const rdt_group_program *program = operation->program;
+  const uint32_t limit = program->lane_begin[number + 1];
+  uint32_t end = lane->end;
+  bool moved = false;
+  if (program->longest * operation->element <= operation->group->eager) return false;
+  while (end < limit && program->steps[end].step.round == program->steps[lane->end].step.round)
+    end++;
+  if (end - lane->end > AHEAD_MOST) return false;
+  for (uint32_t i = lane->end; i < end && operation->status == RDT_IN_PROGRESS; i++) {
+    const rdt_group_step *step = &program->steps[i].step;
+    if ((step->kind != RDT_STEP_RECEIVE && step->kind != RDT_STEP_REDUCE) ||
+        operation->steps[i].begun || operation->group->links[step->peer].maps)
+      continue;
+    if (step->kind == RDT_STEP_REDUCE || !in_use(operation, lane->begin, end, i))
+      moved |= rdt_group_step_offer(operation, i);
+  }
+  return moved;
+}
+
 static bool advance_lane(rdt_group_operation *operation, uint32_t number) {
   rdt_group_lane_state *lane = &operation->lanes[number];
   bool moved = false;
   while (operation->status == RDT_IN_PROGRESS) {
     if (lane->left == 0 && !next_round(operation->program, lane, number)) break;
     moved |= try_round(operation, lane);
-    if (lane->left > 0) break;
+    if (lane->left > 0) {
+      moved |= offer_ahead(operation, lane, number);
+      break;
+    }
   }
   return moved;
 }

@@ -455,6 +455,9 @@ void rdt_group_operation_check_time(rdt_group_operation *operation);
 /* Moves the step as far as it goes. Returns true if anything moved. */
 bool rdt_group_step_send(rdt_group_operation *operation, uint32_t index);
 bool rdt_group_step_receive(rdt_group_operation *operation, uint32_t index);
+/* Begins a receiving step early: offers memory to the sender, if it needs that. Returns true if it did. The caller
+ * knows that nobody uses the place meanwhile. */
+bool rdt_group_step_offer(rdt_group_operation *operation, uint32_t index);
 void rdt_group_step_local(rdt_group_operation *operation, uint32_t index);
 char *rdt_group_place_address(const rdt_group_operation *operation, const rdt_group_place *place);
 

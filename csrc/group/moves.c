@@ -453,19 +453,29 @@ static bool receive_part(rdt_group_operation *operation, uint32_t index, uint64_
   return true;
 }
 
-bool rdt_group_step_receive(rdt_group_operation *operation, uint32_t index) {
+/* Decides whether to offer memory, and where. */
+static void begin_receive(rdt_group_operation *operation, uint32_t index, uint64_t bytes) {
   const rdt_group_step *step = &step_at(operation, index)->step;
   rdt_group_step_state *state = &operation->steps[index];
   rdt_group_link *link = &operation->group->links[step->peer];
-  uint64_t bytes = bytes_of(operation, step);
+  state->begun = true;
+  state->asked = !link->maps && bytes > operation->group->eager;
+  if (!link->maps && step->kind == RDT_STEP_RECEIVE)
+    state->direct = rdt_region_at(link->channel, rdt_group_place_address(operation, &step->to),
+                                  bytes, RDT_ACCESS_WRITE, &state->key, &state->offset);
+}
+
+bool rdt_group_step_offer(rdt_group_operation *operation, uint32_t index) {
+  const uint64_t bytes = bytes_of(operation, &step_at(operation, index)->step);
+  begin_receive(operation, index, bytes);
+  return operation->steps[index].asked && offer(operation, index, bytes);
+}
+
+bool rdt_group_step_receive(rdt_group_operation *operation, uint32_t index) {
+  rdt_group_step_state *state = &operation->steps[index];
+  uint64_t bytes = bytes_of(operation, &step_at(operation, index)->step);
   bool moved = false;
-  if (!state->begun) {
-    state->begun = true;
-    state->asked = !link->maps && bytes > operation->group->eager;
-    if (!link->maps && step->kind == RDT_STEP_RECEIVE)
-      state->direct = rdt_region_at(link->channel, rdt_group_place_address(operation, &step->to),
-                                    bytes, RDT_ACCESS_WRITE, &state->key, &state->offset);
-  }
+  if (!state->begun) begin_receive(operation, index, bytes);
   while (state->parts && !state->done && operation->status == RDT_IN_PROGRESS) {
     if (!receive_part(operation, index, bytes)) return moved;
     moved = true;

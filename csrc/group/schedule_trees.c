@@ -10,7 +10,7 @@
 #include "group/schedule_algorithms.h"
 #include "group/trees.h"
 
-#define PIECES_MOST 256u
+#define PIECES_MOST 1024u
 
 /* What one strand of a tree does with the tree's share. */
 typedef struct branch {

@@ -10,7 +10,7 @@
 #define TREES_MOST 65536u
 /* Messages that one round of a tree waits for: an offer, the bytes, and their acknowledgement. */
 #define ROUND_LATENCIES 3.0
-#define CHUNKS_MOST 256.0
+#define CHUNKS_MOST 1024.0
 #define CHUNK_LEAST 16384.0 /* bytes */
 #define UNLINKED_NS 1e3     /* each byte between members without a link: never the cheapest way */
 
