@@ -198,7 +198,7 @@ format: $(VENV)/.packages
 
 # Tables, and build/bench/results.html; rivals that are missing are named, with how to get them.
 RIVAL_PYTHON ?= $(BIN)/python
-bench: $(tests)
+bench: build $(VENV)/.packages
 	@$(BIN)/pytest -q bench/test_micro.py --benchmark-max-time=0.3 --benchmark-sort=name \
 	  --benchmark-columns=min,median,iqr,rounds
 	@$(BIN)/python bench/run.py --rival-python $(RIVAL_PYTHON) $(BENCH_FLAGS)
