@@ -105,7 +105,7 @@ def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
     before = [measure() for measure in measures]
     for _ in range(20):
         cycle()
-    slack = dict.fromkeys(HELD, 15)  # what each cycle leaks would show 20 times; the C library keeps some memory
+    slack = dict.fromkeys(HELD, 15)  # a leak shows in each cycle; the C library keeps some
     for measure, were in zip(measures, before, strict=True):
         assert not grown(measure, were, slack), measure.__name__
 
