@@ -51,9 +51,9 @@ STAGES = (
     Stage("groups", script("bench_group.py"), QUICK, rivals=True),
     Stage("trees", script("bench_trees.py"), (*QUICK, "--turns", "1"), rivals=True),
     Stage("tensorflow", script("bench_tensorflow.py"), QUICK),
-    Stage("tensorflow over tcp", [*script("bench_tensorflow.py"), "--veth"], QUICK),
+    Stage("tensorflow-tcp", [*script("bench_tensorflow.py"), "--veth"], QUICK),
     Stage(
-        "tensorflow at 1 Gbit/s",
+        "tensorflow-gigabit",
         [*script("bench_tensorflow.py"), "--veth", "--rate", "1gbit"],
         QUICK,
     ),
