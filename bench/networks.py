@@ -32,7 +32,7 @@ class Network:
             name, _, counters = line.partition(":")
             if name.strip() == self.device:
                 values = [int(each) for each in counters.split()]
-                # What loopback sends, it receives.
+                # Loopback counts each byte twice: as sent, and as received.
                 return values[0] if self.device == "lo" else values[0] + values[8]
         return 0
 

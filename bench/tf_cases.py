@@ -141,7 +141,7 @@ STEPS = (
     StepCase("eager addition, 4 MiB fed", "eager", 1, 4 * MIB, target=8, fed=True),
 )
 
-# What is wanted over tcp between two network namespaces, whose cores are the same.
+# The speedups that we want over tcp between two network namespaces of this machine.
 OVER_TCP: dict[str, float | None] = {
     "1 x 64 MiB": 3,
     "1 x 256 MiB": 4,

@@ -214,7 +214,7 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
     take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
     return;
   }
-  /* What the peer completed before it left still counts, unless this end was already down. */
+  /* The peer may have completed transfers before it left. They count, unless this end is already down. */
   while (!atomic_load(&channel->down) &&
          rdt_channel_take(channel, RDT_POLL_BUDGET) >= RDT_POLL_BUDGET)
     continue;
