@@ -88,7 +88,7 @@ class Operation(Transfer):
     __slots__ = ("_group", "_tag", "result")
     _failure = staticmethod(operation_error)
 
-    def __init__(self, group: Group, handle: Any, keep: Any, tag: Any, result: Array) -> None:
+    def __init__(self, group: Group, handle: Any, keep: Any, tag: tuple[int, int], result: Array) -> None:
         super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep)
         self._group = group
         self._tag = tag
@@ -274,12 +274,12 @@ class Group:
         with self._lock:
             if tag is None:
                 self._started += 1
-            call.tag = (self._started, TAG_STARTED) if tag is None else checked_tag(tag)
+            call.tag = halves = (self._started, TAG_STARTED) if tag is None else checked_tag(tag)
             status = lib.rdt_group_submit(self._need_handle(), call, transfer)
             if status < 0:
                 raise failure(status)
             del text  # C has copied it
-            operation = Operation(self, transfer[0], (source, target), call.tag, out)
+            operation = Operation(self, transfer[0], (source, target), halves, out)
             self._pending.append(operation)
         drop_complete(self._pending)
         return operation
@@ -289,7 +289,7 @@ class Group:
 
         If the operation is called later, it ends then. None ends all operations that are running here.
         """
-        self._cancel(ffi.NULL if tag is None else ffi.new("uint64_t[2]", checked_tag(tag)))
+        self._cancel(None if tag is None else checked_tag(tag))
 
     def empty(self, shape: buffers.Shape, dtype: npt.DTypeLike = np.float32) -> Array:
         """Returns a zero-filled array that moves without a copy.
@@ -478,10 +478,11 @@ class Group:
             raise UsageError(f"{self!r} is closed")
         return self._handle
 
-    def _cancel(self, tag: Any) -> None:
+    def _cancel(self, tag: tuple[int, int] | None) -> None:
+        halves = ffi.NULL if tag is None else ffi.new("uint64_t[2]", tag)
         with self._lock:
             if self._handle is not None:
-                check(lib.rdt_group_cancel(self._handle, tag))
+                check(lib.rdt_group_cancel(self._handle, halves))
 
     def _forget(self) -> None:
         """Gives everything up after fork: it belongs to the parent process."""

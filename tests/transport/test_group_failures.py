@@ -162,7 +162,9 @@ def test_cancel_all_that_is_under_way(pair: Team) -> None:
 
 def test_started_operation_cancels_and_fails(pair: Team) -> None:
     first, second = pair.peers
-    first.run("operation = group.start('all_reduce', np.zeros(10), timeout=20); operation.cancel()")
+    first.run("operation = group.start('all_reduce', np.zeros(10), timeout=20)")
+    first.run("others = [np.full(size, 255, 'uint8') for size in range(256) for _ in range(9)]")
+    first.run("operation.cancel()")  # its tag is none of the memory that start gave back
     assert first.get("failure(lambda: operation.wait(20))[0]") == "Cancelled"
     first.run("operation.cancel()")
     first.run("late = group.start('all_reduce', np.zeros(10), tag=1, timeout=0.2)")
