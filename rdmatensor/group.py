@@ -88,7 +88,9 @@ class Operation(Transfer):
     __slots__ = ("_group", "_tag", "result")
     _failure = staticmethod(operation_error)
 
-    def __init__(self, group: Group, handle: Any, keep: Any, tag: tuple[int, int], result: Array) -> None:
+    def __init__(
+        self, group: Group, handle: Any, keep: Any, tag: tuple[int, int], result: Array
+    ) -> None:
         super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep)
         self._group = group
         self._tag = tag
