@@ -146,8 +146,15 @@ transport-verbs: $(tests)
 sanitized := tests/unit/test_c_programs.py tests/load tests/softroce/test_transport_suite.py \
              -k 'c_program or load'
 
+# And the transport suite, whose peers take the sanitized library instead of the installed one.
 asan: $(tests)
 	RDMATENSOR_TEST_SANITIZE=address $(PYTEST) $(sanitized)
+	$(BIN)/cmake --build build/unit-address --parallel 2 --target rdmatensor_core
+	for transport in shm tcp; do \
+	  RDMATENSOR_TEST_TRANSPORT=$$transport PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $(CURDIR)/build/unit-address/librdmatensor.so.0" \
+	  $(PYTEST) tests/transport || exit 1; \
+	done
 
 tsan: $(tests)
 	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) $(sanitized)
