@@ -195,9 +195,46 @@ def come_back(run: Any, each: list[str], steps: int, doomed: int, again: bool) -
     }
 
 
+def stop(run: Any, each: list[str], steps: int, doomed: int) -> Any:
+    """Several models in turns. One process stops until the others have lost it, so that both directions of
+    its connections break; then it goes on. All train until all have been together for some steps."""
+    x, y = digits()
+    models = [Trained(run, eval(text), x, y) for text in each]
+    run.group.barrier()
+    end, together, parted = time.monotonic() + run.timeout, 0, run.rank == doomed
+    while together < steps and time.monotonic() < end:
+        for model in models:
+            model.step(0.1)
+        if run.rank == doomed and models[0].steps == 20:
+            print("training", flush=True)
+        if not parted and not any(doomed in _members(model).reachable for model in models):
+            parted = True
+            print("parted", flush=True)
+        together += parted and all(_together(model) for model in models) and models[0].steps > 20
+    for model in models:
+        model.sync.finish()
+    return {
+        "together": together,
+        "lost": [_members(model).lost for model in models],
+        "accuracy": [accuracy(model.weights, x, y) for model in models],
+    }
+
+
+def _together(model: Trained) -> bool:
+    """Whether the process reaches all others, and they reach it."""
+    members = _members(model)
+    found = [members.store.member(rank) for rank in members.others]
+    return members.reachable == members.others and all(
+        each.connected and each.present for each in found
+    )
+
+
+def _members(model: Trained) -> Any:
+    return model.sync.members  # type: ignore[attr-defined]
+
+
 def _member(model: Trained, rank: int) -> Any:
-    members: Any = model.sync.members  # type: ignore[attr-defined]
-    return members.store.member(rank)
+    return _members(model).store.member(rank)
 
 
 def resume(run: Any, each: list[str], steps: int) -> Any:
@@ -280,7 +317,7 @@ class _Punctual:
 
 def _in_turns(run: Any, model: Trained, steps: int) -> None:
     """One process after the other, so that what a process hears does not depend on the time."""
-    members: Any = model.sync.members  # type: ignore[attr-defined]
+    members = _members(model)
     punctual = getattr(members, "punctual", None) or _Punctual(run, members)
     members.punctual = punctual
     for _ in range(steps):
@@ -298,7 +335,7 @@ def main() -> None:
     arguments = json.loads(sys.argv[2])
     run = Run(arguments.get("again", False))
     cases: dict[str, Any] = {
-        each.__name__: each for each in (views, kill, resume, come_back, turns)
+        each.__name__: each for each in (views, kill, stop, resume, come_back, turns)
     }
     answer = cases[sys.argv[1]](run, **arguments)
     print(json.dumps(answer), flush=True)

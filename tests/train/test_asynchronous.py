@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -142,6 +143,25 @@ def test_a_killed_process_comes_back() -> None:
         assert answer["together"] == arguments["steps"]
         assert min(answer["accuracy"]) > 0.85
         assert answer["slowest"] < 10
+
+
+def test_a_stopped_process_is_reached_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither side can wait for the other to connect: each has lost the other."""
+    monkeypatch.setenv("RDMATENSOR_TRANSPORTS", "tcp")
+    monkeypatch.setenv("RDMATENSOR_DEADLINE_MS", "3000")
+    each = [name for name in EACH if "SSP" not in name]
+    doomed, steps = 1, 50
+    with plain_ranks("stop", each=each, steps=steps, doomed=doomed) as processes:
+        assert line_of(processes[doomed]) == "training"
+        processes[doomed].send_signal(signal.SIGSTOP)
+        others = [process for rank, process in enumerate(processes) if rank != doomed]
+        assert [line_of(process) for process in others] == ["parted"] * len(others)
+        processes[doomed].send_signal(signal.SIGCONT)
+        answers = [json.loads(line_of(process)) for process in processes]
+    for answer in answers:
+        assert answer["together"] == steps
+        assert min(answer["lost"]) > 0
+        assert min(answer["accuracy"]) > 0.85
 
 
 def test_a_killed_process_costs_the_others_no_step() -> None:

@@ -9,22 +9,33 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ...errors import ConnectionFailure, ConnectionLost, DeadlineExceeded, DeviceError, RegionError
+from ...errors import (
+    ConnectionFailure,
+    ConnectionLost,
+    DeadlineExceeded,
+    DeviceError,
+    RegionError,
+    UsageError,
+)
 from ...store import Arrival, Store
 from .base import Array
 from .rejoin import Addresses, Place, decoded, encoded, name_of_models
 
 # The clock of a process for which nobody waits.
 FINISHED = 2**64 - 1
-# Seconds between two attempts to reach a process that was lost.
-_AGAIN = 1.0
+# Seconds between two attempts to reach a process that was lost, at least and at most; and between two looks
+# whether it has connected to us.
+_AGAIN, _RARELY, _LOOK = 1.0, 30.0, 0.05
+# An address may be another's by now, whose store has another rank.
+_UNREACHED = (ConnectionFailure, DeadlineExceeded, RegionError, UsageError)
 
 
 class Members:
     """This process's store, connected to those of all others.
 
-    A process that dies, or whose connection breaks, is left out. One that has come back, and has connected
-    to this store, is reached again. All processes make it at the same time, but for one that comes back.
+    A process that dies, or whose connection breaks, is left out. A thread tries to reach it again: often if
+    it has connected to this store since, and ever more rarely where it was last, because two processes that
+    have lost each other would both wait. All processes make it at the same time, but for one that comes back.
     """
 
     def __init__(self, run: Place, nbytes: int, slot_nbytes: int = 0, buffers: int = 2) -> None:
@@ -33,7 +44,10 @@ class Members:
         self.lost = 0
         """How often a process was lost."""
         self._patience = run.timeout
-        self._away: dict[int, tuple[int, float]] = {}
+        # Who was lost, and when at the earliest to try to reach it.
+        self._away: dict[int, float] = {}
+        self._seeker: threading.Thread | None = None
+        self._stirred = threading.Event()
         self._run = run
         self._models: Store | None = None
         self._offered = 0.0
@@ -57,8 +71,8 @@ class Members:
         for other in self.others:
             try:
                 self.store.connect(other, run.addresses[other], 2 * _AGAIN)
-            except (ConnectionFailure, DeadlineExceeded, RegionError):
-                self._away[other] = 0, time.monotonic()
+            except _UNREACHED:
+                self._lose(other)
         if len(self._away) == run.size - 1:
             raise ConnectionLost(
                 f"rank {run.rank} comes back, but all others have ended: start all again",
@@ -88,7 +102,7 @@ class Members:
     @property
     def reachable(self) -> list[int]:
         """The others that were not lost, or that have come back."""
-        return [rank for rank in self.others if rank not in self._away or self._is_back(rank)]
+        return [rank for rank in self.others if rank not in self._away]
 
     def pull(self, rank: int, into: Array, offset: int = 0) -> int | None:
         """Reads what the process published last. Returns its mark; None if the process is lost."""
@@ -128,14 +142,15 @@ class Members:
             try:
                 self.store.wait_clocks(FINISHED, min(_AGAIN, max(end - time.monotonic(), 0.0)))
                 return
-            except DeadlineExceeded:
+            except DeadlineExceeded:  # one that has come back hears it when it can be reached
                 if time.monotonic() >= end:
                     raise
-            # One that has come back hears it when it can be reached.
-            _ = self.reachable
 
     def close(self) -> None:
         self.store.close()
+        self._stirred.set()
+        if self._seeker is not None:
+            self._seeker.join()
         if self._models is not None:
             self._models.close()
         if self._server is not None:
@@ -146,23 +161,43 @@ class Members:
             return call()
         except (ConnectionFailure, DeadlineExceeded):
             self.lost += 1
-            self._away[rank] = self.store.member(rank).generation, time.monotonic()
+            self._lose(rank)
             return None
 
-    def _is_back(self, rank: int) -> bool:
-        """Tries to reach a process that was lost, now and then, if it has connected to us since."""
-        generation, tried = self._away[rank]
-        member = self.store.member(rank)
-        if not member.present or time.monotonic() < tried + _AGAIN:
-            return False
-        self._away[rank] = generation, time.monotonic()
+    def _lose(self, rank: int) -> None:
+        self._away[rank] = time.monotonic() + _AGAIN
+        if self._seeker is None:
+            # On a thread of its own, because a host that is gone does not even refuse.
+            self._seeker = threading.Thread(
+                target=self._seek, name="rdmatensor-members", daemon=True
+            )
+            self._seeker.start()
+        self._stirred.set()
+
+    def _seek(self) -> None:
+        """Tries to reach those that were lost, until close()."""
+        pause, due = dict.fromkeys(self.others, _AGAIN), dict.fromkeys(self.others, 0.0)
+        with suppress(DeviceError):  # the store is closed
+            while not self.store.closed:
+                self._stirred.wait(_LOOK if self._away else None)
+                self._stirred.clear()
+                for rank, earliest in list(self._away.items()):
+                    member, now = self.store.member(rank), time.monotonic()
+                    if now < max(earliest, 0.0 if member.present else due[rank]):
+                        continue
+                    if self._reach(rank, member.address or self._run.addresses[rank]):
+                        pause[rank] = _AGAIN
+                    elif member.present:
+                        self._away[rank] = now + _AGAIN
+                    else:
+                        due[rank] = now + pause[rank]
+                        pause[rank] = min(2 * pause[rank], _RARELY)
+
+    def _reach(self, rank: int, address: str) -> bool:
         try:
-            self.store.connect(rank, member.address, _AGAIN)
-        except (ConnectionFailure, DeadlineExceeded, RegionError):
+            self.store.connect(rank, address, _AGAIN)
+        except _UNREACHED:
             return False
-        del self._away[rank]
-        run = self._run
-        run.addresses = [*run.addresses[:rank], member.address, *run.addresses[rank + 1 :]]
-        if run.published is not None:
-            run.published[rank] = member.address
+        self._run.moved(rank, address)
+        self._away.pop(rank, None)
         return True

@@ -4,6 +4,7 @@ it reads."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _ADDRESS = 280
 # Seconds within which a process that is there answers.
 _ANSWER = 2.0
+_MOVING = threading.Lock()
 _UNREACHED = (ConnectionFailure, DeadlineExceeded, RegionError)
 
 
@@ -46,6 +48,13 @@ class Place:
     def name_of_next_store(self) -> str:
         """Processes make their stores in the same order."""
         return f"{self.name} {self.stores + 1}"
+
+    def moved(self, rank: int, address: str) -> None:
+        """Notes where a process is now. Any thread may call it."""
+        with _MOVING:
+            self.addresses = [*self.addresses[:rank], address, *self.addresses[rank + 1 :]]
+            if self.published is not None:
+                self.published[rank] = address
 
 
 class Addresses:
