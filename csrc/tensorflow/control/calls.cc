@@ -4,10 +4,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "wire/notices.h"
 #include "wire/pieces.h"
+#include "wire/remote_error.h"
 #include "xla/tsl/platform/env.h"
 #include "xla/tsl/platform/status.h"
 
@@ -128,23 +128,14 @@ std::optional<Calls::Pending> Calls::Take(uint64_t number) {
   return call;
 }
 
-absl::Status Calls::AsGrpcSays(const Pending& call, const absl::Status& status) {
-  // Programs look for these words, to tell whose failure it is.
-  absl::Status told(
-      status.code(),
-      absl::StrCat(status.message(), "\nAdditional GRPC error information from remote target ",
-                   call.task, " while calling ", MethodName(call.method),
-                   ":\n:it was called over a channel of rdmatensor"));
-  status.ForEachPayload(
-      [&told](absl::string_view name, const absl::Cord& value) { told.SetPayload(name, value); });
-  return absl::IsCancelled(told) ? tsl::StatusGroup::MakeDerived(told) : told;
-}
-
 void Calls::Finish(const Pending& call, const absl::Status& status, CallBody answer) {
   if (call.deadline.has_value()) Deadlines::Get()->Remove(*call.deadline);
   // Waits for a cancellation that is under way, which only schedules.
   if (call.options != nullptr) call.options->ClearCancelCallback();
-  call.done(status.ok() ? status : AsGrpcSays(call, status), std::move(answer));
+  absl::Status told = status;
+  if (!status.ok()) told = AsErrorOf(call.task, MethodName(call.method), status);
+  if (absl::IsCancelled(told)) told = tsl::StatusGroup::MakeDerived(told);
+  call.done(told, std::move(answer));
 }
 
 void Calls::FailSoon(Pending call) {

@@ -94,7 +94,6 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
   // An answer that was counted in finishing_ has been taken.
   void OnFinished();
   void LeaveIfIdle();
-  static absl::Status AsGrpcSays(const Pending& call, const absl::Status& status);
   static void Finish(const Pending& call, const absl::Status& status, CallBody answer);
 
   const Host* const host_;

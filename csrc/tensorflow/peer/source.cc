@@ -8,13 +8,19 @@
 #include "peer/channel_move.h"
 #include "stats/path_stats.h"
 #include "wire/notices.h"
+#include "wire/remote_error.h"
 
 namespace rdmatensor {
 namespace {
 
+// As the error of a receive from `task`.
+absl::Status FromSender(const std::string& task, const absl::Status& status) {
+  return AsErrorOf(task, "/tensorflow.WorkerService/RecvTensor", status);
+}
+
 absl::Status LostStatus(const std::string& task) {
-  return absl::UnavailableError(
-      absl::StrCat("rdmatensor: the connection to ", task, " was lost with this tensor"));
+  return FromSender(task, absl::UnavailableError(absl::StrCat("rdmatensor: the connection to ",
+                                                              task, " was lost with this tensor")));
 }
 
 }  // namespace
@@ -160,6 +166,7 @@ void Source::SettleAll() {
 }
 
 void Source::FailAll(const absl::Status& status) {
+  const absl::Status told = FromSender(task(), status);
   const auto is_lost = [this](const Waiter& waiter) {
     if (waiter.source.get() != this) return false;
     // The peer may have opened a channel itself meanwhile.
@@ -167,12 +174,12 @@ void Source::FailAll(const absl::Status& status) {
     return !IsBehindChannelLocked(waiter.source_incarnation);
   };
   for (const std::shared_ptr<Mailbox>& mailbox : mailboxes_->All()) {
-    for (Waiter& waiter : mailbox->Extract(is_lost)) waiter.Fail(status);
+    for (Waiter& waiter : mailbox->Extract(is_lost)) waiter.Fail(told);
   }
 }
 
 void Source::OnStepAbort(int64_t step_id, const absl::Status& status) {
-  failures_.AddStep(step_id, status);
+  failures_.AddStep(step_id, FromSender(task(), status));
   epoch_.fetch_add(1, std::memory_order_acq_rel);
   if (std::shared_ptr<Mailbox> mailbox = mailboxes_->Find(step_id)) Settle(mailbox);
 }
