@@ -201,16 +201,18 @@ def stop(run: Any, each: list[str], steps: int, doomed: int) -> Any:
     x, y = digits()
     models = [Trained(run, eval(text), x, y) for text in each]
     run.group.barrier()
-    end, together, parted = time.monotonic() + run.timeout, 0, run.rank == doomed
+    end, together, parted = time.monotonic() + run.timeout, 0, False
     while together < steps and time.monotonic() < end:
         for model in models:
             model.step(0.1)
         if run.rank == doomed and models[0].steps == 20:
             print("training", flush=True)
-        if not parted and not any(doomed in _members(model).reachable for model in models):
+        if run.rank == doomed:
+            parted = all(_members(model).lost for model in models)
+        elif not parted and not any(doomed in _members(model).reachable for model in models):
             parted = True
             print("parted", flush=True)
-        together += parted and all(_together(model) for model in models) and models[0].steps > 20
+        together += parted and all(_together(model) for model in models)
     for model in models:
         model.sync.finish()
     return {
