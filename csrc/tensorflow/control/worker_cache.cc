@@ -53,10 +53,10 @@ class ControlWorker final : public WorkerInterface {
     const int64_t step_id = request->step_id();
     const auto use = std::make_shared<OptionsUse>();
     RunGraph(options, request, response,
-             [ended_early = ended_early_, step_id, use,
+             [ended_early = ended_early_, step_id, use, response,
               done = std::move(done)](const absl::Status& status) {
-               // Before the master cancels.
-               if (!status.ok()) {
+               // Before the master cancels. A part that ran has its error in the response.
+               if (!status.ok() || response->status_code() != absl::StatusCode::kOk) {
                  ended_early->AddStep(step_id, tsl::StatusGroup::MakeDerived(absl::CancelledError(
                                                    "Another part of the step failed.")));
                }
