@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,21 +85,19 @@ def decoded(rows: Array) -> list[str]:
 
 
 def find(device: Device, asked: Sequence[str], size: int) -> list[str]:
-    """The addresses of the processes of a training under way, as one of `asked` tells; [] if none does.
+    """The addresses of the processes of a training under way, as the first of `asked` tells that answers; []
+    if none does.
 
-    UsageError if it has another number of processes.
+    All are asked at the same time, because a host that is gone says nothing. UsageError if the training has
+    another number of processes.
     """
-    end = time.monotonic() + _ANSWER
-    for address in asked:
-        left = end - time.monotonic()
-        if left <= 0:
-            break
-        try:
-            remote = device.connect(address, left)
-            region = remote.region(f"{Place.name} addresses", _ANSWER)
-            rows = np.empty((region.nbytes // _ADDRESS, _ADDRESS), np.uint8)
-            region.read_into(rows).wait(_ANSWER)
-        except _UNREACHED:
+    different = list(dict.fromkeys(asked))
+    if not different:
+        return []
+    with ThreadPoolExecutor(len(different), "rdmatensor-find") as pool:
+        answers = list(pool.map(lambda address: _ask(device, address), different))
+    for address, rows in zip(different, answers, strict=True):
+        if rows is None:
             continue
         count = len(rows)
         if count != size:
@@ -108,6 +107,22 @@ def find(device: Device, asked: Sequence[str], size: int) -> list[str]:
             )
         return decoded(rows)
     return []
+
+
+def _ask(device: Device, address: str) -> Array | None:
+    """The addresses that a process offers, as rows of bytes; None if it does not within its time."""
+    end = time.monotonic() + _ANSWER
+
+    def left() -> float:
+        return max(end - time.monotonic(), 0.0)
+
+    try:
+        region = device.connect(address, left()).region(f"{Place.name} addresses", left())
+        rows = np.empty((region.nbytes // _ADDRESS, _ADDRESS), np.uint8)
+        region.read_into(rows).wait(left())
+    except _UNREACHED:
+        return None
+    return rows
 
 
 def name_of_models(store: str) -> str:

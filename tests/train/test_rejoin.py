@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a process that comes back finds the others, some of whose hosts are gone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from rdmatensor import Device
+from rdmatensor.errors import UsageError
+from rdmatensor.train.sync import rejoin
+from support.ports import free_ports
+
+pytestmark = pytest.mark.timeout(100)
+FIRST, SECOND = ["a:1", "b:2", "c:3"], ["a:1", "b:22", "c:3"]
+SIZE = len(FIRST)
+
+
+@pytest.fixture(scope="module")
+def silent() -> Iterator[list[str]]:
+    """Listeners that take connections and say nothing, as the address of a host that has hung does."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        yield [f"127.0.0.1:{each.getsockname()[1]}" for each in listeners]
+
+
+@pytest.fixture(scope="module")
+def there() -> Iterator[list[str]]:
+    """The devices of two processes of a training under way, who disagree where one of them is now."""
+    with ExitStack() as stack:
+        devices = []
+        for addresses in (FIRST, SECOND):
+            place = rejoin.Place()
+            place.device = stack.enter_context(Device("there"))
+            place.addresses = addresses
+            place.published = rejoin.Addresses(place)
+            devices.append(place.device)
+        yield [each.address for each in devices]
+
+
+def test_a_silent_host_hides_nobody(
+    silent: list[str], there: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rejoin, "_ANSWER", 5.0)  # enough for a busy machine
+    with Device("back") as device:
+        assert rejoin.find(device, [*silent, there[0]], SIZE) == FIRST
+
+
+def test_the_first_that_answers_counts(there: list[str]) -> None:
+    (nobody,) = free_ports(1)
+    asked = [f"127.0.0.1:{nobody}", *there[::-1], there[0]]
+    with Device("back") as device:
+        assert rejoin.find(device, asked, SIZE) == SECOND
+        assert rejoin.find(device, [f"127.0.0.1:{nobody}"], SIZE) == []
+        assert rejoin.find(device, [], SIZE) == []
+        with pytest.raises(UsageError, match=r"in a training of 3 processes.*one of 4"):
+            rejoin.find(device, there, SIZE + 1)
