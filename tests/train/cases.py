@@ -489,7 +489,6 @@ def warmup() -> Any:
 
 def main() -> None:
     case, arguments = sys.argv[1], json.loads(sys.argv[2])
-    os.environ.pop("TF_CONFIG", None)
     result = globals()[case](**arguments)
     print("\n" + json.dumps(result), flush=True)
 

@@ -30,9 +30,11 @@ class Ranks:
         size: int,
         folder: Path,
         environment: Mapping[str, str] | None = None,
+        tf_config: bool = False,
         **arguments: Any,
     ) -> None:
-        (self._port,) = free_ports(1)
+        self._ports = free_ports(size if tf_config else 1)
+        self._tf_config = tf_config
         imports = {name: value for name, value in (environment or {}).items() if name in AT_IMPORT}
         self._command = [warm.python(**imports), "-m", "train.cases", case, json.dumps(arguments)]
         self._environment = environment or {}
@@ -40,14 +42,7 @@ class Ranks:
         self.processes = [self._started(rank) for rank in range(size)]
 
     def _started(self, rank: int) -> subprocess.Popen[bytes]:
-        settings = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(self.logs)),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._port),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            **self._environment,
-        }
+        settings = {**self._place(rank), "TF_CPP_MIN_LOG_LEVEL": "2", **self._environment}
         with self.logs[rank].open("ab") as errors:
             return subprocess.Popen(
                 self._command,
@@ -56,6 +51,21 @@ class Ranks:
                 stderr=errors,
                 env=os.environ | settings,
             )
+
+    def _place(self, rank: int) -> dict[str, str]:
+        """The variables that tell a process its place: those of torchrun, or TF_CONFIG, which also tells
+        where all the others are."""
+        if self._tf_config:
+            workers = [f"127.0.0.1:{port}" for port in self._ports]
+            task = {"type": "worker", "index": rank}
+            return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
+        return {
+            "TF_CONFIG": "",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(self.logs)),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._ports[0]),
+        }
 
     def start_again(self, rank: int) -> None:
         """Starts a process in the place of one that has ended."""

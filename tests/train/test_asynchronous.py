@@ -101,10 +101,13 @@ def test_goes_on_from_a_state() -> None:
             assert answer[name][1], (name, answer)
 
 
-def test_fit_goes_on_without_a_killed_process_until_it_comes_back(tmp_path: Path) -> None:
-    backup = tmp_path / "backup"
-    doomed = 2
-    with Ranks("fit_with_a_kill", SIZE, tmp_path, doomed=doomed, backup=str(backup)) as ranks:
+@pytest.mark.parametrize(("doomed", "tf_config"), [(2, False), (0, True)])
+def test_fit_goes_on_without_a_killed_process_until_it_comes_back(
+    tmp_path: Path, doomed: int, tf_config: bool
+) -> None:
+    """Rank 0 finds the others where TF_CONFIG tells their addresses."""
+    arguments = {"doomed": doomed, "backup": str(tmp_path / "backup")}
+    with Ranks("fit_with_a_kill", SIZE, tmp_path, tf_config=tf_config, **arguments) as ranks:
         ranks.wait_for(doomed, "training")
         ranks.kill(doomed)
         ranks.start_again(doomed)
