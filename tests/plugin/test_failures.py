@@ -4,9 +4,13 @@ step works."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +18,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import rdmatensor
+from plugin import hostile
 from support.clusters import STEP_S, Cluster, within
 from support.graphs import TASK0, TASK1, abandon, config, cross, session, v1
 from support.waits import until
 
 errors = tf.errors
+_numbers = itertools.count()
 
 
 def _raises_within(seconds: float, expected: Any, step: Callable[[], Any]) -> float:
@@ -89,6 +96,82 @@ def test_failing_sender_fails_the_step_at_once(cluster: Cluster) -> None:
         )
         assert took < 5
         assert opened.run(y, {x: 3.0}) == 3.0
+
+
+class _Receiver:
+    """A receiver that announces a name of its own to a task, and waits for what it is told."""
+
+    def __init__(self, cluster: Cluster, task: int, session: str) -> None:
+        self._device = rdmatensor.Device()
+        name = b"/job:receiver/replica:0/task:%d" % next(_numbers)
+        immediate, payload = hostile.ready(name, session=session.encode())
+        address = hostile.device_address(cluster.tasks[task].ask("pid"))
+        self._device.connect(address, timeout=10).notify(payload, immediate)
+
+    def failure(self, timeout_s: float = STEP_S) -> bytes:
+        """The next failed step that it is told of."""
+        while True:
+            told = self._device.next_notification(timeout_s)
+            if told.immediate & 0xFF == hostile.ABORT:
+                return told.payload
+
+    def __enter__(self) -> _Receiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._device.close()
+
+
+def test_receiver_that_comes_after_the_failure_is_told(tmp_path: Path) -> None:
+    """A part fails at worker 1 while the step goes on at worker 0, and a receiver announces itself then."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def build() -> Any:
+        with tf.device(TASK1):
+            x = v1.placeholder(tf.float32, [])
+            with tf.control_dependencies([v1.assert_positive(x, message="not today")]):
+                y = tf.identity(x)
+        with tf.device(TASK0):
+            # Cancelling does not end it: open() waits for a writer.
+            return x, cross(y), tf.io.read_file(str(pipe))
+
+    # The master's log names its session.
+    logs = {"TF_CPP_VMODULE": "master_session=1", "TF_CPP_MIN_LOG_LEVEL": "0"}
+    cluster = Cluster(["grpc+rdma"] * 2, tmp_path, {0: logs})
+    try:
+        with session(cluster, build) as opened:
+            x, y, read = opened.built
+            (name,) = re.findall(r"Start master session (\w+)", cluster.log(0))
+            ended: list[Exception] = []
+
+            def step() -> None:
+                try:
+                    opened.raw.run([y, read], {x: -1.0})
+                except errors.InvalidArgumentError as error:
+                    ended.append(error)
+
+            runner = threading.Thread(target=step, daemon=True)
+            with _Receiver(cluster, 1, name) as early:
+                runner.start()
+                try:
+                    assert b"not today" in early.failure()
+                    with _Receiver(cluster, 1, name) as late:
+                        assert b"not today" in late.failure()
+                finally:
+                    writer = os.open(pipe, os.O_RDWR)  # does not wait for a reader
+                    runner.join(STEP_S)
+                    os.close(writer)
+            assert ended
+
+            def nobody_is_told() -> bool:
+                with _Receiver(cluster, 1, name) as after, suppress(rdmatensor.DeadlineExceeded):
+                    return not after.failure(0.3)
+                return True
+
+            until("the failure is remembered after the step", nobody_is_told)
+    finally:
+        cluster.close()
 
 
 def test_killed_worker_and_its_successor(own_cluster: Cluster, note: Any) -> None:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 # What counts when TensorFlow is imported.
-AT_IMPORT = ("LD_PRELOAD", "TF_ENABLE_ONEDNN_OPTS")
+AT_IMPORT = ("LD_PRELOAD", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "TF_ENABLE_ONEDNN_OPTS")
 
 
 class Task:

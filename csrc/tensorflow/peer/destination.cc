@@ -65,10 +65,12 @@ bool Destination::MayPush(tensorflow::WorkerSession* session, const std::string&
   return true;
 }
 
-Destination::Destination(const Host* host, const Sessions* sessions, std::string task)
+Destination::Destination(const Host* host, const Sessions* sessions,
+                         const FailedHere* failed_here, std::string task)
     : ChannelDestination(std::move(task)),
       host_(host),
       sessions_(sessions),
+      failed_here_(failed_here),
       ttl_(host->settings.step_ttl_s) {}
 
 void Destination::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
@@ -224,12 +226,9 @@ void Destination::SendAbort(const std::string& session, int64_t step_id,
                             const absl::Status& status) {
   // Under the lock, so that the receiver is told before it can leave the channel.
   std::lock_guard<std::mutex> lock(mutex_);
-  SendState& state = states_[session];
-  if (state.channel == nullptr) {
-    state.Announce(step_id, status);
-  } else {
-    TellFailure(state.channel.get(), step_id, status);
-  }
+  auto state = states_.find(session);
+  if (state == states_.end() || state->second.channel == nullptr) return;
+  TellFailure(state->second.channel.get(), step_id, status);
 }
 
 std::vector<std::string> Destination::SessionNames() {

@@ -26,6 +26,7 @@
 #include "peer/send_state.h"
 #include "peer/sessions.h"
 #include "step/rpc_fallback.h"
+#include "step/step_failures.h"
 #include "tensorflow/core/framework/rendezvous.h"
 #include "wire/host.h"
 
@@ -50,7 +51,8 @@ struct PendingSend {
 class Destination final : public ChannelDestination,
                           public std::enable_shared_from_this<Destination> {
  public:
-  Destination(const Host* host, const Sessions* sessions, std::string task);
+  Destination(const Host* host, const Sessions* sessions, const FailedHere* failed_here,
+              std::string task);
 
   // The channels down which tensors are pushed, each once.
   using Channels = absl::InlinedVector<std::shared_ptr<PeerChannel>, 2>;
@@ -135,7 +137,7 @@ class Destination final : public ChannelDestination,
 
   // Drops the tensors of a step that is over here.
   void DropStep(int64_t step_id);
-  // Tells the receiver that the step failed here.
+  // Tells the receiver that the step failed here, if there is one yet.
   void SendAbort(const std::string& session, int64_t step_id, const absl::Status& status);
 
   std::vector<std::string> SessionNames();
@@ -209,6 +211,7 @@ class Destination final : public ChannelDestination,
 
   const Host* const host_;
   const Sessions* const sessions_;
+  const FailedHere* const failed_here_;
   const std::chrono::seconds ttl_;
   std::mutex mutex_;
   std::condition_variable attached_;

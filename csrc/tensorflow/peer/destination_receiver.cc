@@ -3,6 +3,7 @@
 // Which process has the name of a receiver, which channel leads to it, and what is lost with a channel.
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -191,7 +192,7 @@ bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string
   std::vector<PendingSend> pending;
   std::vector<std::shared_ptr<Pull>> failed;
   std::vector<std::shared_ptr<PeerChannel>> refused;
-  std::deque<SendState::Failure> announcements;
+  std::deque<int64_t> lost;
   std::vector<SendState::Copy> lost_copies;
   std::shared_ptr<PeerChannel> replaced, left;
   bool admitted = false;
@@ -201,7 +202,7 @@ bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string
     admitted = AdmitLocked(session, channel, &refused, &replaced, &left, &failed);
     if (admitted) {
       SendState& state = states_[session];
-      announcements = state.announcements;
+      lost = state.lost_steps.keys();
       lost_copies.swap(state.untold_copies);
       for (const auto& [step_id, key] : asked) {
         Step& step = StepLocked(step_id);
@@ -229,8 +230,9 @@ bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string
                                       : "the receiver opened this channel",
              false);
   attached_.notify_all();
-  for (const SendState::Failure& failure : announcements) {
-    TellFailure(channel.get(), failure.step_id, failure.status);
+  for (int64_t step_id : lost) TellFailure(channel.get(), step_id, LostStatus(task()));
+  for (const auto& [step_id, status] : failed_here_->Of(session)) {
+    TellFailure(channel.get(), step_id, status);
   }
   for (const auto& [step_id, key] : lost_copies) {
     (void)TellOfKey(channel.get(), MessageKind::kLost, step_id, key);
@@ -259,7 +261,7 @@ void Destination::LoseStepsLocked(const std::string& session, SendState* state,
                                   std::vector<std::shared_ptr<Pull>>* failed) {
   for (int64_t step_id : state->recent.keys()) {
     lost_.Add(step_id);
-    state->Announce(step_id, LostStatus(task()));
+    state->lost_steps.Add(step_id);
     auto step = steps_.find(step_id);
     while (step != steps_.end() && !step->second.pulled.empty()) {
       TakePulls(&step->second, step->second.pulled.begin()->first, failed);

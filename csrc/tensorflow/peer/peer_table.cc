@@ -48,7 +48,7 @@ std::shared_ptr<Destination> PeerTable::DestinationOf(absl::string_view task) {
   std::unique_lock<std::shared_mutex> lock(mutex_);
   std::shared_ptr<Destination>& destination = destinations_[task];
   if (destination == nullptr) {
-    destination = std::make_shared<Destination>(host_, &sessions_, std::string(task));
+    destination = std::make_shared<Destination>(host_, &sessions_, &failed_here_, std::string(task));
   }
   return destination;
 }
@@ -59,6 +59,22 @@ std::vector<std::shared_ptr<Destination>> PeerTable::Destinations() {
   links.reserve(destinations_.size());
   for (const auto& entry : destinations_) links.push_back(entry.second);
   return links;
+}
+
+void PeerTable::TellOfFailure(const std::string& session, int64_t step_id,
+                              const absl::Status& status) {
+  // This comes first, so that a receiver that announces itself now is told by one of the two.
+  failed_here_.Add(session, step_id, status);
+  for (const std::shared_ptr<Destination>& destination : Destinations()) {
+    destination->SendAbort(session, step_id, status);
+  }
+}
+
+void PeerTable::DropStep(int64_t step_id) {
+  failed_here_.Forget(step_id);
+  for (const std::shared_ptr<Destination>& destination : Destinations()) {
+    destination->DropStep(step_id);
+  }
 }
 
 std::vector<std::shared_ptr<Source>> PeerTable::Sources() {

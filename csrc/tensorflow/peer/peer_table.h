@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <shared_mutex>
 #include <string>
@@ -14,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "peer/destination.h"
 #include "peer/opened_channels.h"
@@ -21,6 +23,7 @@
 #include "peer/source.h"
 #include "plan/planned_tensors.h"
 #include "step/mailbox.h"
+#include "step/step_failures.h"
 #include "wire/host.h"
 
 namespace rdmatensor {
@@ -38,6 +41,10 @@ class PeerTable {
   // The sender's view of tasks of this name, made on first use.
   std::shared_ptr<Destination> DestinationOf(absl::string_view task);
   std::vector<std::shared_ptr<Destination>> Destinations();
+  // Tells the receivers in `session` that the step failed here, also those that announce themselves later.
+  void TellOfFailure(const std::string& session, int64_t step_id, const absl::Status& status);
+  // Drops the tensors of a step that is cleaned up here.
+  void DropStep(int64_t step_id);
   // The planned tensors of the channels from a task that any session calls `task`, each once.
   std::vector<std::shared_ptr<PlannedTensors>> PlannedFrom(absl::string_view task);
   // All channels, in both directions, each once.
@@ -75,6 +82,7 @@ class PeerTable {
   MailboxTable* const mailboxes_;
   OpenedChannels* const to_senders_;
   Sessions sessions_;
+  FailedHere failed_here_;
   std::shared_mutex mutex_;
   absl::flat_hash_set<std::shared_ptr<Source>, Hash, Equal> sources_;
   absl::flat_hash_map<std::string, std::shared_ptr<Destination>> destinations_;

@@ -6,13 +6,11 @@
 #define RDMATENSOR_TENSORFLOW_PEER_SEND_STATE_H_
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/newest.h"
 #include "peer/peer_channel.h"
@@ -26,10 +24,6 @@ struct SendState {
   static constexpr size_t kRemembered = 1024;
   // A copy of an eager operation, by step and key.
   using Copy = std::pair<int64_t, std::string>;
-  struct Failure {
-    int64_t step_id;
-    absl::Status status;
-  };
 
   // Records that a tensor of this step goes down the channel.
   void Record(int64_t step_id, absl::string_view key, bool is_copy) {
@@ -39,11 +33,6 @@ struct SendState {
       last_step = step_id;
       recent.Add(step_id);
     }
-  }
-  // Keeps a failed step, of which the receiver is told once it connects.
-  void Announce(int64_t step_id, const absl::Status& status) {
-    announcements.push_back({step_id, status});
-    if (announcements.size() > kRemembered) announcements.pop_front();
   }
 
   // Returns whether the session still uses the cluster in which the name was found to be the channel's process.
@@ -76,8 +65,8 @@ struct SendState {
   Newest<Copy> recent_copies{kRemembered};
   // The lost copies of which the receiver was not told yet.
   std::vector<Copy> untold_copies;
-  // Lost steps and steps that failed here. Each process that connects is told of them.
-  std::deque<Failure> announcements;
+  // The steps whose tensors were lost with a channel. Each process that connects is told of them.
+  Newest<int64_t> lost_steps{kRemembered};
 };
 
 }  // namespace rdmatensor

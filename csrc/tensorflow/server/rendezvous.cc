@@ -313,12 +313,10 @@ void RdmaRendezvous::StartAbort(const absl::Status& status) {
   }
   if (rpc != nullptr) rpc->StartAbort(status);
   if (!first) return;
-  for (const std::shared_ptr<Destination>& destination : service_->peers().Destinations()) {
-    destination->DropStep(step_id_);
-    // A receiver that fetches learns this from its request, but one that waits for a push must be told, unless
-    // the step is merely cleaned up.
-    if (!finished) destination->SendAbort(session_name(), step_id_, derived);
-  }
+  service_->peers().DropStep(step_id_);
+  // A receiver that fetches learns this from its request, but one that waits for a push must be told, unless the
+  // step is merely cleaned up.
+  if (!finished) service_->peers().TellOfFailure(session_name(), step_id_, derived);
 }
 
 RdmaRendezvousMgr::RdmaRendezvousMgr(const tensorflow::WorkerEnv* env, TensorService* service)
@@ -361,9 +359,7 @@ void RdmaRendezvousMgr::Cleanup(int64_t step_id) {
   // This comes first, so that the rendezvous sees that its abort is only the end of the step.
   service_->mailboxes().Remove(step_id, status);
   BaseRendezvousMgr::Cleanup(step_id);
-  for (const std::shared_ptr<Destination>& destination : service_->peers().Destinations()) {
-    destination->DropStep(step_id);
-  }
+  service_->peers().DropStep(step_id);
 }
 
 }  // namespace rdmatensor
