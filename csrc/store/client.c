@@ -24,19 +24,36 @@ static rdt_store *find(rdt_stores *stores, const char *name) {
   return store;
 }
 
-/* The channel brings this member's pushes from now on. What comes over an earlier one is not taken, because
- * the member may have begun to write into its slot anew. Returns the earlier one. */
-static rdt_channel *welcome(rdt_store_peer *peer, rdt_channel *channel, const char *address) {
-  rdt_channel *earlier = peer->in;
-  if (earlier) rdt_channel_set_context(earlier, NULL);
-  rdt_channel_ref(channel);
-  rdt_channel_set_context(channel, peer);
+/* The channel that has greeted brings this member's pushes from now on, which the member may send when it has
+ * read `welcomed`. Call it under stores->lock, while there is no other. */
+static void welcome(rdt_store_peer *peer) {
+  rdt_channel *channel = peer->next;
+  peer->next = NULL;
   peer->in = channel;
   peer->gone = false;
   peer->generation = channel->peer_generation;
-  snprintf(peer->address, sizeof(peer->address), "%s", address);
+  snprintf(peer->address, sizeof(peer->address), "%s", channel->peer_address);
+  atomic_store_explicit(&rdt_store_slot_of(peer->store, peer->rank)->welcomed, peer->greeting,
+                        memory_order_release);
   pthread_cond_broadcast(&peer->store->stores->changed);
-  return earlier;
+}
+
+/* An earlier channel may still bring what was under way over it, into a slot that the member writes anew. So
+ * the channel is welcome when that one is down. Returns that one, held, for the caller to break. */
+static rdt_channel *admit(rdt_store_peer *peer, rdt_channel *channel, uint64_t greeting) {
+  rdt_channel *unused = peer->next;
+  if (unused) rdt_channel_set_context(unused, NULL);
+  rdt_channel_ref(channel);
+  rdt_channel_set_context(channel, peer);
+  peer->next = channel;
+  peer->greeting = greeting;
+  if (!peer->in) {
+    welcome(peer);
+  } else if (!unused) {
+    rdt_channel_ref(peer->in);
+    return peer->in;
+  }
+  return unused;
 }
 
 static void take_hello(rdt_stores *stores, rdt_channel *channel, const void *data, size_t size) {
@@ -45,6 +62,7 @@ static void take_hello(rdt_stores *stores, rdt_channel *channel, const void *dat
   rdt_wire_load(&wire, data, size);
   rdt_wire_get_text(&wire, name, sizeof(name));
   uint32_t rank = rdt_wire_get_u32(&wire), count = rdt_wire_get_u32(&wire);
+  uint64_t greeting = rdt_wire_get_u64(&wire);
   if (rdt_wire_close(&wire) != RDT_OK) {
     malformed(channel, "a greeting");
     return;
@@ -54,9 +72,14 @@ static void take_hello(rdt_stores *stores, rdt_channel *channel, const void *dat
   rdt_store *store = find(stores, name); /* closed by now: the channel will end */
   bool fits = !store || (count == store->options.size && rank < count &&
                          rank != store->options.rank && !rdt_channel_context(channel));
-  if (store && fits) earlier = welcome(&store->peers[rank], channel, channel->peer_address);
+  if (store && fits) earlier = admit(&store->peers[rank], channel, greeting);
   pthread_mutex_unlock(&stores->lock);
-  rdt_channel_unref(earlier);
+  if (earlier) {
+    rdt_fail(RDT_ERR_CONNECTION_LOST, "%s has connected to store \"%s\" anew", channel->peer_name,
+             name);
+    rdt_channel_break(earlier);
+    rdt_channel_unref(earlier);
+  }
   if (!fits) malformed(channel, "its rank is another member's");
 }
 
@@ -88,7 +111,10 @@ static void take(rdt_channel *channel, uint64_t immediate, const void *data, siz
   pthread_mutex_lock(&stores->lock);
   rdt_store_peer *peer = rdt_channel_context(channel); /* NULL: the store is closed, or another
                                                           channel took over */
-  if (peer && kind == RDT_STORE_PUSHED) wrong = take_push(peer);
+  if (peer && peer->in != channel)
+    wrong = "it comes before its welcome";
+  else if (peer && kind == RDT_STORE_PUSHED)
+    wrong = take_push(peer);
   if (peer) pthread_cond_broadcast(&stores->changed);
   pthread_mutex_unlock(&stores->lock);
   if (wrong) malformed(channel, wrong);
@@ -98,17 +124,19 @@ static void connected(rdt_channel *channel) { (void)channel; }
 
 static void down(rdt_channel *channel) {
   rdt_stores *stores = rdt_stores_of(channel->device);
-  bool held = false;
   pthread_mutex_lock(&stores->lock);
   rdt_store_peer *peer = rdt_channel_context(channel);
   if (peer && peer->in == channel) {
-    rdt_channel_set_context(channel, NULL);
     peer->in = NULL;
-    peer->gone = held = true;
+    peer->gone = true;
+    if (peer->next) welcome(peer);
     pthread_cond_broadcast(&stores->changed);
+  } else if (peer) {
+    peer->next = NULL;
   }
+  rdt_channel_set_context(channel, NULL);
   pthread_mutex_unlock(&stores->lock);
-  if (held) rdt_channel_unref(channel);
+  if (peer) rdt_channel_unref(channel);
 }
 
 static rdt_status open_stores(rdt_device *device, void **state) {

@@ -3,10 +3,12 @@
  * Connections to the stores of other members.
  */
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/random.h"
 #include "base/status.h"
 #include "core/meet/connect.h"
 #include "core/post/channel.h"
@@ -14,7 +16,7 @@
 
 #define PAUSE_US 10000 /* between two looks for a store that is not open yet */
 
-static rdt_status check_rank(const rdt_store *store, uint32_t rank) {
+rdt_status rdt_store_check_rank(const rdt_store *store, uint32_t rank) {
   if (rank < store->options.size && rank != store->options.rank) return RDT_OK;
   return rdt_fail(RDT_ERR_INVALID,
                   "rank %u is no other member of store \"%s\": it has %u, and "
@@ -30,7 +32,7 @@ void rdt_store_link_drop(rdt_store_link *link) {
 }
 
 rdt_status rdt_store_link_take(rdt_store *store, uint32_t rank, rdt_store_link *link) {
-  rdt_status status = check_rank(store, rank);
+  rdt_status status = rdt_store_check_rank(store, rank);
   if (status != RDT_OK) return status;
   pthread_mutex_lock(&store->stores->lock);
   *link = store->peers[rank].out;
@@ -92,7 +94,8 @@ static rdt_status check_head(const rdt_store *store, uint32_t rank, const rdt_ch
   return RDT_OK;
 }
 
-static rdt_status greet(const rdt_store *store, rdt_channel *channel, rdt_deadline deadline) {
+static rdt_status greet(const rdt_store *store, rdt_channel *channel, uint64_t number,
+                        rdt_deadline deadline) {
   uint8_t bytes[RDT_STORE_NAME_SIZE + 64];
   rdt_wire wire;
   rdt_op op = {
@@ -101,15 +104,36 @@ static rdt_status greet(const rdt_store *store, rdt_channel *channel, rdt_deadli
   rdt_wire_put_text(&wire, store->name);
   rdt_wire_put_u32(&wire, store->options.rank);
   rdt_wire_put_u32(&wire, store->options.size);
+  rdt_wire_put_u64(&wire, number);
   rdt_status status = rdt_wire_unload(&wire, bytes, sizeof(bytes), &op.size);
   return status == RDT_OK ? rdt_store_run(channel, &op, 1, deadline) : status;
 }
 
-/* Opens what is at the other end, and tells it who connects. *sent is the number of the last push that came. */
+/* Waits until the other end has ended an earlier channel of this member, of which late bytes might still come
+ * into the slot. *sent is the number of the last push that came. */
+static rdt_status await_welcome(const rdt_store *store, const rdt_store_link *link, uint64_t number,
+                                uint64_t *sent, rdt_deadline deadline) {
+  rdt_store_slot slot;
+  for (;; rdt_store_pause()) {
+    rdt_status status =
+        rdt_store_read(link->channel, link->slots, store->options.rank * store->slot_stride,
+                       offsetof(rdt_store_slot, fill), &slot, deadline);
+    if (status != RDT_OK) return status;
+    *sent = atomic_load(&slot.arrived);
+    if (atomic_load(&slot.welcomed) == number) return RDT_OK;
+    if (store->closing) return rdt_fail(RDT_ERR_CLOSED, "store \"%s\" is closed", store->name);
+    if (rdt_deadline_left(deadline) == 0)
+      return rdt_fail(RDT_ERR_DEADLINE,
+                      "%s did not welcome this member to store \"%s\" within the deadline",
+                      link->channel->peer_name, store->name);
+  }
+}
+
+/* Opens what is at the other end, and tells it who connects. */
 static rdt_status open_link(const rdt_store *store, uint32_t rank, rdt_store_link *link,
                             uint64_t *sent, rdt_deadline deadline) {
   rdt_store_head head;
-  uint64_t values, slots, words[2];
+  uint64_t values, slots, number;
   rdt_status status = rdt_store_sizes(&store->options, &values, &slots);
   if (status == RDT_OK)
     status = find(store, link->channel, "values", values, deadline, &link->values);
@@ -117,11 +141,9 @@ static rdt_status open_link(const rdt_store *store, uint32_t rank, rdt_store_lin
   if (status == RDT_OK)
     status = rdt_store_read(link->channel, link->values, 0, sizeof(head), &head, deadline);
   if (status == RDT_OK) status = check_head(store, rank, link->channel, &head);
-  if (status == RDT_OK) status = greet(store, link->channel, deadline);
-  if (status == RDT_OK)
-    status = rdt_store_read(link->channel, link->slots, store->options.rank * store->slot_stride,
-                            sizeof(words), words, deadline);
-  if (status == RDT_OK) *sent = words[0];
+  if (status == RDT_OK) status = rdt_random_id(&number);
+  if (status == RDT_OK) status = greet(store, link->channel, number, deadline);
+  if (status == RDT_OK) status = await_welcome(store, link, number, sent, deadline);
   return status;
 }
 
@@ -159,7 +181,7 @@ static rdt_status connect_to(rdt_store *store, uint32_t rank, const char *addres
 rdt_status rdt_store_connect(rdt_store *store, uint32_t rank, const char *address, int timeout_ms) {
   rdt_status status = rdt_store_enter(store);
   if (status != RDT_OK) return status;
-  status = check_rank(store, rank);
+  status = rdt_store_check_rank(store, rank);
   if (status == RDT_OK && !address) status = rdt_fail(RDT_ERR_INVALID, "address must not be NULL");
   if (status == RDT_OK) status = connect_to(store, rank, address, rdt_deadline_after(timeout_ms));
   rdt_store_leave(store);
@@ -168,7 +190,7 @@ rdt_status rdt_store_connect(rdt_store *store, uint32_t rank, const char *addres
 
 rdt_status rdt_store_get_member(rdt_store *store, uint32_t rank, rdt_store_member *member) {
   if (!store || !member) return rdt_fail(RDT_ERR_INVALID, "store and member must not be NULL");
-  rdt_status status = check_rank(store, rank);
+  rdt_status status = rdt_store_check_rank(store, rank);
   if (status != RDT_OK) return status;
   const rdt_store_peer *peer = &store->peers[rank];
   pthread_mutex_lock(&store->stores->lock);

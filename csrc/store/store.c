@@ -191,15 +191,18 @@ static void part_from(rdt_store_peer *peer) {
   rdt_stores *stores = peer->store->stores;
   pthread_mutex_lock(&stores->lock);
   rdt_store_link out = peer->out;
-  rdt_channel *in = peer->in;
+  rdt_channel *in[] = {peer->in, peer->next};
   peer->out = (rdt_store_link){0};
-  peer->in = NULL;
-  if (in) rdt_channel_set_context(in, NULL);
+  peer->in = peer->next = NULL;
+  for (size_t i = 0; i < 2; i++)
+    if (in[i]) rdt_channel_set_context(in[i], NULL);
   pthread_mutex_unlock(&stores->lock);
-  if (out.channel) rdt_channel_close(out.channel);
-  if (in) rdt_channel_close(in);
+  rdt_channel_close(out.channel);
   rdt_store_link_drop(&out);
-  rdt_channel_unref(in);
+  for (size_t i = 0; i < 2; i++) {
+    rdt_channel_close(in[i]);
+    rdt_channel_unref(in[i]);
+  }
 }
 
 void rdt_store_close(rdt_store *store) {

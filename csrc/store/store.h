@@ -14,7 +14,7 @@
 #define RDT_STORE_NAME_SIZE 48
 #define RDT_STORE_MAX_SIZE 1024
 #define RDT_STORE_BUFFERS 16
-#define RDT_STORE_MAGIC 0x3145524f54534452u /* "RDSTORE1", in the byte order of both ends */
+#define RDT_STORE_MAGIC 0x3245524f54534452u /* "RDSTORE2", in the byte order of both ends */
 
 /* The beginning of the values; the buffers follow. Version v lies in buffer v % buffers. While v is being written,
  * `started` is v and `published` is v - 1, so v - 1, v - 2, ... v - buffers + 1 are whole. */
@@ -32,8 +32,9 @@ typedef struct rdt_store_head {
 /* The beginning of a slot. What its sender writes and what its owner writes are in different lines. */
 typedef struct rdt_store_slot {
   _Atomic uint64_t arrived,
-      released; /* owner: the number of the last push that came, and that is done */
-  uint64_t fill[6];
+      released;              /* owner: the number of the last push that came, and that is done */
+  _Atomic uint64_t welcomed; /* owner: the number of the greeting whose channel may write now */
+  uint64_t fill[5];
   uint64_t number, bytes, mark; /* sender */
   uint64_t more_fill[5];
   _Atomic uint64_t clock; /* sender */
@@ -44,7 +45,7 @@ _Static_assert(sizeof(rdt_store_head) == 256, "the wire's layout");
 
 /* What a notification says, in the highest byte of its immediate. */
 typedef enum rdt_store_message {
-  RDT_STORE_HELLO = 1, /* payload: which store, and who connects to it */
+  RDT_STORE_HELLO = 1, /* payload: which store, who connects to it, and the greeting's number */
   RDT_STORE_PUSHED = 2,
   RDT_STORE_CLOCK = 3
 } rdt_store_message;
@@ -62,6 +63,9 @@ typedef struct rdt_store_peer {
   /* Under stores->lock. */
   rdt_store_link out;
   rdt_channel *in; /* held; what brings its pushes. Its context is this peer */
+  /* Likewise: takes the place of `in` once that can write nothing any more. */
+  rdt_channel *next;
+  uint64_t greeting; /* that `next` brought */
   bool gone, taken;
   uint64_t generation, turn; /* `turn` orders arrivals */
   uint64_t size, mark;       /* of the arrival */
@@ -115,9 +119,14 @@ void rdt_store_region_name(const rdt_store *store, const char *which, char *name
 rdt_status rdt_store_enter(rdt_store *store);
 void rdt_store_leave(rdt_store *store);
 
+/* RDT_ERR_INVALID unless it is another member's. */
+rdt_status rdt_store_check_rank(const rdt_store *store, uint32_t rank);
 /* Takes references to the connection to a member; rdt_store_link_drop gives them up. */
 rdt_status rdt_store_link_take(rdt_store *store, uint32_t rank, rdt_store_link *link);
 void rdt_store_link_drop(rdt_store_link *link);
+
+/* Between two looks at what no event announces. */
+void rdt_store_pause(void);
 
 /* Writes this member's clock there. Does not wait. */
 rdt_status rdt_store_tell_clock(const rdt_store *store, const rdt_store_link *link, uint64_t clock);

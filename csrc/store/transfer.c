@@ -11,7 +11,7 @@
 #include "core/post/channel.h"
 #include "store/store.h"
 
-#define PAUSE_US 200 /* between two looks for a first version */
+#define PAUSE_US 200
 
 /* A member that closes its store withdraws its regions while we may be using them. */
 static rdt_status as_lost(const rdt_channel *channel, rdt_status status) {
@@ -53,7 +53,7 @@ __attribute__((noinline)) rdt_status rdt_store_read(rdt_channel *channel, rdt_re
   return status;
 }
 
-static void pause_a_little(void) {
+void rdt_store_pause(void) {
   const struct timespec pause = {.tv_nsec = PAUSE_US * 1000};
   nanosleep(&pause, NULL);
 }
@@ -78,7 +78,7 @@ static rdt_status first_version(const pull *p, rdt_store_head *head) {
                       p->link->channel->peer_name, p->store->name);
     if (p->store->closing)
       return rdt_fail(RDT_ERR_CLOSED, "store \"%s\" is closed", p->store->name);
-    pause_a_little();
+    rdt_store_pause();
   }
   return status;
 }
@@ -196,13 +196,15 @@ rdt_status rdt_store_push(rdt_store *store, uint32_t rank, const void *data, uin
   else if (size > store->options.slot_bytes)
     status = rdt_fail(RDT_ERR_RANGE, "%llu bytes do not fit into a slot of %llu",
                       (unsigned long long)size, (unsigned long long)store->options.slot_bytes);
-  if (status == RDT_OK) status = rdt_store_link_take(store, rank, &link);
+  if (status == RDT_OK) status = rdt_store_check_rank(store, rank);
   if (status == RDT_OK) {
     rdt_store_peer *peer = &store->peers[rank];
     push_head head = {.bytes = size, .mark = mark};
     *sent = 0;
-    pthread_mutex_lock(&peer->push_lock);
-    status = push_if_free(peer, &link, data, &head, rdt_deadline_after(timeout_ms), sent);
+    pthread_mutex_lock(&peer->push_lock); /* from here on, the link is not replaced */
+    status = rdt_store_link_take(store, rank, &link);
+    if (status == RDT_OK)
+      status = push_if_free(peer, &link, data, &head, rdt_deadline_after(timeout_ms), sent);
     pthread_mutex_unlock(&peer->push_lock);
     rdt_store_link_drop(&link);
   }

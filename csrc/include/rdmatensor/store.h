@@ -42,9 +42,10 @@ RDT_API rdt_status rdt_store_open(rdt_device *device, const rdt_store_options *o
 RDT_API void rdt_store_close(rdt_store *store);
 
 /* Connects to the store of that name at "host:port", waiting for it to be opened, or connects anew: an
- * earlier connection to the member ends. A member that this one shall push to, or tell clocks, needs no
- * connection of its own; each direction has one. RDT_ERR_INVALID (another rank, or other options), RDT_ERR_NO_REGION
- * (no such store is there at the deadline), and what rdt_device_connect returns. Not from a handler. */
+ * earlier connection to the member ends first, so nothing arrives over it any more. A member that this one
+ * shall push to, or tell clocks, needs no connection of its own; each direction has one. RDT_ERR_INVALID
+ * (another rank, or other options), RDT_ERR_NO_REGION (no such store is there at the deadline), and what
+ * rdt_device_connect returns. Not from a handler. */
 RDT_API rdt_status rdt_store_connect(rdt_store *store, uint32_t rank, const char *address,
                                      int timeout_ms);
 
