@@ -285,6 +285,36 @@ def turns(run: Any, steps: int) -> Any:
     return {"weights": list(weights), "furthest": furthest}
 
 
+def in_step(run: Any, steps: int) -> Any:
+    """SSP without slack, at unequal speeds: how far the model is from the one that moves by the mean of all
+    changes. In the last step, owners take changes late, when those that sent them may have ended."""
+    sync = rt.SSP(slack=0)
+    take = sync._take
+
+    def late(rank: int, number: int, change: Array) -> None:
+        if number == steps and rank != run.rank:
+            time.sleep(0.2)
+        take(rank, number, change)
+
+    sync._take = late  # type: ignore[method-assign]
+    numbers = np.random.default_rng(0).standard_normal((steps, run.size, 7)).astype("f")
+    wanted, x = np.zeros(7, "f"), np.zeros(7, "f")
+    sync.begin(run, x)
+    furthest = 0.0
+    for step in range(steps):
+        time.sleep(0.003 * ((run.rank + step) % run.size))
+        x += numbers[step, run.rank]
+        sync.exchange(x, step + 1, 0.1)
+        wanted += numbers[step].mean(0)
+        furthest = max(furthest, float(np.abs(x - wanted).max()))
+    sync.finish()
+    last = sync.strips.read(run.rank)
+    assert last is not None
+    furthest = max(furthest, float(np.abs(last[2] - wanted[sync.strips.part(run.rank)]).max()))
+    sync.close()
+    return furthest
+
+
 def copied(state: Any) -> dict[str, Array]:
     return {name: np.array(value) for name, value in state.items()}
 
@@ -337,7 +367,7 @@ def main() -> None:
     arguments = json.loads(sys.argv[2])
     run = Run(arguments.get("again", False))
     cases: dict[str, Any] = {
-        each.__name__: each for each in (views, kill, stop, resume, come_back, turns)
+        each.__name__: each for each in (views, kill, stop, resume, come_back, turns, in_step)
     }
     answer = cases[sys.argv[1]](run, **arguments)
     print(json.dumps(answer), flush=True)

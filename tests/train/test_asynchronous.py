@@ -90,6 +90,12 @@ def test_push_sum_with_turns_is_that_of_its_paper() -> None:
         assert answer["furthest"] < 1e-4
 
 
+def test_without_slack_all_move_by_the_mean_change() -> None:
+    with plain_ranks("in_step", steps=60) as processes:
+        answers = [json.loads(line_of(process)) for process in processes]
+    assert max(answers) < 1e-4, answers
+
+
 def test_goes_on_from_a_state() -> None:
     """Threads of EASGD, Decoupled and SSP apply what arrives when they come to it."""
     each = [name.replace("period=10", "period=4") for name in EACH]

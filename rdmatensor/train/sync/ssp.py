@@ -25,8 +25,9 @@ class SSP(Synchronizer):
     """After each step a process sends its change to the owners of the model's strips, and reads them.
 
     Ho et al. 2013. It goes on as soon as nobody is more than `slack` steps behind, and then what it reads has
-    all changes up to that step, and its own. The model moves by the mean of all changes, so with slack 0 this
-    is synchronous training. A process that dies is not waited for; its strip is no longer common.
+    all changes up to that step, and its own. The model moves by the mean of all changes. With slack 0, nobody
+    sends before all have read, so this is synchronous training. A process that dies is not waited for; its
+    strip is no longer common.
     """
 
     exchanges: ClassVar[bool] = True
@@ -72,12 +73,17 @@ class SSP(Synchronizer):
         self._clock += 1
         end = time.monotonic() + self._timeout
         change = (x - self._base) / strips.size
+        if self.slack == 0:
+            # Who still reads the model of the step before must not find this change in it.
+            store.wait_clocks(_has_read(self._clock - 1), _left(end))
         for owner in strips.owners:
             self._send(owner, change[strips.part(owner)], end)
-        store.set_clock(self._clock)
-        store.wait_clocks(max(self._clock - self.slack, 0), max(end - time.monotonic(), 0.0))
+        store.set_clock(_has_sent(self._clock))
+        store.wait_clocks(_has_sent(max(self._clock - self.slack, 0)), _left(end))
         for owner in strips.owners:
             self._read(x, owner, end)
+        if self.slack == 0:
+            store.set_clock(_has_read(self._clock))
         np.copyto(self._base, x)
         return step + 1
 
@@ -90,22 +96,25 @@ class SSP(Synchronizer):
         self._own[owner].append((self._clock, change))
 
     def _read(self, x: Array, owner: int, end: float) -> None:
-        while (found := self.strips.read(owner)) is not None:
+        while True:
+            # First, because the strip then has all changes of those that have finished.
+            under_way = self._under_way()
+            if (found := self.strips.read(owner)) is None:
+                return
             _, heard, strip = found
-            if rules.may_begin(self._clock, self._clocks(owner, heard), self.slack):
+            clocks = [self._clock, *(int(heard[rank]) for rank in under_way)]
+            if rules.may_begin(self._clock, clocks, self.slack):
                 applied = int(heard[self.strips.rank])
                 mine = self._own[owner] = [each for each in self._own[owner] if each[0] > applied]
                 x[self.strips.part(owner)] = sum((each for _, each in mine), strip)
                 return
             _pause(end, f"rank {owner} does not apply changes")
 
-    def _clocks(self, owner: int, heard: Array) -> list[int]:
-        """Of the others that are there, as far as the owner has their changes."""
+    def _under_way(self) -> list[int]:
+        """The others whose changes are still to come: those that are there and have not finished."""
         members = self.strips.members
-        others = [(rank, members.store.member(rank)) for rank in members.others]
-        # One that has finished has told so, and one that is gone tells nothing.
-        there = [rank for rank, each in others if not each.gone and each.clock != FINISHED]
-        return [self._clock, *(int(heard[rank]) for rank in there)]
+        found = [(rank, members.store.member(rank)) for rank in members.others]
+        return [rank for rank, each in found if not each.gone and each.clock != FINISHED]
 
     def state(self) -> Mapping[str, Array]:
         with self.strips.lock:
@@ -120,12 +129,33 @@ class SSP(Synchronizer):
         return {"strip": recut(states, "strip", rank, size)}
 
     def finish(self) -> None:
-        if self._strips is not None:
-            self._strips.members.wait_for_all()
+        if self._strips is None:
+            return
+        end = time.monotonic() + self._timeout
+        for owner in self._strips.owners:  # the others do not wait for who has finished
+            while (found := self._strips.read(owner)) is not None:
+                if int(found[1][self._strips.rank]) >= self._clock:
+                    break
+                _pause(end, f"rank {owner} does not apply the last changes")
+        self._strips.members.wait_for_all()
 
     def close(self) -> None:
         if self._strips is not None:
             self._strips.members.close()
+
+
+def _has_sent(clock: int) -> int:
+    """What a process tells the others when it has sent the changes of a step."""
+    return max(2 * clock - 1, 0)
+
+
+def _has_read(clock: int) -> int:
+    """What a process tells the others when it has read what all have after a step."""
+    return 2 * clock
+
+
+def _left(end: float) -> float:
+    return max(end - time.monotonic(), 0.0)
 
 
 def _pause(end: float, why: str) -> None:
