@@ -142,9 +142,9 @@ conformance: build $(VENV)/.conformance
 transport-verbs: $(tests)
 	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) -n 0 tests/softroce/test_transport_suite.py::test_transport_suite
 
-# The C programs on this machine, and on verbs in the lab.
-sanitized := tests/unit/test_c_programs.py tests/load tests/softroce/test_transport_suite.py \
-             -k 'c_program or load'
+# The C programs on this machine, over tcp too, and on verbs in the lab.
+sanitized := tests/unit/test_c_programs.py tests/load tests/tcp/test_suite.py \
+             tests/softroce/test_transport_suite.py -k 'c_program or load'
 
 # And the transport suite, whose peers take the sanitized library instead of the installed one.
 asan: $(tests)
