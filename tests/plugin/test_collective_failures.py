@@ -36,8 +36,7 @@ def test_member_dies_in_the_middle(tmp_path: Path) -> None:
             member.begin("reduce_for_ever", elements=1 << 22, group=1)
         for member in members.all:
             assert member.answer(60) == "begun"
-        time.sleep(1)  # they are in the middle of some operation; any will do
-        members.all[2].kill()
+        members.all[2].kill()  # each has done one operation, and is in the middle of another
         killed = time.monotonic()
         for survivor in members.all[:2]:
             failure = survivor.answer(30)

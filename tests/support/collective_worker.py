@@ -22,6 +22,7 @@ from tensorflow.python.eager import cancellation
 
 import rdmatensor.faults
 import rdmatensor.tensorflow
+import rdmatensor.topology
 from support.collective_values import value
 
 STEPS = 8
@@ -128,7 +129,7 @@ class Worker:
             return {"error": type(error).__name__, "words": error.message, "seconds": seconds}
 
     def reduce_for_ever(self, elements: int, group: int) -> Any:
-        """All-reduces one after the other, until one fails."""
+        """All-reduces one after the other, until one fails. Says "begun" when the first is over."""
         x = tf.constant(value(self.index, "float32", [elements], 0))
         members = list(range(self.size))
 
@@ -137,9 +138,10 @@ class Worker:
             with tf.device(self.device):
                 return [self._operation("all_reduce", tf.identity(x), members, 1, group, 0)]
 
+        outcome = self._outcome(function, 1)
         print(json.dumps("begun"), flush=True)
-        while "error" not in (outcome := self._outcome(function, 1)):
-            pass
+        while "error" not in outcome:
+            outcome = self._outcome(function, 1)
         return outcome
 
     def strategy_reduce(self, dtype: str, shape: list[int], timeout_s: float = 0) -> Any:
@@ -197,6 +199,10 @@ class Worker:
         rdmatensor.config.set("FAULTS", text)
         return rdmatensor.faults.counts()
 
+    def topology(self, path: str | None) -> None:
+        """Gives groups that are formed from now on trees, or takes those away."""
+        rdmatensor.topology.use_in_tensorflow(path)
+
     def commands(self) -> dict[str, Callable[..., Any]]:
         """By name."""
         return {
@@ -207,6 +213,7 @@ class Worker:
             "faults": self.faults,
             "stats": rdmatensor.tensorflow.stats,
             "reset": rdmatensor.tensorflow.reset_stats,
+            "topology": self.topology,
         }
 
 
