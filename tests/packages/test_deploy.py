@@ -27,6 +27,14 @@ FILES = [
     *(f"deploy/{name}.yaml" for name in MANIFESTS),
 ]
 NIGHTLY = ".github/workflows/conformance.yml"
+# Files and folders of the repository, and modules below tests/, in a text such as the Makefile.
+NAMED = re.compile(
+    r"(?<![\w/.}$)-])(?:\.ci|bench|csrc|deploy|docker|docs|examples|graph_analyzer|rdmatensor|tests)"
+    r"/[\w./-]*[\w-](?![*\w])|(?<![\w/.*}-])[\w-]+(?:/[\w-]+)*\.(?:c|cmake|json|md|py|toml)\b"
+)
+MODULE = re.compile(r"\$\(TESTS_PYTHON\) -m ([\w.]+)")
+# What a run writes, and a placeholder.
+NOT_IN_THE_SOURCES = re.compile(r"build/|rdmatensor/_build_info\.json|path\.py")
 PAGES = ["docs/containers.md", "docs/packages.md", "docs/launch.md"]
 
 
@@ -231,6 +239,25 @@ def test_workflow_runs_targets_that_exist(root: Path) -> None:
     left = {given["name"] for action, given in uses if action == "actions/upload-artifact"}
     fetched = {given["name"] for action, given in uses if action == "actions/download-artifact"}
     assert fetched and fetched <= left
+
+
+@pytest.mark.parametrize("name", ["Makefile", ".github/workflows/ci.yml", NIGHTLY])
+def test_files_that_are_named_exist(root: Path, name: str) -> None:
+    text = text_of(root, name)
+    named = {each for each in NAMED.findall(text) if not NOT_IN_THE_SOURCES.match(each)}
+    assert named
+    assert not [each for each in named if not (root / each).exists()]
+    for module in MODULE.findall(text):
+        assert (root / "tests" / f"{module.replace('.', '/')}.py").is_file(), module
+
+
+def test_workflows_use_one_version_of_an_action(root: Path) -> None:
+    text = "".join(text_of(root, name) for name in (".github/workflows/ci.yml", NIGHTLY))
+    used: dict[str, set[str]] = {}
+    for action, version in re.findall(r"uses: (\S+)@(\S+)", text):
+        used.setdefault(action, set()).add(version)
+    assert "actions/checkout" in used
+    assert not {action: versions for action, versions in used.items() if len(versions) > 1}
 
 
 def test_only_tested_tags_are_published(root: Path) -> None:
