@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from .cut.strips import groups_of
+from .durable import put, sync
 from .exchange import Exchange, mean_of
 from .optimizer import exchange_of
 from .process import Run
@@ -69,11 +70,12 @@ class Backup:
         self._model.save_weights(self._folder / weights)
         if self._run.rank != 0:
             return
-        # The state names the new weights at once or not at all.
+        # The state names the new weights at once or not at all. The old ones stay until the disk has both.
+        sync(self._folder / weights)
         written = self._folder / "state.json.new"
         size = self._run.size if self._exchange is not None else 0
         written.write_text(json.dumps({"epoch": epoch, "weights": weights, "size": size}))
-        written.replace(self._folder / "state.json")
+        put(written, self._folder / "state.json")
         for old in self._folder.glob("epoch_*.weights.h5"):
             if old.name != weights:
                 old.unlink()

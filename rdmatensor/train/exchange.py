@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
+from .durable import put
 from .operations import as_written
 from .process import Run
 from .sync.base import Array, Synchronizer, having
@@ -108,7 +109,7 @@ class Exchange:
         return self._x, np.int64(following)
 
     def save(self, file: Path, variables: Sequence[Array]) -> None:
-        """Writes the synchronizer's state and the variables, at once or not at all."""
+        """Writes the synchronizer's state and the variables, at once or not at all. Waits for the disk."""
         if not self._begun:
             return
         kept: dict[str, Any] = {
@@ -120,7 +121,7 @@ class Exchange:
         written = file.with_name(file.name + ".new")
         with written.open("wb") as stream:
             np.savez(stream, **kept)
-        written.replace(file)
+        put(written, file)
 
     def restore(self, files: Sequence[Path], rank: int) -> list[Array]:
         """Takes what `save` wrote, and returns the variables of process `rank`.

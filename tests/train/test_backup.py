@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backups outlive the host: the disk has the new ones before the old ones go."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rdmatensor.train import durable
+from rdmatensor.train.backup import Backup
+from rdmatensor.train.exchange import Exchange
+from rdmatensor.train.sync.base import Synchronizer
+
+RUN: Any = SimpleNamespace(rank=0, size=1, closing=[])
+
+
+def _name(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What is done to files: each call, and the name of what it is done to."""
+    found: list[tuple[str, str]] = []
+    fsync, replace, unlink = os.fsync, os.replace, os.unlink
+
+    def record(what: str, file: Path) -> None:
+        found.append((what, file.name))
+
+    monkeypatch.setattr(os, "fsync", lambda fd: (record("fsync", _name(fd)), fsync(fd))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (record("replace", Path(b)), replace(a, b))[1])
+    monkeypatch.setattr(os, "unlink", lambda a: (record("unlink", Path(a)), unlink(a))[1])
+    return found
+
+
+def test_old_weights_go_last(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+    model = SimpleNamespace(
+        variables=[], optimizer=None, save_weights=lambda file: Path(file).write_bytes(b"weights")
+    )
+    backup = Backup(tmp_path / "kept", RUN, model, Synchronizer())
+    backup.save(1)
+    calls.clear()
+    backup.save(2)
+    assert calls == [
+        ("fsync", "epoch_2.weights.h5"),
+        ("fsync", "state.json.new"),
+        ("fsync", "kept"),
+        ("replace", "state.json"),
+        ("fsync", "kept"),
+        ("unlink", "epoch_1.weights.h5"),
+    ]
+    assert sorted(each.name for each in (tmp_path / "kept").iterdir()) == [
+        "epoch_2.weights.h5",
+        "state.json",
+    ]
+
+
+def test_what_a_process_keeps_for_itself(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+    exchange = Exchange(RUN, Synchronizer())
+    exchange._begun = True
+    file = tmp_path / "rank_0.epoch_1.npz"
+    exchange.save(file, [np.zeros(3, "f")])
+    assert calls == [
+        ("fsync", f"{file.name}.new"),
+        ("fsync", tmp_path.name),
+        ("replace", file.name),
+        ("fsync", tmp_path.name),
+    ]
+
+
+def test_file_systems_that_cannot_sync_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EINVAL, "no")
+
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr(os, "fsync", refuse)
+    durable.sync(tmp_path)
+    with pytest.raises(OSError, match="no"):
+        durable.sync(file)
