@@ -12,8 +12,9 @@ BIN := $(CURDIR)/$(VENV)/bin
 TENSORFLOW ?= tensorflow-cpu==2.21.*
 # pip says at length what it does not use; it still says what it fails at.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
-# For examples/ and TensorFlow's own tests. It would bring another TensorFlow if it could.
-KERAS_2 = --no-deps 'tf_keras==$(lastword $(subst ==, ,$(TENSORFLOW)))'
+# For examples/ and TensorFlow's own tests: the one of this TensorFlow, or the last before it where there is none
+# yet. It would bring another TensorFlow if it could.
+KERAS_2 = --no-deps 'tf_keras<=$(patsubst %.*,%.99,$(lastword $(subst ==, ,$(TENSORFLOW))))'
 # Three at a time, on two cores too: the lab's guests mostly wait, and so do the processes that other tests start.
 PYTEST := $(BIN)/pytest -q --durations=15 -n 3 --no-loadscope-reorder
 # For the programs in tests/, which import its helpers.
