@@ -17,7 +17,7 @@ import numpy as np
 
 import rdmatensor
 from rdmatensor import RemoteDevice
-from support.group_checks import arenas, check
+from support.group_checks import arenas, check, random_trees
 from support.usage import memory_sizes, usage
 
 __all__ = ["Member", "usage"]
@@ -25,7 +25,8 @@ __all__ = ["Member", "usage"]
 AREA = 1 << 18
 HEAD = struct.Struct("<QII")  # number, of the connection that it was sent on; checksum
 WAIT_S = 8.0
-KINDS = ("all_reduce", "all_gather", "broadcast", "all_to_all")
+KINDS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all")
+ROUND = 40  # operations at most along the same trees
 
 
 class Member:
@@ -133,27 +134,39 @@ class Member:
         return "ok"
 
     def collect(self, seed: int, seconds: float) -> dict[str, int]:
-        """Random collective operations, the same as everywhere, until one fails or a while is over."""
+        """Random collective operations, the same as everywhere, until one fails or a while is over.
+
+        Some go along random trees, which are replaced now and then.
+        """
         dice = random.Random(seed)
         outcomes: Counter[str] = Counter()
-        size = len(self._addresses)
-        end = np.array([time.monotonic() + seconds])
-        while True:
-            kind = dice.choice(KINDS)
-            count = dice.choice((1, 60, 2000, 120000)) * size
-            registered = dice.random() < 0.5 and count > 10000
-            root = {"root": dice.randrange(size)} if kind == "broadcast" else {}
-            form = "in place" if kind == "broadcast" else "out"
-            try:
-                check(self._group, kind, "float32", count, form, registered, timeout=WAIT_S, **root)
-                outcomes["ok"] += 1
-                # All stop after the same operation.
-                more = np.array([int(time.monotonic() < end[0])], "int32")
-                if not self._group.all_reduce(more, op="min", timeout=WAIT_S)[0]:
-                    return dict(outcomes)
-            except rdmatensor.RdmaError as error:
-                outcomes[f"{type(error).__name__} {error.status}"] += 1
-                return dict(outcomes)
+        end = time.monotonic() + seconds
+        try:
+            while True:
+                trees = random_trees(self._group.size, dice.randrange(1 << 30))
+                self._group.use_trees(trees, timeout=WAIT_S)
+                outcomes["ok, new trees"] += 1
+                for _ in range(dice.randrange(1, ROUND)):
+                    outcomes[self._collect_once(dice)] += 1
+                    # All stop after the same operation.
+                    more = np.array([int(time.monotonic() < end)], "int32")
+                    if not self._group.all_reduce(more, op="min", timeout=WAIT_S)[0]:
+                        return dict(outcomes)
+        except rdmatensor.RdmaError as error:
+            outcomes[f"{type(error).__name__} {error.status}"] += 1
+            return dict(outcomes)
+
+    def _collect_once(self, dice: random.Random) -> str:
+        group = self._group
+        kind = dice.choice(KINDS)
+        count = dice.choice((1, 60, 2000, 120000)) * group.size
+        registered = dice.random() < 0.5 and count > 10000
+        options: dict[str, Any] = {"algorithm": dice.choice(("auto", "trees")), "timeout": WAIT_S}
+        if kind == "broadcast":
+            options["root"] = dice.randrange(group.size)
+        form = "in place" if kind == "broadcast" else "out"
+        check(group, kind, "float32", count, form, registered, **options)
+        return f"ok, {options['algorithm']}"
 
     def part(self) -> None:
         """Leaves the group, if it was joined."""

@@ -25,3 +25,4 @@ def test_everything_at_random(part: str) -> None:
     print(done.stdout)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     assert "fault: " in done.stdout, "no fault was injected"
+    assert part != "api" or "group: ok, new trees" in done.stdout

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import rdmatensor
+from rdmatensor.group import Tree
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Make = Callable[..., Array]
@@ -23,6 +24,7 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
 }
 LEAST_REGISTERED = 10000
 ALGORITHMS = ("auto", "flat", "halving", "ring", "direct", "hierarchical", "trees")
+TREE_KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 DTYPES = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPES += ["float16", "float32", "float64", "bfloat16"]
 
@@ -138,6 +140,21 @@ def check_kinds(group: Any, counts: tuple[int, ...], algorithms: tuple[str, ...]
         root = {"root": group.size - 1} if kind == "broadcast" else {}
         for form in forms(kind):
             check(group, kind, "float32", count, form, registered, algorithm=algorithm, **root)
+
+
+def random_trees(size: int, seed: int) -> list[Tree]:
+    """For every kind, one or two trees from each root. Equal seeds give equal trees."""
+    random = np.random.default_rng(seed)
+    trees = []
+    for kind, root in product(TREE_KINDS, range(size)):
+        for _ in range(random.integers(1, 3)):
+            order = [root, *(each for each in random.permutation(size).tolist() if each != root)]
+            parents = [root] * size
+            for place in range(1, size):
+                parents[order[place]] = order[random.integers(place)]
+            rate = int(random.integers(1, 100)) * 10**7
+            trees.append(Tree(kind, root, rate, tuple(parents)))
+    return trees
 
 
 def check_dtypes(group: Any, count: int) -> None:

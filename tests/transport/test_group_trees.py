@@ -12,32 +12,10 @@ import pytest
 from support.peers import Peer
 from transport.teams import Team
 
-SETUP = """
-from rdmatensor.group import Tree
-
-def random_trees(size, seed):
-    random = np.random.default_rng(seed)
-    trees = []
-    for kind in ("all_reduce", "broadcast", "all_gather", "reduce_scatter"):
-        for root in range(size):
-            for _ in range(random.integers(1, 3)):
-                order = [root, *(each for each in random.permutation(size).tolist() if each != root)]
-                parents = [root] * size
-                for place in range(1, size):
-                    parents[order[place]] = order[random.integers(place)]
-                trees.append(Tree(kind, root, int(random.integers(1, 100)) * 10**7, tuple(parents)))
-    return trees
-"""
 CHAIN = """
 chain = [Tree(kind, root, 10**9, tuple(max(i - 1, 0) if root == 0 else min(i + 1, root) for i in range(size)))
          for kind in ("all_reduce", "broadcast") for root in (0, size - 1)]
 """
-
-
-def members(team: Any, size: int) -> Team:
-    joined = team(size).join()
-    joined.run(SETUP)
-    return joined
 
 
 @pytest.mark.parametrize(
@@ -45,7 +23,7 @@ def members(team: Any, size: int) -> Team:
     [(2, (1, 1001)), pytest.param(4, (2, 1001, 30011), marks=pytest.mark.long_in_guests)],
 )
 def test_every_kind(team: Any, size: int, counts: tuple[int, ...]) -> None:
-    several = members(team, size)
+    several = team(size).join()
     for seed in range(3):
         several.run(
             "group.use_trees(random_trees(size, seed)); check_kinds(group, counts, ('trees',))",
@@ -60,7 +38,7 @@ def test_every_kind(team: Any, size: int, counts: tuple[int, ...]) -> None:
 
 def test_the_same_bits_everywhere(team: Any) -> None:
     """Whole numbers give what every algorithm gives; others the same at all members, but in another order."""
-    several = members(team, 3)
+    several = team(3).join()
     several.run("group.use_trees(random_trees(size, 7))")
     several.run(
         """
@@ -77,7 +55,7 @@ def test_the_same_bits_everywhere(team: Any) -> None:
 
 
 def test_auto_takes_trees_where_they_pay(team: Any) -> None:
-    several = members(team, 3)
+    several = team(3).join()
     several.run(CHAIN)
     large = "group.choose('all_reduce', 64 << 20)"
     several.run("near = [float(abs(i - k) == 1) for i in range(size) for k in range(size)]")
@@ -93,7 +71,7 @@ def test_auto_takes_trees_where_they_pay(team: Any) -> None:
 
 @pytest.mark.long_in_guests
 def test_trees_of_a_topology(team: Any) -> None:
-    several = members(team, 4)
+    several = team(4).join()
     several.run("from rdmatensor import topology")
     several.run("trees = topology.use(group, 'slow-ring' if rank == 0 else 'unused')")
     kinds = several.get("sorted({tree.kind for tree in trees})")
@@ -107,7 +85,7 @@ def test_trees_of_a_topology(team: Any) -> None:
 
 
 def test_members_must_agree(pair: Team) -> None:
-    pair.run(SETUP + CHAIN)
+    pair.run(CHAIN)
     first, second = pair.peers
     first.start("outcome = failure(lambda: group.use_trees(chain))")
     second.start("outcome = failure(lambda: group.use_trees(chain[1:]))")
@@ -134,7 +112,6 @@ def test_members_must_agree(pair: Team) -> None:
 )
 def test_malformed_trees(pair: Team, change: str, text: str) -> None:
     """The error comes at once, and the group stays usable."""
-    pair.run(SETUP)
     pair.run(
         f"outcome = failure(lambda: group.use_trees([Tree('broadcast', 0, 1, (0, 0))._replace({change})]))"
     )
@@ -146,7 +123,7 @@ def test_malformed_trees(pair: Team, change: str, text: str) -> None:
 def test_killed_member(spawn: Callable[..., Peer]) -> None:
     """Members that have no link of the tree to the lost one learn of the loss, too."""
     several = Team([spawn() for _ in range(4)]).join()
-    several.run(SETUP + CHAIN)
+    several.run(CHAIN)
     several.run("group.use_trees(chain)")
     several.run(
         """
