@@ -21,12 +21,12 @@ from ._api.collective import (
     TAG_STARTED,
     c_text,
     checked_tag,
-    dtype_code,
     failure,
     join_options,
     new_call,
     number,
     operation_error,
+    result_of,
     tree_rows,
     unusable,
 )
@@ -167,7 +167,7 @@ class Group:
     ) -> Array:
         """Combines all members' arrays by `op`, element by element, with the same bits at each member."""
         if out is not array:
-            out = self._result("all_reduce", array, out)
+            out = result_of("all_reduce", array, out, self.size)
         self._run("all_reduce", array, out, op, algorithm, 0, timeout, tag, detail)
         return out
 
@@ -182,7 +182,7 @@ class Group:
         detail: str | None = None,
     ) -> Array:
         """Returns part `rank` of what all_reduce gives, cut into `size` equal parts along the first axis."""
-        out = self._result("reduce_scatter", array, out)
+        out = result_of("reduce_scatter", array, out, self.size)
         self._run("reduce_scatter", array, out, op, algorithm, 0, timeout, tag, detail)
         return out
 
@@ -199,7 +199,7 @@ class Group:
 
         `array` may be this member's part of `out`.
         """
-        out = self._result("all_gather", array, out)
+        out = result_of("all_gather", array, out, self.size)
         self._run("all_gather", array, out, "sum", algorithm, 0, timeout, tag, detail)
         return out
 
@@ -229,7 +229,7 @@ class Group:
 
         Arrays are cut as in reduce_scatter. `out` must not be `array`.
         """
-        out = self._result("all_to_all", array, out)
+        out = result_of("all_to_all", array, out, self.size)
         self._run("all_to_all", array, out, "sum", algorithm, 0, timeout, tag, detail)
         return out
 
@@ -262,7 +262,7 @@ class Group:
         elif array is None:
             raise UsageError(f"{kind} needs an array")
         elif out is not array:
-            out = array if kind == "broadcast" else self._result(kind, array, out)
+            out = array if kind == "broadcast" else result_of(kind, array, out, self.size)
         call = new_call(kind, array, op, algorithm, root)
         try:
             call.output = target = from_buffer(BYTES, out, True)
@@ -446,34 +446,6 @@ class Group:
             slot = self._need_handle(), call
             self._made += 1
             return self._slots.setdefault((kind, array.dtype, op, algorithm, root), []), slot
-
-    def _result(self, kind: Kind, array: Array, out: Array | None) -> Array:
-        """Returns `out` if it fits, or a new array for the result."""
-        code, size = dtype_code(array), array.size
-        if kind == "all_gather":
-            size *= self.size
-        elif kind != "all_reduce":
-            if array.shape[:1] == () or array.shape[0] % self.size:
-                raise UsageError(
-                    f"{kind} cannot cut the first axis of shape {array.shape} into {self.size} parts"
-                )
-            if kind == "reduce_scatter":
-                size //= self.size
-        if out is None:
-            return self._new_result(kind, array)
-        if dtype_code(out) != code:
-            raise UsageError(f"out has dtype {out.dtype}, array has {array.dtype}")
-        if out.size != size:
-            raise UsageError(f"out has {out.size} elements, the result of {kind} has {size}")
-        return out
-
-    def _new_result(self, kind: Kind, array: Array) -> Array:
-        shape = array.shape
-        if kind == "all_gather":
-            shape = (self.size * shape[0], *shape[1:]) if shape else (self.size,)
-        elif kind == "reduce_scatter":
-            shape = (shape[0] // self.size, *shape[1:])
-        return np.empty(shape, array.dtype)
 
     def _need_handle(self) -> Any:
         if self._handle is None:

@@ -99,6 +99,35 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
     return call
 
 
+def result_of(kind: str, array: Array, out: Array | None, members: int) -> Array:
+    """Returns `out` if it fits, or a new array for the result of an operation among `members`."""
+    code, size = dtype_code(array), array.size
+    if kind == "all_gather":
+        size *= members
+    elif kind != "all_reduce":
+        if array.shape[:1] == () or array.shape[0] % members:
+            raise UsageError(
+                f"{kind} cannot cut the first axis of shape {array.shape} into {members} parts"
+            )
+        if kind == "reduce_scatter":
+            size //= members
+    if out is None:
+        return np.empty(_result_shape(kind, array.shape, members), array.dtype)
+    if dtype_code(out) != code:
+        raise UsageError(f"out has dtype {out.dtype}, array has {array.dtype}")
+    if out.size != size:
+        raise UsageError(f"out has {out.size} elements, the result of {kind} has {size}")
+    return out
+
+
+def _result_shape(kind: str, shape: tuple[int, ...], members: int) -> tuple[int, ...]:
+    if kind == "all_gather":
+        return (members * shape[0], *shape[1:]) if shape else (members,)
+    if kind == "reduce_scatter":
+        return (shape[0] // members, *shape[1:])
+    return shape
+
+
 def unusable(array: Array, out: Array, error: Exception) -> UsageError:
     """Returns the error that says why the bytes of one of the arrays cannot be used."""
     if array.flags.c_contiguous and not out.flags.writeable:
