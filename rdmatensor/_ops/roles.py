@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .. import config
 from ..device import Device
-from ..errors import ConnectionLost, ConnectionRefused, UsageError
+from ..errors import ConnectionLost, ConnectionRefused, DeviceError, UsageError
 from ..group import Group
 from . import tf_config
 
@@ -59,6 +62,22 @@ def role_of(
     return Role(0, 1, "", 0, "no launcher")
 
 
+def device_of(role: Role) -> Device:
+    """A device where others reach it: at the address that a launcher has told, if it has told one."""
+    name = f"rank {role.rank}"
+    chosen = bool(config.get("BIND_ADDRESS"))
+    told = role.root if role.rank == 0 else dict(enumerate(role.addresses)).get(role.rank, "")
+    host, _, port = told.rpartition(":")
+    if told:
+        try:
+            return Device(name, None if chosen else host.strip("[]"), int(port or 0))
+        except DeviceError:
+            # The port may be a server's, and the address one that only others know.
+            if role.rank == 0:
+                raise
+    return Device(name, None if chosen else _own_address_towards(role.root))
+
+
 def join(device: Device, role: Role, name: str, timeout: float) -> Group:
     """Waits for rank 0, which may start later, and then for the others. Raises what Group raises."""
     end = until = time.monotonic() + timeout
@@ -79,6 +98,19 @@ def join(device: Device, role: Role, name: str, timeout: float) -> Group:
                 raise lost or error from None
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
+
+
+def _own_address_towards(address: str) -> str | None:
+    """The address of this machine in the network that leads there; None if none does."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, target in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as asked:
+                asked.connect(target)  # which sends nothing
+                return str(asked.getsockname()[0])
+    return None
 
 
 def _from_tf_config(text: str, root: str | None) -> Role:

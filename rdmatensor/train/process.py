@@ -8,10 +8,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..device import Device
-from ..errors import DeviceError, UsageError
+from ..errors import UsageError
 from . import operations
-from .roles import Role, join, role_of
+from .roles import Role, device_of, join, role_of
 from .sync.rejoin import Place, find
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Run(Place):
         if role.size == 1:
             return
         operations.library()  # if TensorFlow cannot load it, nobody waits for this process
-        self.device = _device(role)
+        self.device = device_of(role)
         try:
             others = [each for rank, each in enumerate(role.addresses) if rank != role.rank]
             if role.rank != 0:
@@ -72,18 +71,6 @@ class Run(Place):
         if device is not None:
             operations.unshare_arena(self._arena)
             device.close()
-
-
-def _device(role: Role) -> Device:
-    """A device where others expect it: rank 0's, and any whose address a launcher has told."""
-    address = role.root if role.rank == 0 else dict(enumerate(role.addresses)).get(role.rank, "")
-    port = int(address.rpartition(":")[2] or 0)
-    try:
-        return Device(f"rank {role.rank}", port=port)
-    except DeviceError:
-        if role.rank == 0:
-            raise
-    return Device(f"rank {role.rank}")
 
 
 _run: Run | None = None

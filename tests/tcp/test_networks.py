@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import rdmatensor
+from rdmatensor._ops.roles import Role, device_of
 from support.network import CARD, Network, two_hosts
 from support.peers import LocalNursery, Peer
 from support.waits import AT_ONCE, PATIENCE
@@ -179,6 +180,30 @@ def test_half_open_connection(
     assert isinstance(error, rdmatensor.ConnectionLost), error
     assert took < DEADLINE_MS / 1000 + AT_ONCE
     note("half-open connection", error, took, "other peers; connect again", "tcp")
+
+
+def test_process_listens_where_others_reach_it(
+    network: Network, setting: Callable[[str, str | int], None]
+) -> None:
+    """A process that trains with others opens its device at the address that a launcher has told, or else in
+    the network of rank 0; BIND_ADDRESS changes that."""
+    here, there = network.first.address, f"{network.second.address}:2000"
+    roles = {
+        "rank 0": Role(0, 2, f"{here}:2001", 0, "test"),
+        "told": Role(1, 2, there, 0, "test", (there, f"{here}:2001")),
+        "not told": Role(1, 2, there, 0, "test"),
+        "told what others know it by": Role(1, 2, there, 0, "test", (there, "192.0.2.1:2001")),
+    }
+    listens = {}
+    for name, role in roles.items():
+        with device_of(role) as device:
+            listens[name] = device.address
+    assert listens["rank 0"] == listens["told"] == f"{here}:2001"
+    for name in ("not told", "told what others know it by"):
+        assert listens[name].startswith(f"{here}:")
+    setting("BIND_ADDRESS", "127.0.0.1")
+    with device_of(roles["told"]) as device:
+        assert device.address == "127.0.0.1:2001"
 
 
 def test_host_gone(network: Network, region: rdmatensor.RemoteRegion, note: Any) -> None:
