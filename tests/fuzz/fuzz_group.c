@@ -6,6 +6,7 @@
  */
 #include <unistd.h>
 
+#include "../unit/forest.h"
 #include "group_stage.h"
 
 #define MOST_COUNT 512u
@@ -36,6 +37,13 @@ static rdt_group *groups[3];
 static uint8_t lent[LENT_BYTES]; /* what lies in no region */
 static uint64_t tags;
 
+static void give_trees(rdt_group *group) {
+  forest grown;
+  forest_grow(&grown, group->size, group->size);
+  FUZZ_EXPECT(rdt_trees_make(grown.trees, grown.count, NULL, group->size, group->hosts,
+                             &group->trees) == RDT_OK);
+}
+
 static void start(void) {
   static const uint32_t sizes[] = {2, 4, 5}, ranks[] = {0, 1, 4};
   if (here.device) return;
@@ -47,6 +55,7 @@ static void start(void) {
       groups[g]->hosts[i] = g == 2 ? i / 2 : 0;
       if (i != ranks[g]) rdt_group_meeting_link(groups[g], i, here.channels[i]);
     }
+    if (g > 0) give_trees(groups[g]); /* TREES is RING in the first one */
   }
 }
 
