@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import keras
 import numpy as np
@@ -91,6 +92,8 @@ def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None
         if dtype.is_bool or not (dtype.is_floating or dtype.is_integer):
             continue  # such as the state of a string table, which no process changes
         by_type.setdefault(dtype, []).append(each)
+    # The root waits for nobody, and would not learn that another process has other variables.
+    operations.barrier(run, f"{_described(by_type)} of {name}")
     for dtype, members in by_type.items():
         sizes = [
             (i, dtype, int(np.prod(each.shape)) * dtype.size) for i, each in enumerate(members)
@@ -107,6 +110,13 @@ def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None
             for i, value in zip(bucket, started.finish(), strict=True):
                 # A variable would keep the memory of the operation, where the next one can use it.
                 members[i].assign(tf.raw_ops.DeepCopy(x=value))
+
+
+def _described(by_type: dict[Any, list[Any]]) -> str:
+    """What differs if types or shapes do."""
+    shapes = [(kind.name, tuple(each.shape)) for kind in by_type for each in by_type[kind]]
+    count = sum(int(np.prod(shape)) for _, shape in shapes)
+    return f"{len(shapes)} variables with {count} elements ({crc32(repr(shapes).encode()):08x})"
 
 
 class _Together(keras.callbacks.Callback):  # type: ignore[misc]

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from train.asynchronous_cases import fit_with_a_kill  # noqa: F401
+from train.failing_cases import *  # noqa: F403
 from train.operation_cases import *  # noqa: F403
 from train.resume_cases import resumed, resumes  # noqa: F401
 from train.sharded_cases import *  # noqa: F403
@@ -163,38 +164,6 @@ def measured(traces: str) -> Any:
     return [rt.statistics(), view.training, events, served]
 
 
-def disagreements() -> Any:
-    """What a process is told if another one does something else."""
-    return {how: disagree(how) for how in ("shape", "name", "kind", "type", "steps")}
-
-
-def disagree(how: str) -> Any:
-    run = rt.init(timeout=60)
-    odd = run.rank == 1
-    try:
-        if how == "shape":
-            rt.all_reduce(tf.zeros([3] if odd else [2]), name="weights")
-        elif how == "name":
-            rt.all_reduce(tf.zeros([2]), name="of the model" if odd else "of the loss")
-        elif how == "kind":
-            (rt.all_gather if odd else rt.all_reduce)(tf.zeros([2]), name="values")
-        elif how == "type":
-            rt.all_reduce(tf.zeros([2], tf.float64 if odd else tf.float32), name="values")
-        elif how == "steps":
-            _uneven(odd)
-    except tf.errors.OpError as error:
-        return {"kind": type(error).__name__, "says": str(error)}
-    return "no error"
-
-
-def _uneven(odd: bool) -> None:
-    model = _model()
-    model.compile(rt.distribute("sgd"), loss="mse")
-    rows = 8 if odd else 16
-    model.fit(np.zeros((rows, WIDTH), "f"), np.zeros((rows, CLASSES), "f"), batch_size=4,
-              callbacks=rt.callbacks(), verbose=0)  # fmt: skip
-
-
 def embeddings() -> Any:
     """With rows that all processes use, and with others."""
     return [embedding(True), embedding(False)]
@@ -304,52 +273,11 @@ def shards(count: int, known: bool) -> Any:
     return [[int(each["a"]), int(each["b"][0])] for each in rt.shard(data)]
 
 
-def late() -> Any:
-    """What a process is told that waits for one that does not come."""
-    run = rt.init(timeout=5 if int(os.environ["RANK"]) == 0 else 60)
-    if run.rank == 1:
-        print("idle", flush=True)
-        sys.stdin.read()  # until the test ends it
-    try:
-        rt.all_reduce(tf.zeros([2]), name="of both")
-    except tf.errors.OpError as error:
-        return {"kind": type(error).__name__, "says": str(error)}
-    return "no error"
-
-
-def absent() -> Any:
-    """What the first process is told if others never start."""
-    try:
-        rt.init(timeout=3)
-    except Exception as error:
-        return {"kind": type(error).__name__, "says": str(error)}
-    return "no error"
-
-
 def alone() -> Any:
     """One process is trained by Keras itself."""
     rt.init()
     optimizer = keras.optimizers.Adam()
     return [rt.size(), type(rt.distribute(optimizer)) is keras.optimizers.Adam]
-
-
-def killed(rank: int) -> Any:
-    """Trains until another process dies."""
-    run = rt.init(timeout=60)
-    model = _model()
-    model.compile(rt.distribute("sgd"), loss="mse")
-
-    class Tell(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 5 and run.rank == rank:
-                print("training", flush=True)
-
-    data = np.zeros((40000, WIDTH), "f"), np.zeros((40000, CLASSES), "f")
-    try:
-        model.fit(*data, batch_size=4, epochs=1000, callbacks=[*rt.callbacks(), Tell()], verbose=0)
-    except tf.errors.OpError as error:
-        return {"kind": type(error).__name__, "says": str(error)}
-    return "no error"
 
 
 def resume(backup: str, stop_after: int | None, epochs: int = 4) -> Any:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.waits import AT_ONCE
 from train.ranks import Ranks, run
 
 pytestmark = pytest.mark.timeout(600)
@@ -103,6 +105,7 @@ def test_disagreement_names_both(tmp_path: Path) -> None:
         "kind": ["kind 1", "kind 3"],
         "type": ["type 1", "type 2"],
         "steps": ["gradients", "metrics of an epoch"],
+        "model": ["278 elements", "295 elements", "the model at the start", "at member"],
     }
     for answers in run("disagreements", 2, tmp_path):
         for how, answer in answers.items():
@@ -115,10 +118,13 @@ def test_disagreement_names_both(tmp_path: Path) -> None:
 def test_killed_process(tmp_path: Path, dead: int) -> None:
     with Ranks("killed", SIZE, tmp_path, rank=dead) as ranks:
         ranks.wait_for(dead, "training")
+        killed = time.time()
         ranks.kill(dead)
         for rank in set(range(SIZE)) - {dead}:
             answer = ranks.answer(rank)
             assert answer["kind"] == "AbortedError", answer
+            assert f"rank {dead}" in answer["says"] or f"member {dead}" in answer["says"], answer
+            assert answer["at"] - killed < AT_ONCE
 
 
 def test_a_process_that_does_not_come(tmp_path: Path) -> None:
@@ -127,6 +133,7 @@ def test_a_process_that_does_not_come(tmp_path: Path) -> None:
         answer = ranks.answer(0)
         assert answer["kind"] == "DeadlineExceededError", answer
         assert "of both" in answer["says"]
+        assert "member 1" in answer["says"], answer
 
 
 def test_a_process_that_does_not_start(tmp_path: Path) -> None:
