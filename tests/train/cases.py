@@ -73,8 +73,9 @@ def fit(
     epochs: int = 2,
     at_once: int = 1,
     watch_links: bool = False,
+    validate: bool = False,
 ) -> Any:
-    """The weights after training, and the logs. Alone, a process takes whole batches."""
+    """The weights after training, the logs, and what the model makes of all data."""
     run = rt.init()
     model = _model(batch_norm)
     wire: Any = compression
@@ -86,15 +87,19 @@ def fit(
         run_eagerly=eager,
         steps_per_execution=at_once,
     )
+    data = _data()
     history = model.fit(
-        *rt.shard(_data()),
-        batch_size=16 // run.size,
+        *rt.shard(data),
+        batch_size=16 // run.size,  # alone, a process takes whole batches
         shuffle=False,
         epochs=epochs,
+        validation_data=data if validate else None,
         callbacks=rt.callbacks(watch_links=watch_links),
         verbose=2,
     )
     return {
+        "evaluated": model.evaluate(*data, verbose=0) if validate else [],
+        "predicted": model.predict(data[0], verbose=0).tolist() if validate else [],
         "weights": _flat(model.trainable_variables),
         "state": _flat(model.non_trainable_variables),
         "logs": dict(history.history),

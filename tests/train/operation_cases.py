@@ -120,3 +120,46 @@ def in_place() -> Any:
         results = [*used_again(value), rt.all_reduce(value), value]
         found.append([[float(x) for x in (each[0], each[-1])] for each in results])
     return [found, rt.statistics()["copied_bytes"]]
+
+
+def unknown_sizes() -> Any:
+    """Functions that do not know the first dimension when they are traced, and that are traced anew."""
+    run = rt.init()
+    traces = []
+
+    def each(value: Any) -> Any:
+        traces.append(value.shape)
+        return {
+            "sum": rt.all_reduce(value, op="sum"),
+            "scatter": rt.reduce_scatter(value),
+            "gather": rt.all_gather(value),
+            "all_to_all": rt.all_to_all(value),
+            "broadcast": rt.broadcast(value, root=1),
+        }
+
+    def squares(value: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            loss = sum(tf.reduce_sum(tf.square(result)) for result in each(value).values())
+        return tape.gradient(loss, value)
+
+    unknown = [tf.TensorSpec([None, 2])]
+    found: dict[str, Any] = {}
+    for how, more in {"unknown": {"input_signature": unknown}, "anew": {}}.items():
+        functions = tf.function(each, **more), tf.function(squares, **more)
+        del traces[:]
+        found[how] = [
+            {
+                **{name: x.numpy().tolist() for name, x in functions[0](value).items()},
+                "gradient": functions[1](value).numpy().tolist(),
+            }
+            for value in (_rows(run.rank, run.size * rows) for rows in (1, 3, 1))
+        ]
+        found[f"{how} traces"] = len(traces)
+    shapes = functions[0].get_concrete_function(*unknown).structured_outputs
+    found["shapes"] = {name: x.shape.as_list() for name, x in shapes.items()}
+    return found
+
+
+def _rows(rank: int, count: int) -> Any:
+    return tf.reshape(tf.range(2.0 * count), [count, 2]) + 100.0 * rank

@@ -26,6 +26,7 @@ FITS: dict[str, dict[str, Any]] = {
     "float16": {"optimizer": "sgd", "compression": "float16"},
     "bfloat16": {"optimizer": "sgd", "compression": "bfloat16"},
     "batch norm": {"optimizer": "sgd", "batch_norm": True},
+    "validated": {"optimizer": "adam", "validate": True},
 }
 
 
@@ -56,10 +57,19 @@ def _compare(answers: list[Any], expected: Any, tolerance: float = 2e-5) -> None
 
 
 @pytest.mark.parametrize(
-    "name", [*OPTIMIZERS, "steps at once", "eager", "a bucket for each", "buckets for some"]
+    "name",
+    [*OPTIMIZERS, "steps at once", "eager", "a bucket for each", "buckets for some", "validated"],
 )
 def test_equals_one_process(fitted: dict[int, list[Any]], name: str) -> None:
     _compare([answer[name] for answer in fitted[2]], fitted[1][0][name])
+
+
+def test_evaluates_and_predicts_as_one_process(fitted: dict[int, list[Any]]) -> None:
+    expected = fitted[1][0]["validated"]
+    assert {"val_loss", "val_accuracy"} <= set(expected["logs"])  # which the test above compares
+    for answer in (each["validated"] for each in fitted[2]):
+        np.testing.assert_allclose(answer["evaluated"], expected["evaluated"], atol=1e-4)
+        np.testing.assert_allclose(answer["predicted"], expected["predicted"], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])

@@ -70,6 +70,33 @@ def test_values_and_gradients(tmp_path: Path) -> None:
         assert answer["shapes"] == {name: list(np.shape(x[rank])) for name, x in values.items()}
 
 
+def test_sizes_that_are_not_known_when_a_function_is_traced(tmp_path: Path) -> None:
+    answers = run("unknown_sizes", 2, tmp_path)
+    for place, rows in enumerate((1, 3, 1)):
+        every = [np.arange(4.0 * rows).reshape(2 * rows, 2) + 100.0 * rank for rank in (0, 1)]
+        halves = [np.split(each, 2) for each in every]
+        total = sum(every)
+        for rank, answer in enumerate(answers):
+            expected = {
+                "sum": total,
+                "scatter": np.split(total, 2)[rank],
+                "gather": np.concatenate(every),
+                "all_to_all": np.concatenate([half[rank] for half in halves]),
+                "broadcast": every[1],
+                # Each sum counts in both processes; so does what is gathered, or broadcast from rank 1.
+                "gradient": 4 * total + 2 * total + 4 * every[rank] + 2 * every[rank]
+                + (4 * every[1] if rank == 1 else 0),
+            }  # fmt: skip
+            for how in ("unknown", "anew"):
+                for name, value in expected.items():
+                    found = answer[how][place][name]
+                    np.testing.assert_allclose(found, value, rtol=1e-5, err_msg=f"{how} {name}")
+    for answer in answers:
+        # Both functions, once or for each of the two sizes.
+        assert (answer["unknown traces"], answer["anew traces"]) == (2, 4)
+        assert answer["shapes"] == {name: [None, 2] for name in answer["shapes"]}
+
+
 def test_types_and_sizes(tmp_path: Path) -> None:
     for sums, empty, largest, smallest in run("types", 2, tmp_path):
         for name, found in sums.items():
