@@ -223,8 +223,20 @@ def sharded_refusals() -> Any:
     return found
 
 
-def sharded_killed(phase: str) -> Any:
-    """Rank 1 dies in the third step: with gradients or weights under way, or in the update."""
+# The operation with which a process dies: its kind, and a part of its name.
+_DEADLY = {
+    "reduce": ("reduce_scatter", " 2 of "),
+    "gather": ("all_gather", " 2 of "),
+    "ahead": ("all_gather", " 2 of "),
+    "norms": ("all_reduce", "norms of "),
+    "save": ("all_gather", "state "),
+    "backup": ("all_gather", "state "),
+}
+
+
+def sharded_killed(phase: str, kept: str) -> Any:
+    """Rank 1 dies in the third step: with gradients, weights or norms under way, or in the update. Or it dies
+    with the third part of the state, which is brought together for a file or a backup."""
     run = rt.init(timeout=60)
     steps = 0
 
@@ -235,11 +247,11 @@ def sharded_killed(phase: str) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         return np.float32(0)
 
-    real, kind_of = operations.start, {"reduce": "reduce_scatter"}
+    real, (deadly, name) = operations.start, _DEADLY.get(phase, ("", ""))
 
     def start(handle: Any, kind: Any, tensors: Any, detail: str, **more: Any) -> Any:
         started = real(handle, kind, tensors, detail, **more)
-        if phase != "update" and kind == kind_of.get(phase, "all_gather") and " 2 of " in detail:
+        if kind == deadly and name in detail:
             with tf.control_dependencies([started.token]):
                 tf.numpy_function(die, [], tf.float32)
         return started
@@ -252,9 +264,12 @@ def sharded_killed(phase: str) -> Any:
 
     if run.rank == 1:
         operations.start = start
-    optimizer = rt.distribute(Dies(0.1), rt.ShardedOptimizer(1, ahead=phase == "ahead"))
+    own = Dies(0.1, momentum=0.9, global_clipnorm=1.0 if phase == "norms" else None)
+    optimizer = rt.distribute(own, rt.ShardedOptimizer(1, ahead=phase == "ahead"))
+    callbacks = rt.callbacks(backup=Path(kept, "backup")) if phase == "backup" else ()
     try:
-        _fit(_model(), optimizer, epochs=1000)
+        model = _fit(_model(), optimizer, 1 if phase == "save" else 1000, callbacks)
+        rt.save(model, Path(kept, "model.keras"))
     except tf.errors.OpError as error:
         return {"kind": type(error).__name__, "says": str(error)}
     return "no error"

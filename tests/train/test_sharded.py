@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from rdmatensor.train.gradients import buckets_of
 from rdmatensor.train.strips import Cut
+from support.waits import PATIENCE
 from train.ranks import Ranks, run
 from train.sharded_cases import FITS
 
@@ -101,13 +103,16 @@ def test_refuses_what_is_not_elementwise(folder: Path) -> None:
         assert "Use rt.AllReduce()" in says
 
 
-@pytest.mark.parametrize("phase", ["reduce", "update", "gather", "ahead"])
-def test_death_in_each_phase(folder: Path, phase: str) -> None:
-    with Ranks("sharded_killed", 2, folder, phase=phase) as ranks:
+@pytest.mark.parametrize(
+    "phase", ["reduce", "update", "gather", "ahead", "norms", "save", "backup"]
+)
+def test_death_in_each_phase(tmp_path: Path, phase: str) -> None:
+    with Ranks("sharded_killed", 2, tmp_path, phase=phase, kept=str(tmp_path)) as ranks:
         answer = ranks.answer(0)
         assert answer["kind"] == "AbortedError", answer
         assert "rank 1" in answer["says"] or "member 1" in answer["says"], answer
-        assert ranks.processes[1].wait(60) != 0
+        assert ranks.processes[1].wait(PATIENCE) == -signal.SIGKILL
+    assert not [*tmp_path.glob("*.keras"), *tmp_path.glob("backup/*.h5")]
 
 
 def test_buckets_are_in_the_order_of_their_ends() -> None:
