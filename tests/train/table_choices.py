@@ -166,12 +166,15 @@ def tables_resumed(backup: str, epochs: int, save: str = "") -> Any:
 
 
 def dying(phase: str) -> Any:
-    """Trains until rank 1 is killed, which stops where it would begin `phase` of its third step."""
+    """Trains until rank 1 is killed, which stops where it would begin `phase` of its third step, or the third
+    of the measurements that parallelize() makes."""
     run = rt.init(timeout=60)
     begin, met = operations.start, []
+    measures = phase == "a measurement"
+    name = phase if measures else f"{phase} of first"
 
     def start(handle: Any, kind: Any, tensors: Any, detail: str, **more: Any) -> Any:
-        if detail.startswith(f"{phase} of first"):
+        if detail.startswith(name):
             met.append(detail)
             if run.rank == 1 and len(met) == 3:
                 print("there", flush=True)
@@ -180,10 +183,12 @@ def dying(phase: str) -> Any:
         return begin(handle, kind, tensors, detail, **more)
 
     operations.start = start
-    made = rt.parallelize(table_cases._model("plain"), ways="owners")
-    made.compile("adam", loss="mse", run_eagerly=True)
+    model, data = table_cases._model("plain"), table_cases._words("many")
+    how: dict[str, Any] = {"sample": [data]} if measures else {"ways": "owners"}
     try:
-        made.fit(*table_cases._words("many"), batch_size=4, callbacks=rt.callbacks(), verbose=0)
+        made = rt.parallelize(model, **how)
+        made.compile("adam", loss="mse", run_eagerly=True)
+        made.fit(*data, batch_size=4, callbacks=rt.callbacks(), verbose=0)
     except tf.errors.OpError as error:
         return {"kind": type(error).__name__, "says": str(error)}
     return "no error"

@@ -119,8 +119,8 @@ def test_ways_are_measured_where_predictions_leave_a_doubt() -> None:
     assert measured.tolist() == [False] * 4 + [True] * 9
 
 
-@pytest.mark.parametrize("phase", ["ids", "rows", "gradients"])
-def test_a_process_dies_in_an_exchange_of_rows(phase: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("phase", ["ids", "rows", "gradients", "a measurement"])
+def test_a_process_dies(phase: str, tmp_path: Path) -> None:
     with Ranks("dying", 3, tmp_path, phase=phase) as ranks:
         ranks.wait_for(1, "there")
         ranks.kill(1)
