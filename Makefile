@@ -44,7 +44,7 @@ help:
 	@echo 'make bench-trees  all-reduce along spanning trees, rings and direct exchange over emulated links; as root'
 	@echo 'make bench-asynchronous  training with one slow process, synchronous and not; pulling against memcpy'
 	@echo 'make bench-training  what communication adds to steps of Keras, torch and JAX: RIVAL_PYTHON=, which has these'
-	@echo 'make keras-versions  tests of fit with KERAS_VERSIONS (3.12 3.13 3.14)'
+	@echo 'make keras-versions  tests of fit, and of what overrides Keras, with KERAS_VERSIONS (3.12 3.13 3.14)'
 	@echo 'make bench-split  a model whose dense layers are cut over 8 processes: memory, and steps over emulated links'
 	@echo 'make bench-sharded  a sharded optimizer over emulated links, against what bounds a step'
 	@echo 'make bench-tables  tables of embeddings, by the ways of parallelize() and as programs do it today'
@@ -233,7 +233,7 @@ bench-training: build $(VENV)/.packages
 KERAS_VERSIONS ?= 3.12 3.13 3.14
 keras-versions: $(KERAS_VERSIONS:%=$(CURDIR)/build/keras-%/keras) $(tests)
 	@for version in $(KERAS_VERSIONS); do echo "Keras $$version" && PYTHONPATH=$(CURDIR)/build/keras-$$version \
-	  $(BIN)/pytest -q tests/train/test_fit.py || exit 1; done
+	  $(BIN)/pytest -q $(patsubst %,tests/train/test_%.py,fit sharded split tables) || exit 1; done
 
 $(CURDIR)/build/keras-%/keras: | $(VENV)/.tools
 	@$(PIP) --no-deps --no-compile --target $(@D) 'keras~=$*.0'
