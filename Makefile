@@ -32,7 +32,7 @@ help:
 	@echo 'make demo-hosts   the same between two network namespaces, as hosts are; needs root'
 	@echo 'make test         all tests'
 	@echo 'make check        linters and the quick tests, in two minutes'
-	@echo 'make chaos        training and transfers under random faults, for CHAOS_SECONDS (300)'
+	@echo 'make chaos        training, transfers and stores under random faults, for CHAOS_SECONDS (300)'
 	@echo 'make kills        a task killed at a random moment of a step, KILLS times (1000)'
 	@echo 'make schedules    SCHEDULES closures (10000) at once on a ClusterCoordinator'
 	@echo "make conformance  TensorFlow's own tests over both: SOURCE=/its/sources; docs/conformance.md"

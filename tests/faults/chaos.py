@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything at random, under random faults, for as long as it is told: make chaos.
 
-    python -m faults.chaos [--seconds 300] [--seed N] [--parts training,api] [--transport shm]
+    python -m faults.chaos [--seconds 300] [--seed N] [--parts training,api,gossip] [--transport shm]
     python -m faults.chaos --lab [--seconds 300] [--seed N]     the part api over verbs, in a guest
 
 Each part runs for its share of the time. Every operation ends, well or with an error of its documented kind;
@@ -13,6 +13,7 @@ far as time permits.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import random
 import sys
@@ -23,7 +24,7 @@ from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-PARTS = ("training", "api")
+PARTS = ("training", "api", "gossip")
 # Of a guest: to import what is needed, and for an operation that ends with its last time-out.
 LAB_SECONDS = 300.0
 
@@ -32,13 +33,10 @@ def run_part(
     part: str, seconds: float, seed: int, transport: str, tell: Callable[[str], object]
 ) -> Counter[str]:
     """How often what happened in one part."""
-    if part == "api":
-        from faults import chaos_api
-
-        return chaos_api.run(seconds, seed, tell, transport)
-    from faults import chaos_training
-
-    return chaos_training.run(seconds, seed, tell, transport)
+    # The one with TensorFlow takes long to import.
+    module = importlib.import_module(f"faults.chaos_{part}")
+    counts: Counter[str] = module.run(seconds, seed, tell, transport)
+    return counts
 
 
 def table(counts: Counter[str]) -> str:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-SECONDS = {"api": 4, "training": 8}
+SECONDS = {"api": 4, "gossip": 3, "training": 8}
 
 
 @pytest.mark.parametrize("part", sorted(SECONDS))

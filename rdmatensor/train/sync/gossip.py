@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at what has arrived.
 _PAUSE = 5e-5
+# A weight that is not divided any more. Below 2**-149, float32 has no number for sum and weight.
+_LEAST_WEIGHT = 2.0**-20
 
 
 class Gossip(Synchronizer, ABC):
@@ -177,7 +179,8 @@ class SGP(Gossip):
     Every `period` steps a process sends half of its sum and half of its weight to the process 1, 2, 4, ...
     further, adds what has arrived, and goes on with sum / weight. Weights make up for unequal numbers of
     messages: without losses, the weights of all processes and messages add up to their number, always. What
-    cannot be sent stays with the sender.
+    cannot be sent stays with the sender. The optimizer moves a process's model by what it says, so the sum
+    moves by that times the weight: a process that hears of nobody for a while trains as if it were alone.
 
     With `wait`, a process waits up to so many seconds for the message that the paper's would get in this
     turn, and keeps those of later turns until then: models mix better. It waits no second time for a process
@@ -210,21 +213,33 @@ class SGP(Gossip):
         if run.group is None:
             return
         factor = run.size / float(
-            run.group.all_reduce(np.array([self.weight]), detail="weights")[0]
+            run.group.all_reduce(np.array([self.weight]), timeout=run.timeout, detail="weights")[0]
         )
         self._sum *= factor
         self.weight *= factor
 
     def exchange(self, x: Array, step: int, rate: float) -> int:
         assert self._sum is not None and self._unbiased is not None
-        # The optimizer has moved x = sum / weight; the sum moves by as much.
+        # The optimizer has moved x = sum / weight.
         np.subtract(x, self._unbiased, out=self._unbiased)
+        self._unbiased *= self.weight
         self._sum += self._unbiased
+        try:
+            self._mix()
+        finally:  # also when a transfer fails: the sum has moved
+            rules.unbiased(self._sum, self.weight, out=x)
+            np.copyto(self._unbiased, x)
+        self.members.offer(x, step)
+        return step + self.period
+
+    def _mix(self) -> None:
+        """Sends a half, and adds what has arrived. Uses the memory of `_unbiased`."""
+        assert self._sum is not None and self._unbiased is not None
         members = self.members
         source = rules.exponential_source(members.rank, self._turns, members.size)
         awaited = self._wait > 0 and source not in self._due
         self._due.add(source)
-        to = self._next()
+        to = self._next() if self.weight > _LEAST_WEIGHT else None
         # Memory that is there already costs less than new memory.
         half, half_weight = np.multiply(self._sum, 0.5, out=self._unbiased), self.weight / 2
         end = time.monotonic() + self._wait
@@ -241,10 +256,6 @@ class SGP(Gossip):
             if not (waits_to_send or waits_to_hear) or time.monotonic() >= end:
                 break
             time.sleep(_PAUSE)
-        rules.unbiased(self._sum, self.weight, out=x)
-        np.copyto(self._unbiased, x)
-        members.offer(x, step)
-        return step + self.period
 
     def _receive(self, early: bool = False) -> None:
         """Adds what has arrived: all of it if nobody waits, or if `early`, and else what is due."""

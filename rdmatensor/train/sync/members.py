@@ -14,6 +14,7 @@ from ...errors import (
     ConnectionLost,
     DeadlineExceeded,
     DeviceError,
+    RdmaError,
     RegionError,
     UsageError,
 )
@@ -196,7 +197,7 @@ class Members:
     def _reach(self, rank: int, address: str) -> bool:
         try:
             self.store.connect(rank, address, _AGAIN)
-        except _UNREACHED:
+        except RdmaError:  # a shortage here passes, too
             return False
         self._run.moved(rank, address)
         self._away.pop(rank, None)

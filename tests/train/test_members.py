@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members of a training that waits for nobody, in one process, so that each moment can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rdmatensor
+import rdmatensor.train as rt
+from rdmatensor.train.sync.gossip import weight_of
+from rdmatensor.train.sync.members import Members
+from rdmatensor.train.sync.rejoin import Place
+from support.waits import PATIENCE, until
+
+Open = Callable[[int], Place]
+
+
+@pytest.fixture
+def place() -> Iterator[Open]:
+    """Makes the place of one of two processes; each sees the addresses of those that were made before."""
+    with ExitStack() as stack:
+        devices: list[rdmatensor.Device] = [
+            stack.enter_context(rdmatensor.Device(f"rank {rank}")) for rank in range(2)
+        ]
+
+        def make(rank: int) -> Place:
+            run = Place()
+            run.rank, run.size, run.timeout, run.device = rank, 2, PATIENCE, devices[rank]
+            run.addresses = [device.address for device in devices]
+            return run
+
+        yield make
+
+
+@pytest.fixture
+def other(place: Open) -> Iterator[rdmatensor.Store]:
+    """The store of rank 1, which connects to nobody."""
+    run = place(1)
+    assert run.device is not None
+    with rdmatensor.Store(run.device, 1, 2, 0, 4096, run.name_of_next_store()) as store:
+        yield store
+
+
+def test_a_shortage_does_not_end_the_search(place: Open, other: rdmatensor.Store) -> None:
+    """A process that was lost is reached again although an attempt found no memory."""
+    with closing(Members(place(0), 0, 4096)) as members:
+        connect, short = members.store.connect, [True]
+
+        def fails_once(*arguments: Any) -> None:
+            if short.pop() if short else False:
+                raise rdmatensor.DeviceError("no memory left", "NO_MEMORY")
+            connect(*arguments)
+
+        members.store.connect = fails_once  # type: ignore[method-assign]
+        members._lose(1)
+        until("rank 1 was not reached", lambda: members.reachable == [1])
+        assert not short
+
+
+def test_whoever_hears_nothing_trains_alone(place: Open, other: rdmatensor.Store) -> None:
+    """SGP at a process that sends and gets nothing: its weight falls, and its steps stay as long."""
+    target = np.linspace(1, 2, 1024, dtype="f")
+    x, alone = np.zeros(1024, "f"), np.zeros(1024, "f")
+    sync = rt.SGP()
+    sync.begin(place(0), x)  # type: ignore[arg-type]
+    sent = 0.0
+    with closing(sync):
+        for step in range(1, 301):
+            x += 0.01 * (target - x)
+            alone += 0.01 * (target - alone)
+            held = sync.weight
+            sync.exchange(x, step, 0.01)
+            if sync.weight == held:
+                continue  # it keeps the rest
+            arrival = other.take(PATIENCE)
+            assert arrival is not None
+            sent += weight_of(arrival.mark)
+            arrival.release()
+        assert 0 < sync.weight < 1e-5
+        assert sync.weight + sent == 1
+    np.testing.assert_allclose(x, alone, rtol=1e-4)
+
+
+def test_a_failed_transfer_leaves_sum_and_weight(place: Open, other: rdmatensor.Store) -> None:
+    """SGP goes on after an exchange that raised, as if it had sent nothing."""
+    sync, x = rt.SGP(), np.ones(1024, "f")
+    sync.begin(place(0), x)  # type: ignore[arg-type]
+    with closing(sync):
+        push = sync.members.push
+
+        def fails(*_: Any) -> bool:
+            raise rdmatensor.DeviceError("no more memory can be pinned", "LIMIT")
+
+        sync.members.push = fails  # type: ignore[method-assign]
+        x += 1
+        with pytest.raises(rdmatensor.DeviceError, match="pinned"):
+            sync.exchange(x, 1, 0.1)
+        sync.members.push = push  # type: ignore[method-assign]
+        x += 1
+        sync.exchange(x, 2, 0.1)
+        assert sync.weight == 0.5
+        np.testing.assert_array_equal(x, 3)
