@@ -114,6 +114,25 @@ def test_zero_slack_and_plain_means_are_synchronous_sgd(seed: int, size: int) ->
 
 
 @quick
+@given(SEEDS, SIZES, st.floats(0.1, 1.0), st.floats(0.0, 0.95), st.integers(1, 12))
+def test_the_outer_step_is_nesterovs(
+    seed: int, size: int, rate: float, momentum: float, steps: int
+) -> None:
+    """The reference is Nesterov's method as it is taught: a gradient at the point to which momentum alone
+    would lead, which is the model that workers get."""
+    targets, model = _models(seed, size), np.ones(5)
+    velocity, point, speed = np.zeros(5), model.copy(), np.zeros(5)
+    for _ in range(steps):
+        local = [model - 0.3 * (model - each) for each in targets]
+        mean = np.mean([rules.outer_gradient(model, each) for each in local], axis=0)
+        model, velocity = rules.nesterov(model, velocity, mean, rate, momentum)
+        ahead = point + momentum * speed
+        speed = momentum * speed - rate * 0.3 * (ahead - targets.mean(0))
+        point = point + speed
+        np.testing.assert_allclose(model, point + momentum * speed, atol=1e-9)
+
+
+@quick
 @given(st.integers(1, 60), st.integers(1, 8))
 def test_each_fragment_is_due_once_a_period(period: int, fragments: int) -> None:
     fragments = min(fragments, period)
