@@ -90,6 +90,8 @@ def _unit(read: Callable[[str], float]) -> Callable[..., float]:
               help="By which factor.")  # fmt: skip
 @click.option("--death", "deaths", multiple=True, metavar="TIME", callback=lambda _, __, texts: tuple(
               map(units.latency, texts)), help="A worker dies then; repeatable.")  # fmt: skip
+@click.option("--loss", default=0.0, show_default=True, metavar="SHARE", type=click.FloatRange(0, 1),
+              help="Exchanges of gossip that fail.")  # fmt: skip
 @click.option("--bandwidth", default="10Gbit", show_default=True, metavar="RATE",
               callback=_unit(units.bandwidth), help="Of a host's link, each way.")  # fmt: skip
 @click.option("--latency", default="50us", show_default=True, metavar="TIME",
@@ -134,6 +136,7 @@ def simulate(
         slow=options["slow"],
         slowness=options["slowness"],
         deaths=options["deaths"],
+        loss=options["loss"],
         bandwidth=options["bandwidth"],
         latency_s=options["latency"],
         model_bytes=options["model_bytes"],

@@ -31,6 +31,9 @@ class Setting:
     slowness: float = 2.0
     deaths: tuple[float, ...] = ()
     """When workers die; the last rank first."""
+    loss: float = 0.0
+    """The share of the exchanges of gossip that fail. Transports are reliable, so none is lost unnoticed: it
+    stands for one that ends with its peer's time-out. Both go on with what they have."""
     restart_s: float = 5.0
     """How long synchronous training stands still when a worker dies, until there is a new group."""
     bandwidth: float = 1.25e9
@@ -83,6 +86,7 @@ class Cluster:
         self.size = setting.workers
         self.numbers = np.random.default_rng(setting.seed)
         self._speeds = np.random.default_rng(setting.seed + 1000)
+        self._losses = np.random.default_rng(setting.seed + 2000)
         self._factors = np.ones(self.size)
         self._factors[: setting.slow] = setting.slowness
         self._death = np.full(self.size, np.inf)
@@ -106,6 +110,11 @@ class Cluster:
     def dead(self, rank: Any, now: Any) -> Any:
         """Whether a worker is dead; takes arrays too."""
         return self._death[rank] <= now
+
+    def fails(self, count: int = 1) -> Array:
+        """Whether each of so many exchanges of gossip fails."""
+        found: Array = self._losses.random(count) < self.setting.loss
+        return found
 
     def record(self, taken: int, now: float, judged: Callable[[], Array]) -> None:
         """Adds a point if it is time, and lets the rate decay. `taken` counts the steps of all workers;

@@ -115,7 +115,8 @@ class PullGossip(Events):
         if other is not None:
             read = self.cluster.models[other].copy()  # as it is when the read begins
             yield self.transfer(other, rank)
-            self.cluster.models[rank] = rules.pull(self.cluster.models[rank], read)
+            if not self.cluster.fails().any():
+                self.cluster.models[rank] = rules.pull(self.cluster.models[rank], read)
 
 
 class Messages(Events):
@@ -129,9 +130,14 @@ class Messages(Events):
         """Whether the last message has left; until then, a worker sends no other one."""
         return bool(self._leaves[rank] <= self.now)
 
-    def send(self, rank: int, other: int, message: Any) -> None:
-        """The message is there when its bytes are; the sender does not wait."""
-        self._inbox[other].append((self.transfer(rank, other), message))
+    def send(self, rank: int, other: int, message: Any) -> bool:
+        """The message is there when its bytes are; the sender does not wait. False if it fails, which takes
+        the time of the link too."""
+        arrival = self.transfer(rank, other)
+        if self.cluster.fails().any():
+            return False
+        self._inbox[other].append((arrival, message))
+        return True
 
     def arrived(self, rank: int, senders: set[int] | None = None) -> list[Any]:
         """The messages that are there; of some senders, which they begin with, the first of each."""
@@ -184,10 +190,10 @@ class SGP(Messages):
         while not self.free(rank) and self.now < end:
             yield min(float(self._leaves[rank]), end)
         if other != rank and self.free(rank) and not self.cluster.dead(other, self.now):
-            self.cluster.models[rank] /= 2
-            self._weights[rank] /= 2
-            message = (rank, self.cluster.models[rank].copy(), self._weights[rank])
-            self.send(rank, other, message)
+            half, weight = self.cluster.models[rank] / 2, self._weights[rank] / 2
+            if self.send(rank, other, (rank, half, weight)):  # what cannot be sent stays
+                self.cluster.models[rank] = half
+                self._weights[rank] = weight
         self._receive(rank)
         while awaited and source in self._due[rank] and self.now < end:
             if self.cluster.dead(source, self.now):

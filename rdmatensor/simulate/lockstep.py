@@ -263,7 +263,8 @@ class GossipPGA(Lockstep):
             return
         peers = [rules.exponential_peer(rank, step, count) for rank in range(count)]
         mine, theirs = models[self.alive], models[self.alive[peers]]
-        models[self.alive] = rules.pull(mine, theirs)
+        failed = self.cluster.fails(count)[:, None]
+        models[self.alive] = np.where(failed, mine, rules.pull(mine, theirs))
         clock = self.clock[self.alive]
         seconds = self.setting.model_bytes / self.setting.bandwidth + self.setting.latency_s
         self.clock[self.alive] = np.maximum(clock, clock[peers]) + seconds
