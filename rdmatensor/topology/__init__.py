@@ -21,6 +21,7 @@ __all__ = [
     "probe",
     "recorded_names",
     "use",
+    "use_in_tensorflow",
 ]
 
 
@@ -41,4 +42,8 @@ def __getattr__(name: str) -> object:
         from .watch import Watch
 
         return Watch
+    if name == "use_in_tensorflow":
+        from .tensorflow import use_in_tensorflow
+
+        return use_in_tensorflow
     raise AttributeError(name)

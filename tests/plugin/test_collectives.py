@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,47 @@ def test_kinds_and_sizes(cluster: Members, kind: str, size: int) -> None:
     ]
     check(cluster, operations, size)
     went_by_rdmatensor(cluster, size, len(operations))
+
+
+CHAIN: dict[str, Any] = {
+    "format": "rdmatensor-topology",
+    "version": 1,
+    "name": "chain",
+    "members": [{"name": name} for name in "abc"],
+    "links": [{"from": a, "to": b, "bandwidth": 1e9} for a, b in ("ab", "bc")],
+}
+
+
+def _algorithms_of_newest(cluster: Members, member: int) -> Any:
+    """Of the newest group, whose key is the largest here."""
+    (stats,) = cluster.ask("stats", of=[member])
+    groups = stats["collectives"]["groups"]
+    return max(groups, key=lambda group: int(group["group_key"]))["algorithms"]
+
+
+def test_trees_of_a_topology(cluster: Members, tmp_path: Path) -> None:
+    """All use the first worker's trees: for long tensors no other algorithm is as fast along a chain."""
+    path = tmp_path / "chain.json"
+    path.write_text(json.dumps(CHAIN))
+    kinds = ("all_reduce", "all_gather", "broadcast", "reduce_scatter")
+    operations = [
+        {"kind": kind, "dtype": "float32", "shape": [3 * n], "seed": n}
+        for kind in kinds
+        for n in (1001, 100_000)
+    ]
+    cluster.ask("topology", of=[0], path=str(path))
+    try:
+        check(cluster, operations, 3)
+        went_by_rdmatensor(cluster, 3, len(operations))
+        for member in range(3):
+            algorithms = _algorithms_of_newest(cluster, member)
+            assert algorithms["trees"]["operations"] >= len(kinds), algorithms
+        # The trees are for three.
+        check(cluster, operations[:1], 2)
+    finally:
+        cluster.ask("topology", of=[0], path=None)
+    check(cluster, operations[:1], 3)
+    assert "trees" not in _algorithms_of_newest(cluster, 0)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -13,6 +14,7 @@
 #include "base/json.h"
 #include "collective/ballots.h"
 #include "collective/collective_failure.h"
+#include "collective/collective_trees.h"
 #include "farmhash.h"
 #include "peer/tensor_service.h"
 #include "wire/message.h"
@@ -111,31 +113,42 @@ CollectiveGroup::Answer CollectiveGroup::Ask(const char* phase, const std::strin
 
 CollectiveGroup::Outcome CollectiveGroup::TryForm() {
   // Before any member tries, all must be able to form the group and know where the first member's device is.
-  std::string name_and_address;
+  std::string how, trees;
+  const auto size = static_cast<uint32_t>(params_.members.size());
   if (rank_ == 0) {
     std::random_device random;
-    name_and_address = absl::StrFormat("tensorflow-%d-%08x%08x %s", params_.group_key, random(),
-                                       random(), service_->address());
+    trees = EncodedTrees(size);
+    how = absl::StrFormat("tensorflow-%d-%08x%08x %s %d", params_.group_key, random(), random(),
+                          service_->address(), trees.size());
   }
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: member ", rank_, " of group ",
                                            params_.group_key, " is ready to form it")
                                   .c_str());
-  const Answer able = Ask("able", rank_ == 0 ? MissingPlugin() : "", name_and_address);
+  const Answer able = Ask("able", rank_ == 0 ? MissingPlugin() : "", how);
   if (!able.yes) return {nullptr, able.text};
-  const std::pair<std::string, std::string> parts =
-      absl::StrSplit(able.text, absl::MaxSplits(' ', 1));
+  const std::vector<std::string> parts = absl::StrSplit(able.text, ' ');
+  uint64_t tree_bytes = 0;
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[2], &tree_bytes) ||
+      tree_bytes > kMostTreeBytes) {
+    return {nullptr,
+            absl::StrCat(params_.members[0].task, " describes the group as '", able.text, "'")};
+  }
   rdt_group_options options{};
   options.struct_size = sizeof options;
-  options.name = parts.first.c_str();
+  options.name = parts[0].c_str();
   options.rank = rank_;
-  options.size = static_cast<uint32_t>(params_.members.size());
-  options.root = parts.second.c_str();
+  options.size = size;
+  options.root = parts[1].c_str();
   options.timeout_ms = service_->settings().connect_timeout_ms;
   Outcome outcome;
   const rdt_status created = rdt_group_create(service_->device(), &options, &outcome.handle);
   if (created != RDT_OK) {
     outcome.handle = nullptr;
     outcome.why_not = absl::StrCat(rdt_status_name(created), ": ", rdt_last_error());
+  } else if (tree_bytes != 0) {
+    trees.resize(tree_bytes);
+    outcome.why_not =
+        std::string(ShareTrees(outcome.handle, size, &trees, options.timeout_ms).message());
   }
   // No member may use the group unless all have it.
   const Answer done = Ask("formed", outcome.why_not, "");
