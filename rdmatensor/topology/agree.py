@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..group import Group, Tree
-from .model import Topology, load
+from .model import Topology, load, parse
 from .pack import KINDS, plan
 
 
@@ -29,34 +29,61 @@ def use(
     `kinds` and `roots` are those of plan(); `timeout`, in seconds, is that of each operation. Raises
     UsageError at every member if the topology does not fit the group, and what Group.use_trees raises.
     """
-    planned: dict[str, Any] = {}
-    error: Exception | None = None
-    if group.rank == 0:
-        try:
-            planned = _planned(group.size, topology, kinds, roots)
-        except Exception as problem:  # the others must learn of it, whatever it is
-            error, planned = problem, {"error": f"rank 0 has no trees: {problem}"}
-    told = json.loads(_from_first(group, json.dumps(planned).encode(), timeout))
-    if error is not None:
-        raise error
-    if "error" in told:
-        raise UsageError(told["error"])
+    told = _told(group, lambda: _planned(group.size, topology, kinds, roots), "trees", timeout)
     trees = [Tree(kind, root, rate, tuple(parents)) for kind, root, rate, parents in told["trees"]]
     group.use_trees(trees, told["pair_ns"], timeout)
     return trees
 
 
+def share(group: Group, topology: Topology | str | Path, timeout: float | None = None) -> Topology:
+    """Returns rank 0's topology at every member, which may be a file there or the name of a recorded one.
+
+    Every member calls it. Raises UsageError at every member if rank 0 cannot read it.
+    """
+    return parse(_told(group, lambda: _loaded(topology).to_json(), "topology", timeout))
+
+
+def _told(
+    group: Group, make: Callable[[], dict[str, Any]], what: str, timeout: float | None
+) -> dict[str, Any]:
+    """Returns what rank 0 makes at every member, or raises UsageError there."""
+    made: dict[str, Any] = {}
+    error: Exception | None = None
+    if group.rank == 0:
+        try:
+            made = make()
+        except Exception as problem:  # the others must learn of it, whatever it is
+            error, made = problem, {"error": f"rank 0 has no {what}: {problem}"}
+    told: dict[str, Any] = json.loads(_from_first(group, json.dumps(made).encode(), timeout))
+    if error is not None:
+        raise error
+    if "error" in told:
+        raise UsageError(told["error"])
+    return told
+
+
+def _loaded(topology: Topology | str | Path) -> Topology:
+    return topology if isinstance(topology, Topology) else load(topology)
+
+
+# The last question, and the answer: groups of the same members, one after the other, have the same trees.
+_latest: tuple[Any, dict[str, Any]] = (None, {})
+
+
 def _planned(
     size: int, topology: Topology | str | Path, kinds: Sequence[str], roots: Sequence[int] | None
 ) -> dict[str, Any]:
-    if not isinstance(topology, Topology):
-        topology = load(topology)
+    global _latest
+    topology = _loaded(topology)
     if topology.size != size:
         raise UsageError(
             f"topology {topology.name!r} has {topology.size} members, the group {size}"
         )
-    found = plan(topology, kinds, roots)
-    return {"trees": found.trees, "pair_ns": found.pair_ns}
+    question = topology, tuple(kinds), None if roots is None else tuple(roots)
+    if _latest[0] != question:
+        found = plan(topology, kinds, roots)
+        _latest = question, {"trees": found.trees, "pair_ns": found.pair_ns}
+    return _latest[1]
 
 
 def from_all(group: Group, value: Any, timeout: float | None = None) -> list[Any]:

@@ -102,6 +102,20 @@ class Topology:
             matrix[self.index[link.source], self.index[link.target]] += link.bandwidth
         return matrix
 
+    @property
+    def connected(self) -> bool:
+        """Whether links lead from each member to every other one, also through other members."""
+        for matrix in (self.capacity, self.capacity.T):
+            reached = np.zeros(len(matrix), bool)
+            reached[0] = True
+            edge = reached.copy()
+            while edge.any():
+                edge = (matrix[edge] > 0).any(axis=0) & ~reached
+                reached |= edge
+            if not reached[: self.size].all():
+                return False
+        return True
+
     def reversed(self) -> Topology:
         """Returns the topology with every link turned round."""
         links = (
@@ -143,16 +157,16 @@ class Topology:
 
 def _paired(links: Iterable[Link]) -> list[dict[str, Any]]:
     """Writes two equal directions as one link with "duplex"."""
-    waiting: list[Link] = []
+    waiting: dict[Link, int] = {}
     rows: list[dict[str, Any]] = []
     for link in links:
         back = Link(link.target, link.source, link.bandwidth, link.latency)
-        if back in waiting:
-            waiting.remove(back)
+        if waiting.get(back):
+            waiting[back] -= 1
             rows.append(_row(back, True))
         else:
-            waiting.append(link)
-    return rows + [_row(link, False) for link in waiting]
+            waiting[link] = waiting.get(link, 0) + 1
+    return rows + [_row(link, False) for link, count in waiting.items() for _ in range(count)]
 
 
 def _row(link: Link, duplex: bool) -> dict[str, Any]:

@@ -44,8 +44,14 @@ class Links(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._watch is None or not self._watch.check():
             return
-        self._run.topology = self._watch.topology or self._run.topology
-        if self._run.rank == 0:
+        from ..topology.agree import share
+
+        run = self._run
+        assert run.group is not None
+        run.topology = share(run.group, self._watch.topology or "", run.timeout)
+        for part in run.parts:
+            part.follow(run.topology)
+        if run.rank == 0:
             warnings.warn(
                 f"a link has slowed down: the trees were packed anew after epoch {epoch + 1}",
                 RuntimeWarning,

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..group import Group
+from ..topology import Topology
 from . import operations
 from .process import Run
 from .sync.rejoin import Place
@@ -18,13 +19,19 @@ _TEXT = 512
 
 
 class Part(Place):
-    """Some of a run's processes, as a run of their own."""
+    """Some of a run's processes, as a run of their own.
+
+    If the run knows its links, the group has trees along those among its members.
+    """
 
     def __init__(self, run: Run, ranks: Sequence[int], root: str, name: str) -> None:
         self.name = name
         self.size, self.rank = len(ranks), list(ranks).index(run.rank)
+        self.ranks = [run.ranks[each] for each in ranks]
+        """Of the members, in the whole run."""
         self.local_rank, self.timeout, self.device = self.rank, run.timeout, run.device
         self.closing: list[Callable[[], None]] = run.closing
+        self.parts, self.topology = run.parts, run.topology
         self.group: Group | None = None
         self.handle: Any = None
         if self.size > 1:
@@ -32,11 +39,27 @@ class Part(Place):
             self.group = Group(run.device, self.rank, self.size, root, name, run.timeout)
             with tf.init_scope():  # it may be made while a step is traced
                 self.handle = operations.handle_of(run.device, self.group, run.timeout)
+            self.parts.append(self)
+            if run.topology is not None:
+                self.follow(run.topology)
+
+    def follow(self, topology: Topology) -> None:
+        """Gives the group trees along the run's links, as they are now. Every member calls it.
+
+        The group has none if its members reach each other only through other processes.
+        """
+        from ..topology.agree import use  # needs SciPy
+
+        self.topology = topology
+        among = topology.only(self.ranks)
+        if self.group is not None and among.connected:
+            use(self.group, among, roots=[0], timeout=self.timeout)
 
     def close(self) -> None:
         """Leaves the group."""
         group, self.group = self.group, None
         if group is not None:
+            self.parts.remove(self)
             operations.leave(self.handle, release=False)
             group.close()
             operations.leave(self.handle, release=True)

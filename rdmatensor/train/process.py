@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -15,6 +15,7 @@ from .sync.rejoin import Place, find
 
 if TYPE_CHECKING:
     from ..topology import Topology
+    from .part import Part
 
 
 class Run(Place):
@@ -31,7 +32,10 @@ class Run(Place):
         self.saves = False
         """Whether a callback of rank 0 saves models."""
         self.returns = False
-        self.topology: Topology | str | None = None
+        self.ranks: Sequence[int] = range(role.size)
+        self.parts: list[Part] = []
+        """The groups of some of the processes that this one has joined, in the order of the program."""
+        self.topology: Topology | None = None
         """The links between processes, if init() was told of them."""
         self._arena: int | None = None
         self.handle: Any = None
@@ -91,8 +95,9 @@ def init(
     "host:port" at which rank 0 listens for the others. `timeout`, in seconds, bounds this call and each
     operation: a process that waits so long for another one fails. `topology`, a
     rdmatensor.topology.Topology, the path of its file or the name of a recorded one, has the links between
-    the processes in the order of ranks; rank 0's counts, and collective operations take spanning trees where
-    they are faster. "probe" measures the links, and takes some seconds.
+    the processes in the order of ranks; rank 0's counts, and collective operations, also those of some of
+    the processes, take spanning trees where they are faster. "probe" measures the links, and takes some
+    seconds.
 
     A process that died, and is started again while the others train with a synchronizer that waits for
     nobody, comes back to them here, if it finds one of them: rank 0, or any other whose address TF_CONFIG
@@ -106,13 +111,13 @@ def init(
         _run = Run(role_of(os.environ, rank, size, root), timeout)
         atexit.register(shutdown)
         if topology is not None and _run.group is not None:
-            from ..topology.agree import use
+            from ..topology.agree import share, use
             from ..topology.probing import probe
 
             if topology == "probe":
                 topology = probe(_run.group, timeout=timeout)
-            _run.topology = topology
-            use(_run.group, topology, roots=[0], timeout=timeout)
+            _run.topology = share(_run.group, topology, timeout)
+            use(_run.group, _run.topology, roots=[0], timeout=timeout)
     return _run
 
 

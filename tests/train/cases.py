@@ -25,6 +25,7 @@ from train.split_cases import load_without_us, split_cases  # noqa: F401
 from train.split_kills import split_kill  # noqa: F401
 from train.table_cases import table, tables, uneven  # noqa: F401
 from train.table_choices import chosen, dying, refused, tables_resumed  # noqa: F401
+from train.tree_cases import trees, trees_probed  # noqa: F401
 
 ROWS, WIDTH, CLASSES = 64, 12, 4
 
