@@ -74,6 +74,9 @@ CASES: dict[str, Messages] = {
         ready(b"/job:hostile/replica:0/task:%d" % index) for index in range(65)
     ],
     "source_of_nothing": [(SOURCE, b"\1")],
+    "source_under_too_many_names": [
+        source(b"/job:hostile/replica:0/task:%d" % index) for index in range(65)
+    ],
     "source_that_receives": [ready(), source()],
     "source_of_another_version": [source(version=1)],
     "source_of_no_task": [source(sender=b"")],
@@ -160,3 +163,19 @@ def test_tensors_for_unknown_steps_are_limited(cluster: Cluster, steps: Session)
     (said,) = cluster.warnings(0)[before:]
     assert "nothing here has asked for" in said
     expect_a_correct_step(steps, 3.0)
+
+
+def test_names_are_limited(own_cluster: Cluster) -> None:
+    """Each connection brings as many made-up names as it may; the server remembers a limited number."""
+    limit, each = 4096, 64
+    address = device_address(own_cluster.tasks[0].ask("pid"))
+    with rdmatensor.Device("hostile") as device:
+        for first in range(0, limit + 2 * each, each):
+            with device.connect(address, timeout=10) as server:
+                for index in range(first, first + each):
+                    immediate, payload = ready(b"/job:hostile/replica:0/task:%d" % index)
+                    told = server.notify(payload, immediate)
+                told.wait(10)
+    peers = own_cluster.stats(0)["peers"]
+    assert limit <= len(peers) <= limit + 2
+    assert "others" in {peer["task"] for peer in peers}

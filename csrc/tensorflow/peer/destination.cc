@@ -65,8 +65,8 @@ bool Destination::MayPush(tensorflow::WorkerSession* session, const std::string&
   return true;
 }
 
-Destination::Destination(const Host* host, const Sessions* sessions,
-                         const FailedHere* failed_here, std::string task)
+Destination::Destination(const Host* host, const Sessions* sessions, const FailedHere* failed_here,
+                         std::string task)
     : ChannelDestination(std::move(task)),
       host_(host),
       sessions_(sessions),
@@ -242,6 +242,15 @@ void Destination::ForgetSession(const std::string& session) {
   decltype(states_)::node_type forgotten;  // freed after the lock
   std::lock_guard<std::mutex> lock(mutex_);
   forgotten = states_.extract(session);
+}
+
+bool Destination::ForgetIdle() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  absl::erase_if(states_, [](const auto& entry) { return entry.second.IsIdle(); });
+  absl::erase_if(steps_, [](const auto& entry) {
+    return entry.second.IsEmpty() && entry.second.referred.empty();
+  });
+  return states_.empty() && steps_.empty() && lost_.empty() && lost_copies_.empty();
 }
 
 Destination::Step& Destination::StepLocked(int64_t step_id) {

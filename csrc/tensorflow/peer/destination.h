@@ -142,6 +142,8 @@ class Destination final : public ChannelDestination,
 
   std::vector<std::string> SessionNames();
   void ForgetSession(const std::string& session);
+  // Forgets what was kept for sessions that send nothing to it now. True if nothing is left.
+  bool ForgetIdle();
 
  private:
   using Counts = absl::flat_hash_map<std::string, int>;

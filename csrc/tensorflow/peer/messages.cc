@@ -77,7 +77,7 @@ bool HandleSource(PeerTable* peers, PeerChannel* channel, const char* data, size
   if (!Parse(data, size, &message) || message.self.version != kProtocolVersion ||
       !NamesTask(message.receiver) || !NamesTask(message.sender) ||
       message.session.size() > kLongestName || message.self.incarnations.empty() ||
-      !channel->BecomeReceiver()) {
+      !channel->BecomeReceiver() || !channel->AddAnnounced(message.receiver, message.sender)) {
     return false;
   }
   const auto source = peers->SourceOf({message.session, message.receiver, message.sender});

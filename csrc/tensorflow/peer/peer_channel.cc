@@ -117,6 +117,11 @@ std::vector<std::shared_ptr<ChannelSource>> PeerChannel::Sources() {
   return sources_;
 }
 
+bool PeerChannel::AddAnnounced(const std::string& receiver, const std::string& sender) {
+  announced_names_.emplace(receiver, sender);
+  return announced_names_.size() <= kMaxNames;
+}
+
 bool PeerChannel::AddDestination(std::shared_ptr<ChannelDestination> destination) {
   std::lock_guard<std::mutex> lock(peers_mutex_);
   SetName(Direction::kSend, destination->task());

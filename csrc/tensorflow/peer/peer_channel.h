@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/backoff.h"
@@ -149,6 +150,9 @@ class PeerChannel final : public Channel, private SourceEvents {
   // True if that was the last one.
   bool RemoveSource(const ChannelSource* source);
   std::vector<std::shared_ptr<ChannelSource>> Sources();
+  // Counts a pair of names that the peer, which opened the channel to send, announces. False if it has more than any
+  // real sender. Progress thread.
+  bool AddAnnounced(const std::string& receiver, const std::string& sender);
   // Held while one name is announced, so that its messages do not mix with those of another one.
   std::mutex announcing;
   bool announced = false;
@@ -200,6 +204,7 @@ class PeerChannel final : public Channel, private SourceEvents {
   size_t asked_bytes = 0;
 
  private:
+  absl::flat_hash_set<std::pair<std::string, std::string>> announced_names_;  // progress thread
   PeerChannel(rdt_channel* handle, const Host* host, MailboxTable* mailboxes, Role role,
               bool opened_here);
   void OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) override;

@@ -48,7 +48,8 @@ std::shared_ptr<Destination> PeerTable::DestinationOf(absl::string_view task) {
   std::unique_lock<std::shared_mutex> lock(mutex_);
   std::shared_ptr<Destination>& destination = destinations_[task];
   if (destination == nullptr) {
-    destination = std::make_shared<Destination>(host_, &sessions_, &failed_here_, std::string(task));
+    destination =
+        std::make_shared<Destination>(host_, &sessions_, &failed_here_, std::string(task));
   }
   return destination;
 }
@@ -132,6 +133,12 @@ void PeerTable::Sweep() {
       if (is_over(session)) destination->ForgetSession(session);
     }
   }
+  std::unique_lock<std::shared_mutex> lock(mutex_);
+  // Nobody else has it, and nobody can get it meanwhile.
+  absl::erase_if(destinations_, [](const auto& entry) {
+    return entry.second.use_count() == 1 && entry.second->ForgetIdle();
+  });
+  lock.unlock();
   new_.store(0);
 }
 

@@ -5,6 +5,7 @@
 #ifndef RDMATENSOR_TENSORFLOW_PEER_SEND_STATE_H_
 #define RDMATENSOR_TENSORFLOW_PEER_SEND_STATE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -46,6 +47,14 @@ struct SendState {
     cluster = workers.get();
     cluster_lives = workers;
     verifying = false;
+  }
+
+  // Returns whether it says no more than a new one would.
+  bool IsIdle() const {
+    return channel == nullptr && owner.empty() && !verifying && recent.empty() &&
+           recent_copies.empty() && untold_copies.empty() && lost_steps.empty() &&
+           std::all_of(rivals.begin(), rivals.end(),
+                       [](const auto& each) { return each.expired(); });
   }
 
   // nullptr: the receiver has opened none yet, or more than one process has its name.

@@ -78,6 +78,18 @@ Stats& GlobalStats() {
   return *stats;
 }
 
+// Tasks have names in sessions, which any admitted peer may make up. What is beyond shares one entry.
+constexpr size_t kMostPeers = 4096;
+constexpr char kOtherTasks[] = "others";
+
+Peer& PeerLocked(Stats* stats, Direction direction, absl::string_view task) {
+  PeerId id(direction, std::string(task));
+  if (stats->peers.size() >= kMostPeers && stats->peers.find(id) == stats->peers.end()) {
+    id.second = kOtherTasks;
+  }
+  return stats->peers[id];
+}
+
 constexpr char kStateRpc[] = "rpc";
 constexpr char kStateConnecting[] = "connecting";
 constexpr char kStateReady[] = "ready";
@@ -86,7 +98,7 @@ void SetPeer(Direction direction, absl::string_view task, const char* state,
              absl::string_view transport, absl::string_view why) {
   Stats& stats = GlobalStats();
   std::lock_guard<std::mutex> lock(stats.mutex);
-  Peer& peer = stats.peers[PeerId(direction, std::string(task))];
+  Peer& peer = PeerLocked(&stats, direction, task);
   // Meanwhile tensors of the process that is known go on by RPC.
   if (state == kStateConnecting && peer.state == kStateRpc) return;
   peer.state = state;
@@ -100,7 +112,7 @@ Traffic* TrafficOf(Direction direction, absl::string_view task, absl::string_vie
   Stats& stats = GlobalStats();
   const std::string name(transport);
   std::lock_guard<std::mutex> lock(stats.mutex);
-  Peer& peer = stats.peers[PeerId(direction, std::string(task))];
+  Peer& peer = PeerLocked(&stats, direction, task);
   // A receiver without a channel is not announced: it asks by RPC.
   if (direction == Direction::kSend && name == kRpcTransport && peer.state != kStateReady) {
     peer.state = kStateRpc;
@@ -172,21 +184,21 @@ void RecordPeer(Direction direction, absl::string_view task, absl::string_view t
 void RecordRetry(absl::string_view task, std::chrono::steady_clock::time_point when) {
   Stats& stats = GlobalStats();
   std::lock_guard<std::mutex> lock(stats.mutex);
-  stats.peers[PeerId(Direction::kReceive, std::string(task))].retry = when;
+  PeerLocked(&stats, Direction::kReceive, task).retry = when;
 }
 
 void CountFailback(absl::string_view task) {
   Stats& stats = GlobalStats();
   std::lock_guard<std::mutex> lock(stats.mutex);
   ++stats.failbacks;
-  ++stats.peers[PeerId(Direction::kReceive, std::string(task))].failbacks;
+  ++PeerLocked(&stats, Direction::kReceive, task).failbacks;
 }
 
 void CountMove(absl::string_view task) {
   Stats& stats = GlobalStats();
   std::lock_guard<std::mutex> lock(stats.mutex);
   ++stats.moves;
-  ++stats.peers[PeerId(Direction::kReceive, std::string(task))].moves;
+  ++PeerLocked(&stats, Direction::kReceive, task).moves;
 }
 
 PathCounts ReadPathCounts() {
