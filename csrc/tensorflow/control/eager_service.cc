@@ -108,12 +108,18 @@ void EagerService::RunComponentFunction(const std::shared_ptr<ArrivedCall>& call
     tensorflow::eager::RunComponentFunctionRequest request;
     tensorflow::eager::RunComponentFunctionResponse response;
   };
+  if (call->cancelled()) {
+    call->Answer(absl::CancelledError("CANCELLED"), {});
+    return;
+  }
   auto run = std::make_shared<Run>();
   run->call = call;
   if (!Read(call.get(), &run->request)) return;
   stock_->RunComponentFunction(
       call->options(), &run->request, &run->response,
       [run](const absl::Status& status) { Reply(run->call.get(), status, run->response); });
+  // It may have been cancelled before TensorFlow said what that means.
+  if (call->cancelled()) call->options()->StartCancel();
 }
 
 void EagerService::CloseContext(const std::shared_ptr<ArrivedCall>& call) {
