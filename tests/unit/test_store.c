@@ -12,6 +12,7 @@
 
 #define WORDS 2048u
 #define ROUNDS 300
+#define MANY 512
 #define PATIENCE_MS (PATIENCE_S * 1000)
 
 typedef struct {
@@ -19,7 +20,7 @@ typedef struct {
   rdt_store *store;
 } end;
 
-static atomic_int stop;
+static atomic_int stop, pulls;
 
 static rdt_store_options options_of(uint32_t rank) {
   return (rdt_store_options){.struct_size = sizeof(rdt_store_options),
@@ -60,12 +61,17 @@ static void publish(rdt_store *store, uint64_t number) {
   EXPECT_STATUS(RDT_OK, rdt_store_publish(store, number, NULL));
 }
 
-/* Bursts with pauses of any length, so that a reader of any speed finds some versions whole. */
+/* Bursts with pauses of any length. When a pull has met many versions, it waits until that pull has ended, so
+ * that a reader of any speed finds some versions whole. */
 static void *hammer(void *argument) {
   end *e = argument;
+  int seen = 0, met = 0;
   for (uint64_t number = 2; !atomic_load(&stop); number++) {
     publish(e->store, number);
     if (number % 16 == 0) usleep((useconds_t)(number % 512));
+    met = atomic_load(&pulls) == seen ? met + 1 : 0;
+    while (met >= MANY && !atomic_load(&stop) && atomic_load(&pulls) == seen) usleep(10);
+    seen = atomic_load(&pulls);
   }
   return NULL;
 }
@@ -79,6 +85,7 @@ static void test_versions_are_whole(end ends[2]) {
     rdt_store_pulled pulled;
     EXPECT_STATUS(RDT_OK,
                   rdt_store_pull(ends[1].store, 0, 0, sizeof(found), found, PATIENCE_MS, &pulled));
+    atomic_fetch_add(&pulls, 1);
     for (size_t i = 0; i < WORDS; i++) EXPECT(found[i] == pulled.mark);
     EXPECT(pulled.version == pulled.mark);
   }
