@@ -8,11 +8,6 @@ that nobody trained on. All ways have the same learning rate and batch.
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +16,7 @@ import click
 import numpy as np
 
 from asynchronous_member import RATE, SYNCHRONOUS, WAYS
+from members import Members, ask, started
 from options import console, deliver, json_option, quick_option
 from rdmatensor import Device, Store, config, empty
 from rdmatensor.bench import record
@@ -33,30 +29,11 @@ PULLED = 17 << 20
 
 def converge(members: int, ways: list[str], seeds: int) -> list[record.Result]:
     """The times of all ways. Each seed is measured in all ways before the next."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(MEMBER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": str(members), "MASTER_PORT": str(port)}
-            | {"OPENBLAS_NUM_THREADS": "1", "RDMATENSOR_LOG_LEVEL": "error"},
-        )
-        for rank in range(members)
-    ]
     times: dict[str, list[float]] = {way: [] for way in ways}
-    try:
+    with started(MEMBER, members, {"OPENBLAS_NUM_THREADS": "1"}) as processes:
         for seed in range(seeds):
             for way in ways:
                 times[way].append(max(_run(processes, way, seed)))
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
     return [
         record.Result(
             f"training, {members} processes, one at half speed",
@@ -72,19 +49,10 @@ def converge(members: int, ways: list[str], seeds: int) -> list[record.Result]:
     ]
 
 
-def _run(processes: list[subprocess.Popen[str]], way: str, seed: int) -> list[float]:
+def _run(processes: Members, way: str, seed: int) -> list[float]:
     common: dict[str, Any] = {"way": way, "seed": seed, "target": TARGET, "limit": LIMIT}
     pads = [STEP] * (len(processes) - 1) + [SLOW_STEP]
-    order = json.dumps([{**common, "pad": pad} for pad in pads])
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(order + "\n")
-        process.stdin.flush()
-    found = []
-    for process in processes:
-        assert process.stdout is not None
-        found.append(json.loads(process.stdout.readline()))
-    return found
+    return ask(processes, [{**common, "pad": pad} for pad in pads])
 
 
 def pulls(turns: int) -> list[record.Result]:

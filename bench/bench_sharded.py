@@ -10,10 +10,6 @@ column "computed" is what `rdmatensor plan --parallel` expects.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +21,8 @@ import numpy as np
 import sharded_member
 from graph_analyzer.parallel import balance, layers, timeline
 from graph_analyzer.report.cost import Network
+from members import Members, ask, await_ready, started
 from options import console, deliver, json_option, quick_option
-from programs import free_port
 from rdmatensor.bench import record
 
 MEMBER = Path(__file__).with_name("sharded_member.py")
@@ -53,57 +49,15 @@ def _rate(members: int, wire: float) -> float:
 
 
 @contextlib.contextmanager
-def _started(members: int, rate: float | None) -> Iterator[list[subprocess.Popen[str]]]:
-    place = {
-        "WORLD_SIZE": str(members),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "RDMATENSOR_FAULTS": f"rate={rate / 1e3:.0f}k,latency={LATENCY * 1e6:.0f}us"
-        if rate
-        else "",
-        "RDMATENSOR_LOG_LEVEL": "error",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        # Those that sleep at a link must not keep layers from computing.
-        "TF_NUM_INTEROP_THREADS": "16",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(MEMBER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-            | place
-            | {"RANK": str(rank)},
-        )
-        for rank in range(members)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            while process.stdout.readline().strip() != "ready":
-                if process.poll() is not None:
-                    raise click.ClickException("a process ended before it was ready")
+def _started(members: int, rate: float | None) -> Iterator[Members]:
+    link = f"rate={rate / 1e3:.0f}k,latency={LATENCY * 1e6:.0f}us" if rate else ""
+    with started(MEMBER, members, {"RDMATENSOR_FAULTS": link}) as processes:
+        await_ready(processes)
         yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
 
 
-def _ask(processes: list[subprocess.Popen[str]], **order: Any) -> list[dict[str, Any]]:
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(order) + "\n")
-        process.stdin.flush()
-    found = []
-    for process in processes:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise click.ClickException("a process ended during a case")
-        found.append(json.loads(line))
-    return found
+def _ask(processes: Members, **order: Any) -> list[dict[str, Any]]:
+    return ask(processes, order)
 
 
 def _slowest(answers: list[dict[str, Any]]) -> list[float]:

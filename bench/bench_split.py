@@ -9,20 +9,14 @@ their links sleep (FAULTS=rate=); what travels is an eighth, and so is the rate.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
+from members import ask, await_ready, started
 from options import console, deliver, json_option, quick_option
-from programs import free_port
 from rdmatensor.bench import record
 from rdmatensor.bench.turns import in_turns
 
@@ -49,63 +43,13 @@ SHAPES = [
 RATES = [2.5e9, 10e9]
 
 
-@contextlib.contextmanager
-def _started(members: int, settings: Mapping[str, str]) -> Iterator[list[subprocess.Popen[str]]]:
-    place = {
-        "WORLD_SIZE": str(members),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "RDMATENSOR_LOG_LEVEL": "error",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        # Those that sleep at a link must not keep layers from computing.
-        "TF_NUM_INTEROP_THREADS": "16",
-        **settings,
-    }
-    inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(MEMBER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=inherited | place | {"RANK": str(rank)},
-        )
-        for rank in range(members)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            while (line := process.stdout.readline()).strip() != "ready":
-                if not line:
-                    raise click.ClickException("a process ended before it was ready")
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def _ask(processes: list[subprocess.Popen[str]], **order: Any) -> list[Any]:
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(order) + "\n")
-        process.stdin.flush()
-    found = []
-    for process in processes:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise click.ClickException("a process ended during a case")
-        found.append(json.loads(line))
-    return found
-
-
 def memory(shape: Shape) -> list[record.Result]:
     found = {}
     for way, members in (("whole", 2), ("split", MEMBERS)):
-        with _started(members, {}) as processes:
+        with started(MEMBER, members) as processes:
+            await_ready(processes)
             order = {"pixels": shape.pixels, "classes": shape.classes, "batch": shape.memory_batch}
-            found[way] = _ask(processes, act="memory", way=way, steps=3, **order)
+            found[way] = ask(processes, {"act": "memory", "way": way, "steps": 3, **order})
     cases = {
         "variables, with SGD's momentum": lambda each: each["variables"],
         "resident after a step, shared pages in parts": lambda each: each["share"],
@@ -131,10 +75,11 @@ def steps(shape: Shape, rate: float, members: int, turns: int) -> list[record.Re
     names = ("pixels", "classes", "batch", "speed")
     order = {"act": "steps"} | {name: getattr(shape, name) for name in names}
     faults = {"RDMATENSOR_FAULTS": f"rate={rate / 8 / LESS / 1e3:.0f}k,latency=20us"}
-    with _started(members, faults) as processes:
+    with started(MEMBER, members, faults) as processes:
+        await_ready(processes)
 
         def measure(way: str) -> list[float]:
-            answers = _ask(processes, **order, way=way, steps=2)
+            answers = ask(processes, {**order, "way": way, "steps": 2})
             return [max(each) for each in zip(*answers, strict=True)]
 
         ways = ["alone", "split", "all-reduce"]

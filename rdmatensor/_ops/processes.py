@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 
 GRACE_S = 3.0
 # Reads "+PID" and "-PID" lines. At their end, which is the program's, it kills the groups that are left.
@@ -52,12 +52,7 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         assert self._guard.stdin is not None
         with contextlib.suppress(OSError):
