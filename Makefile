@@ -121,9 +121,9 @@ chaos: build $(VENV)/.packages
 kills: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m plugin.killing --times $(or $(KILLS),1000) $(KILLS_FLAGS)
 
-# Packs trees into every connected part of a DGX-1.
+# Packs trees into every connected part of a DGX-1, and for 64 members.
 topology: build $(VENV)/.packages
-	RDMATENSOR_TEST_EVERY_PART=1 $(PYTEST) -s tests/topology -k every_connected_part
+	RDMATENSOR_TEST_EVERY_PART=1 $(PYTEST) -s tests/topology -k 'every_connected_part or many_members'
 
 # SCHEDULES closures (10000) at once on a ClusterCoordinator, three times.
 schedules: build $(VENV)/.packages
