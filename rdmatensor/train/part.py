@@ -40,8 +40,12 @@ class Part(Place):
             with tf.init_scope():  # it may be made while a step is traced
                 self.handle = operations.handle_of(run.device, self.group, run.timeout)
             self.parts.append(self)
-            if run.topology is not None:
-                self.follow(run.topology)
+            try:
+                if run.topology is not None:
+                    self.follow(run.topology)
+            except BaseException:
+                self.close()
+                raise
 
     def follow(self, topology: Topology) -> None:
         """Gives the group trees along the run's links, as they are now. Every member calls it.
@@ -65,10 +69,12 @@ class Part(Place):
             operations.leave(self.handle, release=True)
 
 
-def gather_texts(group: Group, text: str) -> list[str]:
+def gather_texts(run: Place, text: str) -> list[str]:
     """Every member's text, by rank. It may have 512 bytes."""
     mine = np.zeros(_TEXT, np.uint8)
     encoded = text.encode()[:_TEXT]
     mine[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-    rows = group.all_gather(mine, detail="hosts and addresses").reshape(group.size, _TEXT)
-    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
+    assert run.group is not None
+    rows = run.group.all_gather(mine, timeout=run.timeout, detail="hosts and addresses")
+    texts = rows.reshape(run.size, _TEXT)
+    return [each.tobytes().rstrip(b"\0").decode(errors="replace") for each in texts]
