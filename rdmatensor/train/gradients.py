@@ -121,7 +121,7 @@ def _compressed(
 
         def mean_of(vector: Array) -> Array:
             assert run.group is not None
-            return compression.mean(run.group, vector, shapes, f"gradients of {name}")
+            return compression.mean(run.group, vector, shapes, f"gradients of {name}", run.timeout)
 
         found = tf.numpy_function(mean_of, [tf.concat(flat, 0)], tf.float32, name="compressed_mean")
         sizes = [int(np.prod(shape)) for shape in shapes]

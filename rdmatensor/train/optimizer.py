@@ -43,7 +43,9 @@ class Distributed(WithStrips):
             grads = self._rdmatensor_reduce(grads, variables)
         if exchange is None:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
-        exchange.before(variables)
+        # Both may use one group from Python, whose operations have the same order in all processes.
+        with tf.control_dependencies([each for each in grads if each is not None]):
+            exchange.before(variables)
         result = super().apply(grads, trainable_variables)  # type: ignore[misc]
         # Steps that only accumulate, or that a loss scale skips, do not count.
         inner = getattr(optimizer, "inner_optimizer", optimizer)

@@ -54,7 +54,7 @@ class ShardedOptimizer(Synchronizer):
     def front(self, optimizer: Any, run: Run) -> type | None:
         if not self.lanes:
             assert run.group is not None and run.device is not None
-            root = gather_texts(run.group, run.device.address)[0]
+            root = gather_texts(run, run.device.address)[0]
             for _ in range(1 + self.ahead):
                 name = f"rdmatensor.train.weights.{next(_made)}"
                 self.lanes.append(Part(run, range(run.size), root, name))

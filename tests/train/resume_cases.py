@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,17 @@ class _Copy(keras.callbacks.Callback):  # type: ignore[misc]
             rt.barrier("the copy")
 
 
-def _fit(text: str, backup: Path, *more: Any) -> list[float]:
+def _begins_late() -> None:
+    begin = rt.Hierarchical.begin
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(0.3)
+        return begin(*arguments)
+
+    rt.Hierarchical.begin = late  # type: ignore[method-assign]
+
+
+def _fit(text: str, backup: Path, *more: Any, adam: bool = True) -> list[float]:
     """The weights after training."""
     run = rt.init()
     keras.utils.set_random_seed(5 + run.rank)
@@ -40,7 +51,7 @@ def _fit(text: str, backup: Path, *more: Any) -> list[float]:
     )
     sync = eval(text, {name: getattr(rt, name) for name in rt.__all__})
     model.compile(
-        rt.distribute(keras.optimizers.Adam(0.01), sync),
+        rt.distribute(keras.optimizers.Adam(0.01) if adam else keras.optimizers.SGD(0.1), sync),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     numbers = np.random.default_rng(3)
@@ -56,19 +67,25 @@ def _fit(text: str, backup: Path, *more: Any) -> list[float]:
     return [float(x) for each in model.trainable_variables for x in np.ravel(each)]
 
 
-def resumes(each: list[str], backups: str) -> Any:
-    """Weights after training without a break, and with one, by synchronizer."""
-    rt.init(timeout=200)
-    found = {}
+def resumes(
+    each: list[str], once: list[str], backups: str, adam: bool = True, late: bool = False
+) -> Any:
+    """Weights after training without a break, and with one, by synchronizer; of those in `once`, the former.
+
+    The last process may be `late` to begin. What it does meanwhile must be what others do before."""
+    run = rt.init(timeout=200)
+    if late and run.rank == run.size - 1:
+        _begins_late()
+    found = {text: [_fit(text, Path(backups, text), adam=adam)] for text in once}
     for number, text in enumerate(each):
         whole, copied = Path(backups, f"whole {number}"), Path(backups, f"{number}")
-        first = _fit(text, whole, _Copy(whole, copied))
+        first = _fit(text, whole, _Copy(whole, copied), adam=adam)
         rt.barrier()
         again = Path(backups, f"again {number}")
         if rt.rank() == 0:
             shutil.copytree(copied, again)
         rt.barrier()
-        found[text] = [first, _fit(text, again)]
+        found[text] = [first, _fit(text, again, adam=adam)]
     return found
 
 

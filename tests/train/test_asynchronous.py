@@ -97,13 +97,15 @@ def test_without_slack_all_move_by_the_mean_change() -> None:
 
 
 def test_goes_on_from_a_state() -> None:
-    """Threads of EASGD, Decoupled and SSP apply what arrives when they come to it."""
-    each = [name.replace("period=10", "period=4") for name in EACH]
+    """Threads of EASGD, Decoupled and SSP apply what arrives when they come to it. GossipPGA's mean of all
+    needs no state, and does not come here, where processes take turns."""
+    gossip = "rt.GossipPGA(average_every=100, period=2)"
+    each = [gossip, *(name.replace("period=10", "period=4") for name in EACH)]
     with plain_ranks("resume", each=each, steps=10) as processes:
         answers = [json.loads(line_of(process)) for process in processes]
     for answer in answers:
         assert all(equal for equal, _ in answer.values()), answer
-        for name in ("rt.PullGossip()", "rt.PushGossip()", "rt.SGP()"):
+        for name in (gossip, "rt.PullGossip()", "rt.PushGossip()", "rt.SGP()"):
             assert answer[name][1], (name, answer)
 
 

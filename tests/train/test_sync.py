@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 from rdmatensor import Device, Group
+from rdmatensor.train.part import gather_texts
 from rdmatensor.train.sync.compression import Compression, PowerSGD, Quantized, TopK
+from rdmatensor.train.sync.diloco import DiLoCo
+from rdmatensor.train.sync.gossip import SGP
+from rdmatensor.train.sync.gossip_pga import GossipPGA
+from rdmatensor.train.sync.hierarchical import Hierarchical
+from rdmatensor.train.sync.local_sgd import LocalSGD
 from rdmatensor.train.sync.periods import QSR, AdaComm, Period, Quality, as_period
+from rdmatensor.train.sync.rejoin import Place
 from train.ranks import run
 
 pytestmark = pytest.mark.timeout(600)
@@ -28,9 +35,9 @@ def _on_group(act: Any) -> list[Any]:
     def member(rank: int) -> None:
         device = root if rank == 0 else Device(f"member {rank}")
         try:
-            with Group(device, rank, SIZE, root.address, "compression", 60.0) as group:
+            with Group(device, rank, SIZE, root.address, "compression", PATIENCE) as group:
                 answers[rank] = act(group)
-                group.barrier(60.0)
+                group.barrier(PATIENCE)
         except Exception as error:
             answers[rank] = error
         finally:
@@ -49,6 +56,7 @@ def _on_group(act: Any) -> list[Any]:
     return answers
 
 
+PATIENCE = 60.0
 SHAPES = [(7, 5), (5,), (3, 3, 4, 6), (0,), (11,)]
 COUNT = sum(math.prod(shape) for shape in SHAPES)
 KINDS: list[Compression] = [
@@ -59,6 +67,8 @@ KINDS: list[Compression] = [
     Quantized("fp8"),
     PowerSGD(1),
 ]
+DECAY = 0.75
+DECAYING = TopK(0.1, None, DECAY)
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +77,18 @@ def compressed() -> list[Any]:
 
     def act(group: Group) -> Any:
         found = []
-        for kind in KINDS:
+        for kind in (*KINDS, DECAYING):
             own = kind.fresh()
             numbers = np.random.default_rng(group.rank)
             vectors = numbers.standard_normal((6, COUNT)).astype(np.float32)
-            results = [own.mean(group, each, SHAPES, "test") for each in vectors[:3]]
+            results = [own.mean(group, each, SHAPES, "test", PATIENCE) for each in vectors[:3]]
             other = kind.fresh()
             other.restore({name: np.array(each) for name, each in own.state().items()})
-            results += [other.mean(group, each, SHAPES, "test") for each in vectors[3:]]
+            results += [other.mean(group, each, SHAPES, "test", PATIENCE) for each in vectors[3:]]
             strange = vectors[0].copy()
             strange[1] = np.inf if group.rank == 1 else strange[1]
             kept = {name: np.array(each) for name, each in other.state().items()}
-            unknown = other.mean(group, strange, SHAPES, "test")
+            unknown = other.mean(group, strange, SHAPES, "test", PATIENCE)
             found.append((vectors, np.array(results), kept, dict(other.state()), unknown))
         return found
 
@@ -102,6 +112,22 @@ def test_compression(compressed: list[Any], number: int) -> None:
             np.testing.assert_array_equal(after[name], each)
 
 
+def test_an_error_may_decay(compressed: list[Any]) -> None:
+    """As in SparseLoCo: what a member keeps of what it left out loses its weight from step to step."""
+    count = math.ceil(DECAYING.share * COUNT)
+    wanted = np.zeros((6, COUNT), np.float32)
+    for vectors, _, kept, *_ in (each[-1] for each in compressed):
+        error = np.zeros(COUNT, np.float32)
+        for number, vector in enumerate(vectors):
+            whole = vector + np.float32(DECAY) * error
+            least = np.sort(np.abs(whole))[-count]
+            sent = np.where(np.abs(whole) >= least, whole, 0)
+            error = whole - sent
+            wanted[number] += sent / SIZE
+        np.testing.assert_allclose(kept["error"], error, atol=1e-6)
+    np.testing.assert_allclose(compressed[0][-1][1], wanted, atol=1e-6)
+
+
 def test_compression_sends_less(compressed: list[Any]) -> None:
     """TopK with one tenth has zeros elsewhere; a result without compression is the mean."""
     results = compressed[0][0][1]
@@ -109,10 +135,54 @@ def test_compression_sends_less(compressed: list[Any]) -> None:
 
     def plain(group: Group) -> Any:
         vector = np.full(COUNT, float(group.rank), np.float32)
-        return Compression().mean(group, vector, SHAPES, "test")
+        return Compression().mean(group, vector, SHAPES, "test", PATIENCE)
 
     for answer in _on_group(plain):
         np.testing.assert_allclose(answer, 1.0)
+
+
+class _Deadlines:
+    """A group that notes the deadlines of its operations."""
+
+    def __init__(self, group: Group) -> None:
+        self._group, self.seen = group, set[Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._group, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.seen.add((name, options.get("timeout")))
+            return value(*arguments, **options)
+
+        return call if callable(value) else value
+
+
+def test_operations_wait_as_long_as_init_was_told() -> None:
+    """Where none is given, the setting DEADLINE_MS counts, which is for hardware and not for training."""
+
+    def act(group: Group) -> Any:
+        run: Any = Place()
+        run.group = noting = _Deadlines(group)
+        run.rank, run.size, run.device = group.rank, group.size, group._device
+        run.timeout = PATIENCE - 1
+        for kind in KINDS:
+            kind.fresh().mean(run.group, np.ones(COUNT, "f"), SHAPES, "test", run.timeout)
+        nested = Hierarchical(between=LocalSGD(1))
+        nested._here = nested._leaders = run
+        each = [LocalSGD(AdaComm(1)), DiLoCo(1, fragments=1), GossipPGA(1), SGP(), nested]
+        for sync in each:
+            sync.begin(run, x := np.ones(8, "f"))
+            sync.exchange(x, 1, 0.1)
+            sync.conclude(x, 1)
+        group.barrier(PATIENCE)
+        for sync in each[2:4]:
+            sync.close()
+        gather_texts(run, "here")
+        return noting.seen
+
+    for seen in _on_group(act):
+        assert {name for name, _ in seen} >= {"all_reduce", "all_gather", "all_to_all", "broadcast"}
+        assert {timeout for _, timeout in seen} == {PATIENCE - 1}, seen
 
 
 def _constant(values: Any) -> Any:
@@ -153,7 +223,12 @@ def test_periods_follow_rate_and_loss() -> None:
             wrong()
 
 
-SAME = ["AllReduce()", "LocalSGD(period=1)", "DiLoCo(period=1, rate=1.0, momentum=0.0)"]
+SAME = [
+    "AllReduce()",
+    "LocalSGD(period=1)",
+    "DiLoCo(period=1, rate=1.0, momentum=0.0)",
+    "SSP(slack=0)",
+]
 # Each process sees half of the classes, so no model is right without the others.
 LEARN = [
     "AllReduce(compression=TopK(0.05))",
@@ -168,7 +243,7 @@ LEARN = [
 ACCURATE = 0.8
 
 
-def test_a_period_of_one_is_synchronous(tmp_path: Path) -> None:
+def test_a_period_of_one_and_no_slack_are_synchronous(tmp_path: Path) -> None:
     for answer in run("synced", 2, tmp_path, each=SAME):
         for name in SAME[1:]:
             np.testing.assert_allclose(answer[name], answer[SAME[0]], atol=1e-5, err_msg=name)
@@ -187,33 +262,51 @@ def test_a_rule_that_does_not_average_is_noticed(tmp_path: Path) -> None:
 
 
 def test_hierarchy_of_two_hosts(tmp_path: Path) -> None:
-    each = ["AllReduce()", "Hierarchical(host_size=2, between=LocalSGD(period=1))",
+    """It is synchronous with a period of one, and goes on from a backup, in which leaders have more."""
+    once = ["AllReduce()", "Hierarchical(host_size=2, between=LocalSGD(period=1))",
             "Hierarchical(between=LocalSGD(period=1))"]  # fmt: skip
-    for answer in run("synced", 4, tmp_path, each=each):
-        for name in each[1:]:
-            np.testing.assert_allclose(answer[name], answer[each[0]], atol=1e-5, err_msg=name)
+    inside = "AllReduce(compression=TopK(0.2))"
+    each = ["Hierarchical(host_size=2, between=GossipPGA(average_every=1))",
+            f"Hierarchical(host_size=2, inside={inside}, between=DiLoCo(3))"]  # fmt: skip
+    how = {"backups": str(tmp_path), "adam": False, "late": True}
+    answers = run("resumes", 4, tmp_path, each=each, once=once, **how)
+    for answer in answers:
+        for name in (*once, each[0]):
+            np.testing.assert_allclose(answer[name][0], answer[once[0]][0], atol=1e-5, err_msg=name)
+        for name in each:
+            whole, again = answer[name]
+            assert whole == again, name
+            assert again == answers[0][name][1], name
 
 
 # Steps in between two exchanges, and after an exchange, are kept: 8 steps are.
 EXACT = [
     "AllReduce(compression=TopK(0.2))",
     "AllReduce(compression=Quantized('int8'))",
+    "AllReduce(compression=PowerSGD(2))",
     "LocalSGD(period=Quality(0.02, first=3))",
-    "DiLoCo(period=3, fragments=2, compression=TopK(0.5))",
+    "LocalSGD(period=QSR(0.02, base=3))",
+    "DiLoCo(period=3, fragments=2, compression=TopK(0.5, decay=0.9))",
     "Hierarchical(host_size=1, between=LocalSGD(period=AdaComm(3)))",
 ]
 ASYNCHRONOUS = [
+    "PullGossip()",
+    "PushGossip()",
+    "GossipPGA(average_every=3)",
     "SGP()",
     "EASGD(period=2)",
     "Decoupled(period=4, grace=0.01)",
+    "SSP(slack=0)",
 ]
+FIXED = "LocalSGD(period=3)"
 
 
 @pytest.fixture(scope="module")
 def backups(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     """Backups of each, and what two processes did with them."""
     folder = tmp_path_factory.mktemp("backups")
-    return folder, run("resumes", 2, folder, each=EXACT + ASYNCHRONOUS, backups=str(folder))
+    each = EXACT + ASYNCHRONOUS
+    return folder, run("resumes", 2, folder, each=each, once=[FIXED], backups=str(folder))
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -222,6 +315,20 @@ def test_goes_on_from_a_backup(backups: tuple[Path, list[Any]], name: str) -> No
         whole, again = answer[name]
         assert whole == again
         assert again == backups[1][0][name][1]
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_goes_on_near_a_backup(backups: tuple[Path, list[Any]], name: str) -> None:
+    """What a process hears depends on the time, but without slack."""
+    for answer in backups[1]:
+        whole, again = np.array(answer[name])
+        assert np.abs(whole - again).max() < (1e-4 if name == "SSP(slack=0)" else 0.1)
+
+
+def test_a_period_follows_the_rate_of_the_optimizer(backups: tuple[Path, list[Any]]) -> None:
+    """QSR begins with three steps, too."""
+    for answer in backups[1]:
+        assert answer["LocalSGD(period=QSR(0.02, base=3))"][0] != answer[FIXED][0]
 
 
 def test_goes_on_with_other_processes(backups: tuple[Path, list[Any]], tmp_path: Path) -> None:

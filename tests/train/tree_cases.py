@@ -40,7 +40,7 @@ def trees() -> Any:
     chain = _topology((0, 1), (1, 2), (2, 3))
     run = rt.init(topology=chain if os.environ["RANK"] == "0" else "no such file")
     assert run.group is not None and run.device is not None
-    addresses = gather_texts(run.group, run.device.address)
+    addresses = gather_texts(run, run.device.address)
     parts = {}
     for ranks in ((0, 1, 2), (0, 2, 3)):
         if run.rank in ranks:

@@ -44,7 +44,7 @@ class Groups:
         """While a callback of rank 0 runs: the others wait to be told what it does."""
         name, addresses = (
             f"rdmatensor.split.{next(_made)}",
-            gather_texts(run.group, run.device.address),
+            gather_texts(run, run.device.address),
         )
 
         def part(ranks: Sequence[int], what: str) -> Part:

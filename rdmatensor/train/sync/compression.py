@@ -32,21 +32,23 @@ class Compression:
         self.error: Array | None = None
         """What was left out so far."""
 
-    def mean(self, group: Group, vector: Array, shapes: Shapes, name: str) -> Array:
+    def mean(self, group: Group, vector: Array, shapes: Shapes, name: str, timeout: float) -> Array:
         """The mean over the group's members, who call it with vectors of equal sizes.
 
-        `shapes` are those of the arrays in the vector. If a member's vector is not finite, the result is not
-        either, and errors stay as they were. Raises what Group's operations raise, and ValueError if a member
-        sends what cannot be.
+        `shapes` are those of the arrays in the vector; `timeout` is that of each operation, in seconds. If a
+        member's vector is not finite, the result is not either, and errors stay as they were. Raises what
+        Group's operations raise, and ValueError if a member sends what cannot be.
         """
         strange = np.array([not np.isfinite(vector).all()], np.float32)
-        if group.all_reduce(strange, detail=f"whether {name} is finite")[0]:
+        if group.all_reduce(strange, timeout=timeout, detail=f"whether {name} is finite")[0]:
             return np.full(vector.shape, np.nan, np.float32)
-        return self._mean(group, vector.astype(np.float32, copy=False), shapes, name)
+        return self._mean(group, vector.astype(np.float32, copy=False), shapes, name, timeout)
 
-    def _mean(self, group: Group, vector: Array, shapes: Shapes, name: str) -> Array:
+    def _mean(
+        self, group: Group, vector: Array, shapes: Shapes, name: str, timeout: float
+    ) -> Array:
         total = vector / np.float32(group.size)
-        return group.all_reduce(total, out=total, detail=name)
+        return group.all_reduce(total, out=total, timeout=timeout, detail=name)
 
     def state(self) -> Mapping[str, Array]:
         """What a backup keeps."""
@@ -98,15 +100,17 @@ class TopK(Compression):
     def fresh(self) -> TopK:
         return TopK(self.share, self.codes, self._decay)
 
-    def _mean(self, group: Group, vector: Array, shapes: Shapes, name: str) -> Array:
+    def _mean(
+        self, group: Group, vector: Array, shapes: Shapes, name: str, timeout: float
+    ) -> Array:
         wanted = self._wanted(vector, self._decay)
         count = rules.kept(self.share, wanted.size)
         places = rules.top_k(wanted, count).astype(np.uint32)
         message, sent = self._encoded(places, wanted[places])
-        all_messages = group.all_gather(message, detail=name).reshape(group.size, -1)
+        gathered = group.all_gather(message, timeout=timeout, detail=name)
         self.error = wanted - rules.scattered(places, sent, wanted.size)
         total = np.zeros(wanted.size, np.float32)
-        for each in all_messages:
+        for each in gathered.reshape(group.size, -1):
             total += rules.scattered(*self._decoded(each, count, wanted.size), wanted.size)
         return total / np.float32(group.size)
 
@@ -163,14 +167,16 @@ class Quantized(Compression):
         strips.ravel()[: error.size] = np.concatenate([s["strip"] for s in states])[: error.size]
         return {"error": error, "strip": strips[rank]}
 
-    def _mean(self, group: Group, vector: Array, shapes: Shapes, name: str) -> Array:
+    def _mean(
+        self, group: Group, vector: Array, shapes: Shapes, name: str, timeout: float
+    ) -> Array:
         wanted = self._wanted(vector)
         width = -(-wanted.size // group.size)
         strips = np.zeros((group.size, width), np.float32)
         strips.ravel()[: wanted.size] = wanted
         messages, sent = zip(*(self._coded(strip) for strip in strips), strict=True)
         self.error = wanted - np.concatenate(sent)[: wanted.size]
-        arrived = group.all_to_all(np.stack(messages), detail=f"strips of {name}")
+        arrived = group.all_to_all(np.stack(messages), timeout=timeout, detail=f"strips of {name}")
         strip: Array = np.asarray(
             np.mean([self._decoded(each) for each in arrived], axis=0, dtype=np.float32)
         )
@@ -178,8 +184,9 @@ class Quantized(Compression):
             strip = rules.with_error(strip, self._strip_error)
         message, sent_strip = self._coded(strip)
         self._strip_error = strip - sent_strip
-        whole = group.all_gather(message, detail=f"means of {name}").reshape(group.size, -1)
-        return np.concatenate([self._decoded(each) for each in whole])[: wanted.size]
+        whole = group.all_gather(message, timeout=timeout, detail=f"means of {name}")
+        strips = whole.reshape(group.size, -1)
+        return np.concatenate([self._decoded(each) for each in strips])[: wanted.size]
 
     def _coded(self, strip: Array) -> tuple[Array, Array]:
         to, back = _CODERS[self.codes]
@@ -217,7 +224,9 @@ class PowerSGD(Compression):
             if name.startswith("right ")
         }
 
-    def _mean(self, group: Group, vector: Array, shapes: Shapes, name: str) -> Array:
+    def _mean(
+        self, group: Group, vector: Array, shapes: Shapes, name: str, timeout: float
+    ) -> Array:
         wanted = self._wanted(vector)
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
         if not len(ends) or ends[-1] != wanted.size:
@@ -230,12 +239,15 @@ class PowerSGD(Compression):
         }
         lefts = [rules.power_left(m, self._right(i, m.shape[1])) for i, m in matrices.items()]
         whole = [part for i, part in enumerate(parts) if i not in matrices]
-        *lefts, plain = _mean_of(group, [*lefts, _joined(whole)], f"left factors of {name}")
+        *lefts, plain = _mean_of(
+            group, [*lefts, _joined(whole)], f"left factors of {name}", timeout
+        )
         lefts = [rules.orthonormal(each) for each in lefts]
         rights = [
             rules.power_right(m, left) for m, left in zip(matrices.values(), lefts, strict=True)
         ]
-        rights = _mean_of(group, rights, f"right factors of {name}") if rights else []
+        if rights:
+            rights = _mean_of(group, rights, f"right factors of {name}", timeout)
         result = np.empty_like(wanted)
         found = np.split(result, ends[:-1])
         sent_whole = iter(np.split(plain, np.cumsum([each.size for each in whole])[:-1]))
@@ -272,10 +284,10 @@ def _joined(arrays: Sequence[Array]) -> Array:
     return np.concatenate([each.ravel() for each in arrays]) if arrays else np.zeros(0, np.float32)
 
 
-def _mean_of(group: Group, arrays: Sequence[Array], name: str) -> list[Array]:
+def _mean_of(group: Group, arrays: Sequence[Array], name: str, timeout: float) -> list[Array]:
     """The mean of each array over the group, in one operation."""
     total = _joined(arrays) / np.float32(group.size)
-    group.all_reduce(total, out=total, detail=name)
+    group.all_reduce(total, out=total, timeout=timeout, detail=name)
     ends = np.cumsum([each.size for each in arrays])[:-1]
     return [
         part.reshape(each.shape) for part, each in zip(np.split(total, ends), arrays, strict=True)

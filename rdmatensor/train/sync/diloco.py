@@ -81,7 +81,8 @@ class DiLoCo(Synchronizer):
         """Without the outer optimizer, whose momentum stands for whole periods."""
         assert self._run is not None and self._run.group is not None
         x *= 1.0 / self._run.size
-        self._run.group.all_reduce(x, out=x, detail=f"the models after step {step}, the last one")
+        name = f"the models after step {step}, the last one"
+        self._run.group.all_reduce(x, out=x, timeout=self._run.timeout, detail=name)
         self._anchor = x.copy()
 
     def _outer_step(self, x: Array, fragment: int, step: int) -> None:
@@ -93,7 +94,9 @@ class DiLoCo(Synchronizer):
         shapes = list(self.shapes or [x.shape])[self._starts[fragment] : self._starts[fragment + 1]]
         moved = rules.outer_gradient(self._anchor[part], x[part])
         name = f"fragment {fragment + 1} of {self._fragments} after step {step}"
-        mean = self._compressions[fragment].mean(self._run.group, moved, shapes, name)
+        mean = self._compressions[fragment].mean(
+            self._run.group, moved, shapes, name, self._run.timeout
+        )
         self._anchor[part], self._velocity[part] = rules.nesterov(
             self._anchor[part], self._velocity[part], mean, self._rate, self._momentum
         )

@@ -76,4 +76,4 @@ class GossipPGA(PullGossip):
     def _average(self, x: Array, name: str) -> None:
         assert self._run is not None and self._run.group is not None
         np.multiply(x, 1.0 / self._run.size, out=x)
-        self._run.group.all_reduce(x, out=x, detail=name)
+        self._run.group.all_reduce(x, out=x, timeout=self._run.timeout, detail=name)

@@ -60,8 +60,8 @@ class Hierarchical(Synchronizer):
             return
         assert run.group is not None and run.device is not None
         host = str(run.rank // self._host_size) if self._host_size else _host()
-        hosts = gather_texts(run.group, host)
-        addresses = gather_texts(run.group, run.device.address)
+        hosts = gather_texts(run, host)
+        addresses = gather_texts(run, run.device.address)
         together: dict[str, list[int]] = {}
         for rank, each in enumerate(hosts):
             together.setdefault(each, []).append(rank)
@@ -97,29 +97,36 @@ class Hierarchical(Synchronizer):
 
     def _spread(self, x: Array) -> None:
         """Copies the leader's parameters to its host."""
-        if self._here.group is not None:
-            self._here.group.broadcast(x, detail="the model of this host")
+        self._broadcast(x, "the model of this host")
 
     def _pass_on(self, step: int) -> int:
         """The leader's number of a step. With one host, there is none."""
         number = np.array([step if self._leads else np.iinfo(np.int64).max], np.int64)
-        if self._here.group is not None:
-            self._here.group.broadcast(number, detail="the next exchange between hosts")
+        self._broadcast(number, "the next exchange between hosts")
         return int(number[0])
+
+    def _broadcast(self, array: Array, name: str) -> None:
+        """Copies what the leader has to its host."""
+        here = self._here
+        if here.group is not None:
+            here.group.broadcast(array, timeout=here.timeout, detail=name)
 
     def observe(self, loss: float) -> None:
         if self._leads:
             self._between.observe(loss)
 
     def state(self) -> Mapping[str, Array]:
+        between = self._between.state() if self._leads else {}  # others have not begun it
         kept = {f"inside {name}": each for name, each in self._inside.state().items()}
-        return kept | {f"between {name}": each for name, each in self._between.state().items()}
+        return kept | {f"between {name}": each for name, each in between.items()}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         self._inside.restore(having(state, "inside "))
-        self._between.restore(having(state, "between "))
+        if between := having(state, "between "):
+            self._between.restore(between)
 
     def close(self) -> None:
+        self._between.close()
         for each in (self._leaders, self._here):
             if each is not None:
                 each.close()

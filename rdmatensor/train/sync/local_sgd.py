@@ -58,10 +58,11 @@ class LocalSGD(Synchronizer):
     def mean(self, values: Array) -> Any:
         """The mean over all processes."""
         assert self._run is not None and self._run.group is not None
-        return self._run.group.all_reduce(values / self._run.size, detail="losses")
+        values = values / self._run.size
+        return self._run.group.all_reduce(values, timeout=self._run.timeout, detail="losses")
 
     def _average(self, x: Array, name: str) -> None:
         assert self._run is not None and self._run.group is not None
         # Scaled first: the mean cannot overflow where the sum could.
         np.multiply(x, 1.0 / self._run.size, out=x)
-        self._run.group.all_reduce(x, out=x, detail=name)
+        self._run.group.all_reduce(x, out=x, timeout=self._run.timeout, detail=name)
