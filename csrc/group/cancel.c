@@ -32,6 +32,18 @@ rdt_status rdt_group_cancel(rdt_group *group, const uint64_t tag[2]) {
   return RDT_OK;
 }
 
+rdt_status rdt_group_fail(rdt_group *group, const uint64_t tag[2], rdt_status status,
+                          const char *text) {
+  if (!group || !tag || !text)
+    return rdt_fail(RDT_ERR_INVALID, "group, tag and text must not be NULL");
+  if (status >= 0) return rdt_fail(RDT_ERR_INVALID, "%d is not an error", (int)status);
+  rdt_status usable = rdt_device_check(group->device);
+  if (usable == RDT_OK) usable = rdt_group_usable(group); /* else nobody waits any more */
+  if (usable != RDT_OK) return usable;
+  rdt_group_operation_abort(group, tag, status, text);
+  return RDT_OK;
+}
+
 /* ---- the whole group ------------------------------------------------------------------------------- */
 
 /* Ends the group. Returns false if it was aborted before. */

@@ -38,14 +38,14 @@ def _caught(action: Callable[[], Any]) -> Any:
     return {"kind": "no error", "says": "", "seconds": 0.0}
 
 
-def local_failures(folder: str) -> Any:
+def local_failures(meeting: str) -> Any:
     """Rank 1 fails in several ways while the others wait for it, or come later; then a sum of all."""
     run = rt.init(timeout=600)
     odd = run.rank == 1
     return {
         "shape": _caught(lambda: rt.reduce_scatter(tf.zeros([4 if odd else 6]), name="parts")),
         "memory": _caught(_without_memory if odd else _broadcast_large),
-        "node": _caught(lambda: _beside_a_failing_node(run.rank, Path(folder))),
+        "node": _caught(lambda: _beside_a_failing_node(run.rank, Path(meeting))),
         "after": float(rt.all_reduce(tf.constant(run.rank + 1.0), op="sum")),
     }
 

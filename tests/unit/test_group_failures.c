@@ -269,6 +269,32 @@ static void test_cancel(void) {
   for (int i = 0; i < 3; i++) free(numbers[i]);
 }
 
+/* One of three cannot start its part, which the first knows before it starts, and the last while it waits. */
+static void test_failed_before_it_started(void) {
+  member members[3];
+  int32_t *numbers[3];
+  outcome waiting = {0};
+  const uint64_t tag[2] = {1, 2}, after[2] = {3, 2};
+  open_group(members, 3, "unstarted");
+  for (int i = 0; i < 3; i++) numbers[i] = numbers_new(LONG);
+  rdt_collective call = sum_call(1, numbers[2], LONG);
+  EXPECT_STATUS(RDT_IN_PROGRESS, rdt_group_start(members[2].group, &call, note_outcome, &waiting));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_fail(members[1].group, NULL, RDT_ERR_LIMIT, ""));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_fail(members[1].group, tag, RDT_OK, ""));
+  EXPECT_STATUS(RDT_OK, rdt_group_fail(members[1].group, tag, RDT_ERR_NO_MEMORY, "the cause"));
+  EXPECT(becomes(&waiting.done, 1));
+  EXPECT(atomic_load(&waiting.status) == RDT_ERR_NO_MEMORY);
+  task first = {.member = &members[0], .call = sum_call(1, numbers[0], LONG)};
+  run_tasks(&first, 1);
+  EXPECT_STATUS(RDT_ERR_NO_MEMORY, first.status);
+  EXPECT(strstr(first.error, "member 1 failed: the cause") != NULL);
+  check_sum(members, 3, 2); /* the group goes on */
+  EXPECT_STATUS(RDT_OK, rdt_group_abort(members[1].group, RDT_ERR_LIMIT, "the end"));
+  EXPECT_STATUS(RDT_ERR_LIMIT, rdt_group_fail(members[1].group, after, RDT_ERR_LIMIT, ""));
+  close_group(members, 3);
+  for (int i = 0; i < 3; i++) free(numbers[i]);
+}
+
 /* ---- members that go ---------------------------------------------------------------------------------- */
 
 static void *close_member(void *argument) {
@@ -473,6 +499,7 @@ int main(void) {
   test_deadline(false);
   test_started_deadline();
   test_cancel();
+  test_failed_before_it_started();
   test_closed_member();
   test_close_while_running();
   test_closed_device();

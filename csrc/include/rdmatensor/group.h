@@ -142,6 +142,10 @@ RDT_API rdt_status rdt_group_submit(rdt_group *group, const rdt_collective *coll
 /* Fails the operation with this tag, here and at the other members, with RDT_ERR_CANCELLED; also if it
  * starts later. NULL: all that are under way here. From any thread. */
 RDT_API rdt_status rdt_group_cancel(rdt_group *group, const uint64_t tag[2]);
+/* Does the same with `status`, an error, and a text that holds the first 511 bytes of `text`: a member that cannot
+ * start its part calls this, so that the others do not wait for it. RDT_ERR_INVALID. From any thread. */
+RDT_API rdt_status rdt_group_fail(rdt_group *group, const uint64_t tag[2], rdt_status status,
+                                  const char *text);
 /* Ends the group at every member: what is under way, and what starts later, fails with `status`, an error, and
  * a text that holds the first 511 bytes of `text`. The first call of any member counts. The handle remains to be
  * closed. RDT_ERR_INVALID. From any thread. */

@@ -26,6 +26,7 @@ absl::StatusCode CodeOf(rdt_status status) {
       return absl::StatusCode::kCancelled;
     case RDT_ERR_CONNECTION_LOST:
       return absl::StatusCode::kAborted;  // TensorFlow turns kUnavailable into an internal error
+    case RDT_ERR_INVALID:
     case RDT_ERR_PROTOCOL:
       return absl::StatusCode::kInvalidArgument;
     case RDT_ERR_NO_MEMORY:
@@ -127,8 +128,7 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
         "and its "
         "functions anew");
   }
-  started->tag[0] = ++started_;
-  started->tag[1] = kTag;
+  Number(started->tag);
   collective->tag[0] = started->tag[0];
   collective->tag[1] = started->tag[1];
   // While an earlier operation waits for a member, this one would wait for it too.
@@ -143,9 +143,31 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
     return absl::OkStatus();
   }
   Ended(started.get(), status);
-  if (status < RDT_OK) return StatusOf(status, detail);
+  if (status < RDT_OK) {
+    absl::Status why = StatusOf(status, detail);
+    // Does nothing if the core has told the others.
+    (void)rdt_group_fail(group_, started->tag, status, std::string(rdt_last_error()).c_str());
+    return why;
+  }
   started->End(RDT_OK);
   return absl::OkStatus();
+}
+
+absl::Status GroupState::Refuse(const std::string& name, const absl::Status& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!left_) {
+    uint64_t tag[2];
+    Number(tag);
+    // CodeOf makes the same code of it at the others.
+    const rdt_status status = absl::IsResourceExhausted(why) ? RDT_ERR_NO_MEMORY : RDT_ERR_INVALID;
+    (void)rdt_group_fail(group_, tag, status, std::string(why.message()).c_str());
+  }
+  return absl::Status(why.code(), absl::StrCat("rdmatensor: ", name, ": ", why.message()));
+}
+
+void GroupState::Number(uint64_t tag[2]) {
+  tag[0] = ++started_;
+  tag[1] = kTag;
 }
 
 void GroupState::Cancel(const uint64_t tag[2]) {

@@ -31,9 +31,13 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   BufferPool& pool() { return *pool_; }
 
   // Starts the operation that `collective` describes but for its tag. Members start their operations in the same
-  // order; `detail` is equal at all of them, or the operation fails. An error means that nothing was started.
+  // order; `detail` is equal at all of them, or the operation fails. An error means that nothing was started; the
+  // other members get it, too.
   absl::Status Start(const std::shared_ptr<Started>& started, rdt_collective* collective,
                      const std::string& detail);
+  // In place of Start if this member cannot take part: the others get the error `why`, and do not wait. Returns it
+  // with the name of the operation.
+  absl::Status Refuse(const std::string& name, const absl::Status& why);
   void Cancel(const uint64_t tag[2]);
   // An operation that went on after Start is over.
   void Ended(Started* started, rdt_status status);
@@ -46,6 +50,9 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   std::string Statistics();
 
  private:
+  // The tag of the next operation. Call it under mutex_.
+  void Number(uint64_t tag[2]);
+
   rdt_group* const group_;
   const int timeout_ms_;
   uint32_t rank_ = 0, size_ = 1, hosts_ = 1;

@@ -158,10 +158,12 @@ class StartKernel : public tensorflow::OpKernel {
     started->dtype = dtype_;
     for (const Tensor* input : inputs) started->bytes += input->TotalBytes();
     rdt_collective collective = described_;
-    OP_REQUIRES_OK(context, UseInPlace(context, &group, started.get(), &collective)
-                                ? absl::OkStatus()
-                                : Prepare(&group, inputs, started.get(), &collective));
-    OP_REQUIRES_OK(context, group.Start(started, &collective, detail));
+    absl::Status status = UseInPlace(context, &group, started.get(), &collective)
+                              ? absl::OkStatus()
+                              : Prepare(&group, inputs, started.get(), &collective);
+    status =
+        status.ok() ? group.Start(started, &collective, detail) : group.Refuse(detail_, status);
+    OP_REQUIRES_OK(context, status);
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape(), &output));
     output->scalar<tensorflow::Variant>()() = StartedVariant{std::move(started)};
@@ -221,9 +223,9 @@ class StartKernel : public tensorflow::OpKernel {
     const uint64_t size = group->size();
     const bool gathers = collective->kind == RDT_ALL_GATHER;
     if (input.dims() == 0 || (!gathers && input.dim_size(0) % static_cast<int64_t>(size) != 0)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rdmatensor: ", detail_, ": the first dimension of ",
-                       input.shape().DebugString(), " cannot be cut into ", size, " equal parts"));
+      return absl::InvalidArgumentError(absl::StrCat("the first dimension of ",
+                                                     input.shape().DebugString(),
+                                                     " cannot be cut into ", size, " equal parts"));
     }
     const uint64_t bytes = input.TotalBytes();
     TensorShape shape = input.shape();
@@ -266,9 +268,9 @@ class StartKernel : public tensorflow::OpKernel {
     return absl::OkStatus();
   }
 
-  absl::Status NoMemory(uint64_t bytes) const {
-    return absl::ResourceExhaustedError(absl::StrCat("rdmatensor: ", detail_, ": no memory for ",
-                                                     bytes, " bytes, or the group is closed"));
+  static absl::Status NoMemory(uint64_t bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for ", bytes, " bytes, or the group is closed"));
   }
 
   tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
