@@ -33,7 +33,7 @@ help:
 	@echo 'make test         all tests'
 	@echo 'make check        linters and the quick tests, in two minutes'
 	@echo 'make chaos        training, transfers and stores under random faults, for CHAOS_SECONDS (300)'
-	@echo 'make kills        a task killed at a random moment of a step, KILLS times (1000)'
+	@echo 'make kills        a task killed at a random moment of a step, KILLS times (1000); then workers of a coordinator'
 	@echo 'make schedules    SCHEDULES closures (10000) at once on a ClusterCoordinator'
 	@echo "make conformance  TensorFlow's own tests over both: SOURCE=/its/sources; docs/conformance.md"
 	@echo 'make lint         formatters, linters, type checker'
@@ -117,9 +117,11 @@ chaos: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m faults.chaos \
 	  --seconds $(or $(CHAOS_SECONDS),300) $(CHAOS_FLAGS)
 
-# Kills a task at a random moment of a step, KILLS times (1000).
+# Kills a task at a random moment of a step, KILLS times (1000); and workers of a ClusterCoordinator, which takes ten
+# seconds each to find the next one, a tenth as often.
 kills: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m plugin.killing --times $(or $(KILLS),1000) $(KILLS_FLAGS)
+	@$(TESTS_PYTHON) -m plugin.killing_workers --times $$(($(or $(KILLS),1000) / 10)) $(KILLS_FLAGS)
 
 # Packs trees into every connected part of a DGX-1, and for 64 members.
 topology: build $(VENV)/.packages
