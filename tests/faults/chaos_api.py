@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from faults.storm import CALM, faults
+from faults.storm import CALM, corruption, faults, memory
 from support.peers import LocalNursery, Peer
 from support.usage import grown
 
@@ -19,6 +19,7 @@ MEMBERS = 3
 DEADLINE_MS = 1500
 # By transport: in a guest that emulates its processors there are few operations for faults to meet.
 OFTEN = {"shm": 0.002, "verbs": 0.05}
+CORRUPTING = 0.02
 PLAY_S, COLLECT_S = 3.0, 3.0
 # Groups keep the memory that they needed at most for the next operation.
 SLACK = {"descriptors": 2, "mappings": 2}
@@ -32,15 +33,16 @@ device = rdmatensor.Device()
 class Team:
     """Processes that do the same at the same time."""
 
-    def __init__(self, transport: str, unmapped: bool) -> None:
+    def __init__(self, transport: str, always: str) -> None:
         self._nursery = LocalNursery()
         environment = {
             "RDMATENSOR_TRANSPORTS": transport,
-            "RDMATENSOR_FAULTS": CALM + (",unmapped=1" if unmapped else ""),
+            "RDMATENSOR_FAULTS": CALM + always,
+            "RDMATENSOR_CHECKSUM": "crc32c",  # of groups
             "RDMATENSOR_DEADLINE_MS": str(DEADLINE_MS),
             "RDMATENSOR_LOG_LEVEL": "error",
         }
-        self._always = ",unmapped=1" if unmapped else ""
+        self._always = always
         self._peers = [self._nursery.spawn(environment, setup=SETUP) for _ in range(MEMBERS)]
         addresses = [peer.get("device.address") for peer in self._peers]
         for rank, peer in enumerate(self._peers):
@@ -127,7 +129,7 @@ def run(
     """Episodes for so long; how often operations ended how. AssertionError for what must not be."""
     total: Counter[str] = Counter()
     dice = random.Random(f"{seed} api")
-    team = Team(transport, unmapped=dice.random() < 0.5)
+    team = Team(transport, memory(dice))
     end = time.monotonic() + seconds
     _play(team, dice, 1.0)
     calm = _collect(team, dice, 1.0, "calm")
@@ -136,11 +138,14 @@ def run(
     before = _rest(team)
     episode = 0
     while episode == 0 or time.monotonic() < end:
-        settings = [faults(dice, OFTEN[transport]) for _ in range(MEMBERS)]
+        often = OFTEN[transport]
+        settings = [faults(dice, often) for _ in range(MEMBERS)]
         tell(f"api, episode {episode}: {settings}")
         team.suffer(settings)
         with team.stopping(dice, PLAY_S):
             total += _play(team, dice, min(PLAY_S, seconds / 3))
+        # Of all that these do, only groups have checksums.
+        team.suffer([setting + corruption(dice, CORRUPTING) for setting in settings])
         total += _collect(team, dice, min(COLLECT_S, seconds / 3), f"group {episode}")
         team.suffer([CALM] * MEMBERS)
         for rank in range(MEMBERS):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from faults.storm import CALM, faults
+from faults.storm import CALM, corruption, faults, memory
 from support.clusters import Task, within
 from support.graphs import config, v1
 from support.ports import free_ports
@@ -30,7 +30,7 @@ from support.usage import grown
 DEADLINE_MS = 2000
 STEPS = 40
 STEP_S = 40.0
-OFTEN = 0.004
+OFTEN, CORRUPTING = 0.004, 0.05
 SHAPES = ((100, 200), (200, 200), (200, 10))
 TASKS = (("ps", 0), ("worker", 0), ("worker", 1))
 # What a step may end with that a fault hit. Everything else is a defect.
@@ -40,6 +40,7 @@ EXPECTED = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
     tf.errors.ResourceExhaustedError,
+    tf.errors.DataLossError,
 )
 # TensorFlow starts threads, and opens connections, when it first needs them, and keeps them; what a tensor
 # takes of the arena differs, because its allocator cuts only large pieces up.
@@ -70,14 +71,15 @@ def _gradients(weights: list[Any], worker: int) -> list[Any]:
 class Training:
     """The tasks, the session and the graph."""
 
-    def __init__(self, transport: str, unmapped: bool) -> None:
+    def __init__(self, transport: str, always: str) -> None:
         ports = [f"127.0.0.1:{port}" for port in free_ports(3)]
         self._cluster = {"ps": ports[:1], "worker": ports[1:]}
         self._folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-        self._always = ",unmapped=1" if unmapped else ""
+        self._always = always
         self._environment = {
             "RDMATENSOR_TRANSPORTS": transport,
             "RDMATENSOR_FAULTS": CALM + self._always,
+            "RDMATENSOR_CHECKSUM": "crc32c",
             "RDMATENSOR_DEADLINE_MS": str(DEADLINE_MS),
             "RDMATENSOR_CONNECT_TIMEOUT_MS": str(DEADLINE_MS),
         }
@@ -203,7 +205,7 @@ def _episodes(
     training.epoch(STEPS, Counter())
     before = training.usage()
     while not total or time.monotonic() < end:
-        settings = [faults(dice, OFTEN) for _ in TASKS]
+        settings = [faults(dice, OFTEN) + corruption(dice, CORRUPTING) for _ in TASKS]
         tell(f"training: {settings}")
         training.suffer(settings)
         with training.stopping(dice):
@@ -229,7 +231,7 @@ def run(
     dice = random.Random(f"{seed} training")
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        training = Training(transport, unmapped=dice.random() < 0.5)
+        training = Training(transport, memory(dice))
         try:
             total += _episodes(training, dice, end, tell)
         except BaseException:
