@@ -349,9 +349,11 @@ static void test_close_while_running(void) {
   free(numbers);
 }
 
-static void *close_device(void *argument) {
-  usleep(100000); /* most likely the other member's operation runs by now; it fails either way */
-  rdt_device_close(((member *)argument)->device);
+/* Closes the second member's device while the first one's operation runs. */
+static void *close_second_device(void *argument) {
+  member *members = argument;
+  UNTIL(started_of(&members[0]) > 0);
+  rdt_device_close(members[1].device);
   return NULL;
 }
 
@@ -364,7 +366,7 @@ static void test_closed_device(void) {
   rdt_collective call = sum_call(2, numbers[1], LONG);
   EXPECT_STATUS(RDT_IN_PROGRESS, rdt_group_start(members[1].group, &call, note_outcome, &started));
   task tasks[1] = {{.member = &members[0], .call = sum_call(1, numbers[0], LONG)}};
-  pthread_create(&thread, NULL, close_device, &members[1]);
+  pthread_create(&thread, NULL, close_second_device, members);
   run_tasks(tasks, 1); /* its peer's device goes */
   pthread_join(thread, NULL);
   EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, tasks[0].status);
