@@ -138,4 +138,25 @@ static inline unsigned visitors_of(const member *m) {
   return count;
 }
 
+/* A sum of 100 numbers at all members, whose result is compared. */
+static inline void check_sum(member *members, uint32_t size, uint64_t tag) {
+  task tasks[MEMBERS];
+  int32_t numbers[MEMBERS][100];
+  for (uint32_t i = 0; i < size; i++) {
+    for (int j = 0; j < 100; j++) numbers[i][j] = j;
+    tasks[i] = (task){.member = &members[i], .call = sum_call(tag, numbers[i], 100)};
+  }
+  run_tasks(tasks, size);
+  for (uint32_t i = 0; i < size; i++) {
+    if (tasks[i].status != RDT_OK) fprintf(stderr, "rank %u: %s\n", i, tasks[i].error);
+    EXPECT_STATUS(RDT_OK, tasks[i].status);
+    for (int j = 0; j < 100; j++) EXPECT(numbers[i][j] == j * (int32_t)size);
+  }
+}
+
+static inline bool mentions(const char *text, const char *part) {
+  if (!strstr(text, part)) fprintf(stderr, "\"%s\" does not mention \"%s\"\n", text, part);
+  return strstr(text, part) != NULL;
+}
+
 #endif

@@ -11,11 +11,6 @@
 
 static const char *const two_by_three = "[2,3]", *const three_by_two = "[3,2]";
 
-static bool mentions(const char *text, const char *part) {
-  if (!strstr(text, part)) fprintf(stderr, "\"%s\" does not mention \"%s\"\n", text, part);
-  return strstr(text, part) != NULL;
-}
-
 static void expect_both_views(const task *tasks, uint32_t size, const char *one,
                               const char *other) {
   for (uint32_t i = 0; i < size; i++) {
