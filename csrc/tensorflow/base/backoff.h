@@ -26,7 +26,8 @@ class Backoff {
   Milliseconds delay() const { return delay_; }
   Clock::time_point next() const { return next_; }
   bool Due() const { return Clock::now() >= next_; }
-  // Returns whether a way that has worked since `since` counts as stable: it has lasted for a multiple of the last delay.
+  // Returns whether a way that has worked since `since` counts as stable: it has lasted for a multiple of the last
+  // delay.
   bool IsStable(Clock::time_point since) const { return Clock::now() - since >= kLasting * delay_; }
 
   void Failed() {

@@ -12,8 +12,8 @@
 #include "rdmatensor.h"
 
 extern "C" {
-// Sets the trees for groups of `size` members that are formed from now on and whose first member is in this process. The
-// arguments are those of rdt_group_use_trees; 0 trees take them away. Copies all. From any thread.
+// Sets the trees for groups of `size` members that are formed from now on and whose first member is in this process.
+// The arguments are those of rdt_group_use_trees; 0 trees take them away. Copies all. From any thread.
 __attribute__((visibility("default"))) void rdt_tf_set_trees(const rdt_group_tree* trees,
                                                              size_t count, const double* pair_ns,
                                                              uint32_t size);

@@ -57,8 +57,9 @@ class DescribedTensors {
   std::vector<tensorflow::Tensor> sources_;
 };
 
-// Takes what a message describes into memory of this process. `may_borrow`: or uses it in the sender's memory, which
-// is read-only; but never a message, which is checked while it is read. Blocks if anything is not inside of the message. Always ends the peer's loans that are not borrowed.
+// Takes what a message describes into memory of this process. `may_borrow`: or uses it in the sender's memory, which is
+// read-only; but never a message, which is checked while it is read. Blocks if anything is not inside of the message.
+// Always ends the peer's loans that are not borrowed.
 absl::Status TakeTensors(PeerChannel* channel, const std::vector<TensorMessage>& messages,
                          bool may_borrow, std::vector<CallTensor>* tensors);
 // True if TakeTensors does not block.

@@ -56,8 +56,8 @@ class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
   // Sends a request that is not answered. It has no tensors. False if nothing was sent.
   bool Tell(Method method, const CallBody& request);
 
-  // Closes the channel as soon as no call is under way. Calls that begin after that are refused, as on a channel that is
-  // down.
+  // Closes the channel as soon as no call is under way. Calls that begin after that are refused, as on a channel that
+  // is down.
   void Leave();
   bool is_leaving() const { return leaving_.load(std::memory_order_relaxed); }
   const std::shared_ptr<PeerChannel>& channel() const { return channel_; }

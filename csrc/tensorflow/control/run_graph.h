@@ -19,8 +19,8 @@ absl::Status PackRunGraph(const tensorflow::RunGraphRequestWrapper& request, Cal
 absl::Status UnpackRunGraph(const CallBody& body,
                             tensorflow::MutableRunGraphResponseWrapper* response);
 
-// The callee's half: lets `worker` execute the calls. `ended_early` gets the steps that are cancelled before they began.
-// Both live as long as the process.
+// The callee's half: lets `worker` execute the calls. `ended_early` gets the steps that are cancelled before they
+// began. Both live as long as the process.
 void ServeRunGraph(tensorflow::WorkerInterface* worker, StepFailures* ended_early,
                    CallTable* table);
 

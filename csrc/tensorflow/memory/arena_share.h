@@ -9,9 +9,9 @@
 #include "rdmatensor.h"
 
 extern "C" {
-// Uses the arena from now on, and registers it with the device, whose peers may read it. Returns what rdt_tf_arena_unshare
-// takes before the device is closed; nullptr, with a line in the log, if there is no arena: tensors are copied then. From
-// any thread.
+// Uses the arena from now on, and registers it with the device, whose peers may read it. Returns what
+// rdt_tf_arena_unshare takes before the device is closed; nullptr, with a line in the log, if there is no arena:
+// tensors are copied then. From any thread.
 __attribute__((visibility("default"))) void* rdt_tf_arena_share(rdt_device* device);
 __attribute__((visibility("default"))) void rdt_tf_arena_unshare(void* shared);
 // Calls rdmatensor::TrimArena. From any thread.

@@ -16,8 +16,8 @@ namespace rdmatensor {
 
 // Thread-safe.
 //
-// 1. The receiver asks the sender to pause the old channel. The sender keeps what it has to push from then on, withdraws
-//    from the places offered on the old channel, and says when nothing is being pushed any more.
+// 1. The receiver asks the sender to pause the old channel. The sender keeps what it has to push from then on,
+//    withdraws from the places offered on the old channel, and says when nothing is being pushed any more.
 // 2. When the receiver has all that came, it uses the new channel for all names: it offers places there, and says for
 //    each name that it is ready. The sender pushes what it kept. So each tensor goes down one channel, in order.
 // 3. The sender's last message on the old channel says that it knows this. The receiver closes the channel.
@@ -25,8 +25,8 @@ namespace rdmatensor {
 // If the new channel ends before the second step, the old one is resumed.
 class ChannelMove final : public Replacement, public std::enable_shared_from_this<ChannelMove> {
  public:
-  // Looks for a better transport than that of `from`, which `opened` opened, on a thread that may block, and moves if there
-  // is one.
+  // Looks for a better transport than that of `from`, which `opened` opened, on a thread that may block, and moves if
+  // there is one.
   static void Try(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from);
   // Moves from one channel to another one of the same process. `opened` opened them; nullptr: the peer did.
   static void Begin(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from,

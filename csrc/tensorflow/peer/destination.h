@@ -63,11 +63,11 @@ class Destination final : public ChannelDestination,
     kPulled,   // the receiver asked by RPC: the local rendezvous takes it
     kPending,  // kept
   };
-  // Decides about one tensor of a step of `session`, whose name is `name`. `is_copy`: an eager operation sends
-  // the tensor. All copies of a client share one step, which never ends, so each copy is lost by itself.
-  // `make_pending` is called, under the lock, only for kPending: there is no channel, or the receiver has
-  // asked for this key by RPC and has no answer yet, or wants to use another channel from now on, or the session's
-  // cluster has changed since the last tensor. In the last case *must_verify is set for one caller, which calls FindOwner.
+  // Decides about one tensor of a step of `session`, whose name is `name`. `is_copy`: an eager operation sends the
+  // tensor. All copies of a client share one step, which never ends, so each copy is lost by itself. `make_pending` is
+  // called, under the lock, only for kPending: there is no channel, or the receiver has asked for this key by RPC and
+  // has no answer yet, or wants to use another channel from now on, or the session's cluster has changed since the last
+  // tensor. In the last case *must_verify is set for one caller, which calls FindOwner.
   template <typename MakePending>
   Decision Decide(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
                   absl::string_view key, bool is_copy, const MakePending& make_pending,
@@ -93,8 +93,8 @@ class Destination final : public ChannelDestination,
     return Decision::kPending;
   }
 
-  // Ends what Decide began: sends one tensor down `channel`, or puts it into the local rendezvous and refers the receiver. If the
-  // receiver asks for tensors, keeps it until it does.
+  // Ends what Decide began: sends one tensor down `channel`, or puts it into the local rendezvous and refers the
+  // receiver. If the receiver asks for tensors, keeps it until it does.
   void Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
             const tensorflow::Rendezvous::ParsedKey& key, const tensorflow::Rendezvous::Args& args,
             const tensorflow::Tensor& tensor, bool is_dead);

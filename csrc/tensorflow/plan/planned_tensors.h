@@ -43,8 +43,8 @@ class PlannedTensors {
   void BindAll();
   // Sender: drops what a step that is over still holds.
   void DropStep(int64_t step_id);
-  // Another channel is about to replace this one. Receiver: withdraws all offers, and makes no more. Sender: accepts none
-  // that are on their way.
+  // Another channel is about to replace this one. Receiver: withdraws all offers, and makes no more. Sender: accepts
+  // none that are on their way.
   void Retire();
   // The channel stays.
   void Resume();

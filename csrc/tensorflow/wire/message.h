@@ -116,8 +116,8 @@ size_t EncodedSize(const StepMessage& message);
 void Encode(const StepMessage& message, char* out);
 bool Parse(const char* data, size_t size, StepMessage* out);
 
-// kReady, kContested: a name of the receiver. kCaller: the caller's own name, in no session. Tasks have names in a session only: two sessions may give one
-// process two names, or two processes one.
+// kReady, kContested: a name of the receiver. kCaller: the caller's own name, in no session. Tasks have names in a
+// session only: two sessions may give one process two names, or two processes one.
 struct ReadyMessage {
   uint32_t version = kProtocolVersion;
   std::string session;  // empty: the sessions that use the servers' own cluster

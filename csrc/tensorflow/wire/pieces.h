@@ -43,8 +43,8 @@ absl::Status NotifyOfCall(Channel* channel, MessageKind kind, uint64_t number, s
 }
 
 // Sends `message` as message `number` of the given kind, in pieces if need be. The caller makes sure that no other
-// message is sent down the channel meanwhile by this function. Never blocks, unless FAULTS delays it. An error means that nothing was
-// sent; if a later piece cannot be sent, the channel is closed.
+// message is sent down the channel meanwhile by this function. Never blocks, unless FAULTS delays it. An error means
+// that nothing was sent; if a later piece cannot be sent, the channel is closed.
 template <typename Message>
 absl::Status SendInPieces(Channel* channel, MessageKind kind, uint64_t number,
                           const Message& message) {
