@@ -14,15 +14,14 @@ import time
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 import rdmatensor.train as rt
+from asynchronous_model import BATCH, RATE, Network
 from rdmatensor import DeadlineExceeded, Device, Group, Store
 from rdmatensor.errors import ConnectionRefused
 from rdmatensor.train.sync.rejoin import Place
 
 PATIENCE = 100.0
-HIDDEN, BATCH, RATE, TESTED = 64, 16, 0.2, 360
 SYNCHRONOUS = "synchronous"
 WAYS: dict[str, Any] = {
     "PullGossip": lambda: rt.PullGossip(),
@@ -51,43 +50,6 @@ class Run(Place):
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.05)
-
-
-class Network:
-    """65 inputs, ReLU, 10 classes; the weights are one vector."""
-
-    def __init__(self, seed: int) -> None:
-        x, y = load_digits(return_X_y=True)
-        order = np.random.default_rng(seed).permutation(len(y))
-        x = np.hstack([x / 16, np.ones((len(y), 1))]).astype("f")[order]
-        self.test, self.train = (x[:TESTED], y[order][:TESTED]), (x[TESTED:], y[order][TESTED:])
-        numbers = np.random.default_rng(seed)
-        self.cut = 65 * HIDDEN
-        self.weights = (numbers.standard_normal(self.cut + HIDDEN * 10) * 0.1).astype("f")
-
-    def _layers(self) -> tuple[Any, Any]:
-        return (
-            self.weights[: self.cut].reshape(65, HIDDEN),
-            self.weights[self.cut :].reshape(HIDDEN, 10),
-        )
-
-    def gradient(self, x: Any, y: Any) -> Any:
-        """Of the mean cross entropy."""
-        first, second = self._layers()
-        inner = np.maximum(x @ first, 0)
-        scores = inner @ second
-        shares = np.exp(scores - scores.max(1, keepdims=True))
-        shares /= shares.sum(1, keepdims=True)
-        shares[np.arange(len(y)), y] -= 1
-        shares /= len(y)
-        back = (shares @ second.T) * (inner > 0)
-        return np.concatenate([(x.T @ back).ravel(), (inner.T @ shares).ravel()]).astype("f")
-
-    def accuracy(self) -> float:
-        """On what is not trained on."""
-        first, second = self._layers()
-        scores = np.maximum(self.test[0] @ first, 0) @ second
-        return float((scores.argmax(1) == self.test[1]).mean())
 
 
 def train(run: Run, way: str, seed: int, target: float, pad: float, limit: float) -> float:

@@ -3,37 +3,56 @@
 
 Processes of this machine train a network on scikit-learn's digits. A step takes 20 ms, and 40 ms in one of
 them; most of it is slept. Measured is the time until the last process's own model knows 97 % of 360 digits
-that nobody trained on. All ways have the same learning rate and batch.
+that nobody trained on. All ways have the same learning rate and batch. The rivals have the same network,
+data, padding and slow process: torch DDP, PostLocalSGDOptimizer and hivemind, if --rival-python has them.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from asynchronous_member import RATE, SYNCHRONOUS, WAYS
+from asynchronous_member import SYNCHRONOUS, WAYS
+from asynchronous_model import RATE
 from members import Members, ask, started
-from options import console, deliver, json_option, quick_option
+from options import console, deliver, has_module, json_option, quick_option, rival_python_option
 from rdmatensor import Device, Store, config, empty
 from rdmatensor.bench import record
 from rdmatensor.bench.turns import in_turns
 
 MEMBER = Path(__file__).with_name("asynchronous_member.py")
+RIVAL = Path(__file__).with_name("asynchronous_rival.py")
+# Those of asynchronous_rival.py, and what each of them needs.
+RIVALS = {
+    "torch DDP, gloo": "torch",
+    "torch PostLocalSGDOptimizer, gloo": "torch",
+    "hivemind": "hivemind",
+}
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 TARGET, STEP, SLOW_STEP, LIMIT = 0.97, 0.02, 0.04, 60.0
 PULLED = 17 << 20
 
 
-def converge(members: int, ways: list[str], seeds: int) -> list[record.Result]:
+def converge(
+    members: int, ways: Sequence[str], seeds: int, rivals: Sequence[str], rival_python: str
+) -> list[record.Result]:
     """The times of all ways. Each seed is measured in all ways before the next."""
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    with started(MEMBER, members, {"OPENBLAS_NUM_THREADS": "1"}) as processes:
+    times: dict[str, list[float]] = {way: [] for way in (*ways, *rivals)}
+    with ExitStack() as stack:
+        processes = stack.enter_context(started(MEMBER, members, ONE_THREAD))
+        others = processes
+        if rivals:
+            settings = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": "lo"}
+            others = stack.enter_context(started(RIVAL, members, settings, rival_python))
         for seed in range(seeds):
-            for way in ways:
-                times[way].append(max(_run(processes, way, seed)))
+            for way, found in times.items():
+                found.append(max(_run(others if way in rivals else processes, way, seed)))
     return [
         record.Result(
             f"training, {members} processes, one at half speed",
@@ -42,8 +61,8 @@ def converge(members: int, ways: list[str], seeds: int) -> list[record.Result]:
             record.SECONDS,
             found,
             parameters={"seeds": seeds, "rate": RATE, "step_s": STEP, "slow_step_s": SLOW_STEP},
-            rival="" if way == SYNCHRONOUS else SYNCHRONOUS,
-            target=None if way == SYNCHRONOUS else 1.5,
+            rival=SYNCHRONOUS if way in WAYS else "",
+            target=1.5 if way in WAYS else None,
         )
         for way, found in times.items()
     ]
@@ -97,20 +116,44 @@ def pulls(turns: int) -> list[record.Result]:
 
 @click.command(help=__doc__)
 @click.option("--members", default=4, show_default=True, help="Start so many processes.")
-@click.option("--seeds", default=5, show_default=True, help="Train from so many beginnings.")
+@click.option("--seeds", type=int, help="Train from so many beginnings: 5, or 1 with --quick.")
 @click.option("--way", "ways", multiple=True, type=click.Choice(list(WAYS)), help="Repeatable.")
 @quick_option("One seed.")
+@rival_python_option
 @json_option
 def main(
-    members: int, seeds: int, ways: tuple[str, ...], quick: bool, json_file: Path | None
+    members: int,
+    seeds: int | None,
+    ways: tuple[str, ...],
+    quick: bool,
+    rival_python: str,
+    json_file: Path | None,
 ) -> None:
     run = record.Run("Asynchronous training", record.Environment.here(transport="shm"), quick)
     began = time.monotonic()
     with console().status("measuring"):
         run.results += pulls(20 if quick else 100)
-        run.results += converge(members, [SYNCHRONOUS, *(ways or WAYS)], 1 if quick else seeds)
+        rivals = [
+            name
+            for name, module in RIVALS.items()
+            if all(has_module(rival_python, each) for each in (module, "sklearn"))
+        ]
+        run.missing += [
+            record.Missing(
+                name, "not installed", f"pip install {module} scikit-learn; --rival-python"
+            )
+            for name, module in RIVALS.items()
+            if name not in rivals
+        ]
+        chosen = [SYNCHRONOUS, *(ways or WAYS)]
+        trained = converge(members, chosen, seeds or (1 if quick else 5), rivals, rival_python)
+        run.results += trained
     run.finish(time.monotonic() - began)
     deliver(run, json_file)
+    for result in trained:
+        found = np.array(result.samples)
+        spread = f"{found.mean():.1f} ± {found.std():.1f} s, {found.min():.1f} .. {found.max():.1f}"
+        console().print(f"{result.way}: {spread} from {len(found)} beginnings", highlight=False)
 
 
 if __name__ == "__main__":

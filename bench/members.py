@@ -20,7 +20,9 @@ Members = list[subprocess.Popen[str]]
 
 
 @contextlib.contextmanager
-def started(program: Path, count: int, settings: Mapping[str, str] = {}) -> Iterator[Members]:
+def started(
+    program: Path, count: int, settings: Mapping[str, str] = {}, python: str = sys.executable
+) -> Iterator[Members]:
     """Starts `count` processes of the program, which find each other by their environment. They are killed at
     the end."""
     place = {
@@ -36,7 +38,7 @@ def started(program: Path, count: int, settings: Mapping[str, str] = {}) -> Iter
     inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     members = [
         subprocess.Popen(
-            [sys.executable, str(program)],
+            [python, str(program)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -65,7 +65,7 @@ STAGES = (
     Stage("sharded", script("bench_sharded.py"), QUICK),
     Stage("tables", script("bench_tables.py"), QUICK),
     Stage("split", script("bench_split.py"), QUICK),
-    Stage("asynchronous", script("bench_asynchronous.py"), QUICK),
+    Stage("asynchronous", script("bench_asynchronous.py"), QUICK, rivals=True),
     Stage("svm", script("bench_svm.py"), (*QUICK, "--turns", "1")),
 )
 

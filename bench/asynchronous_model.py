@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network that bench_asynchronous.py trains, in numpy. It needs no package of rdmatensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+INPUTS, HIDDEN, CLASSES = 65, 64, 10
+BATCH, RATE, TESTED = 16, 0.2, 360
+
+
+class Network:
+    """65 inputs, of which one is always 1, ReLU, 10 classes; the weights are one vector."""
+
+    def __init__(self, seed: int) -> None:
+        x, y = load_digits(return_X_y=True)
+        order = np.random.default_rng(seed).permutation(len(y))
+        x = np.hstack([x / 16, np.ones((len(y), 1))]).astype("f")[order]
+        self.test, self.train = (x[:TESTED], y[order][:TESTED]), (x[TESTED:], y[order][TESTED:])
+        numbers = np.random.default_rng(seed)
+        self.cut = INPUTS * HIDDEN
+        self.weights = (numbers.standard_normal(self.cut + HIDDEN * CLASSES) * 0.1).astype("f")
+
+    def layers(self) -> tuple[Any, Any]:
+        """The two matrices, in the memory of the vector."""
+        return (
+            self.weights[: self.cut].reshape(INPUTS, HIDDEN),
+            self.weights[self.cut :].reshape(HIDDEN, CLASSES),
+        )
+
+    def gradient(self, x: Any, y: Any) -> Any:
+        """Of the mean cross entropy."""
+        first, second = self.layers()
+        inner = np.maximum(x @ first, 0)
+        scores = inner @ second
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        shares[np.arange(len(y)), y] -= 1
+        shares /= len(y)
+        back = (shares @ second.T) * (inner > 0)
+        return np.concatenate([(x.T @ back).ravel(), (inner.T @ shares).ravel()]).astype("f")
+
+    def accuracy(self) -> float:
+        """On what is not trained on."""
+        first, second = self.layers()
+        scores = np.maximum(self.test[0] @ first, 0) @ second
+        return float((scores.argmax(1) == self.test[1]).mean())
