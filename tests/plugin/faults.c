@@ -359,11 +359,15 @@ RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, siz
                                     rdt_done_fn done, void *context) {
   static atomic_long reads;
   static char spoilt[256]; /* only one ever is */
-  rdt_op bad;
+  /* Where tensors are written into their places, the announcement follows the bytes. */
+  rdt_op bad[2];
   if (count == 1) flip(ops);
   if (count == 1 && disturb_call(channel, ops)) return post_twice(channel, ops, done, context);
-  if (count == 1 && spoil(ops, &bad, spoilt, sizeof(spoilt)))
-    return ((post_fn)real("rdt_channel_post"))(channel, &bad, 1, done, context);
+  if ((count == 1 || count == 2) &&
+      spoil(&ops[count - 1], &bad[count - 1], spoilt, sizeof(spoilt))) {
+    if (count == 2) bad[0] = ops[0];
+    return ((post_fn)real("rdt_channel_post"))(channel, bad, count, done, context);
+  }
   if (count == 1 && ops[0].kind == RDT_OP_READ) {
     int fails = atomic_fetch_add(&reads, 1) + 1 == setting("FAULTS_FAIL_READ");
     if (fails || setting("FAULTS_READ_MS")) return read_later(channel, ops, done, context, fails);

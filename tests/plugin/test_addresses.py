@@ -11,6 +11,7 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 
+from plugin.transports import TRANSPORT
 from support import warm
 from support.ports import free_ports
 
@@ -64,9 +65,9 @@ def test_servers_listen_where_the_cluster_says() -> None:
     others = range(1, len(cases))
     assert result["averages"] == [2.0 + index for index in others]
     stats = result["stats"]
-    assert {peer["transport"] for peer in stats["peers"]} == {"shm"}
+    assert {peer["transport"] for peer in stats["peers"]} == {TRANSPORT}
     assert stats["paths"]["rpc"]["sent_tensors"] == 0
-    assert stats["transports"]["shm"]["received_bytes"] >= 2 * len(others) * 200_000
+    assert stats["transports"][TRANSPORT]["received_bytes"] >= 2 * len(others) * 200_000
     for index, (_, _, listens, told) in enumerate(cases):
         task = f"/job:worker/replica:0/task:{index}"
         pattern = rf"{task} is reached at {re.escape(told)}:(?P<port>\d+) and listens on {listens}:(?P=port)$"

@@ -19,12 +19,13 @@ import pytest
 
 from plugin.planned import use_places
 from plugin.test_failback import _build, _expect
-from plugin.transports import LOST, go_over, received_over, sources
+from plugin.transports import LOST, go_over, needs_shm, received_over, sources
 from support import warm
 from support.clusters import STEP_S, Cluster
 from support.graphs import Session, abandon, session
 from support.waits import until
 
+pytestmark = needs_shm
 FAILS_AGAIN = "better transport fails again"
 # The transport is wrapped from the start, so that faults can be set later.
 WORSE, BETTER = "transport=shm,connect=1", "transport=shm,connect=#1000000"

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from plugin.planned import PLANNED, some_number
+from plugin.transports import TRANSPORT, needs_shm
 from support.clusters import Cluster
 from support.graphs import TASK0, TASK1, session, v1
 from support.waits import until
@@ -108,7 +109,10 @@ CASES = {
 }
 every_way = pytest.mark.parametrize(
     ("three", "case"),
-    [(case.three, case) for case in CASES.values()],
+    [
+        pytest.param(case.three, case, marks=[needs_shm] if case.three == "mapped" else [])
+        for case in CASES.values()
+    ],
     ids=list(CASES),
     indirect=["three"],
 )
@@ -176,7 +180,7 @@ def test_corrupted_tensor(three: Three, case: Case) -> None:
             )
             assert f"path {case.path} (" in text
             assert case.words in text
-            assert " over shm, step " in text
+            assert f" over {TRANSPORT}, step " in text
             assert "RDMATENSOR_POLICY=grpc" in text
             # The next one is as good as ever.
             assert _is_sound(opened.run(compared))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from plugin.transports import TRANSPORT
 from support.clusters import STEP_S, Cluster, within
 from support.graphs import TASK0, TASK1, Session, abandon, cross, session, v1
 from support.waits import until
@@ -76,8 +77,8 @@ def test_many_reads_into_new_regions(slow: Cluster) -> None:
         received, sent = slow.stats(0), slow.stats(1)
     assert received["fetched"]["read"] == {"tensors": 2 * count, "bytes": 2 * count * MIB}
     assert received["fetched"]["in_place"] == {"tensors": 0, "bytes": 0}
-    assert received["transports"]["shm"]["received_bytes"] >= 2 * count * MIB
-    assert sent["transports"]["shm"]["sent_bytes"] >= 2 * count * MIB
+    assert received["transports"][TRANSPORT]["received_bytes"] >= 2 * count * MIB
+    assert sent["transports"][TRANSPORT]["sent_bytes"] >= 2 * count * MIB
     assert sent["paths"]["dynamic"]["sent_bytes"] == 2 * count * MIB
     assert received["arena"]["reserved_bytes"] >= count * MIB
     for stats in (received, sent):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from plugin.transports import needs_shm
 from support.clusters import EVERY_WAY, STEP_S, Cluster, within
 from support.graphs import TASK0, TASK1, Session, abandon, cross, session, v1
 from support.waits import PATIENCE, stays, until
@@ -95,6 +96,7 @@ def test_after_steps_that_time_out(cluster: Cluster) -> None:
         _comes_home(cluster, 1, baseline)
 
 
+@needs_shm
 def test_after_the_receiver_was_killed(lending_cluster: Cluster) -> None:
     def build() -> Any:
         with tf.device(TASK0):

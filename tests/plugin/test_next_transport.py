@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plugin.transports import LOST, go_over, received_over, sources
+from plugin.transports import LOST, go_over, needs_shm, received_over, sources
 from support.clusters import STEP_S, Cluster
 from support.graphs import TASK0, TASK1, Session, cross, session, v1
 
+pytestmark = needs_shm
 SIZE = 100_000
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from plugin.transports import TRANSPORT
 from support import warm
 
 
@@ -64,7 +65,7 @@ def test_training_goes_on_without_a_worker_and_with_its_successor(said: Any) -> 
             for peer in lost["stats"][task]["peers"]
             if peer["task"] == "/job:worker/replica:0/task:1" and peer["direction"] == "receive"
         ]
-        assert (peer["state"], peer["transport"]) == ("ready", "shm"), (task, peer)
+        assert (peer["state"], peer["transport"]) == ("ready", TRANSPORT), (task, peer)
         assert peer["tensors"] > 0, (task, peer)
         assert peer["rpc_bytes"] == 0, (task, peer)
 

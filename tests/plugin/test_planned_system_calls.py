@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from plugin.planned import UNPLANNED, sent, warm_up
+from plugin.transports import needs_shm
 from support.clusters import STEP_S, Cluster
 from support.graphs import TASK0, TASK1, session, v1
 
@@ -99,6 +100,7 @@ def _calls(cluster: Cluster, sizes: list[int], output: Path) -> Counter[str]:
     return counted
 
 
+@needs_shm  # tcp asks for what it does
 def test_steps_ask_for_nothing(cluster: Cluster, tmp_path: Path) -> None:
     one = _calls(cluster, SIZES[-1:], tmp_path / "one")
     many = _calls(cluster, SIZES, tmp_path / "many")

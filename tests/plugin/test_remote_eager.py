@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from plugin.transports import TRANSPORT
 from support import warm
 from support.clusters import Cluster
 
@@ -71,7 +72,7 @@ def test_peers_of_the_client(over_rdma: Any) -> None:
     for task in ("/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1"):
         for direction in ("send", "receive"):
             peer = peers[direction, task]
-            assert (peer["state"], peer["transport"]) == ("ready", "shm")
+            assert (peer["state"], peer["transport"]) == ("ready", TRANSPORT)
             assert peer["tensors"] > 0
             assert peer["bytes"] >= 400_000
             assert peer["rpc_bytes"] == 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from plugin.transports import TRANSPORT
 from support.clusters import Cluster
 from support.graphs import TASK0, TASK1, cross, session, v1
 
@@ -51,7 +52,7 @@ def test_tensors_and_secrets(tmp_path: Path) -> None:
                 for peer in cluster.stats(0)["peers"]
                 if peer["direction"] == "receive"
             }
-            assert peers["1"][0] == "shm"
+            assert peers["1"][0] == TRANSPORT
             assert peers["2"][0] == "grpc"
             assert "does not have the secret" in peers["2"][1]
             (warning,) = [each for each in cluster.warnings(0) if "go by grpc" in each]

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pytest
 import tensorflow as tf
 
 from support.clusters import STEP_S, Cluster
 
+# What tensors take between two processes of a host. tests/tcp runs these tests over tcp too.
+TRANSPORT = os.environ.get("RDMATENSOR_TRANSPORTS", "shm")
+needs_shm = pytest.mark.skipif(TRANSPORT != "shm", reason="it is about shared memory, which is off")
 # How steps may end whose channel was lost.
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
