@@ -13,7 +13,7 @@ ALWAYS_RPC = ("string", "variant", "resource", "device memory")
 
 
 def of(folders: Iterable[Path]) -> dict[str, int]:
-    """The sums of what conformance_hook.counters wrote there: tensors and bytes by path, collectives, ..."""
+    """The sums of what conformance_hook.counters wrote there: tensors and bytes by path, by transport, ..."""
     sums: Counter[str] = Counter()
     for path in (path for folder in folders for path in (folder / "stats").glob("*.json")):
         stats = json.loads(path.read_text())
@@ -22,6 +22,8 @@ def of(folders: Iterable[Path]) -> dict[str, int]:
         for name, counters in stats["paths"].items():
             sums[f"{name} tensors"] += counters["sent_tensors"]
             sums[f"{name} bytes"] += counters["sent_bytes"]
+        for name, counters in stats["transports"].items():
+            sums[f"received over {name}"] += counters["received_tensors"]
         for counters in stats["collectives"]["operations"].values():
             sums["collectives"] += counters["operations"]
             sums["collectives bytes"] += counters["bytes"]

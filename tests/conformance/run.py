@@ -38,6 +38,7 @@ VARIANTS = {
     "read": (UNPLANNED | {"ALIAS_BYTES": "1T"}, "dynamic"),
     "bounce": (UNPLANNED | {"ABLATION": "copy"}, "bounce"),
     "checked": ({"CHECKSUM": "crc32c"}, ""),
+    "tcp": ({"TRANSPORTS": "tcp", "POLICY": "rdma"}, ""),
     "verbs": ({"TRANSPORTS": "verbs", "POLICY": "rdma"}, ""),
 }
 

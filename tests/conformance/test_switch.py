@@ -53,7 +53,7 @@ def test_servers_get_the_protocol(
     sources: Callable[..., str], conformance: Callable[..., Any]
 ) -> None:
     path = sources("servers_test", SERVERS)
-    done = conformance(f"{path} tensors", "--variants", "bounce")
+    done = conformance(f"{path} tensors", "--variants", "bounce", "tcp")
     assert done.status == 0, done.said
     sides = done.results["made_up.servers_test"]["sides"]
     for side in sides.values():
@@ -62,3 +62,5 @@ def test_servers_get_the_protocol(
     counted = sides["grpc+rdma/bounce"]["plugin"]
     assert counted["servers"] == 4  # two for the session, two for the remote device
     assert counted["bounce tensors"] >= 1 and "inline tensors" not in counted
+    counted = sides["grpc+rdma/tcp"]["plugin"]
+    assert counted["servers"] == 4 and counted["received over tcp"] >= 1, counted
