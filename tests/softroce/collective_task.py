@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two workers of MultiWorkerMirroredStrategy, forked from a process that has imported TensorFlow and done
-nothing with it yet."""
+"""Two workers of MultiWorkerMirroredStrategy, which use collectives over grpc+rdma. See forks.py."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import traceback
 from typing import Any
 
 import numpy as np
 
 import rdmatensor.tensorflow
+from softroce.forks import in_forks
 from support.collective_values import value
 from support.collective_worker import Worker
 
@@ -42,29 +39,7 @@ def _work(addresses: list[str], index: int) -> dict[str, Any]:
     return {"reduced": reduced, "trained": worker.train(), "stats": stats}
 
 
-def _fork(addresses: list[str], index: int) -> int:
-    """A worker; the descriptor from which its results can be read."""
-    line, end = os.pipe()
-    if os.fork() == 0:
-        try:
-            with os.fdopen(end, "w") as file:
-                json.dump(_work(addresses, index), file)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    os.close(end)
-    return line
-
-
 def run(address: str, port: int) -> list[dict[str, Any]]:
     """What came out at each worker. They are at `address`, at `port` and those after it."""
     addresses = [f"{address}:{port + index}" for index in range(MEMBERS)]
-    lines = [_fork(addresses, index) for index in range(MEMBERS)]
-    results = []
-    for line in lines:
-        with os.fdopen(line) as file:
-            results.append(file.read())
-    if any(os.wait()[1] for _ in lines):
-        raise SystemExit("a worker failed")
-    return [json.loads(result) for result in results]
+    return in_forks(lambda index: _work(addresses, index), MEMBERS)

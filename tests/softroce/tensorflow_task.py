@@ -2,10 +2,9 @@
 """A TensorFlow cluster of two processes: a worker, which is the client too, and a parameter server.
 
 Each has a server of protocol grpc and one of grpc+rdma; the worker does the same on both and prints what
-came out as JSON. Then its channels fall back to tcp, and return. Before that, two workers of
-MultiWorkerMirroredStrategy use collectives over grpc+rdma. All processes are forked from the first after
-TensorFlow was imported, and before it did anything, because importing it takes more than a minute on
-emulated processors.
+came out as JSON. Then a call breaks its channel, and its channels fall back to tcp, and return. Before that,
+two workers of MultiWorkerMirroredStrategy use collectives over grpc+rdma, and two processes train with
+rdmatensor.train. All processes are forked from the first: see forks.py.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.config
+import rdmatensor.faults
 import rdmatensor.tensorflow
-from softroce import collective_task
+from softroce import collective_task, training_task
 
 PROTOCOLS = ("grpc", "grpc+rdma")
 # Elements: in a group, written in one piece, written in several.
@@ -122,6 +122,47 @@ def transports() -> set[str]:
     return {peer["transport"] for peer in rdmatensor.tensorflow.stats()["peers"]}
 
 
+def control() -> Any:
+    """How this task calls the server."""
+    return rdmatensor.tensorflow.stats()["control"]["/job:ps/replica:0/task:0"]
+
+
+def break_a_call(target: str) -> dict[str, Any]:
+    """A call ends its channel. Steps go on until calls go over a new channel; none is done twice."""
+    with tf.Graph().as_default():
+        with tf.device("/job:ps/task:0/cpu:0"):
+            count = v1.get_variable("count", initializer=0, use_resource=True)
+            more, total = count.assign_add(1), count.read_value()
+        with v1.Session(target) as session:
+            session.run(v1.global_variables_initializer())
+            found: dict[str, Any] = {"done": 0, "lost": 0}
+            end = time.monotonic() + CHANGE_S
+
+            def steps_until(happened: Any) -> None:
+                while not happened():
+                    if time.monotonic() > end:
+                        raise TimeoutError(f"{control()} after {found}")
+                    try:
+                        session.run(more)
+                        found["done"] += 1
+                    except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                        found["lost"] += 1
+
+            def by_channel_since(calls: int) -> bool:
+                now = control()
+                return bool(now["way"] == "channel" and now["channel_calls"] >= calls + STEPS)
+
+            steps_until(lambda: by_channel_since(0))
+            before, breaks = control(), rdmatensor.faults.counts()["call_break"]
+            rdmatensor.config.set("FAULTS", os.environ["RDMATENSOR_FAULTS"] + ",call_break=#1")
+            steps_until(lambda: rdmatensor.faults.counts()["call_break"] > breaks)
+            rdmatensor.config.set("FAULTS", os.environ["RDMATENSOR_FAULTS"])
+            calls = control()["channel_calls"]
+            steps_until(lambda: by_channel_since(calls))
+            found["by grpc"] = control()["grpc_calls"] - before["grpc_calls"]
+            return {**found, "total": int(session.run(total)), "control": control()}
+
+
 def change(target: str) -> dict[str, Any]:
     """Verbs fail at this task, so its channels go over tcp. Then verbs work again, while steps go on."""
     with tf.Graph().as_default():
@@ -177,6 +218,9 @@ def work(servers: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     address = sys.argv[1]
     collectives = collective_task.run(address, 4100)
+    packets = sent_packets()
+    training = training_task.run(address, 4120)
+    trained = {"ranks": training, "packets": sent_packets() - packets}
     job = "worker"
     line, end_of_worker = os.pipe()
     if os.fork() == 0:
@@ -187,8 +231,9 @@ def main() -> None:
         os.read(line, 1)  # until the worker has ended
     else:
         done = work(servers)
+        done["broken call"] = break_a_call(servers["grpc+rdma"].target)
         done["change"] = change(servers["grpc+rdma"].target)
-        print(json.dumps({"collectives": collectives, **done}), flush=True)
+        print(json.dumps({"collectives": collectives, "training": trained, **done}), flush=True)
     os._exit(0)  # servers cannot be stopped
 
 

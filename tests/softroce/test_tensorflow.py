@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rdmatensor.softroce import Lab
@@ -19,6 +20,9 @@ TASK = Path(__file__).parent / "tensorflow_task.py"
 PATIENCE = 900.0  # TensorFlow takes most of a minute to be imported on emulated processors
 FLOAT = 4
 LARGEST = 1_000_000  # elements of the largest tensor
+# Bytes that a process sends in a step, at least, by the way: half of them of what two processes exchange.
+LEAST = {"all_reduce": 80_000, "sharded": 80_000, "owners": 1000}
+MTU = 4096
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,39 @@ def test_collectives_go_by_verbs(results: Any) -> None:
         assert collectives["by_tensorflow"] == {} and collectives["failed"] == 0, collectives
         assert {group["transport"] for group in collectives["groups"]} == {"rdmatensor"}
         assert collectives["operations"]["all_reduce"]["bytes"] > LARGEST * FLOAT, collectives
+
+
+def test_training_goes_by_verbs(results: Any) -> None:
+    """A step with all-reduced gradients, one with a sharded optimizer, one with a table that has owners."""
+    ranks = results["training"]["ranks"]
+    assert len(ranks) == 2
+    for each in ranks:
+        assert set(each["steps"]) == {"all_reduce", "sharded", "owners"}
+        for name, step in each["steps"].items():
+            for got, right in zip(step["got"], step["right"], strict=True):
+                np.testing.assert_allclose(got, right, atol=1e-6, err_msg=name)
+            assert step["carried"] > LEAST[name], name
+        closed = "not in RDMATENSOR_TRANSPORTS"
+        assert [name for name, text in each["transports"].items() if text != closed] == ["verbs"]
+    # The device's own counter, for the same bytes; acknowledgements come on top.
+    carried = sum(step["carried"] for each in ranks for step in each["steps"].values())
+    assert results["training"]["packets"] > carried / MTU
+
+
+def test_calls_go_by_verbs(results: Any) -> None:
+    called = results["grpc+rdma"]["stats"]["control"]["/job:ps/replica:0/task:0"]
+    assert called["way"] == "channel" and "verbs" in called["why"], called
+    # In each step the worker has the server read variables, or update them.
+    assert called["channel_calls"] > 2 * len(results["grpc+rdma"]["sums"]), called
+    assert "/job:ps/replica:0/task:0" not in results["grpc"]["stats"]["control"]
+
+
+def test_calls_find_a_new_channel(results: Any) -> None:
+    found = results["broken call"]
+    assert found["control"]["way"] == "channel" and "verbs" in found["control"]["why"], found
+    # The call that ended its channel failed, or was made over gRPC.
+    assert found["lost"] + found["by grpc"] > 0, found
+    assert found["done"] <= found["total"] <= found["done"] + found["lost"], found
 
 
 def test_channels_return_to_verbs_while_steps_go_on(results: Any) -> None:
