@@ -42,11 +42,14 @@ def _network(kind: str) -> Any:
         return keras.Sequential([*begin, *middle, dense(19, activation="gelu", name="fc2"), head])
     if kind == "regularized":
         l2, l1 = keras.regularizers.L2(0.03), keras.regularizers.L1(0.02)
+        # Before Keras 3.14 it is a sum over what a process has of a batch, and not a mean.
+        version = tuple(int(each) for each in keras.__version__.split(".")[:2])
+        activity = keras.regularizers.L2(0.01 if version >= (3, 14) else 0.0)
         fc1 = dense(23, "relu", name="fc1", kernel_regularizer=l2, bias_regularizer=l1,
                     kernel_constraint=keras.constraints.MaxNorm(0.9))  # fmt: skip
         fc2 = dense(20, name="fc2", kernel_regularizer=l1, bias_regularizer=l2,
-                    activity_regularizer=keras.regularizers.L2(0.01))  # fmt: skip
-        fc3 = dense(22, "relu", name="fc3", activity_regularizer=keras.regularizers.L2(0.01))
+                    activity_regularizer=activity)  # fmt: skip
+        fc3 = dense(22, "relu", name="fc3", activity_regularizer=activity)
         return keras.Sequential([*begin, fc1, fc2, fc3, head])
     if kind == "sequence":
         middle = [

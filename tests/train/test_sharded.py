@@ -99,7 +99,7 @@ def test_resumes_with_another_number_of_processes(folder: Path, tmp_path: Path) 
 def test_refuses_what_is_not_elementwise(folder: Path) -> None:
     (found,) = run("sharded_refusals", 1, folder)
     assert found.pop("Signs") == found.pop("Lion") == ""
-    assert len(found) == 4
+    assert {"Lamb", "Muon", "Adafactor"} <= set(found)
     for says in found.values():
         assert "Use rt.AllReduce()" in says
 
