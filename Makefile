@@ -25,7 +25,7 @@ sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 .PHONY: help build demo demo-hosts test check chaos kills schedules conformance docs site lint bench bench-quick bench-api bench-verbs \
-        bench-networks bench-trees bench-asynchronous bench-split bench-sharded bench-tables bench-training keras-versions transport-verbs asan tsan aarch64 fuzz soak failure-table format wheel dist clean
+        bench-networks bench-trees bench-asynchronous bench-split bench-sharded bench-tables bench-training keras-versions transport-verbs plugin-tcp encrypted asan tsan aarch64 fuzz soak failure-table format wheel dist clean
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
@@ -50,6 +50,8 @@ help:
 	@echo 'make bench-tables  tables of embeddings, by the ways of parallelize() and as programs do it today'
 	@echo 'make bench-verbs  verbs against perftest, UCX and NIXL, in the SoftRoCE lab without RDMA'
 	@echo 'make transport-verbs  all of the transport suite on verbs, of which make test runs most'
+	@echo "make plugin-tcp   all tests of TensorFlow's plugin over tcp, of which make test runs some"
+	@echo 'make encrypted    all of the transport suite, C programs and tests of TensorFlow over encrypted tcp'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
 	@echo 'make aarch64      the C core and its unit programs for ARM64, in an emulator'
 	@echo 'make fuzz         what comes from outside, made up: FUZZ_SECONDS=600 for each harness'
@@ -145,6 +147,12 @@ conformance: build $(VENV)/.conformance
 transport-verbs: $(tests)
 	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) -n 0 tests/softroce/test_transport_suite.py::test_transport_suite
 
+plugin-tcp: $(tests)
+	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) -n 0 tests/tcp/test_tensorflow.py::test_plugin_over_tcp
+
+encrypted: $(tests)
+	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) tests/tcp tests/security tests/plugin/test_encrypt.py -k encrypt
+
 # The C programs on this machine, over tcp too, and on verbs in the lab.
 sanitized := tests/unit/test_c_programs.py tests/load tests/tcp/test_suite.py \
              tests/softroce/test_transport_suite.py -k 'c_program or load'
@@ -184,8 +192,8 @@ soak: $(tests)
 failure_notes := $(CURDIR)/build/failures
 failure-table: $(tests)
 	@mkdir -p build && rm -f $(failure_notes)
-	RDMATENSOR_TEST_WHOLE=1 RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport tests/tcp \
-	  tests/softroce/test_two_hosts.py \
+	RDMATENSOR_TEST_WHOLE=1 RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport \
+	  tests/tcp/test_suite.py::test_transport_suite tests/tcp/test_networks.py tests/softroce/test_two_hosts.py \
 	  tests/softroce/test_two_hosts_failures.py tests/softroce/test_transport_suite.py::test_transport_suite \
 	  tests/plugin/test_failures.py tests/plugin/test_stopped_peer.py \
 	  tests/plugin/test_arena.py
