@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import config
 from ..device import Device
-from ..errors import ConnectionLost, ConnectionRefused, DeviceError, UsageError
+from ..errors import ConnectionLost, ConnectionRefused, DeadlineExceeded, DeviceError, UsageError
 from ..group import Group
 from . import tf_config
 
@@ -63,7 +63,10 @@ def role_of(
 
 
 def device_of(role: Role) -> Device:
-    """A device where others reach it: at the address that a launcher has told, if it has told one."""
+    """A device where others reach it: at the address that a launcher has told, if it has told one.
+
+    Raises what Device raises, for rank 0 also if that address is not one of this machine.
+    """
     name = f"rank {role.rank}"
     chosen = bool(config.get("BIND_ADDRESS"))
     told = role.root if role.rank == 0 else dict(enumerate(role.addresses)).get(role.rank, "")
@@ -71,10 +74,15 @@ def device_of(role: Role) -> Device:
     if told:
         try:
             return Device(name, None if chosen else host.strip("[]"), int(port or 0))
-        except DeviceError:
-            # The port may be a server's, and the address one that only others know.
+        except (DeviceError, ConnectionRefused, DeadlineExceeded) as error:
             if role.rank == 0:
-                raise
+                text = (
+                    f"rank 0 cannot listen at {told}, where {role.source} says that it is: {error}. Give it "
+                    "a free port and an address of this machine; if the others know this machine by "
+                    "another address, set RDMATENSOR_BIND_ADDRESS to its own"
+                )
+                raise type(error)(text, error.status) from None
+            # The port may be a server's, and the address one that only others know.
     return Device(name, None if chosen else _own_address_towards(role.root))
 
 

@@ -193,14 +193,17 @@ def test_process_listens_where_others_reach_it(
         "told": Role(1, 2, there, 0, "test", (there, f"{here}:2001")),
         "not told": Role(1, 2, there, 0, "test"),
         "told what others know it by": Role(1, 2, there, 0, "test", (there, "192.0.2.1:2001")),
+        "told a name": Role(1, 2, there, 0, "test", (there, "unheard.invalid:2001")),
     }
     listens = {}
     for name, role in roles.items():
         with device_of(role) as device:
             listens[name] = device.address
     assert listens["rank 0"] == listens["told"] == f"{here}:2001"
-    for name in ("not told", "told what others know it by"):
+    for name in ("not told", "told what others know it by", "told a name"):
         assert listens[name].startswith(f"{here}:")
+    with pytest.raises(rdmatensor.DeviceError, match="set RDMATENSOR_BIND_ADDRESS to its own"):
+        device_of(Role(0, 2, "192.0.2.1:2001", 0, "test"))
     setting("BIND_ADDRESS", "127.0.0.1")
     with device_of(roles["told"]) as device:
         assert device.address == "127.0.0.1:2001"
