@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from faults.storm import CALM, faults, memory
-from support.peers import LocalNursery, Peer
+from support.peers import PATIENCE, LocalNursery, Peer
 from support.usage import grown
 
 MEMBERS = 3
@@ -132,11 +132,15 @@ class Team:
             total.update({f"fault: {kind}": count for kind, count in counts.items() if count})
         return total
 
-    def check_losses(self) -> None:
-        """AssertionError if a model has not come near to what all processes together know."""
-        for rank, losses in enumerate(self.all("member.losses()")):
-            for name, loss in losses.items():
-                assert loss < LOSS, f"the loss of {name} at rank {rank} is {loss:.3f} of the first"
+    def learn(self) -> None:
+        """Trains without faults until every model is near to what all processes know together. AssertionError
+        if that takes too long."""
+        end = time.monotonic() + PATIENCE
+        while any(
+            loss >= LOSS for losses in self.all("member.losses()") for loss in losses.values()
+        ):
+            assert time.monotonic() < end, f"losses do not fall: {self.all('member.losses()')}"
+            self.all(f"member.train(0, 0.3, {LIMIT_S})")
 
     def rest(self) -> None:
         """Ends the episode. AssertionError if a process holds more than before. One that has come back has no
@@ -201,7 +205,7 @@ def run(
         tell(f"gossip, episode {total['gossip: episodes']}: {settings}")
         team.begin()
         total += team.train(dice, min(TRAIN_S, seconds / 2), settings)
-        team.check_losses()
+        team.learn()
         team.rest()
         total["gossip: episodes"] += 1
     total += team.faults()

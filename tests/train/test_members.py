@@ -105,3 +105,26 @@ def test_a_failed_transfer_leaves_sum_and_weight(place: Open, other: rdmatensor.
         sync.exchange(x, 2, 0.1)
         assert sync.weight == 0.5
         np.testing.assert_array_equal(x, 3)
+
+
+def test_what_a_lost_owner_has_not_merged_is_sent_again(place: Open) -> None:
+    """Decoupled, whose owner of the second half has lost a message."""
+    run = place(1)
+    assert run.device is not None
+    half = 512 * 4
+    with rdmatensor.Store(run.device, 1, 2, 3 * 8 + half, half, run.name_of_next_store()) as owner:
+        owner.publish(np.zeros(3 * 8 + half, np.uint8))
+        sync, x = rt.Decoupled(period=2), np.zeros(1024, "f")
+        sync.begin(place(0), x)  # type: ignore[arg-type]
+        with closing(sync):
+            for step in (2, 3, 4):
+                x += 1
+                sync.exchange(x, step, 0.1)
+                if step == 3:  # nothing was merged, so nothing is sent
+                    assert owner.take() is None
+                    sync.members.losses[1] += 1
+                else:
+                    arrival = owner.take(PATIENCE)
+                    assert arrival is not None
+                    assert (arrival.data.view("f") == (-1 if step == 2 else -3)).all()
+                    arrival.release()

@@ -31,7 +31,8 @@ class Decoupled(Synchronizer):
     fragment waits for `quorum` processes, and then for `grace` seconds for more; it makes one outer step
     (Nesterov, `rate` and `momentum`) with the mean of what has arrived, weighted by steps. What comes later
     counts for the next merge. Processes do not wait: they go on, and keep what they have changed since. When
-    processes die, a quorum is as many as are left. A dead owner's fragment is merged no more.
+    processes die, a quorum is as many as are left. A dead owner's fragment is merged no more. What an owner got
+    and was lost before it merged is sent with the next message, and may then count twice.
     """
 
     exchanges: ClassVar[bool] = True
@@ -60,6 +61,7 @@ class Decoupled(Synchronizer):
     def begin(self, run: Run, x: Array) -> int:
         self._anchor = x.copy()
         self._sent: dict[int, Array] = {}  # the fragments as they were sent, not yet merged
+        self._losses = [0] * run.size  # of each owner, when it was sent to
         self._seen = dict.fromkeys(range(run.size), 0)
         self._last = run.step
         self._arrived: dict[int, tuple[Array, float]] = {}
@@ -142,11 +144,14 @@ class Decoupled(Synchronizer):
         weight, self._last = step - self._last, step
         for owner in self.strips.owners:
             part = self.strips.part(owner)
+            if self._losses[owner] != self.members.losses[owner]:
+                self._sent.pop(owner, None)  # it may never have arrived
             if owner in self._sent:
                 continue  # not merged yet: what has changed since goes with the next message
             change = rules.outer_gradient(self._anchor[part], x[part])
             if self.strips.send(owner, change, weight):
                 self._sent[owner] = x[part].copy()
+                self._losses[owner] = self.members.losses[owner]
         return step + lag
 
     def _adopt(self, x: Array, owner: int) -> None:

@@ -44,6 +44,8 @@ class Members:
         self.rank, self.size = run.rank, run.size
         self.lost = 0
         """How often a process was lost."""
+        self.losses = [0] * run.size
+        """How often each process was lost."""
         self._patience = run.timeout
         # Who was lost, and when at the earliest to try to reach it.
         self._away: dict[int, float] = {}
@@ -162,6 +164,7 @@ class Members:
             return call()
         except (ConnectionFailure, DeadlineExceeded):
             self.lost += 1
+            self.losses[rank] += 1
             self._lose(rank)
             return None
 
