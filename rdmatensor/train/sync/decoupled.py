@@ -31,8 +31,8 @@ class Decoupled(Synchronizer):
     fragment waits for `quorum` processes, and then for `grace` seconds for more; it makes one outer step
     (Nesterov, `rate` and `momentum`) with the mean of what has arrived, weighted by steps. What comes later
     counts for the next merge. Processes do not wait: they go on, and keep what they have changed since. When
-    processes die, a quorum is as many as are left. A dead owner's fragment is merged no more. What an owner got
-    and was lost before it merged is sent with the next message, and may then count twice.
+    processes die, a quorum is as many as are left. A dead owner's fragment is merged no more. What was sent
+    to an owner that was lost before it merged goes with the next message, and may then count twice.
     """
 
     exchanges: ClassVar[bool] = True
