@@ -42,7 +42,7 @@ help:
 	@echo 'make bench-api    the former alone'
 	@echo 'make bench-networks  tcp against iperf3 and bare sockets, over loopback and veth'
 	@echo 'make bench-trees  all-reduce along spanning trees, rings and direct exchange over emulated links; as root'
-	@echo 'make bench-asynchronous  training with one slow process, synchronous and not; pulling against memcpy'
+	@echo 'make bench-asynchronous  training with one slow process, synchronous and not, and with RIVAL_PYTHON=; pulling against memcpy'
 	@echo 'make bench-training  what communication adds to steps of Keras, torch and JAX: RIVAL_PYTHON=, which has these'
 	@echo 'make keras-versions  tests of fit, and of what overrides Keras, with KERAS_VERSIONS (3.12 3.13 3.14)'
 	@echo 'make bench-split  a model whose dense layers are cut over 8 processes: memory, and steps over emulated links'
@@ -232,7 +232,7 @@ bench-networks: $(tests)
 
 # Mostly asleep: about a quarter of an hour.
 bench-asynchronous: $(tests)
-	@$(BIN)/python bench/bench_asynchronous.py
+	@$(BIN)/python bench/bench_asynchronous.py --rival-python $(RIVAL_PYTHON)
 
 bench-trees: $(tests)
 	@$(BIN)/python bench/bench_trees.py --rival-python $(RIVAL_PYTHON)
