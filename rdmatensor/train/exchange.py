@@ -22,6 +22,19 @@ from .sync.rejoin import read_model
 _NOT_BEGUN = -1
 
 
+# What lies at a multiple of this, tensors and variables use without a copy.
+_ALIGNED = 64
+
+
+def _apart(x: Array) -> Array:
+    """A copy that variables do not share when TensorFlow gets it, because synchronizers change it later."""
+    room = np.empty(x.nbytes + _ALIGNED, np.uint8)
+    start = (_ALIGNED // 2 - room.ctypes.data) % _ALIGNED
+    copy: Array = room[start : start + x.nbytes].view(x.dtype)
+    np.copyto(copy, x)
+    return copy
+
+
 class Exchange:
     """The parameters of one optimizer as a vector, which the synchronizer changes when it is due."""
 
@@ -71,7 +84,7 @@ class Exchange:
             raise UsageError(
                 "this process has come back to a training under way: train with fit(callbacks=rt.callbacks())"
             )
-        self._x = np.array(x)
+        self._x = _apart(x)
         first = self.sync.begin(self._run, self._x)
         self._begun = True
         return np.int64(first if self._resumed is None else self._resumed)
