@@ -243,7 +243,8 @@ bench-training: build $(VENV)/.packages
 KERAS_VERSIONS ?= 3.12 3.13 3.14
 keras-versions: $(KERAS_VERSIONS:%=$(CURDIR)/build/keras-%/keras) $(tests)
 	@for version in $(KERAS_VERSIONS); do echo "Keras $$version" && PYTHONPATH=$(CURDIR)/build/keras-$$version \
-	  $(BIN)/pytest -q $(patsubst %,tests/train/test_%.py,fit sharded split tables) || exit 1; done
+	  $(BIN)/pytest -q tests/train/test_fit.py tests/train/test_sharded.py \
+	    tests/train/test_split.py tests/train/test_tables.py || exit 1; done
 
 $(CURDIR)/build/keras-%/keras: | $(VENV)/.tools
 	@$(PIP) --no-deps --no-compile --target $(@D) 'keras~=$*.0'
