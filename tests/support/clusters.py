@@ -19,6 +19,7 @@ import pytest
 
 from support import warm
 from support.ports import free_ports
+from support.waits import until
 
 START_S = 60.0
 ANSWER_S = 20.0
@@ -86,9 +87,18 @@ class Task:
         """It does nothing meanwhile, but its connections stay open."""
         self._signal(signal.SIGSTOP)
         try:
+            # On a busy machine, threads run on for a while.
+            until("it does not stop", self._stands_still)
             yield
         finally:
             self._signal(signal.SIGCONT)
+
+    def _stands_still(self) -> bool:
+        states = set()
+        for each in Path(f"/proc/{self._pid or self._process.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # that thread has ended
+                states.add(each.read_text().rpartition(") ")[2][0])
+        return states <= {"T", "Z", "X"}
 
     def kill(self) -> None:
         """End it as a crash would."""
