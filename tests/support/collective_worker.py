@@ -22,7 +22,7 @@ from tensorflow.python.eager import cancellation
 
 import rdmatensor.faults
 import rdmatensor.tensorflow
-import rdmatensor.topology
+from rdmatensor.topology.tensorflow import use_in_tensorflow
 from support.collective_values import value
 
 STEPS = 8
@@ -201,7 +201,7 @@ class Worker:
 
     def topology(self, path: str | None) -> None:
         """Gives groups that are formed from now on trees, or takes those away."""
-        rdmatensor.topology.use_in_tensorflow(path)
+        use_in_tensorflow(path)
 
     def commands(self) -> dict[str, Callable[..., Any]]:
         """By name."""

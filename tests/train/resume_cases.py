@@ -39,7 +39,7 @@ def _begins_late() -> None:
         time.sleep(0.3)
         return begin(*arguments)
 
-    rt.Hierarchical.begin = late  # type: ignore[method-assign]
+    rt.Hierarchical.begin = late  # type: ignore
 
 
 def _fit(text: str, backup: Path, *more: Any, adam: bool = True) -> list[float]:

@@ -114,7 +114,7 @@ def test_fit_goes_on_without_a_killed_process_until_it_comes_back(
     tmp_path: Path, doomed: int, tf_config: bool
 ) -> None:
     """Rank 0 finds the others where TF_CONFIG tells their addresses."""
-    arguments = {"doomed": doomed, "backup": str(tmp_path / "backup")}
+    arguments: dict[str, Any] = {"doomed": doomed, "backup": str(tmp_path / "backup")}
     with Ranks("fit_with_a_kill", SIZE, tmp_path, tf_config=tf_config, **arguments) as ranks:
         ranks.wait_for(doomed, "training")
         ranks.kill(doomed)

@@ -30,12 +30,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     fsync, replace, unlink = os.fsync, os.replace, os.unlink
 
-    def record(what: str, file: Path) -> None:
+    def record(what: str, file: Path) -> bool:
         found.append((what, file.name))
+        return True
 
-    monkeypatch.setattr(os, "fsync", lambda fd: (record("fsync", _name(fd)), fsync(fd))[1])
-    monkeypatch.setattr(os, "replace", lambda a, b: (record("replace", Path(b)), replace(a, b))[1])
-    monkeypatch.setattr(os, "unlink", lambda a: (record("unlink", Path(a)), unlink(a))[1])
+    monkeypatch.setattr(os, "fsync", lambda fd: record("fsync", _name(fd)) and fsync(fd))
+    monkeypatch.setattr(os, "replace", lambda a, b: record("replace", Path(b)) and replace(a, b))
+    monkeypatch.setattr(os, "unlink", lambda a: record("unlink", Path(a)) and unlink(a))
     return found
 
 

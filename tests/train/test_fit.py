@@ -204,7 +204,9 @@ def test_too_few_elements(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(data, "current", lambda: SimpleNamespace(rank=0, size=4))
     for each in (np.zeros(3), (np.zeros(3), np.zeros((3, 2))), tf.data.Dataset.range(3)):
-        with pytest.raises(UsageError, match=r"3 elements for 4 processes: .*start fewer processes"):
+        with pytest.raises(
+            UsageError, match=r"3 elements for 4 processes: .*start fewer processes"
+        ):
             data.shard(each)
     with pytest.raises(UsageError, match="equally many rows"):
         data.shard((np.zeros(8), np.zeros(7)))

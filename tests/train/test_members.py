@@ -56,7 +56,7 @@ def test_a_shortage_does_not_end_the_search(place: Open, other: rdmatensor.Store
                 raise rdmatensor.DeviceError("no memory left", "NO_MEMORY")
             connect(*arguments)
 
-        members.store.connect = fails_once  # type: ignore[method-assign]
+        members.store.connect = fails_once  # type: ignore
         members._lose(1)
         until("rank 1 was not reached", lambda: members.reachable == [1])
         assert not short
@@ -96,11 +96,11 @@ def test_a_failed_transfer_leaves_sum_and_weight(place: Open, other: rdmatensor.
         def fails(*_: Any) -> bool:
             raise rdmatensor.DeviceError("no more memory can be pinned", "LIMIT")
 
-        sync.members.push = fails  # type: ignore[method-assign]
+        sync.members.push = fails  # type: ignore
         x += 1
         with pytest.raises(rdmatensor.DeviceError, match="pinned"):
             sync.exchange(x, 1, 0.1)
-        sync.members.push = push  # type: ignore[method-assign]
+        sync.members.push = push  # type: ignore
         x += 1
         sync.exchange(x, 2, 0.1)
         assert sync.weight == 0.5

@@ -268,7 +268,7 @@ def test_hierarchy_of_two_hosts(tmp_path: Path) -> None:
     inside = "AllReduce(compression=TopK(0.2))"
     each = ["Hierarchical(host_size=2, between=GossipPGA(average_every=1))",
             f"Hierarchical(host_size=2, inside={inside}, between=DiLoCo(3))"]  # fmt: skip
-    how = {"backups": str(tmp_path), "adam": False, "late": True}
+    how: dict[str, Any] = {"backups": str(tmp_path), "adam": False, "late": True}
     answers = run("resumes", 4, tmp_path, each=each, once=once, **how)
     for answer in answers:
         for name in (*once, each[0]):
