@@ -32,7 +32,7 @@ class Network:
         )
 
     def gradient(self, x: Any, y: Any) -> Any:
-        """Of the mean cross entropy."""
+        """The gradient of the mean cross entropy."""
         first, second = self.layers()
         inner = np.maximum(x @ first, 0)
         scores = inner @ second

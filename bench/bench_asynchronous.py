@@ -28,7 +28,7 @@ from rdmatensor.bench.turns import in_turns
 
 MEMBER = Path(__file__).with_name("asynchronous_member.py")
 RIVAL = Path(__file__).with_name("asynchronous_rival.py")
-# Those of asynchronous_rival.py, and what each of them needs.
+# The ways of asynchronous_rival.py, and what each of them needs.
 RIVALS = {
     "torch DDP, gloo": "torch",
     "torch PostLocalSGDOptimizer, gloo": "torch",

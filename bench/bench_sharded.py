@@ -43,7 +43,7 @@ def _layers() -> list[layers.Layer]:
 
 
 def _rate(members: int, wire: float) -> float:
-    """Of a link that a step occupies for so many computations, in bytes per second."""
+    """The bandwidth, in bytes per second, of a link that a step occupies for so many computations."""
     weights = sum(each.weights for each in _layers())
     return 2 * 4 * weights * (members - 1) / members / (wire * COMPUTE)
 

@@ -28,7 +28,7 @@ LESS = 8  # so many times fewer features
 
 
 def shapes(less: int = LESS) -> list[tuple[int, ...]]:
-    """Of the weights of VGG-A's layers."""
+    """The shapes of the weights of VGG-A's layers."""
     found = []
     for layer in NETWORKS["vgg_a"]():
         *kernel, ifm, ofm = layer.kernel

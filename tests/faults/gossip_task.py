@@ -188,7 +188,7 @@ class Member:
         outcomes[f"{name}: lost a process"] += model.sync.members.lost - lost
 
     def losses(self) -> dict[str, float]:
-        """Of the models that are kept together."""
+        """The losses of the models that are kept together."""
         return {
             type(each.sync).__name__: each.loss()
             for each in self._models

@@ -25,6 +25,7 @@ from tensorflow.python.eager import cancellation
 
 import rdmatensor.tensorflow
 from support.clusters import Task
+from support.coordinators import strategy_of_chief
 from support.ports import free_ports
 
 WORKER = "/job:worker/replica:0/task:0/device:CPU:0"
@@ -56,10 +57,7 @@ class Cases:
         self, protocol: str, cluster: dict[str, list[str]], tasks: dict[str, Task]
     ) -> None:
         self._tasks = tasks
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer=protocol
-        )
-        self._strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self._strategy = strategy_of_chief(cluster, protocol)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         with self._strategy.scope():
             self._counter = tf.Variable(tf.constant(0, tf.int64))

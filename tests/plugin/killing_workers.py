@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from support.clusters import Task, within
+from support.coordinators import strategy_of_chief
 from support.ports import free_ports
 
 SIZES = [4, 2_000, 300_000]
@@ -42,13 +43,7 @@ class Chief:
         self._server = self._start("ps", 0)
         for task in (*self._workers, self._server):
             task.wait_until_ready()
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(self._cluster),
-            task_type="chief",
-            task_id=0,
-            rpc_layer=protocol,
-        )
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        strategy = strategy_of_chief(self._cluster, protocol)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
             factor = tf.Variable(2.0)

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 import rdmatensor.tensorflow
 from support.clusters import Task
+from support.coordinators import strategy_of_chief
 from support.ports import free_ports
 
 ROWS, WIDTH = 1000, 64
@@ -48,13 +49,7 @@ class Training:
         self.tasks = {(job, i): self._start(job, i) for job in ("worker", "ps") for i in (0, 1)}
         for task in self.tasks.values():
             task.wait_until_ready()
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(self._cluster),
-            task_type="chief",
-            task_id=0,
-            rpc_layer=protocol,
-        )
-        self._strategy = tf.distribute.ParameterServerStrategy(resolver, partition)
+        self._strategy = strategy_of_chief(self._cluster, protocol, partition)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         with self._strategy.scope():
             self._table = tf.Variable(tf.zeros([ROWS, WIDTH]))

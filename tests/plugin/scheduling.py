@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import rdmatensor.tensorflow
 from support.clusters import Task
+from support.coordinators import strategy_of_chief
 from support.ports import free_ports
 
 JOBS = ("worker", "ps")
@@ -40,10 +41,7 @@ def run(folder: Path, count: int) -> None:
     try:
         for task in tasks:
             task.wait_until_ready()
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc+rdma"
-        )
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        strategy = strategy_of_chief(cluster, "grpc+rdma")
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
             counter = tf.Variable(tf.constant(0, tf.int64))

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 import rdmatensor.tensorflow
 from support.clusters import Task
+from support.coordinators import strategy_of_chief
 from support.ports import free_ports
 from support.waits import until_settled
 
@@ -83,10 +84,7 @@ def train_with_the_strategy(
     cluster: dict[str, list[str]], protocol: str, forget: Callable[[], None]
 ) -> list[str]:
     """The same with ParameterServerStrategy and a ClusterCoordinator."""
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer=protocol
-    )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    strategy = strategy_of_chief(cluster, protocol)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     x, y = _data()
     with strategy.scope():
