@@ -72,7 +72,8 @@ class ControlWorker final : public WorkerInterface {
                          tensorflow::CleanupGraphResponse* response, StatusCallback done) override {
     if (const std::shared_ptr<Calls> calls = task_->Ready()) {
       CallBody body;
-      // Nothing waits for the end, and the step's tensors are dropped with the channel as well.
+      // Nothing waits for the end. As over gRPC, a call that is lost is not repeated: then that task keeps what
+      // is left of the step.
       if (Pack(*request, &body) && calls->Tell(Method::kCleanupGraph, body)) {
         CountCall(task_->task(), ControlWay::kChannel);
         done(absl::OkStatus());
