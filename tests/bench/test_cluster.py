@@ -103,6 +103,7 @@ def test_who_does_not_answer_can_clean_up(tmp_path: Path, monkeypatch: pytest.Mo
     assert ended.exists()
 
 
+@pytest.mark.timeout(PATIENCE_S + 10)
 def test_a_cluster_over_ssh(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1\n127.0.0.1\n")

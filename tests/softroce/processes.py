@@ -13,7 +13,7 @@ from rdmatensor.softroce import Host, Process
 # Emulated processors on busy machines are slow: deadlines are for what hangs. When all is well, nothing waits
 # so long; and a test gets so much that its own deadlines, which tell more, come first.
 PATIENCE = 300.0
-TEST_SECONDS = 1200.0
+TEST_SECONDS = 1800.0
 # What the fixture of that name gives.
 Softroce = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -17,7 +17,7 @@ from rdmatensor.softroce import Lab
 from support import failure_table
 
 TESTS = Path(__file__).resolve().parents[1]
-SECONDS = 900.0
+SECONDS = 1500.0
 WHOLE = "RDMATENSOR_TEST_WHOLE"  # `make transport-verbs` sets it
 # What verbs cannot do, and in how many tests that shows.
 SKIPS = {"transport verbs cannot map remote memory": 4}

@@ -256,13 +256,16 @@ def test_exit_without_closing_is_clean(peer: Any, transport: str, tmp_path: Path
             transfers = [remote.notify(bytes(1000)) for _ in range(10000)]
             def wait():
                 with contextlib.suppress(rdmatensor.DeviceError):
-                    device.next_notification(60)
+                    device.next_notification(600)
             threading.Thread(target=wait, daemon=True).start()
             """
         )
     )
     done = subprocess.run(
-        [sys.executable, str(script), peer.address], timeout=30, capture_output=True, text=True
+        [sys.executable, str(script), peer.address],
+        timeout=PATIENCE,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
