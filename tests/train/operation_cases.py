@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import rdmatensor.tensorflow as plugin
 import rdmatensor.train as rt
 
 
@@ -119,7 +120,15 @@ def in_place() -> Any:
         value = tf.fill([count], run.rank + 1.0)
         results = [*used_again(value), rt.all_reduce(value), value]
         found.append([[float(x) for x in (each[0], each[-1])] for each in results])
-    return [found, rt.statistics()["copied_bytes"]]
+
+    @tf.function
+    def used_once(value: Any) -> Any:
+        return rt.all_reduce(value * 4.0, op="sum")
+
+    before = plugin.stats()["arena"]["used_bytes"]
+    kept = used_once(value)
+    grown = plugin.stats()["arena"]["used_bytes"] - before
+    return [found, rt.statistics()["copied_bytes"], [grown, kept.shape.num_elements() * 4]]
 
 
 def unknown_sizes() -> Any:

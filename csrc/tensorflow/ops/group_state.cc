@@ -165,6 +165,14 @@ absl::Status GroupState::Refuse(const std::string& name, const absl::Status& why
   return absl::Status(why.code(), absl::StrCat("rdmatensor: ", name, ": ", why.message()));
 }
 
+bool GroupState::ReducesInPlace(uint64_t bytes) {
+  rdt_algorithm algorithm = RDT_ALGORITHM_FLAT;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return hosts_ == 1 && !left_ &&
+         rdt_group_choose(group_, RDT_ALL_REDUCE, bytes, &algorithm) == RDT_OK &&
+         algorithm != RDT_ALGORITHM_FLAT;
+}
+
 void GroupState::Number(uint64_t tag[2]) {
   tag[0] = ++started_;
   tag[1] = kTag;

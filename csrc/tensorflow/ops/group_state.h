@@ -26,8 +26,9 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
 
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return size_; }
-  // Members read each other's memory in place.
-  bool one_host() const { return hosts_ == 1; }
+  // Whether an all-reduce of so many bytes may put its result in the place of its input without a copy. Members on
+  // other hosts could not write there, and with FLAT the others read the input until the end.
+  bool ReducesInPlace(uint64_t bytes);
   BufferPool& pool() { return *pool_; }
 
   // Starts the operation that `collective` describes but for its tag. Members start their operations in the same

@@ -193,10 +193,11 @@ class StartKernel : public tensorflow::OpKernel {
       shape.set_dim(0, shape.dim_size(0) / group->size());
     }
     std::unique_ptr<Tensor> own;
-    if (!scatters && group->one_host()) {
+    if (!scatters && group->ReducesInPlace(started->bytes)) {
+      // TensorFlow counts what lies on the CPU as its device's memory.
       own =
           context->forward_input(1, OpKernelContext::Params::kNoReservation, dtype_, input.shape(),
-                                 tensorflow::HOST_MEMORY, tensorflow::AllocatorAttributes());
+                                 tensorflow::DEVICE_MEMORY, tensorflow::AllocatorAttributes());
     }
     const auto operand = std::make_shared<Tensor>(own != nullptr ? *own : input);
     started->input = std::shared_ptr<char>(operand, static_cast<char*>(operand->data()));
