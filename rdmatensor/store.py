@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,6 +105,9 @@ class Store:
         self._changed = threading.Condition()
         self._calls = 0
         self._closing = False
+        # What uses the store without this class, and how its use ends. See train/stores.py.
+        self._operations: Any = None
+        self._leave: Callable[[], object] | None = None
         self._device = device
         self.rank, self.size, self.nbytes = rank, size, nbytes
         self.name, self.slot_nbytes = name, slot_nbytes
@@ -213,7 +217,15 @@ class Store:
     def close(self) -> None:
         """Ends the connections. Calls of other threads end with DeviceError. A second call does nothing."""
         with self._changed:
+            first = not self._closing and self._handle is not None
             self._closing = True
+            self._calls += first
+        if first:
+            lib.rdt_store_stop(self._handle)
+            if self._leave is not None:
+                self._leave()
+            self._end()
+        with self._changed:
             while self._calls:
                 self._changed.wait()
             handle, self._handle = self._handle, None

@@ -205,7 +205,7 @@ static void part_from(rdt_store_peer *peer) {
   }
 }
 
-void rdt_store_close(rdt_store *store) {
+void rdt_store_stop(rdt_store *store) {
   if (!store) return;
   rdt_stores *stores = store->stores;
   pthread_mutex_lock(&stores->lock);
@@ -216,6 +216,12 @@ void rdt_store_close(rdt_store *store) {
   if (*link) *link = store->next;
   pthread_mutex_unlock(&stores->lock);
   for (uint32_t i = 0; i < store->options.size; i++) part_from(&store->peers[i]);
+}
+
+void rdt_store_close(rdt_store *store) {
+  if (!store) return;
+  rdt_stores *stores = store->stores;
+  rdt_store_stop(store);
   pthread_mutex_lock(&stores->lock);
   while (store->users > 0) pthread_cond_wait(&stores->changed, &stores->lock);
   pthread_mutex_unlock(&stores->lock);

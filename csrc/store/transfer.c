@@ -53,6 +53,12 @@ __attribute__((noinline)) rdt_status rdt_store_read(rdt_channel *channel, rdt_re
   return status;
 }
 
+/* Closing the store ends the connections of calls under way: that is why they fail then. */
+static rdt_status unless_closed(const rdt_store *store, rdt_status status) {
+  if (status == RDT_OK || !store->closing) return status;
+  return rdt_fail(RDT_ERR_CLOSED, "store \"%s\" is closed", store->name);
+}
+
 void rdt_store_pause(void) {
   const struct timespec pause = {.tv_nsec = PAUSE_US * 1000};
   nanosleep(&pause, NULL);
@@ -138,6 +144,7 @@ rdt_status rdt_store_pull(rdt_store *store, uint32_t rank, uint64_t offset, uint
     rdt_store_link_drop(&link);
   }
   if (status == RDT_OK && out) *out = pulled;
+  status = unless_closed(store, status);
   rdt_store_leave(store);
   return status;
 }
@@ -208,6 +215,7 @@ rdt_status rdt_store_push(rdt_store *store, uint32_t rank, const void *data, uin
     pthread_mutex_unlock(&peer->push_lock);
     rdt_store_link_drop(&link);
   }
+  status = unless_closed(store, status);
   rdt_store_leave(store);
   return status;
 }

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .optimizer import GradientTape, distribute
     from .process import Run, init, local_rank, rank, shutdown, size
     from .sharded import ShardedOptimizer, save
+    from .stores import store_nbytes, store_publish, store_pull, store_push, store_take
     from .sync.base import Synchronizer
     from .sync.compression import PowerSGD, Quantized, TopK
     from .sync.decoupled import Decoupled
@@ -94,6 +95,11 @@ __all__ = [
     "size",
     "split",
     "statistics",
+    "store_nbytes",
+    "store_publish",
+    "store_pull",
+    "store_push",
+    "store_take",
     "trace",
 ]
 

@@ -141,7 +141,7 @@ def start(
             "with a synchronizer that waits for nobody, and needs nothing that all processes do together"
         )
     dtype = tensors[0].dtype if tensors else _ANY
-    _refuse_xla(detail)
+    refuse_xla(detail)
     # Tensors in the memory of accelerators are brought here by TensorFlow.
     with tf.device("/CPU:0"):
         last = _last_operations()
@@ -178,7 +178,8 @@ def averaging(dtype: Any, size: int) -> dict[str, Any]:
     return {"scale": 1.0 / size} if dtype == tf.float16 else {"reduction": "mean"}
 
 
-def _refuse_xla(detail: str) -> None:
+def refuse_xla(detail: str) -> None:
+    """UsageError if a function is traced that XLA compiles."""
     if tf.executing_eagerly():
         return
     graph = tf.compat.v1.get_default_graph()

@@ -37,6 +37,10 @@ RDT_API rdt_status rdt_store_sizes(const rdt_store_options *options, uint64_t *v
  * RDT_ERR_INVALID, and what rdt_region_register returns. */
 RDT_API rdt_status rdt_store_open(rdt_device *device, const rdt_store_options *options,
                                   rdt_store **store);
+/* Ends the connections of the store and the calls under way, and does not wait for these. They and later ones return
+ * RDT_ERR_CLOSED, or what the end of their connection means. The handle stays valid until rdt_store_close, so a caller
+ * can make sure that no thread is on its way into a call. NULL is ignored. Idempotent. Not from a handler. */
+RDT_API void rdt_store_stop(rdt_store *store);
 /* Ends calls under way with RDT_ERR_CLOSED and the connections of the store, and gives the handle up. Not
  * from a handler. NULL is ignored. Before rdt_device_close. */
 RDT_API void rdt_store_close(rdt_store *store);

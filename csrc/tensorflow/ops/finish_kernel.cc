@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/spans.h"
+#include "ops/result_buffer.h"
 #include "ops/started.h"
-#include "tensorflow/core/framework/allocation_description.pb.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
@@ -17,24 +17,6 @@ namespace rdmatensor {
 namespace {
 
 using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-
-// A part of the memory of an operation.
-class ResultBuffer : public tensorflow::TensorBuffer {
- public:
-  ResultBuffer(std::shared_ptr<char> memory, uint64_t offset, uint64_t bytes)
-      : TensorBuffer(memory.get() + offset), memory_(std::move(memory)), bytes_(bytes) {}
-  size_t size() const override { return bytes_; }
-  TensorBuffer* root_buffer() override { return this; }
-  void FillAllocationDescription(tensorflow::AllocationDescription* proto) const override {
-    proto->set_requested_bytes(static_cast<int64_t>(bytes_));
-    proto->set_allocator_name("rdmatensor_group");
-  }
-
- private:
-  const std::shared_ptr<char> memory_;
-  const uint64_t bytes_;
-};
 
 class FinishKernel : public tensorflow::AsyncOpKernel {
  public:
@@ -88,15 +70,7 @@ class FinishKernel : public tensorflow::AsyncOpKernel {
     }
     for (int i = 0; i < count_; ++i) {
       const auto& [offset, shape] = started.results[static_cast<size_t>(i)];
-      const uint64_t bytes = static_cast<uint64_t>(shape.num_elements()) *
-                             static_cast<uint64_t>(tensorflow::DataTypeSize(dtype_));
-      if (bytes == 0) {
-        context->set_output(i, Tensor(dtype_, shape));
-        continue;
-      }
-      tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(
-          new ResultBuffer(started.output, offset, bytes));
-      context->set_output(i, Tensor(dtype_, shape, std::move(buffer)));
+      context->set_output(i, PartOf(started.output, offset, dtype_, shape));
     }
   }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
+#include "ops/core_status.h"
 #include "xla/tsl/profiler/utils/time_utils.h"
 
 namespace rdmatensor {
@@ -16,32 +17,6 @@ constexpr uint64_t kTag = uint64_t{1} << 63 | 3;
 // How long a thread of TensorFlow waits for news of a short operation before it goes on with something else. The
 // members of a step are seldom further apart. What takes longer leaves the processor to the computation.
 constexpr int kSpinUs = 300;
-
-absl::StatusCode CodeOf(rdt_status status) {
-  switch (status) {
-    case RDT_ERR_DEADLINE:
-      return absl::StatusCode::kDeadlineExceeded;
-    case RDT_ERR_CANCELLED:
-    case RDT_ERR_CLOSED:
-      return absl::StatusCode::kCancelled;
-    case RDT_ERR_CONNECTION_LOST:
-      return absl::StatusCode::kAborted;  // TensorFlow turns kUnavailable into an internal error
-    case RDT_ERR_INVALID:
-    case RDT_ERR_PROTOCOL:
-      return absl::StatusCode::kInvalidArgument;
-    case RDT_ERR_NO_MEMORY:
-    case RDT_ERR_LIMIT:
-      return absl::StatusCode::kResourceExhausted;
-    case RDT_ERR_CORRUPTED:
-      return absl::StatusCode::kDataLoss;
-    default:
-      return absl::StatusCode::kInternal;
-  }
-}
-
-absl::Status StatusOf(rdt_status status, const std::string& name) {
-  return absl::Status(CodeOf(status), absl::StrCat("rdmatensor: ", name, ": ", rdt_last_error()));
-}
 
 }  // namespace
 
@@ -158,7 +133,7 @@ absl::Status GroupState::Refuse(const std::string& name, const absl::Status& why
   if (!left_) {
     uint64_t tag[2];
     Number(tag);
-    // CodeOf makes the same code of it at the others.
+    // StatusOf makes the same code of it at the others.
     const rdt_status status = absl::IsResourceExhausted(why) ? RDT_ERR_NO_MEMORY : RDT_ERR_INVALID;
     (void)rdt_group_fail(group_, tag, status, std::string(why.message()).c_str());
   }

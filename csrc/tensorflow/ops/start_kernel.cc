@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 #include "base/dtypes.h"
 #include "ops/group_state.h"
+#include "ops/result_buffer.h"
 #include "ops/started.h"
 #include "ops/statistics.h"
 #include "tensorflow/core/framework/bfloat16.h"
@@ -28,9 +29,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-// Results are tensors, which TensorFlow expects to be aligned.
-constexpr uint64_t kAlign = EIGEN_MAX_ALIGN_BYTES;
 
 struct GroupResource : tensorflow::ResourceBase {
   explicit GroupResource(std::shared_ptr<GroupState> state) : state(std::move(state)) {}
@@ -251,7 +249,7 @@ class StartKernel : public tensorflow::OpKernel {
     uint64_t bytes = 0;
     for (const Tensor* input : inputs) {
       started->results.emplace_back(bytes, input->shape());
-      bytes += (input->TotalBytes() + kAlign - 1) / kAlign * kAlign;
+      bytes += Aligned(input->TotalBytes());
     }
     started->output = group->pool().Take(bytes);
     if (started->output == nullptr) return NoMemory(bytes);
