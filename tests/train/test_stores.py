@@ -240,6 +240,7 @@ def test_a_store_closes_under_its_operations(member: Peer, store: rdmatensor.Sto
     pull = tf.function(lambda: rt.store_pull(store, 1, LIKE).tensors)
     pull.get_concrete_function()
     calls = [_call(pull) for _ in range(4)]
+    assert stays(lambda: all(thread.is_alive() for thread, _ in calls))
     store.close()
     for thread, raised in calls:
         _ends(thread)
