@@ -26,7 +26,7 @@ from rdmatensor.bench import record
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MEMBERS = 4
 # Data sets and their samples. With fewer, each iteration's all-gather takes most of the time.
-CASES = {"moons": 20000, "classes": 16000, "wide": 8000}
+CASES = {"moons": 40000, "circles": 40000, "wide": 16000, "classes": 16000}
 WAYS = ("none", "early")
 TARGET = 1.6
 SUITES = {
