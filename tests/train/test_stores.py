@@ -173,7 +173,7 @@ def test_versions_are_whole_while_they_are_overwritten(
     pad = NBYTES - rt.store_nbytes(like)
     like[1] = tf.TensorSpec([1 + pad], tf.uint8)
     assert rt.store_nbytes(like) == NBYTES
-    versions = set()
+    versions: set[int] = set()
     try:
         while len(versions) < 200:
             pulled = rt.store_pull(store, 1, like, PATIENCE)
