@@ -105,7 +105,7 @@ class Store:
         self._changed = threading.Condition()
         self._calls = 0
         self._closing = False
-        # What uses the store without this class, and how its use ends. See train/stores.py.
+        # TensorFlow's operations use the store without this class (train/stores.py). `_leave` ends their use.
         self._operations: Any = None
         self._leave: Callable[[], object] | None = None
         self._device = device

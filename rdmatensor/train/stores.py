@@ -27,7 +27,7 @@ _ALIGNED = 64
 
 
 class PulledTensors(NamedTuple):
-    """What store_pull has read. `version` and `mark` are scalars of int64."""
+    """The result of store_pull. `version` and `mark` are scalars of int64."""
 
     tensors: list[Any]
     version: Any
@@ -35,7 +35,7 @@ class PulledTensors(NamedTuple):
 
 
 class TakenTensors(NamedTuple):
-    """What store_take has found. `arrived` is a scalar of bool, `rank` of int32 and `mark` of int64."""
+    """The result of store_take. `arrived` is a scalar of bool, `rank` of int32 and `mark` of int64."""
 
     arrived: Any
     rank: Any
