@@ -97,7 +97,7 @@ def _ends(thread: threading.Thread) -> None:
 
 
 def test_tensors_go_through_another_process(member: Peer, store: rdmatensor.Store) -> None:
-    """What the other process reads, it publishes and pushes: the bytes come back as tensors."""
+    """The other process publishes and pushes the bytes that it has read. They come back as tensors."""
 
     @tf.function
     def publish(number: Any) -> Any:

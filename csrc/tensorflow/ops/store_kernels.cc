@@ -317,7 +317,7 @@ class StoreTakeKernel : public tensorflow::OpKernel {
     const bool arrived = status == RDT_OK;
     if (arrived) {
       const absl::Status copied = Copy(context, arrival, name);
-      // What does not fit is gone, too: its sender would never be heard again.
+      // The slot is freed even if the tensors do not fit, or its sender could never push again.
       (void)rdt_store_release(store.store(), arrival.rank);
       OP_REQUIRES_OK(context, copied);
     } else {
