@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import rdmatensor.train as rt
-from asynchronous_model import BATCH, RATE, Network
+from asynchronous_model import BATCH, Network
 from rdmatensor import DeadlineExceeded, Device, Group, Store
 from rdmatensor.errors import ConnectionRefused
 from rdmatensor.train.sync.rejoin import Place
@@ -52,7 +52,9 @@ class Run(Place):
                 time.sleep(0.05)
 
 
-def train(run: Run, way: str, seed: int, target: float, pad: float, limit: float) -> float:
+def train(
+    run: Run, way: str, seed: int, rate: float, target: float, pad: float, limit: float
+) -> float:
     """Seconds until this process's model reaches the target; `limit` if it does not before."""
     network, numbers = Network(seed), np.random.default_rng([seed, run.rank])
     sync = None if way == SYNCHRONOUS else WAYS[way]()
@@ -82,9 +84,9 @@ def train(run: Run, way: str, seed: int, target: float, pad: float, limit: float
             else:
                 stop = started - begin > limit or (found < limit and _all(reached))
             steps += 1
-            network.weights -= RATE * gradient
+            network.weights -= rate * gradient
             if sync is not None and steps >= following:
-                following = sync.exchange(network.weights, steps, RATE)
+                following = sync.exchange(network.weights, steps, rate)
             if stop:
                 break
         if sync is not None:

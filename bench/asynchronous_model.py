@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 INPUTS, HIDDEN, CLASSES = 65, 64, 10
-BATCH, RATE, TESTED = 16, 0.2, 360
+BATCH, TESTED = 16, 360
 
 
 class Network:

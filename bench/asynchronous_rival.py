@@ -25,7 +25,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from asynchronous_model import BATCH, RATE, Network
+from asynchronous_model import BATCH, Network
 
 PATIENCE = 100.0
 PERIOD = 4
@@ -76,13 +76,13 @@ class Apart:
 Way = tuple[Any, Any, Together | Apart]
 
 
-def ddp(model: Model) -> Way:
+def ddp(model: Model, rate: float) -> Way:
     """All gradients are averaged in each step."""
     parallel = DistributedDataParallel(model)
-    return parallel, torch.optim.SGD(model.parameters(), RATE), Together(10)
+    return parallel, torch.optim.SGD(model.parameters(), rate), Together(10)
 
 
-def post_local_sgd(model: Model) -> Way:
+def post_local_sgd(model: Model, rate: float) -> Way:
     """Models are averaged in every fourth step, from the first one on."""
     parallel = DistributedDataParallel(model)
     state = local_sgd.PostLocalSGDState(
@@ -93,12 +93,12 @@ def post_local_sgd(model: Model) -> Way:
     )
     parallel.register_comm_hook(state, local_sgd.post_localSGD_hook)
     optimizer = PostLocalSGDOptimizer(
-        torch.optim.SGD(model.parameters(), RATE), PeriodicModelAverager(PERIOD, warmup_steps=0)
+        torch.optim.SGD(model.parameters(), rate), PeriodicModelAverager(PERIOD, warmup_steps=0)
     )
     return parallel, optimizer, Together(3 * PERIOD)
 
 
-def with_hivemind(model: Model) -> Way:
+def with_hivemind(model: Model, rate: float) -> Way:
     """Each process makes steps of its own. When all have made about 25 each, whoever is there averages."""
     import hivemind
 
@@ -114,7 +114,7 @@ def with_hivemind(model: Model) -> Way:
         dht=dht,
         run_id=name,
         params=model.parameters(),
-        optimizer=lambda each: torch.optim.SGD(each, RATE),
+        optimizer=lambda each: torch.optim.SGD(each, rate),
         batch_size_per_step=BATCH,
         target_batch_size=25 * BATCH * dist.get_world_size(),
         use_local_updates=True,
@@ -133,7 +133,7 @@ def with_hivemind(model: Model) -> Way:
 
 
 HOST = "/ip4/127.0.0.1/tcp/0"
-WAYS: dict[str, Callable[[Model], Way]] = {
+WAYS: dict[str, Callable[[Model, float], Way]] = {
     "torch DDP, gloo": ddp,
     "torch PostLocalSGDOptimizer, gloo": post_local_sgd,
     "hivemind": with_hivemind,
@@ -145,13 +145,13 @@ def accuracy(model: Model, test: tuple[Any, Any]) -> float:
         return float((model(test[0]).argmax(1) == test[1]).float().mean())
 
 
-def train(way: str, seed: int, target: float, pad: float, limit: float) -> float:
+def train(way: str, seed: int, rate: float, target: float, pad: float, limit: float) -> float:
     """Seconds until this process's model reaches the target; `limit` if it does not before."""
     network, numbers = Network(seed), np.random.default_rng([seed, dist.get_rank()])
     x, y = (torch.tensor(each) for each in network.train)
     test = tuple(torch.tensor(each) for each in network.test)
     model = Model(network)
-    parallel, optimizer, end = WAYS[way](model)
+    parallel, optimizer, end = WAYS[way](model, rate)
     loss_of = torch.nn.CrossEntropyLoss()
     dist.barrier()
     begin, found, steps = time.monotonic(), limit, 0

@@ -3,8 +3,9 @@
 
 Processes of this machine train a network on scikit-learn's digits. A step takes 20 ms, and 40 ms in one of
 them; most of it is slept. Measured is the time until the last process's own model knows 97 % of 360 digits
-that nobody trained on. All ways have the same learning rate and batch. The rivals have the same network,
-data, padding and slow process: torch DDP, PostLocalSGDOptimizer and hivemind, if --rival-python has them.
+that nobody trained on. All ways have the same batch and the same learning rates. The rivals have the same
+network, data, padding and slow process: torch DDP, PostLocalSGDOptimizer and hivemind, if --rival-python
+has them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import click
 import numpy as np
 
 from asynchronous_member import SYNCHRONOUS, WAYS
-from asynchronous_model import RATE
 from members import Members, ask, started
 from options import console, deliver, has_module, json_option, quick_option, rival_python_option
 from rdmatensor import Device, Store, config, empty
@@ -40,10 +40,17 @@ PULLED = 17 << 20
 
 
 def converge(
-    members: int, ways: Sequence[str], seeds: int, rivals: Sequence[str], rival_python: str
+    members: int,
+    ways: Sequence[str],
+    seeds: int,
+    rates: Sequence[float],
+    rivals: Sequence[str],
+    rival_python: str,
 ) -> list[record.Result]:
-    """The times of all ways. Each seed is measured in all ways before the next."""
-    times: dict[str, list[float]] = {way: [] for way in (*ways, *rivals)}
+    """The times of all ways. Each seed is measured in all ways and rates before the next."""
+    times: dict[tuple[float, str], list[float]] = {
+        (rate, way): [] for rate in rates for way in (*ways, *rivals)
+    }
     with ExitStack() as stack:
         processes = stack.enter_context(started(MEMBER, members, ONE_THREAD))
         others = processes
@@ -51,25 +58,31 @@ def converge(
             settings = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": "lo"}
             others = stack.enter_context(started(RIVAL, members, settings, rival_python))
         for seed in range(seeds):
-            for way, found in times.items():
-                found.append(max(_run(others if way in rivals else processes, way, seed)))
+            for (rate, way), found in times.items():
+                found.append(max(_run(others if way in rivals else processes, way, rate, seed)))
     return [
         record.Result(
             f"training, {members} processes, one at half speed",
-            f"time to {TARGET:.0%} of digits",
+            f"time to {TARGET:.0%} of digits, rate {rate:g}",
             way,
             record.SECONDS,
             found,
-            parameters={"seeds": seeds, "rate": RATE, "step_s": STEP, "slow_step_s": SLOW_STEP},
+            parameters={"seeds": seeds, "rate": rate, "step_s": STEP, "slow_step_s": SLOW_STEP},
             rival=SYNCHRONOUS if way in WAYS else "",
             target=1.5 if way in WAYS else None,
         )
-        for way, found in times.items()
+        for (rate, way), found in times.items()
     ]
 
 
-def _run(processes: Members, way: str, seed: int) -> list[float]:
-    common: dict[str, Any] = {"way": way, "seed": seed, "target": TARGET, "limit": LIMIT}
+def _run(processes: Members, way: str, rate: float, seed: int) -> list[float]:
+    common: dict[str, Any] = {
+        "way": way,
+        "seed": seed,
+        "rate": rate,
+        "target": TARGET,
+        "limit": LIMIT,
+    }
     pads = [STEP] * (len(processes) - 1) + [SLOW_STEP]
     return ask(processes, [{**common, "pad": pad} for pad in pads])
 
@@ -117,6 +130,15 @@ def pulls(turns: int) -> list[record.Result]:
 @click.command(help=__doc__)
 @click.option("--members", default=4, show_default=True, help="Start so many processes.")
 @click.option("--seeds", type=int, help="Train from so many beginnings: 5, or 1 with --quick.")
+@click.option(
+    "--rate",
+    "rates",
+    multiple=True,
+    type=click.FloatRange(0, min_open=True),
+    default=(0.8,),
+    show_default=True,
+    help="Train with this learning rate. Repeatable.",
+)
 @click.option("--way", "ways", multiple=True, type=click.Choice(list(WAYS)), help="Repeatable.")
 @quick_option("One seed.")
 @rival_python_option
@@ -124,6 +146,7 @@ def pulls(turns: int) -> list[record.Result]:
 def main(
     members: int,
     seeds: int | None,
+    rates: tuple[float, ...],
     ways: tuple[str, ...],
     quick: bool,
     rival_python: str,
@@ -146,14 +169,16 @@ def main(
             if name not in rivals
         ]
         chosen = [SYNCHRONOUS, *(ways or WAYS)]
-        trained = converge(members, chosen, seeds or (1 if quick else 5), rivals, rival_python)
+        seeds = seeds or (1 if quick else 5)
+        trained = converge(members, chosen, seeds, rates, rivals, rival_python)
         run.results += trained
     run.finish(time.monotonic() - began)
     deliver(run, json_file)
     for result in trained:
         found = np.array(result.samples)
         spread = f"{found.mean():.1f} ± {found.std():.1f} s, {found.min():.1f} .. {found.max():.1f}"
-        console().print(f"{result.way}: {spread} from {len(found)} beginnings", highlight=False)
+        line = f"{result.case}, {result.way}: {spread} from {len(found)} beginnings"
+        console().print(line, highlight=False)
 
 
 if __name__ == "__main__":
