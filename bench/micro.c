@@ -45,10 +45,13 @@
 static void on_notify(void *context, rdt_channel *channel, uint64_t immediate, const void *data,
                       size_t size);
 
-static void open_side(side *s, const char *name, uint64_t size) {
+/* Without a handler, a thread that waits for a transfer polls for it. */
+static void open_side(side *s, const char *name, uint64_t size, bool handles) {
   rdt_region_info info;
-  rdt_device_options options = {
-      .struct_size = sizeof(options), .name = name, .context = s, .on_notify = on_notify};
+  rdt_device_options options = {.struct_size = sizeof(options),
+                                .name = name,
+                                .context = s,
+                                .on_notify = handles ? on_notify : NULL};
   pthread_mutex_init(&s->lock, NULL);
   pthread_cond_init(&s->ready, NULL);
   s->size = size;
@@ -197,7 +200,7 @@ static bool has_guest(side *s) { return s->guest != NULL; }
 static void serve(uint64_t most) {
   side s = {0};
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  open_side(&s, "server", most);
+  open_side(&s, "server", most, true);
   printf("%s\n", rdt_device_address(s.device));
   fflush(stdout);
   for (;;) {
@@ -332,7 +335,7 @@ static void peers(side *s, const request *r) {
   rdt_channel *channels[MOST_PEERS];
   rdt_remote_region *remotes[MOST_PEERS];
   for (long i = 0; i < r->depth; i++) start_peer(r->size, addresses[i]);
-  open_side(s, "client", r->size);
+  open_side(s, "client", r->size, strcmp(r->test, "peers") != 0);
   for (long i = 0; i < r->depth; i++) {
     join(s, addresses[i]);
     channels[i] = s->channel;
@@ -359,7 +362,7 @@ static double resident_kib(void) {
 /* Memory that one crowd leaves is used by the next, so there is one. */
 static void crowd(side *s, const request *r) {
   rdt_channel *channels[MOST_BATCHED];
-  open_side(s, "client", r->size);
+  open_side(s, "client", r->size, false);
   join(s, r->address);
   one_time(s, r, RDT_OP_WRITE);
   leave(s);
@@ -434,7 +437,7 @@ int main(int count, char **words) {
   } else if (strcmp(r.test, "copy") == 0) {
     for (long i = 0; i < r.samples; i++) times[i] = copy_time(&r);
   } else {
-    open_side(&s, "client", r.size);
+    open_side(&s, "client", r.size, strcmp(r.test, "write") && strcmp(r.test, "read_lat"));
     join(&s, r.address);
     run(&s, &r);
     leave(&s);

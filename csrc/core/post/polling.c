@@ -44,9 +44,9 @@ static void count_poll(rdt_channel *channel) {
   atomic_store_explicit(&channel->polls, polls + 1, memory_order_relaxed);
 }
 
-void rdt_channel_help(rdt_channel *channel) {
+bool rdt_channel_help(rdt_channel *channel) {
   rdt_events events = rdt_channel_events(channel);
-  if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return;
+  if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return false;
   int taken = channel->transport->poll(channel->endpoint, 0, &events);
   count_poll(channel);
   pthread_mutex_unlock(&channel->poll_lock);
@@ -54,6 +54,7 @@ void rdt_channel_help(rdt_channel *channel) {
     rdt_channel_break(channel);
   else if (taken > 0)
     rdt_channel_flush(channel); /* what waited for room; the progress thread sleeps */
+  return taken != 0;
 }
 
 /* Where every completion is an event, it would wake the progress thread only to find that the helper

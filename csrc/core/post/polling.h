@@ -10,9 +10,10 @@ rdt_events rdt_channel_events(rdt_channel *channel);
 /* Takes completions and up to `budget` notifications. Returns the result of the transport's
  * poll. */
 int rdt_channel_take(rdt_channel *channel, int budget);
-/* Takes completions on a thread that waits for one, between begin and end. */
+/* Takes completions on a thread that waits for one, between begin and end. Help returns true if
+ * anything came. */
 void rdt_channel_begin_help(rdt_channel *channel);
-void rdt_channel_help(rdt_channel *channel);
+bool rdt_channel_help(rdt_channel *channel);
 void rdt_channel_end_help(rdt_channel *channel);
 /* A thread takes a channel's notifications itself: it begins, polls, and ends. If it ends in
  * order to sleep, the peer wakes the progress thread from then on; false means that something

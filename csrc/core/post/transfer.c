@@ -142,7 +142,7 @@ static bool may_help(const rdt_transfer *transfer) {
 /* Polls for the completion, which saves two thread switches. Returns true if the transfer is
  * complete. */
 static bool look(rdt_transfer *transfer) {
-  for (int i = 0; i < POLLS_PER_LOOK; i++) rdt_channel_help(transfer->channel);
+  for (int i = 0; i < POLLS_PER_LOOK && !rdt_channel_help(transfer->channel); i++) continue;
   return is_complete(transfer);
 }
 
