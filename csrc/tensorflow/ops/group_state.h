@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "ops/buffer_pool.h"
 #include "ops/operation_stats.h"
 #include "ops/started.h"
@@ -26,6 +27,9 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
 
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return size_; }
+  std::string Description() const {
+    return absl::StrCat("rdmatensor group, rank ", rank_, " of ", size_);
+  }
   // Whether an all-reduce of so many bytes may put its result in the place of its input without a copy. Members on
   // other hosts could not write there, and with FLAT the others read the input until the end.
   bool ReducesInPlace(uint64_t bytes);

@@ -13,11 +13,10 @@
 #include "ops/group_state.h"
 #include "ops/result_buffer.h"
 #include "ops/started.h"
+#include "ops/state_resource.h"
 #include "ops/statistics.h"
 #include "tensorflow/core/framework/bfloat16.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_handle.h"
-#include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_encode_decode.h"
 #include "xla/tsl/profiler/utils/time_utils.h"
@@ -29,20 +28,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-struct GroupResource : tensorflow::ResourceBase {
-  explicit GroupResource(std::shared_ptr<GroupState> state) : state(std::move(state)) {}
-  std::string DebugString() const override {
-    return absl::StrCat("rdmatensor group, rank ", state->rank(), " of ", state->size());
-  }
-  const std::shared_ptr<GroupState> state;
-};
-
-absl::StatusOr<std::shared_ptr<GroupState>> StateIn(const Tensor& handle) {
-  auto found = handle.scalar<tensorflow::ResourceHandle>()().GetResource<GroupResource>();
-  if (!found.ok()) return found.status();
-  return (*found)->state;
-}
 
 class GroupKernel : public tensorflow::OpKernel {
  public:
@@ -56,11 +41,7 @@ class GroupKernel : public tensorflow::OpKernel {
                                               reinterpret_cast<rdt_group*>(group_),
                                               static_cast<int>(timeout_ms_));
     ShowStatisticsOf(state);
-    Tensor* handle = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape(), &handle));
-    handle->scalar<tensorflow::ResourceHandle>()() =
-        tensorflow::ResourceHandle::MakeRefCountingHandle(new GroupResource(std::move(state)),
-                                                          context->device()->name());
+    SetHandle(context, std::move(state));
   }
 
  private:
@@ -73,7 +54,7 @@ class LeaveKernel : public tensorflow::OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("release", &release_));
   }
   void Compute(OpKernelContext* context) override {
-    absl::StatusOr<std::shared_ptr<GroupState>> state = StateIn(context->input(0));
+    const auto state = StateOf<GroupState>(context);
     OP_REQUIRES_OK(context, state.status());
     (*state)->Leave();
     if (release_) (*state)->Release();
@@ -142,7 +123,7 @@ class StartKernel : public tensorflow::OpKernel {
   bool IsExpensive() override { return false; }
 
   void Compute(OpKernelContext* context) override {
-    absl::StatusOr<std::shared_ptr<GroupState>> state = StateIn(context->input(0));
+    const auto state = StateOf<GroupState>(context);
     OP_REQUIRES_OK(context, state.status());
     GroupState& group = **state;
     std::vector<const Tensor*> inputs;

@@ -13,11 +13,10 @@
 #include "absl/strings/str_cat.h"
 #include "ops/core_status.h"
 #include "ops/result_buffer.h"
+#include "ops/state_resource.h"
 #include "ops/store_state.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_handle.h"
-#include "tensorflow/core/framework/resource_mgr.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
@@ -30,22 +29,8 @@ using tensorflow::TensorShape;
 using DoneCallback = tensorflow::AsyncOpKernel::DoneCallback;
 using Use = std::shared_ptr<StoreState::Use>;
 
-struct StoreResource : tensorflow::ResourceBase {
-  explicit StoreResource(std::shared_ptr<StoreState> state) : state(std::move(state)) {}
-  std::string DebugString() const override {
-    return absl::StrCat("rdmatensor store ", state->name);
-  }
-  const std::shared_ptr<StoreState> state;
-};
-
-absl::StatusOr<std::shared_ptr<StoreState>> StateIn(const Tensor& handle) {
-  auto found = handle.scalar<tensorflow::ResourceHandle>()().GetResource<StoreResource>();
-  if (!found.ok()) return found.status();
-  return (*found)->state;
-}
-
 absl::StatusOr<Use> UseOf(OpKernelContext* context) {
-  absl::StatusOr<std::shared_ptr<StoreState>> state = StateIn(context->input(0));
+  const auto state = StateOf<StoreState>(context);
   if (!state.ok()) return state.status();
   return (*state)->Enter();
 }
@@ -159,9 +144,7 @@ class StoreKernel : public tensorflow::OpKernel {
     auto state = std::make_shared<StoreState>(reinterpret_cast<rdt_store*>(store_), name_,
                                               static_cast<uint64_t>(bytes_),
                                               static_cast<uint64_t>(slot_bytes_));
-    SetScalar(context, 0,
-              tensorflow::ResourceHandle::MakeRefCountingHandle(new StoreResource(std::move(state)),
-                                                                context->device()->name()));
+    SetHandle(context, std::move(state));
   }
 
  private:
@@ -173,7 +156,7 @@ class StoreLeaveKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
-    absl::StatusOr<std::shared_ptr<StoreState>> state = StateIn(context->input(0));
+    const auto state = StateOf<StoreState>(context);
     OP_REQUIRES_OK(context, state.status());
     (*state)->Leave();
   }

@@ -41,6 +41,8 @@ class StoreState : public std::enable_shared_from_this<StoreState> {
   // No use begins any more, and it waits until all have ended. Call it after rdt_store_stop, which ends their waits.
   void Leave();
 
+  std::string Description() const { return "rdmatensor store " + name; }
+
   const uint64_t bytes, slot_bytes;
   const std::string name;
   std::mutex publishing;  // one version at a time
