@@ -258,6 +258,7 @@ bench-split: $(tests)
 
 bench-tables: $(tests)
 	@$(BIN)/python bench/bench_tables.py
+	@$(BIN)/python bench/bench_tables.py --gbps 10
 	@$(BIN)/python bench/bench_tables.py --grid
 
 bench-verbs: $(tests)

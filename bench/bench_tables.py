@@ -4,13 +4,15 @@
 Processes of this machine look up rows of a table of 100,000 x 64 and apply SGD to them; each has its own
 batch. Beside them, as many workers of ParameterServerStrategy over stock gRPC compute the same, with the
 table in two parts on two servers; they do not wait for each other. Compared is the time per batch. --grid
-compares what parallelize() would choose with the fastest way, in cases of other sizes.
+compares what parallelize() would choose with the fastest way, in cases of other sizes. --gbps emulates links
+between the processes: transfers sleep as if each process had one. Stock gRPC keeps the speed of loopback.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,10 +56,12 @@ class Servers(Cluster):
 class Members:
     """Processes of tables_member.py."""
 
-    def __init__(self, team: Team, size: int) -> None:
+    def __init__(self, team: Team, size: int, gbps: float | None) -> None:
         self._team = team
         place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "TF_CPP_MIN_LOG_LEVEL": "2"}
         place |= {"MASTER_PORT": str(free_port()), "RDMATENSOR_LOG_LEVEL": "error", "TF_CONFIG": ""}
+        if gbps:
+            place["RDMATENSOR_FAULTS"] = f"rate={gbps / 8 * 1e6:.0f}k,latency=20us"
         program = str(Path(__file__).with_name("tables_member.py"))
         self._tasks = [
             team.start(f"rank {rank}", [program], place | {"RANK": str(rank)})
@@ -170,12 +174,17 @@ def grid(members: Members, turns: int, quick: bool) -> tuple[list[record.Result]
 @click.command(help=__doc__)
 @click.option("--members", "size", default=4, show_default=True, help="Start so many processes.")
 @click.option("--grid", "with_grid", is_flag=True, help="Measure the grid of cases instead.")
+@click.option(
+    "--gbps", type=click.FloatRange(0, min_open=True), help="Emulate links of so many Gbit/s."
+)
 @quick_option("Fewer turns, and fewer cases of the grid.")
 @json_option
-def main(size: int, with_grid: bool, quick: bool, json_file: Path | None) -> None:
+def main(
+    size: int, with_grid: bool, gbps: float | None, quick: bool, json_file: Path | None
+) -> None:
     with benchmark("Tables of embeddings", 150, quick, json_file) as (console, run, logs):
         with Team(logs) as team:
-            members = Members(team, size)
+            members = Members(team, size, gbps)
             if with_grid:
                 run.results, text = grid(members, 4 if quick else 8, quick)
                 console.print(text)
@@ -184,6 +193,9 @@ def main(size: int, with_grid: bool, quick: bool, json_file: Path | None) -> Non
                 servers.wait()
                 for ids in IDS[:1] if quick else IDS:
                     run.results += compare(members, servers, size, ids, 3 if quick else 8)
+        if gbps:
+            link = f"emulated links of {gbps:g} Gbit/s"
+            run.results = [replace(each, suite=f"{each.suite}, {link}") for each in run.results]
         for each in run.results:
             spread = each.spread
             console.print(
