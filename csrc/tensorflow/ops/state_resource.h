@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What operations share, such as a group, as a resource of TensorFlow.
+// Makes the state that operations share, such as a group, a resource of TensorFlow.
 #ifndef RDMATENSOR_TENSORFLOW_OPS_STATE_RESOURCE_H_
 #define RDMATENSOR_TENSORFLOW_OPS_STATE_RESOURCE_H_
 
