@@ -30,6 +30,14 @@ static bool sum_is_right(member *members, uint64_t tag, uint64_t count, task *ta
   return good;
 }
 
+static void expect_right(member *members, uint64_t tag, uint64_t count, task *tasks) {
+  bool good = sum_is_right(members, tag, count, tasks);
+  for (uint32_t i = 0; i < SIZE && !good; i++)
+    fprintf(stderr, "operation %llu, rank %u: %s\n", (unsigned long long)tag, i,
+            tasks[i].status == RDT_OK ? "done" : tasks[i].error);
+  EXPECT(good);
+}
+
 /* At some of them: who had all before another one found it is done, and right. */
 static void expect_corrupted(const task *tasks, uint32_t count) {
   bool told = false;
@@ -52,15 +60,15 @@ static void test_on_the_way(uint64_t count, bool maps, const char *fault) {
   rdt_config_set("FAULTS", "post=#1000000000"); /* for the present nothing happens */
   open_group(members, SIZE, "checked");
   if (!maps) forbid_mapping(members, SIZE);
-  EXPECT(sum_is_right(members, tag++, count, tasks));
+  expect_right(members, tag++, count, tasks);
   EXPECT_STATUS(RDT_OK, rdt_config_set("FAULTS", fault));
   while (tag < 100 && sum_is_right(members, tag, count, tasks)) tag++;
   expect_corrupted(tasks, SIZE);
   EXPECT_STATUS(RDT_OK, rdt_config_set("FAULTS", ""));
-  EXPECT(sum_is_right(members, ++tag, count, tasks));
+  expect_right(members, ++tag, count, tasks);
   /* Who does not want checksums sends none, and meets others all the same. */
   members[1].group->checks = false;
-  EXPECT(sum_is_right(members, ++tag, count, tasks));
+  expect_right(members, ++tag, count, tasks);
   close_group(members, SIZE);
 }
 
