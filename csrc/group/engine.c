@@ -119,7 +119,8 @@ static void take_written(rdt_group_operation *operation, rdt_group_part *part) {
   operation->steps[part->step].acked += part->head.size;
   if (part->head.status < 0)
     rdt_group_operation_fail(operation, RDT_ERR_CONNECTION_LOST,
-                             "group %s: a write to a member failed: %s", operation->group->name,
+                             "group %s: member %u cannot be reached: %s", operation->group->name,
+                             operation->program->steps[part->step].step.peer,
                              rdt_status_text((rdt_status)part->head.status));
 }
 
@@ -358,6 +359,7 @@ static void end_group(const rdt_group_operation *operation) {
 static bool end_failed(rdt_group_operation *operation) {
   int64_t now = rdt_now_ms(), limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   if (!operation->aborting) {
+    if (operation->posted > 0) rdt_group_pushes_drop(operation);
     if (operation->posted > 0) return false; /* writes to their memory are in flight */
     operation->aborting = true;
     operation->grace = now + limit / GRACE_PART;

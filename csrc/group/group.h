@@ -84,6 +84,18 @@ typedef struct rdt_group_message {
   uint64_t credit; /* bytes of the addressee's eager messages that the sender is done with */
 } rdt_group_message;
 
+/* A write of a message's elements, under group->lock; pushes.c. */
+typedef struct rdt_group_push {
+  const char *from;
+  rdt_remote_region *to; /* held */
+  uint64_t at;           /* bytes that were posted */
+  uint64_t message;      /* bytes of the whole message, which decides who goes first */
+  uint32_t peer;
+  unsigned open;     /* pieces under way */
+  rdt_status status; /* RDT_OK, or why it failed */
+  bool waits;        /* it is in the link's list */
+} rdt_group_push;
+
 /* A message that arrived, or one to send. */
 typedef struct rdt_group_part {
   struct rdt_group_part *next;
@@ -92,6 +104,7 @@ typedef struct rdt_group_part {
   struct rdt_group *group; /* of one to send */
   struct rdt_group_operation *operation;
   uint32_t step;
+  rdt_group_push push;
   rdt_group_message head; /* the payload follows */
 } rdt_group_part;
 
@@ -217,6 +230,10 @@ typedef struct rdt_group_link {
   _Atomic uint64_t eager_taken, eager_told;    /* from it */
   rdt_group_link_remote remotes[RDT_LINK_REMOTES];
   uint64_t clock;
+  rdt_group_part *pushes; /* with bytes to post, the oldest first; under lock, as the next three */
+  unsigned pieces;        /* under way */
+  unsigned turn;
+  bool pumping; /* a thread posts */
   uint64_t eager_received;
   unsigned early; /* messages kept for operations that have not started */
 } rdt_group_link;
@@ -364,15 +381,13 @@ void rdt_group_message_begin(rdt_group_operation *operation, rdt_group_part *par
                              rdt_group_message_kind kind, const rdt_group_program_step *step);
 /* Sends the part and frees it when it has left. */
 rdt_status rdt_group_part_send(rdt_group *group, uint32_t peer, rdt_group_part *part);
-/* Sends the part after a write. On completion the part comes back into its operation's inbox as
- * WRITTEN. Returns RDT_OK, and frees the part, if that completed at once. */
-rdt_status rdt_group_part_push(rdt_group *group, uint32_t peer, rdt_group_part *part,
-                               const void *from, rdt_remote_region *to);
 /* Takes `bytes` from the credit for eager messages to the peer. Returns false if there is not
  * enough, unless `always`. */
 bool rdt_group_credit_take(rdt_group_link *link, uint64_t bytes, bool always);
 /* Notes how many bytes the peer is done with. */
 void rdt_group_credit_learn(rdt_group_link *link, uint64_t returned);
+/* Lets a message tell the peer how many bytes of its eager messages are done with. */
+void rdt_group_credit_tell(rdt_group *group, uint32_t peer, rdt_group_message *message);
 /* Counts an eager message that came. Returns false if the peer sends more than its credit. Call
  * it under group->lock. */
 bool rdt_group_credit_charge(rdt_group_link *link, uint64_t bytes);
@@ -388,6 +403,17 @@ void rdt_group_operation_abort_send(const rdt_group_operation *operation, uint32
 rdt_status rdt_group_link_open(rdt_group *group, uint32_t peer, uint64_t key,
                                rdt_remote_region **region);
 void rdt_group_link_forget(rdt_group_link *link);
+
+/* ---- pushes.c ---------------------------------------------------------------------------------------- */
+
+/* Writes head.size bytes at `from` to head.offset in the peer's region, and then sends the part's
+ * head. `message` is the size of the whole message, of which these may be a part: short ones go
+ * first. In the end the part comes back into its operation's inbox as WRITTEN, with
+ * the status in its head. Takes a reference to the region. From any thread. */
+void rdt_group_part_push(rdt_group *group, uint32_t peer, rdt_group_part *part, const void *from,
+                         rdt_remote_region *to, uint64_t message);
+/* Drops what the operation's pushes have not posted yet. Its parts come back as CANCELLED. */
+void rdt_group_pushes_drop(rdt_group_operation *operation);
 
 /* ---- operation.c ------------------------------------------------------------------------------------- */
 

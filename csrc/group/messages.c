@@ -86,8 +86,7 @@ static void sent(void *context, rdt_status status) {
   rdt_group_unref(group);
 }
 
-/* Every message also returns credit. */
-static void return_credit(rdt_group *group, uint32_t peer, rdt_group_message *message) {
+void rdt_group_credit_tell(rdt_group *group, uint32_t peer, rdt_group_message *message) {
   rdt_group_link *link = &group->links[peer];
   uint64_t taken = atomic_load_explicit(&link->eager_taken, memory_order_relaxed);
   message->credit = taken;
@@ -95,7 +94,7 @@ static void return_credit(rdt_group *group, uint32_t peer, rdt_group_message *me
 }
 
 rdt_status rdt_group_part_send(rdt_group *group, uint32_t peer, rdt_group_part *part) {
-  return_credit(group, peer, &part->head);
+  rdt_group_credit_tell(group, peer, &part->head);
   rdt_op op = {.kind = RDT_OP_NOTIFY,
                .local = &part->head,
                .size = sizeof(part->head) + part->size,
@@ -105,42 +104,6 @@ rdt_status rdt_group_part_send(rdt_group *group, uint32_t peer, rdt_group_part *
   rdt_status status = rdt_channel_post(group->links[peer].channel, &op, 1, sent, part);
   if (status != RDT_IN_PROGRESS) sent(part, status);
   return status < 0 ? status : RDT_OK;
-}
-
-static void pushed(void *context, rdt_status status) {
-  rdt_group_part *part = context;
-  rdt_group_operation *operation = part->operation;
-  rdt_group *group = part->group;
-  part->kind = RDT_GROUP_WRITTEN;
-  part->head.status = status;
-  pthread_mutex_lock(&group->lock);
-  part->next = NULL;
-  *operation->inbox_tail = part;
-  operation->inbox_tail = &part->next;
-  rdt_group_operation_stir(operation);
-  pthread_mutex_unlock(&group->lock);
-  rdt_group_unref(group);
-}
-
-rdt_status rdt_group_part_push(rdt_group *group, uint32_t peer, rdt_group_part *part,
-                               const void *from, rdt_remote_region *to) {
-  return_credit(group, peer, &part->head);
-  rdt_op ops[2] = {{.kind = RDT_OP_WRITE,
-                    .local = (void *)from,
-                    .size = part->head.size,
-                    .remote = to,
-                    .remote_offset = part->head.offset},
-                   {.kind = RDT_OP_NOTIFY,
-                    .local = &part->head,
-                    .size = sizeof(part->head),
-                    .immediate = RDT_GROUP_PUSHED}};
-  part->group = group;
-  rdt_group_ref(group);
-  rdt_status status = rdt_channel_post(group->links[peer].channel, ops, 2, pushed, part);
-  if (status == RDT_IN_PROGRESS) return status;
-  rdt_group_part_free(group, part);
-  rdt_group_unref(group);
-  return status;
 }
 
 /* `head` has the fields in which ABORTs differ. */

@@ -187,17 +187,11 @@ static void push_part(rdt_group_operation *operation, uint32_t index,
   rdt_group_seal(operation->group, &part->head, from);
   part->operation = operation;
   part->step = index;
-  rdt_status status = rdt_group_part_push(operation->group, step->step.peer, part, from, region);
-  if (status < 0) {
-    fail_lost(operation, step->step.peer);
-    return;
-  }
+  rdt_group_part_push(operation->group, step->step.peer, part, from, region,
+                      bytes_of(operation, &step->step));
+  operation->posted++;
   state->moved += offer->size;
   count_sent(operation, offer->size);
-  if (status == RDT_IN_PROGRESS)
-    operation->posted++;
-  else
-    state->acked += offer->size;
 }
 
 static rdt_group_part *take_part(rdt_group_step_state *state) {

@@ -29,6 +29,7 @@ PROGRAMS = [
     "test_group_checksum",
     "test_group_failures",
     "test_group_meeting",
+    "test_group_pushes",
     "test_group_trees",
     "test_region_for",
     "test_store",
