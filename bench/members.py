@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,15 @@ Members = list[subprocess.Popen[str]]
 
 @contextlib.contextmanager
 def started(
-    program: Path, count: int, settings: Mapping[str, str] = {}, python: str = sys.executable
+    program: Path,
+    count: int,
+    settings: Mapping[str, str] = {},
+    python: str = sys.executable,
+    place: Callable[[int], list[str]] = lambda rank: [],
 ) -> Iterator[Members]:
     """Starts `count` processes of the program, which find each other by their environment. They are killed at
-    the end."""
-    place = {
+    the end. A rank's command line begins with its `place`."""
+    variables = {
         "WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
@@ -38,11 +42,11 @@ def started(
     inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     members = [
         subprocess.Popen(
-            [python, str(program)],
+            [*place(rank), python, str(program)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=inherited | place | {"RANK": str(rank)},
+            env=inherited | variables | {"RANK": str(rank)},
         )
         for rank in range(count)
     ]
