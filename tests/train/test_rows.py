@@ -100,6 +100,15 @@ def test_sums(ops: Any, case: Any) -> None:
     np.testing.assert_allclose(sums, dense[found.numpy()] / 2, atol=1e-5)
 
 
+@settings(max_examples=100)
+@given(gradients())
+def test_sums_at_positions(ops: Any, case: Any) -> None:
+    rows, width, indices, values = case
+    indices, values = indices[indices >= 0], values[indices >= 0]
+    sums = ops.rdmatensor_sum_at(values, indices, rows)
+    np.testing.assert_allclose(sums, _sums(rows, width, indices, values), atol=1e-5)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=40)
 @given(case=gradients(), threads=st.integers(0, 3))
@@ -157,6 +166,10 @@ def test_kernels_refuse_what_does_not_fit(ops: Any) -> None:
         (lambda: update([1], tf.zeros([1, 2]), table), "a slot is named twice"),
         (lambda: update([1], tf.zeros([1, 2]), rates=tf.zeros([3])), "four rates"),
         (lambda: ops.rdmatensor_read_rows(table.handle, [3], T=tf.float32), "row 3 of a table"),
+        (lambda: ops.rdmatensor_sum_at(tf.zeros([1, 2]), [3], 3), "position 3 of 3 sums"),
+        (lambda: ops.rdmatensor_sum_at(tf.zeros([1, 2]), [-1], 3), "position -1"),
+        (lambda: ops.rdmatensor_sum_at(tf.zeros([1, 2]), [0, 1], 3), "positions for values"),
+        (lambda: ops.rdmatensor_sum_at(tf.zeros([1, 2]), [0], -3), "the number of sums"),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=words):
             act()

@@ -116,6 +116,14 @@ REGISTER_OP("RdmatensorSumRows")
     .Output("out_values: float")
     .SetShapeFn(UnknownShape);
 
+// Adds up the values with equal positions, of `count` ones from 0 on. Those that nothing has are zero.
+REGISTER_OP("RdmatensorSumAt")
+    .Input("values: float")
+    .Input("positions: int32")
+    .Input("count: int32")
+    .Output("sums: float")
+    .SetShapeFn(UnknownShape);
+
 // Updates the rows that `indices` name, and no others, with the sums of their gradients. `slots` are the optimizer's
 // variables in Keras's order; `rates` are the rate, two factors of the rule, and epsilon.
 REGISTER_OP("RdmatensorUpdateRows")

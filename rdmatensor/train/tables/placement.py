@@ -159,8 +159,8 @@ def lookup(placement: Placement, variable: Any, ids: Any, dtype: Any) -> Any:
         ).finish()[0]
 
         def gradient(upstream: Any) -> Any:
-            sums = tf.math.unsorted_segment_sum(
-                tf.cast(upstream, tf.float32), positions, tf.shape(padded)[0]
+            sums = operations.library().rdmatensor_sum_at(
+                tf.cast(upstream, tf.float32), positions, tf.size(padded)
             )
             return operations.start(
                 run.handle, "all_to_all", [sums], f"gradients of {name}", shapes=[values.shape]
