@@ -359,7 +359,7 @@ static void end_group(const rdt_group_operation *operation) {
 static bool end_failed(rdt_group_operation *operation) {
   int64_t now = rdt_now_ms(), limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   if (!operation->aborting) {
-    if (operation->posted > 0) rdt_group_pushes_drop(operation);
+    if (operation->posted > 0) rdt_group_pushes_end(operation);
     if (operation->posted > 0) return false; /* writes to their memory are in flight */
     operation->aborting = true;
     operation->grace = now + limit / GRACE_PART;

@@ -166,6 +166,7 @@ typedef struct rdt_group_operation {
 
   /* Under group->lock. */
   bool started, ended;
+  bool writes_ended; /* nothing more is pushed */
   rdt_group_part *inbox, **inbox_tail;
   atomic_uint news; /* counts parts in the inbox, and other reasons to look at the operation */
   int64_t since; /* ms: when it was entered before it started here, or when it failed elsewhere */
@@ -412,8 +413,10 @@ void rdt_group_link_forget(rdt_group_link *link);
  * the status in its head. Takes a reference to the region. From any thread. */
 void rdt_group_part_push(rdt_group *group, uint32_t peer, rdt_group_part *part, const void *from,
                          rdt_remote_region *to, uint64_t message);
-/* Drops what the operation's pushes have not posted yet. Its parts come back as CANCELLED. */
-void rdt_group_pushes_drop(rdt_group_operation *operation);
+/* Drops what the operation has not posted yet, and what it would push from now on: without bytes that
+ * are missing, the peer would find the next ones malformed. Parts come back as if they were done,
+ * because the operation has failed, or will when the part comes back whose write failed. */
+void rdt_group_pushes_end(rdt_group_operation *operation);
 
 /* ---- operation.c ------------------------------------------------------------------------------------- */
 

@@ -433,6 +433,7 @@ static void commit(rdt_group_operation *operation, rdt_collective_report *report
   for (rdt_group_part *part = operation->inbox; part; part = part->next)
     group->links[part->head.from].early--;
   operation->ready = RDT_READY_DRIVEN;
+  operation->writes_ended = false;
   operation->started = true;
   group->early--;
   group->started++;

@@ -65,14 +65,10 @@ static rdt_status post(rdt_group_part *part, uint64_t at, uint64_t size);
 
 static void account(rdt_group_part *part, rdt_status status) {
   rdt_group *group = part->group;
-  rdt_group_link *link = &group->links[part->push.peer];
+  if (status < 0) rdt_group_pushes_end(part->operation);
   pthread_mutex_lock(&group->lock);
-  link->pieces--;
-  if (status < 0 && part->push.status == RDT_OK) {
-    part->push.status = status;
-    if (part->push.waits) remove_locked(link, part);
-    part->push.waits = false;
-  }
+  group->links[part->push.peer].pieces--;
+  if (status < 0 && part->push.status == RDT_OK) part->push.status = status;
   rdt_remote_region *done = --part->push.open == 0 && !part->push.waits ? part->push.to : NULL;
   if (done) finish_locked(part);
   pthread_mutex_unlock(&group->lock);
@@ -141,18 +137,27 @@ void rdt_group_part_push(rdt_group *group, uint32_t peer, rdt_group_part *part, 
                          rdt_remote_region *to, uint64_t message) {
   rdt_remote_region_ref(to);
   part->group = group;
-  part->push = (rdt_group_push){
-      .from = from, .to = to, .message = message, .peer = peer, .status = RDT_OK, .waits = true};
+  part->push =
+      (rdt_group_push){.from = from, .to = to, .message = message, .peer = peer, .status = RDT_OK};
   pthread_mutex_lock(&group->lock);
-  append_locked(&group->links[peer], part);
+  const bool ended = part->operation->writes_ended;
+  part->push.waits = !ended;
+  if (ended)
+    finish_locked(part);
+  else
+    append_locked(&group->links[peer], part);
   pthread_mutex_unlock(&group->lock);
-  pump(group, peer);
+  if (ended)
+    rdt_remote_region_unref(to);
+  else
+    pump(group, peer);
 }
 
-void rdt_group_pushes_drop(rdt_group_operation *operation) {
+void rdt_group_pushes_end(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   rdt_group_part *dropped = NULL;
   pthread_mutex_lock(&group->lock);
+  operation->writes_ended = true;
   for (uint32_t peer = 0; peer < group->size; peer++) {
     rdt_group_part **place = &group->links[peer].pushes;
     while (*place) {
@@ -163,7 +168,6 @@ void rdt_group_pushes_drop(rdt_group_operation *operation) {
       }
       *place = part->next;
       part->push.waits = false;
-      part->push.status = RDT_ERR_CANCELLED;
       if (part->push.open > 0) continue; /* it ends with its last piece */
       part->next = dropped;
       dropped = part;
