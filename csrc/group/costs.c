@@ -16,9 +16,9 @@
 #define FURTHER_MESSAGE 0.3
 /* The share of a reduction's time that reading more of the member's own input adds. */
 #define OWN_INPUT (1.0 / 12)
-/* What each further sender at once adds to the time of a link between hosts, up to a limit: queues in the
- * network overflow, and bytes are sent again. Measured over TCP through a switch whose queues hold 50 ms:
- * 0.17 with three senders, 0.17 to 0.46 with seven. */
+/* Several hosts that send to one at once overflow queues in the network, and bytes are sent again. Each
+ * sender after the first adds this share to the time of the link, up to a limit. Measured over TCP through a
+ * switch whose queues hold 50 ms: 0.17 with three senders, 0.17 to 0.46 with seven. */
 #define FURTHER_SENDER 0.05
 #define SENDERS_MOST 0.5
 /* The bytes that a chain passes on at a time. */

@@ -9,8 +9,8 @@
  */
 #include "group/group.h"
 
-/* What a link has under way is what it carries in this time and a round trip. A measurement of the
- * link that is wrong by ten times still keeps it busy. */
+/* A link has as many bytes under way as it carries in this time plus a round trip. Even if the group
+ * measured a tenth of the link's speed, the link stays busy. */
 #define AHEAD_NS 2e6
 #define PIECES 2u /* of which it consists */
 #define SHORTEST_PIECE (64u * 1024)
