@@ -75,8 +75,12 @@ class Line:
             self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
         else:
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self.socket.settimeout(PATIENCE)
+            # A full backlog makes connect() wait only if the socket blocks, which one with a
+            # timeout of Python's does not.
+            patience = struct.pack("ll", int(PATIENCE), 0)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
             self.socket.connect(address if address.startswith("/") else b"\0" + address.encode())
+            self.socket.settimeout(PATIENCE)
 
     def send(self, kind: int, body: bytes = b"", sequence: int = 0) -> None:
         self.socket.sendall(message(kind, body, sequence))
