@@ -200,8 +200,8 @@ struct rdt_channel {
   atomic_uint
       helpers; /* threads that poll for a transfer, while events are silent; see polling.c */
   atomic_bool warm;
-  unsigned polls_seen,
-      polls_armed;           /* progress thread only: `polls` when it last looked, and armed */
+  /* Progress thread only: `polls` when it last looked, and armed; rounds with something to take. */
+  unsigned polls_seen, polls_armed, busy;
   pthread_mutex_t send_lock; /* the endpoint's send side, and the queue */
   rdt_posting *queue, **queue_tail;
   int64_t last_credit; /* ms: when the queue last moved or began, or did not depend on the peer */

@@ -27,10 +27,11 @@
 #include "core/post/posting.h"
 #include "transport/registry.h"
 
-#define EVENTS_EVERY 64      /* rounds between checks of sockets while polling */
-#define WARM_MS 1            /* interval of checking channels that other threads poll */
-#define WATCH_MS 50          /* interval of checking what no event announces, while asleep */
-#define DRAIN_MS 1000        /* time an ending channel has to complete what was posted */
+#define EVENTS_EVERY 64 /* rounds between checks of sockets while polling */
+#define BUSY_ROUNDS 4   /* with something to take since it slept, after which events are silent */
+#define WARM_MS 1       /* interval of checking channels that other threads poll */
+#define WATCH_MS 50     /* interval of checking what no event announces, while asleep */
+#define DRAIN_MS 1000   /* time an ending channel has to complete what was posted */
 #define CONTROL_PER_EVENT 16 /* control messages of one channel before the next gets its turn */
 
 /* ---- channels of groups that other threads poll ------------------------------------------------- */
@@ -179,6 +180,13 @@ static bool others_poll(rdt_channel *channel) {
   return polled;
 }
 
+/* Nobody waits for its events while this thread polls, until it arms them to sleep. */
+static void silence(rdt_channel *channel) {
+  pthread_mutex_lock(&channel->poll_lock);
+  channel->transport->silence(channel->endpoint);
+  pthread_mutex_unlock(&channel->poll_lock);
+}
+
 /* Returns the number of notifications and completions taken. */
 static int advance_channel(rdt_channel *channel, bool may_take) {
   if (channel->drained) return 0;
@@ -190,6 +198,7 @@ static int advance_channel(rdt_channel *channel, bool may_take) {
     taken = rdt_channel_take(channel, may_take && !down ? RDT_POLL_BUDGET : 0);
   rdt_control_flush(channel);
   if (down) return taken;
+  if (taken > 0 && channel->transport->silence && ++channel->busy == BUSY_ROUNDS) silence(channel);
   rdt_channel_flush(channel);
   if (taken < 0) {
     take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
@@ -320,6 +329,7 @@ static void disarm_all(rdt_device *device) {
   for (rdt_channel *channel = device->active; channel; channel = channel->next) {
     pthread_mutex_lock(&channel->poll_lock);
     channel->transport->disarm(channel->endpoint);
+    channel->busy = 0;
     pthread_mutex_unlock(&channel->poll_lock);
   }
 }

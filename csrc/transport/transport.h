@@ -139,7 +139,7 @@ typedef struct rdt_transport {
   void (*disarm)(rdt_endpoint *endpoint);
   int (*event_fd)(const rdt_endpoint *endpoint);
   /* Optional, for transports whose events do not tell completions from notifications: no events until
-   * the next arm. Runs on the thread that polls. */
+   * the next arm, unless many bytes come. Runs on the thread that polls. */
   void (*silence)(rdt_endpoint *endpoint);
 
   /* Optional: returns how many bytes the system still lets this process register; UINT64_MAX

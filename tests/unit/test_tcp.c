@@ -4,7 +4,10 @@
  * back, and what it must refuse.
  */
 #include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "transport/tcp/objects.h"
@@ -37,7 +40,22 @@ static const rdt_events events = {NULL, notified, completed};
 
 static int poll_end(void) { return rdt_tcp_poll(end, 64, &events); }
 
-static void connect_end(void) {
+static void pair_in_host(int ends[2]) { EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0); }
+
+static void pair_over_tcp(int ends[2]) {
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t size = sizeof(at);
+  int listener = socket(AF_INET, SOCK_STREAM, 0);
+  EXPECT(bind(listener, (struct sockaddr *)&at, size) == 0 && listen(listener, 1) == 0);
+  EXPECT(getsockname(listener, (struct sockaddr *)&at, &size) == 0);
+  ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+  EXPECT(connect(ends[0], (struct sockaddr *)&at, size) == 0);
+  ends[1] = accept(listener, NULL, NULL);
+  EXPECT(ends[1] >= 0);
+  close(listener);
+}
+
+static void connect_over(void (*pair)(int ends[2])) {
   rdt_bundle offer;
   notifications = completions = 0;
   last_status = RDT_OK;
@@ -47,11 +65,13 @@ static void connect_end(void) {
   EXPECT(rdt_tcp_line_count(end) == STREAMS);
   for (uint32_t i = 0; i < STREAMS; i++) {
     int ends[2];
-    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    pair(ends);
     EXPECT_STATUS(RDT_OK, rdt_tcp_line_add(end, i, rdt_socket_of(ends[0])));
     peer[i] = ends[1];
   }
 }
+
+static void connect_end(void) { connect_over(pair_in_host); }
 
 static void disconnect_end(void) {
   rdt_tcp_endpoint_stop(end);
@@ -119,7 +139,8 @@ static void test_frames(void) {
   rdt_tcp_frame frame = {RDT_TCP_WRITE, 4096, 7, 0x0123456789abcdefu, 1ull << 40}, again;
   rdt_tcp_frame_put(&frame, header);
   EXPECT_STATUS(RDT_OK, rdt_tcp_frame_get(header, 4096, &again));
-  EXPECT(memcmp(&frame, &again, sizeof(frame)) == 0);
+  EXPECT(again.kind == frame.kind && again.size == frame.size && again.index == frame.index &&
+         again.key == frame.key && again.value == frame.value);
   EXPECT(header[0] == RDT_TCP_WRITE && header[16] == 0xef && header[29] == 1);
   const rdt_tcp_frame bad[] = {{.kind = 0},
                                {.kind = RDT_TCP_CREDIT + 1},
@@ -316,8 +337,67 @@ static void test_refusal_fails_the_operation(void) {
   disconnect_end();
 }
 
+/* ---- events --------------------------------------------------------------------------------------------- */
+
+static bool has_event(int patience_ms) {
+  struct pollfd event = {.fd = rdt_tcp_event_fd(end), .events = POLLIN};
+  return poll(&event, 1, patience_ms) == 1;
+}
+
+static void await_bytes(void) {
+  for (int here = 0; here == 0; usleep(100))
+    EXPECT(ioctl(end->streams[0].socket.fd, FIONREAD, &here) == 0);
+}
+
+static void test_little_is_no_event_until_armed(void) {
+  connect_over(pair_over_tcp);
+  for (int i = 0; i < 3; i++) {
+    EXPECT(rdt_tcp_arm(end, true, true) && !has_event(0));
+    rdt_tcp_silence(end);
+    say_notification(5);
+    await_bytes();
+    EXPECT(!has_event(0));
+    rdt_tcp_arm(end, true, true);
+    EXPECT(has_event(20000));
+    while (notifications <= i) EXPECT(poll_end() >= 0);
+    hear_frame(0); /* the acknowledgement */
+  }
+  disconnect_end();
+}
+
+static void test_much_is_an_event(void) {
+  static const uint8_t bytes[100000];
+  connect_over(pair_over_tcp);
+  rdt_registration *region = open_region(BOTH, false);
+  EXPECT(rdt_tcp_arm(end, true, true));
+  rdt_tcp_silence(end);
+  say_frame(0, to(region, RDT_TCP_WRITE, sizeof(bytes), 0));
+  say(0, bytes, sizeof(bytes));
+  EXPECT(has_event(20000));
+  expect_word(0, RDT_TCP_ACK, 1);
+  rdt_tcp_region_deregister(region);
+  disconnect_end();
+}
+
+/* Operations on the other streams, which epoll looks for, do not hide what comes on the first. */
+static void test_first_stream_is_heard_beside_others(void) {
+  rdt_request requests[2] = {{.holds = 0}, {.holds = 0}};
+  connect_over(pair_over_tcp);
+  rdt_tcp_arm(end, true, true);
+  post(false, 8, &requests[0]);
+  rdt_tcp_silence(end);
+  post(false, SIZE, &requests[1]);
+  EXPECT(rdt_tcp_outstanding(&end->streams[1]) > 0);
+  say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = 1});
+  await_bytes();
+  for (int i = 0; i < 50 && completions == 0; i++) EXPECT(poll_end() >= 0);
+  EXPECT(completions == 1 && last_status == RDT_OK);
+  disconnect_end();
+}
+
 int main(void) {
   EXPECT_STATUS(RDT_OK, rdt_config_set("QUEUE_PAIRS", "2"));
+  EXPECT_STATUS(RDT_OK, rdt_config_set("STRIPE_BYTES", "131072"));
   test_frames();
   test_serves();
   test_refuses();
@@ -326,5 +406,8 @@ int main(void) {
   test_acknowledgements_are_checked();
   test_read_needs_data();
   test_refusal_fails_the_operation();
+  test_little_is_no_event_until_armed();
+  test_much_is_an_event();
+  test_first_stream_is_heard_beside_others();
   return 0;
 }

@@ -49,6 +49,7 @@ static rdt_status create(rdt_endpoint *endpoint, rdt_bundle *offer) {
   static _Atomic uint64_t endpoints;
   endpoint->number = atomic_fetch_add(&endpoints, 1) + 1;
   endpoint->stream_count = (uint32_t)rdt_config_number(RDT_CONFIG_QUEUE_PAIRS);
+  endpoint->may_be_quiet = rdt_tcp_line_can_be_quiet();
   endpoint->stripe = rdt_config_number(RDT_CONFIG_STRIPE_BYTES);
   endpoint->depth = LEAST_DEPTH;
   while (endpoint->depth * 2 <= rdt_config_number(RDT_CONFIG_QUEUE_DEPTH)) endpoint->depth *= 2;

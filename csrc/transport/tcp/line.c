@@ -6,11 +6,16 @@
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/utsname.h>
 
 #include "base/config.h"
 #include "base/status.h"
+
+/* Short messages are one buffer. They need no list of buffers, which the kernel would copy. */
+#define SEND_FLAGS (MSG_NOSIGNAL | MSG_DONTWAIT)
 
 rdt_status rdt_tcp_line_open(int socket) {
   int one = 1, flags = fcntl(socket, F_GETFL);
@@ -26,7 +31,8 @@ ssize_t rdt_tcp_line_send(rdt_socket socket, struct iovec *parts, int count) {
   if (socket.tls) return rdt_tls_send(socket.tls, parts, count);
   struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
   for (;;) {
-    ssize_t done = sendmsg(socket.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t done = count == 1 ? send(socket.fd, parts->iov_base, parts->iov_len, SEND_FLAGS)
+                              : sendmsg(socket.fd, &message, SEND_FLAGS);
     if (done >= 0) return done;
     if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) return 0;
     if (errno != EINTR) return -1;
@@ -37,12 +43,26 @@ ssize_t rdt_tcp_line_receive(rdt_socket socket, struct iovec *parts, int count) 
   if (socket.tls) return rdt_tls_receive(socket.tls, parts, count);
   struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
   for (;;) {
-    ssize_t done = recvmsg(socket.fd, &message, MSG_DONTWAIT);
+    ssize_t done = count == 1 ? recv(socket.fd, parts->iov_base, parts->iov_len, MSG_DONTWAIT)
+                              : recvmsg(socket.fd, &message, MSG_DONTWAIT);
     if (done > 0) return done;
     if (done == 0) errno = ECONNRESET;
     if (done < 0 && errno == EAGAIN) return 0;
     if (done == 0 || errno != EINTR) return -1;
   }
+}
+
+void rdt_tcp_line_quiet(rdt_socket socket, bool quiet) {
+  const int bytes = quiet ? RDT_TCP_QUIET_BYTES : 1;
+  setsockopt(socket.fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes));
+}
+
+/* Since Linux 4.18, bytes that are there make an event when the limit falls below them. */
+bool rdt_tcp_line_can_be_quiet(void) {
+  struct utsname name;
+  int major = 0, minor = 0;
+  return uname(&name) == 0 && sscanf(name.release, "%d.%d", &major, &minor) == 2 &&
+         (major > 4 || (major == 4 && minor >= 18));
 }
 
 uint64_t rdt_tcp_line_unconfirmed(int socket) {

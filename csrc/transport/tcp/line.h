@@ -10,6 +10,8 @@
 
 #include "base/net.h"
 
+#define RDT_TCP_QUIET_BYTES 8192 /* that make an event on a quiet socket */
+
 /* Prepares a connected socket: no delay, and an end within DEADLINE_MS if the peer's host is gone. */
 rdt_status rdt_tcp_line_open(int socket);
 /* Move bytes without blocking. They return the number of bytes, 0 if the socket takes or has none
@@ -17,6 +19,11 @@ rdt_status rdt_tcp_line_open(int socket);
  * must begin with what is left. */
 ssize_t rdt_tcp_line_send(rdt_socket socket, struct iovec *parts, int count);
 ssize_t rdt_tcp_line_receive(rdt_socket socket, struct iovec *parts, int count);
+/* Lets fewer than RDT_TCP_QUIET_BYTES make no event. If they are there when that ends, they make one
+ * then. receive() returns them all the same. */
+void rdt_tcp_line_quiet(rdt_socket socket, bool quiet);
+/* Reports whether the kernel can do that. */
+bool rdt_tcp_line_can_be_quiet(void);
 /* Reports whether received bytes may be here for which no event comes. */
 static inline bool rdt_tcp_line_holds(rdt_socket socket) {
   return socket.tls && rdt_tls_holds(socket.tls);

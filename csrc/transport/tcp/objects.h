@@ -113,6 +113,7 @@ struct rdt_endpoint {
   bool look_everywhere, quick_ack, ack_due;
   unsigned rounds;
   bool armed;
+  bool may_be_quiet, quiet; /* the first stream */
   bool failed, reported, drained;
   char failure[384];
 };

@@ -13,6 +13,7 @@
 #include "transport/tcp/objects.h"
 
 #define LOOK_EVERY 16   /* polls between looks at all streams, if only the first one is used */
+#define FEW 8u          /* operations that a quiet stream may have under way */
 #define FAREWELL_MS 500 /* for which the control connection may tell why a stream ended */
 
 /* ---- input --------------------------------------------------------------------------------------------------- */
@@ -30,7 +31,7 @@ static uint32_t held(const rdt_endpoint *endpoint) {
 static uint32_t find_ready(rdt_endpoint *endpoint) {
   struct epoll_event events[RDT_TCP_MAX_STREAMS];
   bool others = endpoint->look_everywhere || endpoint->rounds++ % LOOK_EVERY == 0;
-  uint32_t ready = held(endpoint);
+  uint32_t ready = held(endpoint) | endpoint->quiet;
   for (uint32_t i = 1; i < endpoint->stream_count && !others; i++)
     others = rdt_tcp_outstanding(&endpoint->streams[i]) > 0;
   if (!others) return ready | 1;
@@ -145,6 +146,25 @@ static void set_armed(rdt_endpoint *endpoint, bool armed) {
   epoll_ctl(endpoint->event_fd, EPOLL_CTL_MOD, endpoint->epoll_fd, &event);
 }
 
+static void set_quiet(rdt_endpoint *endpoint, bool quiet) {
+  if (endpoint->quiet == quiet) return;
+  endpoint->quiet = quiet;
+  rdt_tcp_line_quiet(endpoint->streams[0].socket, quiet);
+}
+
+/* Reports whether all that is under way are short operations of the first stream. */
+static bool expects_little(const rdt_endpoint *endpoint) {
+  const rdt_tcp_stream *first = &endpoint->streams[0];
+  const uint64_t done = atomic_load(&first->completed), posted = atomic_load(&first->posted);
+  uint64_t bytes = 0;
+  for (uint32_t i = 1; i < endpoint->stream_count; i++)
+    if (rdt_tcp_outstanding(&endpoint->streams[i]) > 0) return false;
+  if (posted - done > FEW) return false;
+  for (uint64_t at = done; at < posted; at++)
+    bytes += first->pieces[at & (endpoint->depth - 1)].frame.size;
+  return bytes <= RDT_TCP_QUIET_BYTES / 2;
+}
+
 /* What the sockets have is an event, also if they have it already. */
 bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
   (void)completions; /* they come the way that everything else comes */
@@ -152,6 +172,7 @@ bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
   endpoint->look_everywhere = true;
   if (endpoint->ack_due || anything_to_send(endpoint)) rdt_tcp_flush(endpoint);
   endpoint->ack_due = false;
+  set_quiet(endpoint, false);
   set_armed(endpoint, true);
   if (!endpoint->failed && held(endpoint)) return false;
   return !(may_take && endpoint->receive.seen != endpoint->receive.position);
@@ -159,6 +180,12 @@ bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
 
 void rdt_tcp_disarm(rdt_endpoint *endpoint) { endpoint->look_everywhere = true; }
 
-void rdt_tcp_silence(rdt_endpoint *endpoint) { set_armed(endpoint, false); }
+/* A quiet socket costs less than one whose events nobody asks for: its packets look for no waiter. */
+void rdt_tcp_silence(rdt_endpoint *endpoint) {
+  if (endpoint->may_be_quiet && expects_little(endpoint))
+    set_quiet(endpoint, true);
+  else
+    set_armed(endpoint, false);
+}
 
 int rdt_tcp_event_fd(const rdt_endpoint *endpoint) { return endpoint->event_fd; }
