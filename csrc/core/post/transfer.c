@@ -6,6 +6,7 @@
 #include "core/post/transfer.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,8 +149,10 @@ static bool look(rdt_transfer *transfer) {
 
 static bool look_for_a_while(rdt_transfer *transfer) {
   int64_t end = rdt_now_us() + (int64_t)rdt_config_number(RDT_CONFIG_WAIT_SPIN_US);
-  while (rdt_now_us() < end)
+  while (rdt_now_us() < end) {
+    sched_yield(); /* the thread we wait for may need this core */
     if (look(transfer)) return true;
+  }
   return false;
 }
 
