@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transport tcp against iperf3 and a ping-pong over a bare socket, and encrypted against itself,
+"""The transport tcp against iperf3 and bare sockets, and encrypted against itself,
 in turns, over loopback, and as root over a pair of interfaces that joins two network namespaces."""
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+from rich.status import Status
 
-from networks import LOOPBACK, Network, veth
+from networks import CONGESTION, LOOPBACK, Network, veth
 from options import console, deliver, json_option, program_option, quick_option
 from programs import build_micro, first_line, free_port, run, started
 from rdmatensor.bench import record
@@ -24,8 +25,9 @@ from rdmatensor.bench.turns import in_turns
 KB, MB = 1 << 10, 1 << 20
 SIZES = (64 * KB, MB, 16 * MB, 64 * MB)
 DEPTH, STREAMS = 16, 2
-OURS, IPERF, BARE = "rdmatensor", "iperf3", "bare socket"
+OURS, IPERF, BARE, BULK = "rdmatensor", "iperf3", "bare socket", "bare sockets, same buffers"
 CROWD = 256  # connections of one process
+CUBIC = "cubic"  # what most kernels are set to
 ENCRYPTED, ENCRYPTED_SIZES = "rdmatensor, encrypted", (MB, 64 * MB)
 
 Way = Callable[[], list[float]]
@@ -34,7 +36,7 @@ Way = Callable[[], list[float]]
 class Bench:
     def __init__(self, micro: Path, network: Network, quick: bool, secret: Path) -> None:
         self._micro, self._network, self._quick = micro, network, quick
-        self._bare = micro.with_name("bare")
+        self._bare, self._bulk = micro.with_name("bare"), micro.with_name("bulk")
         self._environment = {
             "RDMATENSOR_TRANSPORTS": "tcp",
             "RDMATENSOR_LOG_LEVEL": "error",
@@ -66,7 +68,12 @@ class Bench:
         with contextlib.ExitStack() as stack:
             serve = [*network.prefix, self._micro, "serve", nbytes]
             address = first_line(stack.enter_context(started(serve, self._server)))
-            ways: dict[str, Way] = {OURS: lambda: self._mbs(address, nbytes, each)}
+            bulk = [*network.prefix, self._bulk, "serve", network.host, nbytes]
+            at = first_line(stack.enter_context(started(bulk)))
+            ways: dict[str, Way] = {
+                OURS: lambda: self._mbs(self._micro, "write_bw", address, nbytes, 3, DEPTH, each),
+                BULK: lambda: self._mbs(self._bulk, network.host, at, nbytes, 3, each),
+            }
             if shutil.which("iperf3"):
                 stack.enter_context(started(server))
                 time.sleep(0.5)  # iperf3 does not tell when it listens
@@ -87,7 +94,8 @@ class Bench:
             def way(address: str, **more: str) -> Way:
                 if nbytes == 8:
                     return lambda: self._us("micro", "write", address, 8, samples, 1, each, **more)
-                return lambda: self._mbs(address, nbytes, many, **more)
+                words = [self._micro, "write_bw", address, nbytes, 3, DEPTH, many]
+                return lambda: self._mbs(*words, **more)
 
             ways = {
                 OURS: way(first_line(clear)),
@@ -123,8 +131,7 @@ class Bench:
         output = run([path, *words], {**self._environment, **more}).checked().output
         return [float(line) * 1e-6 for line in output.split()]
 
-    def _mbs(self, address: str, nbytes: int, each: int, **more: str) -> list[float]:
-        words = [self._micro, "write_bw", address, nbytes, 3, DEPTH, each]
+    def _mbs(self, *words: object, **more: str) -> list[float]:
         output = run(words, {**self._environment, **more}).checked().output
         return [float(line) * 1e6 for line in output.split()]
 
@@ -163,6 +170,19 @@ class Bench:
         ]
 
 
+def measure(whole: record.Run, bench: Bench, name: str, status: Status) -> None:
+    status.update(f"{name}, short writes")
+    whole.results += bench.short_writes()
+    for nbytes in SIZES:
+        status.update(f"{name}, {nbytes} bytes")
+        whole.results += bench.bandwidth(nbytes)
+    status.update(f"{name}, {CROWD} connections")
+    whole.results += bench.crowd()
+    for nbytes in (8, *ENCRYPTED_SIZES):
+        status.update(f"{name}, {nbytes} bytes, with and without encryption")
+        whole.results += bench.encryption(nbytes)
+
+
 @click.command(help=__doc__)
 @quick_option("Measure less, in fewer turns.")
 @program_option
@@ -178,26 +198,21 @@ def main(quick: bool, program: Path | None, json_file: Path | None) -> None:
         secret = folder / "secret"
         secret.touch(0o600)
         secret.write_text(os.urandom(16).hex())
-        networks = [LOOPBACK]
+        networks: list[contextlib.AbstractContextManager[Network]] = [
+            contextlib.nullcontext(LOOPBACK)
+        ]
         if os.geteuid() == 0:
-            networks.append(stack.enter_context(veth()))
+            networks.append(veth())
+            if CONGESTION.read_text().strip() != CUBIC:
+                networks.append(veth(congestion=CUBIC))
         else:
             whole.missing.append(
                 record.Missing("veth", "only root makes network namespaces", "sudo")
             )
         status = stack.enter_context(console().status("measuring"))
-        for network in networks:
-            bench = Bench(micro, network, quick, secret)
-            status.update(f"{network.name}, short writes")
-            whole.results += bench.short_writes()
-            for nbytes in SIZES:
-                status.update(f"{network.name}, {nbytes} bytes")
-                whole.results += bench.bandwidth(nbytes)
-            status.update(f"{network.name}, {CROWD} connections")
-            whole.results += bench.crowd()
-            for nbytes in (8, *ENCRYPTED_SIZES):
-                status.update(f"{network.name}, {nbytes} bytes, with and without encryption")
-                whole.results += bench.encryption(nbytes)
+        for each in networks:
+            with each as network:
+                measure(whole, Bench(micro, network, quick, secret), network.name, status)
     whole.finish(time.monotonic() - began)
     whole.quick = quick
     deliver(whole, json_file)

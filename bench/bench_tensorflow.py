@@ -168,6 +168,7 @@ def report(console: Console, rows: list[Row], unused: Unused | None) -> None:
     "--veth", "with_veth", is_flag=True, help="Measure tcp between two namespaces; as root."
 )
 @click.option("--rate", default="", help="Limit them, in words of tc, such as 1gbit.")
+@click.option("--congestion", default="", help="Their congestion control, such as cubic.")
 def main(
     quick: bool,
     only: tuple[str, ...],
@@ -176,14 +177,15 @@ def main(
     extra: list[Way],
     with_veth: bool,
     rate: str,
+    congestion: str,
 ) -> None:
     """Measure TensorFlow steps over grpc+rdma against stock gRPC, in turns, on this machine.
 
     The exit status is 1 if a task fails, a value is wrong, or a tensor takes another path than it should. A
     missed target is shown in red but does not fail the run.
     """
-    if rate and not with_veth:
-        raise click.UsageError("--rate needs --veth")
+    if (rate or congestion) and not with_veth:
+        raise click.UsageError("--rate and --congestion need --veth")
     targets = tf_cases.TARGETS
     names = tf_cases.names(quick)
     ways = [GRPC, *(way for name, way in CANDIDATES.items() if name in chosen), *extra]
@@ -200,7 +202,7 @@ def main(
             )
             return
         if with_veth:
-            network = stack.enter_context(veth(rate))
+            network = stack.enter_context(veth(rate, congestion))
             suite = f"TensorFlow steps, tcp over {network.name}"
         wanted = {name: targets.get(name) for name in only or names}
         factor = 1 if quick else tf_cases.FULL

@@ -37,14 +37,16 @@ class Network:
         return 0
 
 
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 LOOPBACK = Network("loopback", "127.0.0.1", "127.0.0.1", "lo")
 
 
 @contextlib.contextmanager
-def veth(rate: str = "") -> Iterator[Network]:
+def veth(rate: str = "", congestion: str = "") -> Iterator[Network]:
     """A pair of interfaces that joins this network namespace with another one; only root can make it.
 
-    `rate` limits each direction, in words of tc, such as "1gbit".
+    `rate` limits each direction, in words of tc, such as "1gbit". Connections over the pair use
+    `congestion`, a congestion control of the kernel, or the one that it is set to.
     """
     pid = os.getpid()
     space, near, far = f"rdtbench-{pid}", f"rdtb{pid}", f"rdtc{pid}"
@@ -61,6 +63,13 @@ def veth(rate: str = "") -> Iterator[Network]:
         (*inside, "ip", "link", "set", far, "up"),
         (*inside, "ip", "link", "set", "lo", "up"),
     ]
+    if congestion:
+        route = ("ip", "route", "change", f"{subnet}.0/24", "dev")
+        algorithm = ("congctl", congestion)
+        commands += [
+            (*route, near, "src", f"{subnet}.1", *algorithm),
+            (*inside, *route, far, "src", f"{subnet}.2", *algorithm),
+        ]
     if rate:
         commands += [
             ("tc", "qdisc", "add", "dev", near, *shape),
@@ -71,7 +80,7 @@ def veth(rate: str = "") -> Iterator[Network]:
             subprocess.run(words, check=True, capture_output=True)
         # The namespaces are this machine's alone, and the peers have no secret.
         alone = {"RDMATENSOR_INSECURE": "1"}
-        name = f"veth at {rate}" if rate else "veth"
+        name = f"veth at {rate}" if rate else f"veth with {congestion}" if congestion else "veth"
         yield Network(name, f"{subnet}.1", f"{subnet}.2", near, inside, alone)
     finally:
         subprocess.run(("ip", "link", "delete", near), capture_output=True)

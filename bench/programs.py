@@ -140,7 +140,7 @@ def first_device() -> str | None:
 
 
 def build_micro(folder: Path) -> Path:
-    """Build bench/micro.c, the library that it is linked with, and beside it bench/bare.c."""
+    """Build bench/micro.c, the library that it is linked with, and beside it bench/bare.c and bulk.c."""
     tools = Path(sys.executable).parent
     settings = ["-DRDT_BUILD_BENCH=ON", "-DRDT_BUILD_TENSORFLOW=OFF"]
     ninja = tools / "ninja"
@@ -148,7 +148,7 @@ def build_micro(folder: Path) -> Path:
     cmake = str(tools / "cmake") if (tools / "cmake").exists() else "cmake"
     for command in (
         [cmake, "-S", ROOT, "-B", folder, *generator, *settings],
-        [cmake, "--build", folder, "--target", "micro", "bare", "--parallel", "2"],
+        [cmake, "--build", folder, "--target", "micro", "bare", "bulk", "--parallel", "2"],
     ):
         run(command, patience=600.0).checked()
     return folder / "micro"

@@ -16,6 +16,7 @@ from .finding import Finding
 _IPC_LOCK = 14  # bit of the capability, capability.h of the kernel
 _PEER_DESCRIPTORS = 3  # of a connection over shared memory, at each end
 _FEW_PEERS = 64
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _DOCKER = (
     "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 --network=host ..."
 )
@@ -26,6 +27,8 @@ def findings(report: Mapping[str, Any]) -> Iterator[Finding]:
     verbs = bool(report.get("transports", {}).get("verbs", {}).get("usable"))
     yield memlock(verbs, report)
     yield descriptors()
+    if report.get("transports", {}).get("tcp", {}).get("usable"):
+        yield from congestion()
     if kind := container():
         yield _in_container(kind)
     yield memory(report)
@@ -68,6 +71,23 @@ def descriptors() -> Finding:
             return Finding("open files", "warn", text, f"ulimit -n {most}")
         return Finding("open files", "ok", text)
     return Finding("open files", "ok", f"the limit is {soft}")
+
+
+def congestion() -> Iterator[Finding]:
+    """Whether new connections over TCP use a congestion control that suits networks of nearby hosts."""
+    with contextlib.suppress(OSError):  # a container may hide it
+        name = _CONGESTION.read_text().strip()
+        if name != "bbr":
+            yield Finding("congestion control", "ok", name)
+            return
+        text = (
+            "bbr, which sends by a clock: cubic moves up to twice as much between nearby hosts "
+            "(docs/networks.md)"
+        )
+        remedy = (
+            "ip route change NETWORK dev DEVICE congctl cubic   (for connections to that network)"
+        )
+        yield Finding("congestion control", "warn", text, remedy)
 
 
 def container() -> str:

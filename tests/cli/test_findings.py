@@ -65,6 +65,19 @@ def test_what_leaves_grpc(
     assert told in framework.finding(thoroughly=False).text
 
 
+@pytest.mark.parametrize(("name", "state"), [("cubic", "ok"), ("bbr", "warn"), (None, None)])
+def test_congestion_control(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str | None, state: str | None
+) -> None:
+    file = tmp_path / "tcp_congestion_control"
+    if name:
+        file.write_text(f"{name}\n")
+    monkeypatch.setattr(machine, "_CONGESTION", file)
+    found = list(machine.congestion())
+    assert [each.state for each in found] == ([state] if state else [])
+    assert all("cubic" in each.remedy for each in found if each.state == "warn")
+
+
 @pytest.mark.parametrize(
     ("verbs", "left", "state"),
     [
