@@ -129,7 +129,7 @@ static void post(fuzz_input *input) {
   rdt_mapping mapping = {.key = 1};
   rdt_op op = {.local = ours, .size = 1 + fuzz_u16(input) % OURS_BYTES};
   bool reads = fuzz_u8(input) & 1;
-  if (posted == OUTSTANDING || tested->failed) return;
+  if (posted == OUTSTANDING || atomic_load(&tested->failed)) return;
   (reads ? rdt_tcp_read : rdt_tcp_write)(tested, &mapping, &op, &requests[posted++]);
   rdt_tcp_doorbell(tested);
 }

@@ -267,6 +267,8 @@ def test_processes_end_in_the_middle_of_everything(
     ways = ENDS if transport == "shm" else ["return", "handler", "SIGKILL"]
     with rdmatensor.Device() as device:
         region = device.allocate(1 << 20, name="region")
+        with rdmatensor.Device() as first:
+            first.connect(device.address)  # starts the threads that the device keeps
         before = resources()
         running = {how: start(script, how, device.address) for how in ways}
         try:

@@ -10,6 +10,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include "transport/tcp/carriers.h"
 #include "transport/tcp/objects.h"
 #include "unit.h"
 
@@ -55,11 +56,12 @@ static void pair_over_tcp(int ends[2]) {
   close(listener);
 }
 
-static void connect_over(void (*pair)(int ends[2])) {
+static void connect_over(void (*pair)(int ends[2]), uint32_t carriers) {
   rdt_bundle offer;
   notifications = completions = 0;
   last_status = RDT_OK;
   EXPECT_STATUS(RDT_OK, rdt_tcp_domain_open(&domain));
+  domain->carrier_limit = carriers;
   EXPECT_STATUS(RDT_OK, rdt_tcp_endpoint_create(domain, &end, &offer));
   EXPECT_STATUS(RDT_OK, rdt_tcp_endpoint_connect(end, "peer", &offer));
   EXPECT(rdt_tcp_line_count(end) == STREAMS);
@@ -71,13 +73,14 @@ static void connect_over(void (*pair)(int ends[2])) {
   }
 }
 
-static void connect_end(void) { connect_over(pair_in_host); }
+static void connect_end(void) { connect_over(pair_in_host, 0); }
 
 static void disconnect_end(void) {
   rdt_tcp_endpoint_stop(end);
   poll_end();
   EXPECT(rdt_tcp_endpoint_idle(end));
   rdt_tcp_endpoint_destroy(end);
+  rdt_tcp_carriers_stop(domain);
   rdt_tcp_domain_close(domain);
   for (uint32_t i = 0; i < STREAMS; i++) close(peer[i]);
 }
@@ -350,7 +353,7 @@ static void await_bytes(void) {
 }
 
 static void test_little_is_no_event_until_armed(void) {
-  connect_over(pair_over_tcp);
+  connect_over(pair_over_tcp, 0);
   for (int i = 0; i < 3; i++) {
     EXPECT(rdt_tcp_arm(end, true, true) && !has_event(0));
     rdt_tcp_silence(end);
@@ -367,7 +370,7 @@ static void test_little_is_no_event_until_armed(void) {
 
 static void test_much_is_an_event(void) {
   static const uint8_t bytes[100000];
-  connect_over(pair_over_tcp);
+  connect_over(pair_over_tcp, 0);
   rdt_registration *region = open_region(BOTH, false);
   EXPECT(rdt_tcp_arm(end, true, true));
   rdt_tcp_silence(end);
@@ -382,7 +385,7 @@ static void test_much_is_an_event(void) {
 /* Operations on the other streams, which epoll looks for, do not hide what comes on the first. */
 static void test_first_stream_is_heard_beside_others(void) {
   rdt_request requests[2] = {{.holds = 0}, {.holds = 0}};
-  connect_over(pair_over_tcp);
+  connect_over(pair_over_tcp, 0);
   rdt_tcp_arm(end, true, true);
   post(false, 8, &requests[0]);
   rdt_tcp_silence(end);
@@ -393,6 +396,154 @@ static void test_first_stream_is_heard_beside_others(void) {
   for (int i = 0; i < 50 && completions == 0; i++) EXPECT(poll_end() >= 0);
   EXPECT(completions == 1 && last_status == RDT_OK);
   disconnect_end();
+}
+
+/* ---- carriers ------------------------------------------------------------------------------------------- */
+
+enum { LARGE = 20 << 20 };
+
+static void connect_carried(void) {
+  connect_over(pair_over_tcp, 1);
+  EXPECT(atomic_load(&end->streams[1].carried) && !atomic_load(&end->streams[0].carried));
+}
+
+/* Waits for an event, as the device's thread does, before it looks. */
+static void sleep_until(const int *count, int wanted) {
+  while (*count < wanted) {
+    if (rdt_tcp_arm(end, true, true)) EXPECT(has_event(20000));
+    rdt_tcp_disarm(end);
+    EXPECT(poll_end() >= 0);
+  }
+}
+
+/* Nobody polls, and the bytes arrive and are acknowledged. */
+static void test_carrier_serves_writes(void) {
+  static const uint8_t bytes[100000] = {1, 2, 3};
+  rdt_tcp_frame frame;
+  uint8_t header[RDT_TCP_HEADER_SIZE];
+  connect_carried();
+  rdt_registration *region = open_region(BOTH, false);
+  memset(memory, 0, SIZE);
+  say_frame(1, to(region, RDT_TCP_WRITE, sizeof(bytes), 7));
+  say(1, bytes, sizeof(bytes));
+  EXPECT(recv(peer[1], header, sizeof(header), MSG_WAITALL) == sizeof(header));
+  EXPECT_STATUS(RDT_OK, rdt_tcp_frame_get(header, UINT32_MAX, &frame));
+  EXPECT(frame.kind == RDT_TCP_ACK && frame.value == 1);
+  EXPECT(memcmp(memory + 7, bytes, sizeof(bytes)) == 0);
+  rdt_tcp_region_deregister(region);
+  disconnect_end();
+}
+
+/* A notification that is staged behind a fence makes an event when the carrier passes the fence. */
+static void test_carrier_passes_fences(void) {
+  static const uint8_t bytes[100000];
+  connect_carried();
+  rdt_registration *region = open_region(BOTH, false);
+  for (int i = 0; i < 100; i++) {
+    say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_FENCE, .index = 1, .value = (uint64_t)i + 1});
+    /* Sometimes the fence is there first, sometimes what it waits for. */
+    if (i % 2) sleep_until(&notifications, i);
+    say_frame(1, to(region, RDT_TCP_WRITE, sizeof(bytes), 0));
+    say(1, bytes, sizeof(bytes));
+    say_notification((uint64_t)i);
+    sleep_until(&notifications, i + 1);
+    EXPECT(last_notification == (uint64_t)i);
+    for (uint64_t value = 0; value < 2 * (uint64_t)i + 2;) value = hear_frame(0).value;
+  }
+  rdt_tcp_region_deregister(region);
+  disconnect_end();
+}
+
+/* More notifications than staging holds wait behind the fence. None is lost, and the stream goes on. */
+static void test_fence_before_more_than_staging_holds(void) {
+  enum { COUNT = 4000 };
+  static const uint8_t bytes[100000];
+  connect_carried();
+  rdt_registration *region = open_region(BOTH, false);
+  say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_FENCE, .index = 1, .value = 1});
+  for (int i = 0; i < COUNT; i++) say_notification((uint64_t)i);
+  while (!end->streams[0].in.paused) EXPECT(poll_end() >= 0);
+  EXPECT(notifications == 0);
+  say_frame(1, to(region, RDT_TCP_WRITE, sizeof(bytes), 0));
+  say(1, bytes, sizeof(bytes));
+  sleep_until(&notifications, COUNT);
+  EXPECT(notifications == COUNT && last_notification == COUNT - 1);
+  rdt_tcp_region_deregister(region);
+  disconnect_end();
+}
+
+/* What the peer acknowledges on a carried stream wakes whoever sleeps, once the request may be complete. */
+static void test_carrier_notes_acknowledgements(void) {
+  static uint8_t large[LARGE], got[RDT_TCP_PIECE_BYTES];
+  rdt_request request = {.holds = 0};
+  rdt_mapping mapping = {.key = 1};
+  rdt_op op = {.local = large, .size = LARGE};
+  uint64_t pieces = 0, bytes = 0;
+  connect_carried();
+  for (size_t i = 0; i < LARGE; i++) large[i] = (uint8_t)(i * 31 >> 3);
+  EXPECT_STATUS(RDT_IN_PROGRESS, rdt_tcp_write(end, &mapping, &op, &request));
+  rdt_tcp_doorbell(end);
+  uint64_t posted[STREAMS] = {atomic_load(&end->streams[0].posted),
+                              atomic_load(&end->streams[1].posted)};
+  for (; pieces < posted[1]; pieces++) { /* nobody polls here */
+    uint8_t header[RDT_TCP_HEADER_SIZE];
+    rdt_tcp_frame frame;
+    EXPECT(recv(peer[1], header, sizeof(header), MSG_WAITALL) == sizeof(header));
+    EXPECT_STATUS(RDT_OK, rdt_tcp_frame_get(header, UINT32_MAX, &frame));
+    EXPECT(recv(peer[1], got, frame.size, MSG_WAITALL) == (ssize_t)frame.size);
+    EXPECT(memcmp(got, large + frame.value, frame.size) == 0);
+    say_frame(1, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = pieces + 1});
+    bytes += frame.size;
+  }
+  sleep_until(&completions, (int)posted[1]);
+  for (pieces = 0; pieces < posted[0]; pieces++) {
+    rdt_tcp_frame frame = hear_frame(0);
+    hear_bytes(0, got, frame.size);
+    bytes += frame.size;
+  }
+  say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = pieces});
+  sleep_until(&completions, (int)(posted[0] + posted[1]));
+  EXPECT(bytes == LARGE && last_status == RDT_OK && atomic_load(&request.holds) == 0);
+  disconnect_end();
+}
+
+/* What is acknowledged counts, also if nobody has polled since; the rest fails with the channel. */
+static void test_stop_settles_what_was_acknowledged(void) {
+  static uint8_t large[LARGE];
+  rdt_request request = {.holds = 0};
+  rdt_mapping mapping = {.key = 1};
+  rdt_op op = {.local = large, .size = LARGE};
+  uint8_t header[RDT_TCP_HEADER_SIZE];
+  rdt_tcp_frame frame;
+  connect_carried();
+  EXPECT_STATUS(RDT_IN_PROGRESS, rdt_tcp_write(end, &mapping, &op, &request));
+  rdt_tcp_doorbell(end);
+  EXPECT(recv(peer[1], header, sizeof(header), MSG_WAITALL) == sizeof(header));
+  EXPECT_STATUS(RDT_OK, rdt_tcp_frame_get(header, UINT32_MAX, &frame));
+  EXPECT(recv(peer[1], large, frame.size, MSG_WAITALL) == (ssize_t)frame.size);
+  say_frame(1, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = 1});
+  while (atomic_load(&end->streams[1].acknowledged) == 0) usleep(100);
+  EXPECT(completions == 0);
+  disconnect_end();
+  EXPECT(completions == LARGE / (int)RDT_TCP_PIECE_BYTES && last_status == RDT_ERR_CONNECTION_LOST);
+  EXPECT(atomic_load(&request.holds) == 0);
+}
+
+/* A lie, and the end of the socket, on a carried stream wake whoever sleeps. */
+static void test_failure_on_a_carried_stream(void) {
+  for (int ends = 0; ends < 2; ends++) {
+    connect_carried();
+    EXPECT(rdt_tcp_arm(end, true, true));
+    if (ends)
+      shutdown(peer[1], SHUT_WR);
+    else
+      say_frame(1, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = 9});
+    EXPECT(has_event(20000));
+    int polled = 0;
+    while ((polled = poll_end()) >= 0) usleep(1000);
+    EXPECT(polled == RDT_ERR_CONNECTION_LOST);
+    disconnect_end();
+  }
 }
 
 int main(void) {
@@ -409,5 +560,11 @@ int main(void) {
   test_little_is_no_event_until_armed();
   test_much_is_an_event();
   test_first_stream_is_heard_beside_others();
+  test_carrier_serves_writes();
+  test_carrier_passes_fences();
+  test_fence_before_more_than_staging_holds();
+  test_carrier_notes_acknowledgements();
+  test_stop_settles_what_was_acknowledged();
+  test_failure_on_a_carried_stream();
   return 0;
 }

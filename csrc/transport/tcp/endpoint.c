@@ -7,12 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/config.h"
 #include "base/status.h"
+#include "transport/tcp/carriers.h"
 #include "transport/tcp/line.h"
 #include "transport/tcp/objects.h"
 
@@ -57,9 +59,11 @@ static rdt_status create(rdt_endpoint *endpoint, rdt_bundle *offer) {
   if (status != RDT_OK) return status;
   endpoint->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   endpoint->event_fd = endpoint->epoll_fd < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
-  struct epoll_event none = {.events = 0};
-  if (endpoint->event_fd < 0 ||
-      epoll_ctl(endpoint->event_fd, EPOLL_CTL_ADD, endpoint->epoll_fd, &none) != 0)
+  endpoint->nudge_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  struct epoll_event none = {.events = 0}, nudge = {.events = EPOLLIN, .data.ptr = NULL};
+  if (endpoint->event_fd < 0 || endpoint->nudge_fd < 0 ||
+      epoll_ctl(endpoint->event_fd, EPOLL_CTL_ADD, endpoint->epoll_fd, &none) != 0 ||
+      epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, endpoint->nudge_fd, &nudge) != 0)
     return rdt_fail_errno(errno, "cannot create an epoll instance");
   return describe(endpoint, offer);
 }
@@ -70,8 +74,8 @@ rdt_status rdt_tcp_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_o
   rdt_endpoint *endpoint = calloc(1, sizeof(*endpoint));
   if (!endpoint) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   endpoint->domain = domain;
-  endpoint->epoll_fd = endpoint->event_fd = -1;
-  pthread_mutex_init(&endpoint->out_lock, NULL);
+  endpoint->epoll_fd = endpoint->event_fd = endpoint->nudge_fd = -1;
+  atomic_flag_clear(&endpoint->failing);
   rdt_status status = create(endpoint, offer);
   if (status == RDT_OK)
     *endpoint_out = endpoint;
@@ -102,7 +106,13 @@ static rdt_status read_offer(const rdt_bundle *offer, uint32_t *streams, uint32_
 static rdt_status create_streams(rdt_endpoint *endpoint) {
   endpoint->streams = calloc(endpoint->stream_count, sizeof(*endpoint->streams));
   if (!endpoint->streams) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  for (uint32_t i = 0; i < endpoint->stream_count; i++) endpoint->streams[i].socket = RDT_NO_SOCKET;
+  for (uint32_t i = 0; i < endpoint->stream_count; i++) {
+    rdt_tcp_stream *stream = &endpoint->streams[i];
+    stream->endpoint = endpoint;
+    stream->socket = RDT_NO_SOCKET;
+    stream->epoll_fd = endpoint->epoll_fd;
+    pthread_mutex_init(&stream->out_lock, NULL);
+  }
   for (uint32_t i = 0; i < endpoint->stream_count; i++) {
     rdt_tcp_stream *stream = &endpoint->streams[i];
     stream->pieces = calloc(endpoint->depth, sizeof(*stream->pieces));
@@ -132,12 +142,14 @@ rdt_status rdt_tcp_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rd
 uint32_t rdt_tcp_line_count(const rdt_endpoint *endpoint) { return endpoint->stream_count; }
 
 rdt_status rdt_tcp_line_add(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket) {
-  struct epoll_event event = {.events = EPOLLIN, .data.u32 = index};
+  rdt_tcp_stream *stream = &endpoint->streams[index];
+  struct epoll_event event = {.events = EPOLLIN, .data.ptr = stream};
   rdt_status status = rdt_tcp_line_open(socket.fd);
   if (status != RDT_OK) return status;
   if (epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, socket.fd, &event) != 0)
     return rdt_fail_errno(errno, "a data connection cannot be watched for events");
-  endpoint->streams[index].socket = socket;
+  stream->socket = socket;
+  if (index > 0) rdt_tcp_carry(stream);
   return RDT_OK;
 }
 
@@ -149,11 +161,14 @@ uint64_t rdt_tcp_max_notify(const rdt_endpoint *endpoint) {
 
 /* Nobody sends any more when this returns; a poll that runs may still receive one batch. */
 void rdt_tcp_endpoint_stop(rdt_endpoint *endpoint) {
-  pthread_mutex_lock(&endpoint->out_lock);
   bool stopped = atomic_exchange(&endpoint->stopped, true);
-  pthread_mutex_unlock(&endpoint->out_lock);
-  for (uint32_t i = 0; i < endpoint->stream_count && endpoint->streams && !stopped; i++)
-    if (endpoint->streams[i].socket.fd >= 0) shutdown(endpoint->streams[i].socket.fd, SHUT_RDWR);
+  rdt_tcp_carry_no_more(endpoint);
+  for (uint32_t i = 0; i < endpoint->stream_count && endpoint->streams && !stopped; i++) {
+    rdt_tcp_stream *stream = &endpoint->streams[i];
+    pthread_mutex_lock(&stream->out_lock); /* whoever was sending has ended */
+    pthread_mutex_unlock(&stream->out_lock);
+    if (stream->socket.fd >= 0) shutdown(stream->socket.fd, SHUT_RDWR);
+  }
 }
 
 static bool all_complete(const rdt_endpoint *endpoint) {
@@ -181,16 +196,18 @@ static void free_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
     rdt_tcp_registration_unref(stream->answers[at & (endpoint->depth - 1)].registration);
   free(stream->pieces);
   free(stream->answers);
+  pthread_mutex_destroy(&stream->out_lock);
 }
 
 void rdt_tcp_endpoint_destroy(rdt_endpoint *endpoint) {
+  rdt_tcp_carry_no_more(endpoint);
   for (uint32_t i = 0; i < endpoint->stream_count && endpoint->streams; i++)
     free_stream(endpoint, &endpoint->streams[i]);
   if (endpoint->event_fd >= 0) close(endpoint->event_fd);
   if (endpoint->epoll_fd >= 0) close(endpoint->epoll_fd);
+  if (endpoint->nudge_fd >= 0) close(endpoint->nudge_fd);
   destroy_ring(&endpoint->receive);
   destroy_ring(&endpoint->mirror);
-  pthread_mutex_destroy(&endpoint->out_lock);
   free(endpoint->streams);
   free(endpoint);
 }

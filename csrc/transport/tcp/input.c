@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Input of a stream: frames are checked and served here. Long bodies are received straight into the
- * region, the ring or the reader's buffer; the rest is staged. One thread at a time runs it.
+ * region, the ring or the reader's buffer; the rest is staged. One thread at a time runs it for a stream.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -19,9 +19,9 @@
 /* ---- failures ------------------------------------------------------------------------------------------------ */
 
 void rdt_tcp_fail(rdt_endpoint *endpoint, const char *text) {
-  if (endpoint->failed) return;
-  endpoint->failed = true;
+  if (atomic_flag_test_and_set(&endpoint->failing)) return;
   snprintf(endpoint->failure, sizeof(endpoint->failure), "%s", text);
+  atomic_store(&endpoint->failed, true);
 }
 
 /* A peer that ends says so on the control connection too, and why, so that has the first word. */
@@ -29,7 +29,7 @@ static void end_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream, int error
   int64_t none = 0;
   if (stream->in.ended) return;
   stream->in.ended = true;
-  epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, stream->socket.fd, NULL);
+  epoll_ctl(stream->epoll_fd, EPOLL_CTL_DEL, stream->socket.fd, NULL);
   if (error == ECONNRESET || error == EPIPE) {
     atomic_compare_exchange_strong(&endpoint->ended_ms, &none, rdt_now_ms());
     return;
@@ -41,29 +41,19 @@ static void end_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream, int error
   rdt_tcp_fail(endpoint, rdt_last_error());
 }
 
-/* ---- completions --------------------------------------------------------------------------------------------- */
-
-void rdt_tcp_complete_until(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t end,
-                            rdt_status status, const rdt_events *events) {
-  for (uint64_t at; (at = atomic_load(&stream->completed)) < end;) {
-    rdt_tcp_piece piece = stream->pieces[at & (endpoint->depth - 1)];
-    atomic_store(&stream->completed, at + 1); /* from here on its place may be reused */
-    if (piece.frame.kind == RDT_TCP_NOTIFY) atomic_fetch_sub(&endpoint->notifying, 1);
-    if (piece.request) events->completed(events->context, piece.request, status);
-  }
-}
+/* ---- acknowledgements ---------------------------------------------------------------------------------------- */
 
 /* Reports whether the first `count` operations left this process, so that the peer can have done
  * them. A sender that is still at it has the lock. */
-static bool were_sent(rdt_endpoint *endpoint, const rdt_tcp_stream *stream, uint64_t count) {
+static bool were_sent(const rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t count) {
   for (int tries = 0; tries < 2; tries++) {
     if (count <= atomic_load(&stream->built) &&
-        (count == atomic_load(&stream->completed) ||
+        (count == atomic_load(&stream->acknowledged) ||
          stream->pieces[(count - 1) & (endpoint->depth - 1)].end <=
              atomic_load(&stream->sent_bytes)))
       return true;
-    pthread_mutex_lock(&endpoint->out_lock);
-    pthread_mutex_unlock(&endpoint->out_lock);
+    pthread_mutex_lock(&stream->out_lock);
+    pthread_mutex_unlock(&stream->out_lock);
   }
   return false;
 }
@@ -75,36 +65,49 @@ static bool were_answered(const rdt_endpoint *endpoint, rdt_tcp_stream *stream, 
   return true;
 }
 
+/* Reports whether one of the pieces [from, to) is the last of its request here, so that the request may be
+ * complete now. */
+static bool ends_request(const rdt_tcp_stream *stream, uint64_t from, uint64_t to) {
+  uint64_t mask = stream->endpoint->depth - 1, posted = atomic_load(&stream->posted);
+  for (uint64_t at = from; at < to; at++)
+    if (at + 1 == posted ||
+        stream->pieces[at & mask].request != stream->pieces[(at + 1) & mask].request)
+      return true;
+  return false;
+}
+
 static rdt_status take_acknowledgement(rdt_endpoint *endpoint, rdt_tcp_stream *stream,
-                                       uint64_t count, const rdt_events *events) {
-  if (count < atomic_load(&stream->completed) || !were_sent(endpoint, stream, count) ||
+                                       uint64_t count) {
+  uint64_t before = atomic_load(&stream->acknowledged);
+  if (count < before || !were_sent(endpoint, stream, count) ||
       !were_answered(endpoint, stream, count))
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer acknowledged operations that it cannot have done");
-  rdt_tcp_complete_until(endpoint, stream, count, RDT_OK, events);
+  if (ends_request(stream, before, count) || atomic_load(&endpoint->starved))
+    stream->in.news = true;
+  atomic_store(&stream->acknowledged, count);
   return RDT_OK;
 }
 
-static rdt_status take_refusal(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t operation,
-                               const rdt_events *events) {
+static rdt_status take_refusal(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t operation) {
   if (operation >= atomic_load(&stream->posted) || !were_sent(endpoint, stream, operation + 1))
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer refused an operation that there is not");
-  rdt_status status = take_acknowledgement(endpoint, stream, operation, events);
+  rdt_status status = take_acknowledgement(endpoint, stream, operation);
   if (status != RDT_OK) return status;
-  char text[256];
-  snprintf(text, sizeof(text),
-           "%s refused an operation: it withdrew the region, or its key is wrong", endpoint->peer);
-  rdt_tcp_fail(endpoint, text);
-  rdt_fail(RDT_ERR_ACCESS, "%s", text);
-  rdt_tcp_complete_until(endpoint, stream, operation + 1, RDT_ERR_ACCESS, events);
-  return RDT_OK;
+  atomic_store(&stream->refused, operation + 1);
+  return rdt_fail(RDT_ERR_ACCESS,
+                  "%s refused an operation: it withdrew the region, or its key is wrong",
+                  endpoint->peer);
 }
 
 /* ---- serving ------------------------------------------------------------------------------------------------- */
 
 static void served(rdt_endpoint *endpoint, rdt_tcp_stream *stream, bool quick) {
-  atomic_fetch_add(&stream->served, 1);
-  endpoint->ack_due = true;
-  endpoint->quick_ack = quick;
+  uint64_t count = atomic_fetch_add(&stream->served, 1) + 1;
+  stream->in.ack_due = true;
+  stream->in.quick_ack = quick;
+  if (atomic_load(&endpoint->fence) == count &&
+      &endpoint->streams[atomic_load(&endpoint->fence_of)] == stream)
+    stream->in.news = true;
 }
 
 static rdt_status owe(rdt_endpoint *endpoint, rdt_tcp_stream *stream, rdt_tcp_answer answer) {
@@ -201,13 +204,13 @@ static rdt_status set_fence(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   if (stream != &endpoint->streams[0] || frame->index == 0 ||
       frame->index >= endpoint->stream_count)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer fences a stream that there is not");
-  stream->in.fence = frame->value;
-  stream->in.fence_of = frame->index;
+  atomic_store(&endpoint->fence_of, frame->index);
+  atomic_store(&endpoint->fence, frame->value);
   served(endpoint, stream, false);
   return RDT_OK;
 }
 
-static rdt_status handle(rdt_endpoint *endpoint, rdt_tcp_stream *stream, const rdt_events *events) {
+static rdt_status handle(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   const rdt_tcp_frame *frame = &stream->in.frame;
   switch (frame->kind) {
     case RDT_TCP_READ:
@@ -218,9 +221,9 @@ static rdt_status handle(rdt_endpoint *endpoint, rdt_tcp_stream *stream, const r
       served(endpoint, stream, true);
       return RDT_OK;
     case RDT_TCP_ACK:
-      return take_acknowledgement(endpoint, stream, frame->value, events);
+      return take_acknowledgement(endpoint, stream, frame->value);
     case RDT_TCP_REFUSE:
-      return take_refusal(endpoint, stream, frame->value, events);
+      return take_refusal(endpoint, stream, frame->value);
     case RDT_TCP_CREDIT:
       atomic_store(&endpoint->consumed, frame->value); /* the sender checks it */
       return RDT_OK;
@@ -231,9 +234,18 @@ static rdt_status handle(rdt_endpoint *endpoint, rdt_tcp_stream *stream, const r
 
 /* ---- parsing ------------------------------------------------------------------------------------------------- */
 
-static bool is_fenced(const rdt_endpoint *endpoint, rdt_tcp_input *in) {
-  if (in->fence && atomic_load(&endpoint->streams[in->fence_of].served) >= in->fence) in->fence = 0;
-  return in->fence != 0;
+static bool is_fenced(const rdt_endpoint *endpoint, const rdt_tcp_stream *stream) {
+  uint64_t fence = atomic_load(&endpoint->fence);
+  return fence && stream == &endpoint->streams[0] &&
+         atomic_load(&endpoint->streams[atomic_load(&endpoint->fence_of)].served) < fence;
+}
+
+/* Only what goes on parsing at once removes a fence, because what is staged behind it has no event. */
+static bool pass_fence(rdt_endpoint *endpoint, const rdt_tcp_stream *stream) {
+  if (is_fenced(endpoint, stream)) return false;
+  if (stream == &endpoint->streams[0] && atomic_load(&endpoint->fence))
+    atomic_store(&endpoint->fence, 0);
+  return true;
 }
 
 /* Pins the region of the body. A region that was closed takes no more bytes. */
@@ -259,21 +271,21 @@ static void take_staged(rdt_tcp_input *in) {
   passed(in, size);
 }
 
-void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, const rdt_events *events, int *moved) {
+void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, int *moved) {
   rdt_tcp_stream *stream = &endpoint->streams[index];
   rdt_tcp_input *in = &stream->in;
   rdt_status status = RDT_OK;
-  while (status == RDT_OK && !endpoint->failed) {
+  while (status == RDT_OK && !atomic_load(&endpoint->failed)) {
     if (in->in_body) {
       if (in->left > 0) take_staged(in);
       if (in->left > 0) return;
       status = end_body(endpoint, stream);
-    } else if (is_fenced(endpoint, in) || in->end - in->begin < RDT_TCP_HEADER_SIZE) {
+    } else if (!pass_fence(endpoint, stream) || in->end - in->begin < RDT_TCP_HEADER_SIZE) {
       return;
     } else {
       status = rdt_tcp_frame_get(in->staging + in->begin, endpoint->receive.capacity, &in->frame);
       in->begin += RDT_TCP_HEADER_SIZE;
-      if (status == RDT_OK) status = handle(endpoint, stream, events);
+      if (status == RDT_OK) status = handle(endpoint, stream);
     }
     ++*moved;
   }
@@ -316,30 +328,31 @@ static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, size
   return done;
 }
 
-/* Without room in staging, nothing of a fenced stream is received. Epoll need not look for it. */
-static bool pause_if_full(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
+/* Only a fence lets staging fill. Until it is passed, nothing more is received, and epoll need not look. */
+static bool pause_if_full(rdt_tcp_stream *stream) {
   rdt_tcp_input *in = &stream->in;
-  bool pause = is_fenced(endpoint, in) && !in->in_body && in->end - in->begin == RDT_TCP_STAGING;
+  bool pause = !in->in_body && in->end - in->begin == RDT_TCP_STAGING;
   if (pause == in->paused) return pause;
-  pthread_mutex_lock(&endpoint->out_lock);
+  pthread_mutex_lock(&stream->out_lock);
   in->paused = pause;
-  if (!in->ended) rdt_tcp_watch(endpoint, stream);
-  pthread_mutex_unlock(&endpoint->out_lock);
+  if (!in->ended) rdt_tcp_watch(stream);
+  pthread_mutex_unlock(&stream->out_lock);
   return pause;
 }
 
-int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index, const rdt_events *events) {
+int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index) {
   rdt_tcp_stream *stream = &endpoint->streams[index];
   rdt_tcp_input *in = &stream->in;
   int moved = 0;
-  for (size_t total = 0, all; total < RECEIVE_BYTES && !in->ended && !endpoint->failed;) {
-    if (pause_if_full(endpoint, stream)) break;
+  for (size_t total = 0, all;
+       total < RECEIVE_BYTES && !in->ended && !atomic_load(&endpoint->failed);) {
+    if (pause_if_full(stream)) break;
     ssize_t done = receive_some(endpoint, stream, &all);
     if (done < 0) end_stream(endpoint, stream, errno);
     if (done <= 0) break;
     moved++;
     total += (size_t)done;
-    rdt_tcp_parse(endpoint, index, events, &moved);
+    rdt_tcp_parse(endpoint, index, &moved);
     if ((size_t)done < all) break; /* the socket is empty */
   }
   return moved;

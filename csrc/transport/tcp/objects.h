@@ -3,8 +3,9 @@
  * The objects of the TCP transport, and who may access what. An endpoint has streams to its peer,
  * and each stream a queue of pieces in both directions: what was posted here, and answers to what
  * the peer posted. Pieces of a stream are sent, done and acknowledged in order. The send side of an
- * endpoint belongs to whoever holds the channel's send lock, the receive side to whoever polls, and
- * the output of all streams to whoever holds out_lock; they meet in the atomics.
+ * endpoint belongs to whoever holds the channel's send lock, the receive side to whoever polls. The input of a
+ * stream belongs to its carrier (carriers.h), or without one to whoever polls; its output to whoever holds its
+ * out_lock. They meet in the atomics.
  */
 #ifndef RDT_TRANSPORT_TCP_OBJECTS_H
 #define RDT_TRANSPORT_TCP_OBJECTS_H
@@ -13,7 +14,6 @@
 #include "transport/tcp/frame.h"
 #include "transport/tcp/regions.h"
 
-#define RDT_TCP_MAX_STREAMS 8u
 #define RDT_TCP_PARTS 64       /* of one system call */
 #define RDT_TCP_SLAB 16384u    /* headers and short bodies of one system call */
 #define RDT_TCP_SHORT 4096u    /* a body that is copied there */
@@ -34,7 +34,7 @@ typedef struct rdt_tcp_answer {
   uint32_t size;
 } rdt_tcp_answer;
 
-/* Under out_lock. Frames are built, then sent, perhaps in several system calls. */
+/* Under the stream's out_lock. Frames are built, then sent, perhaps in several system calls. */
 typedef struct rdt_tcp_output {
   int first, count; /* parts that are not sent */
   uint32_t slab_used;
@@ -49,7 +49,6 @@ typedef struct rdt_tcp_output {
   uint8_t slab[RDT_TCP_SLAB];
 } rdt_tcp_output;
 
-/* Receive side. */
 typedef struct rdt_tcp_input {
   uint32_t begin, end;            /* of what is in staging */
   uint32_t left;                  /* bytes of the body that are to come */
@@ -57,23 +56,31 @@ typedef struct rdt_tcp_input {
   uint8_t *to;                    /* NULL: it is discarded */
   rdt_registration *registration; /* held while the body goes into a region */
   uint64_t answered;              /* pieces below this have their data, if they are reads */
-  uint64_t fence;                 /* operations of stream fence_of to wait for; 0: none */
-  uint32_t fence_of;
   bool in_body, ended;
+  bool ack_due, quick_ack;
+  bool news;   /* of a carried stream: the polling thread has something to do */
   bool paused; /* epoll does not look for input, because it waits for a fence */
   uint8_t staging[RDT_TCP_STAGING];
 } rdt_tcp_input;
 
 typedef struct rdt_tcp_stream {
+  rdt_endpoint *endpoint;
   rdt_socket socket;
+  int epoll_fd; /* which looks at the socket: the endpoint's, or its carrier's */
+  rdt_tcp_carrier *carrier;
+  atomic_bool carried;
   rdt_tcp_piece *pieces; /* [completed, posted), modulo depth */
   _Atomic uint64_t posted, completed;
-  _Atomic uint64_t built; /* handed to output */
+  _Atomic uint64_t built;        /* handed to output */
+  _Atomic uint64_t acknowledged; /* pieces below this are done, and may be completed */
+  _Atomic uint64_t refused;      /* one more than the piece that the peer refused; 0: none */
   _Atomic uint64_t sent_bytes;
   rdt_tcp_answer *answers; /* [given, owed), modulo depth */
   _Atomic uint64_t owed, given;
   _Atomic uint64_t served; /* operations of the peer */
   bool fenced;             /* send side: it carried writes since the last fence */
+  pthread_mutex_t out_lock;
+  atomic_bool out_wanted;
   rdt_tcp_output out;
   rdt_tcp_input in;
 } rdt_tcp_stream;
@@ -82,8 +89,10 @@ struct rdt_endpoint {
   rdt_domain *domain;
   uint64_t number; /* never reused in this process */
   char peer[64];
-  int epoll_fd; /* of the streams */
+  int epoll_fd; /* of the streams without a carrier, and of nudge_fd */
   int event_fd; /* epoll_fd, if armed */
+  int nudge_fd; /* readable once a carrier had news, until poll looks */
+  atomic_bool nudged;
   uint32_t stream_count, depth;
   rdt_tcp_stream *streams;
   uint64_t stripe; /* bytes; longer operations go over all streams */
@@ -101,20 +110,24 @@ struct rdt_endpoint {
   _Atomic uint64_t received; /* bytes */
   _Atomic int64_t ended_ms;  /* when the first stream ended; 0: none has */
 
-  /* Output. */
-  pthread_mutex_t out_lock;
-  atomic_bool out_wanted;
+  atomic_bool starved; /* an operation waits for room in a queue */
+
   atomic_int send_error;       /* errno */
   _Atomic uint64_t credit_due; /* bytes of the ring to tell the peer; 0: none */
 
   /* Receive side. */
   rdt_records receive;
   uint64_t told_consumed;
-  bool look_everywhere, quick_ack, ack_due;
+  /* Operations of stream fence_of that the first stream waits for; 0: none. Its carrier looks, too. */
+  _Atomic uint64_t fence;
+  _Atomic uint32_t fence_of;
+  bool look_everywhere;
   unsigned rounds;
   bool armed;
   bool may_be_quiet, quiet; /* the first stream */
-  bool failed, reported, drained;
+  bool reported, drained;
+  atomic_flag failing; /* whoever sets it writes the failure */
+  atomic_bool failed;  /* it is written */
   char failure[384];
 };
 
@@ -147,24 +160,22 @@ rdt_status rdt_tcp_probe(rdt_endpoint *endpoint);
 
 /* ---- output.c -------------------------------------------------------------------------------------------- */
 
-/* Sends what the sockets take of all that is due. Any thread. Returns the number of system calls. */
+/* Sends what the sockets take of all that is due. What carried streams have to send, their carriers do. Any
+ * thread. Returns the number of system calls. */
 int rdt_tcp_flush(rdt_endpoint *endpoint);
+int rdt_tcp_flush_stream(rdt_tcp_stream *stream);
 /* Makes epoll look for what `in.paused` and `out.full` say. Under out_lock. */
-void rdt_tcp_watch(const rdt_endpoint *endpoint, const rdt_tcp_stream *stream);
+void rdt_tcp_watch(const rdt_tcp_stream *stream);
 /* Reports whether everything that is due, acknowledgements too, is sent. */
 bool rdt_tcp_is_flushed(const rdt_endpoint *endpoint);
 
 /* ---- input.c --------------------------------------------------------------------------------------------- */
 
-/* Receives and handles what is there, up to a limit. Returns the number of completions, or of
- * anything else that moved. */
-int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index, const rdt_events *events);
+/* Receives and handles what is there, up to a limit. Returns how many frames or parts of bodies that was. */
+int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index);
 /* Handles what was received. `moved` counts likewise. */
-void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, const rdt_events *events, int *moved);
-/* Completes the stream's pieces before `end`, oldest first. */
-void rdt_tcp_complete_until(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t end,
-                            rdt_status status, const rdt_events *events);
-/* Notes the first failure, in words. */
+void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, int *moved);
+/* Notes the first failure, in words. Any thread. */
 void rdt_tcp_fail(rdt_endpoint *endpoint, const char *text);
 
 /* ---- poll.c ---------------------------------------------------------------------------------------------- */
@@ -174,6 +185,8 @@ bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions);
 void rdt_tcp_disarm(rdt_endpoint *endpoint);
 void rdt_tcp_silence(rdt_endpoint *endpoint);
 int rdt_tcp_event_fd(const rdt_endpoint *endpoint);
+/* Makes the polling thread look at what a carrier noted, and wakes it if it sleeps. */
+void rdt_tcp_nudge(rdt_endpoint *endpoint);
 
 static inline uint64_t rdt_tcp_outstanding(const rdt_tcp_stream *stream) {
   return atomic_load(&stream->posted) - atomic_load(&stream->completed);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Output of all streams. Frames are built from the queues and sent with one system call as far as
+ * Output of the streams. Frames are built from the queues and sent with one system call as far as
  * the socket takes them; nobody ever waits for a socket. Whoever has something to send flushes, and
- * if another thread is at it, that thread sends it.
+ * if another thread is at it, that thread sends it. A carried stream is sent by its carrier only.
  */
 #include <errno.h>
 #include <string.h>
@@ -146,17 +146,17 @@ static bool build(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
 
 /* ---- sending ------------------------------------------------------------------------------------------------ */
 
-void rdt_tcp_watch(const rdt_endpoint *endpoint, const rdt_tcp_stream *stream) {
+void rdt_tcp_watch(const rdt_tcp_stream *stream) {
   struct epoll_event event = {
       .events = (stream->in.paused ? 0 : EPOLLIN) | (stream->out.full ? EPOLLOUT : 0),
-      .data.u32 = (uint32_t)(stream - endpoint->streams)};
-  epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_MOD, stream->socket.fd, &event);
+      .data.ptr = (void *)stream};
+  epoll_ctl(stream->epoll_fd, EPOLL_CTL_MOD, stream->socket.fd, &event);
 }
 
-static void set_full(const rdt_endpoint *endpoint, rdt_tcp_stream *stream, bool full) {
+static void set_full(rdt_tcp_stream *stream, bool full) {
   if (stream->out.full == full) return;
   stream->out.full = full;
-  rdt_tcp_watch(endpoint, stream);
+  rdt_tcp_watch(stream);
 }
 
 /* Bytes of a region that closed meanwhile are not sent; the peer learns it with a refusal. */
@@ -201,12 +201,13 @@ static ssize_t send_parts(rdt_tcp_stream *stream) {
   return sent;
 }
 
-static int send_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
+static int send_stream(rdt_tcp_stream *stream) {
+  rdt_endpoint *endpoint = stream->endpoint;
   rdt_tcp_output *out = &stream->out;
   int calls = 0;
   for (ssize_t total = 0, sent; !out->dead; total += sent, calls++) {
     if (out->first == out->count && !build(endpoint, stream)) {
-      set_full(endpoint, stream, false);
+      set_full(stream, false);
       return calls;
     }
     sent = total < FLUSH_BYTES ? send_parts(stream) : 0;
@@ -214,35 +215,52 @@ static int send_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
       atomic_store(&endpoint->send_error, errno);
       out->dead = true;
     } else if (out->first < out->count) {
-      set_full(endpoint, stream, true);
+      set_full(stream, true);
       return calls + 1;
     }
   }
   return calls;
 }
 
+int rdt_tcp_flush_stream(rdt_tcp_stream *stream) {
+  int calls = 0;
+  atomic_store(&stream->out_wanted, true);
+  while (atomic_load(&stream->out_wanted) && pthread_mutex_trylock(&stream->out_lock) == 0) {
+    atomic_store(&stream->out_wanted, false);
+    if (!atomic_load(&stream->endpoint->stopped)) calls += send_stream(stream);
+    pthread_mutex_unlock(&stream->out_lock);
+  }
+  return calls;
+}
+
+/* The carrier comes as it does for a socket that was full. If it is sending now, it looks again. */
+static int hand_over(rdt_tcp_stream *stream) {
+  if (atomic_load(&stream->posted) == atomic_load(&stream->built)) return 0;
+  atomic_store(&stream->out_wanted, true);
+  if (pthread_mutex_trylock(&stream->out_lock) != 0) return 0;
+  set_full(stream, true);
+  pthread_mutex_unlock(&stream->out_lock);
+  return 1;
+}
+
 int rdt_tcp_flush(rdt_endpoint *endpoint) {
   int calls = 0;
-  atomic_store(&endpoint->out_wanted, true);
-  while (atomic_load(&endpoint->out_wanted) && pthread_mutex_trylock(&endpoint->out_lock) == 0) {
-    atomic_store(&endpoint->out_wanted, false);
-    for (uint32_t i = 0; i < endpoint->stream_count && !atomic_load(&endpoint->stopped); i++)
-      calls += send_stream(endpoint, &endpoint->streams[i]);
-    pthread_mutex_unlock(&endpoint->out_lock);
+  for (uint32_t i = endpoint->stream_count; i-- > 0;) {
+    rdt_tcp_stream *stream = &endpoint->streams[i];
+    calls += atomic_load(&stream->carried) ? hand_over(stream) : rdt_tcp_flush_stream(stream);
   }
   return calls;
 }
 
 bool rdt_tcp_is_flushed(const rdt_endpoint *endpoint) {
-  pthread_mutex_t *lock = (pthread_mutex_t *)&endpoint->out_lock;
   bool flushed = true;
-  pthread_mutex_lock(lock);
   for (uint32_t i = 0; i < endpoint->stream_count; i++) {
-    const rdt_tcp_stream *stream = &endpoint->streams[i];
+    rdt_tcp_stream *stream = &endpoint->streams[i];
     const rdt_tcp_output *out = &stream->out;
+    pthread_mutex_lock(&stream->out_lock);
     flushed &= out->dead || (out->first == out->count && !out->spoiled &&
                              out->acknowledged >= atomic_load(&stream->served));
+    pthread_mutex_unlock(&stream->out_lock);
   }
-  pthread_mutex_unlock(lock);
   return flushed;
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -18,41 +19,89 @@
 
 /* ---- input --------------------------------------------------------------------------------------------------- */
 
+static bool is_carried(const rdt_endpoint *endpoint, uint32_t index) {
+  return atomic_load_explicit(&endpoint->streams[index].carried, memory_order_relaxed);
+}
+
 /* Returns the streams that have bytes here for which no event comes, unless they wait for a fence. */
 static uint32_t held(const rdt_endpoint *endpoint) {
   uint32_t ready = 0;
   for (uint32_t i = 0; i < endpoint->stream_count; i++)
-    if (rdt_tcp_line_holds(endpoint->streams[i].socket) && !endpoint->streams[i].in.paused)
+    if (!is_carried(endpoint, i) && rdt_tcp_line_holds(endpoint->streams[i].socket) &&
+        !endpoint->streams[i].in.paused)
       ready |= 1u << i;
   return ready;
 }
 
+void rdt_tcp_nudge(rdt_endpoint *endpoint) {
+  if (!atomic_exchange(&endpoint->nudged, true)) eventfd_write(endpoint->nudge_fd, 1);
+}
+
+/* What carriers note from here on is another nudge; poll looks at everything else after this. */
+static void take_nudge(rdt_endpoint *endpoint) {
+  eventfd_t ignored;
+  eventfd_read(endpoint->nudge_fd, &ignored);
+  atomic_store(&endpoint->nudged, false);
+}
+
 /* Asking the first stream itself saves a system call where it is the only one in use. */
 static uint32_t find_ready(rdt_endpoint *endpoint) {
-  struct epoll_event events[RDT_TCP_MAX_STREAMS];
+  struct epoll_event events[RDT_TCP_MAX_STREAMS + 1];
   bool others = endpoint->look_everywhere || endpoint->rounds++ % LOOK_EVERY == 0;
   uint32_t ready = held(endpoint) | endpoint->quiet;
   for (uint32_t i = 1; i < endpoint->stream_count && !others; i++)
-    others = rdt_tcp_outstanding(&endpoint->streams[i]) > 0;
+    others = !is_carried(endpoint, i) && rdt_tcp_outstanding(&endpoint->streams[i]) > 0;
   if (!others) return ready | 1;
   endpoint->look_everywhere = false;
-  int count = epoll_wait(endpoint->epoll_fd, events, RDT_TCP_MAX_STREAMS, 0);
+  int count = epoll_wait(endpoint->epoll_fd, events, RDT_TCP_MAX_STREAMS + 1, 0);
   for (int i = 0; i < count; i++) {
-    ready |= 1u << events[i].data.u32;
-    endpoint->look_everywhere |= events[i].data.u32 > 0 || (events[i].events & EPOLLOUT);
+    const rdt_tcp_stream *stream = events[i].data.ptr;
+    if (!stream) {
+      take_nudge(endpoint);
+      continue;
+    }
+    ready |= 1u << (stream - endpoint->streams);
+    endpoint->look_everywhere |= stream != endpoint->streams || (events[i].events & EPOLLOUT);
   }
   return ready;
 }
 
-static int receive(rdt_endpoint *endpoint, const rdt_events *events) {
+static int receive(rdt_endpoint *endpoint) {
   int moved = 0;
   for (uint32_t ready = find_ready(endpoint), i = 0; ready >> i; i++)
-    if (ready >> i & 1) moved += rdt_tcp_receive(endpoint, i, events);
+    if (ready >> i & 1) moved += rdt_tcp_receive(endpoint, i);
   /* What is staged behind a fence has no event. */
-  rdt_tcp_input *first = &endpoint->streams[0].in;
-  if (first->fence) rdt_tcp_parse(endpoint, 0, events, &moved);
-  if (first->paused && !first->fence) moved += rdt_tcp_receive(endpoint, 0, events);
+  const rdt_tcp_input *first = &endpoint->streams[0].in;
+  if (atomic_load(&endpoint->fence)) rdt_tcp_parse(endpoint, 0, &moved);
+  if (first->paused && !atomic_load(&endpoint->fence)) moved += rdt_tcp_receive(endpoint, 0);
   return moved;
+}
+
+/* Completes the stream's pieces before `end`, oldest first. Returns how many. */
+static int complete_until(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t end,
+                          rdt_status status, const rdt_events *events) {
+  int count = 0;
+  for (uint64_t at; (at = atomic_load(&stream->completed)) < end; count++) {
+    rdt_tcp_piece piece = stream->pieces[at & (endpoint->depth - 1)];
+    atomic_store(&stream->completed, at + 1); /* from here on its place may be reused */
+    if (piece.frame.kind == RDT_TCP_NOTIFY) atomic_fetch_sub(&endpoint->notifying, 1);
+    if (piece.request) events->completed(events->context, piece.request, status);
+  }
+  return count;
+}
+
+/* Completes what was acknowledged, and what was refused. */
+static int settle(rdt_endpoint *endpoint, const rdt_events *events) {
+  int count = 0;
+  for (uint32_t i = 0; i < endpoint->stream_count; i++) {
+    rdt_tcp_stream *stream = &endpoint->streams[i];
+    uint64_t refused = atomic_load(&stream->refused);
+    count += complete_until(endpoint, stream, atomic_load(&stream->acknowledged), RDT_OK, events);
+    if (!refused || !atomic_load(&endpoint->failed)) continue;
+    rdt_fail(RDT_ERR_ACCESS, "%s", endpoint->failure);
+    count += complete_until(endpoint, stream, refused, RDT_ERR_ACCESS, events);
+  }
+  return count;
 }
 
 static int deliver(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
@@ -87,6 +136,7 @@ static bool offer_credit(rdt_endpoint *endpoint) {
 static bool anything_to_send(const rdt_endpoint *endpoint) {
   for (uint32_t i = 0; i < endpoint->stream_count; i++) {
     const rdt_tcp_stream *stream = &endpoint->streams[i];
+    if (is_carried(endpoint, i)) continue;
     if (atomic_load(&stream->owed) != atomic_load(&stream->given) ||
         atomic_load(&stream->posted) != atomic_load(&stream->built))
       return true;
@@ -94,12 +144,24 @@ static bool anything_to_send(const rdt_endpoint *endpoint) {
   return false;
 }
 
+/* Reports whether an acknowledgement must leave; `all` are those that need not be quick, too. */
+static bool acknowledges(rdt_endpoint *endpoint, bool all) {
+  bool any = false;
+  for (uint32_t i = 0; i < endpoint->stream_count; i++) {
+    rdt_tcp_input *in = &endpoint->streams[i].in;
+    if (is_carried(endpoint, i) || !in->ack_due || (!in->quick_ack && !all)) continue;
+    in->ack_due = false;
+    any = true;
+  }
+  return any;
+}
+
 /* After a notification the user probably sends something, with which acknowledgements travel. They
  * wait for it no longer than until there is nothing to receive. */
 static void send_due(rdt_endpoint *endpoint, bool credit, bool moved) {
-  bool acknowledge = endpoint->ack_due && (endpoint->quick_ack || !moved);
-  if (!credit && !acknowledge && !endpoint->look_everywhere && !anything_to_send(endpoint)) return;
-  if (acknowledge) endpoint->ack_due = false;
+  if (!credit && !acknowledges(endpoint, !moved) && !endpoint->look_everywhere &&
+      !anything_to_send(endpoint))
+    return;
   rdt_tcp_flush(endpoint);
 }
 
@@ -117,25 +179,28 @@ static void note_end(rdt_endpoint *endpoint) {
 static void complete_all(rdt_endpoint *endpoint, const rdt_events *events) {
   for (uint32_t i = 0; i < endpoint->stream_count; i++) {
     rdt_tcp_stream *stream = &endpoint->streams[i];
-    rdt_tcp_complete_until(endpoint, stream, atomic_load(&stream->posted), RDT_ERR_CONNECTION_LOST,
-                           events);
+    complete_until(endpoint, stream, atomic_load(&stream->posted), RDT_ERR_CONNECTION_LOST, events);
   }
 }
 
 int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   if (atomic_load(&endpoint->stopped)) {
+    settle(endpoint, events);
     complete_all(endpoint, events);
     endpoint->drained = true;
     return 0;
   }
-  int moved = receive(endpoint, events);
+  atomic_store(&endpoint->starved, false);
+  int moved = receive(endpoint);
+  moved += settle(endpoint, events);
   int taken = deliver(endpoint, budget, events);
   send_due(endpoint, offer_credit(endpoint), moved > 0);
   if (atomic_load_explicit(&endpoint->ended_ms, memory_order_relaxed) ||
       atomic_load_explicit(&endpoint->send_error, memory_order_relaxed))
     note_end(endpoint);
-  if (!endpoint->failed || endpoint->reported) return taken + moved;
+  if (!atomic_load(&endpoint->failed) || endpoint->reported) return taken + moved;
   endpoint->reported = true;
+  settle(endpoint, events);
   return rdt_fail(RDT_ERR_CONNECTION_LOST, "%s", endpoint->failure);
 }
 
@@ -170,11 +235,10 @@ bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
   (void)completions; /* they come the way that everything else comes */
   if (atomic_load(&endpoint->stopped)) return true;
   endpoint->look_everywhere = true;
-  if (endpoint->ack_due || anything_to_send(endpoint)) rdt_tcp_flush(endpoint);
-  endpoint->ack_due = false;
+  if (acknowledges(endpoint, true) || anything_to_send(endpoint)) rdt_tcp_flush(endpoint);
   set_quiet(endpoint, false);
   set_armed(endpoint, true);
-  if (!endpoint->failed && held(endpoint)) return false;
+  if (!atomic_load(&endpoint->failed) && held(endpoint)) return false;
   return !(may_take && endpoint->receive.seen != endpoint->receive.position);
 }
 

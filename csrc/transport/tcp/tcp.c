@@ -1,7 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/tcp/tcp.h"
 
+#include "transport/tcp/carriers.h"
 #include "transport/tcp/objects.h"
+
+static rdt_status open_domain(rdt_domain **domain) {
+  rdt_status status = rdt_tcp_domain_open(domain);
+  if (status == RDT_OK) (*domain)->carrier_limit = rdt_tcp_carriers_useful();
+  return status;
+}
+
+static void close_domain(rdt_domain *domain) {
+  rdt_tcp_carriers_stop(domain);
+  rdt_tcp_domain_close(domain);
+}
 
 /* Whoever reached the bootstrap port reaches it again. */
 static bool rdt_tcp_usable(const char *own_host, const char *peer_host, char *why, size_t size) {
@@ -23,8 +35,8 @@ const rdt_transport rdt_transport_tcp = {
     .name = "tcp",
     .encrypts = true,
     .capabilities = RDT_CAP_UNREGISTERED_SRC,
-    .domain_open = rdt_tcp_domain_open,
-    .domain_close = rdt_tcp_domain_close,
+    .domain_open = open_domain,
+    .domain_close = close_domain,
     .domain_text = rdt_tcp_domain_text,
     .usable = rdt_tcp_usable,
     .endpoint_create = rdt_tcp_endpoint_create,
