@@ -454,7 +454,43 @@ static void test_carrier_passes_fences(void) {
   disconnect_end();
 }
 
-/* More notifications than staging holds wait behind the fence. None is lost, and the stream goes on. */
+/* Writes pass a fence, notifications and acknowledgements do not. There may be as many as operations. */
+static void test_writes_pass_fences(void) {
+  static const uint8_t bytes[100000] = {5};
+  connect_carried();
+  rdt_registration *region = open_region(BOTH, false);
+  const uint64_t fences = end->depth;
+  memset(memory, 0, SIZE);
+  for (uint64_t i = 0; i < fences; i++) {
+    say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_FENCE, .index = 1, .value = i + 1});
+    say_notification(i);
+  }
+  say_frame(0, to(region, RDT_TCP_WRITE, 1, 200000));
+  say(0, bytes, 1);
+  while (memory[200000] != 5) EXPECT(poll_end() >= 0);
+  EXPECT(notifications == 0);
+  for (uint64_t i = 0; i < fences; i++) {
+    say_frame(1, to(region, RDT_TCP_WRITE, 1000, 0));
+    say(1, bytes, 1000);
+    sleep_until(&notifications, (int)i + 1);
+    EXPECT(notifications == (int)i + 1 && last_notification == i);
+    uint64_t acknowledged = 2 * i + 2 + (i + 1 == fences);
+    for (uint64_t value = 0; value < acknowledged;) {
+      value = hear_frame(0).value;
+      EXPECT(value <= acknowledged);
+    }
+  }
+  /* One more than agreed. */
+  for (uint64_t i = 0; i <= fences; i++)
+    say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_FENCE, .index = 1, .value = fences + 1});
+  int polled = 0;
+  while ((polled = poll_end()) >= 0) usleep(1000);
+  EXPECT(polled == RDT_ERR_CONNECTION_LOST);
+  rdt_tcp_region_deregister(region);
+  disconnect_end();
+}
+
+/* More notifications than staging holds wait behind the fence. */
 static void test_fence_before_more_than_staging_holds(void) {
   enum { COUNT = 4000 };
   static const uint8_t bytes[100000];
@@ -462,7 +498,7 @@ static void test_fence_before_more_than_staging_holds(void) {
   rdt_registration *region = open_region(BOTH, false);
   say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_FENCE, .index = 1, .value = 1});
   for (int i = 0; i < COUNT; i++) say_notification((uint64_t)i);
-  while (!end->streams[0].in.paused) EXPECT(poll_end() >= 0);
+  while (atomic_load(&end->streams[0].served) <= COUNT) EXPECT(poll_end() >= 0);
   EXPECT(notifications == 0);
   say_frame(1, to(region, RDT_TCP_WRITE, sizeof(bytes), 0));
   say(1, bytes, sizeof(bytes));
@@ -562,6 +598,7 @@ int main(void) {
   test_first_stream_is_heard_beside_others();
   test_carrier_serves_writes();
   test_carrier_passes_fences();
+  test_writes_pass_fences();
   test_fence_before_more_than_staging_holds();
   test_carrier_notes_acknowledgements();
   test_stop_settles_what_was_acknowledged();

@@ -76,6 +76,7 @@ rdt_status rdt_tcp_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_o
   endpoint->domain = domain;
   endpoint->epoll_fd = endpoint->event_fd = endpoint->nudge_fd = -1;
   atomic_flag_clear(&endpoint->failing);
+  atomic_init(&endpoint->fenced_from, UINT64_MAX);
   rdt_status status = create(endpoint, offer);
   if (status == RDT_OK)
     *endpoint_out = endpoint;
@@ -119,7 +120,8 @@ static rdt_status create_streams(rdt_endpoint *endpoint) {
     stream->answers = calloc(endpoint->depth, sizeof(*stream->answers));
     if (!stream->pieces || !stream->answers) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   }
-  return RDT_OK;
+  endpoint->fences = calloc(endpoint->depth, sizeof(*endpoint->fences));
+  return endpoint->fences ? RDT_OK : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
 }
 
 rdt_status rdt_tcp_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer) {
@@ -209,5 +211,6 @@ void rdt_tcp_endpoint_destroy(rdt_endpoint *endpoint) {
   destroy_ring(&endpoint->receive);
   destroy_ring(&endpoint->mirror);
   free(endpoint->streams);
+  free(endpoint->fences);
   free(endpoint);
 }

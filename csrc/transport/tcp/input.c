@@ -148,10 +148,10 @@ static rdt_status serve_read(rdt_endpoint *endpoint, rdt_tcp_stream *stream,
 }
 
 static rdt_status begin_notify(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
-  rdt_records *ring = &endpoint->receive;
-  uint64_t at = ring->seen & (ring->capacity - 1);
+  const rdt_records *ring = &endpoint->receive;
+  uint64_t at = endpoint->landed & (ring->capacity - 1);
   if (stream != &endpoint->streams[0] || stream->in.frame.size > ring->capacity - at ||
-      ring->seen + stream->in.frame.size - ring->position > ring->capacity)
+      endpoint->landed + stream->in.frame.size - ring->position > ring->capacity)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent more notifications than its credit covers");
   stream->in.to = ring->data + at;
   return RDT_OK;
@@ -187,8 +187,7 @@ static rdt_status end_body(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   if (in->frame.kind == RDT_TCP_DATA) {
     in->answered++;
   } else if (in->frame.kind == RDT_TCP_NOTIFY) {
-    if (!rdt_records_consumer_learn(&endpoint->receive, endpoint->receive.seen + in->frame.size))
-      status = rdt_fail(RDT_ERR_PROTOCOL, "the peer sent more notifications than its ring holds");
+    endpoint->landed += in->frame.size;
     served(endpoint, stream, false);
   } else {
     if (!in->to) status = refuse(endpoint, stream);
@@ -199,13 +198,25 @@ static rdt_status end_body(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   return status;
 }
 
+/* Writes go on behind a fence; notifications stay hidden, and nothing is acknowledged from the fence on. */
 static rdt_status set_fence(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   const rdt_tcp_frame *frame = &stream->in.frame;
+  bool none = endpoint->fences_passed == endpoint->fences_set;
   if (stream != &endpoint->streams[0] || frame->index == 0 ||
       frame->index >= endpoint->stream_count)
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer fences a stream that there is not");
-  atomic_store(&endpoint->fence_of, frame->index);
-  atomic_store(&endpoint->fence, frame->value);
+  if (endpoint->fences_set - endpoint->fences_passed == endpoint->depth)
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer has more operations under way than agreed");
+  if (none && atomic_load(&endpoint->streams[frame->index].served) >= frame->value) {
+    served(endpoint, stream, false);
+    return RDT_OK;
+  }
+  rdt_tcp_fence fence = {.operation = atomic_load(&stream->served),
+                         .position = endpoint->landed,
+                         .value = frame->value,
+                         .stream = frame->index};
+  endpoint->fences[endpoint->fences_set++ & (endpoint->depth - 1)] = fence;
+  if (none) atomic_store(&endpoint->fenced_from, fence.operation);
   served(endpoint, stream, false);
   return RDT_OK;
 }
@@ -233,20 +244,6 @@ static rdt_status handle(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
 }
 
 /* ---- parsing ------------------------------------------------------------------------------------------------- */
-
-static bool is_fenced(const rdt_endpoint *endpoint, const rdt_tcp_stream *stream) {
-  uint64_t fence = atomic_load(&endpoint->fence);
-  return fence && stream == &endpoint->streams[0] &&
-         atomic_load(&endpoint->streams[atomic_load(&endpoint->fence_of)].served) < fence;
-}
-
-/* Only what goes on parsing at once removes a fence, because what is staged behind it has no event. */
-static bool pass_fence(rdt_endpoint *endpoint, const rdt_tcp_stream *stream) {
-  if (is_fenced(endpoint, stream)) return false;
-  if (stream == &endpoint->streams[0] && atomic_load(&endpoint->fence))
-    atomic_store(&endpoint->fence, 0);
-  return true;
-}
 
 /* Pins the region of the body. A region that was closed takes no more bytes. */
 static bool pin(rdt_tcp_input *in) {
@@ -280,7 +277,7 @@ void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, int *moved) {
       if (in->left > 0) take_staged(in);
       if (in->left > 0) return;
       status = end_body(endpoint, stream);
-    } else if (!pass_fence(endpoint, stream) || in->end - in->begin < RDT_TCP_HEADER_SIZE) {
+    } else if (in->end - in->begin < RDT_TCP_HEADER_SIZE) {
       return;
     } else {
       status = rdt_tcp_frame_get(in->staging + in->begin, endpoint->receive.capacity, &in->frame);
@@ -328,25 +325,12 @@ static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, size
   return done;
 }
 
-/* Only a fence lets staging fill. Until it is passed, nothing more is received, and epoll need not look. */
-static bool pause_if_full(rdt_tcp_stream *stream) {
-  rdt_tcp_input *in = &stream->in;
-  bool pause = !in->in_body && in->end - in->begin == RDT_TCP_STAGING;
-  if (pause == in->paused) return pause;
-  pthread_mutex_lock(&stream->out_lock);
-  in->paused = pause;
-  if (!in->ended) rdt_tcp_watch(stream);
-  pthread_mutex_unlock(&stream->out_lock);
-  return pause;
-}
-
 int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index) {
   rdt_tcp_stream *stream = &endpoint->streams[index];
   rdt_tcp_input *in = &stream->in;
   int moved = 0;
   for (size_t total = 0, all;
        total < RECEIVE_BYTES && !in->ended && !atomic_load(&endpoint->failed);) {
-    if (pause_if_full(stream)) break;
     ssize_t done = receive_some(endpoint, stream, &all);
     if (done < 0) end_stream(endpoint, stream, errno);
     if (done <= 0) break;

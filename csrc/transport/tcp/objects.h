@@ -34,6 +34,13 @@ typedef struct rdt_tcp_answer {
   uint32_t size;
 } rdt_tcp_answer;
 
+/* What hides the notifications from `position` of the ring on. */
+typedef struct rdt_tcp_fence {
+  uint64_t operation; /* its own number */
+  uint64_t position, value;
+  uint32_t stream;
+} rdt_tcp_fence;
+
 /* Under the stream's out_lock. Frames are built, then sent, perhaps in several system calls. */
 typedef struct rdt_tcp_output {
   int first, count; /* parts that are not sent */
@@ -59,7 +66,6 @@ typedef struct rdt_tcp_input {
   bool in_body, ended;
   bool ack_due, quick_ack;
   bool news;   /* of a carried stream: the polling thread has something to do */
-  bool paused; /* epoll does not look for input, because it waits for a fence */
   uint8_t staging[RDT_TCP_STAGING];
 } rdt_tcp_input;
 
@@ -78,6 +84,8 @@ typedef struct rdt_tcp_stream {
   rdt_tcp_answer *answers; /* [given, owed), modulo depth */
   _Atomic uint64_t owed, given;
   _Atomic uint64_t served; /* operations of the peer */
+  uint64_t bytes;          /* send side: posted */
+  _Atomic uint64_t done_bytes;
   bool fenced;             /* send side: it carried writes since the last fence */
   pthread_mutex_t out_lock;
   atomic_bool out_wanted;
@@ -118,8 +126,12 @@ struct rdt_endpoint {
   /* Receive side. */
   rdt_records receive;
   uint64_t told_consumed;
-  /* Operations of stream fence_of that the first stream waits for; 0: none. Its carrier looks, too. */
-  _Atomic uint64_t fence;
+  uint64_t landed;       /* bytes of the ring; those before receive.seen are visible */
+  rdt_tcp_fence *fences; /* [passed, set), modulo depth */
+  uint64_t fences_passed, fences_set;
+  /* Of the oldest fence: the operations of stream fence_of that it waits for (0: none), for its carrier, and
+   * its own number (UINT64_MAX: none), for the output. */
+  _Atomic uint64_t fence, fenced_from;
   _Atomic uint32_t fence_of;
   bool look_everywhere;
   unsigned rounds;
@@ -164,8 +176,6 @@ rdt_status rdt_tcp_probe(rdt_endpoint *endpoint);
  * thread. Returns the number of system calls. */
 int rdt_tcp_flush(rdt_endpoint *endpoint);
 int rdt_tcp_flush_stream(rdt_tcp_stream *stream);
-/* Makes epoll look for what `in.paused` and `out.full` say. Under out_lock. */
-void rdt_tcp_watch(const rdt_tcp_stream *stream);
 /* Reports whether everything that is due, acknowledgements too, is sent. */
 bool rdt_tcp_is_flushed(const rdt_endpoint *endpoint);
 

@@ -55,14 +55,18 @@ static void add_word(rdt_tcp_output *out, rdt_tcp_kind kind, uint64_t value) {
   add_header(out, &(rdt_tcp_frame){.kind = kind, .value = value});
 }
 
-/* An operation whose answer is not built, or lies in a region that may still close, is not done. */
+/* An operation whose answer is not built, or lies in a region that may still close, is not done. Those behind a
+ * fence wait for it, which bounds how many fences there are. */
 static uint64_t acknowledgeable(const rdt_endpoint *endpoint, const rdt_tcp_stream *stream) {
   uint64_t served = atomic_load(&stream->served), given = atomic_load(&stream->given);
   if (given != atomic_load(&stream->owed)) {
     uint64_t front = stream->answers[given & (endpoint->depth - 1)].operation;
     if (front < served) served = front;
   }
-  return stream->out.answering && stream->out.operation < served ? stream->out.operation : served;
+  if (stream->out.answering && stream->out.operation < served) served = stream->out.operation;
+  if (stream != &endpoint->streams[0]) return served;
+  uint64_t fenced_from = atomic_load(&endpoint->fenced_from); /* after `served` */
+  return fenced_from < served ? fenced_from : served;
 }
 
 static void build_acknowledgement(const rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
@@ -146,17 +150,11 @@ static bool build(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
 
 /* ---- sending ------------------------------------------------------------------------------------------------ */
 
-void rdt_tcp_watch(const rdt_tcp_stream *stream) {
-  struct epoll_event event = {
-      .events = (stream->in.paused ? 0 : EPOLLIN) | (stream->out.full ? EPOLLOUT : 0),
-      .data.ptr = (void *)stream};
-  epoll_ctl(stream->epoll_fd, EPOLL_CTL_MOD, stream->socket.fd, &event);
-}
-
 static void set_full(rdt_tcp_stream *stream, bool full) {
   if (stream->out.full == full) return;
+  struct epoll_event event = {.events = EPOLLIN | (full ? EPOLLOUT : 0), .data.ptr = stream};
   stream->out.full = full;
-  rdt_tcp_watch(stream);
+  epoll_ctl(stream->epoll_fd, EPOLL_CTL_MOD, stream->socket.fd, &event);
 }
 
 /* Bytes of a region that closed meanwhile are not sent; the peer learns it with a refusal. */

@@ -23,12 +23,11 @@ static bool is_carried(const rdt_endpoint *endpoint, uint32_t index) {
   return atomic_load_explicit(&endpoint->streams[index].carried, memory_order_relaxed);
 }
 
-/* Returns the streams that have bytes here for which no event comes, unless they wait for a fence. */
+/* Returns the streams that have bytes here for which no event comes. */
 static uint32_t held(const rdt_endpoint *endpoint) {
   uint32_t ready = 0;
   for (uint32_t i = 0; i < endpoint->stream_count; i++)
-    if (!is_carried(endpoint, i) && rdt_tcp_line_holds(endpoint->streams[i].socket) &&
-        !endpoint->streams[i].in.paused)
+    if (!is_carried(endpoint, i) && rdt_tcp_line_holds(endpoint->streams[i].socket))
       ready |= 1u << i;
   return ready;
 }
@@ -70,11 +69,30 @@ static int receive(rdt_endpoint *endpoint) {
   int moved = 0;
   for (uint32_t ready = find_ready(endpoint), i = 0; ready >> i; i++)
     if (ready >> i & 1) moved += rdt_tcp_receive(endpoint, i);
-  /* What is staged behind a fence has no event. */
-  const rdt_tcp_input *first = &endpoint->streams[0].in;
-  if (atomic_load(&endpoint->fence)) rdt_tcp_parse(endpoint, 0, &moved);
-  if (first->paused && !atomic_load(&endpoint->fence)) moved += rdt_tcp_receive(endpoint, 0);
   return moved;
+}
+
+/* Shows the notifications that no fence hides any more. Returns how many fences that took. */
+static int pass_fences(rdt_endpoint *endpoint) {
+  uint64_t before = endpoint->fences_passed, visible = endpoint->landed;
+  for (; endpoint->fences_passed != endpoint->fences_set; endpoint->fences_passed++) {
+    const rdt_tcp_fence *oldest = &endpoint->fences[endpoint->fences_passed & (endpoint->depth - 1)];
+    atomic_store(&endpoint->fenced_from, oldest->operation);
+    atomic_store(&endpoint->fence_of, oldest->stream);
+    atomic_store(&endpoint->fence, oldest->value);
+    visible = oldest->position;
+    if (atomic_load(&endpoint->streams[oldest->stream].served) < oldest->value) break;
+    visible = endpoint->landed;
+  }
+  if (visible != endpoint->receive.seen)
+    rdt_records_consumer_learn(&endpoint->receive, visible); /* begin_notify checked it */
+  if (before == endpoint->fences_passed) return 0;
+  endpoint->streams[0].in.ack_due = true;
+  if (endpoint->fences_passed == endpoint->fences_set) {
+    atomic_store(&endpoint->fence, 0);
+    atomic_store(&endpoint->fenced_from, UINT64_MAX);
+  }
+  return (int)(endpoint->fences_passed - before);
 }
 
 /* Completes the stream's pieces before `end`, oldest first. Returns how many. */
@@ -84,6 +102,7 @@ static int complete_until(rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64
   for (uint64_t at; (at = atomic_load(&stream->completed)) < end; count++) {
     rdt_tcp_piece piece = stream->pieces[at & (endpoint->depth - 1)];
     atomic_store(&stream->completed, at + 1); /* from here on its place may be reused */
+    atomic_fetch_add(&stream->done_bytes, piece.frame.size);
     if (piece.frame.kind == RDT_TCP_NOTIFY) atomic_fetch_sub(&endpoint->notifying, 1);
     if (piece.request) events->completed(events->context, piece.request, status);
   }
@@ -192,7 +211,7 @@ int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   }
   atomic_store(&endpoint->starved, false);
   int moved = receive(endpoint);
-  moved += settle(endpoint, events);
+  moved += settle(endpoint, events) + pass_fences(endpoint);
   int taken = deliver(endpoint, budget, events);
   send_due(endpoint, offer_credit(endpoint), moved > 0);
   if (atomic_load_explicit(&endpoint->ended_ms, memory_order_relaxed) ||

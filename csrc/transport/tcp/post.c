@@ -25,16 +25,21 @@ static bool has_room(const rdt_endpoint *endpoint, const rdt_tcp_stream *stream,
 static void append(rdt_endpoint *endpoint, rdt_tcp_stream *stream, rdt_tcp_piece piece) {
   uint64_t posted = atomic_load(&stream->posted);
   stream->pieces[posted & (endpoint->depth - 1)] = piece;
+  stream->bytes += piece.frame.size;
   atomic_store(&stream->posted, posted + 1);
 }
 
 /* ---- writes and reads ------------------------------------------------------------------------------------ */
 
-/* Returns the stream with the shortest queue, or NULL if all are full. */
+static uint64_t bytes_under_way(const rdt_tcp_stream *stream) {
+  return stream->bytes - atomic_load(&stream->done_bytes);
+}
+
+/* Returns the stream that has fewest bytes under way, or NULL if its queue is full. */
 static rdt_tcp_stream *least_busy(rdt_endpoint *endpoint) {
   rdt_tcp_stream *best = &endpoint->streams[0];
   for (uint32_t i = 1; i < endpoint->stream_count; i++)
-    if (rdt_tcp_outstanding(&endpoint->streams[i]) < rdt_tcp_outstanding(best))
+    if (bytes_under_way(&endpoint->streams[i]) < bytes_under_way(best))
       best = &endpoint->streams[i];
   return has_room(endpoint, best, RESERVE) ? best : NULL;
 }
