@@ -201,8 +201,10 @@ void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
   credits_ = credits;
   mapped_credits_ = static_cast<std::atomic<uint64_t>*>(mapped);
   for (size_t slot = 0; slot < returned_.size(); ++slot) {
-    if (returned_[slot] != 0) WriteCreditLocked(slot);
+    if (returned_[slot] != 0) NoteCreditLocked(slot);
   }
+  lock.unlock();
+  WriteCredits();
 }
 
 bool Slots::IsWithdrawn() {
@@ -212,32 +214,71 @@ bool Slots::IsWithdrawn() {
 
 void Slots::Return(size_t slot) {
   if (home_.IsLeft()) return;  // in the parent the tensor may still be there
-  std::lock_guard<std::mutex> lock(mutex_);
-  occupied_[slot] = false;
-  ++returned_[slot];
-  if (credits_ != nullptr) WriteCreditLocked(slot);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    occupied_[slot] = false;
+    ++returned_[slot];
+    NoteCreditLocked(slot);
+  }
+  WriteCredits();
 }
 
-void Slots::WriteCreditLocked(size_t slot) {
+void Slots::NoteCreditLocked(size_t slot) {
   // The sender may have freed the memory of its credits.
-  if (withdrawn_) return;
+  if (withdrawn_ || credits_ == nullptr) return;
   if (mapped_credits_ != nullptr) {
     mapped_credits_[slot].store(returned_[slot], std::memory_order_release);
     return;
   }
-  // The count is read when it is sent, and a later count is as good.
-  rdt_op op{};
-  op.kind = RDT_OP_WRITE;
-  op.local = &returned_[slot];
-  op.size = sizeof(uint64_t);
-  op.remote = credits_;
-  op.remote_offset = slot * sizeof(uint64_t);
-  auto* keep = new std::shared_ptr<Slots>(shared_from_this());
-  const rdt_status status = rdt_channel_post(
-      channel_->handle(), &op, 1,
-      [](void* context, rdt_status) { delete static_cast<std::shared_ptr<Slots>*>(context); },
-      keep);
-  if (status != RDT_IN_PROGRESS) delete keep;
+  unwritten_begin_ = std::min(unwritten_begin_, slot);
+  unwritten_end_ = std::max(unwritten_end_, slot + 1);
+}
+
+bool Slots::TakeUnwrittenLocked(rdt_op* op) {
+  if (writing_ || withdrawn_ || unwritten_end_ == 0) return false;
+  // The counts are read when they are sent, and later counts are as good.
+  op->kind = RDT_OP_WRITE;
+  op->local = &returned_[unwritten_begin_];
+  op->size = (unwritten_end_ - unwritten_begin_) * sizeof(uint64_t);
+  op->remote = credits_;
+  op->remote_offset = unwritten_begin_ * sizeof(uint64_t);
+  rdt_remote_region_ref(op->remote);
+  unwritten_begin_ = SIZE_MAX;
+  unwritten_end_ = 0;
+  writing_ = true;
+  return true;
+}
+
+void Slots::WriteCredits() {
+  rdt_status status = RDT_OK;
+  while (status == RDT_OK) {
+    rdt_op op{};
+    std::shared_ptr<Channel> channel;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!TakeUnwrittenLocked(&op)) return;
+      channel = channel_;
+    }
+    auto keep = std::make_unique<std::shared_ptr<Slots>>(shared_from_this());
+    status = rdt_channel_post(channel->handle(), &op, 1, OnCreditsWritten, keep.get());
+    rdt_remote_region_unref(op.remote);
+    if (status == RDT_IN_PROGRESS) {
+      (void)keep.release();
+      return;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    writing_ = false;
+  }
+}
+
+void Slots::OnCreditsWritten(void* context, rdt_status status) {
+  const std::unique_ptr<std::shared_ptr<Slots>> kept(static_cast<std::shared_ptr<Slots>*>(context));
+  Slots& slots = **kept;
+  {
+    std::lock_guard<std::mutex> lock(slots.mutex_);
+    slots.writing_ = false;
+  }
+  if (status == RDT_OK) slots.WriteCredits();
 }
 
 std::shared_ptr<Slots::Hold> Slots::Occupy(int32_t ring, uint32_t slot) {

@@ -83,7 +83,11 @@ class Slots : public std::enable_shared_from_this<Slots> {
   // The memory of a slot, held until all tensors in it are gone; nullptr if it is held already.
   std::shared_ptr<Hold> Occupy(int32_t ring, uint32_t slot);
   void Return(size_t slot);
-  void WriteCreditLocked(size_t slot);
+  void NoteCreditLocked(size_t slot);
+  bool TakeUnwrittenLocked(rdt_op* op);
+  // A step gives its places back one by one. What is given back during a write goes with the next one.
+  void WriteCredits();
+  static void OnCreditsWritten(void* context, rdt_status status);
   void OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key);
   bool IsWithdrawn();
   bool TakeGroup(const PlannedMessage& message);
@@ -114,6 +118,8 @@ class Slots : public std::enable_shared_from_this<Slots> {
   std::mutex mutex_;
   std::vector<bool> occupied_;
   std::vector<uint64_t> returned_;  // how often, as the credits say it; never moves
+  size_t unwritten_begin_ = SIZE_MAX, unwritten_end_ = 0;  // slots whose credits the sender lacks
+  bool writing_ = false;                                   // one write of credits is under way
   rdt_remote_region* credits_ = nullptr;
   std::atomic<uint64_t>* mapped_credits_ = nullptr;
   bool withdrawn_ = false;

@@ -65,7 +65,7 @@ typedef struct rdt_tcp_input {
   uint64_t answered;              /* pieces below this have their data, if they are reads */
   bool in_body, ended;
   bool ack_due, quick_ack;
-  bool news;   /* of a carried stream: the polling thread has something to do */
+  bool news; /* of a carried stream: the polling thread has something to do */
   uint8_t staging[RDT_TCP_STAGING];
 } rdt_tcp_input;
 
@@ -86,7 +86,7 @@ typedef struct rdt_tcp_stream {
   _Atomic uint64_t served; /* operations of the peer */
   uint64_t bytes;          /* send side: posted */
   _Atomic uint64_t done_bytes;
-  bool fenced;             /* send side: it carried writes since the last fence */
+  bool fenced; /* send side: it carried writes since the last fence */
   pthread_mutex_t out_lock;
   atomic_bool out_wanted;
   rdt_tcp_output out;

@@ -76,7 +76,8 @@ static int receive(rdt_endpoint *endpoint) {
 static int pass_fences(rdt_endpoint *endpoint) {
   uint64_t before = endpoint->fences_passed, visible = endpoint->landed;
   for (; endpoint->fences_passed != endpoint->fences_set; endpoint->fences_passed++) {
-    const rdt_tcp_fence *oldest = &endpoint->fences[endpoint->fences_passed & (endpoint->depth - 1)];
+    const rdt_tcp_fence *oldest =
+        &endpoint->fences[endpoint->fences_passed & (endpoint->depth - 1)];
     atomic_store(&endpoint->fenced_from, oldest->operation);
     atomic_store(&endpoint->fence_of, oldest->stream);
     atomic_store(&endpoint->fence, oldest->value);
