@@ -20,8 +20,9 @@ typedef enum rdt_tcp_kind {
   RDT_TCP_WRITE = 1,  /* the body goes to `value` in region `key` */
   RDT_TCP_READ = 2,   /* asks for `size` bytes from there; DATA answers */
   RDT_TCP_NOTIFY = 3, /* the body is the next bytes of the ring of records */
-  RDT_TCP_FENCE = 4,  /* what follows waits for operation `value` of stream `index` */
-  RDT_TCP_PROBE = 5,  /* asks for an acknowledgement only */
+  RDT_TCP_FENCE =
+      4, /* hides later notifications until `value` operations of stream `index` are done */
+  RDT_TCP_PROBE = 5, /* asks for an acknowledgement only */
   /* Answers. */
   RDT_TCP_DATA = 6,   /* the body answers the oldest READ without an answer */
   RDT_TCP_ACK = 7,    /* the first `value` operations of this stream are done */
