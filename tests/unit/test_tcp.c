@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -583,6 +584,52 @@ static void test_failure_on_a_carried_stream(void) {
   }
 }
 
+/* ---- the end, beside threads that move bytes ---------------------------------------------------------- */
+
+enum { GIVEN_BACK = 99 }; /* in no frame and no body here */
+
+static void *drain(void *stream) {
+  static _Thread_local uint8_t got[1 << 16];
+  uintptr_t found = 0;
+  for (ssize_t size; (size = recv(peer[*(int *)stream], got, sizeof(got), 0)) > 0;)
+    found |= memchr(got, GIVEN_BACK, (size_t)size) != NULL;
+  return (void *)found;
+}
+
+static void *poll_until_drained(void *buffer) {
+  while (!end->drained) poll_end();
+  memset(buffer, GIVEN_BACK, LARGE);
+  return NULL;
+}
+
+/* A buffer whose write has failed belongs to the user, so nothing of what he writes there leaves. */
+static void test_stop_beside_senders(void) {
+  static uint8_t large[LARGE];
+  for (int round = 0; round < 40; round++) {
+    rdt_request request = {.holds = 0};
+    rdt_mapping mapping = {.key = 1};
+    rdt_op op = {.local = large, .size = LARGE};
+    pthread_t drains[STREAMS], poller;
+    int numbers[STREAMS] = {0, 1};
+    memset(large, 0, LARGE);
+    connect_carried();
+    for (int i = 0; i < STREAMS; i++)
+      EXPECT(pthread_create(&drains[i], NULL, drain, &numbers[i]) == 0);
+    EXPECT_STATUS(RDT_IN_PROGRESS, rdt_tcp_write(end, &mapping, &op, &request));
+    EXPECT(pthread_create(&poller, NULL, poll_until_drained, large) == 0);
+    rdt_tcp_doorbell(end);
+    rdt_tcp_endpoint_stop(end);
+    pthread_join(poller, NULL);
+    EXPECT(atomic_load(&request.holds) == 0);
+    for (int i = 0; i < STREAMS; i++) {
+      void *found;
+      pthread_join(drains[i], &found);
+      EXPECT(!found);
+    }
+    disconnect_end();
+  }
+}
+
 int main(void) {
   EXPECT_STATUS(RDT_OK, rdt_config_set("QUEUE_PAIRS", "2"));
   EXPECT_STATUS(RDT_OK, rdt_config_set("STRIPE_BYTES", "131072"));
@@ -604,5 +651,6 @@ int main(void) {
   test_carrier_notes_acknowledgements();
   test_stop_settles_what_was_acknowledged();
   test_failure_on_a_carried_stream();
+  test_stop_beside_senders();
   return 0;
 }

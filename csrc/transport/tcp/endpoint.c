@@ -161,16 +161,20 @@ uint64_t rdt_tcp_max_notify(const rdt_endpoint *endpoint) {
 
 /* ---- the end ---------------------------------------------------------------------------------------------- */
 
+void rdt_tcp_endpoint_still(rdt_endpoint *endpoint) {
+  rdt_tcp_carry_no_more(endpoint);
+  for (uint32_t i = 0; i < endpoint->stream_count && endpoint->streams; i++) {
+    pthread_mutex_lock(&endpoint->streams[i].out_lock);
+    pthread_mutex_unlock(&endpoint->streams[i].out_lock);
+  }
+}
+
 /* Nobody sends any more when this returns; a poll that runs may still receive one batch. */
 void rdt_tcp_endpoint_stop(rdt_endpoint *endpoint) {
   bool stopped = atomic_exchange(&endpoint->stopped, true);
-  rdt_tcp_carry_no_more(endpoint);
-  for (uint32_t i = 0; i < endpoint->stream_count && endpoint->streams && !stopped; i++) {
-    rdt_tcp_stream *stream = &endpoint->streams[i];
-    pthread_mutex_lock(&stream->out_lock); /* whoever was sending has ended */
-    pthread_mutex_unlock(&stream->out_lock);
-    if (stream->socket.fd >= 0) shutdown(stream->socket.fd, SHUT_RDWR);
-  }
+  rdt_tcp_endpoint_still(endpoint);
+  for (uint32_t i = 0; i < endpoint->stream_count && endpoint->streams && !stopped; i++)
+    if (endpoint->streams[i].socket.fd >= 0) shutdown(endpoint->streams[i].socket.fd, SHUT_RDWR);
 }
 
 static bool all_complete(const rdt_endpoint *endpoint) {

@@ -150,6 +150,8 @@ rdt_status rdt_tcp_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rd
 uint32_t rdt_tcp_line_count(const rdt_endpoint *endpoint);
 rdt_status rdt_tcp_line_add(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket);
 void rdt_tcp_endpoint_stop(rdt_endpoint *endpoint);
+/* Waits for whoever still moves bytes of a stopped endpoint, whose buffers may be given back then. */
+void rdt_tcp_endpoint_still(rdt_endpoint *endpoint);
 bool rdt_tcp_endpoint_idle(const rdt_endpoint *endpoint);
 void rdt_tcp_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events);
 void rdt_tcp_endpoint_destroy(rdt_endpoint *endpoint);

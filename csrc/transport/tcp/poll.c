@@ -205,6 +205,7 @@ static void complete_all(rdt_endpoint *endpoint, const rdt_events *events) {
 
 int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   if (atomic_load(&endpoint->stopped)) {
+    rdt_tcp_endpoint_still(endpoint); /* stop may be at it on another thread */
     settle(endpoint, events);
     complete_all(endpoint, events);
     endpoint->drained = true;
