@@ -64,7 +64,8 @@ BROKEN: dict[str, Messages] = {
     "offer_of_an_unknown_ring": _pieces(_offer([], [EDGE])),
     "offer_of_an_impossible_group": _pieces(_offer([(0, 512, 2)], [(b"e:0", 1, 0, 0, 9, 0, 8)])),
     "offer_of_many_rings_in_short": _pieces(struct.pack("=qQQII", 5, 77, 1024, 1 << 31, 0)),
-    "offer_twice": _pieces(SOUND) + _pieces(SOUND),
+    # Many, because the server forgets an offer once it has found that its region is not there.
+    "offer_twice": _pieces(SOUND) * 100,
     "withdrawal_of_nothing": [(WITHDRAW | 3 << 8, b"")],
     "accept_from_a_receiver": [(ACCEPT, struct.pack("=Q", 77))],
     "tensor_from_a_receiver": [(PLANNED, struct.pack("=qIBB", 1, 0, 16, 0))],
