@@ -562,8 +562,12 @@ static void test_stop_settles_what_was_acknowledged(void) {
   say_frame(1, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = 1});
   while (atomic_load(&end->streams[1].acknowledged) == 0) usleep(100);
   EXPECT(completions == 0);
+  rdt_tcp_carry_no_more(end); /* no carrier comes to the next one */
+  EXPECT(recv(peer[1], header, sizeof(header), MSG_WAITALL) == sizeof(header));
+  EXPECT(recv(peer[1], large, frame.size, MSG_WAITALL) == (ssize_t)frame.size);
+  say_frame(1, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = 2});
   disconnect_end();
-  EXPECT(completions == LARGE / (int)RDT_TCP_PIECE_BYTES && successes == 1);
+  EXPECT(completions == LARGE / (int)RDT_TCP_PIECE_BYTES && successes == 2);
   EXPECT(atomic_load(&request.holds) == 0);
 }
 

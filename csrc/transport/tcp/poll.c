@@ -203,9 +203,16 @@ static void complete_all(rdt_endpoint *endpoint, const rdt_events *events) {
   }
 }
 
+/* What the peer acknowledged before it left counts, also where the carrier had not come to it. */
+static void receive_last(rdt_endpoint *endpoint) {
+  for (uint32_t i = 1; i < endpoint->stream_count && !endpoint->drained; i++)
+    rdt_tcp_receive(endpoint, i);
+}
+
 int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events) {
   if (atomic_load(&endpoint->stopped)) {
     rdt_tcp_endpoint_still(endpoint); /* stop may be at it on another thread */
+    receive_last(endpoint);
     settle(endpoint, events);
     complete_all(endpoint, events);
     endpoint->drained = true;
