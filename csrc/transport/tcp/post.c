@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The send side of an endpoint, which runs under the channel's send lock. Short operations and
- * notifications go over the first stream, which keeps them in order. Others take the stream that has least
- * to do, and those longer than the stripe size do so piece by piece; a fence on the first stream holds a
- * notification back at the target until those before it are done.
+ * The send side of an endpoint, which runs under the channel's send lock. Operations up to the stripe size
+ * and notifications go over the first stream, which keeps them in order. Longer ones are cut into pieces that
+ * go to the streams with fewest bytes under way; a fence hides a notification until those before it are done.
  */
 #include <string.h>
 
@@ -13,7 +12,6 @@
 #include "transport/tcp/line.h"
 #include "transport/tcp/objects.h"
 
-#define SPREAD_BYTES (128u * 1024)
 #define RESERVE 16u        /* of a queue, kept free of data for fences, notifications and probes */
 #define SILENT_PROBES 2    /* a third of the deadline apart */
 #define MUCH_UNSENT 65536u /* bytes: what their host confirms of these is progress too */
@@ -47,8 +45,8 @@ static rdt_tcp_stream *least_busy(rdt_endpoint *endpoint) {
 static rdt_status post(rdt_endpoint *endpoint, rdt_tcp_kind kind, const rdt_mapping *mapping,
                        rdt_op *op, rdt_request *request) {
   if (op->size == 0) return RDT_OK;
-  const bool split = op->size > endpoint->stripe, spread = split || op->size > SPREAD_BYTES;
-  rdt_tcp_stream *stream = spread ? least_busy(endpoint) : &endpoint->streams[0];
+  const bool split = op->size > endpoint->stripe;
+  rdt_tcp_stream *stream = split ? least_busy(endpoint) : &endpoint->streams[0];
   for (; op->size > 0; stream = split ? least_busy(endpoint) : stream) {
     if (!stream || !has_room(endpoint, stream, RESERVE)) {
       atomic_store(&endpoint->starved, true);
