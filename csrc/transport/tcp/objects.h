@@ -34,7 +34,7 @@ typedef struct rdt_tcp_answer {
   uint32_t size;
 } rdt_tcp_answer;
 
-/* What hides the notifications from `position` of the ring on. */
+/* A fence hides the notifications that begin at `position` of the ring or later. */
 typedef struct rdt_tcp_fence {
   uint64_t operation; /* its own number */
   uint64_t position, value;

@@ -36,7 +36,7 @@ void rdt_tcp_nudge(rdt_endpoint *endpoint) {
   if (!atomic_exchange(&endpoint->nudged, true)) eventfd_write(endpoint->nudge_fd, 1);
 }
 
-/* What carriers note from here on is another nudge; poll looks at everything else after this. */
+/* A carrier that notes something after this nudges again. Poll handles everything noted before. */
 static void take_nudge(rdt_endpoint *endpoint) {
   eventfd_t ignored;
   eventfd_read(endpoint->nudge_fd, &ignored);
@@ -203,7 +203,7 @@ static void complete_all(rdt_endpoint *endpoint, const rdt_events *events) {
   }
 }
 
-/* What the peer acknowledged before it left counts, also where the carrier had not come to it. */
+/* The peer may have acknowledged operations before it left, and the carrier may not have read that yet. */
 static void receive_last(rdt_endpoint *endpoint) {
   for (uint32_t i = 1; i < endpoint->stream_count && !endpoint->drained; i++)
     rdt_tcp_receive(endpoint, i);
