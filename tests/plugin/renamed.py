@@ -97,13 +97,13 @@ def unreachable_client() -> None:
     eager_steps(2)
 
 
-def lost_channel() -> None:
+def lost_channel(faults: str = "break=1") -> None:
     """The channels that such a client opened break, and it opens others."""
     rdmatensor.config.set("FAULTS", "delay=#1000000:1ms")
     servers = [local_server() for _ in range(2)]
     context.set_server_def(server_def([address(each) for each in servers]))
     eager_steps(2)
-    rdmatensor.config.set("FAULTS", "break=1")
+    rdmatensor.config.set("FAULTS", faults)
     with suppress(tf.errors.OpError):
         eager_steps(2)
     rdmatensor.config.set("FAULTS", "")
@@ -116,6 +116,11 @@ def lost_channel() -> None:
             assert time.monotonic() < end, "no channel comes back"
             context.context().clear_executor_errors()
             time.sleep(0.05)
+
+
+def lost_for_a_while() -> None:
+    """The first attempts to open others fail."""
+    lost_channel("break=1,connect=1")
 
 
 def replaced() -> None:

@@ -165,6 +165,24 @@ def test_tensors_for_unknown_steps_are_limited(cluster: Cluster, steps: Session)
     expect_a_correct_step(steps, 3.0)
 
 
+def test_sender_that_opens_another_channel_is_taken_at_its_word(cluster: Cluster) -> None:
+    """A sender does so when it has lost the first channel, which the server may notice later."""
+    address = device_address(cluster.tasks[0].ask("pid"))
+    immediate, payload = source()
+    with (
+        rdmatensor.Device("sender") as device,
+        device.connect(address, timeout=10) as first,
+        device.connect(address, timeout=10) as second,
+    ):
+        for server in (first, second):
+            server.notify(payload, immediate)
+            assert device.next_notification(10).immediate == READY
+        until("the first channel is still open", lambda: not first.up)
+        # This comes late.
+        server.notify(payload, immediate)
+        assert second.up
+
+
 def test_names_are_limited(own_cluster: Cluster) -> None:
     """Each connection brings as many made-up names as it may; the server remembers a limited number."""
     limit, each = 4096, 64

@@ -39,8 +39,9 @@ def test_nothing_goes_by_rpc(scenario: str, tensors: int) -> None:
     assert _sent(paths) >= tensors
 
 
-def test_client_that_no_task_reaches_survives_the_loss_of_its_channels() -> None:
-    assert _sent(_run("lost_channel")) > 0
+@pytest.mark.parametrize("scenario", ["lost_channel", "lost_for_a_while"])
+def test_client_that_no_task_reaches_survives_the_loss_of_its_channels(scenario: str) -> None:
+    assert _sent(_run(scenario)) > 0
 
 
 def test_task_that_becomes_another_process() -> None:

@@ -129,8 +129,11 @@ class Destination final : public ChannelDestination,
   void SetOwner(const std::string& session,
                 const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
                 const std::string& device_name);
-  // Waits until a channel is attached for `session`. False if there is none after `timeout_ms`.
-  bool AwaitChannel(const std::string& session, int timeout_ms);
+  // Waits until a channel is attached for `session`. False if there is none after `timeout_ms`, or when `opened`,
+  // which this process opened for it, is down.
+  bool AwaitChannel(const std::string& session, const Channel& opened, int timeout_ms);
+  // A channel that this process opened is down; AwaitChannel may wait for it.
+  void OnOpenedLost();
   void OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) override;
   void OnDown(Channel* channel) override;
   void OnResumed(const std::shared_ptr<PeerChannel>& channel) override;

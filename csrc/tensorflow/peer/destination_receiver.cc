@@ -241,12 +241,20 @@ bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string
   return true;
 }
 
-bool Destination::AwaitChannel(const std::string& session, int timeout_ms) {
+bool Destination::AwaitChannel(const std::string& session, const Channel& opened, int timeout_ms) {
   std::unique_lock<std::mutex> lock(mutex_);
-  return attached_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] {
+  bool is_attached = false;
+  attached_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] {
     auto state = states_.find(session);
-    return state != states_.end() && state->second.channel != nullptr;
+    is_attached = state != states_.end() && state->second.channel != nullptr;
+    return is_attached || !opened.IsUp();
   });
+  return is_attached;
+}
+
+void Destination::OnOpenedLost() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  attached_.notify_all();
 }
 
 void Destination::TakePulls(Step* step, absl::string_view key,

@@ -2,6 +2,7 @@
 #include "peer/peer_channel.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "plan/plan_book.h"
 
@@ -11,6 +12,11 @@ namespace {
 // Limits the names of a process. Sessions that name one process differently are rare.
 constexpr size_t kMaxNames = 64;
 
+uint64_t NextNumber() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
 }  // namespace
 
 PeerChannel::PeerChannel(rdt_channel* handle, const Host* host, MailboxTable* mailboxes, Role role,
@@ -19,6 +25,7 @@ PeerChannel::PeerChannel(rdt_channel* handle, const Host* host, MailboxTable* ma
       host_(host),
       role_(role),
       opened_here_(opened_here),
+      number_(NextNumber()),
       reception_(&host->settings, mailboxes, this, this),
       plan_(host, this, &reception_,
             [this](const std::shared_ptr<AcceptedOffer>& accepted) { Bind(accepted); }) {}

@@ -123,6 +123,8 @@ class PeerChannel final : public Channel, private SourceEvents {
 
   Role role() const { return role_.load(std::memory_order_acquire); }
   bool opened_here() const { return opened_here_; }
+  // Channels that begin later in this process have higher numbers.
+  uint64_t number() const { return number_; }
   // Makes this process the receiver, because the peer opened the channel to send. False if tensors travel in the
   // other direction already.
   bool BecomeReceiver();
@@ -217,6 +219,7 @@ class PeerChannel final : public Channel, private SourceEvents {
   const Host* const host_;
   std::atomic<Role> role_;
   const bool opened_here_;
+  const uint64_t number_;
   std::mutex peers_mutex_;
   std::vector<std::shared_ptr<ChannelSource>> sources_;
   std::vector<std::shared_ptr<ChannelDestination>> destinations_;

@@ -100,6 +100,8 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   // The ways in which connecting ends follow.
   void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);
   bool IsBehindChannelLocked(uint64_t incarnation) const;
+  // Whether the present channel remains, although the peer opened `opened`.
+  bool StaysLocked(const PeerChannel& opened, const AddressAnswer& answer) const;
   // Looks for a better transport in the background, when it is time for that.
   void ImproveLocked();
   // Uses `channel`, and returns the requests that are to be announced on it.
@@ -130,6 +132,7 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   std::atomic<uint64_t> epoch_{0};
   StepFailures failures_;
 
+  std::mutex opening_;  // held while a channel that the peer opened is taken
   std::mutex mutex_;
   std::shared_ptr<PeerChannel> channel_;            // nullptr: none is ready
   bool asking_ = false;                             // where the peer is, and then connecting

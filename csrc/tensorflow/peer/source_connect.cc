@@ -256,14 +256,21 @@ absl::Status Source::SendReady(PeerChannel* channel, const std::vector<AskedKey>
   return absl::OkStatus();
 }
 
+bool Source::StaysLocked(const PeerChannel& opened, const AddressAnswer& answer) const {
+  if (channel_ == nullptr || !channel_->IsUp()) return false;
+  // A peer opens another channel only after it has lost the former, which this process may not know yet.
+  if (channel_.get() != &opened && !channel_->opened_here())
+    return channel_->number() > opened.number();
+  return std::all_of(answer.incarnations.begin(), answer.incarnations.end(),
+                     [this](uint64_t each) { return IsBehindChannelLocked(each); });
+}
+
 void Source::OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer) {
+  std::lock_guard<std::mutex> one_at_a_time(opening_);
   std::shared_ptr<PeerChannel> outlived;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const bool is_known =
-        std::all_of(answer.incarnations.begin(), answer.incarnations.end(),
-                    [this](uint64_t each) { return IsBehindChannelLocked(each); });
-    if (is_known && channel_->IsUp()) return;
+    if (StaysLocked(*channel, answer)) return;
     outlived = DropChannelLocked();
     for (uint64_t each : answer.incarnations) rpc_incarnations_.erase(each);
   }

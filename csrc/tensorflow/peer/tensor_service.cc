@@ -124,6 +124,7 @@ void TensorService::OnDown(void* context, rdt_channel* handle, rdt_status /*why*
   for (const auto& destination : channel->Destinations()) destination->OnDown(channel);
   if (channel->opened_here() && channel->role() == PeerChannel::Role::kSender) {
     TensorService* const service = static_cast<TensorService*>(context);
+    for (const auto& destination : service->peers_.Destinations()) destination->OnOpenedLost();
     std::lock_guard<std::mutex> lock(service->lost_mutex_);
     if (service->receiver_lost_) service->receiver_lost_();
   }

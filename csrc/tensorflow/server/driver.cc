@@ -42,9 +42,8 @@ absl::Status OpenChannel(TensorService* service, const std::string& session,
   message.self = self;
   const absl::Status sent = (*channel)->NotifyMessage(PackImmediate(MessageKind::kSource), message);
   if (!sent.ok()) return sent;
-  if (destination->AwaitChannel(session, timeout_ms)) {
-    return absl::OkStatus();
-  }
+  if (destination->AwaitChannel(session, **channel, timeout_ms)) return absl::OkStatus();
+  if (!(*channel)->IsUp()) return absl::UnavailableError("the channel to it was lost as it began");
   return absl::DeadlineExceededError(
       absl::StrCat("it did not say within ", timeout_ms,
                    " ms that it takes tensors from the channel; its log says why"));

@@ -2,8 +2,8 @@
 //
 // The server behind protocol="grpc+rdma": TensorFlow's gRPC server with the plugin's rendezvous, collectives and
 // worker, which starts and ends the steps of other tasks over channels. Everything else stays as it is.
-#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -11,8 +11,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/backoff.h"
 #include "base/settings.h"
 #include "collective/collective_manager.h"
 #include "control/callee.h"
@@ -200,13 +202,32 @@ class RdmaServer : public tensorflow::GrpcServer {
     }
   }
 
-  // Called when a channel was lost. Tasks that are gone come back with another cluster.
+  // Called when a channel was lost. Never blocks.
   void ReachAgain() {
-    if (reaching_.exchange(true)) return;
-    tensorflow::Env::Default()->SchedClosure([this] {
-      reaching_.store(false);
-      (void)ReachTasks({});
-    });
+    std::lock_guard<std::mutex> lock(lost_mutex_);
+    ++losses_;
+    lost_.notify_all();
+    if (std::exchange(reaching_, true)) return;
+    tensorflow::Env::Default()->SchedClosure([this] { ReachLost(); });
+  }
+
+  // Tasks cannot ask for another channel, so this tries until all are reached, or the cluster is driven no more.
+  void ReachLost() {
+    Backoff backoff(Backoff::Milliseconds(service_->settings().failback_ms));
+    std::unique_lock<std::mutex> lock(lost_mutex_);
+    for (;;) {
+      const uint64_t seen = losses_;
+      lock.unlock();
+      const absl::Status reached = ReachTasks({});
+      lock.lock();
+      if (losses_ != seen) continue;
+      if (reached.ok() || !backoff.enabled()) break;
+      rdt_log_line(RDT_LOG_DEBUG,
+                   absl::StrCat("tensorflow: no channel yet to ", reached.message()).c_str());
+      backoff.Failed();
+      lost_.wait_until(lock, backoff.next(), [&] { return losses_ != seen; });
+    }
+    reaching_ = false;
   }
 
   // Opens missing channels to the tasks of the cluster that this process drives.
@@ -247,9 +268,12 @@ class RdmaServer : public tensorflow::GrpcServer {
   std::optional<EagerService> eager_;  // before the server serves anything
   CallTable calls_;
   std::mutex driven_mutex_;
-  std::atomic<bool> reaching_{false};
   std::string driven_;  // the session by which it drives its cluster; empty: it does not
   tensorflow::ServerDef driven_cluster_;
+  std::mutex lost_mutex_;
+  std::condition_variable lost_;
+  uint64_t losses_ = 0;           // of channels
+  bool reaching_ = false;         // the tasks whose channels were lost
   TensorService* const service_;  // nullptr: everything goes by RPC
   bool started_ = false;
 };
