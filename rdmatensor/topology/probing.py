@@ -31,6 +31,7 @@ _DEPTH = 4  # transfers under way
 _PIECES = 16  # of a flow: no queue of a transport is shorter
 _PINGS = 20
 _LINE = 64  # bytes between two members' counters
+_STAMP = 16  # bytes at a piece's end: the measurement's number, the piece's number
 
 
 def probe(group: Group, seconds: float = 0.1, timeout: float = 60.0) -> Topology:
@@ -65,8 +66,11 @@ class Prober:
         self._region.array[:] = 1  # where pages are not there yet, nothing would be read
         lines = self._region.array[: 2 * size * _LINE].view(np.int64).reshape(2, size, _LINE // 8)
         lines[:] = 0
-        self._counters, self._arrived = lines[0, :, 0], lines[1, :, :2]
+        self._counters, self._announced = lines[0, :, 0], lines[1, :, :3]
         self._landing = np.ones(_PLACES * _MOST, np.uint8)
+        # Of both: what another member writes has a part of its own.
+        self._share = _PLACES * _MOST // size // _STAMP * _STAMP
+        self._measured = 0
         self._remotes: list[Any] = [None] * size
         self._regions: list[Any] = [None] * size
         self._met = [0] * size  # how often, with each member
@@ -166,7 +170,8 @@ class Prober:
 
         An error at one of them is raised at all.
         """
-        self._arrived[:] = 0  # nobody writes yet
+        self._announced[:] = 0  # nobody writes yet
+        self._measured += 1
         self._group.barrier(timeout=self._timeout)
         error: RdmaError | None = None
         try:
@@ -268,24 +273,46 @@ class Prober:
         return nbytes, max(int(whole / nbytes), 4)
 
     def _send(self, flow: Flow) -> None:
-        """Writes what the flow alone would move in time, and after each piece how much it was.
+        """Writes what the flow alone would move in time, in pieces that bear their numbers.
 
-        All of it is posted at once: in a window, flows of opposite directions would hold up each other's
-        completions.
+        Writes may overtake each other, so no counter can follow them. All that have a place are posted at
+        once: in a window, flows of opposite directions would hold up each other's completions.
         """
         nbytes, count = self._pieces(flow)
-        move, region = self._mover(flow), self._regions[flow[1]]
+        nbytes = min(nbytes, self._share) // _STAMP * _STAMP
+        places = min(count, self._share // nbytes)
+        source = self._landing[flow[1] * self._share :][: places * nbytes].reshape(places, nbytes)
+        region, at = self._regions[flow[1]], 2 * self._size * _LINE + flow[0] * self._share
+
+        def announce(number: int) -> None:
+            told = np.array([nbytes, places, number])
+            region.write(told, (self._size + flow[0]) * _LINE).wait(self._timeout)
+
+        announce(count)
         end = time.monotonic() + 2 * self._seconds
-        posted = []
-        for number in range(1, count + 1):
-            posted.append(move(nbytes))
-            last = number == count or time.monotonic() > end
-            told = np.array([number * nbytes, last])
-            posted.append(region.write(told, (self._size + flow[0]) * _LINE))
-            if last:
+        posted: list[Any] = []
+        for number in range(count):
+            if number >= places:
+                posted[number - places].wait(self._timeout)
+            piece = source[number % places]
+            piece[-_STAMP:].view(np.int64)[:] = self._measured, number
+            posted.append(region.write(piece, at + number % places * nbytes))
+            if time.monotonic() > end:
                 break
         for each in posted:
             each.wait(self._timeout)
+        announce(len(posted))
+
+    def _pieces_here(self, flow: Flow) -> tuple[int, int, int]:
+        """Returns the size of the pieces that others write here, how many came, and will come."""
+        nbytes, places, count = self._announced[flow[0]].tolist()
+        if count == 0:
+            return 0, 0, 1
+        at = 2 * self._size * _LINE + flow[0] * self._share
+        pieces = self._region.array[at : at + places * nbytes].reshape(places, nbytes)
+        stamps = pieces[:, -_STAMP:].view(np.int64)
+        numbers = stamps[stamps[:, 0] == self._measured, 1]
+        return nbytes, int((numbers // places + 1).sum()), count
 
     def _watch(self, flows: Sequence[Flow], rates: Matrix) -> None:
         """Fills in the rates of flows that others write here, while all of them move."""
@@ -295,11 +322,12 @@ class Prober:
         while moving:
             now = time.monotonic()
             for flow in list(moving):
-                moved, last = self._arrived[flow[0]].tolist()
+                nbytes, came, count = self._pieces_here(flow)
+                moved = came * nbytes
                 seen = marks[flow]
                 if moved > (seen[-1][1] if seen else 0):
                     seen[1:] = [(now, moved)]  # the first, and the newest
-                if last or (len(seen) > 1 and now > begin + self._seconds):
+                if came == count or (len(seen) > 1 and now > begin + self._seconds):
                     moving.remove(flow)
             if now > begin + self._timeout:
                 raise DeadlineExceeded("a member does not send", "DEADLINE")
