@@ -129,8 +129,8 @@ struct rdt_endpoint {
   uint64_t landed;       /* bytes of the ring; those before receive.seen are visible */
   rdt_tcp_fence *fences; /* [passed, set), modulo depth */
   uint64_t fences_passed, fences_set;
-  /* Of the oldest fence: the operations of stream fence_of that it waits for (0: none), for its carrier, and
-   * its own number (UINT64_MAX: none), for the output. */
+  /* The oldest fence waits until `fence` operations of stream fence_of are done; 0: there is no fence. The
+   * carrier of that stream reads it. The output reads fenced_from, the fence's own number, or UINT64_MAX. */
   _Atomic uint64_t fence, fenced_from;
   _Atomic uint32_t fence_of;
   bool look_everywhere;
