@@ -80,7 +80,7 @@ def test_killed_in_the_middle_of_steps(own_cluster: Cluster, build: Callable[[],
         warm_up(own_cluster, lambda: _expect_steps(again, 1))
         _expect_steps(again, 30)
         assert sent(own_cluster, "static") >= 30 * len(SIZES)
-        assert sent(own_cluster, *UNPLANNED) == 0
+        assert sent(own_cluster, *UNPLANNED) == 0, [own_cluster.stats(i)["plan"] for i in (0, 1)]
         until("places of the dead stay", lambda: place_bytes(own_cluster)[0] == places)
     until("places stay", lambda: place_bytes(own_cluster)[0] == empty)
 

@@ -115,7 +115,9 @@ void AcceptedOffer::FinishGroup(Group* group, std::list<GroupStep>::iterator ste
   if (step->dropped) {
     Release(offered.ring, step->slot);
   } else if (staging_base_ != nullptr) {
-    WriteAndNotify({}, staging_base_ + offset, group->bytes, offset, message);
+    auto posted = std::make_unique<Posted>(1);
+    WriteAndNotify({}, staging_base_ + offset, group->bytes, offset, message, posted.get());
+    Post(std::move(posted));
   } else {
     (void)Announce(message);
   }

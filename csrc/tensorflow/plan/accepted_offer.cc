@@ -26,13 +26,6 @@ Path PathOf(const Offer::Edge& edge) { return edge.has_shape ? Path::kBounded : 
 
 }  // namespace
 
-// Keeps what a write needs until the transport has done it.
-struct AcceptedOffer::Posted {
-  std::shared_ptr<AcceptedOffer> accepted;
-  tensorflow::Tensor source;
-  std::string message;
-};
-
 AcceptedOffer::AcceptedOffer(const Host* host, std::shared_ptr<Channel> channel, uint32_t number,
                              Offer offer, std::shared_ptr<const void> claim)
     : host_(host),
@@ -242,6 +235,7 @@ void AcceptedOffer::Send(const Step& step, absl::Span<Sent> all) {
     }
   }
   const bool entered = Enter();
+  auto posted = std::make_unique<Posted>(all.size());
   for (size_t at = 0; at < all.size();) {
     const int32_t group = offer_.edges[all[at].index].group;
     size_t end = at + 1;
@@ -256,10 +250,11 @@ void AcceptedOffer::Send(const Step& step, absl::Span<Sent> all) {
       Sent& sent = members.front();
       SendSpan span(sent.edge->definition->name, sent.edge->definition->destination,
                     sent.is_dead ? 0 : sent.tensor->TotalBytes());
-      sent.went = SendSingle(step, sent);
+      sent.went = SendSingle(step, sent, posted.get());
       span.End(sent.went ? PathName(PathOf(offer_.edges[sent.index])) : "none");
     }
   }
+  Post(std::move(posted));
   if (entered) Leave();
 }
 
@@ -279,7 +274,7 @@ bool AcceptedOffer::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor,
   return true;
 }
 
-bool AcceptedOffer::SendSingle(const Step& step, const Sent& sent) {
+bool AcceptedOffer::SendSingle(const Step& step, const Sent& sent, Posted* posted) {
   const OutEdge& edge = *sent.edge;
   const Offer::Edge& offered = offer_.edges[sent.index];
   const Path path = PathOf(offered);
@@ -328,7 +323,7 @@ bool AcceptedOffer::SendSingle(const Step& step, const Sent& sent) {
   const void* data = source.data();
   AddChecksum(data, bytes, &message);
   WriteAndNotify(std::move(source), data, bytes, SlotOffset(offered.ring, slot) + offered.offset,
-                 message);
+                 message, posted);
   return true;
 }
 
@@ -360,35 +355,42 @@ bool AcceptedOffer::MakeSendable(bool may_change, tensorflow::Tensor* source) co
 }
 
 void AcceptedOffer::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes,
-                                   uint64_t offset, const PlannedMessage& message) {
+                                   uint64_t offset, const PlannedMessage& message, Posted* posted) {
   if (mapped_places_ != nullptr) {
     CopyTraced(mapped_places_ + offset, data, bytes, "place");
     (void)Announce(message);
     return;
   }
-  rdt_op ops[2]{};
-  ops[0].kind = RDT_OP_WRITE;
-  ops[0].local = const_cast<void*>(data);
-  ops[0].size = bytes;
-  ops[0].remote = places_;
-  ops[0].remote_offset = offset;
-  auto posted = std::make_unique<Posted>();
-  posted->message.resize(EncodedSize(message));
-  Encode(message, &posted->message[0]);
-  ops[1].kind = RDT_OP_NOTIFY;
-  ops[1].local = &posted->message[0];
-  ops[1].size = posted->message.size();
-  ops[1].immediate = PackImmediate(MessageKind::kPlanned, number_);
+  std::string& encoded = posted->messages.emplace_back(EncodedSize(message), '\0');
+  Encode(message, &encoded[0]);
+  rdt_op write{}, notify{};
+  write.kind = RDT_OP_WRITE;
+  write.local = const_cast<void*>(data);
+  write.size = bytes;
+  write.remote = places_;
+  write.remote_offset = offset;
+  notify.kind = RDT_OP_NOTIFY;
+  notify.local = &encoded[0];
+  notify.size = encoded.size();
+  notify.immediate = PackImmediate(MessageKind::kPlanned, number_);
+  posted->ops.push_back(write);
+  posted->ops.push_back(notify);
+  posted->sources.push_back(std::move(source));
+}
+
+void AcceptedOffer::Post(std::unique_ptr<Posted> posted) {
+  if (posted->ops.empty()) return;
   posted->accepted = shared_from_this();
-  posted->source = std::move(source);
   users_.EnterAgain();
   const auto done = [](void* context, rdt_status ended) {
     const std::unique_ptr<Posted> kept(static_cast<Posted*>(context));
     if (ended < RDT_OK) kept->accepted->channel_->Close();  // see Announce
     kept->accepted->Leave();
   };
+  // All may be done, and what was posted be gone, before the call returns.
+  const std::vector<rdt_op> ops = std::move(posted->ops);
   Posted* const raw = posted.release();
-  const rdt_status status = rdt_channel_post(channel_->handle(), ops, 2, done, raw);
+  const rdt_status status = rdt_channel_post(channel_->handle(), ops.data(), ops.size(), done, raw);
   if (status != RDT_IN_PROGRESS) done(raw, status);
 }
 

@@ -125,7 +125,19 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
     uint64_t bytes = 0;             // of a slot that hold tensors
     std::list<GroupStep> steps;
   };
-  struct Posted;
+  // Writes and their announcements, and what they need until the transport has done them.
+  struct Posted {
+    // Room for so many writes; the operations point into the messages.
+    explicit Posted(size_t writes) {
+      messages.reserve(writes);
+      ops.reserve(2 * writes);
+    }
+
+    std::shared_ptr<AcceptedOffer> accepted;
+    std::vector<tensorflow::Tensor> sources;
+    std::vector<std::string> messages;
+    std::vector<rdt_op> ops;
+  };
 
   void WarnMismatch(const std::string& edge);
   bool Enter();
@@ -137,7 +149,8 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   // Gives back a slot that was never announced.
   void Release(int32_t ring, int slot);
   uint64_t SlotOffset(int32_t ring, int slot) const;
-  bool SendSingle(const Step& step, const Sent& sent);
+  // What it must write is in *posted then.
+  bool SendSingle(const Step& step, const Sent& sent, Posted* posted);
   // Sends members of one group, of which `went` says so far whether they may go.
   void SendGrouped(const Step& step, absl::Span<Sent> members);
   // Copies a member into its group's slot. Returns its checksum; 0 without CHECKSUM.
@@ -146,9 +159,11 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   // Lends the tensor where it lies; false if the receiver cannot use it there.
   bool Lend(const OutEdge& edge, const tensorflow::Tensor& tensor, PlannedMessage* message);
   void AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const;
-  // Writes `bytes` of `source` into the places and then announces them.
+  // Copies `bytes` of `source` into the places, if these are mapped, and announces them. Otherwise Post does.
   void WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes, uint64_t offset,
-                      const PlannedMessage& message);
+                      const PlannedMessage& message, Posted* posted);
+  // Posts all at once: each system call that sends costs as much as several tensors.
+  void Post(std::unique_ptr<Posted> posted);
   // Copies *source, if necessary, to memory that nobody writes to and from which the transport can send without
   // registering it first.
   bool MakeSendable(bool may_change, tensorflow::Tensor* source) const;
