@@ -68,7 +68,7 @@ class Prober:
         lines[:] = 0
         self._counters, self._announced = lines[0, :, 0], lines[1, :, :3]
         self._landing = np.ones(_PLACES * _MOST, np.uint8)
-        # Of both: what another member writes has a part of its own.
+        # In both, each other member has a part of its own for what is written.
         self._share = _PLACES * _MOST // size // _STAMP * _STAMP
         self._measured = 0
         self._remotes: list[Any] = [None] * size

@@ -149,7 +149,7 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   // Gives back a slot that was never announced.
   void Release(int32_t ring, int slot);
   uint64_t SlotOffset(int32_t ring, int slot) const;
-  // What it must write is in *posted then.
+  // Adds to *posted what is to be written.
   bool SendSingle(const Step& step, const Sent& sent, Posted* posted);
   // Sends members of one group, of which `went` says so far whether they may go.
   void SendGrouped(const Step& step, absl::Span<Sent> members);
