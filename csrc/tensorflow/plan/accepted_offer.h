@@ -162,7 +162,7 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   // Copies `bytes` of `source` into the places, if these are mapped, and announces them. Otherwise Post does.
   void WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes, uint64_t offset,
                       const PlannedMessage& message, Posted* posted);
-  // Posts all at once: each system call that sends costs as much as several tensors.
+  // Posts all at once, so that few system calls send them.
   void Post(std::unique_ptr<Posted> posted);
   // Copies *source, if necessary, to memory that nobody writes to and from which the transport can send without
   // registering it first.
