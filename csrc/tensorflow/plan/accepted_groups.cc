@@ -115,8 +115,8 @@ void AcceptedOffer::FinishGroup(Group* group, std::list<GroupStep>::iterator ste
   if (step->dropped) {
     Release(offered.ring, step->slot);
   } else if (staging_base_ != nullptr) {
-    auto posted = std::make_unique<Posted>(1);
-    WriteAndNotify({}, staging_base_ + offset, group->bytes, offset, message, posted.get());
+    std::unique_ptr<Posted> posted;
+    WriteAndNotify({}, staging_base_ + offset, group->bytes, offset, message, &posted);
     Post(std::move(posted));
   } else {
     (void)Announce(message);

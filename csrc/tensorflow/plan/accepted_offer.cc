@@ -235,7 +235,7 @@ void AcceptedOffer::Send(const Step& step, absl::Span<Sent> all) {
     }
   }
   const bool entered = Enter();
-  auto posted = std::make_unique<Posted>(all.size());
+  std::unique_ptr<Posted> posted;
   for (size_t at = 0; at < all.size();) {
     const int32_t group = offer_.edges[all[at].index].group;
     size_t end = at + 1;
@@ -250,11 +250,11 @@ void AcceptedOffer::Send(const Step& step, absl::Span<Sent> all) {
       Sent& sent = members.front();
       SendSpan span(sent.edge->definition->name, sent.edge->definition->destination,
                     sent.is_dead ? 0 : sent.tensor->TotalBytes());
-      sent.went = SendSingle(step, sent, posted.get());
+      sent.went = SendSingle(step, sent, &posted);
       span.End(sent.went ? PathName(PathOf(offer_.edges[sent.index])) : "none");
     }
   }
-  Post(std::move(posted));
+  if (posted != nullptr) Post(std::move(posted));
   if (entered) Leave();
 }
 
@@ -274,7 +274,8 @@ bool AcceptedOffer::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor,
   return true;
 }
 
-bool AcceptedOffer::SendSingle(const Step& step, const Sent& sent, Posted* posted) {
+bool AcceptedOffer::SendSingle(const Step& step, const Sent& sent,
+                               std::unique_ptr<Posted>* posted) {
   const OutEdge& edge = *sent.edge;
   const Offer::Edge& offered = offer_.edges[sent.index];
   const Path path = PathOf(offered);
@@ -355,13 +356,15 @@ bool AcceptedOffer::MakeSendable(bool may_change, tensorflow::Tensor* source) co
 }
 
 void AcceptedOffer::WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes,
-                                   uint64_t offset, const PlannedMessage& message, Posted* posted) {
+                                   uint64_t offset, const PlannedMessage& message,
+                                   std::unique_ptr<Posted>* posted) {
   if (mapped_places_ != nullptr) {
     CopyTraced(mapped_places_ + offset, data, bytes, "place");
     (void)Announce(message);
     return;
   }
-  std::string& encoded = posted->messages.emplace_back(EncodedSize(message), '\0');
+  if (*posted == nullptr) *posted = std::make_unique<Posted>();
+  std::string& encoded = (*posted)->messages.emplace_back(EncodedSize(message), '\0');
   Encode(message, &encoded[0]);
   rdt_op write{}, notify{};
   write.kind = RDT_OP_WRITE;
@@ -373,13 +376,12 @@ void AcceptedOffer::WriteAndNotify(tensorflow::Tensor source, const void* data, 
   notify.local = &encoded[0];
   notify.size = encoded.size();
   notify.immediate = PackImmediate(MessageKind::kPlanned, number_);
-  posted->ops.push_back(write);
-  posted->ops.push_back(notify);
-  posted->sources.push_back(std::move(source));
+  (*posted)->ops.push_back(write);
+  (*posted)->ops.push_back(notify);
+  (*posted)->sources.push_back(std::move(source));
 }
 
 void AcceptedOffer::Post(std::unique_ptr<Posted> posted) {
-  if (posted->ops.empty()) return;
   posted->accepted = shared_from_this();
   users_.EnterAgain();
   const auto done = [](void* context, rdt_status ended) {

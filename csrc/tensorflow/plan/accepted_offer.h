@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -127,15 +128,9 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   };
   // Writes and their announcements, and what they need until the transport has done them.
   struct Posted {
-    // Room for so many writes; the operations point into the messages.
-    explicit Posted(size_t writes) {
-      messages.reserve(writes);
-      ops.reserve(2 * writes);
-    }
-
     std::shared_ptr<AcceptedOffer> accepted;
     std::vector<tensorflow::Tensor> sources;
-    std::vector<std::string> messages;
+    std::deque<std::string> messages;  // the operations point into them
     std::vector<rdt_op> ops;
   };
 
@@ -149,8 +144,8 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   // Gives back a slot that was never announced.
   void Release(int32_t ring, int slot);
   uint64_t SlotOffset(int32_t ring, int slot) const;
-  // Adds to *posted what is to be written.
-  bool SendSingle(const Step& step, const Sent& sent, Posted* posted);
+  // Adds to *posted, which the first write creates, what is to be written.
+  bool SendSingle(const Step& step, const Sent& sent, std::unique_ptr<Posted>* posted);
   // Sends members of one group, of which `went` says so far whether they may go.
   void SendGrouped(const Step& step, absl::Span<Sent> members);
   // Copies a member into its group's slot. Returns its checksum; 0 without CHECKSUM.
@@ -161,7 +156,7 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   void AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const;
   // Copies `bytes` of `source` into the places, if these are mapped, and announces them. Otherwise Post does.
   void WriteAndNotify(tensorflow::Tensor source, const void* data, uint64_t bytes, uint64_t offset,
-                      const PlannedMessage& message, Posted* posted);
+                      const PlannedMessage& message, std::unique_ptr<Posted>* posted);
   // Posts all at once, so that few system calls send them.
   void Post(std::unique_ptr<Posted> posted);
   // Copies *source, if necessary, to memory that nobody writes to and from which the transport can send without
