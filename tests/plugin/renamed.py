@@ -136,6 +136,18 @@ def replaced() -> None:
         eager_steps(2)
 
 
+def both_replaced() -> None:
+    """All tasks of the client's cluster become other processes, which receive under the same names."""
+    rdmatensor.config.set("POLICY", "rdma")
+    addresses = [address(local_server()) for _ in range(4)]
+    context.set_server_def(server_def(addresses[:2]))
+    eager_steps(2)
+    for _ in range(3):
+        for pair in (addresses[2:], addresses[:2]):
+            context.update_server_def(server_def(pair))
+            eager_steps(2)
+
+
 def stock_task() -> None:
     """One task has no plugin: its server answers nothing of ours."""
     servers = [local_server(), tf.distribute.Server({"localhost": ["localhost:0"]})]

@@ -48,5 +48,12 @@ def test_task_that_becomes_another_process() -> None:
     assert _sent(_run("replaced")) > 0
 
 
+def test_tasks_that_all_become_other_processes_need_no_rpc() -> None:
+    """POLICY=rdma: two processes contend for a name until the sender knows which one has it now."""
+    paths = _run("both_replaced")
+    assert _sent(paths) > 0
+    assert paths["rpc"]["sent_tensors"] == 0
+
+
 def test_client_of_a_task_without_the_plugin() -> None:
     _run("stock_task")

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -122,6 +123,8 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   std::shared_ptr<PeerChannel> DropChannelLocked();
   // Announces the requests under way, then that this process is ready.
   absl::Status SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked);
+  // POLICY=rdma: after a pause, lets what waits reach the peer, which told this process of a contest for its name.
+  void AnnounceAgain();
   void SettleAll();
   void FailAll(const absl::Status& status);
 
@@ -143,6 +146,7 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   Backoff backoff_;                                 // of retried_
   bool returned_ = false;                           // the channel came after RPC
   Backoff::Clock::time_point ready_since_;
+  std::optional<Backoff::Clock::time_point> contested_since_;  // POLICY=rdma: the end of its timeout fails
   absl::flat_hash_map<AskedKey, int> asked_;  // requests by RPC under way
   // Those of them that were announced on the channel, and whether kReady was sent on it.
   absl::flat_hash_map<AskedKey, int> announced_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a receiver does when a sender cannot be reached, or not any more.
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +11,12 @@
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
+namespace {
+
+// About as long as the peer needs to ask one task for its address.
+constexpr std::chrono::milliseconds kContestPause(20);
+
+}  // namespace
 
 void Source::BecomeUnavailable(const absl::Status& status) {
   {
@@ -112,26 +120,46 @@ void Source::OnDown(Channel* channel, absl::string_view why) {
 
 void Source::OnContested(Channel* channel) {
   const bool by_rpc = host_->settings.policy != Policy::kRdma;
+  const Backoff::Milliseconds timeout(host_->settings.connect_timeout_ms);
   std::string why = absl::StrCat("another process is ", receiver(), " there");
   std::shared_ptr<PeerChannel> left;
+  bool again = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel) return;
+    const Backoff::Clock::time_point now = Backoff::Clock::now();
+    if (!contested_since_ || now - ready_since_ > timeout) contested_since_ = now;
+    again = !by_rpc && now - *contested_since_ < timeout;
+    if (!again) contested_since_.reset();
     if (by_rpc) absl::StrAppend(&why, LeaveToRpcLocked(incarnations_));
     left = DropChannelLocked();
+    asking_ = again;  // what comes now waits
     epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
   left->RemoveSource(this);
   RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", why, true);
   // This is the progress thread, which must not be delayed by requests.
-  tsl::Env::Default()->SchedClosure([self = shared_from_this(), by_rpc, why] {
-    if (by_rpc) {
+  tsl::Env::Default()->SchedClosure([self = shared_from_this(), by_rpc, again, why] {
+    if (again) {
+      self->AnnounceAgain();
+    } else if (by_rpc) {
       self->SettleAll();
     } else {
       self->FailAll(absl::UnavailableError(absl::StrCat("rdmatensor: no channel to ", self->task(),
                                                         " and RDMATENSOR_POLICY is rdma: ", why)));
     }
   });
+}
+
+// The peer asks meanwhile which process has the name, and rejects only the other one from then on.
+void Source::AnnounceAgain() {
+  std::this_thread::sleep_for(kContestPause);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    asking_ = false;
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  SettleAll();
 }
 
 }  // namespace rdmatensor
