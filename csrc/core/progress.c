@@ -7,7 +7,6 @@
 #include "core/progress.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -17,6 +16,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "core/client.h"
 #include "core/memory/control.h"
 #include "core/memory/region.h"
@@ -405,11 +405,9 @@ static void *run_progress(void *argument) {
       taken += rdt_clients_progress(device);
     if (taken > 0) {
       last_work = rdt_now_us();
-    } else if (rdt_now_us() - last_work >= spin_us) {
+    } else if (rdt_now_us() - last_work >= spin_us || !rdt_yield()) {
       sleep_until_event(device, may_take);
       last_work = rdt_now_us();
-    } else {
-      sched_yield(); /* the thread we wait for may need this core */
     }
   }
   end_all(device);

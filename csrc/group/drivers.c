@@ -5,11 +5,11 @@
  * threads of the device, the runners, drive long ones. None of these waits for one operation while
  * another could move, so operations may be started in any order.
  */
-#include <sched.h>
 #include <string.h>
 
 #include "base/config.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "core/post/polling.h"
 #include "group/group.h"
 
@@ -214,7 +214,7 @@ static bool spin(rdt_group_operation *operation, int64_t limit) {
     int64_t now = rdt_now_us();
     if (!start) start = now;
     if (now - start >= limit || now / 1000 >= operation->deadline) return false;
-    if (now - start >= YIELD_US) sched_yield();
+    if (now - start >= YIELD_US && !rdt_yield()) return false;
   }
 }
 

@@ -6,7 +6,6 @@
 #include "core/post/transfer.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 
 #include "base/config.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "core/post/channel.h"
 #include "core/post/polling.h"
 #include "core/post/posting.h"
@@ -150,7 +150,7 @@ static bool look(rdt_transfer *transfer) {
 static bool look_for_a_while(rdt_transfer *transfer) {
   int64_t end = rdt_now_us() + (int64_t)rdt_config_number(RDT_CONFIG_WAIT_SPIN_US);
   while (rdt_now_us() < end) {
-    sched_yield(); /* the thread we wait for may need this core */
+    if (!rdt_yield()) return false;
     if (look(transfer)) return true;
   }
   return false;

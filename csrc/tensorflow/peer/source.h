@@ -146,8 +146,8 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   Backoff backoff_;                                 // of retried_
   bool returned_ = false;                           // the channel came after RPC
   Backoff::Clock::time_point ready_since_;
-  std::optional<Backoff::Clock::time_point> contested_since_;  // POLICY=rdma: the end of its timeout fails
-  absl::flat_hash_map<AskedKey, int> asked_;  // requests by RPC under way
+  std::optional<Backoff::Clock::time_point> contested_since_;  // with POLICY=rdma
+  absl::flat_hash_map<AskedKey, int> asked_;                   // requests by RPC under way
   // Those of them that were announced on the channel, and whether kReady was sent on it.
   absl::flat_hash_map<AskedKey, int> announced_;
   bool ready_sent_ = false;
