@@ -71,7 +71,7 @@
          "them.")                                                                                  \
   INTERNAL(STRIPE_BYTES, RDT_MIB, 64 * RDT_KIB, 64 * RDT_MIB,                                      \
            "Longer transfers are split over all queue pairs of the connection; over tcp, those "   \
-           "of more than 128 KiB are split over its sockets in any case.")                         \
+           "of more than 512 KiB are split over its sockets in any case.")                         \
   NUMBER(TRAFFIC_CLASS, 0, 0, 255, "Verbs: traffic class of RoCE packets, the DSCP times four.")   \
   NUMBER(SERVICE_LEVEL, 0, 0, 15,                                                                  \
          "Verbs: service level of packets, which selects the virtual lane of InfiniBand or the "   \

@@ -226,7 +226,7 @@ typedef void (*rdt_done_fn)(void *context, rdt_status status);
 
 /* Posts `count` operations as one batch. Notifications of one channel arrive in the order posted, after
  * the data of every write posted before them; they are not ordered with reads. Operations of up to
- * STRIPE_BYTES, over tcp of up to 128 KB if that is less, are executed in order; before another
+ * STRIPE_BYTES, over tcp of up to 512 KB if that is less, are executed in order; before another
  * operation uses bytes, here or there, that a longer one touches, wait for its completion. A
  * notification's payload is taken when it is posted. All arguments are checked before the first byte
  * moves: RDT_ERR_INVALID, RDT_ERR_RANGE, RDT_ERR_ACCESS.

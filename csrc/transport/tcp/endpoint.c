@@ -20,7 +20,6 @@
 
 #define LEAST_DEPTH 64u
 #define MOST_DEPTH 8192u
-#define MOST_STRIPE 131072u    /* bytes; a longer operation is faster over several sockets */
 #define MAX_MIRROR (64u << 20) /* bytes, unless our own ring is larger */
 
 /* ---- creation ------------------------------------------------------------------------------------------ */
@@ -54,7 +53,7 @@ static rdt_status create(rdt_endpoint *endpoint, rdt_bundle *offer) {
   endpoint->stream_count = (uint32_t)rdt_config_number(RDT_CONFIG_QUEUE_PAIRS);
   endpoint->may_be_quiet = rdt_tcp_line_can_be_quiet();
   endpoint->stripe = rdt_config_number(RDT_CONFIG_STRIPE_BYTES);
-  if (endpoint->stripe > MOST_STRIPE) endpoint->stripe = MOST_STRIPE;
+  if (endpoint->stripe > RDT_TCP_PIECE_BYTES) endpoint->stripe = RDT_TCP_PIECE_BYTES;
   endpoint->depth = LEAST_DEPTH;
   while (endpoint->depth * 2 <= rdt_config_number(RDT_CONFIG_QUEUE_DEPTH)) endpoint->depth *= 2;
   rdt_status status = create_ring(&endpoint->receive, rdt_records_configured_capacity());
