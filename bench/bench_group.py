@@ -3,6 +3,9 @@
 
 Every library has processes of its own. Those of one library run at a time, while the others are blocked on a
 socket. docs/benchmarks.md explains what is measured.
+
+With --tcp, rdmatensor uses TCP as gloo does, over loopback, and as root between two network namespaces.
+OpenMPI is left out.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any
 
 import click
 
+from networks import Network, loopback_and_veth, missing_veth
 from options import console, deliver, has_module, json_option, quick_option, rival_python_option
 from rdmatensor.bench import record
 from rdmatensor.bench.turns import in_turns
@@ -32,6 +36,7 @@ MEMBER = Path(__file__).with_name("group_member.py")
 PATIENCE = 300.0
 OURS, GLOO, OPENMPI = "rdmatensor", "gloo", "OpenMPI"
 LIBRARIES = (OURS, GLOO, OPENMPI)
+TCP_TARGET = 1.5  # from 4 MiB on, against gloo
 
 
 @dataclass(frozen=True)
@@ -147,11 +152,15 @@ def receive(line: Connection) -> Any:
         raise Unusable("a member ended; see its output above") from None
 
 
-def commands(library: str, address: str, size: int, rival_python: str) -> list[list[str]]:
+def commands(
+    library: str, address: str, size: int, rival_python: str, network: Network | None = None
+) -> list[list[str]]:
+    """The command lines of the members. With a network, every second one is at its other end."""
     python = sys.executable if library == OURS else rival_python
     member = [python, str(MEMBER), library, address]
     if library != OPENMPI:
-        return [[*member, str(rank), str(size)] for rank in range(size)]
+        starts = [at_end_of(network, rank % 2 == 1) if network else [] for rank in range(size)]
+        return [[*start, *member, str(rank), str(size)] for rank, start in enumerate(starts)]
     # Members are not bound to cores, like those of the others. With more members than cores, OpenMPI needs
     # --oversubscribe, and its members then yield while they wait, as those of rdmatensor do.
     command = ["mpirun", "-n", str(size), "--bind-to", "none"]
@@ -160,6 +169,18 @@ def commands(library: str, address: str, size: int, rival_python: str) -> list[l
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
     return [[*command, *member, "0", str(size)]]
+
+
+def at_end_of(network: Network, far: bool) -> list[str]:
+    """The words before a command that make it use TCP at one end of the network."""
+    settings = {
+        "RDMATENSOR_TRANSPORTS": "tcp",
+        "RDMATENSOR_BIND_ADDRESS": network.host if far else network.near,
+        "GLOO_SOCKET_IFNAME": network.far_device if far else network.device,
+        **network.environment,
+    }
+    prefix = network.prefix if far else ()
+    return [*prefix, "env", *(f"{name}={value}" for name, value in settings.items())]
 
 
 def missing(library: str, rival_python: str) -> record.Missing | None:
@@ -177,12 +198,15 @@ def missing(library: str, rival_python: str) -> record.Missing | None:
 
 
 class Bench:
-    """Measures with `count` members of each library in `members`."""
+    """Measures with `count` members of each library in `members`, over shared memory or over `network`."""
 
-    def __init__(self, members: dict[str, Members], count: int, turns: int) -> None:
+    def __init__(
+        self, members: dict[str, Members], count: int, turns: int, network: Network | None
+    ) -> None:
         self._members = members
         self._count = count
         self._turns = turns
+        self._network = network
         self._used: dict[str, list[record.Process]] = {}
 
     def results(self, case: str, size: Size) -> Iterator[record.Result]:
@@ -197,8 +221,9 @@ class Bench:
         self._used.clear()
         for name, samples in in_turns(calls, self._turns).items():
             rival = self._rival(ways[name], ways)
+            over = f", tcp over {self._network.name}" if self._network else ""
             yield record.Result(
-                f"all-reduce of float32, {self._count} processes",
+                f"all-reduce of float32, {self._count} processes{over}",
                 case,
                 name,
                 record.SECONDS,
@@ -208,8 +233,12 @@ class Bench:
                 {"members": self._count, "calls": size.calls, "turns": self._turns},
                 self._used[name],
                 rival,
-                {OPENMPI: size.target, GLOO: 1.0}.get(rival),
+                self._target(rival, size),
             )
+
+    def _target(self, rival: str, size: Size) -> float | None:
+        wanted = TCP_TARGET if self._network and size.nbytes >= 4 << 20 else 1.0
+        return {OPENMPI: size.target, GLOO: wanted}.get(rival)
 
     def _rival(self, way: Way, ways: dict[str, Way]) -> str:
         """The rival of `way`: OpenMPI, which is faster than gloo, if it is installed."""
@@ -231,17 +260,18 @@ class Bench:
 
 @contextlib.contextmanager
 def started(
-    run: record.Run, libraries: list[str], size: int, rival_python: str
+    run: record.Run, libraries: list[str], size: int, rival_python: str, network: Network | None
 ) -> Iterator[dict[str, Members]]:
     """The members of each library. Rivals that are not installed or do not start are recorded as missing."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         members = {}
         for library in libraries:
             if absent := missing(library, rival_python):
-                run.missing.append(absent)
+                run.missing += [absent] if absent not in run.missing else []
                 continue
             address = str(Path(folder) / library)
-            several = Members(address, size, commands(library, address, size, rival_python))
+            start = commands(library, address, size, rival_python, network)
+            several = Members(address, size, start)
             stack.callback(several.close)
             try:
                 several.meet(size)
@@ -260,15 +290,20 @@ def measure(
     sizes: list[Size],
     quick: bool,
     rival_python: str = sys.executable,
+    tcp: bool = False,
 ) -> record.Run:
-    """Measure all cases."""
-    run = record.Run("All-reduce", record.Environment.here(transport="shm"), quick)
+    """Measure all cases: over shared memory, or with `tcp` over each network that there is."""
+    environment = record.Environment.here(transport="tcp" if tcp else "shm")
+    run = record.Run("All-reduce", environment, quick)
     began = time.monotonic()
-    with started(run, libraries, members, rival_python) as groups:
-        bench = Bench(groups, members, 5 if quick else 50)
-        for case in CASES:
-            for size in sizes:
-                run.results += bench.results(case, size)
+    if tcp and (no_veth := missing_veth()):
+        run.missing.append(no_veth)
+    for network in loopback_and_veth() if tcp else [None]:
+        with started(run, libraries, members, rival_python, network) as groups:
+            bench = Bench(groups, members, 5 if quick else 50, network)
+            for case in CASES:
+                for size in sizes:
+                    run.results += bench.results(case, size)
     run.finish(time.monotonic() - began)
     return run
 
@@ -286,11 +321,13 @@ def measure(
     help="Measure this library; repeatable.",
 )
 @click.option("--size", "texts", multiple=True, type=click.Choice([s.text for s in SIZES]))
+@click.option("--tcp", is_flag=True, help="Measure TCP instead of shared memory.")
 @rival_python_option
 @json_option
 def main(
     members: int,
     quick: bool,
+    tcp: bool,
     libraries: tuple[str, ...],
     texts: tuple[str, ...],
     rival_python: str,
@@ -298,7 +335,8 @@ def main(
 ) -> None:
     sizes = [size for size in SIZES if not texts or size.text in texts]
     with console().status("measuring"):
-        run = measure(list(libraries or LIBRARIES), members, sizes, quick, rival_python)
+        chosen = [each for each in libraries or LIBRARIES if not (tcp and each == OPENMPI)]
+        run = measure(chosen, members, sizes, quick, rival_python, tcp)
     deliver(run, json_file)
 
 

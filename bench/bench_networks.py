@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transport tcp against iperf3 and bare sockets, and encrypted against itself,
+"""The transport tcp against iperf3, bare sockets and UCX, and encrypted against itself,
 in turns, over loopback, and as root over a pair of interfaces that joins two network namespaces."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from pathlib import Path
 import click
 from rich.status import Status
 
-from networks import CONGESTION, LOOPBACK, Network, veth
+import rivals
+from networks import CONGESTION, CUBIC, LOOPBACK, Network, missing_veth, veth
 from options import console, deliver, json_option, program_option, quick_option
 from programs import build_micro, first_line, free_port, run, started
 from rdmatensor.bench import record
@@ -27,7 +29,7 @@ SIZES = (64 * KB, MB, 16 * MB, 64 * MB)
 DEPTH, STREAMS = 16, 2
 OURS, IPERF, BARE, BULK = "rdmatensor", "iperf3", "bare socket", "bare sockets, same buffers"
 CROWD = 256  # connections of one process
-CUBIC = "cubic"  # what most kernels are set to
+UCX, UCX_SIZES, UCX_TARGET = "UCX", (4 * KB, MB, 64 * MB), 1.2
 ENCRYPTED, ENCRYPTED_SIZES = "rdmatensor, encrypted", (MB, 64 * MB)
 
 Way = Callable[[], list[float]]
@@ -46,20 +48,26 @@ class Bench:
         self._server = {**self._environment, "RDMATENSOR_BIND_ADDRESS": network.host}
         self._encrypt = {"RDMATENSOR_SECRET_FILE": str(secret), "RDMATENSOR_ENCRYPT": "on"}
 
-    def short_writes(self) -> list[record.Result]:
-        """A write of 8 bytes until it is complete, which is a round trip."""
+    def short_writes(self, programs: int = 0) -> list[record.Result]:
+        """A write of 8 bytes until it is complete, which is a round trip, beside programs that compute."""
         samples, each = (20, 50) if self._quick else (100, 100)
         network = self._network
+        name = "write of 8 bytes, until complete" + (
+            f", beside {programs} programs" if programs else ""
+        )
         with (
             started([*network.prefix, self._micro, "serve", 8], self._server) as ours,
             started([*network.prefix, self._bare, "serve", network.host]) as bare,
+            contextlib.ExitStack() as stack,
         ):
+            for _ in range(programs):
+                stack.enter_context(started([sys.executable, "-c", "while True: pass"]))
             address, port = first_line(ours), first_line(bare)
             ways: dict[str, Way] = {
                 OURS: lambda: self._us("micro", "write", address, 8, samples, 1, each),
                 BARE: lambda: self._us("bare", network.host, port, 8, samples, each),
             }
-            return self._results("write of 8 bytes, until complete", 8, record.SECONDS, ways, BARE)
+            return self._results(name, 8, record.SECONDS, ways, BARE)
 
     def bandwidth(self, nbytes: int) -> list[record.Result]:
         network, port = self._network, free_port()
@@ -80,6 +88,25 @@ class Bench:
                 ways[IPERF] = lambda: self._iperf(port, nbytes)
             unit = record.BYTES_PER_SECOND
             return self._results("write bandwidth", nbytes, unit, ways, IPERF)
+
+    def against_ucx(self, nbytes: int) -> list[record.Result]:
+        """Writes with as many under way. UCX chooses how many sockets it uses."""
+        network, each = (
+            self._network,
+            max(DEPTH, min(50_000, (256 if self._quick else 1024) * MB // nbytes)),
+        )
+        serve = [*network.prefix, self._micro, "serve", nbytes]
+        near, far = (rivals.over_tcp(each) for each in (network.device, network.far_device))
+
+        def ucx() -> list[float]:
+            words = ("ucp_put_bw", nbytes, each, DEPTH, near)
+            return [rivals.ucx(*words, network=network, far=far).bytes_per_second]
+
+        with started(serve, self._server) as server:
+            address = first_line(server)
+            ours = [self._micro, "write_bw", address, nbytes, 3, DEPTH, each]
+            ways: dict[str, Way] = {OURS: lambda: self._mbs(*ours), UCX: ucx}
+            return self._results("write bandwidth", nbytes, record.BYTES_PER_SECOND, ways, UCX)
 
     def encryption(self, nbytes: int) -> list[record.Result]:
         """What it costs: a short write, or bandwidth."""
@@ -145,12 +172,13 @@ class Bench:
     ) -> list[record.Result]:
         turns = 3 if self._quick else 7
         ours = ENCRYPTED if rival == OURS else OURS
-        target = 1 / 1.15 if rival == BARE else 0.95 if nbytes >= MB else None
-        target = None if rival == OURS or rival not in ways else target
+        targets = {BARE: 1 / 1.15, UCX: UCX_TARGET, IPERF: 0.95 if nbytes >= MB else None}
+        target = targets.get(rival) if rival in ways else None
         compared = rival if rival in ways else ""
+        more = {OURS: ", what encryption costs", UCX: ", against UCX"}.get(rival, "")
         return [
             record.Result(
-                f"tcp, {self._network.name}" + (", what encryption costs" if rival == OURS else ""),
+                f"tcp, {self._network.name}" + more,
                 name,
                 way,
                 unit,
@@ -170,12 +198,16 @@ class Bench:
         ]
 
 
-def measure(whole: record.Run, bench: Bench, name: str, status: Status) -> None:
+def measure(whole: record.Run, bench: Bench, name: str, has_ucx: bool, status: Status) -> None:
     status.update(f"{name}, short writes")
-    whole.results += bench.short_writes()
+    for programs in (0, os.cpu_count() or 1):
+        whole.results += bench.short_writes(programs)
     for nbytes in SIZES:
         status.update(f"{name}, {nbytes} bytes")
         whole.results += bench.bandwidth(nbytes)
+    for nbytes in UCX_SIZES if has_ucx else ():
+        status.update(f"{name}, {nbytes} bytes, against UCX")
+        whole.results += bench.against_ucx(nbytes)
     status.update(f"{name}, {CROWD} connections")
     whole.results += bench.crowd()
     for nbytes in (8, *ENCRYPTED_SIZES):
@@ -201,18 +233,17 @@ def main(quick: bool, program: Path | None, json_file: Path | None) -> None:
         networks: list[contextlib.AbstractContextManager[Network]] = [
             contextlib.nullcontext(LOOPBACK)
         ]
-        if os.geteuid() == 0:
+        no_veth, no_ucx = missing_veth(), rivals.missing_ucx()
+        whole.missing += [each for each in (no_veth, no_ucx) if each]
+        if not no_veth:
             networks.append(veth())
             if CONGESTION.read_text().strip() != CUBIC:
                 networks.append(veth(congestion=CUBIC))
-        else:
-            whole.missing.append(
-                record.Missing("veth", "only root makes network namespaces", "sudo")
-            )
         status = stack.enter_context(console().status("measuring"))
         for each in networks:
             with each as network:
-                measure(whole, Bench(micro, network, quick, secret), network.name, status)
+                bench = Bench(micro, network, quick, secret)
+                measure(whole, bench, network.name, no_ucx is None, status)
     whole.finish(time.monotonic() - began)
     whole.quick = quick
     deliver(whole, json_file)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes from Python: rdmatensor, NIXL (over UCX) and the Mooncake Transfer Engine (over TCP), in turns.
 
-With --verbs, both ends use an RDMA device of this machine, and Mooncake is left out. Rivals that are not
-installed are reported, with the command that installs them.
+With --verbs, both ends use an RDMA device of this machine, and Mooncake is left out. With --tcp, all use
+TCP, over loopback, and as root between two network namespaces. Rivals that are not installed are reported,
+with the command that installs them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ import numpy as np
 
 import rdmatensor
 import rivals
+from networks import LOOPBACK, Network, loopback_and_veth, missing_veth
 from options import deliver, json_option, quick_option
 from programs import first_line, started
 from programs import run as run_program
@@ -31,9 +36,13 @@ from rdmatensor.bench.turns import in_turns
 KB, MB = 1 << 10, 1 << 20
 SIZES = (8, 512, 4 * KB, 64 * KB, MB, 16 * MB, 128 * MB)
 QUICK_SIZES = (8, 4 * KB, 64 * KB, MB, 16 * MB)
+TCP_SIZES = (4 * KB, MB, 64 * MB)
+WARM_S = 0.3
+PREFIX = "RDMATENSOR_"
 OURS, NIXL, MOONCAKE = "rdmatensor", "NIXL", "Mooncake"
 BANDWIDTH_FROM = 4 * KB
 NIXL_TARGET = 3.0  # for small writes
+TCP_TARGET = 1.2  # against NIXL; twice Mooncake's speed is wanted
 MODULES = {
     NIXL: ("nixl", "pip install --no-deps nixl nixl-cu12"),
     MOONCAKE: ("mooncake", "pip install mooncake-transfer-engine-non-cuda"),
@@ -41,6 +50,7 @@ MODULES = {
 QUIET = {"UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR", "RDMATENSOR_LOG_LEVEL": "error"}
 
 Write = Callable[[], object]
+Turn = Callable[[], list[float]]
 
 
 def over_verbs(device: str, gid_index: int) -> None:
@@ -48,6 +58,23 @@ def over_verbs(device: str, gid_index: int) -> None:
     os.environ.update(rivals.over_verbs(device, gid_index))
     rdmatensor.config.set("TRANSPORTS", "verbs")
     rdmatensor.config.set("DEVICE", device)
+
+
+def over_tcp(network: Network, far: bool = False) -> dict[str, str]:
+    """The environment in which the libraries use TCP at one end of the network."""
+    return {
+        **rivals.over_tcp(network.far_device if far else network.device),
+        "RDMATENSOR_TRANSPORTS": "tcp",
+        "RDMATENSOR_BIND_ADDRESS": network.host if far else network.near,
+        **network.environment,
+    }
+
+
+def use(name: str, value: str) -> None:
+    """Set a variable of the environment, or the setting of rdmatensor that it names, in this process."""
+    os.environ[name] = value
+    if name.startswith(PREFIX):
+        rdmatensor.config.set(name.removeprefix(PREFIX), value)
 
 
 def agent(name: str) -> Any:
@@ -63,17 +90,17 @@ def why_no_agent(words: list[object]) -> str:
     return rivals.reason(done.output) if done.status else ""
 
 
-def engine() -> Any:
-    """Mooncake's end of a connection."""
+def engine(host: str) -> Any:
+    """Mooncake's end of a connection, at an address of this machine."""
     from mooncake.engine import TransferEngine  # type: ignore[import-not-found]
 
     made = TransferEngine()
-    if made.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""):
+    if made.initialize(host, "P2PHANDSHAKE", "tcp", ""):
         raise SystemExit("the engine of Mooncake does not start")
     return made
 
 
-def serve(library: str, nbytes: int) -> None:
+def serve(library: str, nbytes: int, host: str) -> None:
     """Offer `nbytes` bytes, print where they are, and run until the parent process ends."""
     parent = os.getppid()
     memory = np.zeros(nbytes, np.uint8)
@@ -87,9 +114,9 @@ def serve(library: str, nbytes: int) -> None:
         there.register_memory([(memory.ctypes.data, nbytes, 0, "")], mem_type="DRAM")
         about["metadata"] = there.get_agent_metadata().hex()
     else:
-        there = engine()
+        there = engine(host)
         there.register_memory(memory.ctypes.data, nbytes)
-        about["session"] = f"127.0.0.1:{there.get_rpc_port()}"
+        about["session"] = f"{host}:{there.get_rpc_port()}"
     print("here " + json.dumps(about), flush=True)
     while os.getppid() == parent:
         time.sleep(1)
@@ -142,7 +169,7 @@ class Mooncake:
     """Writes with Mooncake over TCP, because it has no shared memory."""
 
     def __init__(self, about: dict[str, Any], nbytes: int) -> None:
-        self._engine = engine()
+        self._engine = engine(about["near"])
         self._memory = np.ones(nbytes, np.uint8)
         self._engine.register_memory(self._memory.ctypes.data, nbytes)
         self._about = about
@@ -167,43 +194,76 @@ ENDS: dict[str, Callable[[dict[str, Any], int], Ours | Nixl | Mooncake]] = {
 
 @contextlib.contextmanager
 def connected(
-    libraries: list[str], nbytes: int, words: list[object]
+    libraries: list[str],
+    nbytes: int,
+    words: list[object],
+    network: Network = LOOPBACK,
+    far: Mapping[str, str] = {},
 ) -> Iterator[dict[str, Ours | Nixl | Mooncake]]:
-    """The local end of each library, connected to a process of its own, which gets the options `words`."""
+    """The local end of each library, connected to a process of its own at the other end of the network.
+
+    That process gets the options `words` and the environment `far`.
+    """
     with contextlib.ExitStack() as stack:
         ends = {}
         for library in libraries:
-            command = [sys.executable, __file__, "--serve", library, "--bytes", nbytes, *words]
-            peer = stack.enter_context(started(command, QUIET))
+            command = [*network.prefix, sys.executable, __file__, "--serve", library]
+            command += ["--bytes", nbytes, "--host", network.host, *words]
+            peer = stack.enter_context(started(command, {**QUIET, **far}))
             line = first_line(peer)
             while not line.startswith("here "):  # libraries may print other lines first
                 line = first_line(peer)
-            ends[library] = ENDS[library](json.loads(line[5:]), nbytes)
+            about = {**json.loads(line[5:]), "near": network.near}
+            ends[library] = ENDS[library](about, nbytes)
         yield ends
 
 
-def results(
-    nbytes: int, ends: dict[str, Ours | Nixl | Mooncake], turns: int, transport: str
-) -> Iterator[record.Result]:
-    """The latency and the bandwidth of writes of one size."""
-    verbs = transport == "verbs"
-    suite = "rivals, Python, verbs" if verbs else "rivals, Python"
-    count = max(3, min(1000, (8 if verbs else 128) * MB // nbytes))
+def turns_of(
+    nbytes: int, ends: dict[str, Ours | Nixl | Mooncake], megabytes: int
+) -> dict[str, Turn]:
+    """What times one turn of each library: writes of so many bytes together, after some that warm it up."""
+    count = max(3, min(1000, megabytes * MB // nbytes))
     writes = {library: end.write(nbytes) for library, end in ends.items()}
     for write in writes.values():
-        probe.timed(write, max(2, count // 10))
-    calls = {
-        library: lambda write=write: probe.timed(write, count) for library, write in writes.items()
-    }
+        # The kernel needs a while to give threads that talk to each other a core each.
+        end = time.monotonic() + WARM_S
+        while time.monotonic() < end:
+            probe.timed(write, max(2, count // 10))
+    return {library: partial(probe.timed, write, count) for library, write in writes.items()}
+
+
+def tcp_turn(library: str, nbytes: int, network: Network) -> list[float]:
+    """One turn over TCP, in a process of its own."""
+    for name, value in over_tcp(network).items():
+        use(name, value)
+    with connected([library], nbytes, [], network, over_tcp(network, far=True)) as ends:
+        return turns_of(nbytes, ends, 128)[library]()
+
+
+def alone(library: str, nbytes: int, network: Network) -> Turn:
+    """What times one turn in new processes. NIXL's threads poll for as long as its processes run."""
+
+    def turn() -> list[float]:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn) as process:
+            return process.submit(tcp_turn, library, nbytes, network).result()
+
+    return turn
+
+
+def results(nbytes: int, calls: dict[str, Turn], turns: int, over: str) -> Iterator[record.Result]:
+    """The latency and the bandwidth of writes of one size. `over` names what is no shared memory."""
+    suite = ", ".join(filter(None, ("rivals, Python", over)))
     for library, samples in in_turns(calls, turns).items():
-        rival = NIXL if library == OURS and NIXL in ends else ""
+        rival = NIXL if library == OURS and NIXL in calls else ""
         kept = record.thinned(samples.all)
         shape = (suite, "write latency", library, record.SECONDS, kept, nbytes)
-        target = NIXL_TARGET if nbytes == 8 and rival and not verbs else None
+        target = NIXL_TARGET if nbytes == 8 and rival and not over else None
         times = record.Result(*shape, samples.turns, rival=rival, target=target)
         yield times
         if nbytes >= BANDWIDTH_FROM:
-            yield probe.as_rate(times, "write bandwidth", nbytes, 1.0 if rival else None)
+            wanted = TCP_TARGET if over.startswith("tcp") else 1.0
+            yield probe.as_rate(times, "write bandwidth", nbytes, wanted if rival else None)
 
 
 def measure(quick: bool, transport: str, device: str, words: list[object]) -> record.Run:
@@ -221,11 +281,22 @@ def measure(quick: bool, transport: str, device: str, words: list[object]) -> re
     if device and NIXL in there and (why := why_no_agent(words)):
         there.remove(NIXL)
         run.missing.append(record.Missing(NIXL, f"not over {device}: {why}", "use shared memory"))
+    if transport == "tcp" and (no_veth := missing_veth()):
+        run.missing.append(no_veth)
     began = time.monotonic()
-    sizes = QUICK_SIZES if quick else SIZES
-    with connected(there, max(sizes), words) as ends:
-        for size in sizes:
-            run.results += results(size, ends, 3 if quick else 5, transport)
+    turns = 3 if quick else 5
+    if transport == "tcp":
+        for network in loopback_and_veth():
+            for size in TCP_SIZES:
+                calls = {library: alone(library, size, network) for library in there}
+                run.results += results(size, calls, turns, f"tcp over {network.name}")
+    else:
+        sizes = QUICK_SIZES if quick else SIZES
+        verbs = transport == "verbs"
+        with connected(there, max(sizes), words) as ends:
+            for size in sizes:
+                calls = turns_of(size, ends, 8 if verbs else 128)
+                run.results += results(size, calls, turns, "verbs" if verbs else "")
     run.finish(time.monotonic() - began)
     return run
 
@@ -239,16 +310,20 @@ def measure(quick: bool, transport: str, device: str, words: list[object]) -> re
 @click.option(
     "--gid-index", default=1, show_default=True, help="The GID index of that device, for NIXL."
 )
+@click.option("--tcp", is_flag=True, help="Use TCP instead of shared memory.")
 @click.option("--serve", "library", type=click.Choice(list(ENDS)), hidden=True)
 @click.option("--bytes", "nbytes", type=int, default=0, hidden=True)
+@click.option("--host", default=LOOPBACK.host, hidden=True)
 @click.option("--trial", is_flag=True, hidden=True)
 def main(
     quick: bool,
     json_file: Path | None,
     device: str,
     gid_index: int,
+    tcp: bool,
     library: str | None,
     nbytes: int,
+    host: str,
     trial: bool,
 ) -> None:
     os.environ.update(QUIET)
@@ -260,8 +335,8 @@ def main(
         agent("trial")
         os._exit(0)
     if library:
-        serve(library, nbytes)
-    run = measure(quick, "verbs" if device else "shm", device, words)
+        serve(library, nbytes, host)
+    run = measure(quick, "verbs" if device else "tcp" if tcp else "shm", device, words)
     deliver(run, json_file)
 
 

@@ -10,18 +10,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rdmatensor.bench.record import Missing
+
 
 @dataclass(frozen=True)
 class Network:
     """Where the other end is: its address, and what its commands begin with. This end is at `near`.
 
-    `environment` is what rdmatensor needs at both ends.
+    `device` is this end's interface, `far_device` the other one's. `environment` is what rdmatensor needs at
+    both ends.
     """
 
     name: str
     near: str
     host: str
     device: str
+    far_device: str
     prefix: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -38,7 +42,8 @@ class Network:
 
 
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-LOOPBACK = Network("loopback", "127.0.0.1", "127.0.0.1", "lo")
+CUBIC = "cubic"  # what most kernels are set to
+LOOPBACK = Network("loopback", "127.0.0.1", "127.0.0.1", "lo", "lo")
 
 
 @contextlib.contextmanager
@@ -81,7 +86,22 @@ def veth(rate: str = "", congestion: str = "") -> Iterator[Network]:
         # The namespaces are this machine's alone, and the peers have no secret.
         alone = {"RDMATENSOR_INSECURE": "1"}
         name = f"veth at {rate}" if rate else f"veth with {congestion}" if congestion else "veth"
-        yield Network(name, f"{subnet}.1", f"{subnet}.2", near, inside, alone)
+        yield Network(name, f"{subnet}.1", f"{subnet}.2", near, far, inside, alone)
     finally:
         subprocess.run(("ip", "link", "delete", near), capture_output=True)
         subprocess.run(("ip", "netns", "delete", space), capture_output=True)
+
+
+def missing_veth() -> Missing | None:
+    """The network between namespaces as missing, unless this is root."""
+    return (
+        None if os.geteuid() == 0 else Missing("veth", "only root makes network namespaces", "sudo")
+    )
+
+
+def loopback_and_veth() -> Iterator[Network]:
+    """Loopback, then as root a pair of interfaces with the congestion control of most kernels."""
+    yield LOOPBACK
+    if missing_veth() is None:
+        with veth(congestion=CUBIC) as network:
+            yield network

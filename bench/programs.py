@@ -101,7 +101,7 @@ def await_listener(process: subprocess.Popen[str], port: int, patience: float = 
     Failed if `process` ends instead, or if nothing listens after `patience` seconds.
     """
     end = time.monotonic() + patience
-    while not _listens(port):
+    while not _listens(process.pid, port):
         if process.poll() is not None:
             raise Failed(f"{process.args!r} ended with status {process.returncode}")
         if time.monotonic() > end:
@@ -109,9 +109,13 @@ def await_listener(process: subprocess.Popen[str], port: int, patience: float = 
         time.sleep(0.02)
 
 
-def _listens(port: int) -> bool:
-    """Read the kernel's tables: addresses end with the port in hexadecimal, and state 0A means listening."""
-    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+def _listens(pid: int, port: int) -> bool:
+    """Read the kernel's tables in the namespace of that process.
+
+    Addresses end with the port in hexadecimal, and state 0A means listening.
+    """
+    folder = Path(f"/proc/{pid}/net")
+    for table in (folder / "tcp", folder / "tcp6"):
         lines = table.read_text().splitlines() if table.exists() else []
         for fields in map(str.split, lines):
             if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from networks import LOOPBACK, Network
 from programs import Failed, await_listener, free_port, run, started
 from rdmatensor.bench.record import Missing, Process
 
@@ -24,6 +25,11 @@ def over_verbs(device: str, gid_index: int) -> dict[str, str]:
         "UCX_IB_GID_INDEX": str(gid_index),
         "UCX_LOG_LEVEL": "error",
     }
+
+
+def over_tcp(interface: str) -> dict[str, str]:
+    """UCX's settings for TCP over one network interface. The UCX inside NIXL reads them too."""
+    return {"UCX_TLS": "tcp", "UCX_NET_DEVICES": interface, "UCX_LOG_LEVEL": "error"}
 
 
 def missing_ucx() -> Missing | None:
@@ -64,13 +70,18 @@ def ucx(
     depth: int = 32,
     environment: Mapping[str, str] = SHARED_MEMORY,
     words: Sequence[str] = (),
+    network: Network = LOOPBACK,
+    far: Mapping[str, str] = {},
 ) -> UcxFigures:
-    """Run `ucx_perftest -t test` between two processes of this machine, both with the options `words`."""
+    """Run `ucx_perftest -t test` between the two ends of `network`, both with the options `words`.
+
+    `environment` is set at both ends, and `far` at the other one too.
+    """
     port = free_port()
-    server = ["ucx_perftest", "-p", port, *words]
+    server: list[object] = ["ucx_perftest", "-p", port, *words]
     client = [*server, "-t", test, "-s", nbytes, "-n", iterations, "-w", max(1, iterations // 10)]
-    client += ["-O", depth, "-f", "-v", "localhost"]
-    with started(server, environment) as serving:
+    client += ["-O", depth, "-f", "-v", network.host]
+    with started([*network.prefix, *server], {**environment, **far}) as serving:
         await_listener(serving, port)
         done = run(client, environment, _PATIENCE_S)
     return parse_ucx(done.checked().output, done.used)

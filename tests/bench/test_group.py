@@ -30,9 +30,9 @@ def test_every_library_is_measured_or_missing() -> None:
 def test_a_rival_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with an mpi4py that finds no library of its own."""
 
-    def broken(library: str, address: str, size: int, python: str) -> list[list[str]]:
+    def broken(library: str, address: str, size: int, *more: object) -> list[list[str]]:
         if library != bench_group.GLOO:
-            return commands(library, address, size, python)
+            return commands(library, address, size, *more)
         return [[sys.executable, "-c", "raise SystemExit(1)"]] * size
 
     commands = bench_group.commands
