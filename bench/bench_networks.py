@@ -90,16 +90,15 @@ class Bench:
             return self._results("write bandwidth", nbytes, unit, ways, IPERF)
 
     def against_ucx(self, nbytes: int) -> list[record.Result]:
-        """Writes with as many under way. UCX chooses how many sockets it uses."""
-        network, each = (
-            self._network,
-            max(DEPTH, min(50_000, (256 if self._quick else 1024) * MB // nbytes)),
-        )
+        """Writes of UCX, which is fastest with one long write at a time."""
+        network, megabytes = self._network, 256 if self._quick else 1024
+        each = max(DEPTH, min(50_000, megabytes * MB // nbytes))
         serve = [*network.prefix, self._micro, "serve", nbytes]
         near, far = (rivals.over_tcp(each) for each in (network.device, network.far_device))
 
         def ucx() -> list[float]:
-            words = ("ucp_put_bw", nbytes, each, DEPTH, near)
+            writes, depth = (each, DEPTH) if nbytes < MB else (max(8, 256 * MB // nbytes), 1)
+            words = ("ucp_put_bw", nbytes, writes, depth, near)
             return [rivals.ucx(*words, network=network, far=far).bytes_per_second]
 
         with started(serve, self._server) as server:
