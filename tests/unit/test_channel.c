@@ -382,7 +382,7 @@ static void count_polls(void *context, rdt_channel *channel) {
 /* A thread that waits for a transfer looks as soon as something came. Where a poll is a system call, more polls would
  * take longer than the transfer. */
 static void test_waiting_ends_with_the_poll(void) {
-  enum { TIMES = 200 };
+  enum { TIMES = 100 };
   end here = {0}, there;
   rdt_region *region;
   rdt_remote_region *remote;
@@ -399,7 +399,8 @@ static void test_waiting_ends_with_the_poll(void) {
   rdt_channel *back = join(&there, &here), *channel = here.channel;
   EXPECT_STATUS(RDT_OK, rdt_remote_region_find(channel, "word", -1, &remote));
   rdt_op op = {.kind = RDT_OP_WRITE, .local = "8 bytes", .size = 8, .remote = remote};
-  for (int i = 0; i < TIMES; i++) {
+  /* The device's thread may be the one that finds a completion, and beside programs that compute it is. */
+  while (helped < TIMES) {
     rdt_transfer *transfer;
     EXPECT(rdt_channel_submit(channel, &op, 1, &transfer) >= RDT_OK);
     fruitful = 0;
@@ -408,8 +409,6 @@ static void test_waiting_ends_with_the_poll(void) {
     at_once += fruitful > 0 && since == 0;
     rdt_transfer_free(transfer);
   }
-  /* The device's thread may be the one that finds a completion. */
-  EXPECT(helped > TIMES / 2);
   EXPECT(at_once > helped / 2);
   rdt_remote_region_unref(remote);
   rdt_channel_unref(channel);
