@@ -305,8 +305,8 @@ class Prober:
 
     def _pieces_here(self, flow: Flow) -> tuple[int, int, int]:
         """Returns the size of the pieces that others write here, how many came, and will come."""
-        nbytes, places, count = self._announced[flow[0]].tolist()
-        if count == 0:
+        nbytes, places, count = told = self._announced[flow[0]].tolist()
+        if not all(told):  # they come one by one, in any order
             return 0, 0, 1
         at = 2 * self._size * _LINE + flow[0] * self._share
         pieces = self._region.array[at : at + places * nbytes].reshape(places, nbytes)
