@@ -221,7 +221,10 @@ def connected(
 def turns_of(
     nbytes: int, ends: dict[str, Ours | Nixl | Mooncake], megabytes: int
 ) -> dict[str, Turn]:
-    """What times one turn of each library: writes of so many bytes together, after some that warm it up."""
+    """Return a function for each library that times one turn: writes of `megabytes` MB in total.
+
+    The writes before it, which warm the library up, are made at once.
+    """
     count = max(3, min(1000, megabytes * MB // nbytes))
     writes = {library: end.write(nbytes) for library, end in ends.items()}
     for write in writes.values():
@@ -241,7 +244,10 @@ def tcp_turn(library: str, nbytes: int, network: Network) -> list[float]:
 
 
 def alone(library: str, nbytes: int, network: Network) -> Turn:
-    """What times one turn in new processes. NIXL's threads poll for as long as its processes run."""
+    """Return a function that times one turn in new processes.
+
+    The threads of NIXL poll as long as its processes run, which would slow the other libraries down.
+    """
 
     def turn() -> list[float]:
         spawn = multiprocessing.get_context("spawn")
