@@ -173,12 +173,7 @@ def commands(
 
 def at_end_of(network: Network, far: bool) -> list[str]:
     """The words before a command that make it use TCP at one end of the network."""
-    settings = {
-        "RDMATENSOR_TRANSPORTS": "tcp",
-        "RDMATENSOR_BIND_ADDRESS": network.host if far else network.near,
-        "GLOO_SOCKET_IFNAME": network.far_device if far else network.device,
-        **network.environment,
-    }
+    settings = {"GLOO_SOCKET_IFNAME": network.interface(far), **network.over_tcp(far)}
     prefix = network.prefix if far else ()
     return [*prefix, "env", *(f"{name}={value}" for name, value in settings.items())]
 

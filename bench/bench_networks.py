@@ -40,12 +40,11 @@ class Bench:
         self._micro, self._network, self._quick = micro, network, quick
         self._bare, self._bulk = micro.with_name("bare"), micro.with_name("bulk")
         self._environment = {
-            "RDMATENSOR_TRANSPORTS": "tcp",
             "RDMATENSOR_LOG_LEVEL": "error",
             "RDMATENSOR_QUEUE_PAIRS": str(STREAMS),
-            **network.environment,
+            **network.over_tcp(far=False),
         }
-        self._server = {**self._environment, "RDMATENSOR_BIND_ADDRESS": network.host}
+        self._server = {**self._environment, **network.over_tcp(far=True)}
         self._encrypt = {"RDMATENSOR_SECRET_FILE": str(secret), "RDMATENSOR_ENCRYPT": "on"}
 
     def short_writes(self, programs: int = 0) -> list[record.Result]:
@@ -94,7 +93,7 @@ class Bench:
         network, megabytes = self._network, 256 if self._quick else 1024
         each = max(DEPTH, min(50_000, megabytes * MB // nbytes))
         serve = [*network.prefix, self._micro, "serve", nbytes]
-        near, far = (rivals.over_tcp(each) for each in (network.device, network.far_device))
+        near, far = (rivals.over_tcp(network.interface(end)) for end in (False, True))
 
         def ucx() -> list[float]:
             writes, depth = (each, DEPTH) if nbytes < MB else (max(8, 256 * MB // nbytes), 1)

@@ -60,14 +60,9 @@ def over_verbs(device: str, gid_index: int) -> None:
     rdmatensor.config.set("DEVICE", device)
 
 
-def over_tcp(network: Network, far: bool = False) -> dict[str, str]:
+def over_tcp(network: Network, far: bool) -> dict[str, str]:
     """The environment in which the libraries use TCP at one end of the network."""
-    return {
-        **rivals.over_tcp(network.far_device if far else network.device),
-        "RDMATENSOR_TRANSPORTS": "tcp",
-        "RDMATENSOR_BIND_ADDRESS": network.host if far else network.near,
-        **network.environment,
-    }
+    return {**rivals.over_tcp(network.interface(far)), **network.over_tcp(far)}
 
 
 def use(name: str, value: str) -> None:
@@ -221,9 +216,9 @@ def connected(
 def turns_of(
     nbytes: int, ends: dict[str, Ours | Nixl | Mooncake], megabytes: int
 ) -> dict[str, Turn]:
-    """Return a function for each library that times one turn: writes of `megabytes` MB in total.
+    """Warm each library up, and return a function that times one turn of it.
 
-    The writes before it, which warm the library up, are made at once.
+    A turn has up to 1000 writes, and at least three, of `megabytes` MB in total.
     """
     count = max(3, min(1000, megabytes * MB // nbytes))
     writes = {library: end.write(nbytes) for library, end in ends.items()}
@@ -237,7 +232,7 @@ def turns_of(
 
 def tcp_turn(library: str, nbytes: int, network: Network) -> list[float]:
     """One turn over TCP, in a process of its own."""
-    for name, value in over_tcp(network).items():
+    for name, value in over_tcp(network, far=False).items():
         use(name, value)
     with connected([library], nbytes, [], network, over_tcp(network, far=True)) as ends:
         return turns_of(nbytes, ends, 128)[library]()

@@ -29,6 +29,18 @@ class Network:
     prefix: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
+    def interface(self, far: bool) -> str:
+        """The interface of one end."""
+        return self.far_device if far else self.device
+
+    def over_tcp(self, far: bool) -> dict[str, str]:
+        """The environment in which rdmatensor uses TCP at one end."""
+        return {
+            "RDMATENSOR_TRANSPORTS": "tcp",
+            "RDMATENSOR_BIND_ADDRESS": self.host if far else self.near,
+            **self.environment,
+        }
+
     @property
     def carried_bytes(self) -> int:
         """The bytes that have passed the network, in both directions."""
