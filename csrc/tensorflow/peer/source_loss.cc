@@ -133,7 +133,7 @@ void Source::OnContested(Channel* channel) {
     if (!again) contested_since_.reset();
     if (by_rpc) absl::StrAppend(&why, LeaveToRpcLocked(incarnations_));
     left = DropChannelLocked();
-    asking_ = again;  // what comes now waits
+    asking_ |= again;  // what comes now waits
     epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
   left->RemoveSource(this);
