@@ -64,6 +64,11 @@ static void open_side(side *s, const char *name, uint64_t size, bool handles) {
   s->memory = info.address;
 }
 
+static void finish(rdt_transfer *transfer) {
+  if (transfer) check(rdt_transfer_wait(transfer, -1), "wait");
+  rdt_transfer_free(transfer);
+}
+
 /* ---- many in flight ------------------------------------------------------------------------------- */
 
 static long begun; /* transfers that were not complete when they were posted */
@@ -95,14 +100,17 @@ static void wait_below(long limit) {
   while (begun - atomic_load(&ended) >= limit) usleep(50);
 }
 
+/* Waits for the oldest transfer once DEPTH are under way. */
 static double bandwidth(side *s, const request *r, uint32_t kind) {
   rdt_op op = operation(s, kind);
+  rdt_transfer *under_way[MOST_BATCHED] = {NULL};
   double begin = now_us();
   for (long i = 0; i < r->each; i++) {
-    wait_below(r->depth);
-    post(s, &op, 1);
+    rdt_transfer **place = &under_way[i % r->depth];
+    finish(*place);
+    check(rdt_channel_submit(s->channel, &op, 1, place), "submit");
   }
-  wait_below(1);
+  for (long i = 0; i < r->depth; i++) finish(under_way[(r->each + i) % r->depth]);
   return (double)r->size * (double)r->each / (now_us() - begin);
 }
 
@@ -126,8 +134,7 @@ static double one_time(side *s, const request *r, uint32_t kind) {
   for (long i = 0; i < r->each; i++) {
     rdt_transfer *transfer;
     check(rdt_channel_submit(s->channel, &op, 1, &transfer), "submit");
-    if (transfer) check(rdt_transfer_wait(transfer, -1), "wait");
-    rdt_transfer_free(transfer);
+    finish(transfer);
   }
   return (now_us() - begin) / (double)r->each;
 }
@@ -407,6 +414,11 @@ static void run(side *s, const request *r) {
   }
 }
 
+/* Reports whether the test waits for its transfers itself. */
+static bool waits(const char *test) {
+  return strcmp(test, "write") == 0 || strcmp(test, "read_lat") == 0 || strstr(test, "_bw");
+}
+
 static bool parse(int count, char **words, request *r) {
   if (count < 5) return false;
   *r = (request){.test = words[1],
@@ -437,7 +449,7 @@ int main(int count, char **words) {
   } else if (strcmp(r.test, "copy") == 0) {
     for (long i = 0; i < r.samples; i++) times[i] = copy_time(&r);
   } else {
-    open_side(&s, "client", r.size, strcmp(r.test, "write") && strcmp(r.test, "read_lat"));
+    open_side(&s, "client", r.size, !waits(r.test));
     join(&s, r.address);
     run(&s, &r);
     leave(&s);

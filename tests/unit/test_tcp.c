@@ -207,6 +207,66 @@ static void test_refusal_fails_the_operation(void) {
   disconnect_end();
 }
 
+/* ---- gathering ------------------------------------------------------------------------------------------ */
+
+static uint64_t waiting(int stream) {
+  return atomic_load(&end->streams[stream].posted) - atomic_load(&end->streams[stream].built);
+}
+
+/* Posts short writes, which the peer acknowledges eight at a time, until one waits for more. */
+static void post_until_one_waits(rdt_request *request) {
+  uint64_t bytes;
+  for (int posted = 1; posted <= 100000; posted++) {
+    post(false, 8, request);
+    if (waiting(0) > 0) return;
+    if (posted % 8) continue;
+    for (int i = 0; i < 8; i++) {
+      EXPECT(hear_frame(0).kind == RDT_TCP_WRITE);
+      hear_bytes(0, &bytes, 8);
+    }
+    say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = (uint64_t)completions + 8});
+    for (int before = completions; completions == before;) EXPECT(poll_end() >= 0);
+  }
+  EXPECT(false);
+}
+
+static void poll_once(void) { EXPECT(poll_end() >= 0); }
+static void ask_for_events(void) { EXPECT(rdt_tcp_arm(end, true, true)); }
+
+static void notify(void) {
+  EXPECT_STATUS(RDT_OK, rdt_tcp_notify(end, 5, NULL, 0));
+  rdt_tcp_doorbell(end);
+}
+
+static void test_short_operations_gather(void) {
+  void (*const ends_it[])(void) = {poll_once, ask_for_events, notify};
+  for (int i = 0; i < 3; i++) {
+    rdt_request request = {.holds = 0};
+    connect_end();
+    post_until_one_waits(&request);
+    post(false, SIZE, &request); /* the other stream does not wait */
+    EXPECT(waiting(0) == 1 && waiting(1) == 0 && rdt_tcp_outstanding(&end->streams[1]) > 0);
+    ends_it[i]();
+    EXPECT(waiting(0) == 0);
+    disconnect_end();
+  }
+}
+
+/* Enough of them do not wait for anything. */
+static void test_gathered_operations_leave(void) {
+  rdt_request request = {.holds = 0};
+  connect_end();
+  post_until_one_waits(&request);
+  for (int i = 0; i < 100 && waiting(0) > 0; i++) post(false, 8, &request);
+  EXPECT(waiting(0) == 0);
+  disconnect_end();
+  connect_end();
+  post_until_one_waits(&request);
+  post(false, 65536, &request);
+  EXPECT(waiting(0) == 0);
+  disconnect_end();
+}
+
 /* ---- events --------------------------------------------------------------------------------------------- */
 
 static void await_bytes(void) {
@@ -271,6 +331,8 @@ int main(void) {
   test_acknowledgements_are_checked();
   test_read_needs_data();
   test_refusal_fails_the_operation();
+  test_short_operations_gather();
+  test_gathered_operations_leave();
   test_little_is_no_event_until_armed();
   test_much_is_an_event();
   test_first_stream_is_heard_beside_others();

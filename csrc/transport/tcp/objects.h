@@ -115,6 +115,9 @@ struct rdt_endpoint {
   _Atomic uint64_t consumed; /* of the mirror, as the peer said */
   uint32_t silent;           /* probes since the peer last moved */
   uint64_t moved;            /* at the last probe */
+  uint64_t timed;            /* an operation of the first stream, posted at timed_us */
+  int64_t timed_us;
+  bool prompt;               /* the one before was acknowledged soon */
   _Atomic uint64_t received; /* bytes */
   _Atomic int64_t ended_ms;  /* when the first stream ended; 0: none has */
 
@@ -174,9 +177,9 @@ rdt_status rdt_tcp_probe(rdt_endpoint *endpoint);
 
 /* ---- output.c -------------------------------------------------------------------------------------------- */
 
-/* Sends what the sockets take of all that is due. What carried streams have to send, their carriers do. Any
- * thread. Returns the number of system calls. */
-int rdt_tcp_flush(rdt_endpoint *endpoint);
+/* Sends what the sockets take of all that is due, from stream `from` on. What carried streams have to send, their
+ * carriers do. Any thread. Returns the number of system calls. */
+int rdt_tcp_flush(rdt_endpoint *endpoint, uint32_t from);
 int rdt_tcp_flush_stream(rdt_tcp_stream *stream);
 /* Reports whether everything that is due, acknowledgements too, is sent. */
 bool rdt_tcp_is_flushed(const rdt_endpoint *endpoint);

@@ -241,9 +241,9 @@ static int hand_over(rdt_tcp_stream *stream) {
   return 1;
 }
 
-int rdt_tcp_flush(rdt_endpoint *endpoint) {
+int rdt_tcp_flush(rdt_endpoint *endpoint, uint32_t from) {
   int calls = 0;
-  for (uint32_t i = endpoint->stream_count; i-- > 0;) {
+  for (uint32_t i = endpoint->stream_count; i-- > from;) {
     rdt_tcp_stream *stream = &endpoint->streams[i];
     calls += atomic_load(&stream->carried) ? hand_over(stream) : rdt_tcp_flush_stream(stream);
   }

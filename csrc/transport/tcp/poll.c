@@ -182,7 +182,7 @@ static void send_due(rdt_endpoint *endpoint, bool credit, bool moved) {
   if (!credit && !acknowledges(endpoint, !moved) && !endpoint->look_everywhere &&
       !anything_to_send(endpoint))
     return;
-  rdt_tcp_flush(endpoint);
+  rdt_tcp_flush(endpoint, 0);
 }
 
 /* ---- poll, arm ----------------------------------------------------------------------------------------------- */
@@ -263,7 +263,7 @@ bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
   (void)completions; /* they come the way that everything else comes */
   if (atomic_load(&endpoint->stopped)) return true;
   endpoint->look_everywhere = true;
-  if (acknowledges(endpoint, true) || anything_to_send(endpoint)) rdt_tcp_flush(endpoint);
+  if (acknowledges(endpoint, true) || anything_to_send(endpoint)) rdt_tcp_flush(endpoint, 0);
   set_quiet(endpoint, false);
   set_armed(endpoint, true);
   if (!atomic_load(&endpoint->failed) && held(endpoint)) return false;

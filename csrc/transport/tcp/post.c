@@ -12,7 +12,11 @@
 #include "transport/tcp/line.h"
 #include "transport/tcp/objects.h"
 
-#define RESERVE 16u        /* of a queue, kept free of data for fences, notifications and probes */
+#define RESERVE 16u  /* of a queue, kept free of data for fences, notifications and probes */
+#define AHEAD 4u     /* operations under way, behind which a short one waits for more */
+#define GATHERED 16u /* operations that wait for no more */
+#define GATHERED_BYTES 32768u
+#define PROMPT_US 500      /* who waits for a slower peer would lose more than it saves */
 #define SILENT_PROBES 2    /* a third of the deadline apart */
 #define MUCH_UNSENT 65536u /* bytes: what their host confirms of these is progress too */
 
@@ -104,14 +108,15 @@ static void post_fences(rdt_endpoint *endpoint) {
   }
 }
 
-/* Posts the records that gathered in the mirror, in two parts if they wrap around the ring's end. */
-static void publish(rdt_endpoint *endpoint) {
+/* Posts the records that gathered in the mirror, in two parts if they wrap around the ring's end. Returns whether
+ * there were any. */
+static bool publish(rdt_endpoint *endpoint) {
   const rdt_records *mirror = &endpoint->mirror;
   rdt_tcp_stream *stream = &endpoint->streams[0];
-  if (endpoint->published == mirror->position) return;
+  if (endpoint->published == mirror->position) return false;
   bool room = has_room(endpoint, stream, endpoint->stream_count + 2);
   atomic_store(&endpoint->stalled, !room);
-  if (!room) return;
+  if (!room) return false;
   post_fences(endpoint);
   while (endpoint->published < mirror->position) {
     uint64_t at = endpoint->published & (mirror->capacity - 1);
@@ -122,6 +127,7 @@ static void publish(rdt_endpoint *endpoint) {
     append(endpoint, stream, (rdt_tcp_piece){.local = mirror->data + at, .frame = frame});
     endpoint->published += size;
   }
+  return true;
 }
 
 bool rdt_tcp_wants_doorbell(const rdt_endpoint *endpoint) {
@@ -138,10 +144,37 @@ static bool anything_outstanding(const rdt_endpoint *endpoint) {
   return false;
 }
 
+/* ---- the doorbell ------------------------------------------------------------------------------------------- */
+
+/* Reports whether the peer acknowledges soon, by the time that one operation at a time takes. */
+static bool peer_is_prompt(rdt_endpoint *endpoint) {
+  rdt_tcp_stream *first = &endpoint->streams[0];
+  const int64_t now = rdt_now_us();
+  if (atomic_load(&first->acknowledged) > endpoint->timed) {
+    endpoint->prompt = now - endpoint->timed_us < PROMPT_US;
+    endpoint->timed = atomic_load(&first->posted) - 1;
+    endpoint->timed_us = now;
+  }
+  return endpoint->prompt && now - endpoint->timed_us < PROMPT_US;
+}
+
+/* Short operations behind others wait for more, so that they share a system call and an acknowledgement, but no
+ * longer than until the next poll, which an acknowledgement of those others brings about. */
+static bool may_gather(rdt_endpoint *endpoint) {
+  const rdt_tcp_stream *first = &endpoint->streams[0];
+  const uint64_t posted = atomic_load(&first->posted), built = atomic_load(&first->built);
+  uint64_t bytes = 0;
+  if (built < atomic_load(&first->acknowledged) + AHEAD || posted - built > GATHERED) return false;
+  for (uint64_t at = built; at < posted; at++)
+    bytes += first->pieces[at & (endpoint->depth - 1)].frame.size;
+  return bytes < GATHERED_BYTES && peer_is_prompt(endpoint);
+}
+
+/* The peer may wait for a notification; nothing tells it of writes alone. */
 int rdt_tcp_doorbell(rdt_endpoint *endpoint) {
   if (atomic_load(&endpoint->stopped)) return 0;
-  publish(endpoint);
-  return rdt_tcp_flush(endpoint);
+  bool notifies = publish(endpoint);
+  return rdt_tcp_flush(endpoint, !notifies && may_gather(endpoint) ? 1 : 0);
 }
 
 /* ---- the heartbeat ------------------------------------------------------------------------------------------ */
