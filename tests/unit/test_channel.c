@@ -13,7 +13,6 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/status.h"
-#include "base/thread.h"
 #include "core/objects.h"
 #include "core/post/channel.h"
 #include "unit.h"
@@ -387,7 +386,7 @@ static void test_waiting_ends_with_the_poll(void) {
   end here = {0}, there;
   rdt_region *region;
   rdt_remote_region *remote;
-  unsigned helped = 0, missed = 0, at_once = 0;
+  unsigned helped = 0, at_once = 0;
   char transports[256];
   rdt_config_text(RDT_CONFIG_TRANSPORTS, transports, sizeof(transports));
   rdt_config_set("TRANSPORTS", "tcp");
@@ -400,19 +399,17 @@ static void test_waiting_ends_with_the_poll(void) {
   rdt_channel *back = join(&there, &here), *channel = here.channel;
   EXPECT_STATUS(RDT_OK, rdt_remote_region_find(channel, "word", -1, &remote));
   rdt_op op = {.kind = RDT_OP_WRITE, .local = "8 bytes", .size = 8, .remote = remote};
-  while (helped + missed < TIMES) {
+  /* The device's thread may be the one that finds a completion, the more often the less this one runs. */
+  for (unsigned i = 0; i < 500 * TIMES && helped < TIMES; i++) {
     rdt_transfer *transfer;
     EXPECT(rdt_channel_submit(channel, &op, 1, &transfer) >= RDT_OK);
     fruitful = 0;
-    EXPECT_STATUS(RDT_OK, rdt_transfer_wait(transfer, -1));
+    if (transfer) EXPECT_STATUS(RDT_OK, rdt_transfer_wait(transfer, -1));
     helped += fruitful > 0;
-    missed += fruitful == 0 && rdt_yield(); /* otherwise it slept beside a program that computes */
     at_once += fruitful > 0 && since == 0;
     rdt_transfer_free(transfer);
   }
-  /* The device's thread may be the one that finds a completion. */
-  EXPECT(helped > TIMES / 2);
-  EXPECT(at_once > helped / 2);
+  EXPECT(helped == TIMES && at_once > TIMES / 2);
   rdt_remote_region_unref(remote);
   rdt_channel_unref(channel);
   rdt_channel_unref(back);
