@@ -19,6 +19,9 @@ from support.waits import until
 # How it ends, and its exit code.
 ENDS = {"return": 0, "raise": 1, "_exit": 3, "signal": -signal.SIGTERM}
 END_S = 20.0
+# Before 3.14, CPython unwinds a thread that comes back from TensorFlow while the process ends. The C++ on its
+# stack may answer with an abort, in TensorFlow without this package too.
+UNWOUND = "FATAL: exception not rethrown"
 
 
 def _maps(pid: int) -> int:
@@ -72,10 +75,13 @@ def test_tasks_end_while_tensors_are_under_way(tmp_path: Path) -> None:
                 process.terminate()
         for how, process in processes.items():
             try:
-                assert process.wait(END_S) == ENDS[how], logs[how].read_text()[-4000:]
+                status = process.wait(END_S)
             except subprocess.TimeoutExpired:
                 pytest.fail(f"{how}: still running after {END_S:.0f} s")
-            assert "Check failed" not in logs[how].read_text()
+            said = logs[how].read_text()
+            unwound = status == -signal.SIGABRT and UNWOUND in said
+            assert status == ENDS[how] or unwound, said[-4000:]
+            assert "Check failed" not in said
         until("the survivor keeps memory of those that ended", lambda: _maps(pid) <= maps)
         # Connections of gRPC may stay as long as TensorFlow tries them.
         until(
