@@ -112,6 +112,7 @@ OTHERS = (
     "Cannot assign requested address",
     "Connection refused",
     "DataLossError",
+    "exception not rethrown",
     "libibverbs.so.1",
     "Network is unreachable",
     "No route to host",
