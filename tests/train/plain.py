@@ -125,8 +125,9 @@ def weight_of(run: Any, sync: Any) -> float | None:
     while True:
         # Nobody releases, so nobody sends.
         held += sum(gossip.weight_of(each.mark) for each in sync.members.arrivals())
-        total = float(run.group.all_reduce(np.array([held]))[0])
-        if total == run.size or time.monotonic() > end:
+        late = float(time.monotonic() > end)
+        total, too_late = run.group.all_reduce(np.array([held, late]))  # all stop together
+        if abs(total - run.size) < 1e-9 or too_late:
             return float(held)
 
 

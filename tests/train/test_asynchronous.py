@@ -77,8 +77,8 @@ def test_a_rule_that_does_not_average_fails_that_bound(views: list[dict[str, Any
 
 
 def test_no_weight_of_push_sum_is_lost(views: list[dict[str, Any]]) -> None:
-    """All are multiples of powers of two, so sums are exact."""
-    assert sum(each["rt.SGP()"][1] for each in views) == SIZE
+    """Weights that one process halves often before it receives another's lose their last bits in the sum."""
+    assert abs(sum(each["rt.SGP()"][1] for each in views) - SIZE) < 1e-9
 
 
 def test_push_sum_with_turns_is_that_of_its_paper() -> None:
