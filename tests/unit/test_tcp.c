@@ -213,13 +213,15 @@ static uint64_t waiting(int stream) {
   return atomic_load(&end->streams[stream].posted) - atomic_load(&end->streams[stream].built);
 }
 
-/* Posts short writes, which the peer acknowledges eight at a time, until one waits for more. */
-static void post_until_one_waits(rdt_request *request) {
+/* Posts up to `most` short writes, until one waits for more. The peer acknowledges them eight at a time, after a pause.
+ * Returns whether one waits. */
+static bool one_waits(rdt_request *request, int most, useconds_t pause_us) {
   uint64_t bytes;
-  for (int posted = 1; posted <= 100000; posted++) {
+  for (int posted = 1; posted <= most; posted++) {
     post(false, 8, request);
-    if (waiting(0) > 0) return;
+    if (waiting(0) > 0) return true;
     if (posted % 8) continue;
+    if (pause_us) usleep(pause_us);
     for (int i = 0; i < 8; i++) {
       EXPECT(hear_frame(0).kind == RDT_TCP_WRITE);
       hear_bytes(0, &bytes, 8);
@@ -227,8 +229,10 @@ static void post_until_one_waits(rdt_request *request) {
     say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = (uint64_t)completions + 8});
     for (int before = completions; completions == before;) EXPECT(poll_end() >= 0);
   }
-  EXPECT(false);
+  return false;
 }
+
+static void post_until_one_waits(rdt_request *request) { EXPECT(one_waits(request, 100000, 0)); }
 
 static void poll_once(void) { EXPECT(poll_end() >= 0); }
 static void ask_for_events(void) { EXPECT(rdt_tcp_arm(end, true, true)); }
@@ -264,6 +268,14 @@ static void test_gathered_operations_leave(void) {
   post_until_one_waits(&request);
   post(false, 65536, &request);
   EXPECT(waiting(0) == 0);
+  disconnect_end();
+}
+
+/* Where a round trip takes longer, waiting would add to it. */
+static void test_nothing_waits_for_a_slow_peer(void) {
+  rdt_request request = {.holds = 0};
+  connect_end();
+  EXPECT(!one_waits(&request, 160, 2000));
   disconnect_end();
 }
 
@@ -333,6 +345,7 @@ int main(void) {
   test_refusal_fails_the_operation();
   test_short_operations_gather();
   test_gathered_operations_leave();
+  test_nothing_waits_for_a_slow_peer();
   test_little_is_no_event_until_armed();
   test_much_is_an_event();
   test_first_stream_is_heard_beside_others();
