@@ -234,8 +234,11 @@ static bool one_waits(rdt_request *request, int most, useconds_t pause_us) {
 
 static void post_until_one_waits(rdt_request *request) { EXPECT(one_waits(request, 100000, 0)); }
 
-static void poll_once(void) { EXPECT(poll_end() >= 0); }
-static void ask_for_events(void) { EXPECT(rdt_tcp_arm(end, true, true)); }
+static void acknowledge(void) {
+  const int before = completions;
+  say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = atomic_load(&end->streams[0].built)});
+  while (completions == before) EXPECT(poll_end() >= 0);
+}
 
 static void notify(void) {
   EXPECT_STATUS(RDT_OK, rdt_tcp_notify(end, 5, NULL, 0));
@@ -243,12 +246,13 @@ static void notify(void) {
 }
 
 static void test_short_operations_gather(void) {
-  void (*const ends_it[])(void) = {poll_once, ask_for_events, notify};
-  for (int i = 0; i < 3; i++) {
+  void (*const ends_it[])(void) = {acknowledge, notify};
+  for (int i = 0; i < 2; i++) {
     rdt_request request = {.holds = 0};
     connect_end();
     post_until_one_waits(&request);
     post(false, SIZE, &request); /* the other stream does not wait */
+    EXPECT(poll_end() >= 0 && rdt_tcp_arm(end, true, true));
     EXPECT(waiting(0) == 1 && waiting(1) == 0 && rdt_tcp_outstanding(&end->streams[1]) > 0);
     ends_it[i]();
     EXPECT(waiting(0) == 0);

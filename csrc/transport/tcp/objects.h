@@ -17,6 +17,7 @@
 #define RDT_TCP_PARTS 64       /* of one system call */
 #define RDT_TCP_SLAB 16384u    /* headers and short bodies of one system call */
 #define RDT_TCP_SHORT 4096u    /* a body that is copied there */
+#define RDT_TCP_AHEAD 4u       /* operations under way, behind which a short one waits for more */
 #define RDT_TCP_STAGING 32768u /* received bytes that have no other place yet */
 
 typedef struct rdt_tcp_piece {
@@ -118,6 +119,7 @@ struct rdt_endpoint {
   uint64_t timed;            /* an operation of the first stream, posted at timed_us */
   int64_t timed_us;
   bool prompt;               /* the one before was acknowledged soon */
+  atomic_bool gathers;       /* what is posted on the first stream waits for more */
   _Atomic uint64_t received; /* bytes */
   _Atomic int64_t ended_ms;  /* when the first stream ended; 0: none has */
 
@@ -202,6 +204,11 @@ void rdt_tcp_silence(rdt_endpoint *endpoint);
 int rdt_tcp_event_fd(const rdt_endpoint *endpoint);
 /* Makes the polling thread look at what a carrier noted, and wakes it if it sleeps. */
 void rdt_tcp_nudge(rdt_endpoint *endpoint);
+
+/* Reports whether enough is under way for short operations to wait behind it. */
+static inline bool rdt_tcp_is_ahead(const rdt_tcp_stream *stream) {
+  return atomic_load(&stream->built) >= atomic_load(&stream->acknowledged) + RDT_TCP_AHEAD;
+}
 
 static inline uint64_t rdt_tcp_outstanding(const rdt_tcp_stream *stream) {
   return atomic_load(&stream->posted) - atomic_load(&stream->completed);

@@ -157,8 +157,9 @@ static bool anything_to_send(const rdt_endpoint *endpoint) {
   for (uint32_t i = 0; i < endpoint->stream_count; i++) {
     const rdt_tcp_stream *stream = &endpoint->streams[i];
     if (is_carried(endpoint, i)) continue;
+    bool holds = i == 0 && atomic_load(&endpoint->gathers) && rdt_tcp_is_ahead(stream);
     if (atomic_load(&stream->owed) != atomic_load(&stream->given) ||
-        atomic_load(&stream->posted) != atomic_load(&stream->built))
+        (atomic_load(&stream->posted) != atomic_load(&stream->built) && !holds))
       return true;
   }
   return false;

@@ -13,7 +13,6 @@
 #include "transport/tcp/objects.h"
 
 #define RESERVE 16u  /* of a queue, kept free of data for fences, notifications and probes */
-#define AHEAD 4u     /* operations under way, behind which a short one waits for more */
 #define GATHERED 16u /* operations that wait for no more */
 #define GATHERED_BYTES 32768u
 #define PROMPT_US 500      /* who waits for a slower peer would lose more than it saves */
@@ -164,7 +163,7 @@ static bool may_gather(rdt_endpoint *endpoint) {
   const rdt_tcp_stream *first = &endpoint->streams[0];
   const uint64_t posted = atomic_load(&first->posted), built = atomic_load(&first->built);
   uint64_t bytes = 0;
-  if (built < atomic_load(&first->acknowledged) + AHEAD || posted - built > GATHERED) return false;
+  if (!rdt_tcp_is_ahead(first) || posted - built > GATHERED) return false;
   for (uint64_t at = built; at < posted; at++)
     bytes += first->pieces[at & (endpoint->depth - 1)].frame.size;
   return bytes < GATHERED_BYTES && peer_is_prompt(endpoint);
@@ -173,8 +172,9 @@ static bool may_gather(rdt_endpoint *endpoint) {
 /* The peer may wait for a notification; nothing tells it of writes alone. */
 int rdt_tcp_doorbell(rdt_endpoint *endpoint) {
   if (atomic_load(&endpoint->stopped)) return 0;
-  bool notifies = publish(endpoint);
-  return rdt_tcp_flush(endpoint, !notifies && may_gather(endpoint) ? 1 : 0);
+  bool gathers = !publish(endpoint) && may_gather(endpoint);
+  atomic_store(&endpoint->gathers, gathers);
+  return rdt_tcp_flush(endpoint, gathers ? 1 : 0);
 }
 
 /* ---- the heartbeat ------------------------------------------------------------------------------------------ */
