@@ -92,13 +92,22 @@ static bool put(rdt_channel *channel, uint64_t immediate, const void *data, size
   return true;
 }
 
+/* From here on notifications must wake the progress thread, also those of channels that linger. */
+static void begin_reading(rdt_device *device) {
+  atomic_fetch_add(&device->readers, 1);
+  if (atomic_load(&device->ticking)) rdt_device_wake(device);
+}
+
 /* Takes the oldest notification, or returns NULL at the deadline. Sets *resume if senders that
  * were held up may go on. */
 static entry *take(rdt_device *device, rdt_deadline deadline, bool *resume) {
   inbox *in = inbox_of(device);
   pthread_mutex_lock(&in->lock);
+  const bool reads = !in->head;
+  if (reads) begin_reading(device);
   while (!in->head && !in->closed && rdt_deadline_left(deadline) > 0)
     rdt_cond_wait(&in->arrived, &in->lock, deadline);
+  if (reads) atomic_fetch_sub(&device->readers, 1);
   entry *first = in->head;
   if (first) {
     in->head = first->next;

@@ -48,9 +48,9 @@ struct rdt_region {
 };
 
 typedef struct rdt_watch {
-  enum { RDT_WATCH_CONTROL, RDT_WATCH_ENDPOINT, RDT_WATCH_DOMAIN } kind;
+  enum { RDT_WATCH_CONTROL, RDT_WATCH_ENDPOINT, RDT_WATCH_DOMAIN, RDT_WATCH_TICK } kind;
   rdt_channel *channel; /* of the first two */
-  size_t transport;     /* of the last */
+  size_t transport;     /* of a domain */
 } rdt_watch;
 
 /* A transport, as one device uses it. */
@@ -117,6 +117,12 @@ struct rdt_device {
   rdt_channel *active; /* only this thread changes the list, under lock */
   int epoll_fd, wake_fd;
   atomic_bool stop;
+  /* A timer, which runs while a channel lingers; see polling.c. */
+  rdt_watch tick_watch;
+  int tick_fd;
+  atomic_bool ticking;
+  atomic_uint readers; /* threads that wait for a notification */
+  atomic_uint tick_us;
 
   /* bootstrap thread */
   pthread_t bootstrap_thread;
@@ -200,6 +206,8 @@ struct rdt_channel {
   atomic_uint
       helpers; /* threads that poll for a transfer, while events are silent; see polling.c */
   atomic_bool warm;
+  atomic_bool lingers;       /* it is silent although nobody helps; set under poll_lock */
+  _Atomic int64_t helped_us; /* when a thread left it silent */
   /* Progress thread only: `polls` when it last looked, and armed; rounds with something to take. */
   unsigned polls_seen, polls_armed, busy;
   pthread_mutex_t send_lock; /* the endpoint's send side, and the queue */
@@ -213,6 +221,7 @@ struct rdt_channel {
     atomic_bool moved;
   } batches[2];
   atomic_uint batch;    /* the batch that new requests join */
+  atomic_uint eventful; /* those of them that want an event */
   unsigned quiet_ticks; /* progress thread only */
 
   pthread_mutex_t lock; /* calls, remote regions, what the peer allocated */

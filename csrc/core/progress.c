@@ -182,7 +182,7 @@ static bool others_poll(rdt_channel *channel) {
 
 /* Nobody waits for its events while this thread polls, until it arms them to sleep. */
 static void silence(rdt_channel *channel) {
-  pthread_mutex_lock(&channel->poll_lock);
+  if (!rdt_channel_hold(channel)) return;
   channel->transport->silence(channel->endpoint);
   pthread_mutex_unlock(&channel->poll_lock);
 }
@@ -191,11 +191,11 @@ static void silence(rdt_channel *channel) {
 static int advance_channel(rdt_channel *channel, bool may_take) {
   if (channel->drained) return 0;
   bool down = atomic_load_explicit(&channel->down, memory_order_relaxed);
-  int taken;
-  if (!down && others_poll(channel))
-    taken = 0;
-  else
-    taken = rdt_channel_take(channel, may_take && !down ? RDT_POLL_BUDGET : 0);
+  int taken = 0;
+  if (down)
+    taken = rdt_channel_take(channel, 0);
+  else if (!rdt_channel_lingers(channel) && !others_poll(channel))
+    taken = rdt_channel_try_take(channel, may_take ? RDT_POLL_BUDGET : 0);
   rdt_control_flush(channel);
   if (down) return taken;
   if (taken > 0 && channel->transport->silence && ++channel->busy == BUSY_ROUNDS) silence(channel);
@@ -250,9 +250,9 @@ static int advance_all(rdt_device *device, bool may_take) {
   return taken;
 }
 
-static void drain_wake_fd(rdt_device *device) {
+static void drain_counter(int fd) {
   uint64_t count;
-  ssize_t ignored = read(device->wake_fd, &count, sizeof(count));
+  ssize_t ignored = read(fd, &count, sizeof(count));
   (void)ignored;
 }
 
@@ -268,19 +268,26 @@ static void serve_domain(rdt_device *device, size_t index) {
     if (channel->transport == transport) take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
 }
 
-static void serve_events(rdt_device *device, int timeout_ms) {
+/* Returns true if nothing came but a tick that changes nothing. */
+static bool serve_events(rdt_device *device, int timeout_ms) {
   struct epoll_event events[32];
+  bool changes_nothing = false;
   int count = epoll_wait(device->epoll_fd, events, 32, timeout_ms);
   for (int i = 0; i < count; i++) {
     rdt_watch *target = events[i].data.ptr;
     if (!target)
-      drain_wake_fd(device);
+      drain_counter(device->wake_fd);
     else if (target->kind == RDT_WATCH_CONTROL)
       serve_control(device, target->channel);
     else if (target->kind == RDT_WATCH_DOMAIN)
       serve_domain(device, target->transport);
+    else if (target->kind == RDT_WATCH_TICK) {
+      drain_counter(device->tick_fd);
+      changes_nothing = rdt_channels_linger_on(device) && count == 1;
+    }
     /* An endpoint's event only wakes us: advance_all finds what happened. */
   }
+  return changes_nothing;
 }
 
 /* Probes channels that are silent and breaks those that forgot a request. Returns when to call
@@ -310,9 +317,10 @@ static bool arm(rdt_channel *channel, bool may_take) {
                      atomic_load(&channel->sleepers) > 0 ||
                      (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
   if (holds_control(channel)) return false;
-  pthread_mutex_lock(&channel->poll_lock);
+  if (!down && (stays_warm(channel) || rdt_channel_lingers(channel))) return true;
+  if (!rdt_channel_hold(channel)) return true; /* whoever polls arms it in the end */
   may_take |= !channel->client->throttled;
-  bool quiet = (!down && (stays_warm(channel) || atomic_load(&channel->helpers) > 0)) ||
+  bool quiet = (!down && atomic_load(&channel->helpers) > 0) ||
                transport->arm(channel->endpoint, may_take && !down, completions);
   pthread_mutex_unlock(&channel->poll_lock);
   return quiet;
@@ -327,9 +335,9 @@ static bool arm_all(rdt_device *device, bool may_take) {
 
 static void disarm_all(rdt_device *device) {
   for (rdt_channel *channel = device->active; channel; channel = channel->next) {
-    pthread_mutex_lock(&channel->poll_lock);
-    channel->transport->disarm(channel->endpoint);
     channel->busy = 0;
+    if (!rdt_channel_hold(channel)) continue;
+    channel->transport->disarm(channel->endpoint);
     pthread_mutex_unlock(&channel->poll_lock);
   }
 }
@@ -356,11 +364,13 @@ static void sleep_until_event(rdt_device *device, bool may_take) {
   int limit = sleep_limit(device);
   bool quiet = arm_all(device, may_take);
   for (const rdt_channel *channel = device->active; channel; channel = channel->next)
-    if (atomic_load(&channel->warm) || atomic_load(&channel->helpers) > 0)
+    if (atomic_load(&channel->warm) ||
+        (atomic_load(&channel->helpers) > 0 && !rdt_channel_lingers(channel)))
       limit = shorter(limit, WARM_MS);
+  const int64_t end = rdt_now_ms() + limit;
   /* The wake-up that came with `stop` may be drained already. */
   if (quiet && !atomic_load(&device->stop)) {
-    serve_events(device, limit);
+    while (serve_events(device, limit) && (limit < 0 || rdt_now_ms() < end)) continue;
     rdt_count(&device->counters.wakeups, 1);
   }
   disarm_all(device);
@@ -430,6 +440,8 @@ rdt_status rdt_progress_start(rdt_device *device) {
   device->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   if (device->epoll_fd < 0) return rdt_fail_errno(errno, "cannot create an epoll instance");
   int error = epoll_ctl(device->epoll_fd, EPOLL_CTL_ADD, device->wake_fd, &event) == 0 ? 0 : errno;
+  device->tick_watch.kind = RDT_WATCH_TICK;
+  if (!error && !watch(device, device->tick_fd, &device->tick_watch)) error = errno;
   if (!error && !watch_domains(device)) error = errno;
   if (!error) error = pthread_create(&device->progress_thread, NULL, run_progress, device);
   if (!error) return RDT_OK;

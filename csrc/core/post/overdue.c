@@ -17,6 +17,7 @@ void rdt_overdue_begin(rdt_channel *channel, rdt_posting *posting) {
   posting->channel = channel;
   posting->batch = atomic_load(&channel->batch);
   atomic_fetch_add(&channel->batches[posting->batch].waiting, 1);
+  if (posting->request.wants_event) atomic_fetch_add(&channel->eventful, 1);
 }
 
 void rdt_overdue_moved(const rdt_posting *posting) {
@@ -25,7 +26,12 @@ void rdt_overdue_moved(const rdt_posting *posting) {
 }
 
 void rdt_overdue_end(const rdt_posting *posting) {
+  if (posting->request.wants_event) atomic_fetch_sub(&posting->channel->eventful, 1);
   atomic_fetch_sub(&posting->channel->batches[posting->batch].waiting, 1);
+}
+
+unsigned rdt_overdue_waiting(const rdt_channel *channel) {
+  return atomic_load(&channel->batches[0].waiting) + atomic_load(&channel->batches[1].waiting);
 }
 
 static uint64_t pending_of(const rdt_channel *channels) {

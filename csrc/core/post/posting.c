@@ -285,7 +285,8 @@ rdt_status rdt_channel_post_queued(rdt_channel *channel, const rdt_op *ops, size
   const rdt_transport *transport = channel->transport;
   bool stalled = transport->wants_doorbell && transport->wants_doorbell(channel->endpoint);
   pthread_mutex_unlock(&channel->send_lock);
-  if (stalled) rdt_device_wake(channel->device); /* completions matter from now on */
+  bool lingers = completion->wants_event && atomic_load(&channel->lingers);
+  if (stalled || lingers) rdt_device_wake(channel->device); /* completions matter from now on */
   if (!breaks_channel(status)) return status;
   rdt_channel_break(channel);
   return RDT_ERR_CONNECTION_LOST;

@@ -200,7 +200,7 @@ void rdt_tcp_fail(rdt_endpoint *endpoint, const char *text);
 int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
 bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions);
 void rdt_tcp_disarm(rdt_endpoint *endpoint);
-void rdt_tcp_silence(rdt_endpoint *endpoint);
+bool rdt_tcp_silence(rdt_endpoint *endpoint);
 int rdt_tcp_event_fd(const rdt_endpoint *endpoint);
 /* Makes the polling thread look at what a carrier noted, and wakes it if it sleeps. */
 void rdt_tcp_nudge(rdt_endpoint *endpoint);

@@ -274,11 +274,12 @@ bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
 void rdt_tcp_disarm(rdt_endpoint *endpoint) { endpoint->look_everywhere = true; }
 
 /* A quiet socket costs less than one whose events nobody asks for: its packets look for no waiter. */
-void rdt_tcp_silence(rdt_endpoint *endpoint) {
+bool rdt_tcp_silence(rdt_endpoint *endpoint) {
   if (endpoint->may_be_quiet && expects_little(endpoint))
     set_quiet(endpoint, true);
   else
     set_armed(endpoint, false);
+  return endpoint->receive.seen == endpoint->receive.position;
 }
 
 int rdt_tcp_event_fd(const rdt_endpoint *endpoint) { return endpoint->event_fd; }
