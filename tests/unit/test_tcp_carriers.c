@@ -3,8 +3,10 @@
  * Carriers, which serve the sockets after the first one on threads of their own, against a peer that is played
  * here.
  */
+#include <dirent.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/epoll.h>
 
 #include "tcp_peer.h"
 
@@ -240,6 +242,44 @@ static void test_stop_beside_senders(void) {
   }
 }
 
+/* Returns the processor time of all threads but the first one, in nanoseconds. */
+static uint64_t time_of_others(void) {
+  char path[300];
+  uint64_t all = 0;
+  DIR *tasks = opendir("/proc/self/task");
+  EXPECT(tasks);
+  for (struct dirent *entry; (entry = readdir(tasks));) {
+    if (atoi(entry->d_name) <= 0 || atoi(entry->d_name) == getpid()) continue;
+    snprintf(path, sizeof(path), "/proc/self/task/%s/schedstat", entry->d_name);
+    FILE *file = fopen(path, "re");
+    unsigned long long own = 0;
+    if (file && fscanf(file, "%llu", &own) == 1) all += own;
+    if (file) fclose(file);
+  }
+  closedir(tasks);
+  return all;
+}
+
+/* Somebody who hands over to a carrier wakes it, and still holds the output's lock. If they share a core, he goes on
+ * only when the carrier sleeps. */
+static void test_carrier_sleeps_while_another_hands_over(void) {
+  uint64_t before;
+  connect_carried();
+  rdt_tcp_stream *stream = &end->streams[1];
+  struct epoll_event event = {.events = EPOLLIN | EPOLLOUT, .data.ptr = stream};
+  pthread_mutex_lock(&stream->out_lock);
+  stream->out.full = true;
+  EXPECT(epoll_ctl(stream->epoll_fd, EPOLL_CTL_MOD, stream->socket.fd, &event) == 0);
+  UNTIL((before = time_of_others(), usleep(20000), time_of_others() - before < 1000000));
+  pthread_mutex_unlock(&stream->out_lock);
+  for (bool full = true; full; usleep(500)) { /* until the carrier found nothing to send */
+    pthread_mutex_lock(&stream->out_lock);
+    full = stream->out.full;
+    pthread_mutex_unlock(&stream->out_lock);
+  }
+  disconnect_end();
+}
+
 int main(void) {
   EXPECT_STATUS(RDT_OK, rdt_config_set("QUEUE_PAIRS", "2"));
   EXPECT_STATUS(RDT_OK, rdt_config_set("STRIPE_BYTES", "131072"));
@@ -251,5 +291,6 @@ int main(void) {
   test_stop_settles_what_was_acknowledged();
   test_failure_on_a_carried_stream();
   test_stop_beside_senders();
+  test_carrier_sleeps_while_another_hands_over();
   return 0;
 }

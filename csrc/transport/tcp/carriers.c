@@ -44,7 +44,7 @@ static void serve(rdt_tcp_stream *stream) {
   int moved;
   do {
     moved = rdt_tcp_receive(endpoint, index);
-    rdt_tcp_flush_stream(stream);
+    rdt_tcp_flush_carried(stream);
   } while (moved && rdt_tcp_line_holds(stream->socket));
   retire_if_over(stream);
   if (!stream->in.news) return;

@@ -183,6 +183,9 @@ rdt_status rdt_tcp_probe(rdt_endpoint *endpoint);
  * carriers do. Any thread. Returns the number of system calls. */
 int rdt_tcp_flush(rdt_endpoint *endpoint, uint32_t from);
 int rdt_tcp_flush_stream(rdt_tcp_stream *stream);
+/* For its carrier, which waits for whoever hands over to it. To look again instead would keep the core from that
+ * thread, if they share one. */
+void rdt_tcp_flush_carried(rdt_tcp_stream *stream);
 /* Reports whether everything that is due, acknowledgements too, is sent. */
 bool rdt_tcp_is_flushed(const rdt_endpoint *endpoint);
 

@@ -231,6 +231,15 @@ int rdt_tcp_flush_stream(rdt_tcp_stream *stream) {
   return calls;
 }
 
+void rdt_tcp_flush_carried(rdt_tcp_stream *stream) {
+  do {
+    pthread_mutex_lock(&stream->out_lock);
+    atomic_store(&stream->out_wanted, false);
+    if (!atomic_load(&stream->endpoint->stopped)) send_stream(stream);
+    pthread_mutex_unlock(&stream->out_lock);
+  } while (atomic_load(&stream->out_wanted));
+}
+
 /* The carrier comes as it does for a socket that was full. If it is sending now, it looks again. */
 static int hand_over(rdt_tcp_stream *stream) {
   if (atomic_load(&stream->posted) == atomic_load(&stream->built)) return 0;
