@@ -123,6 +123,8 @@ struct rdt_device {
   atomic_bool ticking;
   atomic_uint readers; /* threads that wait for a notification */
   atomic_uint tick_us;
+  _Atomic int64_t tick_began; /* us */
+  _Atomic uint64_t tick_of;   /* the number of the only channel that it is for */
 
   /* bootstrap thread */
   pthread_t bootstrap_thread;
@@ -207,7 +209,9 @@ struct rdt_channel {
       helpers; /* threads that poll for a transfer, while events are silent; see polling.c */
   atomic_bool warm;
   atomic_bool lingers;       /* it is silent although nobody helps; set under poll_lock */
-  _Atomic int64_t helped_us; /* when a thread left it silent */
+  _Atomic int64_t helped_us; /* when a thread last ended its wait */
+  uint64_t heard;            /* operations of the peer at that time, and */
+  int64_t heard_us;          /* when there was a new one; under poll_lock */
   /* Progress thread only: `polls` when it last looked, and armed; rounds with something to take. */
   unsigned polls_seen, polls_armed, busy;
   pthread_mutex_t send_lock; /* the endpoint's send side, and the queue */

@@ -22,6 +22,7 @@
 #include "core/memory/region.h"
 #include "core/memory/remote.h"
 #include "core/post/channel.h"
+#include "core/post/helping.h"
 #include "core/post/overdue.h"
 #include "core/post/polling.h"
 #include "core/post/posting.h"

@@ -139,9 +139,9 @@ typedef struct rdt_transport {
   void (*disarm)(rdt_endpoint *endpoint);
   int (*event_fd)(const rdt_endpoint *endpoint);
   /* Optional, for transports whose events do not tell completions from notifications: no events until
-   * the next arm, unless many bytes come. Returns false if a notification lies here already. Runs on the
-   * thread that polls. */
-  bool (*silence)(rdt_endpoint *endpoint);
+   * the next arm, unless many bytes come. Returns how many operations other than probes have come from the
+   * peer so far. Runs on the thread that polls. */
+  uint64_t (*silence)(rdt_endpoint *endpoint);
 
   /* Optional: returns how many bytes the system still lets this process register; UINT64_MAX
    * without a limit. */

@@ -9,6 +9,7 @@
 #include "base/config.h"
 #include "core/objects.h"
 #include "core/post/channel.h"
+#include "core/post/helping.h"
 #include "core/post/polling.h"
 #include "unit.h"
 
@@ -95,8 +96,6 @@ static void help_once(void) {
 static void help_until_it_lingers(void) { UNTIL((help_once(), rdt_channel_lingers(channel))); }
 
 static void test_lingers_behind_a_wait(void) {
-  help_once();
-  EXPECT(!atomic_load(&channel->lingers)); /* nothing is under way */
   rdt_transfer *transfer = hold_peer();
   help_until_it_lingers();
   UNTIL(!atomic_load(&channel->lingers)); /* since that thread did not come back */
@@ -165,18 +164,43 @@ static void test_ends_for_a_reader(void) {
   let_go(transfer);
 }
 
-/* Somebody else's notification, which the thread that waits has received and may not take, ends it too. */
-static void test_a_notification_ends_it(void) {
-  rdt_notification notification = {0};
+static uint64_t heard(void) {
+  pthread_mutex_lock(&channel->poll_lock);
+  const uint64_t operations = channel->transport->silence(channel->endpoint);
+  pthread_mutex_unlock(&channel->poll_lock);
+  return operations;
+}
+
+/* Lets the peer notify, and helps until that came. */
+static void hear_peer(void) {
+  const uint64_t before = heard();
   const rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = 8};
+  EXPECT(rdt_channel_post(atomic_load(&accepted), &op, 1, NULL, NULL) >= RDT_OK);
+  rdt_channel_begin_help(channel);
+  UNTIL((rdt_channel_help(channel), heard() > before));
+  rdt_channel_end_help(channel);
+}
+
+/* The thread that waits has received the notification, and may not take it. */
+static void test_a_peer_that_posts_ends_it(void) {
+  rdt_notification notification = {0};
   rdt_transfer *transfer = hold_peer();
   help_until_it_lingers();
-  EXPECT(rdt_channel_post(atomic_load(&accepted), &op, 1, NULL, NULL) >= RDT_OK);
-  UNTIL((help_once(), atomic_load(&here->counters.notifies_received) == 2));
-  EXPECT_STATUS(RDT_OK, rdt_device_next_notification(here, 0, &notification));
+  hear_peer();
+  EXPECT(!atomic_load(&channel->lingers));
+  EXPECT_STATUS(RDT_OK, rdt_device_next_notification(here, -1, &notification));
   EXPECT(notification.immediate == 8);
   rdt_notification_clear(&notification);
   let_go(transfer);
+}
+
+/* With nothing under way, the peer is the only one who can have something to say. */
+static void test_lingers_after_all_if_the_peer_is_still(void) {
+  rdt_notification notification;
+  UNTIL((hear_peer(), help_once(), !atomic_load(&channel->lingers)));
+  help_until_it_lingers(); /* as it posts no more */
+  while (rdt_device_next_notification(here, 0, &notification) == RDT_OK)
+    rdt_notification_clear(&notification);
 }
 
 /* A thread that polls all the time lets go for moments only. The device's thread does not wait for them. */
@@ -202,7 +226,8 @@ int main(void) {
   test_ends_for_a_sleeper();
   test_ends_for_a_callback();
   test_ends_for_a_reader();
-  test_a_notification_ends_it();
+  test_a_peer_that_posts_ends_it();
+  test_lingers_after_all_if_the_peer_is_still();
   close_both();
   return 0;
 }

@@ -5,16 +5,9 @@
  */
 #include "core/post/polling.h"
 
-#include <sys/timerfd.h>
-
-#include "base/clock.h"
 #include "core/client.h"
 #include "core/post/channel.h"
-#include "core/post/overdue.h"
 #include "core/post/posting.h"
-
-#define TICK_US 100u /* between looks at channels that linger, in the beginning */
-#define MOST_TICK_US 800u
 
 static void take_notification(void *context, uint64_t immediate, const void *data, size_t size) {
   rdt_channel *channel = context;
@@ -79,93 +72,6 @@ bool rdt_channel_help(rdt_channel *channel) {
   else if (taken > 0)
     rdt_channel_flush(channel); /* what waited for room; the progress thread sleeps */
   return taken != 0;
-}
-
-/* ---- silence for threads that wait ---------------------------------------------------------------- */
-
-static void start_tick(rdt_device *device, unsigned us) {
-  const struct itimerspec once = {.it_value.tv_nsec = us * 1000};
-  atomic_store(&device->tick_us, us);
-  timerfd_settime(device->tick_fd, 0, &once, NULL);
-}
-
-/* Where every completion is an event, it would wake the progress thread only to find that the helper
- * has it already. A thread whose wait ended, and that has more under way, will probably wait again soon.
- * Until then the channel lingers: it stays silent, and a tick looks whether that thread came back. To
- * start a timer at each wait would cost more than it saves. */
-static void linger(rdt_channel *channel) {
-  rdt_device *device = channel->device;
-  atomic_store(&channel->helped_us, rdt_now_us());
-  atomic_store(&channel->lingers, true);
-  if (!atomic_exchange(&device->ticking, true)) start_tick(device, TICK_US);
-}
-
-/* Reports whether something waits for what comes over the channel, other than a thread that polls it. */
-static bool wants_events(const rdt_channel *channel) {
-  const rdt_transport *transport = channel->transport;
-  return atomic_load(&channel->down) || atomic_load(&channel->sleepers) > 0 ||
-         atomic_load(&channel->eventful) > 0 || atomic_load(&channel->queued) ||
-         atomic_load(&channel->device->readers) > 0 ||
-         (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
-}
-
-bool rdt_channel_lingers(const rdt_channel *channel) {
-  return atomic_load(&channel->lingers) && !wants_events(channel);
-}
-
-static bool lingers_on(rdt_channel *channel, int64_t now) {
-  int64_t longest = atomic_load(&channel->helpers) > 0 ? MOST_TICK_US : TICK_US;
-  bool on = rdt_channel_lingers(channel) && now - atomic_load(&channel->helped_us) < longest;
-  if (!on) atomic_store(&channel->lingers, false);
-  return on;
-}
-
-/* The longer channels have lingered, the longer may they go on. */
-bool rdt_channels_linger_on(rdt_device *device) {
-  const int64_t now = rdt_now_us();
-  const unsigned last = atomic_load(&device->tick_us);
-  bool any = false, all = true;
-  atomic_store(&device->ticking, false); /* a channel that lingers from here on starts it again */
-  for (rdt_channel *channel = device->active; channel; channel = channel->next) {
-    if (!atomic_load(&channel->lingers)) continue;
-    bool on = lingers_on(channel, now);
-    any |= on;
-    all &= on;
-  }
-  if (any && !atomic_exchange(&device->ticking, true))
-    start_tick(device, last < MOST_TICK_US ? 2 * last : last);
-  return all;
-}
-
-/* Peers' operations wait meanwhile, so nothing lingers unless an acknowledgement brings a poll about anyway. */
-static bool may_linger(rdt_channel *channel) {
-  return channel->purpose == RDT_PURPOSE_USER && !wants_events(channel) &&
-         rdt_overdue_waiting(channel) > 0 && channel->transport->silence(channel->endpoint);
-}
-
-void rdt_channel_begin_help(rdt_channel *channel) {
-  const rdt_transport *transport = channel->transport;
-  if (!transport->silence || atomic_fetch_add(&channel->helpers, 1) > 0) return;
-  if (atomic_load(&channel->lingers)) return;
-  if (pthread_mutex_trylock(&channel->poll_lock) != 0) return;
-  transport->silence(channel->endpoint);
-  pthread_mutex_unlock(&channel->poll_lock);
-}
-
-void rdt_channel_end_help(rdt_channel *channel) {
-  const rdt_transport *transport = channel->transport;
-  if (!transport->silence || atomic_fetch_sub(&channel->helpers, 1) > 1) return;
-  bool quiet = true;
-  pthread_mutex_lock(&channel->poll_lock);
-  bool lingers = !atomic_load(&channel->warm) && may_linger(channel);
-  if (lingers)
-    linger(channel);
-  else
-    atomic_store(&channel->lingers, false);
-  if (!lingers && !atomic_load(&channel->down) && !atomic_load(&channel->warm))
-    quiet = transport->arm(channel->endpoint, true, true);
-  pthread_mutex_unlock(&channel->poll_lock);
-  if (!quiet) rdt_device_wake(channel->device);
 }
 
 /* ---- channels of groups that other threads poll ------------------------------------------------- */

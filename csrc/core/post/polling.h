@@ -15,17 +15,8 @@ bool rdt_channel_hold(rdt_channel *channel);
 int rdt_channel_take(rdt_channel *channel, int budget);
 /* Likewise, or returns 0 if rdt_channel_hold fails. */
 int rdt_channel_try_take(rdt_channel *channel, int budget);
-/* Takes completions on a thread that waits for one, between begin and end. Help returns true if
- * anything came. */
-void rdt_channel_begin_help(rdt_channel *channel);
+/* Takes completions on a thread that waits for one; see helping.h. Returns true if anything came. */
 bool rdt_channel_help(rdt_channel *channel);
-void rdt_channel_end_help(rdt_channel *channel);
-/* Reports whether the channel is silent for a thread that will probably help again soon. Whatever begins to
- * want an event wakes the progress thread, which then arms the channel. */
-bool rdt_channel_lingers(const rdt_channel *channel);
-/* Ends the silence of channels that no thread has helped lately; the progress thread calls it when tick_fd is
- * readable. Returns false if a channel lingers no more, and must be armed before that thread sleeps. */
-bool rdt_channels_linger_on(rdt_device *device);
 /* A thread takes a channel's notifications itself: it begins, polls, and ends. If it ends in
  * order to sleep, the peer wakes the progress thread from then on; false means that something
  * came meanwhile, and that the thread should poll again instead. */

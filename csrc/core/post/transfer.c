@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/post/channel.h"
+#include "core/post/helping.h"
 #include "core/post/polling.h"
 #include "core/post/posting.h"
 
@@ -66,6 +67,13 @@ void rdt_transfer_complete(void *context, rdt_status status) {
   rdt_transfer_free(transfer);
 }
 
+/* Returns true if this thread may take completions. If the user has handlers, completions stay
+ * on the progress thread. */
+static bool may_help(const rdt_transfer *transfer) {
+  const rdt_channel *channel = transfer->channel;
+  return channel && !channel->transport->synchronous && !channel->device->options.on_notify;
+}
+
 static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
                          rdt_transfer **transfer) {
   rdt_status at_once;
@@ -81,6 +89,8 @@ static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
   if (status != RDT_IN_PROGRESS) {
     rdt_transfer_drop(waitable);
     waitable = NULL;
+  } else if (may_help(waitable)) {
+    rdt_channel_expect_help(channel);
   }
   if (status >= 0) *transfer = waitable;
   return status;
@@ -132,13 +142,6 @@ static rdt_status current(rdt_transfer *transfer) {
 }
 
 static bool is_complete(rdt_transfer *transfer) { return current(transfer) != RDT_IN_PROGRESS; }
-
-/* Returns true if this thread may take completions. If the user has handlers, completions stay
- * on the progress thread. */
-static bool may_help(const rdt_transfer *transfer) {
-  const rdt_channel *channel = transfer->channel;
-  return channel && !channel->transport->synchronous && !channel->device->options.on_notify;
-}
 
 /* Polls for the completion, which saves two thread switches. Returns true if the transfer is
  * complete. */

@@ -283,8 +283,8 @@ static bool fault_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
 
 static void fault_disarm(rdt_endpoint *endpoint) { endpoint->inner->disarm(endpoint->end); }
 
-static bool fault_silence(rdt_endpoint *endpoint) {
-  return endpoint->inner->silence(endpoint->end) && !poll_is_due(endpoint);
+static uint64_t fault_silence(rdt_endpoint *endpoint) {
+  return endpoint->inner->silence(endpoint->end);
 }
 
 static int fault_event_fd(const rdt_endpoint *endpoint) {

@@ -229,6 +229,7 @@ static rdt_status handle(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
     case RDT_TCP_FENCE:
       return set_fence(endpoint, stream);
     case RDT_TCP_PROBE:
+      atomic_fetch_add(&stream->probed, 1);
       served(endpoint, stream, true);
       return RDT_OK;
     case RDT_TCP_ACK:

@@ -85,6 +85,7 @@ typedef struct rdt_tcp_stream {
   rdt_tcp_answer *answers; /* [given, owed), modulo depth */
   _Atomic uint64_t owed, given;
   _Atomic uint64_t served; /* operations of the peer */
+  _Atomic uint64_t probed; /* those of them that are probes */
   uint64_t bytes;          /* send side: posted */
   _Atomic uint64_t done_bytes;
   bool fenced; /* send side: it carried writes since the last fence */
@@ -142,6 +143,7 @@ struct rdt_endpoint {
   unsigned rounds;
   bool armed;
   bool may_be_quiet, quiet; /* the first stream */
+  uint64_t spread;          /* operations posted on further streams, when it was last silenced */
   bool reported, drained;
   atomic_flag failing; /* whoever sets it writes the failure */
   atomic_bool failed;  /* it is written */
@@ -203,7 +205,7 @@ void rdt_tcp_fail(rdt_endpoint *endpoint, const char *text);
 int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
 bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions);
 void rdt_tcp_disarm(rdt_endpoint *endpoint);
-bool rdt_tcp_silence(rdt_endpoint *endpoint);
+uint64_t rdt_tcp_silence(rdt_endpoint *endpoint);
 int rdt_tcp_event_fd(const rdt_endpoint *endpoint);
 /* Makes the polling thread look at what a carrier noted, and wakes it if it sleeps. */
 void rdt_tcp_nudge(rdt_endpoint *endpoint);

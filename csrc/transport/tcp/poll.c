@@ -273,13 +273,26 @@ bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions) {
 
 void rdt_tcp_disarm(rdt_endpoint *endpoint) { endpoint->look_everywhere = true; }
 
-/* A quiet socket costs less than one whose events nobody asks for: its packets look for no waiter. */
-bool rdt_tcp_silence(rdt_endpoint *endpoint) {
-  if (endpoint->may_be_quiet && expects_little(endpoint))
-    set_quiet(endpoint, true);
-  else
-    set_armed(endpoint, false);
-  return endpoint->receive.seen == endpoint->receive.position;
+/* Reports whether operations have gone over further streams since the last call. */
+static bool spreads(rdt_endpoint *endpoint) {
+  uint64_t posted = 0;
+  for (uint32_t i = 1; i < endpoint->stream_count; i++)
+    posted += atomic_load(&endpoint->streams[i].posted);
+  bool more = posted != endpoint->spread;
+  endpoint->spread = posted;
+  return more;
+}
+
+/* A quiet socket costs less than one whose events nobody asks for: its packets look for no waiter. Carriers make
+ * events all the same. */
+uint64_t rdt_tcp_silence(rdt_endpoint *endpoint) {
+  uint64_t heard = 0;
+  const bool little = endpoint->may_be_quiet && expects_little(endpoint);
+  if (little) set_quiet(endpoint, true);
+  if (spreads(endpoint) || !little) set_armed(endpoint, false);
+  for (uint32_t i = 0; i < endpoint->stream_count; i++)
+    heard += atomic_load(&endpoint->streams[i].served) - atomic_load(&endpoint->streams[i].probed);
+  return heard;
 }
 
 int rdt_tcp_event_fd(const rdt_endpoint *endpoint) { return endpoint->event_fd; }
