@@ -32,9 +32,7 @@ rdt_events rdt_channel_events(rdt_channel *channel) {
 
 bool rdt_channel_hold(rdt_channel *channel) {
   if (pthread_mutex_trylock(&channel->poll_lock) == 0) return true;
-  if (!atomic_load(&channel->down) &&
-      atomic_load(&channel->helpers) + atomic_load(&channel->pollers) > 0)
-    return false;
+  if (!atomic_load(&channel->down) && atomic_load(&channel->helpers) > 0) return false;
   pthread_mutex_lock(&channel->poll_lock);
   return true;
 }

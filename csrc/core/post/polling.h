@@ -7,8 +7,9 @@
 #define RDT_POLL_BUDGET 64 /* notifications of one channel before the next channel's turn */
 /* The callbacks to which a transport hands what it finds for the channel. */
 rdt_events rdt_channel_events(rdt_channel *channel);
-/* Takes poll_lock, unless another thread that polls for a while has it. To wait for that one would put this
- * thread to sleep, and cost the other a system call each time it lets go. */
+/* Takes poll_lock, unless a thread that helps has it. To wait for that one would put this thread to sleep, and
+ * cost the other a system call each time it lets go. A thread that moves a group's data has other channels to poll,
+ * and this one takes its turn. */
 bool rdt_channel_hold(rdt_channel *channel);
 /* Takes completions and up to `budget` notifications. Returns the result of the transport's
  * poll. */
