@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rdmatensor.softroce import DeadlineExceeded, Host, Lab, LabError
+from support import waits
 
 
 @pytest.fixture
@@ -81,7 +82,8 @@ def test_a_signal_for_the_group(host: Host) -> None:
     child = process.wait_for_output(r"^\d+$")[0]
     process.send_signal(signal.SIGTERM, group=True)
     assert process.wait() == -signal.SIGTERM
-    assert host.run(["sh", "-c", f"kill -0 {child} 2>/dev/null"], check=False).returncode != 0
+    is_over = ["sh", "-c", f"! kill -0 {child} 2>/dev/null"]
+    waits.until("the child goes on", lambda: host.run(is_over, check=False).returncode == 0)
 
 
 def test_many_at_once(host: Host) -> None:
