@@ -117,7 +117,7 @@ struct rdt_device {
   rdt_channel *active; /* only this thread changes the list, under lock */
   int epoll_fd, wake_fd;
   atomic_bool stop;
-  /* A timer, which runs while a channel lingers; see polling.c. */
+  /* A timer, which runs while a channel lingers; see helping.h. */
   rdt_watch tick_watch;
   int tick_fd;
   atomic_bool ticking;
@@ -206,7 +206,7 @@ struct rdt_channel {
    * doorbell wakes the progress thread for it; the progress thread looks every WARM_MS instead. */
   atomic_uint pollers, polls;
   atomic_uint
-      helpers; /* threads that poll for a transfer, while events are silent; see polling.c */
+      helpers; /* threads that poll for a transfer, while events are silent; see helping.h */
   atomic_bool warm;
   atomic_bool lingers;       /* it is silent although nobody helps; set under poll_lock */
   _Atomic int64_t helped_us; /* when a thread last ended its wait */

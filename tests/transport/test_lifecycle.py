@@ -26,7 +26,7 @@ from support.waits import AT_ONCE, PATIENCE, lost, until, until_it_ends
 HELD = ("descriptors", "threads", "mappings")
 
 
-TRIES = 30
+TRIES = 5
 """A busy machine, and more so a guest that it emulates, counts time that was not used. A thread that is kept
 awake shows in each try."""
 

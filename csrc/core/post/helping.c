@@ -80,8 +80,8 @@ bool rdt_channels_linger_on(rdt_device *device) {
   return all;
 }
 
-/* What the peer posts has to wait meanwhile. So it must have posted nothing since the last wait, and if nothing is
- * under way for which a thread will wait again, nothing for a while. */
+/* A silent channel delays what the peer posts. The peer must therefore have posted nothing since the last wait. If no
+ * operation is under way that a thread may wait for, the peer must have been still for STILL_US. */
 static bool may_linger(rdt_channel *channel, int64_t now) {
   if (channel->purpose != RDT_PURPOSE_USER || atomic_load(&channel->warm) || wants_events(channel))
     return false;

@@ -157,8 +157,8 @@ static bool peer_is_prompt(rdt_endpoint *endpoint) {
   return endpoint->prompt && now - endpoint->timed_us < PROMPT_US;
 }
 
-/* Short operations behind others wait for more, so that they share a system call and an acknowledgement, but no
- * longer than until the next poll, which an acknowledgement of those others brings about. */
+/* Short operations behind others wait for more, so that they share a system call and an acknowledgement, until
+ * acknowledgements leave fewer of those others under way. The poll that reads these sends what waited. */
 static bool may_gather(rdt_endpoint *endpoint) {
   const rdt_tcp_stream *first = &endpoint->streams[0];
   const uint64_t posted = atomic_load(&first->posted), built = atomic_load(&first->built);
