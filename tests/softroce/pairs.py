@@ -47,7 +47,7 @@ class Hosts(NamedTuple):
 
 def connect(ours: Peer, theirs: Peer) -> None:
     ours.run(
-        "remote = device.connect(address, timeout=20); region = remote.region('region', timeout=20)",
+        "remote = connect_once_found(device, address); region = remote.region('region', timeout=20)",
         address=theirs.address,
     )
 

@@ -13,6 +13,18 @@ import rdmatensor
 from rdmatensor import Device, RemoteDevice, RemoteRegion, Transfer
 
 
+def connect_once_found(device: Device, address: str, seconds: float = 60) -> RemoteDevice:
+    """Connects to a host that may not answer yet who it is, as one whose link was down a moment ago."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return device.connect(address, timeout=20)
+        except rdmatensor.ConnectionRefused as error:
+            if "No route to host" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
 def pattern(size: int, seed: int) -> Any:
     """Bytes that differ from each other and between seeds; cheap to make."""
     words = np.arange(size // 4 + 2, dtype=np.uint32) * np.uint32(2654435761) + np.uint32(seed)
