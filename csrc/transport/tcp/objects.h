@@ -105,7 +105,7 @@ struct rdt_endpoint {
   atomic_bool nudged;
   uint32_t stream_count, depth;
   rdt_tcp_stream *streams;
-  uint64_t stripe; /* bytes; longer operations go over all streams */
+  uint64_t stripe; /* bytes; longer operations go over any stream */
   uint64_t peer_ring;
   atomic_bool stopped;
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The send side of an endpoint, which runs under the channel's send lock. Operations up to the stripe size
- * and notifications go over the first stream, which keeps them in order. Longer ones are cut into pieces that
- * go to the streams with fewest bytes under way; a fence hides a notification until those before it are done.
+ * and notifications go over the first stream, which keeps them in order. Longer ones go to the stream with
+ * fewest bytes under way, and beyond two stripes each piece does; a fence hides a notification until
+ * those before it are done.
  */
 #include <string.h>
 
@@ -13,6 +14,7 @@
 #include "transport/tcp/objects.h"
 
 #define RESERVE 16u  /* of a queue, kept free of data for fences, notifications and probes */
+#define WHOLE 2u     /* stripes: to wake threads for parts of fewer takes longer than it saves */
 #define GATHERED 16u /* operations that wait for no more */
 #define GATHERED_BYTES 32768u
 #define PROMPT_US 500      /* who waits for a slower peer would lose more than it saves */
@@ -48,8 +50,8 @@ static rdt_tcp_stream *least_busy(rdt_endpoint *endpoint) {
 static rdt_status post(rdt_endpoint *endpoint, rdt_tcp_kind kind, const rdt_mapping *mapping,
                        rdt_op *op, rdt_request *request) {
   if (op->size == 0) return RDT_OK;
-  const bool split = op->size > endpoint->stripe;
-  rdt_tcp_stream *stream = split ? least_busy(endpoint) : &endpoint->streams[0];
+  const bool spread = op->size > endpoint->stripe, split = op->size > WHOLE * endpoint->stripe;
+  rdt_tcp_stream *stream = spread ? least_busy(endpoint) : &endpoint->streams[0];
   for (; op->size > 0; stream = split ? least_busy(endpoint) : stream) {
     if (!stream || !has_room(endpoint, stream, RESERVE)) {
       atomic_store(&endpoint->starved, true);
