@@ -266,19 +266,25 @@ void Slots::WriteCredits() {
       (void)keep.release();
       return;
     }
-    std::lock_guard<std::mutex> lock(mutex_);
-    writing_ = false;
+    EndWrite();
   }
 }
 
 void Slots::OnCreditsWritten(void* context, rdt_status status) {
   const std::unique_ptr<std::shared_ptr<Slots>> kept(static_cast<std::shared_ptr<Slots>*>(context));
   Slots& slots = **kept;
-  {
-    std::lock_guard<std::mutex> lock(slots.mutex_);
-    slots.writing_ = false;
-  }
+  slots.EndWrite();
   if (status == RDT_OK) slots.WriteCredits();
+}
+
+void Slots::EndWrite() {
+  std::shared_ptr<Channel> channel;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    writing_ = false;
+    if (std::exchange(withdraw_due_, false)) channel = channel_;
+  }
+  if (channel != nullptr) (void)channel->Notify(PackImmediate(MessageKind::kWithdraw, number_));
 }
 
 std::shared_ptr<Slots::Hold> Slots::Occupy(int32_t ring, uint32_t slot) {
@@ -402,6 +408,9 @@ void Slots::Withdraw() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (std::exchange(withdrawn_, true)) return;
+    // The sender frees the memory of its credits when it is told. A thread may be about to post this write.
+    withdraw_due_ = writing_;
+    if (writing_) return;
     channel = channel_;
   }
   (void)channel->Notify(PackImmediate(MessageKind::kWithdraw, number_));

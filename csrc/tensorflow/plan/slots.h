@@ -88,6 +88,8 @@ class Slots : public std::enable_shared_from_this<Slots> {
   // A step gives its places back one by one. What is given back during a write goes with the next one.
   void WriteCredits();
   static void OnCreditsWritten(void* context, rdt_status status);
+  // No write of credits is under way any more.
+  void EndWrite();
   void OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key);
   bool IsWithdrawn();
   bool TakeGroup(const PlannedMessage& message);
@@ -123,6 +125,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
   rdt_remote_region* credits_ = nullptr;
   std::atomic<uint64_t>* mapped_credits_ = nullptr;
   bool withdrawn_ = false;
+  bool withdraw_due_ = false;  // the sender is told once the write of credits is done
   std::atomic<bool> accepted_{false};
 };
 
