@@ -112,7 +112,7 @@ def test_steps_go_on_while_tensors_and_calls_move(cluster: Cluster, note: Any) -
             _until_moved(cluster)
             before = counts["made"]
             until("no steps afterwards", lambda: counts["made"] > before + 20)
-        assert not counts["lost"]
+        assert not counts["lost"], [str(each) for each in counts["lost"]]
         until("moves are not counted", lambda: [p["moves"] for p in sources(cluster)] == [1, 1])
         for peer in sources(cluster):
             assert "tcp was used meanwhile" in peer["why"], peer
@@ -142,7 +142,7 @@ def test_there_and_back_often(cluster: Cluster) -> None:
                 _until_moved(cluster)
                 before = counts["made"]
                 until("no steps afterwards", lambda b=before, c=counts: c["made"] > b + 5)
-            assert not counts["lost"]
+            assert not counts["lost"], [str(each) for each in counts["lost"]]
 
 
 def _new_channel_ends(cluster: Cluster, sessions: list[Session], number: int) -> list[Any]:
