@@ -10,6 +10,8 @@
  *   FAULTS_REGISTER_MS=n     registering a region takes n ms
  *   FAULTS_REGISTER_LIMIT=n  regions beyond n bytes in all cannot be registered
  *   FAULTS_HOLD_ALLOC=path   while this file exists memory to be shared is not allocated; path.held is made
+ *   FAULTS_HOLD_CREDIT=path  the first short write while this file exists, as of a credit, is not posted until it is
+ *                            gone; path.held is made
  *   FAULTS_NO_CREDITS=path   a peer's memory that may be written cannot be opened, once this file is gone
  *   FAULTS_CUT=path          while this file exists connections fail, and those that the process opened
  *                            are closed
@@ -65,16 +67,20 @@ RDT_API const char *rdt_last_error(void) {
   return said;
 }
 
-RDT_API rdt_status rdt_memory_alloc(size_t size, void **address) {
-  const char *path = getenv("FAULTS_HOLD_ALLOC");
+/* Returns once the file that this setting names does not exist. */
+static void hold(const char *name) {
+  const char *path = getenv(name);
   char held[4096];
-  if (path && access(path, F_OK) == 0) {
-    snprintf(held, sizeof(held), "%s.held", path);
-    FILE *file = fopen(held, "w");
-    if (!file) abort();
-    fclose(file);
-    while (access(path, F_OK) == 0) usleep(1000);
-  }
+  if (!path || access(path, F_OK) != 0) return;
+  snprintf(held, sizeof(held), "%s.held", path);
+  FILE *file = fopen(held, "w");
+  if (!file) abort();
+  fclose(file);
+  while (access(path, F_OK) == 0) usleep(1000);
+}
+
+RDT_API rdt_status rdt_memory_alloc(size_t size, void **address) {
+  hold("FAULTS_HOLD_ALLOC");
   return ((rdt_status (*)(size_t, void **))real("rdt_memory_alloc"))(size, address);
 }
 
@@ -357,10 +363,16 @@ static int disturb_call(rdt_channel *channel, const rdt_op *op) {
 
 RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count,
                                     rdt_done_fn done, void *context) {
+  static atomic_flag holds = ATOMIC_FLAG_INIT;
   static atomic_long reads;
   static char spoilt[256]; /* only one ever is */
   /* Where tensors are written into their places, the announcement follows the bytes. */
   rdt_op bad[2];
+  if (count == 1 && ops[0].kind == RDT_OP_WRITE && ops[0].size <= 64 &&
+      !atomic_flag_test_and_set(&holds)) {
+    hold("FAULTS_HOLD_CREDIT");
+    atomic_flag_clear(&holds);
+  }
   if (count == 1) flip(ops);
   if (count == 1 && disturb_call(channel, ops)) return post_twice(channel, ops, done, context);
   if ((count == 1 || count == 2) &&

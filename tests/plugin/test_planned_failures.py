@@ -8,6 +8,7 @@ import fcntl
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,61 @@ def test_places_that_are_withdrawn_while_a_group_waits(
             (warning,) = cluster.warnings(0)
             assert "cannot be given back" in warning
     finally:
+        cluster.close()
+
+
+def test_places_that_are_withdrawn_while_a_credit_is_written(
+    tmp_path: Path, faults_library: Path
+) -> None:
+    """A tensor outgrows its place, which another step is about to give back. The sender keeps the memory of its
+    credits until that write has come: otherwise it would refuse the write, and the channel would be lost."""
+    hold, file = tmp_path / "hold", tmp_path / "number"
+    file.write_text("3")
+
+    def build() -> Any:
+        size = v1.placeholder(tf.int32, [])
+        with tf.device(TASK1):
+            ones = tf.ones([size])
+        with tf.device(TASK0):
+            # The thread that reads gives the place back. The one that takes messages must go on.
+            number = tf.strings.to_number(tf.io.read_file(str(file)))
+            with tf.control_dependencies([number]):
+                total = number * tf.reduce_sum(ones)
+        with tf.device(TASK1):
+            return size, cross(-total)
+
+    settings = {"RDMATENSOR_TRANSPORTS": "tcp", "RDMATENSOR_PROMOTE_AFTER": "1"}
+    faults = {"LD_PRELOAD": str(faults_library), "FAULTS_HOLD_CREDIT": str(hold)}
+    cluster = Cluster(["grpc+rdma"] * 2, tmp_path, {0: settings | faults, 1: settings})
+
+    def received_by_plan() -> int:
+        return int(cluster.stats(0)["paths"]["bounded"]["received_tensors"])
+
+    try:
+        with session(cluster, build) as opened, ThreadPoolExecutor() as pool:
+
+            def step(count: int) -> None:
+                size, result = opened.built
+                assert opened.run(result, {size: count}) == -3 * count
+
+            while received_by_plan() == 0:
+                step(100)
+            cluster.reset_stats()
+            with _nobody_opens(file) as let_go:
+                held = pool.submit(step, 100)
+                until("nothing comes into the place", lambda: received_by_plan() == 1)
+                hold.touch()
+                let_go()
+            until("no place is given back", Path(f"{hold}.held").exists)
+            step(200)
+            assert events(cluster, "demoted") == 1
+            step(200)  # now the sender knows
+            hold.unlink()
+            held.result(STEP_S)
+            step(200)
+            assert cluster.warnings(0) == cluster.warnings(1) == []
+    finally:
+        hold.unlink(missing_ok=True)
         cluster.close()
 
 
