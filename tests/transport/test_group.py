@@ -169,6 +169,7 @@ def test_started_operations(pair: Team) -> None:
     assert pair.get("all(each.done for each in started)") == [True, True]
 
 
+@pytest.mark.long_in_guests
 def test_started_operations_keep_their_arrays(pair: Team) -> None:
     pair.run(
         """

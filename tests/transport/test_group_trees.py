@@ -54,6 +54,7 @@ def test_the_same_bits_everywhere(team: Any) -> None:
     assert len(set(several.get("trees.tobytes()"))) == 1
 
 
+@pytest.mark.long_in_guests
 def test_auto_takes_trees_where_they_pay(team: Any) -> None:
     several = team(3).join()
     several.run(CHAIN)

@@ -139,6 +139,7 @@ def test_shapes_are_compared(pair: Team, kind: str, elements: int) -> None:
 # ---- joining ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long_in_guests
 def test_members_may_come_late(team: Any) -> None:
     """In any order; what the first of them call already waits."""
     members = team(3)
@@ -153,6 +154,7 @@ def test_members_may_come_late(team: Any) -> None:
         peer.finish()
 
 
+@pytest.mark.long_in_guests
 @pytest.mark.usefixtures("patient")
 def test_missing_members_are_named(team: Any) -> None:
     members = team(2)

@@ -156,6 +156,7 @@ def test_device_restarted_a_hundred_times(device: rdmatensor.Device, spawn: Any)
         assert now <= then + 2, f"{name} grew from {then} to {now}"
 
 
+@pytest.mark.long_in_guests
 def test_connections_leave_room_for_others(device: rdmatensor.Device, spawn: Any) -> None:
     """Far more connections, one after the other, than there is room for at once."""
     peer = spawn({"RDMATENSOR_RECEIVES": "1024"})
@@ -294,6 +295,7 @@ def test_exit_without_closing_is_clean(peer: Any, transport: str, tmp_path: Path
     assert peer.get("device.closed") is False
 
 
+@pytest.mark.long_in_guests
 def test_signals_reach_a_waiting_process(transport: str, tmp_path: Path) -> None:
     script = tmp_path / "waiting.py"
     script.write_text(

@@ -99,6 +99,7 @@ def test_a_hammering_writer_never_yields_a_torn_version(
     member.run("stop.set(); thread.join()")
 
 
+@pytest.mark.long_in_guests
 def test_a_version_that_never_is_whole_is_an_error(
     member: Peer, store: rdmatensor.Store, briefly: float
 ) -> None:
@@ -139,6 +140,7 @@ def test_pushes_wait_in_their_slot(member: Peer, store: rdmatensor.Store) -> Non
             assert arrival.mark == int.from_bytes(bytes(arrival.data), "little") == number
 
 
+@pytest.mark.long_in_guests
 def test_clocks(member: Peer, store: rdmatensor.Store, briefly: float) -> None:
     with pytest.raises(rdmatensor.DeadlineExceeded, match=r"rank 1 .* is at clock 0 .* to 3"):
         store.wait_clocks(3, timeout=briefly)
@@ -192,6 +194,7 @@ def test_a_killed_member_is_missed_by_its_calls_only_and_may_come_back(
     assert found == b"x" * NBYTES
 
 
+@pytest.mark.long_in_guests
 def test_stores_that_do_not_fit_are_refused(
     peer: Peer, store: rdmatensor.Store, device: rdmatensor.Device, briefly: float
 ) -> None:
