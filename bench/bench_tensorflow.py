@@ -25,6 +25,7 @@ from rdmatensor.bench import record
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.settings import model_bytes
 from tf_measure import (
+    BARE,
     DYNAMIC,
     GRPC,
     LOCAL,
@@ -69,7 +70,10 @@ def measure_rows(
     team: Team, ways: list[Way], targets: Targets, factor: int, network: Network
 ) -> Iterator[Row]:
     """Measure the cases that have an entry in `targets`, on one cluster for each way."""
-    clusters = [Cluster(team, way, network=network) for way in (*ways, LOCAL)]
+    clusters = [
+        Cluster(team, way, program="tf_bare_task" if way == BARE else "tf_task", network=network)
+        for way in (*ways, LOCAL)
+    ]
     for cluster in clusters:
         cluster.wait()
     for case in tf_cases.TRANSFERS:
@@ -82,7 +86,8 @@ def measure_rows(
     for training in tf_cases.TRAININGS:
         if training.name in targets:
             build = {"command": "training", "batch": training.batch}
-            results = measure(clusters, build, training.steps * factor, training.block)
+            trained = [cluster for cluster in clusters if cluster.way != BARE]
+            results = measure(trained, build, training.steps * factor, training.block)
             yield Row.of(training.name, moved, targets[training.name], results)
 
 
@@ -193,7 +198,7 @@ def main(
     if with_veth:
         targets = tf_cases.OVER_GIGABIT if rate else tf_cases.OVER_TCP
         names = [*targets]
-        ways = [GRPC, OVER_TCP, *extra]
+        ways = [GRPC, BARE, OVER_TCP, *extra]
     with benchmark(suite, 190, quick, json_file) as (console, whole, logs), ExitStack() as stack:
         network = LOOPBACK
         if with_veth and os.geteuid() != 0:

@@ -60,6 +60,8 @@ DYNAMIC = Way("dynamic")
 STATIC = Way("static", planned=True)
 # The same steps with all tasks in one process: what TensorFlow's own part of a step takes.
 LOCAL = Way(FLOOR, STOCK, settings={ALONE: "1"})
+# The bytes of the same steps without TensorFlow: what the kernel takes for them.
+BARE = Way("bare sockets", STOCK)
 
 
 class Cluster:

@@ -14,7 +14,7 @@ from rdmatensor.bench.report import excess
 from rdmatensor.bench.turns import Distribution
 from rdmatensor.demo.paths import PATHS, STOCK
 from rdmatensor.units import duration, size
-from tf_measure import DYNAMIC, FLOOR, LOCAL, Result, Unused, ratio, same_losses
+from tf_measure import BARE, DYNAMIC, FLOOR, LOCAL, Result, Unused, ratio, same_losses
 
 _HISTOGRAM_BARS = " ▁▂▃▄▅▆▇█"
 _HISTOGRAM_BINS = 24
@@ -108,7 +108,7 @@ class Row:
     def route(self, result: Result) -> str:
         """What a step sent by each path, the largest first: "dynamic 100 (105 MB), inline 1 (4 B)"."""
         if result.way.protocol == STOCK:
-            return "all rpc"
+            return "" if result.way == BARE else "all rpc"
         sent, steps = result.timed.paths, result.samples.steps
         used = sorted(filter(sent.tensors.get, PATHS), key=lambda path: -sent.bytes[path])
         return ", ".join(
