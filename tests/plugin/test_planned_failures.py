@@ -193,8 +193,8 @@ def test_places_that_are_withdrawn_while_a_group_waits(
 def test_places_that_are_withdrawn_while_a_credit_is_written(
     tmp_path: Path, faults_library: Path
 ) -> None:
-    """A tensor outgrows its place, which another step is about to give back. The sender keeps the memory of its
-    credits until that write has come: otherwise it would refuse the write, and the channel would be lost."""
+    """A tensor outgrows its place, which another step is about to give back. The sender keeps the memory of
+    its credits until that write has come. Otherwise, it would refuse the write, and lose the channel."""
     hold, file = tmp_path / "hold", tmp_path / "number"
     file.write_text("3")
 
