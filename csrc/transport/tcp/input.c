@@ -14,7 +14,10 @@
 #include "transport/tcp/objects.h"
 
 #define RECEIVE_BYTES (4u << 20) /* of one stream before the others get their turn */
-#define LONG_BODY 65536u         /* behind which only the next header is staged */
+/* Behind a body of this length another one is likely. Of what is staged behind it, most would be copied twice. */
+#define LONG_BODY 65536u
+#define LITTLE 256u       /* notifications, and a header */
+#define SHORT_BYTES 4096u /* of other frames, after which all that comes is staged again */
 
 /* ---- failures ------------------------------------------------------------------------------------------------ */
 
@@ -184,6 +187,7 @@ static rdt_status end_body(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   rdt_tcp_input *in = &stream->in;
   rdt_status status = RDT_OK;
   in->in_body = false;
+  in->shorts = in->frame.size >= LONG_BODY ? 0 : in->shorts + in->frame.size;
   if (in->frame.kind == RDT_TCP_DATA) {
     in->answered++;
   } else if (in->frame.kind == RDT_TCP_NOTIFY) {
@@ -283,6 +287,7 @@ void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, int *moved) {
     } else {
       status = rdt_tcp_frame_get(in->staging + in->begin, endpoint->receive.capacity, &in->frame);
       in->begin += RDT_TCP_HEADER_SIZE;
+      in->shorts += RDT_TCP_HEADER_SIZE;
       if (status == RDT_OK) status = handle(endpoint, stream);
     }
     ++*moved;
@@ -300,6 +305,14 @@ static void make_room(rdt_tcp_input *in) {
   in->begin = 0;
 }
 
+/* The most bytes to be staged behind `body` bytes that have a place. */
+static uint32_t staged_most(const rdt_tcp_input *in, uint32_t body) {
+  if (body >= LONG_BODY) return RDT_TCP_HEADER_SIZE;
+  if (in->in_body && !in->to) return RDT_TCP_STAGING; /* nothing is copied */
+  bool is_long = in->in_body && in->frame.size >= LONG_BODY;
+  return is_long || in->shorts < SHORT_BYTES ? LITTLE : RDT_TCP_STAGING;
+}
+
 /* Returns the bytes received, 0 if there are none, or -1. *all gets how many were asked for. */
 static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, size_t *all) {
   rdt_tcp_input *in = &stream->in;
@@ -308,8 +321,8 @@ static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, size
   make_room(in);
   bool pinned = in->left > 0 && pin(in);
   uint32_t body = in->to ? in->left : 0;
-  uint32_t room = RDT_TCP_STAGING - in->end;
-  if (body >= LONG_BODY && room > RDT_TCP_HEADER_SIZE) room = RDT_TCP_HEADER_SIZE;
+  uint32_t room = RDT_TCP_STAGING - in->end, most = staged_most(in, body);
+  if (room > most) room = most;
   if (body > 0) parts[count++] = (struct iovec){.iov_base = in->to, .iov_len = body};
   parts[count++] = (struct iovec){.iov_base = in->staging + in->end, .iov_len = room};
   ssize_t done = rdt_tcp_line_receive(stream->socket, parts, count);

@@ -64,6 +64,7 @@ typedef struct rdt_tcp_input {
   uint8_t *to;                    /* NULL: it is discarded */
   rdt_registration *registration; /* held while the body goes into a region */
   uint64_t answered;              /* pieces below this have their data, if they are reads */
+  uint64_t shorts;                /* bytes of frames since the last long body */
   bool in_body, ended;
   bool ack_due, quick_ack;
   bool news; /* of a carried stream: the polling thread has something to do */
