@@ -17,7 +17,7 @@
 /* Behind a body of this length another one is likely. Of what is staged behind it, most would be copied twice. */
 #define LONG_BODY 65536u
 #define LITTLE 256u       /* notifications, and a header */
-#define SHORT_BYTES 4096u /* of other frames, after which all that comes is staged again */
+#define SHORT_BYTES 1024u /* of other frames, after which all that comes is staged again */
 
 /* ---- failures ------------------------------------------------------------------------------------------------ */
 
