@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from networks import LOOPBACK, Network, missing_veth, veth
 from options import benchmark, json_option, only_option, quick_option
 from rdmatensor.bench.record import Result as Recorded
 from rdmatensor.demo.launch import Team
@@ -28,7 +30,8 @@ KIB, MIB = 1 << 10, 1 << 20
 HIDDEN = 2048
 # The same without a strategy: the operations of rdmatensor.train, which programs of Keras 3 use.
 TRAIN = Way("rdmatensor.train")
-WAYS = (GRPC, TRAIN, Way("grpc+rdma", planned=True), LOCAL)
+PLANNED = Way("grpc+rdma", planned=True)
+WAYS = (GRPC, TRAIN, PLANNED, LOCAL)
 # A full run makes this many times the steps of a quick run.
 FULL = 5
 
@@ -102,16 +105,34 @@ class CollectiveRow(Row):
         return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
+def over_tcp(way: Way) -> Way:
+    """The same, forced to use tcp."""
+    return replace(way, settings={**way.settings, "RDMATENSOR_TRANSPORTS": "tcp"})
+
+
 def run(
-    console: Console, logs: Path, workers: int, names: tuple[str, ...], factor: int
+    console: Console,
+    logs: Path,
+    workers: int,
+    names: tuple[str, ...],
+    factor: int,
+    network: Network,
 ) -> tuple[list[Recorded], list[str]]:
     """Measure the named cases, print a table, and return the results and the faults."""
     rows = []
+    # rdmatensor.train would find its processes' addresses in this namespace only.
+    ways = WAYS if network is LOOPBACK else (GRPC, over_tcp(PLANNED), LOCAL)
     with console.status(f"{workers} workers") as status, Team(logs) as team:
         jobs = ("worker",) * workers
         clusters = [
-            Workers(team, way, jobs, "tf_train_task" if way == TRAIN else "tf_collective_task")
-            for way in WAYS
+            Workers(
+                team,
+                way,
+                jobs,
+                "tf_train_task" if way == TRAIN else "tf_collective_task",
+                network,
+            )
+            for way in ways
         ]
         for cluster in clusters:
             cluster.wait()
@@ -119,11 +140,13 @@ def run(
             if case.name in names:
                 status.update(f"{workers} workers, {case.name}")
                 results = measure(clusters, case.build, case.steps * factor // FULL, case.block)
-                target = case.target if workers == 2 else None
+                target = case.target if workers == 2 and network is LOOPBACK else None
                 nbytes = case.nbytes * max(1, case.count)
                 rows.append(CollectiveRow.of(case.name, nbytes, target, results))
     console.print(step_table(rows, f"Time of one step, {workers} workers"))
     suite = f"collectives of TensorFlow, {workers} workers"
+    if network is not LOOPBACK:
+        suite += f", tcp over {network.name}"
     recorded = [each for row in rows for each in row.records(suite)]
     return recorded, [fault for row in rows for fault in row.faults()]
 
@@ -132,19 +155,40 @@ def run(
 @quick_option(f"Make 1/{FULL} of the steps.")
 @only_option([case.name for case in CASES])
 @click.option("--workers", multiple=True, type=int, default=(2, 4), show_default=True)
+@click.option(
+    "--veth",
+    "with_veth",
+    is_flag=True,
+    help="Two workers, over tcp between two namespaces; as root.",
+)
+@click.option("--rate", default="", help="Limit them, in words of tc, such as 1gbit.")
 @json_option
 def main(
-    quick: bool, only: tuple[str, ...], workers: tuple[int, ...], json_file: Path | None
+    quick: bool,
+    only: tuple[str, ...],
+    workers: tuple[int, ...],
+    with_veth: bool,
+    rate: str,
+    json_file: Path | None,
 ) -> None:
     """Measure collective operations over grpc+rdma against stock gRPC, in turns, on this machine.
 
     The exit status is 1 if a task fails, a value is wrong, or an operation takes another path than it should.
     A missed target is shown in red but does not fail the run.
     """
+    if rate and not with_veth:
+        raise click.UsageError("--rate needs --veth")
     names = only or tuple(case.name for case in CASES)
-    with benchmark("Collectives of TensorFlow", 190, quick, json_file) as (console, whole, logs):
+    title = "Collectives of TensorFlow"
+    with benchmark(title, 190, quick, json_file) as (console, whole, logs), ExitStack() as stack:
+        network = LOOPBACK
+        if with_veth:
+            if missing := missing_veth():
+                whole.missing.append(missing)
+                return
+            network, workers = stack.enter_context(veth(rate)), (2,)
         for count in workers:
-            results, faults = run(console, logs, count, names, 1 if quick else FULL)
+            results, faults = run(console, logs, count, names, 1 if quick else FULL, network)
             whole.results += results
             whole.faults += faults
 

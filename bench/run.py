@@ -42,6 +42,7 @@ def script(name: str) -> list[str]:
 
 
 QUICK = ("--quick",)
+TRAINING = "training, 17 MB of gradients"
 # On two idle cores, all stages take about half an hour, of which many sleep on emulated links.
 STAGES = (
     Stage("micro", script("micro.py")),
@@ -60,6 +61,11 @@ STAGES = (
         QUICK,
     ),
     Stage("collectives", script("bench_collectives.py"), (*QUICK, "--workers", "2")),
+    Stage(
+        "collectives-gigabit",
+        [*script("bench_collectives.py"), "--veth", "--rate", "1gbit", "--only", TRAINING],
+        QUICK,
+    ),
     Stage("embedding", script("bench_embedding.py"), QUICK),
     Stage("paper", script("paper.py"), QUICK),
     Stage("converge", script("converge.py"), QUICK),
