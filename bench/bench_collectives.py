@@ -120,7 +120,6 @@ def run(
 ) -> tuple[list[Recorded], list[str]]:
     """Measure the named cases, print a table, and return the results and the faults."""
     rows = []
-    # rdmatensor.train would find its processes' addresses in this namespace only.
     ways = WAYS if network is LOOPBACK else (GRPC, over_tcp(PLANNED), LOCAL)
     with console.status(f"{workers} workers") as status, Team(logs) as team:
         jobs = ("worker",) * workers

@@ -224,8 +224,11 @@ def test_places_that_are_withdrawn_while_a_credit_is_written(
                 size, result = opened.built
                 assert opened.run(result, {size: count}) == -3 * count
 
-            while received_by_plan() == 0:
+            def comes_into_its_place() -> bool:
                 step(100)
+                return received_by_plan() > 0
+
+            until("it gets no place", comes_into_its_place)
             cluster.reset_stats()
             with _nobody_opens(file) as let_go:
                 held = pool.submit(step, 100)
