@@ -17,18 +17,19 @@
 
 /* KIND(name, word, default duration in milliseconds, or 0 for kinds without a duration) */
 #define RDT_FAULT_TABLE(KIND)                                                               \
-  KIND(POST, "post", 0)         /* a write or read is refused: memory cannot be pinned */   \
-  KIND(FAIL, "fail", 0)         /* one completes with an error, which ends the channel */   \
-  KIND(DELAY, "delay", 5)       /* one is reported later */                                 \
-  KIND(DROP, "drop", 0)         /* one is never reported */                                 \
-  KIND(CREDIT, "credit", 5)     /* nothing is taken for a while */                          \
-  KIND(STALL, "stall", 5)       /* the thread that polls stands still */                    \
-  KIND(BREAK, "break", 0)       /* the channel ends */                                      \
-  KIND(REGISTER, "register", 0) /* memory cannot be registered */                           \
-  KIND(MAP, "map", 0)           /* a peer's region cannot be reached */                     \
-  KIND(UNMAPPED, "unmapped", 0) /* with 1, no region is used in place: devices copy */      \
-  KIND(CONNECT, "connect", 0)   /* an endpoint cannot be connected */                       \
-  KIND(HANG, "hang", 1000)      /* connecting it takes that long */                         \
+  KIND(POST, "post", 0)          /* a write or read is refused: memory cannot be pinned */  \
+  KIND(FAIL, "fail", 0)          /* one completes with an error, which ends the channel */  \
+  KIND(DELAY, "delay", 5)        /* one is reported later */                                \
+  KIND(DROP, "drop", 0)          /* one is never reported */                                \
+  KIND(CREDIT, "credit", 5)      /* nothing is taken for a while */                         \
+  KIND(STALL, "stall", 5)        /* the thread that polls stands still */                   \
+  KIND(BREAK, "break", 0)        /* the channel ends */                                     \
+  KIND(REGISTER, "register", 0)  /* memory cannot be registered */                          \
+  KIND(MAP, "map", 0)            /* a peer's region cannot be reached */                    \
+  KIND(UNMAPPED, "unmapped", 0)  /* with 1, no region is used in place: devices copy */     \
+  KIND(CONNECT, "connect", 0)    /* an endpoint cannot be connected */                      \
+  KIND(HANG, "hang", 1000)       /* connecting it takes that long */                        \
+  KIND(DESTROY, "destroy", 1000) /* destroying it takes that long */                        \
   KIND(CORRUPT_WRITE, "corrupt_write", 0)   /* a bit of what is written turns over */       \
   KIND(CORRUPT_READ, "corrupt_read", 0)     /* of what was read */                          \
   KIND(CORRUPT_NOTIFY, "corrupt_notify", 0) /* of a notification's payload */               \

@@ -86,7 +86,15 @@ typedef enum rdt_purpose {
 } rdt_purpose;
 
 /* What workers do. Each kind of work has a limit of its own. */
-typedef enum rdt_work { RDT_WORK_HANDSHAKE, RDT_WORK_ALLOCATION, RDT_WORK_KINDS } rdt_work;
+typedef enum rdt_work {
+  RDT_WORK_HANDSHAKE,
+  RDT_WORK_ALLOCATION,
+  RDT_WORK_ENDING,
+  RDT_WORK_KINDS
+} rdt_work;
+
+/* A chore of a channel that ends; see core/ending.c. */
+typedef enum rdt_chore { RDT_CHORE_NONE, RDT_CHORE_RUNS, RDT_CHORE_DONE } rdt_chore;
 
 struct rdt_device {
   atomic_int refs;
@@ -186,10 +194,12 @@ struct rdt_channel {
   rdt_watch control_watch, event_watch;
 
   atomic_bool down, close_requested, broken;
-  rdt_status why;  /* why it went down; set before `down` */
-  char cause[384]; /* the first cause, in words; under `lock` until `down` */
+  rdt_status why;                   /* why it went down; set before `down` */
+  char cause[384];                  /* the first cause, in words; under `lock` until `down` */
+  atomic_int chore;                 /* rdt_chore; only its worker and the progress thread set it */
+  void (*run_chore)(rdt_channel *); /* set before it runs */
   /* progress thread only */
-  bool closing, peer_gone, own_end_sent, drained, released;
+  bool closing, peer_gone, own_end_sent, drained, withdrawn;
   int64_t drain_deadline, next_probe; /* ms */
 
   /* A control message that has not arrived whole, and bytes that the socket did not take. */
@@ -236,6 +246,7 @@ struct rdt_channel {
   uint64_t remote_count, remote_bytes; /* of remote_regions */
   uint64_t tenant_count, tenant_bytes; /* allocated here by the peer */
   int allocating;                      /* requests of the peer under way */
+  bool released;                       /* the peer gets no region any more; under device->lock */
 };
 
 struct rdt_remote_region {

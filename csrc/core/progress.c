@@ -7,10 +7,7 @@
 #include "core/progress.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/config.h"
@@ -18,9 +15,8 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/client.h"
+#include "core/ending.h"
 #include "core/memory/control.h"
-#include "core/memory/region.h"
-#include "core/memory/remote.h"
 #include "core/post/channel.h"
 #include "core/post/helping.h"
 #include "core/post/overdue.h"
@@ -32,7 +28,6 @@
 #define BUSY_ROUNDS 4   /* with something to take since it slept, after which events are silent */
 #define WARM_MS 1       /* interval of checking channels that other threads poll */
 #define WATCH_MS 50     /* interval of checking what no event announces, while asleep */
-#define DRAIN_MS 1000   /* time an ending channel has to complete what was posted */
 #define CONTROL_PER_EVENT 16 /* control messages of one channel before the next gets its turn */
 
 /* ---- channels of groups that other threads poll ------------------------------------------------- */
@@ -49,77 +44,7 @@ static bool stays_warm(rdt_channel *channel) {
   return used;
 }
 
-/* ---- a channel's end ------------------------------------------------------------------------------ */
-
-static bool idle(const rdt_channel *channel) {
-  const rdt_transport *transport = channel->transport;
-  return !transport->endpoint_idle || transport->endpoint_idle(channel->endpoint);
-}
-
-/* Ends traffic. finish() ends the peer's access to our memory. */
-static void take_down(rdt_channel *channel, rdt_status why, rdt_log_level level) {
-  rdt_device *device = channel->device;
-  if (atomic_load(&channel->down)) return;
-  rdt_channel_note_cause(channel);
-  channel->why = why;
-  atomic_store(&channel->down, true);
-  if (level == RDT_LOG_WARN) rdt_count(&device->counters.channels_lost, 1);
-  rdt_log(level, "device %s: the channel to %s at %s ended: %s", device->name, channel->peer_name,
-          channel->peer_address, channel->cause);
-  rdt_channel_stop(channel);
-  rdt_control_fail_calls(channel, why);
-  if (!channel->peer_gone) rdt_control_say_goodbye(channel);
-  channel->drain_deadline = rdt_now_ms() + DRAIN_MS;
-}
-
-/* What was posted before the close still goes out, unless the peer does not take it in time. */
-static void close_gently(rdt_channel *channel, rdt_status why, const char *text) {
-  if (!channel->closing) {
-    channel->closing = true;
-    channel->drain_deadline = rdt_now_ms() + DRAIN_MS;
-    rdt_channel_end_queue(channel, why);
-    if (channel->transport->probe) rdt_channel_probe(channel);
-  }
-  if (!idle(channel) && rdt_now_ms() < channel->drain_deadline) return;
-  rdt_fail(why, "%s", text);
-  take_down(channel, why, RDT_LOG_DEBUG);
-}
-
-/* Returns true once everything posted is complete, and tells the client that traffic has ended. */
-static bool drain(rdt_channel *channel) {
-  if (channel->drained) return true;
-  if (!idle(channel)) {
-    if (rdt_now_ms() < channel->drain_deadline) return false;
-    rdt_events events = rdt_channel_events(channel);
-    pthread_mutex_lock(&channel->poll_lock);
-    channel->transport->endpoint_abort(channel->endpoint, &events);
-    pthread_mutex_unlock(&channel->poll_lock);
-  }
-  rdt_channel_take(channel,
-                   0); /* what arrived before it stopped used receives that all peers share */
-  channel->drained = true;
-  channel->client->down(channel);
-  return true;
-}
-
-/* Moves a channel that is down towards its end. Returns true when nothing is left to wait for. */
-static bool finish(rdt_channel *channel) {
-  rdt_device *device = channel->device;
-  if (!drain(channel)) return false;
-  if (!channel->own_end_sent && !rdt_channel_holds_regions(channel)) {
-    shutdown(channel->control.fd, SHUT_WR);
-    channel->own_end_sent = true;
-  }
-  /* A local peer has our memory mapped until it lets go; elsewhere the stopped endpoint keeps it out. */
-  if ((channel->peer_gone || !channel->transport->local) && !channel->released) {
-    pthread_mutex_lock(&device->lock);
-    channel->released = true; /* no region can be added for it any more */
-    pthread_mutex_unlock(&device->lock);
-    rdt_regions_free(device, channel);
-    channel->client->released(channel);
-  }
-  return channel->released && (channel->own_end_sent || !channel->transport->local);
-}
+/* ---- arrivals and departures ------------------------------------------------------------------------- */
 
 static void forget(rdt_device *device, rdt_channel *channel) {
   rdt_channel **link = &device->active;
@@ -131,8 +56,6 @@ static void forget(rdt_device *device, rdt_channel *channel) {
   epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->transport->event_fd(channel->endpoint), NULL);
   rdt_channel_unref(channel);
 }
-
-/* ---- arrivals -------------------------------------------------------------------------------------- */
 
 static bool watch(rdt_device *device, int fd, rdt_watch *target) {
   struct epoll_event event = {.events = EPOLLIN, .data.ptr = target};
@@ -162,10 +85,11 @@ static void adopt_arrivals(rdt_device *device) {
         watch(device, channel->transport->event_fd(channel->endpoint), &channel->event_watch);
     channel->client->connected(channel);
     if (!watched)
-      take_down(channel, rdt_fail_errno(errno, "it cannot be watched for events"), RDT_LOG_WARN);
+      rdt_channel_take_down(channel, rdt_fail_errno(errno, "it cannot be watched for events"),
+                            RDT_LOG_WARN);
     if (device->transports[rdt_transport_index(channel->transport)].lost)
-      take_down(channel, rdt_fail(RDT_ERR_CONNECTION_LOST, "its device failed meanwhile"),
-                RDT_LOG_WARN);
+      rdt_channel_take_down(
+          channel, rdt_fail(RDT_ERR_CONNECTION_LOST, "its device failed meanwhile"), RDT_LOG_WARN);
   }
 }
 
@@ -194,7 +118,7 @@ static int advance_channel(rdt_channel *channel, bool may_take) {
   bool down = atomic_load_explicit(&channel->down, memory_order_relaxed);
   int taken = 0;
   if (down)
-    taken = rdt_channel_take(channel, 0);
+    taken = rdt_channel_does_chore(channel) ? 0 : rdt_channel_take(channel, 0);
   else if (!rdt_channel_lingers(channel) && !others_poll(channel))
     taken = rdt_channel_try_take(channel, may_take ? RDT_POLL_BUDGET : 0);
   rdt_control_flush(channel);
@@ -202,11 +126,11 @@ static int advance_channel(rdt_channel *channel, bool may_take) {
   if (taken > 0 && channel->transport->silence && ++channel->busy == BUSY_ROUNDS) silence(channel);
   rdt_channel_flush(channel);
   if (taken < 0) {
-    take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
+    rdt_channel_take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
   } else if (atomic_load_explicit(&channel->broken, memory_order_relaxed)) {
-    take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
+    rdt_channel_take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
   } else if (atomic_load_explicit(&channel->close_requested, memory_order_relaxed)) {
-    close_gently(channel, RDT_ERR_CANCELLED, "closed here");
+    rdt_channel_close_gently(channel, RDT_ERR_CANCELLED, "closed here");
   }
   return taken < 0 ? 0 : taken;
 }
@@ -221,7 +145,7 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
     epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, channel->control.fd, NULL);
   } else if (!goodbye) {
     /* The peer broke the protocol. It gets a goodbye, and we wait for its end of the stream. */
-    take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
+    rdt_channel_take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
     return;
   }
   /* The peer may have completed transfers before it left. They count, unless this end is already down. */
@@ -230,7 +154,7 @@ static void serve_control(rdt_device *device, rdt_channel *channel) {
     continue;
   rdt_fail(RDT_ERR_CONNECTION_LOST, goodbye ? "%s closed the channel" : "%s closed the connection",
            channel->peer_name);
-  take_down(channel, RDT_ERR_CONNECTION_LOST, goodbye ? RDT_LOG_DEBUG : RDT_LOG_WARN);
+  rdt_channel_take_down(channel, RDT_ERR_CONNECTION_LOST, goodbye ? RDT_LOG_DEBUG : RDT_LOG_WARN);
 }
 
 /* Reports whether control messages may be here for which no event comes. */
@@ -245,7 +169,7 @@ static int advance_all(rdt_device *device, bool may_take) {
     next = channel->next;
     if (holds_control(channel)) serve_control(device, channel);
     taken += advance_channel(channel, may_take || !channel->client->throttled);
-    if (atomic_load_explicit(&channel->down, memory_order_relaxed) && finish(channel))
+    if (atomic_load_explicit(&channel->down, memory_order_relaxed) && rdt_channel_finish(channel))
       forget(device, channel);
   }
   return taken;
@@ -266,7 +190,8 @@ static void serve_domain(rdt_device *device, size_t index) {
   /* A removed device would report that for ever and keep this thread awake. */
   epoll_ctl(device->epoll_fd, EPOLL_CTL_DEL, transport->domain_event_fd(domain), NULL);
   for (rdt_channel *channel = device->active; channel; channel = channel->next)
-    if (channel->transport == transport) take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
+    if (channel->transport == transport)
+      rdt_channel_take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
 }
 
 /* Returns true if nothing came but a tick that changes nothing. */
@@ -330,14 +255,14 @@ static bool arm(rdt_channel *channel, bool may_take) {
 static bool arm_all(rdt_device *device, bool may_take) {
   bool quiet = true;
   for (rdt_channel *channel = device->active; channel; channel = channel->next)
-    if (!channel->drained) quiet &= arm(channel, may_take);
+    if (!channel->drained && !rdt_channel_does_chore(channel)) quiet &= arm(channel, may_take);
   return quiet;
 }
 
 static void disarm_all(rdt_device *device) {
   for (rdt_channel *channel = device->active; channel; channel = channel->next) {
     channel->busy = 0;
-    if (!rdt_channel_hold(channel)) continue;
+    if (rdt_channel_does_chore(channel) || !rdt_channel_hold(channel)) continue;
     channel->transport->disarm(channel->endpoint);
     pthread_mutex_unlock(&channel->poll_lock);
   }
@@ -377,25 +302,25 @@ static void sleep_until_event(rdt_device *device, bool may_take) {
   disarm_all(device);
 }
 
-/* Ends all channels of a closing device, gently for at most DRAIN_MS. */
+/* Ends all channels of a closing device, gently for at most RDT_DRAIN_MS. */
 static void end_all(rdt_device *device) {
-  int64_t deadline = rdt_now_ms() + 2 * DRAIN_MS;
+  int64_t deadline = rdt_now_ms() + 2 * RDT_DRAIN_MS;
   adopt_arrivals(device);
   for (bool waiting = true; waiting && rdt_now_ms() < deadline;) {
     waiting = false;
     for (rdt_channel *channel = device->active; channel; channel = channel->next) {
       if (!atomic_load(&channel->down))
-        close_gently(channel, RDT_ERR_CLOSED, "the device was closed");
+        rdt_channel_close_gently(channel, RDT_ERR_CLOSED, "the device was closed");
       advance_channel(channel, false);
-      waiting |= !atomic_load(&channel->down) || !drain(channel);
+      waiting |= !atomic_load(&channel->down) || !rdt_channel_drain(channel);
     }
     if (waiting) serve_events(device, 1);
   }
   while (device->active) {
     rdt_channel *channel = device->active;
-    take_down(channel, RDT_ERR_CLOSED, RDT_LOG_DEBUG);
+    rdt_channel_take_down(channel, RDT_ERR_CLOSED, RDT_LOG_DEBUG);
     channel->drain_deadline = 0;
-    finish(channel);
+    rdt_channel_finish(channel);
     forget(device, channel);
   }
 }

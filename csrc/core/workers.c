@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Short-lived threads for work that would hold up the progress thread: handshakes with strangers,
- * and allocations for peers, whose registration takes time in proportion to their size.
+ * allocations for peers, whose registration takes time in proportion to their size, and what is
+ * left of channels that ended, for which drivers may take long.
  */
 #include "core/workers.h"
 
@@ -10,7 +11,8 @@
 #include "base/thread.h"
 
 /* Handshakes: MAX_HANDSHAKES of bootstrap.c, and evicted ones that have not noticed yet. */
-static const int most[RDT_WORK_KINDS] = {[RDT_WORK_HANDSHAKE] = 320, [RDT_WORK_ALLOCATION] = 64};
+static const int most[RDT_WORK_KINDS] = {
+    [RDT_WORK_HANDSHAKE] = 320, [RDT_WORK_ALLOCATION] = 64, [RDT_WORK_ENDING] = 64};
 
 typedef struct work {
   rdt_device *device;

@@ -99,8 +99,11 @@ typedef struct rdt_transport {
    * nothing is left and the peer can reach nothing any more. */
   void (*endpoint_stop)(rdt_endpoint *endpoint);
   bool (*endpoint_idle)(const rdt_endpoint *endpoint);
-  /* Optional, together with the two above: completes what is left and makes the endpoint idle,
-   * for hardware that does not finish. */
+  /* Optional: has hardware that does not finish give up what is left, so that it touches no memory any more. It may
+   * take long, and runs on any thread. */
+  void (*endpoint_sever)(rdt_endpoint *endpoint);
+  /* Optional, together with endpoint_stop and endpoint_idle: completes what is left of a severed endpoint and makes it
+   * idle. */
   void (*endpoint_abort)(rdt_endpoint *endpoint, const rdt_events *events);
   void (*endpoint_destroy)(rdt_endpoint *endpoint);
   /* Returns the largest payload that notify takes. */

@@ -19,7 +19,7 @@ ENDING = [
     "call_duplicate",
 ]
 # What happens while connections are made.
-CONNECTING = ["register", "map", "connect", "hang"]
+CONNECTING = ["register", "map", "connect", "hang", "destroy"]
 
 
 def memory(dice: random.Random) -> str:

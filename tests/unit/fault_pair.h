@@ -89,10 +89,11 @@ static inline void open_ends(pair *p) {
   p->memory = info.address;
 }
 
+/* A test that shortens DEADLINE_MS does so after this, as connecting may take long on a busy machine. */
 static inline void join(pair *p) {
-  EXPECT_STATUS(RDT_OK,
-                rdt_device_connect(p->a.device, rdt_device_address(p->b.device), -1, &p->channel));
-  EXPECT_STATUS(RDT_OK, rdt_remote_region_find(p->channel, "memory", -1, &p->remote));
+  const char *address = rdt_device_address(p->b.device);
+  EXPECT_STATUS(RDT_OK, rdt_device_connect(p->a.device, address, PATIENCE_MS, &p->channel));
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_find(p->channel, "memory", PATIENCE_MS, &p->remote));
 }
 
 static inline void open_pair(pair *p, const char *wanted) {

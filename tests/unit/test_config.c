@@ -32,10 +32,10 @@ int main(void) {
   for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
     EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("ARENA_LIMIT", bad[i]));
   /* All faults at once have room, and what is too long is refused, not cut. */
-  static const char *kinds[] = {"delay",     "credit", "stall",      "call_delay",
-                                "post",      "fail",   "drop",       "break",
-                                "register",  "map",    "connect",    "hang",
-                                "duplicate", "refuse", "call_break", "call_duplicate"};
+  static const char *kinds[] = {"delay",      "credit",        "stall",   "call_delay", "post",
+                                "fail",       "drop",          "break",   "register",   "map",
+                                "connect",    "hang",          "destroy", "duplicate",  "refuse",
+                                "call_break", "call_duplicate"};
   char faults[RDT_CONFIG_TEXT_SIZE + 1] = "seed=1000000000", same[RDT_CONFIG_TEXT_SIZE];
   for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
     snprintf(faults + strlen(faults), sizeof(faults) - strlen(faults), ",%s=0.0123456789",

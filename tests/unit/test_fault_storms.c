@@ -42,8 +42,8 @@ static void test_storm(const char *wanted) {
   pair p;
   pthread_t threads[POSTERS];
   static poster posters[POSTERS];
-  rdt_config_set("DEADLINE_MS", "400");
   open_pair(&p, wanted);
+  rdt_config_set("DEADLINE_MS", "400");
   for (int i = 0; i < POSTERS; i++) {
     memset(&posters[i], 0, sizeof(posters[i]));
     posters[i].pair = &p;

@@ -128,7 +128,6 @@ static void test_delay(void) {
   EXPECT(atomic_load(&t.done) == COUNT);
 }
 
-/* A completion that never comes ends the channel within the deadline, also while others go on. */
 /* Operations pass one link behind each other; the processor sleeps meanwhile. */
 static void test_link(void) {
   enum { COUNT = 20 };
@@ -157,12 +156,13 @@ static void test_link(void) {
   close_pair(&p);
 }
 
+/* A completion that never comes ends the channel within the deadline, also while others go on. */
 static void test_drop(bool busy) {
   pair p;
   uint8_t byte = 1;
   tally t = {0};
-  rdt_config_set("DEADLINE_MS", "600");
   open_pair(&p, "drop=#1");
+  rdt_config_set("DEADLINE_MS", "600");
   rdt_op op = write_op(&p, &byte, 1, 0);
   EXPECT_STATUS(RDT_IN_PROGRESS, rdt_channel_post(p.channel, &op, 1, count_done, &t));
   rdt_status status = RDT_OK;
@@ -176,11 +176,11 @@ static void test_drop(bool busy) {
   EXPECT(becomes(&p.a.down, 1) && becomes(&p.b.down, 1));
   EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, write_byte(&p, 2, 1));
   EXPECT(strstr(rdt_last_error(), "did not complete an operation"));
+  rdt_config_set("DEADLINE_MS", "10000");
   leave(&p);
   join(&p);
   EXPECT_STATUS(RDT_OK, write_byte(&p, 5, 5));
   close_pair(&p);
-  rdt_config_set("DEADLINE_MS", "10000");
   EXPECT(atomic_load(&t.done) == 1);
 }
 
@@ -231,8 +231,8 @@ static void test_credit(void) {
 static void test_no_credit_for_ever(void) {
   pair p;
   tally t = {0};
-  rdt_config_set("DEADLINE_MS", "300");
   open_pair(&p, "credit=1");
+  rdt_config_set("DEADLINE_MS", "300");
   for (uint64_t i = 1; i <= 5; i++) notify(&p, i, &t);
   EXPECT(becomes(&t.done, 5) && atomic_load(&t.lost) == 5);
   EXPECT(becomes(&p.a.down, 1) && becomes(&p.b.down, 1));
@@ -273,6 +273,34 @@ static void test_break(bool waits) {
   leave(&p);
   join(&p);
   EXPECT_STATUS(RDT_OK, write_byte(&p, 5, 5));
+  close_pair(&p);
+}
+
+/* Drivers may take long to destroy an endpoint, whose operations may have to be given up with it. The device's other
+ * channels go on meanwhile. */
+static void test_destroy(bool aborts) {
+  pair p;
+  uint8_t byte = 1;
+  tally t = {0};
+  rdt_channel *other;
+  rdt_remote_region *found;
+  open_pair(&p, "");
+  const char *address = rdt_device_address(p.b.device);
+  EXPECT_STATUS(RDT_OK, rdt_device_connect(p.a.device, address, PATIENCE_MS, &other));
+  uint64_t before = injected("destroy");
+  faults(aborts ? "drop=#1,destroy=1:600s" : "destroy=1:600s");
+  rdt_op op = write_op(&p, &byte, 1, 0);
+  if (aborts) EXPECT_STATUS(RDT_IN_PROGRESS, rdt_channel_post(p.channel, &op, 1, count_done, &t));
+  rdt_channel_close(p.channel);
+  leave(&p);
+  /* At both ends; but over shm the other end of one that aborts waits for it. */
+  UNTIL(injected("destroy") >= before + (aborts ? 1 : 2));
+  EXPECT(atomic_load(&t.done) == 0);
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_find(other, "memory", PATIENCE_MS, &found));
+  faults(""); /* which ends the destruction */
+  EXPECT(becomes(&t.done, aborts) && becomes(&p.a.down, 1));
+  rdt_remote_region_unref(found);
+  rdt_channel_unref(other);
   close_pair(&p);
 }
 
@@ -434,6 +462,8 @@ int main(void) {
   test_stall();
   test_break(false);
   test_break(true);
+  test_destroy(false);
+  test_destroy(true);
   test_regions();
   test_connecting();
   test_corruption(1);

@@ -10,9 +10,11 @@
 
 #include "base/status.h"
 #include "core/client.h"
+#include "core/workers.h"
 #include "transport/registry.h"
 
-static void channel_free(rdt_channel *channel) {
+static void free_now(void *argument) {
+  rdt_channel *channel = argument;
   rdt_socket_close(&channel->control);
   channel->transport->endpoint_destroy(channel->endpoint);
   free(channel->unsent);
@@ -26,6 +28,14 @@ static void channel_free(rdt_channel *channel) {
   rdt_admission_leave(&device->admission, channel->guest);
   free(channel);
   rdt_device_unref(device);
+}
+
+/* A driver may take long to destroy a queue pair, and the device's other channels must not wait for it. */
+static void channel_free(rdt_channel *channel) {
+  if (rdt_on_progress_thread() &&
+      rdt_worker_start(channel->device, RDT_WORK_ENDING, free_now, channel))
+    return;
+  free_now(channel);
 }
 
 rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport,

@@ -337,12 +337,24 @@ static bool fault_idle(const rdt_endpoint *endpoint) {
          (!inner->endpoint_idle || inner->endpoint_idle(endpoint->end));
 }
 
+static void take_long_to_destroy(const rdt_endpoint *endpoint) {
+  if (!happens(endpoint, RDT_FAULT_DESTROY)) return;
+  const int64_t end = rdt_now_us() + rdt_fault_us(RDT_FAULT_DESTROY);
+  while (rdt_fault_possible(RDT_FAULT_DESTROY) && rdt_now_us() < end) usleep(1000);
+}
+
+static void fault_sever(rdt_endpoint *endpoint) {
+  take_long_to_destroy(endpoint);
+  if (endpoint->inner->endpoint_sever) endpoint->inner->endpoint_sever(endpoint->end);
+}
+
 static void fault_abort(rdt_endpoint *endpoint, const rdt_events *events) {
   if (endpoint->inner->endpoint_abort) endpoint->inner->endpoint_abort(endpoint->end, events);
   rdt_held_report(&endpoint->held, RDT_HELD_NEVER, endpoint->peer, events);
 }
 
 static void fault_destroy(rdt_endpoint *endpoint) {
+  take_long_to_destroy(endpoint);
   endpoint->inner->endpoint_destroy(endpoint->end);
   while (endpoint->misread) misread_now(endpoint, endpoint->misread->request, false);
   rdt_held_destroy(&endpoint->held);
@@ -413,6 +425,7 @@ static void wrap(size_t index) {
   outer->line_add = inner->line_add ? fault_line_add : NULL;
   outer->endpoint_stop = fault_stop;
   outer->endpoint_idle = fault_idle;
+  outer->endpoint_sever = fault_sever;
   outer->endpoint_abort = fault_abort;
   outer->endpoint_destroy = fault_destroy;
   outer->max_notify = fault_max_notify;

@@ -360,9 +360,12 @@ static void destroy_queues(rdt_endpoint *endpoint) {
 }
 
 /* A destroyed queue pair touches no memory any more. */
-void rdt_verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events) {
+void rdt_verbs_endpoint_sever(rdt_endpoint *endpoint) {
   rdt_verbs_return_receives(endpoint);
   destroy_queues(endpoint);
+}
+
+void rdt_verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events) {
   for (uint32_t i = 0; i < endpoint->queue_count; i++) {
     rdt_verbs_queue *queue = &endpoint->queues[i];
     rdt_verbs_complete_until(endpoint, queue, atomic_load(&queue->posted), RDT_ERR_CONNECTION_LOST,

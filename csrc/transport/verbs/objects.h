@@ -252,6 +252,7 @@ rdt_status rdt_verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint
 rdt_status rdt_verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer);
 void rdt_verbs_endpoint_stop(rdt_endpoint *endpoint);
 bool rdt_verbs_endpoint_idle(const rdt_endpoint *endpoint);
+void rdt_verbs_endpoint_sever(rdt_endpoint *endpoint);
 void rdt_verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events);
 void rdt_verbs_endpoint_destroy(rdt_endpoint *endpoint);
 uint64_t rdt_verbs_max_notify(const rdt_endpoint *endpoint);

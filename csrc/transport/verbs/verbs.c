@@ -29,6 +29,7 @@ const rdt_transport rdt_transport_verbs = {
     .endpoint_connect = rdt_verbs_endpoint_connect,
     .endpoint_stop = rdt_verbs_endpoint_stop,
     .endpoint_idle = rdt_verbs_endpoint_idle,
+    .endpoint_sever = rdt_verbs_endpoint_sever,
     .endpoint_abort = rdt_verbs_endpoint_abort,
     .endpoint_destroy = rdt_verbs_endpoint_destroy,
     .max_notify = rdt_verbs_max_notify,

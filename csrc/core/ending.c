@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Carries a channel through its end: traffic stops, what was posted completes, the peer's access to
+ * our memory ends. Drivers may take long to destroy queue pairs and to deregister memory (SoftRoCE
+ * waits for up to 50 s if it lost a packet's reference), and the progress thread has other channels,
+ * so a worker does that.
+ */
+#include "core/ending.h"
+
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "core/client.h"
+#include "core/memory/control.h"
+#include "core/memory/region.h"
+#include "core/memory/remote.h"
+#include "core/post/channel.h"
+#include "core/post/polling.h"
+#include "core/post/posting.h"
+#include "core/workers.h"
+
+/* ---- chores ---------------------------------------------------------------------------------------- */
+
+static void run_chore(void *argument) {
+  rdt_channel *channel = argument;
+  channel->run_chore(channel);
+  atomic_store(&channel->chore, RDT_CHORE_DONE);
+  rdt_device_wake(channel->device);
+  rdt_channel_unref(channel);
+}
+
+/* Has a worker run the chore, or runs it here if none can start. Returns true once it is done. */
+static bool chore_done(rdt_channel *channel, void (*run)(rdt_channel *)) {
+  if (atomic_load(&channel->chore) == RDT_CHORE_NONE) {
+    channel->run_chore = run;
+    atomic_store(&channel->chore, RDT_CHORE_RUNS);
+    rdt_channel_ref(channel);
+    if (!rdt_worker_start(channel->device, RDT_WORK_ENDING, run_chore, channel)) run_chore(channel);
+  }
+  if (atomic_load(&channel->chore) != RDT_CHORE_DONE) return false;
+  atomic_store(&channel->chore, RDT_CHORE_NONE);
+  return true;
+}
+
+bool rdt_channel_does_chore(const rdt_channel *channel) {
+  return atomic_load_explicit(&channel->chore, memory_order_acquire) == RDT_CHORE_RUNS;
+}
+
+static void sever(rdt_channel *channel) {
+  pthread_mutex_lock(&channel->poll_lock);
+  if (channel->transport->endpoint_sever) channel->transport->endpoint_sever(channel->endpoint);
+  pthread_mutex_unlock(&channel->poll_lock);
+}
+
+static void free_regions(rdt_channel *channel) { rdt_regions_free(channel->device, channel); }
+
+/* ---- traffic --------------------------------------------------------------------------------------- */
+
+static bool idle(const rdt_channel *channel) {
+  const rdt_transport *transport = channel->transport;
+  return !transport->endpoint_idle || transport->endpoint_idle(channel->endpoint);
+}
+
+/* rdt_channel_finish ends the peer's access to our memory. */
+void rdt_channel_take_down(rdt_channel *channel, rdt_status why, rdt_log_level level) {
+  rdt_device *device = channel->device;
+  if (atomic_load(&channel->down)) return;
+  rdt_channel_note_cause(channel);
+  channel->why = why;
+  atomic_store(&channel->down, true);
+  if (level == RDT_LOG_WARN) rdt_count(&device->counters.channels_lost, 1);
+  rdt_log(level, "device %s: the channel to %s at %s ended: %s", device->name, channel->peer_name,
+          channel->peer_address, channel->cause);
+  rdt_channel_stop(channel);
+  rdt_control_fail_calls(channel, why);
+  if (!channel->peer_gone) rdt_control_say_goodbye(channel);
+  channel->drain_deadline = rdt_now_ms() + RDT_DRAIN_MS;
+}
+
+/* What was posted before the close still goes out, unless the peer does not take it in time. */
+void rdt_channel_close_gently(rdt_channel *channel, rdt_status why, const char *text) {
+  if (!channel->closing) {
+    channel->closing = true;
+    channel->drain_deadline = rdt_now_ms() + RDT_DRAIN_MS;
+    rdt_channel_end_queue(channel, why);
+    if (channel->transport->probe) rdt_channel_probe(channel);
+  }
+  if (!idle(channel) && rdt_now_ms() < channel->drain_deadline) return;
+  rdt_fail(why, "%s", text);
+  rdt_channel_take_down(channel, why, RDT_LOG_DEBUG);
+}
+
+bool rdt_channel_drain(rdt_channel *channel) {
+  if (channel->drained) return true;
+  if (atomic_load(&channel->chore) != RDT_CHORE_NONE || !idle(channel)) {
+    if (rdt_now_ms() < channel->drain_deadline || !chore_done(channel, sever)) return false;
+    rdt_events events = rdt_channel_events(channel);
+    pthread_mutex_lock(&channel->poll_lock);
+    channel->transport->endpoint_abort(channel->endpoint, &events);
+    pthread_mutex_unlock(&channel->poll_lock);
+  }
+  rdt_channel_take(channel,
+                   0); /* what arrived before it stopped used receives that all peers share */
+  channel->drained = true;
+  channel->client->down(channel);
+  return true;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------- */
+
+static bool has_tenants(rdt_channel *channel) {
+  pthread_mutex_lock(&channel->lock);
+  const bool any = channel->tenant_count > 0;
+  pthread_mutex_unlock(&channel->lock);
+  return any;
+}
+
+/* Returns true once the peer can reach no memory of ours, and tells the client. */
+static bool withdraw(rdt_channel *channel) {
+  rdt_device *device = channel->device;
+  if (channel->withdrawn) return true;
+  /* A local peer has our memory mapped until it lets go; elsewhere the stopped endpoint keeps it out. */
+  if (!channel->peer_gone && channel->transport->local) return false;
+  pthread_mutex_lock(&device->lock);
+  channel->released = true; /* no region can be added for it any more */
+  pthread_mutex_unlock(&device->lock);
+  if (has_tenants(channel) && !chore_done(channel, free_regions)) return false;
+  channel->withdrawn = true;
+  channel->client->released(channel);
+  return true;
+}
+
+bool rdt_channel_finish(rdt_channel *channel) {
+  if (!rdt_channel_drain(channel)) return false;
+  if (!channel->own_end_sent && !rdt_channel_holds_regions(channel)) {
+    shutdown(channel->control.fd, SHUT_WR);
+    channel->own_end_sent = true;
+  }
+  return withdraw(channel) && (channel->own_end_sent || !channel->transport->local);
+}
