@@ -116,6 +116,7 @@ OTHERS = (
     "libibverbs.so.1",
     "Network is unreachable",
     "No route to host",
+    "QueueBase::Cancel",
     "Too many open files",
     "Work Request Flushed Error (5)",
     "remote access error (10)",
