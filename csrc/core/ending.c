@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Carries a channel through its end: traffic stops, what was posted completes, the peer's access to
- * our memory ends. Drivers may take long to destroy queue pairs and to deregister memory (SoftRoCE
- * waits for up to 50 s if it lost a packet's reference), and the progress thread has other channels,
+ * our memory ends. Drivers may take long to destroy queue pairs and to deregister memory (Linux's
+ * SoftRoCE waits for up to 50 s for what still uses them), and the progress thread has other channels,
  * so a worker does that.
  */
 #include "core/ending.h"
@@ -125,7 +125,8 @@ static bool withdraw(rdt_channel *channel) {
   pthread_mutex_lock(&device->lock);
   channel->released = true; /* no region can be added for it any more */
   pthread_mutex_unlock(&device->lock);
-  if (has_tenants(channel) && !chore_done(channel, free_regions)) return false;
+  const bool frees = atomic_load(&channel->chore) != RDT_CHORE_NONE || has_tenants(channel);
+  if (frees && !chore_done(channel, free_regions)) return false;
   channel->withdrawn = true;
   channel->client->released(channel);
   return true;
