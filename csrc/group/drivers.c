@@ -254,11 +254,16 @@ static void sleep_for_news(rdt_group_operation *operation, const rdt_collective 
   begin_polling(operation->group);
 }
 
+/* Polling does not pay where the waits of an operation are long, as on a slow link. */
 static void wait_for_end(rdt_group_operation *operation, const rdt_collective *call) {
-  int64_t ask = 0;
+  const int64_t spin_us = operation->group->spin_us;
+  int64_t ask = 0, waited = 0, waits = 0;
   begin_polling(operation->group);
-  for (bool ended = false; !ended;) {
-    if (!spin(operation, operation->group->spin_us)) sleep_for_news(operation, call, &ask);
+  for (bool ended = false; !ended; waits++) {
+    const int64_t began = rdt_now_us();
+    const bool soon = waited <= waits * spin_us / 2;
+    if (!(soon ? spin(operation, spin_us) : look(operation))) sleep_for_news(operation, call, &ask);
+    waited += rdt_now_us() - began;
     ended = rdt_group_operation_advance(operation);
   }
   end_polling(operation->group);
