@@ -78,7 +78,7 @@ void rdt_channel_take_down(rdt_channel *channel, rdt_status why, rdt_log_level l
   channel->drain_deadline = rdt_now_ms() + RDT_DRAIN_MS;
 }
 
-/* What was posted before the close still goes out, unless the peer does not take it in time. */
+/* The peer still gets what was posted before the close, if it takes it in time. */
 void rdt_channel_close_gently(rdt_channel *channel, rdt_status why, const char *text) {
   if (!channel->closing) {
     channel->closing = true;

@@ -89,11 +89,11 @@ static inline void open_ends(pair *p) {
   p->memory = info.address;
 }
 
-/* A test that shortens DEADLINE_MS does so after this, as connecting may take long on a busy machine. */
+/* A test that shortens DEADLINE_MS does so after this. The default must do: an end that answers later was held up. */
 static inline void join(pair *p) {
-  const char *address = rdt_device_address(p->b.device);
-  EXPECT_STATUS(RDT_OK, rdt_device_connect(p->a.device, address, PATIENCE_MS, &p->channel));
-  EXPECT_STATUS(RDT_OK, rdt_remote_region_find(p->channel, "memory", PATIENCE_MS, &p->remote));
+  EXPECT_STATUS(RDT_OK,
+                rdt_device_connect(p->a.device, rdt_device_address(p->b.device), -1, &p->channel));
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_find(p->channel, "memory", -1, &p->remote));
 }
 
 static inline void open_pair(pair *p, const char *wanted) {
