@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ def _variables(sizes: list[int]) -> Callable[[], Any]:
 
 def _is_traced(pid: int) -> bool:
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        if "TracerPid:\t0\n" in (thread / "status").read_text():
-            return False
+        with suppress(OSError):  # it has ended
+            if "TracerPid:\t0\n" in (thread / "status").read_text():
+                return False
     return True
 
 

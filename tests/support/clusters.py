@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from support import warm
+from support.nursery import stands_still
 from support.ports import free_ports
 from support.waits import until
 
@@ -87,18 +88,10 @@ class Task:
         """It does nothing meanwhile, but its connections stay open."""
         self._signal(signal.SIGSTOP)
         try:
-            # On a busy machine, threads run on for a while.
-            until("it does not stop", self._stands_still)
+            until("it does not stop", lambda: stands_still(self._pid or self._process.pid))
             yield
         finally:
             self._signal(signal.SIGCONT)
-
-    def _stands_still(self) -> bool:
-        states = set()
-        for each in Path(f"/proc/{self._pid or self._process.pid}/task").glob("*/stat"):
-            with contextlib.suppress(OSError):  # that thread has ended
-                states.add(each.read_text().rpartition(") ")[2][0])
-        return states <= {"T", "Z", "X"}
 
     def kill(self) -> None:
         """End it as a crash would."""

@@ -83,16 +83,23 @@ def live(line: Connection) -> None:
         line.send(reply)
 
 
-def state(task: Path) -> str:
-    """The scheduler's letter for a thread: R, S, T, ..."""
-    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+def state(thread: Path) -> str:
+    """The scheduler's letter for a thread: R, S, T, ...; X for one that has ended."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def stands_still(pid: int) -> bool:
+    """Whether a process has stopped: its threads go on for a moment after the signal, and may end then."""
+    return all(state(thread) in "TXZ" for thread in Path(f"/proc/{pid}/task").iterdir())
 
 
 def stop(pid: int, seconds: float) -> None:
-    """Threads that are not scheduled yet go on for a moment after the signal is sent."""
     os.kill(pid, signal.SIGSTOP)
     end = time.monotonic() + seconds
-    while any(state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
+    while not stands_still(pid):
         if time.monotonic() > end:
             raise TimeoutError("the peer does not stop")
         time.sleep(0.01)
