@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ class CollectiveRow(Row):
 
     def faults_of(self, result: Result) -> Iterator[str]:
         """Operations that TensorFlow did itself, and bytes that went over gRPC."""
-        for stats in result.timed.tasks if result.way != TRAIN else ():
+        for stats in result.timed.tasks if result.way.name != TRAIN.name else ():
             collectives = stats["collectives"]
             if collectives["by_tensorflow"] or collectives["served_by_grpc"]["bytes"]:
                 yield f"left to gRPC: {collectives['by_tensorflow']}"
@@ -96,18 +96,13 @@ class CollectiveRow(Row):
 
     def route(self, result: Result) -> str:
         """The algorithms that the plugin chose: "flat 40, ring 3"."""
-        if result.way.protocol == STOCK or result.way == TRAIN:
+        if result.way.protocol == STOCK or result.way.name == TRAIN.name:
             return ""
         counts: Counter[str] = Counter()
         for group in result.timed.tasks[0]["collectives"]["groups"]:
             for name, use in group["algorithms"].items():
                 counts[name] += use["operations"]
         return ", ".join(f"{name} {count}" for name, count in counts.items())
-
-
-def over_tcp(way: Way) -> Way:
-    """The same, forced to use tcp."""
-    return replace(way, settings={**way.settings, "RDMATENSOR_TRANSPORTS": "tcp"})
 
 
 def run(
@@ -120,7 +115,7 @@ def run(
 ) -> tuple[list[Recorded], list[str]]:
     """Measure the named cases, print a table, and return the results and the faults."""
     rows = []
-    ways = WAYS if network is LOOPBACK else (GRPC, over_tcp(PLANNED), LOCAL)
+    ways = WAYS if network is LOOPBACK else (GRPC, TRAIN.over_tcp(), PLANNED.over_tcp(), LOCAL)
     with console.status(f"{workers} workers") as status, Team(logs) as team:
         jobs = ("worker",) * workers
         clusters = [
@@ -128,7 +123,7 @@ def run(
                 team,
                 way,
                 jobs,
-                "tf_train_task" if way == TRAIN else "tf_collective_task",
+                "tf_train_task" if way.name == TRAIN.name else "tf_collective_task",
                 network,
             )
             for way in ways

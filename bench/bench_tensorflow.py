@@ -8,7 +8,6 @@ two network namespaces, and grpc+rdma uses tcp. docs/benchmarks.md explains the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -19,9 +18,8 @@ import click
 from rich.console import Console
 
 import tf_cases
-from networks import LOOPBACK, Network, veth
+from networks import LOOPBACK, Network, missing_veth, veth
 from options import benchmark, json_option, only_option, quick_option
-from rdmatensor.bench import record
 from rdmatensor.demo.launch import Team
 from rdmatensor.demo.settings import model_bytes
 from tf_measure import (
@@ -42,9 +40,7 @@ from tf_report import Row, plan_table, step_table, unused_faults, unused_records
 
 # The batch size bounds the tensors whose number of rows is unknown; it changes nothing for the others.
 PLANNED = replace(STATIC, settings={"RDMATENSOR_BATCH_SIZE": str(tf_cases.MOST_ROWS)})
-OVER_TCP = replace(
-    PLANNED, name="tcp", settings={**PLANNED.settings, "RDMATENSOR_TRANSPORTS": "tcp"}
-)
+OVER_TCP = replace(PLANNED.over_tcp(), name="tcp")
 # The last one is compared with all others.
 CANDIDATES = {way.name: way for way in (DYNAMIC, PLANNED, replace(GRPC, name="grpc-again"))}
 # The speedup over gRPC that is wanted of each case, if any.
@@ -201,12 +197,10 @@ def main(
         ways = [GRPC, BARE, OVER_TCP, *extra]
     with benchmark(suite, 190, quick, json_file) as (console, whole, logs), ExitStack() as stack:
         network = LOOPBACK
-        if with_veth and os.geteuid() != 0:
-            whole.missing.append(
-                record.Missing("veth", "only root makes network namespaces", "sudo")
-            )
-            return
         if with_veth:
+            if missing := missing_veth():
+                whole.missing.append(missing)
+                return
             network = stack.enter_context(veth(rate, congestion))
             suite = f"TensorFlow steps, tcp over {network.name}"
         wanted = {name: targets.get(name) for name in only or names}

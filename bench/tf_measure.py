@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,10 @@ class Way:
         """The environment of the servers' processes."""
         plan = {"RDMATENSOR_PLAN": "on" if self.planned else "off"}
         return environment(self.protocol) | plan | dict(self.settings)
+
+    def over_tcp(self) -> Way:
+        """The same, forced to use tcp."""
+        return replace(self, settings={**self.settings, "RDMATENSOR_TRANSPORTS": "tcp"})
 
 
 GRPC = Way(STOCK, STOCK)
