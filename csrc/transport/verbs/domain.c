@@ -97,6 +97,7 @@ rdt_status rdt_verbs_domain_open(rdt_domain **domain_out) {
   if (!domain) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   pthread_mutex_init(&domain->lock, NULL);
   pthread_mutex_init(&domain->windows_lock, NULL);
+  pthread_cond_init(&domain->windows_ended, NULL);
   pthread_rwlock_init(&domain->registrations_lock, NULL);
   rdt_status status = open_device(domain);
   if (status != RDT_OK) {
@@ -122,6 +123,7 @@ void rdt_verbs_domain_close(rdt_domain *domain) {
   if (domain->context) complain(rdt_verbs_close_device(domain->context));
   rdt_verbs_ports_free(domain->ports, domain->port_count);
   pthread_rwlock_destroy(&domain->registrations_lock);
+  pthread_cond_destroy(&domain->windows_ended);
   pthread_mutex_destroy(&domain->windows_lock);
   pthread_mutex_destroy(&domain->lock);
   free(domain);

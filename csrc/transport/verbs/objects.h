@@ -54,7 +54,8 @@ typedef struct rdt_verbs_window {
 /* One peer's access to a registration: a window for each of its queue pairs. Under windows_lock. */
 typedef struct rdt_verbs_grant {
   struct rdt_verbs_grant *next; /* of the endpoint's */
-  rdt_endpoint *endpoint;       /* NULL once the endpoint, and with it the windows, ended */
+  rdt_endpoint *endpoint;       /* NULL once the windows are closed */
+  bool ending;                  /* a thread closes them, without the lock */
   uint32_t count;
   rdt_verbs_window windows[RDT_VERBS_MAX_QUEUES];
 } rdt_verbs_grant;
@@ -82,6 +83,7 @@ struct rdt_domain {
   atomic_bool dead;        /* the device is gone */
   bool windows;            /* memory for one peer is opened by windows */
   pthread_mutex_t windows_lock;
+  pthread_cond_t windows_ended; /* of a grant; its endpoint and its registration may have waited */
 
   pthread_rwlock_t registrations_lock;
   rdt_registration *registrations;

@@ -81,30 +81,37 @@ rdt_status rdt_verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *regist
   return RDT_OK;
 }
 
-/* Takes the grant off its endpoint's list. Call it under windows_lock. */
-static void end_grant(rdt_verbs_grant *grant) {
-  if (!grant->endpoint) return;
+/* Closes the windows, and takes the grant off its endpoint's list. Call it under windows_lock, which others may have
+ * meanwhile: a driver may take long to free a window. */
+static void end_grant(rdt_domain *domain, rdt_verbs_grant *grant) {
   rdt_verbs_grant **link = &grant->endpoint->grants;
+  grant->ending = true;
+  pthread_mutex_unlock(&domain->windows_lock);
+  for (uint32_t i = 0; i < grant->count; i++) rdt_verbs_window_close(&grant->windows[i]);
+  pthread_mutex_lock(&domain->windows_lock);
   while (*link != grant) link = &(*link)->next;
   *link = grant->next;
   grant->endpoint = NULL;
-  for (uint32_t i = 0; i < grant->count; i++) rdt_verbs_window_close(&grant->windows[i]);
+  grant->ending = false;
+  pthread_cond_broadcast(&domain->windows_ended);
 }
 
 void rdt_verbs_grant_close(rdt_registration *registration) {
   rdt_domain *domain = registration->domain;
   pthread_mutex_lock(&domain->windows_lock);
-  if (registration->grant) end_grant(registration->grant);
-  free(registration->grant);
+  rdt_verbs_grant *grant = registration->grant;
+  while (grant && grant->ending) pthread_cond_wait(&domain->windows_ended, &domain->windows_lock);
+  if (grant && grant->endpoint) end_grant(domain, grant);
   registration->grant = NULL;
   pthread_mutex_unlock(&domain->windows_lock);
+  free(grant);
 }
 
 rdt_status rdt_verbs_grant_keys(const rdt_registration *registration, rdt_verbs_keys *keys) {
   rdt_domain *domain = registration->domain;
   pthread_mutex_lock(&domain->windows_lock);
   const rdt_verbs_grant *grant = registration->grant;
-  bool open = grant && grant->endpoint;
+  bool open = grant && grant->endpoint && !grant->ending;
   keys->count = open ? grant->count : 0;
   for (uint32_t i = 0; i < keys->count; i++) keys->rkeys[i] = grant->windows[i].rkey;
   pthread_mutex_unlock(&domain->windows_lock);
@@ -113,9 +120,21 @@ rdt_status rdt_verbs_grant_keys(const rdt_registration *registration, rdt_verbs_
 
 /* ---- windows of an endpoint ----------------------------------------------------------------------------- */
 
+static rdt_verbs_grant *first_not_ending(rdt_verbs_grant *grants) {
+  while (grants && grants->ending) grants = grants->next;
+  return grants;
+}
+
 void rdt_verbs_endpoint_close_windows(rdt_endpoint *endpoint) {
-  pthread_mutex_lock(&endpoint->domain->windows_lock);
-  while (endpoint->grants) end_grant(endpoint->grants);
-  pthread_mutex_unlock(&endpoint->domain->windows_lock);
+  rdt_domain *domain = endpoint->domain;
+  pthread_mutex_lock(&domain->windows_lock);
+  while (endpoint->grants) {
+    rdt_verbs_grant *grant = first_not_ending(endpoint->grants);
+    if (grant)
+      end_grant(domain, grant);
+    else
+      pthread_cond_wait(&domain->windows_ended, &domain->windows_lock);
+  }
+  pthread_mutex_unlock(&domain->windows_lock);
   rdt_verbs_window_close(&endpoint->inbound.window);
 }
