@@ -92,6 +92,7 @@ typedef enum rdt_work {
   RDT_WORK_ENDING,
   RDT_WORK_KINDS
 } rdt_work;
+typedef struct rdt_errand rdt_errand; /* one piece of it */
 
 /* A chore of a channel that ends; see core/ending.c. */
 typedef enum rdt_chore { RDT_CHORE_NONE, RDT_CHORE_RUNS, RDT_CHORE_DONE } rdt_chore;
@@ -145,6 +146,7 @@ struct rdt_device {
   rdt_miss misses[RDT_MISSES]; /* under lock */
 
   int workers[RDT_WORK_KINDS]; /* how many run; under lock */
+  rdt_errand *endings;         /* that wait for a worker; under lock */
   pthread_cond_t workers_done;
 };
 

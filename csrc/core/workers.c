@@ -14,45 +14,62 @@
 static const int most[RDT_WORK_KINDS] = {
     [RDT_WORK_HANDSHAKE] = 320, [RDT_WORK_ALLOCATION] = 64, [RDT_WORK_ENDING] = 64};
 
-typedef struct work {
+struct rdt_errand {
+  rdt_errand *next; /* in the queue of endings */
   rdt_device *device;
   rdt_work kind;
   void (*run)(void *argument);
   void *argument;
-} work;
+};
 
-static void retire(rdt_device *device, rdt_work kind) {
+/* Returns what waited for this worker, or NULL: the worker is to end. */
+static rdt_errand *retire(rdt_device *device, rdt_work kind) {
   pthread_mutex_lock(&device->lock);
-  device->workers[kind]--;
-  pthread_cond_signal(&device->workers_done);
+  rdt_errand *next = kind == RDT_WORK_ENDING ? device->endings : NULL;
+  if (next) {
+    device->endings = next->next;
+  } else {
+    device->workers[kind]--;
+    pthread_cond_signal(&device->workers_done);
+  }
   pthread_mutex_unlock(&device->lock);
+  return next;
 }
 
-static void *run_work(void *argument) {
-  work given = *(work *)argument;
-  free(argument);
-  given.run(given.argument);
-  retire(given.device, given.kind);
+static void *run_errands(void *argument) {
+  for (rdt_errand *errand = argument, *next; errand; errand = next) {
+    errand->run(errand->argument);
+    next = retire(errand->device, errand->kind);
+    free(errand);
+  }
   return NULL;
 }
 
-static bool enlist(rdt_device *device, rdt_work kind) {
+static void append(rdt_errand **queue, rdt_errand *errand) {
+  while (*queue) queue = &(*queue)->next;
+  *queue = errand;
+}
+
+/* Returns false if nobody will run the errand. *starts: a thread must be started for it. */
+static bool enlist(rdt_device *device, rdt_errand *errand, bool *starts) {
   pthread_mutex_lock(&device->lock);
-  bool room = !device->closing && device->workers[kind] < most[kind];
-  if (room) device->workers[kind]++;
+  *starts = !device->closing && device->workers[errand->kind] < most[errand->kind];
+  const bool waits = !device->closing && !*starts && errand->kind == RDT_WORK_ENDING;
+  if (*starts) device->workers[errand->kind]++;
+  if (waits) append(&device->endings, errand);
   pthread_mutex_unlock(&device->lock);
-  return room;
+  return *starts || waits;
 }
 
 bool rdt_worker_start(rdt_device *device, rdt_work kind, void (*run)(void *), void *argument) {
-  if (!enlist(device, kind)) return false;
-  work *given = malloc(sizeof(*given));
-  if (given) {
-    *given = (work){device, kind, run, argument};
-    if (rdt_thread_detached(run_work, given) == 0) return true;
-    free(given);
-  }
-  retire(device, kind);
+  bool starts;
+  rdt_errand *errand = malloc(sizeof(*errand));
+  if (!errand) return false;
+  *errand = (rdt_errand){NULL, device, kind, run, argument};
+  const bool enlisted = enlist(device, errand, &starts);
+  if (enlisted && (!starts || rdt_thread_detached(run_errands, errand) == 0)) return true;
+  free(errand);
+  if (enlisted) run_errands(retire(device, kind));
   return false;
 }
 
