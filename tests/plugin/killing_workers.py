@@ -20,6 +20,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.platform import _pywrap_stacktrace_handler
 
 from support.clusters import Task, within
 from support.coordinators import strategy_of_chief
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--protocol", default="grpc+rdma")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
+    _pywrap_stacktrace_handler.InstallStacktraceHandler()  # a crash tells where it was
     with tempfile.TemporaryDirectory() as folder:
         run(Path(folder), options.times, options.seed, options.protocol)
     print(f"{options.times} killed workers, every closure gave its value")
