@@ -45,7 +45,7 @@ static void test_endings(rdt_device *device) {
   EXPECT(becomes(&done, MANY));
 }
 
-/* What was taken on is done before the device is closed. */
+/* Closing the device waits for the work that it has taken on. */
 static void test_close(rdt_device *device) {
   EXPECT(start_many(device, RDT_WORK_ENDING) == MANY);
   atomic_store(&held, false);
