@@ -68,7 +68,11 @@ def _end(process: subprocess.Popen[str]) -> Said:
 @pytest.fixture(scope="module")
 def disabled_and_not() -> tuple[Said, Said]:
     """What the program says with the plugin disabled, and as it is installed."""
-    disabled, installed = (_start(PROGRAM, RDMATENSOR_DISABLE=value) for value in "10")
+    # Which of TensorFlow's threads allocates is chance, and the C library reserves 64 MB for each one that
+    # does unless all of them share an arena.
+    disabled, installed = (
+        _start(PROGRAM, RDMATENSOR_DISABLE=value, MALLOC_ARENA_MAX="1") for value in "10"
+    )
     return _end(disabled), _end(installed)
 
 
@@ -275,7 +279,7 @@ def test_merely_imported_costs_no_thread_and_no_memory(disabled_and_not: tuple[S
     assert with_plugin["threads"] == without["threads"]
     assert with_plugin["shared"] == without["shared"]
     # The code of the plugin itself is all that is added; the arena would be gigabytes.
-    assert with_plugin["reserved_kb"] - without["reserved_kb"] < 64 * 1024
+    assert with_plugin["reserved_kb"] - without["reserved_kb"] < 16 * 1024
     assert with_plugin["arena"]["active"] is False
     assert not lines
 
