@@ -39,6 +39,19 @@ namespace {
 constexpr char kProtocol[] = "grpc+rdma";
 // How long a client waits for the tasks that it will drive.
 constexpr std::chrono::minutes kStartOfTasks{1};
+// TensorFlow packs what its eager client sends to tasks into EagerService's RPC, unless this variable is "0".
+constexpr char kPacks[] = "TF_EAGER_REMOTE_USE_SEND_TENSOR_RPC";
+
+// Returns whether the user has set kPacks. The first call sets it otherwise: a name that is new may move the
+// environment while another thread reads it, so this comes before the threads of a server.
+bool UserSetPacks() {
+  static const bool set = [] {
+    if (::getenv(kPacks) != nullptr) return true;
+    ::setenv(kPacks, "0", 1);
+    return false;
+  }();
+  return set;
+}
 
 // The servers by which this process drives clusters, by task. An eager context that ends leaks its server, which
 // answers for ever. Its peers must not mistake it for its successor, which may have the same name: they would
@@ -168,11 +181,8 @@ class RdmaServer : public tensorflow::GrpcServer {
   }
 
  private:
-  // This process is about to drive its cluster by eager operations. TensorFlow would pack what it sends into
-  // EagerService's RPC, unless its own switch, read after this, says otherwise.
+  // This process is about to drive its cluster by eager operations. TensorFlow reads kPacks after this.
   void Drive(const std::string& session) {
-    static constexpr char kSwitch[] = "TF_EAGER_REMOTE_USE_SEND_TENSOR_RPC";
-    static const bool is_users = ::getenv(kSwitch) != nullptr;
     {
       std::lock_guard<std::mutex> lock(driven_mutex_);
       driven_ = session;
@@ -180,7 +190,7 @@ class RdmaServer : public tensorflow::GrpcServer {
     }
     // TensorFlow waits for tasks, too, but after this call.
     const absl::Status status = ReachTasks(kStartOfTasks);
-    if (!is_users) ::setenv(kSwitch, status.ok() ? "0" : "1", 1);
+    if (!UserSetPacks()) ::setenv(kPacks, status.ok() ? "0" : "1", 1);
     if (!status.ok()) {
       rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: what this client sends to tasks goes by "
                                               "grpc: no channel to ",
@@ -319,6 +329,8 @@ class RdmaServerFactory : public tensorflow::ServerFactory {
                                        .c_str());
       }
     }
+    const bool is_clients = options.local_device_mgr != nullptr;
+    if (is_clients && service != nullptr) UserSetPacks();
     auto server = std::make_unique<RdmaServer>(server_def, service);
     if (absl::Status status = server->InitRdma(options.local_device_mgr); !status.ok())
       return status;
