@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,3 +142,33 @@ def test_wrong_secret_is_no_matter_of_the_transport(
     ):
         stranger.connect(server.address)
     assert "shm: " not in str(caught.value)
+
+
+def controls() -> list[str]:
+    """The congestion controls of this process's TCP connections."""
+    found = []
+    for number in Path("/proc/self/fd").iterdir():
+        try:
+            copy = os.dup(int(number.name))
+        except OSError:
+            continue  # it listed the folder
+        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+            os.close(copy)
+            continue
+        with socket.socket(fileno=copy) as end, contextlib.suppress(OSError):
+            if end.type == socket.SOCK_STREAM and end.family != socket.AF_UNIX:
+                end.getpeername()
+                name = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                found.append(name.rstrip(b"\0").decode())
+    return found
+
+
+def test_one_address_needs_no_clock(setting: Setting) -> None:
+    """Congestion controls such as bbr delay what never leaves the host."""
+    setting("TRANSPORTS", "tcp")
+    with rdmatensor.Device(name="server") as server, rdmatensor.Device(name="client") as client:
+        server.allocate(8, name="memory")
+        before = controls().count("reno")
+        with client.connect(server.address) as remote:
+            assert moves(remote)
+            assert controls().count("reno") >= before + 2  # one at each end

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/utsname.h>
@@ -17,12 +18,32 @@
 /* Short messages are one buffer. They need no list of buffers, which the kernel would copy. */
 #define SEND_FLAGS (MSG_NOSIGNAL | MSG_DONTWAIT)
 
+/* Returns whether both ends of the connection are at one address. */
+static bool stays_here(int socket) {
+  struct sockaddr_storage near = {0}, far = {0};
+  socklen_t size = sizeof(near);
+  if (getsockname(socket, (struct sockaddr *)&near, &size) != 0) return false;
+  size = sizeof(far);
+  if (getpeername(socket, (struct sockaddr *)&far, &size) != 0) return false;
+  if (near.ss_family != far.ss_family) return false;
+  const struct sockaddr_in *const near4 = (const void *)&near, *const far4 = (const void *)&far;
+  const struct sockaddr_in6 *const near6 = (const void *)&near, *const far6 = (const void *)&far;
+  if (near.ss_family == AF_INET) return near4->sin_addr.s_addr == far4->sin_addr.s_addr;
+  return near.ss_family == AF_INET6 &&
+         memcmp(&near6->sin6_addr, &far6->sin6_addr, sizeof(near6->sin6_addr)) == 0;
+}
+
 rdt_status rdt_tcp_line_open(int socket) {
   int one = 1, flags = fcntl(socket, F_GETFL);
   /* Probes come every third of the deadline; what they find must end within the rest of it. */
   unsigned timeout_ms = (unsigned)(rdt_config_number(RDT_CONFIG_DEADLINE_MS) * 2 / 3 + 1);
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
   setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
+  /* Such a connection shares no network, where a control that sends by a clock, like bbr, would only delay it.
+   * Every program may choose this one. */
+  static const char prompt[] = "reno";
+  if (stays_here(socket))
+    setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, prompt, sizeof(prompt) - 1);
   if (flags >= 0 && fcntl(socket, F_SETFL, flags | O_NONBLOCK) == 0) return RDT_OK;
   return rdt_fail_errno(errno, "cannot prepare a socket");
 }
