@@ -22,6 +22,7 @@
 #define CREDIT_OUT 64u    /* on a cache line of its own */
 #define MAX_INLINE 256u   /* bytes; requested, and reduced if the device supports less */
 #define RETRIES 6u        /* 7 means for ever on some devices */
+#define FEWEST_TRIES 5u   /* a network that loses 5 % rarely loses so many packets in a row */
 #define RNR_TIMER \
   24u /* 41 ms (InfiniBand specification, table 45); needed only if a peer misbehaves */
 #define HOP_LIMIT 64u
@@ -241,23 +242,33 @@ static rdt_status set_ready_to_receive(rdt_endpoint *endpoint, uint32_t index) {
                                  IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
-/* The device gives up after (RETRIES + 1) time-outs of 4.096 us * 2^n. Returns the largest n
- * that stays within half the deadline: a silent peer is probed every third of the deadline, and
- * so found in time. */
-static uint8_t timeout_exponent(void) {
+/* The device gives up after `tries` time-outs of 4.096 us * 2^exponent. */
+typedef struct {
+  uint8_t exponent;
+  uint8_t tries;
+} rdt_patience;
+
+/* Waits as long as half the deadline allows: a silent peer is probed every third of the deadline, and so found
+ * in time. A longer time-out is worth two tries: on a slow network, packets that wait longer than it are sent
+ * again, and lengthen the queue. */
+static rdt_patience patience(void) {
   uint64_t limit_ns = rdt_config_number(RDT_CONFIG_DEADLINE_MS) * 500000;
   uint8_t exponent = 8; /* 1 ms */
-  while (exponent < 22 && (RETRIES + 1) * (4096ull << (exponent + 1)) <= limit_ns) exponent++;
-  return exponent;
+  while (exponent < 22 && FEWEST_TRIES * (4096ull << (exponent + 1)) <= limit_ns) exponent++;
+  uint64_t tries = limit_ns / (4096ull << exponent);
+  if (tries < FEWEST_TRIES) tries = FEWEST_TRIES;
+  if (tries > RETRIES + 1) tries = RETRIES + 1;
+  return (rdt_patience){exponent, (uint8_t)tries};
 }
 
 static rdt_status set_ready_to_send(rdt_endpoint *endpoint, rdt_verbs_queue *queue) {
   uint32_t reads = lower(endpoint->domain->choice.port->limits.max_qp_init_rd_atom,
                          lower(endpoint->remote.reads, 255));
+  rdt_patience limits = patience();
   struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS,
                              .sq_psn = queue->psn,
-                             .timeout = timeout_exponent(),
-                             .retry_cnt = RETRIES,
+                             .timeout = limits.exponent,
+                             .retry_cnt = (uint8_t)(limits.tries - 1),
                              .rnr_retry = RETRIES,
                              .max_rd_atomic = (uint8_t)reads};
   return rdt_verbs_modify_qp(queue->qp, &attr,
