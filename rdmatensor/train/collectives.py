@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import operations
-from .keras_callbacks import broadcast_variables as _broadcast_variables
+from .equal import broadcast_variables as _broadcast_variables
 from .operations import Reduction, as_written
 from .process import current
 

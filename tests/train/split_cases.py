@@ -16,7 +16,7 @@ import rdmatensor.train as rt
 from rdmatensor.errors import UsageError
 from rdmatensor.train import operations
 from rdmatensor.train.cut.strips import strip_of
-from rdmatensor.train.keras_callbacks import broadcast_variables
+from rdmatensor.train.equal import broadcast_variables
 
 ROWS, SIDE, CLASSES = 64, 6, 4
 SMALLEST = 200  # weights of a layer that is large here

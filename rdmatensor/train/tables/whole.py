@@ -11,8 +11,8 @@ import numpy as np
 
 from ...errors import UsageError
 from .. import operations
+from ..equal import broadcast_variables
 from ..files import read_in_rank_0
-from ..keras_callbacks import broadcast_variables
 from ..process import Run
 from .placement import is_owned, placement_of
 
