@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from ._api.extras import remedy
+
 try:
     import click
 except ImportError:
@@ -61,19 +63,10 @@ class _Commands(click.Group):
 
 
 def _lacking(error: ImportError) -> click.ClickException:
-    package = (error.name or "").partition(".")[0]
-    remedy = "run rdmatensor doctor"
-    if package in ("click", "rich", "numpy", "cffi", "jinja2"):
-        remedy = f"pip install {package}"
-    elif package in ("matplotlib", "sklearn"):
-        remedy = "pip install 'rdmatensor[simulate]'"
-    elif package == "prometheus_client":
-        remedy = "pip install 'rdmatensor[metrics]'"
-    elif package == "graph_analyzer":
-        remedy = "another package may have this name; run rdmatensor doctor"
-    elif package == "tensorflow":
-        remedy = "pip install 'tensorflow>=2.20,<2.23'"
-    return click.ClickException(f"{error}: {remedy}")
+    found = remedy(error)
+    if found and found in str(error):
+        return click.ClickException(str(error))
+    return click.ClickException(f"{error}: {found or 'run rdmatensor doctor'}")
 
 
 @click.group(cls=_Commands, invoke_without_command=True)

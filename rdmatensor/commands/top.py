@@ -129,10 +129,13 @@ def _task(view: View) -> list[RenderableType]:
         return [Text(f"{view.address}: {view.error}", style="red")]
     rank = f"rank {view.training['rank']} of {view.training['size']}" if view.training else ""
     names = ", ".join([*(short(task) for task in view.tasks), *filter(None, [rank])])
-    names = names or "no grpc+rdma server"
+    names = names or "no grpc+rdma server and no training yet"
     parts: list[RenderableType] = [Text(f"{names} at {view.address}", style="bold")]
     if not view.plugin:
-        parts.append(Text("  the TensorFlow plugin is not loaded there", style="yellow"))
+        text = (
+            "  the TensorFlow plugin is not loaded there, or not yet, while TensorFlow is imported"
+        )
+        return [*parts, Text(text, style="yellow"), Text("")]
     if view.peers:
         parts.append(_peers(view))
     for each in view.control:

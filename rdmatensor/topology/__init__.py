@@ -8,6 +8,9 @@ pip install 'rdmatensor[topology]'.
 
 from __future__ import annotations
 
+from importlib import import_module
+
+from .._api.extras import needed_by
 from .model import Link, Member, Topology, load, parse, recorded_names
 
 __all__ = [
@@ -25,25 +28,17 @@ __all__ = [
 ]
 
 
+_HOMES = {
+    "Watch": "watch",
+    "plan": "pack",
+    "probe": "probing",
+    "use": "agree",
+    "use_in_tensorflow": "tensorflow",
+}
+
+
 def __getattr__(name: str) -> object:
-    if name == "plan":
-        from .pack import plan
-
-        return plan
-    if name == "use":
-        from .agree import use
-
-        return use
-    if name == "probe":
-        from .probing import probe
-
-        return probe
-    if name == "Watch":
-        from .watch import Watch
-
-        return Watch
-    if name == "use_in_tensorflow":
-        from .tensorflow import use_in_tensorflow
-
-        return use_in_tensorflow
-    raise AttributeError(name)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with needed_by(f"rdmatensor.topology.{name}"):
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -19,6 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._api.extras import needed_by
+
 if TYPE_CHECKING:
     from .collectives import (
         all_gather,
@@ -117,6 +119,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        with needed_by(f"rdmatensor.train.{name}"):
+            value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
         globals()[name] = value
         return value

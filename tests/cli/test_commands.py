@@ -73,6 +73,8 @@ def test_each_command_explains_itself_with_examples(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "arguments", "remedy"),
     [
+        ("scipy", ["topology", "dgx2", "--plan", "broadcast"], "'rdmatensor[topology]'"),
+        ("sklearn", ["simulate"], "'rdmatensor[simulate]'"),
         ("click", [], "pip install 'click>=8' 'rich>=13'"),
         ("rich", ["doctor"], "pip install rich"),
         ("numpy", ["ping", "localhost:1"], "pip install numpy"),
@@ -83,6 +85,32 @@ def test_a_missing_package_is_one_line(module: str, arguments: list[str], remedy
     done = without_modules(repr(arguments), module)
     assert done.returncode == 1
     assert remedy in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_plan_without_tensorflow_is_one_line(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.json"
+    cluster.write_text('{"worker": ["a:1", "b:1"]}')
+    done = without_modules(f"['plan', 'os:getcwd', '--cluster', {str(cluster)!r}]", "tensorflow")
+    assert done.returncode == 1
+    assert "pip install 'tensorflow-cpu" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "use", "text"),
+    [
+        ("tensorflow", "train.init()", "rdmatensor.train.init needs tensorflow: pip install"),
+        ("keras", "train.callbacks()", "rdmatensor.train.callbacks needs keras: pip install"),
+        ("scipy", "topology.plan", "rdmatensor.topology.plan needs scipy: pip install"),
+    ],
+)
+def test_a_missing_package_is_told_in_python(module: str, use: str, text: str) -> None:
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; from rdmatensor import topology, train; {use}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: {text}"), done.stderr
 
 
 def test_an_unknown_command_is_an_error() -> None:

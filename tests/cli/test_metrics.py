@@ -172,7 +172,7 @@ def test_top_shows_a_process(endpoint: rdmatensor.metrics.Endpoint) -> None:
     nobody = f"127.0.0.1:{free_ports(1)[0]}"
     done = top("--once", endpoint.address, nobody)
     assert done.returncode == 0, done.stderr
-    assert f"no grpc+rdma server at {endpoint.address}" in done.stdout
+    assert f"no grpc+rdma server and no training yet at {endpoint.address}" in done.stdout
     assert ("plugin is not loaded" in done.stdout) != rdmatensor.tensorflow.loaded()
     assert f"{nobody}: Connection refused: does the task call" in done.stdout.replace("\n", " ")
     done = top("--json", str(endpoint.port))
