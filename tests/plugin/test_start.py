@@ -10,6 +10,17 @@ import sys
 from pathlib import Path
 
 from plugin.transports import TRANSPORT
+from rdmatensor.doctor import framework
+
+
+def test_doctor_says_what_the_page_promises(root: Path) -> None:
+    promised = re.findall(r"```text\n(ok .*?)\n```", (root / "docs/start.md").read_text())[0]
+    area, text = re.split("  +", promised)[1:]
+    found = framework.finding(thoroughly=True)
+    release = f"{text.partition(';')[0].rpartition('.')[0]}."
+    assert (found.area, found.state) == (area, "ok")
+    if found.text.startswith(release):  # the page speaks of one version of TensorFlow
+        assert found.text.partition(";")[2] == text.partition(";")[2]
 
 
 def test_first_program(root: Path, tmp_path: Path) -> None:
@@ -26,7 +37,7 @@ def test_first_program(root: Path, tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    promised = re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0].splitlines()
+    promised = re.findall(r"prints\n\n```text\n(.*?)```", text, re.DOTALL)[0].splitlines()
     paths = dict(re.findall(r"(static|dynamic): (\d+) tensors", done.stdout))
     # The place is known from the second step on, or a little later on a busy machine.
     assert sum(map(int, paths.values())) == 100 and int(paths["static"]) > 0, done.stdout
