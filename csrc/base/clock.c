@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/clock.h"
 
+#include <limits.h>
 #include <time.h>
 
 #include "base/config.h"
@@ -20,9 +21,12 @@ rdt_deadline rdt_deadline_after(int timeout_ms) {
   return rdt_now_ms() + span;
 }
 
-int rdt_deadline_left(rdt_deadline deadline) {
+int rdt_deadline_left(rdt_deadline deadline) { return rdt_deadline_left_plus(deadline, 0); }
+
+int rdt_deadline_left_plus(rdt_deadline deadline, int more_ms) {
   int64_t left = deadline - rdt_now_ms();
-  return left < 0 ? 0 : (int)left;
+  left = (left < 0 ? 0 : left) + more_ms;
+  return left > INT_MAX ? INT_MAX : (int)left;
 }
 
 void rdt_cond_init(pthread_cond_t *condition) {

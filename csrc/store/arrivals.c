@@ -75,8 +75,7 @@ static void free_sent(void *context, rdt_status status) {
   free(context);
 }
 
-rdt_status rdt_store_tell_clock(const rdt_store *store, const rdt_store_link *link,
-                                uint64_t clock) {
+static rdt_status post_clock(const rdt_store *store, const rdt_store_link *link, uint64_t clock) {
   uint64_t *word = malloc(sizeof(*word));
   if (!word) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   *word = clock;
@@ -92,6 +91,22 @@ rdt_status rdt_store_tell_clock(const rdt_store *store, const rdt_store_link *li
   return status;
 }
 
+rdt_status rdt_store_tell_clock(rdt_store_peer *peer) {
+  rdt_store *store = peer->store;
+  rdt_store_link link;
+  rdt_status status = RDT_OK;
+  pthread_mutex_lock(&peer->clock_lock);
+  if (rdt_store_link_take(store, peer->rank, &link) == RDT_OK) {
+    pthread_mutex_lock(&store->stores->lock);
+    const uint64_t clock = store->clock;
+    pthread_mutex_unlock(&store->stores->lock);
+    if (clock > 0) status = post_clock(store, &link, clock);
+    rdt_store_link_drop(&link);
+  }
+  pthread_mutex_unlock(&peer->clock_lock);
+  return status;
+}
+
 rdt_status rdt_store_set_clock(rdt_store *store, uint64_t clock) {
   rdt_status status = rdt_store_enter(store);
   if (status != RDT_OK) return status;
@@ -103,12 +118,9 @@ rdt_status rdt_store_set_clock(rdt_store *store, uint64_t clock) {
   else
     store->clock = clock;
   pthread_mutex_unlock(&store->stores->lock);
-  for (uint32_t i = 0; status == RDT_OK && i < store->options.size; i++) {
-    rdt_store_link link;
-    if (i == store->options.rank || rdt_store_link_take(store, i, &link) != RDT_OK) continue;
-    if (rdt_store_tell_clock(store, &link, clock) == RDT_ERR_NO_MEMORY) status = RDT_ERR_NO_MEMORY;
-    rdt_store_link_drop(&link);
-  }
+  for (uint32_t i = 0; status == RDT_OK && i < store->options.size; i++)
+    if (i != store->options.rank && rdt_store_tell_clock(&store->peers[i]) == RDT_ERR_NO_MEMORY)
+      status = RDT_ERR_NO_MEMORY;
   rdt_store_leave(store);
   return status;
 }

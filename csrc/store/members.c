@@ -60,7 +60,7 @@ static rdt_status find(const rdt_store *store, rdt_channel *channel, const char 
   rdt_store_region_name(store, which, name);
   rdt_status status;
   for (bool missing = false;; missing = true) {
-    status = rdt_remote_region_find(channel, name, rdt_deadline_left(deadline) + 1, region);
+    status = rdt_remote_region_find(channel, name, rdt_deadline_left_plus(deadline, 1), region);
     if (status == RDT_ERR_DEADLINE && missing) /* the last question had no time for its answer */
       status = rdt_fail(RDT_ERR_NO_REGION, "%s has not opened store \"%s\"", channel->peer_name,
                         store->name);
@@ -148,14 +148,12 @@ static rdt_status open_link(const rdt_store *store, uint32_t rank, rdt_store_lin
 }
 
 /* Puts the connection into the place of an earlier one, which it returns. */
-static rdt_store_link replace(rdt_store_peer *peer, const rdt_store_link *link, uint64_t sent,
-                              uint64_t *clock) {
+static rdt_store_link replace(rdt_store_peer *peer, const rdt_store_link *link, uint64_t sent) {
   pthread_mutex_lock(&peer->push_lock);
   pthread_mutex_lock(&peer->store->stores->lock);
   rdt_store_link earlier = peer->out;
   peer->out = *link;
   peer->sent = sent;
-  *clock = peer->store->clock;
   pthread_mutex_unlock(&peer->store->stores->lock);
   pthread_mutex_unlock(&peer->push_lock);
   return earlier;
@@ -164,17 +162,14 @@ static rdt_store_link replace(rdt_store_peer *peer, const rdt_store_link *link, 
 static rdt_status connect_to(rdt_store *store, uint32_t rank, const char *address,
                              rdt_deadline deadline) {
   rdt_store_link link = {0};
-  uint64_t sent = 0, clock = 0;
+  uint64_t sent = 0;
   rdt_status status = rdt_connect_for(store->device, address, RDT_PURPOSE_STORES,
                                       rdt_deadline_left(deadline), &link.channel);
   if (status == RDT_OK) status = open_link(store, rank, &link, &sent, deadline);
-  if (status == RDT_OK) link = replace(&store->peers[rank], &link, sent, &clock);
+  if (status == RDT_OK) link = replace(&store->peers[rank], &link, sent);
   if (link.channel) rdt_channel_close(link.channel);
   rdt_store_link_drop(&link);
-  if (status == RDT_OK && clock > 0 && rdt_store_link_take(store, rank, &link) == RDT_OK) {
-    status = rdt_store_tell_clock(store, &link, clock);
-    rdt_store_link_drop(&link);
-  }
+  if (status == RDT_OK) status = rdt_store_tell_clock(&store->peers[rank]);
   return status < 0 ? status : RDT_OK;
 }
 

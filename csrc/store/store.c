@@ -90,8 +90,10 @@ static void store_free(rdt_store *store) {
     rdt_region_close(store->regions[i]);
     if (store->owned[i]) rdt_memory_free(store->owned[i]);
   }
-  for (uint32_t i = 0; store->peers && i < store->options.size; i++)
+  for (uint32_t i = 0; store->peers && i < store->options.size; i++) {
     pthread_mutex_destroy(&store->peers[i].push_lock);
+    pthread_mutex_destroy(&store->peers[i].clock_lock);
+  }
   free(store->peers);
   rdt_device_unref(store->device);
   free(store);
@@ -136,6 +138,7 @@ static rdt_store *store_new(rdt_device *device, const rdt_store_options *options
     peers[i].store = store;
     peers[i].rank = i;
     pthread_mutex_init(&peers[i].push_lock, NULL);
+    pthread_mutex_init(&peers[i].clock_lock, NULL);
   }
   return store;
 }

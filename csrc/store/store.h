@@ -70,8 +70,8 @@ typedef struct rdt_store_peer {
   uint64_t generation, turn; /* `turn` orders arrivals */
   uint64_t size, mark;       /* of the arrival */
   char address[RDT_ADDRESS_SIZE];
-  /* One push at a time. */
-  pthread_mutex_t push_lock;
+  /* One push at a time, and one clock at a time. Take these before stores->lock. */
+  pthread_mutex_t push_lock, clock_lock;
   uint64_t sent; /* the number of the last push over this connection, or of one that had arrived */
 } rdt_store_peer;
 
@@ -128,8 +128,9 @@ void rdt_store_link_drop(rdt_store_link *link);
 /* Between two looks at what no event announces. */
 void rdt_store_pause(void);
 
-/* Writes this member's clock there. Does not wait. */
-rdt_status rdt_store_tell_clock(const rdt_store *store, const rdt_store_link *link, uint64_t clock);
+/* Writes this member's clock there, if there is a connection. Does not wait. Threads that tell it at the same time
+ * do so in turn, each the clock of its turn. */
+rdt_status rdt_store_tell_clock(rdt_store_peer *peer);
 
 /* Posts and waits. At the deadline the connection ends, and with it the use of local memory. */
 rdt_status rdt_store_run(rdt_channel *channel, const rdt_op *ops, size_t count,

@@ -22,13 +22,18 @@ static rdt_status as_lost(const rdt_channel *channel, rdt_status status) {
 /* What begins just before the deadline may end: giving it up costs the connection. */
 enum { GRACE_MS = 1000 };
 
-/* An operation that is complete needs no channel; others end with theirs. */
-rdt_status rdt_store_run(rdt_channel *channel, const rdt_op *ops, size_t count,
-                         rdt_deadline deadline) {
+/* An operation that is complete needs no channel; others end with theirs. Not inlined: where it is, GCC warns of the
+ * fence when it builds for the thread sanitizer. */
+__attribute__((noinline)) rdt_status rdt_store_run(rdt_channel *channel, const rdt_op *ops,
+                                                   size_t count, rdt_deadline deadline) {
   rdt_transfer *transfer = NULL;
   rdt_status status = rdt_channel_submit(channel, ops, count, &transfer);
-  if (status != RDT_IN_PROGRESS) return as_lost(channel, status);
-  status = rdt_transfer_wait(transfer, rdt_deadline_left(deadline) + GRACE_MS);
+  if (status != RDT_IN_PROGRESS) {
+    /* What is read next is memory as it is after this. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return as_lost(channel, status);
+  }
+  status = rdt_transfer_wait(transfer, rdt_deadline_left_plus(deadline, GRACE_MS));
   if (status == RDT_ERR_DEADLINE) {
     rdt_channel_close(channel);
     while (rdt_transfer_wait(transfer, RDT_TIMEOUT_DEFAULT) == RDT_ERR_DEADLINE) continue;
@@ -38,19 +43,15 @@ rdt_status rdt_store_run(rdt_channel *channel, const rdt_op *ops, size_t count,
                       channel->peer_name);
   }
   rdt_transfer_free(transfer);
+  atomic_thread_fence(memory_order_seq_cst);
   return as_lost(channel, status);
 }
 
-/* Not inlined: where it is, GCC warns of the fence when it builds for the thread sanitizer. */
-__attribute__((noinline)) rdt_status rdt_store_read(rdt_channel *channel, rdt_remote_region *region,
-                                                    uint64_t offset, uint64_t size, void *into,
-                                                    rdt_deadline deadline) {
+rdt_status rdt_store_read(rdt_channel *channel, rdt_remote_region *region, uint64_t offset,
+                          uint64_t size, void *into, rdt_deadline deadline) {
   rdt_op op = {
       .kind = RDT_OP_READ, .local = into, .size = size, .remote = region, .remote_offset = offset};
-  rdt_status status = rdt_store_run(channel, &op, 1, deadline);
-  /* The next read is of memory as it is after this one. */
-  atomic_thread_fence(memory_order_seq_cst);
-  return status;
+  return rdt_store_run(channel, &op, 1, deadline);
 }
 
 /* Closing the store ends the connections of calls under way: that is why they fail then. */
@@ -89,22 +90,29 @@ static rdt_status first_version(const pull *p, rdt_store_head *head) {
   return status;
 }
 
-/* Reads what was the newest version before. *whole tells whether it was still there afterwards. */
+/* Reads what was the newest version before, and its mark. *whole tells whether it was still there afterwards: what
+ * one read brings may be of different times, so `started` comes with a later one. */
 static rdt_status read_version(const pull *p, rdt_store_head *head, bool *whole,
                                rdt_store_pulled *pulled) {
   const uint64_t version = atomic_load(&head->published);
   const uint64_t buffers = p->store->options.buffers, place = version % buffers;
-  rdt_status status = RDT_OK;
-  if (p->size > 0)
-    status = rdt_store_read(p->link->channel, p->link->values,
-                            RDT_STORE_HEAD_BYTES + place * p->store->stride + p->offset, p->size,
-                            p->into, p->deadline);
+  const rdt_op ops[] = {
+      {.kind = RDT_OP_READ,
+       .local = &pulled->mark,
+       .size = sizeof(pulled->mark),
+       .remote = p->link->values,
+       .remote_offset = offsetof(rdt_store_head, marks) + place * sizeof(pulled->mark)},
+      {.kind = RDT_OP_READ,
+       .local = p->into,
+       .size = p->size,
+       .remote = p->link->values,
+       .remote_offset = RDT_STORE_HEAD_BYTES + place * p->store->stride + p->offset}};
+  rdt_status status = rdt_store_run(p->link->channel, ops, p->size > 0 ? 2 : 1, p->deadline);
   if (status == RDT_OK) status = read_head(p, head);
   if (status != RDT_OK) return status;
   const uint64_t started = atomic_load(&head->started);
   *whole = started >= version && started < version + buffers;
   pulled->version = version;
-  pulled->mark = head->marks[place];
   return RDT_OK;
 }
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from .. import tensorflow as plugin
 from .._api.plugin import library as plugin_library
+from .._api.wait import milliseconds
 from .._ffi import ffi
 from ..errors import Unsupported, UsageError
 from ..group import Group
@@ -60,7 +61,7 @@ def handle_of(device: Device, group: Group, timeout: float) -> Any:
         return library().rdmatensor_group(
             device=int(ffi.cast("intptr_t", device._handle)),
             group=int(ffi.cast("intptr_t", group._handle)),
-            timeout_ms=min(int(timeout * 1000), 2**31 - 1),
+            timeout_ms=milliseconds(timeout),
         )
 
 

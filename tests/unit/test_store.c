@@ -3,6 +3,7 @@
  * Stores of two devices of this process, so that sanitizers see both ends: readers beside a writer, pushes
  * beside their receiver, clocks, and a member that breaks the protocol.
  */
+#include <limits.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -21,6 +22,7 @@ typedef struct {
 } end;
 
 static atomic_int stop, pulls;
+static _Atomic uint64_t published, clocks;
 
 static rdt_store_options options_of(uint32_t rank) {
   return (rdt_store_options){.struct_size = sizeof(rdt_store_options),
@@ -93,6 +95,46 @@ static void test_versions_are_whole(end ends[2]) {
   pthread_join(writer, NULL);
 }
 
+static void *publish_numbers(void *argument) {
+  rdt_store *store = argument;
+  while (!atomic_load(&stop)) {
+    void *memory;
+    uint64_t version;
+    EXPECT_STATUS(RDT_OK, rdt_store_begin(store, &memory));
+    EXPECT_STATUS(RDT_OK, rdt_store_publish(store, atomic_fetch_add(&published, 1) + 1, &version));
+    EXPECT(version == atomic_load(&published));
+  }
+  return NULL;
+}
+
+/* Versions that cost nothing follow each other while one head is read. */
+static void test_version_and_mark_are_of_one_publication(end ends[2]) {
+  rdt_store *stores[2];
+  rdt_store_pulled pulled;
+  pthread_t writer;
+  for (uint32_t i = 0; i < 2; i++) {
+    rdt_store_options options = options_of(i);
+    options.name = "numbers";
+    options.bytes = 8;
+    options.buffers = 3;
+    EXPECT_STATUS(RDT_OK, rdt_store_open(ends[i].device, &options, &stores[i]));
+  }
+  EXPECT_STATUS(RDT_OK,
+                rdt_store_connect(stores[1], 0, rdt_device_address(ends[0].device), PATIENCE_MS));
+  atomic_store(&stop, 0);
+  pthread_create(&writer, NULL, publish_numbers, stores[0]);
+  for (const time_t end = time(NULL) + 3; time(NULL) < end;) {
+    EXPECT_STATUS(RDT_OK, rdt_store_pull(stores[1], 0, 0, 0, NULL, PATIENCE_MS, &pulled));
+    EXPECT(pulled.version == pulled.mark);
+  }
+  atomic_store(&stop, 1);
+  pthread_join(writer, NULL);
+  /* The longest time-out is no less than others. */
+  EXPECT_STATUS(RDT_OK, rdt_store_pull(stores[1], 0, 0, 0, NULL, INT_MAX, &pulled));
+  EXPECT(rdt_deadline_left_plus(rdt_deadline_after(INT_MAX), 1000) == INT_MAX);
+  for (uint32_t i = 0; i < 2; i++) rdt_store_close(stores[i]);
+}
+
 static void *push_all(void *argument) {
   end *e = argument;
   for (uint64_t number = 1; number <= ROUNDS;) {
@@ -122,6 +164,37 @@ static void test_each_push_arrives_once(end ends[2]) {
   rdt_store_arrival arrival;
   EXPECT_STATUS(RDT_IN_PROGRESS, rdt_store_take(ends[0].store, 0, &arrival));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_store_release(ends[0].store, 1));
+}
+
+static void *set_clocks(void *argument) {
+  rdt_store *store = argument;
+  while (!atomic_load(&stop)) {
+    const uint64_t clock = atomic_fetch_add(&clocks, 1) + 1;
+    rdt_status status = rdt_store_set_clock(store, clock);
+    EXPECT(status == RDT_OK || status == RDT_ERR_INVALID); /* another thread has set a later one */
+    if (clock % 64 == 0) usleep(100);
+  }
+  return NULL;
+}
+
+/* Threads set a member's clock while another one connects anew, which tells it too. The other end must know the last
+ * one that was set. */
+static void test_clocks_do_not_go_back(end ends[2]) {
+  atomic_store(&clocks, ROUNDS + 1);
+  for (int round = 0; round < ROUNDS; round++) {
+    pthread_t setters[2];
+    atomic_store(&stop, 0);
+    for (int i = 0; i < 2; i++) pthread_create(&setters[i], NULL, set_clocks, ends[1].store);
+    if (round % 8 == 0)
+      EXPECT_STATUS(RDT_OK, rdt_store_connect(ends[1].store, 0, rdt_device_address(ends[0].device),
+                                              PATIENCE_MS));
+    else
+      usleep(200);
+    atomic_store(&stop, 1);
+    for (int i = 0; i < 2; i++) pthread_join(setters[i], NULL);
+    EXPECT_STATUS(RDT_OK, rdt_store_wait_clocks(ends[0].store, atomic_load(&clocks), PATIENCE_MS));
+    EXPECT(member_of(&ends[0], 1).clock == atomic_load(&clocks));
+  }
 }
 
 static void *wait_for_clock(void *argument) {
@@ -245,6 +318,8 @@ int main(void) {
   open_ends(ends);
   test_versions_are_whole(ends);
   test_each_push_arrives_once(ends);
+  test_version_and_mark_are_of_one_publication(ends);
+  test_clocks_do_not_go_back(ends);
   test_closing_ends_a_wait(&ends[0]);
   test_arguments(&ends[1]);
   test_malformed_messages_end_the_connection(ends);
