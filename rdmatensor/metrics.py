@@ -145,10 +145,15 @@ def _forget(server: WSGIServer) -> None:
 def run(arguments: Sequence[str]) -> None:
     """Serve the metrics, and run a program to its end as `python PROGRAM ARGUMENTS` does.
 
-    This is for programs that do not call `serve`: `python -m rdmatensor.metrics train.py`. Raises what
-    `serve` and the program raise.
+    PROGRAM may be `-m MODULE`. This is for programs that do not call `serve`: `python -m rdmatensor.metrics
+    train.py`. Raises what `serve` and the program raise.
     """
     serve()
+    if arguments[0] == "-m":
+        sys.argv = [*arguments[1:]]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
     sys.argv = [*arguments]
     sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
     runpy.run_path(arguments[0], run_name="__main__")

@@ -9,6 +9,7 @@ import os
 import queue
 import re
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -39,14 +40,17 @@ _OUTPUT_S = 5.0
 # Like `python SCRIPT`, but with metrics. `python -m` would also search the current folder for rdmatensor.
 _SERVED = "import sys; sys.path[:] = filter(None, sys.path); from rdmatensor import metrics; "
 _SERVED += "metrics.run(sys.argv[1:])"
+_PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?")
+# Options of Python that name what to run.
+_RUN = ("-m", "-c")
 
 
 @dataclass(frozen=True)
 class Request:
-    """The program, which runs as `python SCRIPT ARGUMENTS` in each task, and the tasks."""
+    """The program and the tasks, each of which runs it."""
 
-    script: Path
-    arguments: Sequence[str]
+    program: Sequence[str]
+    """What follows `python` in its command line: a script or a module, and arguments."""
     workers: int
     ps: int
     chief: bool
@@ -175,13 +179,15 @@ def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task,
     secret = "" if os.environ.keys() & _SECRETS else secrets.token_hex(32)
     outputs = [_Output(1), _Output(2)]
     started = {}
-    program = [str(request.script), *request.arguments]
+    program = list(request.program)
+    before = _options(program)
+    served = [*program[:before], "-c", _SERVED, *program[before:]]
     for number, task in enumerate(request.tasks):
         config = tf_config.text_for(cluster, task, request.protocol)
         variables = {tf_config.NAME: config, "PYTHONUNBUFFERED": "1"}
         if request.metrics_port:
             variables["RDMATENSOR_METRICS_PORT"] = str(request.metrics_port + number)
-        arguments = ["-c", _SERVED, *program] if request.metrics_port else program
+        arguments = served if request.metrics_port else program
         if request.hosts:
             host = request.hosts[number]
             # In the source folder, Python would import the sources, which are not built.
@@ -189,7 +195,7 @@ def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task,
             each = _Started(crew.run(agent, {}, folder="/"), Connection(host))
             _send(each.process, remote.order(arguments, variables, secret))
         else:
-            each = _Started(crew.start(arguments, variables), None)
+            each = _Started(crew.run([request.python, *arguments], variables), None)
             _hang_up(each.process)
         each.follow(outputs, task, _COLOURS[number % len(_COLOURS)])
         started[task] = each
@@ -281,11 +287,34 @@ def _addresses(request: Request) -> contextlib.AbstractContextManager[list[str]]
     return contextlib.nullcontext(addresses_of(hosts, request.port))
 
 
-def check(script: Path) -> str:
-    """Why a file cannot be run; "" if it can."""
+def python_of(command: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """The Python that a command line begins with, and what follows it; None if it begins with none."""
+    word = command[0]
+    python = shutil.which(word) if _PYTHON.fullmatch(Path(word).name) else None
+    return (None, command) if python is None else (python, command[1:])
+
+
+def _options(program: Sequence[str]) -> int:
+    """How many words before the script, or -m or -c, are options of Python."""
+    count = 0
+    while count < len(program) and program[count].startswith("-") and program[count] not in _RUN:
+        count += 2 if program[count] in ("-W", "-X") else 1
+    return count
+
+
+def check(program: Sequence[str]) -> str:
+    """Why a program cannot be run; "" if it can, or if Python will tell."""
+    words = program[_options(program) :]
+    if not words or list(words) == ["-m"]:
+        return "there is no program: name a script, or -m and a module"
+    if words[0] in _RUN:
+        return ""
+    script = Path(words[0])
     if not script.exists():
         return f"{script} does not exist"
-    if not script.is_file() or not os.access(script, os.R_OK):
+    if not (script.is_file() or (script / "__main__.py").is_file()) or not os.access(
+        script, os.R_OK
+    ):
         return f"{script} is not a readable file"
     return ""
 
@@ -309,6 +338,8 @@ def check_metrics(request: Request) -> str:
         return ""
     if request.metrics_port + len(request.tasks) - 1 > 65535:
         return f"--metrics-port {request.metrics_port}: there are too few ports above it"
+    if "-c" in request.program[_options(request.program) :][:1]:
+        return "--metrics-port needs a script or a module, not -c"
     if importlib.util.find_spec("prometheus_client") is None:
         return "--metrics-port needs prometheus-client: pip install 'rdmatensor[metrics]'"
     return ""

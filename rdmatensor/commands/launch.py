@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,10 +37,13 @@ if TYPE_CHECKING:
 @click.option(
     "--python", metavar="PATH", help="Python of the hosts. Default: the path of this Python."
 )
-@click.argument("script", type=click.Path(path_type=Path))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def launch(chief: bool | None, **options: Any) -> None:
+@click.argument(
+    "program", metavar="SCRIPT [ARGUMENTS]...", nargs=-1, required=True, type=click.UNPROCESSED
+)
+def launch(chief: bool | None, program: tuple[str, ...], **options: Any) -> None:
     """Run SCRIPT ARGUMENTS as all tasks of a TensorFlow cluster, on this machine or on several hosts.
+
+    Instead of SCRIPT, you can write -m MODULE, or a whole command of Python, such as `python -u SCRIPT`.
 
     Each task is a process that reads its role from TF_CONFIG, as on a cluster. Its output lines begin with
     "[worker 0] " and so on. If a task fails, all tasks are ended. The exit status is 0, or that of the first
@@ -61,14 +63,16 @@ def launch(chief: bool | None, **options: Any) -> None:
       rdmatensor launch -n 2 --metrics-port 9100 train.py &
       rdmatensor top 9100-9101
       rdmatensor launch --hosts node1,node2=10.0.0.2 train.py
+      rdmatensor launch -n 4 -m package.train --steps 100
     """
     from .._ops import launch as launcher
 
+    python, words = launcher.python_of(program)
+    options["python"] = options["python"] or python
+    options["program"] = words
     request = _request(options["ps"] > 0 if chief is None else chief, **options)
     why_not = (
-        launcher.check(request.script)
-        or launcher.check_metrics(request)
-        or launcher.check_ports(request)
+        launcher.check(words) or launcher.check_metrics(request) or launcher.check_ports(request)
     )
     if why_not:
         raise click.UsageError(why_not)

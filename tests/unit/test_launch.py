@@ -326,7 +326,11 @@ def test_an_ended_launcher_leaves_no_task(
         (["--hosts", "a,b", "-n", "3", __file__], "3 tasks are needed, but the hosts have 2"),
         (["--hosts", "a,b", "--ps", "1", __file__], "3 tasks are needed, but the hosts have 2"),
         (["--protocol", "rdma", "missing.py"], "'rdma' is not one of 'grpc+rdma', 'grpc'"),
-        ([], "Missing argument 'SCRIPT'"),
+        ([], "Missing argument 'SCRIPT"),
+        (["python"], "there is no program"),
+        (["python", "-u", "missing.py"], "missing.py does not exist"),
+        (["-m"], "there is no program"),
+        (["--metrics-port", "9100", "python", "-c", "1"], "needs a script or a module, not -c"),
     ],
 )
 def test_wrong_use_is_explained(arguments: list[str], words: str) -> None:
@@ -334,6 +338,31 @@ def test_wrong_use_is_explained(arguments: list[str], words: str) -> None:
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("metrics", [[], ["--metrics-port", "0"]], ids=["plain", "served"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py"],
+        ["-m", "train"],
+        ["python", "train.py"],
+        [sys.executable, "-X", "dev", "-u", "-m", "train"],
+    ],
+    ids=["script", "module", "python", "options"],
+)
+def test_a_program_is_named_as_for_python(
+    script: Path, words: list[str], metrics: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(script.parent)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    if metrics:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            metrics = ["--metrics-port", str(free.getsockname()[1])]
+    done = launch(*metrics, *words, "-n", "worker 0=config")
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if "worker 0=config" in line]
+    assert said.endswith("train.py', '-n', 'worker 0=config']")
 
 
 def test_reserved_addresses_are_for_servers_only() -> None:
