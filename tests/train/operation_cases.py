@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import rdmatensor.tensorflow as plugin
 import rdmatensor.train as rt
+from rdmatensor.train.operations import trim
 
 
 def operations() -> Any:
@@ -57,6 +58,9 @@ def operations() -> Any:
         found[f"{how} gradients"] = {
             name: x.numpy().tolist() for name, x in wrap(gradients)(mine).items()
         }
+    kept, dropped = tf.ones([1 << 20]), tf.ones([1 << 21])
+    del dropped
+    found["trimmed"] = [trim(), float(tf.reduce_sum(kept))]
     traced = tf.function(each).get_concrete_function(tf.TensorSpec([2 * run.size, 2]))
     found["shapes"] = {name: x.shape.as_list() for name, x in traced.structured_outputs.items()}
     # Each operation has the token of the one before, which no optimizer of graphs takes away.

@@ -165,6 +165,7 @@ def test_example(tmp_path: Path) -> None:
     (found,) = re.findall(r"\[worker 0\] 2 processes, loss \S+ accuracy (\S+)", done.stdout)
     assert float(found) > 0.9
     assert "[worker 1] Epoch" not in done.stdout
+    assert "ran out of memory" not in done.stderr
 
 
 @pytest.mark.parametrize("example", ["text_transformer", "word_embeddings"])

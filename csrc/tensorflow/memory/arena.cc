@@ -6,13 +6,15 @@
 #include <algorithm>
 #include <fstream>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "absl/numeric/bits.h"
 #include "absl/strings/str_cat.h"
 #include "memory/arena_trim.h"
 #include "memory/memory_limit.h"
 #include "rdmatensor.h"
 #include "xla/tsl/framework/bfc_allocator.h"
+#include "xla/tsl/protobuf/bfc_memory_map.pb.h"
 
 namespace rdmatensor {
 namespace {
@@ -42,6 +44,20 @@ thread_local bool trims = false;
 std::mutex registration_mutex;
 // Smaller free parts are likely to be used again soon.
 constexpr uint64_t kSmallestTrimmed = kMiB;
+// The heap of the only arena, since it is active.
+tsl::BFCAllocator* heap_of_arena = nullptr;
+
+// What is free in the arena and worth trimming, the largest first.
+std::vector<uint64_t> FreeSizes() {
+  std::vector<uint64_t> sizes;
+  const auto map = heap_of_arena->RecordMemoryMap();
+  for (const auto& chunk : map.chunk()) {
+    const auto size = static_cast<uint64_t>(chunk.size());
+    if (!chunk.in_use() && size >= kSmallestTrimmed) sizes.push_back(size);
+  }
+  std::sort(sizes.rbegin(), sizes.rend());
+  return sizes;
+}
 
 uint64_t DefaultLimit() { return UsableMemory() / 4 * 3; }
 
@@ -122,8 +138,10 @@ absl::Status Arena::Activate(uint64_t limit, uint64_t threshold) {
   tsl::BFCAllocator::Options options;
   options.allow_growth = true;
   options.fragmentation_fraction = static_cast<double>(kMostUnused) / static_cast<double>(limit_);
-  heap_ = std::make_unique<tsl::BFCAllocator>(std::make_unique<Regions>(this), limit_,
-                                              "rdmatensor_arena", options);
+  auto heap = std::make_unique<tsl::BFCAllocator>(std::make_unique<Regions>(this), limit_,
+                                                  "rdmatensor_arena", options);
+  heap_of_arena = heap.get();
+  heap_ = std::move(heap);
   threshold_ = threshold;
   // Makes the first region now, so that failures show when the server starts.
   tsl::AllocationAttributes attributes;
@@ -271,17 +289,13 @@ uint64_t TrimArena() {
   std::lock_guard<std::mutex> lock(registration_mutex);
   if (HasPinnedMemory()) return 0;
   // Nobody else has the memory while its pages go, because it is allocated here. All of it is kept until the end:
-  // the heap would hand out again what came back.
+  // the heap would hand out again what came back. Only what is free is asked for: the heap prints each failure.
   std::vector<void*> taken;
   uint64_t bytes = 0;
   trims = true;
-  for (uint64_t size = absl::bit_floor(arena->GetUsage().reserved_bytes);
-       size >= kSmallestTrimmed;) {
+  for (const uint64_t size : FreeSizes()) {
     void* const address = arena->hasty_allocator()->AllocateRaw(kHeapAlignment, size);
-    if (address == nullptr) {
-      size /= 2;
-      continue;
-    }
+    if (address == nullptr) break;  // another thread has taken it
     taken.push_back(address);
     const uint64_t start = reinterpret_cast<uintptr_t>(address);
     const uint64_t first = RoundToPages(start), last = (start + size) / kPageSize * kPageSize;
