@@ -41,6 +41,8 @@ from .report.cost import TYPICAL, Network
     "--signature", default="serving_default", show_default=True, help="Signature of a SavedModel."
 )
 @click.option("--optimize", is_flag=True, help="Run TensorFlow's graph optimiser first.")
+@click.option("--iterations", metavar="N", type=click.IntRange(1),
+              help="How often loops run, where the graph does not tell.")  # fmt: skip
 @click.option("--default-device", default=DEFAULT_DEVICE, show_default=True,
               help="Device of nodes that name none, which is the session's target.")  # fmt: skip
 @click.option("--transport", type=click.Choice(sorted(TYPICAL)), default="verbs", show_default=True,
@@ -183,6 +185,7 @@ def _analyze(source: str, options: dict[str, Any]) -> TransferPlan:
         feeds=options["feeds"] or None,
         signature=options["signature"],
         optimize=options["optimize"],
+        iterations=options["iterations"],
         default_device=options["default_device"],
     )
 

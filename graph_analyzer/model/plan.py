@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rdmatensor import config
 from rdmatensor.plan import Options
 
 from .errors import AnalysisError
@@ -23,6 +24,7 @@ Shape = tuple[int | None, ...] | None
 
 VERSION = 1
 CLASSES = ("static", "bounded", "dynamic", "rpc")
+PATHS = ("static", "bounded", "inline", "dynamic", "rpc")
 # The reason of an edge that no server plans.
 ADDED = "TensorFlow adds it when it cuts the graph up"
 # TensorFlow's C++ code calls these types by other names.
@@ -47,7 +49,7 @@ class Edge:
     reason: str
     """Why it is not static; "" if it is."""
     bytes: int
-    """Its size or a bound of it, of one iteration if it is in a loop; 0 if neither is known."""
+    """Its size or a bound of it, each time that it is sent; 0 if neither is known."""
     slots: int
     ring: int | None
     group: int | None
@@ -66,6 +68,11 @@ class Edge:
     """The number of the operation that sends it together with others; None: its own."""
     alone: str = ""
     """Why it has operations of its own; "" if it shares them."""
+    iterations: int | None = None
+    """How often it is sent in a step, if it is in a loop; None if that is not known. Plans of servers do not
+    have it."""
+    paced: bool = False
+    """Whether its sender waits, in each iteration of a loop, for what the receiver makes of it."""
     graph: str = ""
     """The graph to which the edge belongs, in the plan of a server, which may run several; "" otherwise."""
 
@@ -73,6 +80,39 @@ class Edge:
     def key(self) -> tuple[str, str, str]:
         """Identifies the edge in its graph. Edges are sorted by it."""
         return self.source, self.destination, self.name
+
+    @property
+    def sends(self) -> int:
+        """How often it is sent in a step; once if that is not known."""
+        return (self.iterations or 1) if self.in_loop else 1
+
+    @property
+    def step_bytes(self) -> int:
+        """The bytes that it adds to a step."""
+        return self.bytes * self.sends
+
+    @property
+    def placed_sends(self) -> int:
+        """How many of its sends in a step find a free place for certain.
+
+        In a loop, a sender that needs nothing of the receiver runs ahead of it until all places are taken.
+        """
+        if self.plan_class not in ("static", "bounded"):
+            return 0
+        return self.sends if self.paced or not self.in_loop else min(self.sends, self.slots)
+
+    def paths(self) -> dict[str, int]:
+        """The bytes that it adds to a step by the path on which they travel for certain (PATHS).
+
+        What finds no place travels inside the message ("inline") if it is small, and is fetched otherwise.
+        """
+        placed = self.placed_sends
+        small = 0 < self.bytes <= config.get_int("INLINE_BYTES")
+        rest = "rpc" if self.plan_class == "rpc" else "inline" if small else "dynamic"
+        found = {self.plan_class: placed * self.bytes} if placed else {}
+        if placed < self.sends:
+            found[rest] = (self.sends - placed) * self.bytes
+        return found
 
     @property
     def size_known(self) -> bool:
@@ -104,8 +144,11 @@ class TransferPlan:
 
     @property
     def step_bytes(self) -> int:
-        """The bytes that travel in a step, as far as sizes are known. Loops count once."""
-        return sum(edge.bytes for edge in self.edges)
+        """The bytes that travel in a step, as far as sizes are known.
+
+        What is sent in a loop counts as often as it is sent, or once if that is not known.
+        """
+        return sum(edge.step_bytes for edge in self.edges)
 
     @property
     def arena_bytes(self) -> int:
@@ -126,20 +169,36 @@ class TransferPlan:
         """The bytes per step of each class."""
         totals = dict.fromkeys(CLASSES, 0)
         for edge in self.edges:
-            totals[edge.plan_class] += edge.bytes
+            totals[edge.plan_class] += edge.step_bytes
+        return totals
+
+    def bytes_by_path(self) -> dict[str, int]:
+        """The bytes per step on each path, with as few on static ones as may happen (Edge.paths)."""
+        totals = dict.fromkeys(PATHS, 0)
+        for edge in self.edges:
+            for path, count in edge.paths().items():
+                totals[path] += count
         return totals
 
     @property
     def static_share(self) -> float:
-        """The part of the known bytes that is static; 1 if nothing travels."""
-        return self.bytes_by_class()["static"] / self.step_bytes if self.step_bytes else 1.0
+        """The part of the known bytes that is certain to find a place of known size.
+
+        0 if nothing travels, or if no size is known.
+        """
+        return self.bytes_by_path()["static"] / self.step_bytes if self.step_bytes else 0.0
+
+    @property
+    def uncounted(self) -> int:
+        """The number of edges in loops of which it is not known how often they run."""
+        return sum(edge.in_loop and edge.iterations is None for edge in self.edges)
 
     def bytes_by_link(self) -> dict[tuple[str, str], int]:
         """The bytes per step of each pair (source, destination)."""
         totals: dict[tuple[str, str], int] = {}
         for edge in self.edges:
             pair = edge.source, edge.destination
-            totals[pair] = totals.get(pair, 0) + edge.bytes
+            totals[pair] = totals.get(pair, 0) + edge.step_bytes
         return totals
 
     def traffic(self) -> dict[str, tuple[int, int]]:
@@ -288,6 +347,8 @@ def _read_edge(row: Mapping[str, Any]) -> Edge:
         variable=str(row.get("variable", "")),
         operation=_number(row.get("operation")),
         alone=str(row.get("alone", "")),
+        iterations=_number(row.get("iterations")),
+        paced=row.get("paced") is True,
         graph=str(row.get("graph", "")),
     )
 

@@ -31,6 +31,7 @@ def analyze(
     signature: str = "serving_default",
     default_device: str = DEFAULT_DEVICE,
     optimize: bool = False,
+    iterations: int | None = None,
     options: Options | None = None,
     budgets: Mapping[str, int] | None = None,
 ) -> TransferPlan:
@@ -47,24 +48,32 @@ def analyze(
 
     `batch_size` is the batch of a Keras model; for other sources it bounds unknown first dimensions. Nodes
     that name no task run on `default_device`, the session's target. `cluster` maps jobs to addresses and must
-    have every device. `optimize` runs TensorFlow's graph optimiser, as sessions do. `budgets` limits the
-    memory in bytes for places by task ("/job:ps/replica:0/task:0").
+    have every device. `optimize` runs TensorFlow's graph optimiser, as sessions do. `iterations` is how
+    often loops run whose condition the graph alone does not decide; without it, what they send counts once.
+    `budgets` limits the memory in bytes for places by task ("/job:ps/replica:0/task:0").
 
     Runs nothing and connects to nothing. Raises AnalysisError for what cannot be analysed.
     """
     if batch_size is not None and batch_size < 1:
         raise AnalysisError(f"batch_size must be at least 1, got {batch_size}")
+    if iterations is not None and iterations < 1:
+        raise AnalysisError(f"iterations must be at least 1, got {iterations}")
     if strategy is None and cluster is not None and {"ps", "worker"} <= set(cluster):
         strategy = PlacedOn.cluster(cluster)
     request = sources.Request(default_device, strategy, batch_size, fetches, feeds, args, signature)
     chosen = options or planner.settings()
     if batch_size is not None:
         chosen = replace(chosen, batch=batch_size)
-    found = transfers(source, request, optimize)
+    found = transfers(source, request, optimize, iterations)
     return planner.plan(_in_cluster(found, cluster), chosen, budgets)
 
 
-def transfers(source: Any, request: sources.Request, optimize: bool = False) -> edges.Transfers:
+def transfers(
+    source: Any,
+    request: sources.Request,
+    optimize: bool = False,
+    iterations: int | None = None,
+) -> edges.Transfers:
     """Finds what travels, without planning it."""
     program = sources.load(source, request)
     rewriting.inline(program)
@@ -74,7 +83,8 @@ def transfers(source: Any, request: sources.Request, optimize: bool = False) -> 
         placing.place(program)
     rewriting.cut(program)
     placing.place(program)
-    return edges.find(program)
+    rewriting.replicate_constants(program)
+    return edges.find(program, iterations)
 
 
 def _in_cluster(

@@ -10,8 +10,9 @@ from typing import Any
 from ..model.plan import Shape
 from ..read.devices import Device, parse
 from ..read.graphs import Program, Signatures, reference
-from ..read.ops import ENTER, EXIT, MERGE, NEXT_ITERATION, blocks, branches, free
+from ..read.ops import ENTER, MERGE, NEXT_ITERATION, SWITCH, blocks, branches, free
 from ..read.shapes import Shapes
+from .loops import Loops, after, loop_frames
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Transfer:
     """In bytes; 0 if elements are not plain bytes."""
     shape: Shape
     in_loop: bool
+    iterations: int | None
+    """How often it is sent in a step; None if the graph does not tell."""
+    paced: bool
+    """Whether its sender waits, in each iteration of a loop, for what the receiver makes of it."""
     device_memory: bool
     devices: tuple[str, str]
     """Where it comes from and goes to, on the tasks: "device:CPU:0"."""
@@ -67,54 +72,11 @@ class Transfers:
     control_edges: int
 
 
-# The loops around a node, outermost first.
-Frames = tuple[str, ...]
-
-
-def loop_frames(graph: Any) -> dict[str, Frames]:
-    """The loops around each node that is inside one.
-
-    An Enter belongs to the loop that it enters, an Exit to the loop that it leaves.
-    """
-    users: dict[str, list[str]] = {}
-    nodes = {}
-    for node in graph.node:
-        nodes[node.name] = node
-        for text in node.input:
-            users.setdefault(reference(text)[0], []).append(node.name)
-    frames: dict[str, Frames] = {}
-    stack: list[tuple[str, Frames]] = [
-        (name, ()) for name, node in nodes.items() if node.op in ENTER
-    ]
-    while stack:
-        name, outside = stack.pop()
-        node = nodes[name]
-        inside = _inside(node, outside)
-        if len(inside) <= len(frames.get(name, ())) or len(inside) > len(nodes):
-            continue
-        frames[name] = inside
-        after = _after(node, inside)
-        stack += [(user, after) for user in users.get(name, ()) if after]
-    return frames
-
-
-def _inside(node: Any, outside: Frames) -> Frames:
-    """The frames of a node whose inputs come from `outside`."""
-    if node.op in ENTER:
-        return (*outside, node.attr["frame_name"].s.decode(errors="replace"))
-    return outside
-
-
-def _after(node: Any, inside: Frames) -> Frames:
-    """The frames of a node's outputs."""
-    return inside[:-1] if node.op in EXIT else inside
-
-
 _VARIABLES = frozenset(["VarHandleOp", "VariableV2", "Variable"])
 # These ops pass on the variable, or its value, that is their first input.
 _READS = frozenset(
-    ["ReadVariableOp", "ResourceGather", "Identity", "RefIdentity", "Snapshot", *ENTER]
-) | {"Switch", "RefSwitch"}
+    ["ReadVariableOp", "ResourceGather", "Identity", "RefIdentity", "Snapshot", *ENTER, *SWITCH]
+)
 
 
 def _variables(graph: Any) -> dict[str, str]:
@@ -133,9 +95,12 @@ def _variables(graph: Any) -> dict[str, str]:
     return {name: variable for name, variable in found.items() if variable}
 
 
-def find(program: Program) -> Transfers:
-    """Reads the transfers from the program's graph, in which every node names a whole device."""
-    return _Reader(program).read()
+def find(program: Program, iterations: int | None = None) -> Transfers:
+    """Read the transfers from the program's graph, in which every node names a whole device.
+
+    `iterations` is how often loops run whose condition does not tell.
+    """
+    return _Reader(program).read(iterations)
 
 
 class _Reader:
@@ -155,7 +120,7 @@ class _Reader:
         }
         self._variables = _variables(program.graph)
 
-    def read(self) -> Transfers:
+    def read(self, iterations: int | None) -> Transfers:
         arcs: list[tuple[int, int]] = []
         # By node, output and device. The inner dicts serve as sets with a fixed order.
         uses: dict[tuple[int, int, Device], dict[int, None]] = {}
@@ -176,8 +141,9 @@ class _Reader:
         items = []
         if uses:
             shapes = Shapes(self._program.graph)
+            loops = Loops(self._program.graph, self._frames, shapes, iterations)
             items = [
-                self._transfer(shapes, *key, tuple(takers), key not in uses)
+                self._transfer(shapes, loops, *key, tuple(takers), key not in uses)
                 for key, takers in (asked | uses).items()
             ]
         items.sort(key=lambda item: (item.source, item.destination, item.name))
@@ -203,9 +169,9 @@ class _Reader:
         inside = self._frames.get(producer.name, ())
         if not inside or self._devices[source] == device:
             return
-        after = _after(producer, inside)
-        for depth in range(1, len(after) + 1):
-            condition = self._conditions.get(after[:depth])
+        outputs = after(producer, inside)
+        for depth in range(1, len(outputs) + 1):
+            condition = self._conditions.get(outputs[:depth])
             if condition is not None and self._devices[condition].task_name != device.task_name:
                 yield condition
 
@@ -225,6 +191,7 @@ class _Reader:
     def _transfer(
         self,
         shapes: Shapes,
+        loops: Loops,
         producer: int,
         output: int,
         device: Device,
@@ -234,6 +201,8 @@ class _Reader:
         node, source = self._nodes[producer], self._devices[producer]
         shape = shapes.of(node.name, output)
         dtype, element_size = shapes.dtype(node.name, output)
+        in_loop = bool(after(node, self._frames.get(node.name, ())))
+        takers = [self._nodes[number].name for number in consumers]
         elsewhere = "" if device.local_name == "device:CPU:0" else "@" + device.local_name
         return Transfer(
             name=self._program.fed.get(node.name, f"{node.name}:{output}") + elsewhere,
@@ -243,7 +212,9 @@ class _Reader:
             dtype_number=shapes.number(node.name, output),
             element_size=element_size,
             shape=shape,
-            in_loop=bool(_after(node, self._frames.get(node.name, ()))),
+            in_loop=in_loop,
+            iterations=loops.runs(node.name) if in_loop else 1,
+            paced=not in_loop or loops.is_paced(node.name, takers),
             device_memory=not source.kind == device.kind == "CPU",
             devices=(source.local_name, device.local_name),
             producer=producer,

@@ -136,6 +136,8 @@ def _edge(
         dtype=item.dtype,
         shape=item.shape,
         in_loop=item.in_loop,
+        iterations=item.iterations,
+        paced=item.paced,
         plan_class=str(place.plan_class),
         reason=_reason(item, place.reason),
         bytes=place.bytes,

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from ..model.errors import AnalysisError
+from ..read.devices import parse
 from ..read.graphs import Program, Signatures, keep, reference, sinks
 from ..read.ops import CALLS, CONTROL_FLOW
 
@@ -150,3 +151,42 @@ def _feed(program: Program, name: str, outputs: dict[str, list[int]]) -> None:
         for index, text in enumerate(user.input):
             if text in fed:
                 user.input[index] = f"{end.name}:0"
+
+
+# TensorFlow copies constants of up to so many elements to each task that uses them.
+_COPIED_ELEMENTS = 16
+
+
+def replicate_constants(program: Program) -> None:
+    """Give each device that uses a small constant a copy of it, as TensorFlow does. Nodes must be placed.
+
+    A constant that others wait for, by a control edge, stays as it is.
+    """
+    graph = program.graph
+    nodes = {node.name: node for node in graph.node}
+    users: dict[str, list[tuple[Any, int]]] = {}
+    awaited = set(roots(program))
+    for node in graph.node:
+        for number, text in enumerate(node.input):
+            if text.startswith("^"):
+                awaited.add(text[1:])
+            else:
+                users.setdefault(reference(text)[0], []).append((node, number))
+    for name, takers in users.items():
+        constant = nodes[name]
+        places = {parse(taker.device)._replace(kind="CPU", number=0) for taker, _ in takers}
+        if constant.op != "Const" or name in awaited or len(places) < 2:
+            continue
+        count = 1
+        for dim in constant.attr["value"].tensor.tensor_shape.dim:
+            count *= dim.size
+        if count > _COPIED_ELEMENTS or parse(constant.device).kind != "CPU":
+            continue
+        for number, place in enumerate(sorted(places, key=str)):
+            copy = graph.node.add()
+            copy.CopyFrom(constant)
+            copy.name, copy.device = f"{name}/replicate/_{number}", str(place)
+            for taker, index in takers:
+                if parse(taker.device)._replace(kind="CPU", number=0) == place:
+                    taker.input[index] = copy.name
+        graph.node.remove(constant)

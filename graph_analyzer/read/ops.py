@@ -22,6 +22,7 @@ _STATE_PREFIXES = tuple(_named("STATE_PREFIX"))
 ENTER = frozenset(["Enter", "RefEnter"])
 EXIT = frozenset(["Exit", "RefExit"])
 MERGE = frozenset(["Merge", "RefMerge"])
+SWITCH = frozenset(["Switch", "RefSwitch"])
 NEXT_ITERATION = frozenset(["NextIteration", "RefNextIteration"])
 
 # TensorFlow replaces these nodes by their bodies, which are other graphs, before it partitions.

@@ -8,7 +8,8 @@ A *round* is a set of tensors that can travel together: a tensor is in round r i
 and the beginning of the step. A round takes one latency if everything in it is pushed (static, bounded),
 three if something is fetched (dynamic: a descriptor, then a read there and back), and two plus `rpc_seconds`
 if something goes by RPC. Computation, which hides part of this time, and unknown sizes count as nothing.
-Tensors inside loops count `iterations` times as bytes and once as rounds.
+Tensors inside loops count as often as they are sent, or `iterations` times if that is not known, as bytes
+and once as rounds.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def predict(plan: TransferPlan, network: Network | None = None, iterations: int 
     links: dict[tuple[str, str], float] = {}
     rounds: dict[int, float] = {}
     for edge in plan.edges:
-        count = edge.bytes * (iterations if edge.in_loop else 1)
+        unknown = edge.in_loop and edge.iterations is None
+        count = edge.step_bytes * (iterations if unknown else 1)
         sent[edge.source] += count
         received[edge.destination] += count
         pair = edge.source, edge.destination

@@ -10,11 +10,11 @@ from pathlib import Path
 from rdmatensor.units import duration, short_task, size
 
 from ..model.errors import AnalysisError
-from ..model.plan import CLASSES, TransferPlan
+from ..model.plan import CLASSES, PATHS, TransferPlan
 from . import arena
 from .advice import advise, hot_spots
 from .cost import Network, predict
-from .text import classes_text, cost_text, headline, shape_text
+from .text import classes_text, cost_text, headline, loop_text, loops_text, shape_text, static_text
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
@@ -51,14 +51,15 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
         ) from None
     network = network or Network()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    totals = plan.bytes_by_class()
+    totals = plan.bytes_by_path()
     return environment.from_string(_TEMPLATE.read_text()).render(
         title=title,
         headline=headline(plan),
         classes=classes_text(plan),
         cost=cost_text(plan, network),
+        loops=loops_text(plan),
         cards=_cards(plan, network),
-        parts=[(name, totals[name] / (plan.step_bytes or 1)) for name in CLASSES if totals[name]],
+        parts=[(name, part / (plan.step_bytes or 1)) for name, part in totals.items() if part],
         tasks=[short_task(task) for task in plan.tasks],
         matrix=_matrix(plan),
         spots=hot_spots(plan),
@@ -70,6 +71,7 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
         options=plan.options,
         control_edges=plan.control_edges,
         class_names=CLASSES,
+        path_names=PATHS,
         rows=_rows(plan),
         short=short_task,
         size=size,
@@ -79,7 +81,7 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
 def _cards(plan: TransferPlan, network: Network) -> list[tuple[str, str]]:
     return [
         ("bytes per step", size(plan.step_bytes)),
-        ("static", f"{plan.static_share:.1%}"),
+        ("static", static_text(plan)),
         ("tensors", f"{len(plan.edges):,}"),
         ("places at the receivers", size(plan.arena_bytes)),
         ("communication, at least", duration(predict(plan, network).seconds)),
@@ -117,8 +119,8 @@ def _rows(plan: TransferPlan) -> str:
             short_task(edge.destination),
             edge.dtype,
             shape_text(edge.shape),
-            edge.bytes,
-            edge.plan_class + (" (loop)" if edge.in_loop else ""),
+            edge.step_bytes,
+            edge.plan_class + (f" ({loop_text(edge)})" if edge.in_loop else ""),
             edge.reason,
             edge.first,
             edge.ring,

@@ -25,14 +25,33 @@ def shape_text(shape: Shape) -> str:
 
 
 def headline(plan: TransferPlan) -> str:
-    """The plan in one sentence."""
+    """Return the plan in one sentence."""
+    if not plan.edges:
+        where = f": everything runs on {short_task(plan.tasks[0])}" if len(plan.tasks) == 1 else ""
+        return f"nothing travels between tasks{where}"
+    if not plan.step_bytes:
+        return f"{count(len(plan.edges), 'tensor')} per step, {plan.unknown} of unknown size"
     known = f"{size(plan.step_bytes)} per step in {count(len(plan.edges), 'tensor')}"
     unknown = f", {plan.unknown} of unknown size" if plan.unknown else ""
-    return f"{known}{unknown}; {plan.static_share:.1%} of the bytes static"
+    share = f"{static_text(plan)} of the {'known ' * bool(plan.unknown)}bytes static"
+    return f"{known}{unknown}; {share}"
+
+
+def static_text(plan: TransferPlan) -> str:
+    """Return the share of the bytes that is static: "100.0%", "at least 24.0%", or "-" if none is known."""
+    if not plan.step_bytes:
+        return "-"
+    least = "at least " * any(_overflows(edge) for edge in plan.edges)
+    return f"{least}{plan.static_share:.1%}"
+
+
+def _overflows(edge: Edge) -> bool:
+    """Return whether a loop may send it more often than there are places."""
+    return 0 < edge.placed_sends < edge.sends
 
 
 def classes_text(plan: TransferPlan) -> str:
-    """The tensors and the bytes of each class in the plan."""
+    """Return the tensors and the bytes of each class in the plan."""
     totals = plan.bytes_by_class()
     parts = []
     for name in CLASSES:
@@ -40,6 +59,26 @@ def classes_text(plan: TransferPlan) -> str:
         if tensors:
             parts.append(f"{name} {count(tensors, 'tensor')}, {size(totals[name])}")
     return "; ".join(parts) or "nothing travels"
+
+
+def loops_text(plan: TransferPlan) -> str:
+    """Return what has to be known about tensors in loops; "" if there are none of that kind."""
+    parts = []
+    ahead = [edge for edge in plan.edges if _overflows(edge)]
+    if ahead:
+        paths = plan.bytes_by_path()
+        late = sum(sum(e.paths().values()) - e.paths().get(e.plan_class, 0) for e in ahead)
+        parts.append(
+            f"{count(len(ahead), 'tensor')} in loops run ahead of their receiver, which has "
+            f"{max(edge.slots for edge in ahead)} places for each: up to {size(late)} find none, and go "
+            + " or ".join(name for name in ("inline", "dynamic") if paths[name])
+        )
+    if plan.uncounted and plan.graphs == ("",):
+        parts.append(
+            f"{count(plan.uncounted, 'tensor')} in loops count once, because the graph does not tell how "
+            "often they run: give --iterations"
+        )
+    return "; ".join(parts)
 
 
 def operations_text(plan: TransferPlan) -> str:
@@ -72,6 +111,7 @@ def report(plan: TransferPlan, network: Network | None = None, rows: int = 20) -
     parts: list[RenderableType] = [
         f"[bold]{headline(plan)}[/bold]",
         escape(classes_text(plan)),
+        *([escape(loops_text(plan))] * bool(loops_text(plan))),
         escape(operations_text(plan)),
         f"{size(plan.arena_bytes)} of places; {count(plan.control_edges, 'control edge')} besides",
         escape(cost_text(plan, network or Network())),
@@ -111,19 +151,19 @@ def _links(plan: TransferPlan) -> Table:
 
 
 def _edges(plan: TransferPlan, rows: int) -> Table:
-    chosen = sorted(plan.edges, key=lambda edge: (-edge.bytes, edge.key))[:rows]
+    chosen = sorted(plan.edges, key=lambda edge: (-edge.step_bytes, edge.key))[:rows]
     more = len(plan.edges) - len(chosen)
     title = "\nTensors" + (f" (the largest; {more:,} more)" if more else "")
     table = _table(title, ("tensor", "from", "to", "type", "shape", "class"), ("bytes",))
     for edge in chosen:
-        table.add_row(*(escape(cell) for cell in edge_cells(edge)), size(edge.bytes))
+        table.add_row(*(escape(cell) for cell in edge_cells(edge)), size(edge.step_bytes))
     return table
 
 
 def edge_cells(edge: Edge) -> tuple[str, ...]:
     """The cells of an edge: name, source, destination, type, shape, and class with its reason."""
     reason = f" ({edge.reason})" if edge.reason else ""
-    loop = ", in a loop" if edge.in_loop else ""
+    loop = f", {loop_text(edge)}" if edge.in_loop else ""
     return (
         edge.variable or edge.name,
         short_task(edge.source),
@@ -132,6 +172,12 @@ def edge_cells(edge: Edge) -> tuple[str, ...]:
         shape_text(edge.shape),
         f"{edge.plan_class}{loop}{reason}",
     )
+
+
+def loop_text(edge: Edge) -> str:
+    """Return how often an edge of a loop is sent: "20 times in a loop, 4 places"."""
+    often = "in a loop" if edge.iterations is None else f"{edge.iterations} times in a loop"
+    return f"{often}, {edge.slots} places" if _overflows(edge) else often
 
 
 def _advice(plan: TransferPlan) -> Iterator[str]:

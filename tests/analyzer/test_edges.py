@@ -161,4 +161,4 @@ def test_control_edges_are_counted_and_not_planned() -> None:
     plan = analyze(graph)
     assert plan.edges == ()
     assert plan.control_edges == 1
-    assert plan.static_share == 1.0
+    assert plan.static_share == 0.0

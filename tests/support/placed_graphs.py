@@ -133,6 +133,24 @@ def unplaced() -> Step:
     return Step(graph, [beside, far])
 
 
+def constants() -> Step:
+    """Constants of several sizes that two tasks use, and one that another operation waits for."""
+    graph = tf.Graph()
+    with graph.as_default():
+        with tf.device(PS):
+            scalar, small = tf.constant(2.0, name="scalar"), tf.constant([1.0] * 16, name="small")
+            large = tf.constant([1.0] * 17, name="large")
+            awaited = tf.constant(3.0, name="awaited")
+        results = []
+        for worker in WORKERS:
+            with tf.device(worker):
+                results.append(tf.random.uniform([16]) * small * scalar * awaited)
+                results.append(tf.reduce_sum(large * scalar) + tf.random.uniform([]))
+        with tf.device(WORKERS[0]), tf.control_dependencies([awaited]):
+            results.append(tf.random.uniform([3], name="after"))
+    return Step(graph, results)
+
+
 STEPS: dict[str, Callable[[], Step]] = {
     "training": training,
     "unknown batch": lambda: training(batch=None),
@@ -141,4 +159,5 @@ STEPS: dict[str, Callable[[], Step]] = {
     "While": loop,
     "nested": nested_loop,
     "unplaced": unplaced,
+    "constants": constants,
 }
