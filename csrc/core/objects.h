@@ -15,6 +15,7 @@
 
 #include "base/local.h"
 #include "base/net.h"
+#include "base/pool.h"
 #include "core/meet/admission.h"
 #include "core/meet/secret.h"
 #include "transport/transport.h"
@@ -44,7 +45,8 @@ struct rdt_region {
       *registrations[RDT_MAX_TRANSPORTS]; /* NULL for a transport that cannot share it */
   uint64_t key;
   char name[RDT_REGION_NAME_SIZE];
-  bool owned; /* the memory is freed with the region */
+  bool owned;     /* the memory is freed with the region */
+  rdt_pool *pool; /* to which it is given back; NULL if it is a block of its own */
 };
 
 typedef struct rdt_watch {
@@ -249,6 +251,7 @@ struct rdt_channel {
   uint64_t tenant_count, tenant_bytes; /* allocated here by the peer */
   int allocating;                      /* requests of the peer under way */
   bool released;                       /* the peer gets no region any more; under device->lock */
+  rdt_pool *pool;                      /* the memory of regions for this peer only; may be NULL */
 };
 
 struct rdt_remote_region {

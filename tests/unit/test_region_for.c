@@ -2,9 +2,11 @@
  *
  * Regions for one peer: it reaches them, nobody else finds them, and they end with the region or the channel.
  */
+#include <dirent.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -132,6 +134,73 @@ static void test_many(void) {
   rdt_channel_unref(own);
 }
 
+static int open_files(void) {
+  int count = 0;
+  DIR *folder = opendir("/proc/self/fd");
+  EXPECT(folder);
+  while (readdir(folder)) count++;
+  closedir(folder);
+  return count;
+}
+
+/* Programs that trace ever new graphs have thousands of them. */
+static void test_few_files(void) {
+  rdt_channel *own, *channel = join(peer, &own);
+  enum { REGIONS = 1000, EACH = 20000, FEW = 8 };
+  static rdt_region *regions[REGIONS];
+  static rdt_region_info infos[REGIONS];
+  int before = open_files();
+  for (int i = 0; i < REGIONS; i++) {
+    EXPECT_STATUS(RDT_OK, rdt_region_alloc_for(own, EACH, RDT_ACCESS_WRITE, &regions[i]));
+    EXPECT_STATUS(RDT_OK, rdt_region_get_info(regions[i], &infos[i]));
+    memset(infos[i].address, i, EACH);
+  }
+  EXPECT(open_files() <= before + FEW);
+  uint8_t byte = 77;
+  rdt_remote_region *remote = reach(channel, &infos[500]);
+  EXPECT_STATUS(RDT_OK, transfer(channel, remote, RDT_OP_WRITE, &byte, 1));
+  for (int i = 0; i < REGIONS; i++) {
+    const uint8_t *bytes = infos[i].address;
+    EXPECT(bytes[0] == (i == 500 ? byte : (uint8_t)i));
+    EXPECT(bytes[1] == (uint8_t)i && bytes[EACH - 1] == (uint8_t)i);
+  }
+  rdt_remote_region_unref(remote);
+  /* What is given back is used again, and is zero-filled as new memory is. */
+  for (int i = 0; i < REGIONS; i += 2) rdt_region_close(regions[i]);
+  int used = open_files();
+  for (int i = 0; i < REGIONS; i += 2) {
+    EXPECT_STATUS(RDT_OK, rdt_region_alloc_for(own, EACH, RDT_ACCESS_WRITE, &regions[i]));
+    EXPECT_STATUS(RDT_OK, rdt_region_get_info(regions[i], &infos[i]));
+    const uint8_t *bytes = infos[i].address;
+    EXPECT(bytes[0] == 0 && memcmp(bytes, bytes + 1, EACH - 1) == 0);
+  }
+  EXPECT(open_files() == used);
+  for (int i = 0; i < REGIONS; i++) rdt_region_close(regions[i]);
+  EXPECT(open_files() == before);
+  rdt_channel_unref(channel);
+  rdt_channel_unref(own);
+}
+
+/* The last files are the program's. */
+static void test_leaves_files(void) {
+  rdt_channel *own, *channel = join(peer, &own);
+  rdt_region *region;
+  struct rlimit all, few;
+  EXPECT(getrlimit(RLIMIT_NOFILE, &all) == 0);
+  few = all;
+  int lowest = dup(0);
+  EXPECT(lowest >= 0 && close(lowest) == 0);
+  few.rlim_cur = (rlim_t)lowest + 2;
+  EXPECT(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  EXPECT_STATUS(RDT_ERR_LIMIT, rdt_region_alloc_for(own, SIZE, RDT_ACCESS_WRITE, &region));
+  EXPECT(strstr(rdt_last_error(), "ulimit -n"));
+  EXPECT(setrlimit(RLIMIT_NOFILE, &all) == 0);
+  EXPECT_STATUS(RDT_OK, rdt_region_alloc_for(own, SIZE, RDT_ACCESS_WRITE, &region));
+  rdt_region_close(region);
+  rdt_channel_unref(channel);
+  rdt_channel_unref(own);
+}
+
 /* Where nothing is mapped, the peer's access ends at once; its write fails and takes the channel with it. */
 static void test_closed_under_its_peer(void) {
   rdt_channel *own, *channel = join(peer, &own);
@@ -229,6 +298,8 @@ int main(void) {
   test_only_its_peer();
   test_what_a_peer_allocates();
   test_many();
+  test_few_files();
+  test_leaves_files();
   test_closed_under_its_peer();
   test_reconnect();
   test_restarted_owner(&options);

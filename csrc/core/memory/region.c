@@ -83,7 +83,10 @@ static rdt_status register_memory(rdt_device *device, rdt_region *region) {
 
 static void free_region(rdt_region *region) {
   deregister(region);
-  if (region->owned && region->memory.address) rdt_memory_free(region->memory.address);
+  if (region->memory.address && region->pool)
+    rdt_pool_give_back(region->pool, region->memory.address, region->memory.size);
+  else if (region->memory.address && region->owned)
+    rdt_memory_free(region->memory.address);
   free(region);
 }
 
@@ -95,6 +98,13 @@ static rdt_status reserve_for(rdt_region *region, rdt_channel *channel) {
     return rdt_fail(RDT_ERR_UNSUPPORTED, "transport %s cannot share the region",
                     channel->transport->name);
   return rdt_channel_grant(channel, registration);
+}
+
+/* There may be thousands of regions for one peer, some for each graph of a program. Those that the peer may
+ * write to lie in a few blocks: over shared memory, whoever may open one of them can reach the whole block. */
+static rdt_status allocate(rdt_region *region) {
+  if (!region->pool) return rdt_memory_alloc(region->memory.size, &region->memory.address);
+  return rdt_pool_take(region->pool, region->memory.size, &region->memory.address);
 }
 
 /* Creates a region like `region`, which lacks the key, the registrations and, if memory is to be
@@ -110,8 +120,7 @@ static rdt_status create(const rdt_region *region, rdt_channel *only, rdt_region
   added->reserved_for = only ? only->number : 0;
   /* A random key is never reused, so an old key opens no new region. */
   rdt_status status = rdt_random_id(&added->key);
-  if (status == RDT_OK && added->owned)
-    status = rdt_memory_alloc(added->memory.size, &added->memory.address);
+  if (status == RDT_OK && added->owned) status = allocate(added);
   if (status == RDT_OK) status = register_memory(added->device, added);
   if (status == RDT_OK && only) status = reserve_for(added, only);
   uint64_t added_key = added->key; /* a tenant's region may be freed with its channel at any time */
@@ -132,6 +141,7 @@ static rdt_status create_own(rdt_device *device, void *address, uint64_t size, u
   rdt_region wanted = {.device = device,
                        .memory = {.address = address, .size = size, .access = access}};
   if (name) memcpy(wanted.name, name, strlen(name));
+  if (!address && only && access == RDT_ACCESS_WRITE) wanted.pool = only->pool;
   return create(&wanted, only, region, NULL);
 }
 

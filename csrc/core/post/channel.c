@@ -19,6 +19,7 @@ static void free_now(void *argument) {
   channel->transport->endpoint_destroy(channel->endpoint);
   free(channel->unsent);
   free(channel->passed_over);
+  rdt_pool_unref(channel->pool);
   pthread_mutex_destroy(&channel->poll_lock);
   pthread_mutex_destroy(&channel->send_lock);
   pthread_mutex_destroy(&channel->control_lock);
@@ -67,6 +68,7 @@ rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport
   pthread_mutex_init(&channel->control_lock, NULL);
   pthread_mutex_init(&channel->lock, NULL);
   rdt_cond_init(&channel->answered);
+  channel->pool = rdt_pool_create();
   *channel_out = channel;
   return RDT_OK;
 }
