@@ -113,15 +113,17 @@ class Group:
     Every member calls the same methods with the same dtypes, counts and arguments, in the same order. Calls
     with a `tag` may come in any order and from several threads; a tag is a number from 0 to 2**63 - 1 that no
     other unfinished operation has. `detail` is a text that must be equal at all members, such as
-    str(array.shape). If it differs, the operation fails, and the error quotes two of the texts.
+    str(array.shape). If it differs, the operation fails, and the error quotes the first line that differs.
 
     Arrays are C-contiguous numpy arrays of floats, bfloat16 (from ml_dtypes) or integers. Arrays in a
     region of the device with READ and WRITE access, such as those from empty(), move without a copy. The
     result goes into `out`: a new array (None), `array` itself, or an array that does not overlap it.
 
-    A failed operation fails at every member: with UsageError if members disagree, DeadlineExceeded if it is
-    not complete after `timeout` seconds, Cancelled, or ConnectionLost if a member is gone. After the error
-    nobody touches its arrays; their contents are undefined. The group stays usable unless a member is gone.
+    A failed operation fails at every member where it is under way: with UsageError if members disagree,
+    DeadlineExceeded if it is not complete after `timeout` seconds, Cancelled, or ConnectionLost if a member
+    is gone. If members disagree and it was complete at one, the next operation fails with UsageError. After
+    the error nobody touches its arrays; their contents are undefined. The group stays usable unless a member
+    is gone.
 
     Any thread may use the group. It lives until close(), or until the device is closed.
     """

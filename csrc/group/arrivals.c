@@ -68,6 +68,9 @@ static void take_abort(rdt_group *group, rdt_group_part *part) {
   pthread_mutex_lock(&group->lock);
   rdt_group_operation *operation =
       rdt_group_operation_find(group, head.tag, asks && !rdt_group_tag_finished(group, head.tag));
+  /* Elements may have come for it since, as if for another operation with this tag. */
+  if ((!operation || !operation->started) && rdt_group_tag_completed(group, head.tag))
+    rdt_group_agreement_regret(group, part);
   if (operation && operation->started) {
     put(operation, part);
     runs = kept = true;
@@ -87,13 +90,26 @@ static bool may_be_early(rdt_group_message_kind kind) {
   return kind != RDT_GROUP_ACK && kind != RDT_GROUP_PUSHED;
 }
 
+/* Finds the operation that the message is for. Elements for one that was complete here without them show that their
+ * sender called something else. */
+static rdt_group_operation *addressee(rdt_group *group, const rdt_group_part *part) {
+  rdt_group_operation *operation = rdt_group_operation_find(group, part->head.tag, false);
+  bool elements = part->kind == RDT_GROUP_EAGER || part->kind == RDT_GROUP_LEND;
+  if (operation || !may_be_early(part->kind)) return operation;
+  if (elements && rdt_group_tag_counted(part->head.tag) &&
+      rdt_group_tag_completed(group, part->head.tag)) {
+    rdt_group_agreement_regret(group, part);
+    return NULL;
+  }
+  return rdt_group_operation_find(group, part->head.tag, true);
+}
+
 static void take_message(rdt_group *group, rdt_channel *channel, rdt_group_part *part) {
   rdt_group_link *link = &group->links[part->head.from];
   bool good = true;
   pthread_mutex_lock(&group->lock);
   if (part->kind == RDT_GROUP_EAGER) good = rdt_group_credit_charge(link, part->size);
-  rdt_group_operation *operation =
-      rdt_group_operation_find(group, part->head.tag, may_be_early(part->kind));
+  rdt_group_operation *operation = addressee(group, part);
   if (operation && !operation->started) good &= ++link->early <= EARLY_MESSAGES;
   if (operation && good) put(operation, part);
   bool many = rdt_group_operations_many(group);
@@ -127,7 +143,8 @@ static void dispatch(rdt_group *group, rdt_channel *channel, rdt_group_message_k
   part->head = *head;
   if (size) memcpy(rdt_group_part_payload(part), payload, size);
   if (kind == RDT_GROUP_ABORT) {
-    rdt_text_clean(rdt_group_part_payload(part), size);
+    /* The detail has lines, and is cleaned where it is quoted. */
+    rdt_text_clean((char *)rdt_group_part_payload(part) + head->size, size - head->size);
     if (head->number != RDT_ABORT_GROUP) {
       take_abort(group, part);
       return;

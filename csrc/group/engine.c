@@ -78,9 +78,20 @@ static void fail_different(rdt_group_operation *operation, const rdt_group_messa
   rdt_group_agreement_fail(operation, head);
 }
 
+/* The operation was complete before the message came. */
+static void regret(rdt_group_operation *operation, const rdt_group_part *part) {
+  pthread_mutex_lock(&operation->group->lock);
+  rdt_group_agreement_regret(operation->group, part);
+  pthread_mutex_unlock(&operation->group->lock);
+}
+
 static void take_abort(rdt_group_operation *operation, rdt_group_part *part) {
   const rdt_group_message *head = &part->head;
   operation->answered[head->from] = 1;
+  if (operation->status == RDT_OK) {
+    regret(operation, part);
+    return;
+  }
   rdt_group_operation_fail(operation, (rdt_status)head->status, "group %s: member %u failed: %.*s",
                            operation->group->name, head->from, (int)(part->size - head->size),
                            (const char *)rdt_group_part_payload(part) + head->size);
@@ -134,6 +145,9 @@ static bool hand_over(rdt_group_operation *operation, rdt_group_part *part) {
     take_written(operation, part);
     return false;
   }
+  if (operation->status == RDT_OK &&
+      (part->kind == RDT_GROUP_EAGER || part->kind == RDT_GROUP_LEND))
+    regret(operation, part);
   if (operation->status != RDT_IN_PROGRESS) return false;
   int64_t index = step_of(operation, part);
   if (index < 0) return false;
@@ -163,6 +177,12 @@ static bool take_inbox(rdt_group_operation *operation) {
   if (operation->aborted != RDT_OK)
     rdt_group_operation_fail(operation, operation->aborted, "group %s: %s", group->name,
                              operation->abort_text);
+  if (group->regrets && operation->status == RDT_IN_PROGRESS) {
+    group->regrets = false;
+    operation->regrets = true;
+    rdt_group_operation_fail(operation, RDT_ERR_PROTOCOL, "group %s: %s", group->name,
+                             group->regret);
+  }
   pthread_mutex_unlock(&group->lock);
   while (part) {
     rdt_group_part *next = part->next;

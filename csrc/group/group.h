@@ -20,8 +20,9 @@
 #define RDT_GROUP_MAX_SIZE 1024
 #define RDT_GROUP_BUCKETS 1024 /* of the table of operations; a power of two */
 #define RDT_GROUP_FINISHED 1024
-#define RDT_LINK_REMOTES 32   /* regions of a peer to keep open */
-#define RDT_GROUP_DETAIL 128u /* size of a caller's detail, with its terminating zero */
+#define RDT_LINK_REMOTES 32 /* regions of a peer to keep open */
+#define RDT_GROUP_DETAIL \
+  16384u /* of a caller's detail, what others learn, with its terminating zero */
 #define RDT_GROUP_REASON 512u /* likewise of the reason why an operation or a group ended */
 
 /* ---- messages ------------------------------------------------------------------------------------- */
@@ -147,6 +148,12 @@ typedef struct rdt_group_lane_state {
   uint32_t begin, end, left; /* the round's steps, and how many are not done */
 } rdt_group_lane_state;
 
+/* A caller's detail, in memory that the next operation uses again. */
+typedef struct rdt_group_detail {
+  char *text;
+  size_t room;
+} rdt_group_detail;
+
 typedef enum rdt_group_driver {
   RDT_DRIVER_CALLER,
   RDT_DRIVER_PROGRESS,
@@ -190,11 +197,11 @@ typedef struct rdt_group_operation {
   void *context;
   rdt_deadline deadline, grace;
   rdt_group_shape shape;
-  char detail[RDT_GROUP_DETAIL];
+  rdt_group_detail detail;
   bool differs; /* another member called something else, which is: */
   uint32_t other_rank;
   rdt_group_shape other;
-  char other_detail[RDT_GROUP_DETAIL]; /* empty until it is known */
+  rdt_group_detail other_detail; /* empty until it is known */
   rdt_group_program *program;
   const char *input;
   char *output;
@@ -208,8 +215,9 @@ typedef struct rdt_group_operation {
   unsigned seen, posted; /* pushes under way */
   bool fresh;            /* was never advanced */
   bool reads_loans, needs_runner, over;
+  bool regrets;      /* it failed because of an earlier one */
   rdt_status status; /* RDT_IN_PROGRESS, RDT_OK, or why it failed */
-  char text[RDT_GROUP_REASON + 256];
+  char text[1280];
   bool aborting, closing;
   uint64_t sent, copied;
 } rdt_group_operation;
@@ -265,6 +273,9 @@ struct rdt_group {
   bool closing;
   rdt_status aborted; /* RDT_OK, or why there are no more operations; abort_text has the text */
   char abort_text[RDT_GROUP_REASON + 160];
+  bool regrets; /* an operation shall fail for the reason `regret`: members disagreed before */
+  uint64_t regretted[2]; /* the tag of the last one about which they did */
+  char regret[RDT_GROUP_REASON + 64];
   rdt_group_operation *table[RDT_GROUP_BUCKETS];
   rdt_group_operation *free_operations;
   rdt_group_part *free_parts[2]; /* short ones, and ones for a whole eager message */
@@ -272,6 +283,7 @@ struct rdt_group {
   unsigned started, early; /* numbers of operations; started ones are not over */
   int64_t swept;           /* ms: when expired early operations were last dropped */
   uint64_t finished[RDT_GROUP_FINISHED][2];
+  bool completed[RDT_GROUP_FINISHED]; /* whether those of `finished` ended without an error */
   rdt_group_programs programs;
   _Atomic uint64_t operations[RDT_ALGORITHM_COUNT], bytes[RDT_ALGORITHM_COUNT], copies;
 };
@@ -442,6 +454,10 @@ void rdt_group_operation_retire(rdt_group_operation *operation);
 /* Counts the operation as over. Closing the group waits for that. */
 void rdt_group_operation_over(rdt_group *group);
 bool rdt_group_tag_finished(const rdt_group *group, const uint64_t tag[2]);
+/* Returns true if it finished without an error. */
+bool rdt_group_tag_completed(const rdt_group *group, const uint64_t tag[2]);
+/* Returns true if one of our APIs counted it: callers may use tags of their own again. */
+bool rdt_group_tag_counted(const uint64_t tag[2]);
 /* Fails an operation at all members, whether it runs here or has not started here. */
 void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
                                const char *text);
@@ -450,8 +466,8 @@ void rdt_group_operation_drop_parts(rdt_group *group, rdt_group_part *parts);
 
 /* ---- agreement.c -------------------------------------------------------------------------------------- */
 
-/* Stores the caller's detail, which may be NULL, in the operation and its shape. */
-void rdt_group_agreement_begin(rdt_group_operation *operation, const char *detail);
+/* Stores the caller's detail, which may be NULL, in the operation and its shape. RDT_ERR_NO_MEMORY. */
+rdt_status rdt_group_agreement_begin(rdt_group_operation *operation, const char *detail);
 /* Fails the operation because of a message of another shape. */
 void rdt_group_agreement_fail(rdt_group_operation *operation, const rdt_group_message *head);
 /* Learns from another member's ABORT what that one called. */
@@ -459,6 +475,9 @@ void rdt_group_agreement_learn(rdt_group_operation *operation, const rdt_group_p
 /* Writes both views into the text of an operation that failed because they differ. Call it when
  * the operation ends. */
 void rdt_group_agreement_tell(rdt_group_operation *operation);
+/* Takes a message of an operation that was complete here: an ABORT, or elements that nobody waits for. If members
+ * disagree about it, one operation that runs here fails, or the next one does. Call it under group->lock. */
+void rdt_group_agreement_regret(rdt_group *group, const rdt_group_part *part);
 
 /* ---- cancel.c ---------------------------------------------------------------------------------------- */
 

@@ -109,7 +109,10 @@ rdt_status rdt_group_part_send(rdt_group *group, uint32_t peer, rdt_group_part *
 /* `head` has the fields in which ABORTs differ. */
 static void send_abort(rdt_group *group, uint32_t peer, rdt_group_message head, const char *detail,
                        const char *text) {
-  size_t size = strnlen(detail, RDT_GROUP_DETAIL - 1), length = strnlen(text, RDT_GROUP_REASON - 1);
+  size_t length = strnlen(text, RDT_GROUP_REASON - 1), used = sizeof(head) + length;
+  uint64_t most = group->links[peer].channel->max_notify;
+  size_t size = strnlen(detail, RDT_GROUP_DETAIL - 1);
+  if (size + used > most) size = most > used ? most - used : 0;
   rdt_group_part *part = rdt_group_part_new(group, size + length);
   if (!part) return; /* the peer learns it when its own deadline passes */
   part->kind = RDT_GROUP_ABORT;
@@ -130,11 +133,13 @@ void rdt_group_abort_send(rdt_group *group, uint32_t peer, const uint64_t tag[2]
 }
 
 void rdt_group_operation_abort_send(const rdt_group_operation *operation, uint32_t peer) {
-  const rdt_group_message head = {.tag = {operation->tag[0], operation->tag[1]},
-                                  .shape = operation->shape,
-                                  .status = operation->status,
-                                  .number = RDT_ABORT_OPERATION};
-  send_abort(operation->group, peer, head, operation->detail, operation->text);
+  rdt_group_message head = {.tag = {operation->tag[0], operation->tag[1]},
+                            .shape = operation->shape,
+                            .status = operation->status,
+                            .number = RDT_ABORT_OPERATION};
+  /* Members agree about this one, and where it is complete no further operation has to fail. */
+  if (operation->regrets) head.shape = (rdt_group_shape){0};
+  send_abort(operation->group, peer, head, operation->detail.text, operation->text);
 }
 
 /* ---- credit ---------------------------------------------------------------------------------------- */

@@ -15,6 +15,9 @@
 #define EARLY_LIMIT 65536u /* operations that others have started and this member has not */
 #define EARLY_SWEEP 1024u  /* the number of these at which some are dropped */
 #define AUTO_TAG 0x7264742d6175746full /* second half of the tags of calls without a tag */
+/* Second halves of tags that our APIs count: Python's Group.start, and operations in TensorFlow's graphs. */
+#define STARTED_TAG 0x8000000000000002ull
+#define GRAPH_TAG 0x8000000000000003ull
 #define SMALL_SCRATCH 65536u
 
 /* ---- table ----------------------------------------------------------------------------------------- */
@@ -30,6 +33,14 @@ static bool same_tag(const uint64_t a[2], const uint64_t b[2]) {
 
 bool rdt_group_tag_finished(const rdt_group *group, const uint64_t tag[2]) {
   return same_tag(group->finished[hash(tag) % RDT_GROUP_FINISHED], tag);
+}
+
+bool rdt_group_tag_completed(const rdt_group *group, const uint64_t tag[2]) {
+  return rdt_group_tag_finished(group, tag) && group->completed[hash(tag) % RDT_GROUP_FINISHED];
+}
+
+bool rdt_group_tag_counted(const uint64_t tag[2]) {
+  return tag[1] == AUTO_TAG || tag[1] == STARTED_TAG || tag[1] == GRAPH_TAG;
 }
 
 static rdt_group_operation *operation_new(rdt_group *group) {
@@ -58,6 +69,8 @@ void rdt_group_operation_free(rdt_group_operation *operation) {
   pthread_cond_destroy(&operation->wakes);
   free(operation->answered);
   free(operation->heard);
+  free(operation->detail.text);
+  free(operation->other_detail.text);
   free(operation->steps);
   free(operation->lanes);
   free(operation);
@@ -168,8 +181,13 @@ void rdt_group_operation_retire(rdt_group_operation *operation) {
   operation->inbox = NULL;
   operation->inbox_tail = &operation->inbox;
   take_out(group, operation);
-  memcpy(group->finished[hash(operation->tag) % RDT_GROUP_FINISHED], operation->tag,
-         sizeof(operation->tag));
+  size_t slot = hash(operation->tag) % RDT_GROUP_FINISHED;
+  memcpy(group->finished[slot], operation->tag, sizeof(operation->tag));
+  group->completed[slot] = operation->status == RDT_OK;
+  for (const rdt_group_part *part = parts; part && operation->status == RDT_OK; part = part->next)
+    if (part->kind == RDT_GROUP_ABORT || part->kind == RDT_GROUP_EAGER ||
+        part->kind == RDT_GROUP_LEND)
+      rdt_group_agreement_regret(group, part);
   rdt_group_program_release(operation->program);
   operation->program = NULL;
   rdt_group_ready_drop(operation);
@@ -340,8 +358,8 @@ static void begin_steps(rdt_group_operation *operation) {
 }
 
 /* Sets up the driver's fields. The program exists already. */
-static void begin(rdt_group_operation *operation, const rdt_collective *call,
-                  rdt_algorithm algorithm) {
+static rdt_status begin(rdt_group_operation *operation, const rdt_collective *call,
+                        rdt_algorithm algorithm) {
   rdt_group *group = operation->group;
   operation->shape =
       (rdt_group_shape){.kind = (uint8_t)call->kind, .algorithm = (uint8_t)algorithm};
@@ -353,7 +371,6 @@ static void begin(rdt_group_operation *operation, const rdt_collective *call,
       operation->shape.trees = (uint16_t)(group->trees->hash | 1);
     operation->shape.count = call->count;
   }
-  rdt_group_agreement_begin(operation, call->detail);
   operation->input = call->input;
   operation->output = call->output;
   if (input_count(group, call) == 0) operation->input = operation->output;
@@ -363,9 +380,10 @@ static void begin(rdt_group_operation *operation, const rdt_collective *call,
   operation->posted = 0;
   operation->fresh = true;
   operation->needs_runner = operation->over = false;
-  operation->reads_loans = operation->aborting = operation->closing = false;
+  operation->reads_loans = operation->aborting = operation->closing = operation->regrets = false;
   operation->status = RDT_IN_PROGRESS;
   operation->sent = operation->copied = 0;
+  return rdt_group_agreement_begin(operation, call->detail);
 }
 
 /* Long messages would hold up the progress thread. */
@@ -397,7 +415,9 @@ static rdt_status enter(rdt_group *group, const uint64_t tag[2],
     return rdt_fail(RDT_ERR_INVALID, "an operation with the tag %#llx, %#llx is under way",
                     (unsigned long long)tag[0], (unsigned long long)tag[1]);
   *operation_out = operation;
-  return RDT_OK;
+  if (!group->regrets) return RDT_OK;
+  group->regrets = false;
+  return rdt_fail(RDT_ERR_PROTOCOL, "group %s: %s", group->name, group->regret);
 }
 
 static rdt_status set_up(rdt_group *group, const rdt_collective *call,
@@ -409,9 +429,7 @@ static rdt_status set_up(rdt_group *group, const rdt_collective *call,
   operation->scratch_block = NULL;
   operation->scratch = NULL;
   rdt_status status = rdt_group_program_get(&group->programs, &request, &operation->program);
-  if (status != RDT_OK) return status;
-  begin(operation, call, algorithm);
-  return RDT_OK;
+  return status == RDT_OK ? begin(operation, call, algorithm) : status;
 }
 
 /* From here on messages belong to the driver. */
@@ -455,7 +473,7 @@ void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_stat
 
 /* Fails an operation that could not start at the others, who would wait for it. */
 static rdt_status give_up(rdt_group *group, const uint64_t tag[2], rdt_status status) {
-  char text[128];
+  char text[RDT_GROUP_REASON];
   snprintf(text, sizeof(text), "%s", rdt_last_error());
   rdt_group_operation_abort(group, tag, status, text);
   return rdt_fail(status, "%s", text);

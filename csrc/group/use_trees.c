@@ -28,7 +28,7 @@ static void install(rdt_group *group, rdt_trees *trees) {
 rdt_status rdt_group_use_trees(rdt_group *group, const rdt_group_tree *given, size_t count,
                                const double *pair_ns, int timeout_ms) {
   if (!group) return rdt_fail(RDT_ERR_INVALID, "group must not be NULL");
-  char what[RDT_GROUP_DETAIL], reason[RDT_GROUP_REASON];
+  char what[128], reason[RDT_GROUP_REASON];
   rdt_trees *trees = NULL;
   rdt_status status = rdt_device_check(group->device);
   if (status == RDT_OK)

@@ -183,6 +183,14 @@ def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
         return list(pool.map(outcome, calls))
 
 
+def outcome(call: Callable[[], Any]) -> tuple[str, str]:
+    """The class and text of what a call raises, or nothing."""
+    try:
+        return failure(call)
+    except AssertionError:
+        return "", ""
+
+
 def failure(call: Callable[[], Any]) -> tuple[str, str]:
     """The class and text of what a call raises."""
     try:

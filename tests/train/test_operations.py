@@ -134,8 +134,8 @@ def test_disagreement_names_both(tmp_path: Path) -> None:
     words = {
         "shape": ["weights", "[2]", "[3]"],
         "name": ["of the loss", "of the model"],
-        "kind": ["kind 1", "kind 3"],
-        "type": ["type 1", "type 2"],
+        "kind": ["all_reduce of float32", "all_gather of float32"],
+        "type": ["all_reduce of float32", "all_reduce of float64"],
         "steps": ["gradients", "metrics of an epoch"],
         "model": ["278 elements", "295 elements", "the model at the start", "at member"],
     }

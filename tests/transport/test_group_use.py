@@ -115,6 +115,22 @@ def test_members_disagree(pair: Team) -> None:
     assert [kind for kind, _ in outcomes] == ["UsageError"] * 2, outcomes
 
 
+def test_a_root_that_waits_for_nobody_learns_it_later(pair: Team) -> None:
+    """Its small broadcast is complete before the other member calls something else."""
+    pair.run("if rank == 0: group.broadcast(np.zeros(4), timeout=20)")
+    pair.run("said = failure(lambda: group.all_gather(np.zeros(4), timeout=20)) if rank else None")
+    kind, text = pair.get("said")[1]
+    assert kind == "UsageError", text
+    assert "all_gather of float64 [4] here" in text
+    assert "broadcast of float64 [4] from member 0 at member 0" in text
+    # The other member may have what it needs before the root hears of it.
+    kind, text = pair.get("outcome(lambda: group.all_reduce(np.zeros(5), timeout=20))")[0]
+    assert kind == "UsageError"
+    assert "earlier operation" in text
+    assert "all_gather of float64 [4] at member 1" in text
+    pair.run("check(group, 'all_reduce', 'int32', 1000, 'new', False)")
+
+
 @pytest.mark.parametrize("elements", [6, 0, 600000])
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
 def test_shapes_are_compared(pair: Team, kind: str, elements: int) -> None:

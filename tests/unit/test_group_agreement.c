@@ -129,11 +129,101 @@ static void test_long_details(void) {
       tasks[i] = new_task(&members[i], RDT_ALL_REDUCE, 1 + which, 5, detail);
     }
     run_tasks(tasks, 2);
-    expect_both_views(tasks, 2, "5 elements", which == 0 ? "xxx at member" : "xxx");
+    expect_both_views(tasks, 2, "[5]", which == 0 ? "xxx at member" : "xxx");
     free_tasks(tasks, 2);
   }
   details[0][298] = details[1][298] = 'b';
   expect_sum(members, 2, 9, details[0]);
+  close_group(members, 2);
+}
+
+/* Of long lists, the report has the first line that differs, also where one is the beginning of the other. */
+static void test_lists(void) {
+  enum { LINES = 300, ROOM = 32 * LINES };
+  static char details[2][ROOM];
+  member members[2];
+  task tasks[2];
+  open_group(members, 2, "lists");
+  for (uint64_t which = 0; which < 3; which++) {
+    for (uint32_t i = 0; i < 2; i++) {
+      char *at = details[i] + sprintf(details[i], "the variables");
+      int lines = which == 1 && i == 1 ? 250 : LINES;
+      for (int k = 1; k <= lines; k++)
+        at += sprintf(at, "\n%s %d", which == 0 && i == 1 && k >= 270 ? "bias" : "kernel\t", k);
+      tasks[i] =
+          new_task(&members[i], RDT_ALL_REDUCE, 1 + which, which == 2 ? 5 + i : 5, details[i]);
+      tasks[i].call.reduction = RDT_SUM;
+    }
+    run_tasks(tasks, 2);
+    if (which == 0) expect_both_views(tasks, 2, "the variables: number 270 is ", "bias 270");
+    if (which == 0) expect_both_views(tasks, 2, "kernel? 270", "all_reduce of int32 [5] (sum)");
+    if (which == 1) expect_both_views(tasks, 2, "number 251 is ", "nothing");
+    if (which == 2) expect_both_views(tasks, 2, "int32 [5]", "int32 [6]");
+    free_tasks(tasks, 2);
+  }
+  expect_sum(members, 2, 9, details[0]);
+  close_group(members, 2);
+}
+
+static bool regrets(const member *m) {
+  pthread_mutex_lock(&m->group->lock);
+  bool any = m->group->regrets;
+  pthread_mutex_unlock(&m->group->lock);
+  return any;
+}
+
+/* Where it was complete before another member noticed, the next operation fails, once, and then all goes on. Nobody
+ * who has had the error gets it again. */
+static void test_complete(rdt_collective_kind other) {
+  member members[3];
+  task tasks[3];
+  open_group(members, 3, "complete");
+  for (uint32_t i = 0; i < 3; i++)
+    tasks[i] = new_task(&members[i], i == 0 ? RDT_BROADCAST : other, 1, i == 0 ? 3 : 2, NULL);
+  run_task(&tasks[0]);
+  EXPECT_STATUS(RDT_OK, tasks[0].status); /* the root of a broadcast waits for nobody */
+  run_tasks(tasks + 1, 2);
+  expect_both_views(tasks + 1, 2, "broadcast of int32 [3] from member 0", "of int32 [2]");
+  free_tasks(tasks, 3);
+  UNTIL(regrets(&members[0]));
+  for (uint64_t tag = 2; tag < 4; tag++) {
+    for (uint32_t i = 0; i < 3; i++) tasks[i] = new_task(&members[i], RDT_ALL_REDUCE, tag, 5, NULL);
+    run_tasks(tasks, 3);
+    for (uint32_t i = 0; i < 3; i++) {
+      EXPECT_STATUS(tag == 2 ? RDT_ERR_PROTOCOL : RDT_OK, tasks[i].status);
+      if (tag == 2) EXPECT(mentions(tasks[i].error, "earlier operation, which was complete here"));
+    }
+    free_tasks(tasks, 3);
+  }
+  expect_sum(members, 3, 4, NULL);
+  close_group(members, 3);
+}
+
+/* Each is complete at once, and nobody fails; but elements come that nobody waits for. */
+static void test_all_roots(void) {
+  member members[2];
+  task tasks[2];
+  open_group(members, 2, "all roots");
+  for (uint32_t i = 0; i < 2; i++) {
+    tasks[i] = new_task(&members[i], RDT_BROADCAST, 0, 3, NULL);
+    tasks[i].call.tag[1] = 0; /* that of the next number: callers may use tags of their own again */
+    tasks[i].call.root = i;
+  }
+  run_task(&tasks[0]);
+  EXPECT_STATUS(RDT_OK, tasks[0].status);
+  run_task(&tasks[1]);
+  /* The second one learns it at once, if the message of the first one has come. */
+  EXPECT(tasks[1].status == RDT_OK || tasks[1].status == RDT_ERR_PROTOCOL);
+  for (uint32_t i = 0; i < (tasks[1].status == RDT_OK ? 2u : 1u); i++) UNTIL(regrets(&members[i]));
+  free_tasks(tasks, 2);
+  for (uint32_t i = 0; i < 2; i++) tasks[i] = new_task(&members[i], RDT_ALL_REDUCE, 2, 5, NULL);
+  run_tasks(tasks, 2);
+  for (uint32_t i = 0; i < 2; i++) {
+    EXPECT_STATUS(RDT_ERR_PROTOCOL, tasks[i].status);
+    EXPECT(mentions(tasks[i].error, "broadcast of int32 [3] from member"));
+  }
+  free_tasks(tasks, 2);
+  expect_sum(members, 2, 3, NULL);
   close_group(members, 2);
 }
 
@@ -166,7 +256,7 @@ static void test_two_roots(void) {
     tasks[i].call.timeout_ms = 300;
   }
   run_tasks(tasks, 2);
-  expect_both_views(tasks, 2, "root 0", "root 1");
+  expect_both_views(tasks, 2, "from member 0", "from member 1");
   free_tasks(tasks, 2);
   expect_sum(members, 2, 2, NULL);
   close_group(members, 2);
@@ -243,6 +333,10 @@ int main(void) {
   test_details(3, false);
   test_no_elements();
   test_long_details();
+  test_lists();
+  test_complete(RDT_BROADCAST);
+  test_complete(RDT_ALL_GATHER);
+  test_all_roots();
   for (uint32_t odd = 0; odd < 3; odd++)
     for (uint32_t k = 1; k < 3; k++) test_late(odd, (odd + k) % 3);
   test_two_roots();
