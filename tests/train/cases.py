@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from train.asynchronous_cases import fit_with_a_kill  # noqa: F401
+from train.data_cases import shards_of_all  # noqa: F401
 from train.failing_cases import *  # noqa: F403
 from train.operation_cases import *  # noqa: F403
 from train.resume_cases import resumed, resumes  # noqa: F401

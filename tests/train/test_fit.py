@@ -7,13 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rdmatensor import UsageError
 from support import ROOT, warm
 from train.ranks import Ranks, run
 
@@ -196,21 +194,6 @@ def test_warm_up(folder: Path) -> None:
 def test_shards_are_equal(folder: Path, known: bool) -> None:
     answers = run("shards", 3, folder, count=11, known=known)
     assert answers == [[[i, 2 * i] for i in range(rank, 9, 3)] for rank in range(3)]
-
-
-def test_too_few_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tensorflow as tf
-
-    from rdmatensor.train import data
-
-    monkeypatch.setattr(data, "current", lambda: SimpleNamespace(rank=0, size=4))
-    for each in (np.zeros(3), (np.zeros(3), np.zeros((3, 2))), tf.data.Dataset.range(3)):
-        with pytest.raises(
-            UsageError, match=r"3 elements for 4 processes: .*start fewer processes"
-        ):
-            data.shard(each)
-    with pytest.raises(UsageError, match="equally many rows"):
-        data.shard((np.zeros(8), np.zeros(7)))
 
 
 def test_trees_are_packed_anew_between_epochs(tmp_path: Path) -> None:
