@@ -10,6 +10,7 @@ import keras
 
 from .cut.leading import only_on_rank_0
 from .links import Links
+from .logs import Logs
 from .process import current
 from .summary import Summary
 from .together import Together
@@ -21,7 +22,7 @@ def callbacks(
 ) -> list[Any]:
     """The callbacks that fit() needs in every process. Put them before your own.
 
-    They copy rank 0's model and optimizer to all processes before the first step; average the metrics of
+    They copy rank 0's model and optimizer to all processes before the first step; merge the metrics of
     each epoch, so that callbacks that stop training or change the rate decide alike; average what layers
     such as BatchNormalization have gathered; and leave the progress bar to rank 0, which prints a table of
     what each process did at the end.
@@ -33,7 +34,8 @@ def callbacks(
     UsageError if there are none; fit() does if the synchronizer waits for nobody.
     """
     run = current()
-    found: list[Any] = [Together(run, Path(backup) if backup is not None else None)]
+    found: list[Any] = [] if run.size == 1 else [Logs(run)]
+    found.append(Together(run, Path(backup) if backup is not None else None))
     if warmup_epochs > 0:
         found.append(Warmup(run, warmup_epochs))
     if watch_links:

@@ -22,7 +22,7 @@ from .tables.placement import is_owned
 
 
 class Together(keras.callbacks.Callback):  # type: ignore[misc]
-    """Does what callbacks() says of weights, metrics, statistics and backups."""
+    """Does what callbacks() says of weights, statistics and backups."""
 
     def __init__(self, run: Run, backup: Path | None) -> None:
         super().__init__()
@@ -112,13 +112,6 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._sync.settle(self.model)
         self._average_statistics()
-        if logs and self._run.size > 1 and self._sync.waits:
-            names = sorted(logs)
-            values = tf.constant([float(np.mean(logs[name])) for name in names], tf.float64)
-            means = operations.all_reduce(
-                self._run, values, "mean", f"metrics of an epoch ({', '.join(names)})"
-            )
-            logs.update(zip(names, (float(each) for each in means), strict=True))
         if self._backup is not None or self._run.saves:
             self._sync.gather(self.model.optimizer)
         if self._backup is not None:

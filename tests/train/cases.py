@@ -24,6 +24,7 @@ from train.resume_cases import resumed, resumes  # noqa: F401
 from train.sharded_cases import *  # noqa: F403
 from train.split_cases import load_without_us, split_cases  # noqa: F401
 from train.split_kills import split_kill  # noqa: F401
+from train.state_cases import *  # noqa: F403
 from train.table_cases import table, tables, uneven  # noqa: F401
 from train.table_choices import chosen, dying, refused, tables_resumed  # noqa: F401
 from train.tree_cases import trees, trees_probed  # noqa: F401

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merges what the metrics of a Keras model have counted in several processes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from . import operations
+from .additive import added_by, watch_metric
+from .process import Run
+
+_Array = npt.NDArray[Any]
+
+
+class Counted(NamedTuple):
+    """What metrics have counted in this process since they were reset, and what they make of it."""
+
+    states: list[tuple[Any, _Array]]
+    """The variables of the metrics, and their values."""
+    results: dict[str, Any]
+
+
+def watch(model: Any) -> None:
+    """Finds out how metrics of the user's own classes change their states. Call it before the first step."""
+    given = getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
+    weighted = getattr(getattr(model, "_compile_metrics", None), "_user_weighted_metrics", None)
+    for each in [*tf.nest.flatten([given, weighted]), *_metrics(model)]:
+        if isinstance(each, keras.metrics.Metric):
+            watch_metric(each)
+
+
+def counted(model: Any) -> Counted:
+    """What the metrics have counted so far, as a copy: they may be reset afterwards."""
+    unique = {id(each): each for metric in _metrics(model) for each in metric.variables}
+    return Counted([(each, _value(each)) for each in unique.values()], _results(model))
+
+
+def merged(
+    run: Run, model: Any, logs: Mapping[str, Any], parts: Mapping[str, Counted]
+) -> dict[str, Any]:
+    """The logs of one process that has counted what all have counted. All processes call it.
+
+    `parts` has what was counted, by the start of the names of its logs: {"": of training, "val_": of
+    validation}. The states of metrics are added up, and results computed from the sums. A log is the result
+    of the metric that has this value in every process, whatever its name; without such a metric, it is the
+    mean over the processes. So is the result of a metric whose states cannot be added, which is said once.
+    Logs that are no numbers stay as they are. The metrics keep their states.
+    """
+    names = [name for name in sorted(logs) if _is_number(logs[name])]
+    if run.size == 1 or not names:
+        return dict(logs)
+    fixed = _not_added(model)
+    sums = [
+        value
+        for part in parts.values()
+        for variable, value in part.states
+        if id(variable) not in fixed
+    ]
+    equal = _which_are_equal(names, logs, parts)
+    own = [np.asarray(logs[name], np.float64) for name in names]
+    summed = _sum(run, [*sums, equal, *own], f"metrics of an epoch ({', '.join(names)})")
+    totals, everywhere, means = summed[: len(sums)], summed[len(sums)], summed[len(sums) + 1 :]
+    found = {name: value / run.size for name, value in zip(names, means, strict=True)}
+    left = iter(totals)
+    results = [each for part in parts.values() for each in _results_of(model, fixed, left, part)]
+    if fixed:  # then some results are this process's own
+        results = [each / run.size for each in _sum(run, results, "results of metrics")]
+    for row, name in enumerate(names):
+        for column in _in_order(name, parts):
+            if everywhere[row, column] == run.size:
+                found[name] = results[column]
+                break
+    return dict(logs) | {
+        name: float(each) if np.ndim(each) == 0 else each for name, each in found.items()
+    }
+
+
+def _metrics(model: Any) -> Iterator[Any]:
+    """All metrics of a model, those in others too."""
+    waiting = [*model.metrics, *getattr(model, "_metrics", [])]
+    seen: set[int] = set()
+    while waiting:
+        metric = waiting.pop(0)
+        if id(metric) in seen:
+            continue
+        seen.add(id(metric))
+        yield metric
+        waiting += [*getattr(metric, "metrics", []), *metric._metrics]
+
+
+def _value(variable: Any) -> _Array:
+    value: _Array = tf.convert_to_tensor(variable).numpy()
+    return value
+
+
+def _results(model: Any) -> dict[str, Any]:
+    """What the metrics say, also those that the model does not list."""
+    listed = {id(each) for each in model.metrics}
+    others = [each for each in getattr(model, "_metrics", []) if id(each) not in listed]
+    found = {each.name: each.result() for each in others} | model.get_metrics_result()
+    flat: dict[str, Any] = {}
+    for name, value in found.items():
+        flat.update(value if isinstance(value, dict) else {name: value})
+    return {name: np.asarray(each) for name, each in flat.items() if _is_number(each)}
+
+
+def _is_number(value: Any) -> bool:
+    return np.asarray(value).dtype.kind in "biuf"
+
+
+def _not_added(model: Any) -> set[int]:
+    """The ids of the variables of the metrics that are no sums over examples."""
+    found: set[int] = set()
+    for metric in _metrics(model):
+        added = added_by(metric)
+        if added is None and not getattr(metric, "_rdmatensor_said", False):
+            object.__setattr__(metric, "_rdmatensor_said", True)
+            warnings.warn(
+                f"the metric {metric.name} cannot be merged over the processes, because its update_state() "
+                "does more than add to its variables: logs have the mean of the processes' results. Keep "
+                "sums and counts in variables that begin with 0, and compute the rest in result()",
+                stacklevel=2,
+            )
+        for number, variable in enumerate(metric.variables):
+            if added is None or number not in added:
+                found.add(id(variable))
+    return found
+
+
+def _sum(run: Run, values: list[_Array], detail: str) -> list[_Array]:
+    """The sums over all processes, in one operation."""
+    flat = np.concatenate([np.ravel(each).astype(np.float64) for each in values])
+    total = operations.all_reduce(run, tf.constant(flat), "sum", detail).numpy()
+    ends = np.cumsum([each.size for each in values])[:-1]
+    return [
+        part.reshape(each.shape) for part, each in zip(np.split(total, ends), values, strict=True)
+    ]
+
+
+def _columns(parts: Mapping[str, Counted]) -> list[tuple[str, str, Any]]:
+    return [
+        (start, name, value)
+        for start, part in parts.items()
+        for name, value in part.results.items()
+    ]
+
+
+def _which_are_equal(
+    names: list[str], logs: Mapping[str, Any], parts: Mapping[str, Counted]
+) -> _Array:
+    """Which log has which metric's value, in this process."""
+    columns = _columns(parts)
+    found = np.zeros([len(names), len(columns)])
+    for row, name in enumerate(names):
+        value = np.asarray(logs[name])
+        for column, (_, _, result) in enumerate(columns):
+            if value.shape == result.shape:
+                found[row, column] = np.allclose(value, result, rtol=1e-5, equal_nan=True)
+    return found
+
+
+def _in_order(name: str, parts: Mapping[str, Counted]) -> list[int]:
+    """Whose value a log is likely to have: first the metric of this name, then others of this start."""
+    start = max((each for each in parts if name.startswith(each)), key=len, default="")
+    columns = _columns(parts)
+    order = [i for i, each in enumerate(columns) if each[0] == start]
+    return sorted(order, key=lambda i: start + columns[i][1] != name)
+
+
+def _results_of(
+    model: Any, fixed: set[int], totals: Iterator[_Array], part: Counted
+) -> list[_Array]:
+    """What the metrics make of these sums."""
+    before = [(variable, _value(variable)) for variable, _ in part.states]
+    try:
+        for variable, value in part.states:
+            if id(variable) in fixed:
+                variable.assign(value)
+                continue
+            total = next(totals)
+            variable.assign(np.rint(total) if value.dtype.kind in "iu" else total)
+        results = _results(model)
+        return [np.asarray(results[name], np.float64) for name in part.results]
+    finally:
+        for variable, value in before:
+            variable.assign(value)
