@@ -14,7 +14,7 @@
 #include "rdmatensor.h"
 
 #define RDT_WIRE_MAGIC 0x31544452u /* "RDT1" */
-#define RDT_WIRE_VERSION 4
+#define RDT_WIRE_VERSION 5
 #define RDT_WIRE_HEADER_SIZE 16
 #define RDT_WIRE_MESSAGE_SIZE 2048 /* header and body of the largest message */
 
@@ -27,7 +27,8 @@ typedef enum rdt_message_type {
   RDT_MESSAGE_REFUSAL = 6, /* in place of an answer: status and text */
   RDT_MESSAGE_GOODBYE = 7, /* no more traffic; bytes in use stay leased until end of stream */
   RDT_MESSAGE_READY = 8,   /* the connecting end can receive; answers LINE */
-  RDT_MESSAGE_LINE = 9     /* a data connection of a channel that is being attached */
+  RDT_MESSAGE_LINE = 9,    /* a data connection of a channel that is being attached */
+  RDT_MESSAGE_FREE = 10    /* a region that ALLOC made is used no more; has no answer */
 } rdt_message_type;
 
 /* Writes or reads a message in place. Overrun and underrun set `bad`, once, instead of failing each

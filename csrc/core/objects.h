@@ -212,7 +212,8 @@ struct rdt_channel {
   pthread_mutex_t control_lock;
   uint8_t *unsent;
   size_t unsent_size;
-  atomic_bool has_unsent;
+  rdt_remote_region *unfreed; /* whose FREE the socket did not take; they hold no channel */
+  atomic_bool has_unsent;     /* one of both */
 
   pthread_mutex_t poll_lock; /* the endpoint's receive side */
   atomic_uint sleepers;      /* threads that sleep until a transfer completes */
@@ -250,6 +251,7 @@ struct rdt_channel {
   uint64_t remote_count, remote_bytes; /* of remote_regions */
   uint64_t tenant_count, tenant_bytes; /* allocated here by the peer */
   int allocating;                      /* requests of the peer under way */
+  int freeing;                         /* of its regions that a worker frees */
   bool released;                       /* the peer gets no region any more; under device->lock */
   rdt_pool *pool;                      /* the memory of regions for this peer only; may be NULL */
 };
@@ -261,6 +263,7 @@ struct rdt_remote_region {
   rdt_channel *channel;
   rdt_mapping *mapping;
   rdt_region_info info;
+  bool allocated; /* by this channel: the peer frees it after the last handle */
 };
 
 /* Returns RDT_ERR_FORKED in a child of the process that opened the device, and RDT_ERR_CLOSED

@@ -64,10 +64,11 @@ def test_bytes_that_all_peers_allocate(open_device: Open) -> None:
     """One that connects often gets no more; what it had is free again when it is gone."""
     ours, theirs = open_device(REMOTE_ALLOC_TOTAL=10_000), open_device()
     first, second = ours.connect(theirs.address), ours.connect(theirs.address)
-    first.allocate(8000)
+    kept = first.allocate(8000)
     with pytest.raises(rdmatensor.DeviceError, match="RDMATENSOR_REMOTE_ALLOC_TOTAL"):
         second.allocate(8000)
     second.allocate(2000)
+    assert not kept.closed
     first.close()
     end = time.monotonic() + 20
     while True:

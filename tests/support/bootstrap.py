@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-VERSION = 4
+VERSION = 5
 HELLO, ATTACH, FIND, ALLOC, REGION, REFUSAL, GOODBYE, READY = range(1, 9)
 HEADER = struct.Struct("<4sHHII")
 NONCE = 32

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Control messages of a live channel: requests for the peer's regions, answers to its requests,
- * and goodbye.
+ * regions given back, and goodbye.
  */
 #include "core/memory/control.h"
 
@@ -49,30 +49,83 @@ static rdt_status keep_unsent(rdt_channel *channel, const uint8_t *data, size_t 
   return RDT_OK;
 }
 
-void rdt_control_flush(rdt_channel *channel) {
+static void flush_unsent(rdt_channel *channel) {
   size_t sent;
-  if (!atomic_load_explicit(&channel->has_unsent, memory_order_relaxed)) return;
-  pthread_mutex_lock(&channel->control_lock);
+  if (channel->unsent_size == 0) return;
   rdt_status status = send_some(channel, channel->unsent, channel->unsent_size, &sent);
   channel->unsent_size = status == RDT_OK ? channel->unsent_size - sent : 0;
   memmove(channel->unsent, channel->unsent + sent, channel->unsent_size);
-  atomic_store(&channel->has_unsent, channel->unsent_size > 0);
-  pthread_mutex_unlock(&channel->control_lock);
 }
 
 /* Packets are sent whole or not at all. On a stream several senders share the order of bytes and
  * none may wait for the peer, so the progress thread sends what does not fit. */
-static rdt_status send_control(rdt_channel *channel, const rdt_wire *wire, const rdt_fds *fds,
-                               rdt_deadline deadline) {
+static rdt_status send_in_order(rdt_channel *channel, const rdt_wire *wire) {
   size_t sent = 0;
   rdt_status status = RDT_OK;
+  if (channel->unsent_size == 0) status = send_some(channel, wire->data, wire->size, &sent);
+  if (status == RDT_OK) status = keep_unsent(channel, wire->data + sent, wire->size - sent);
+  return status;
+}
+
+static rdt_status send_control(rdt_channel *channel, const rdt_wire *wire, const rdt_fds *fds,
+                               rdt_deadline deadline) {
   if (rdt_net_has_packets(channel->control))
     return rdt_net_send(channel->control, wire, fds, deadline);
   pthread_mutex_lock(&channel->control_lock);
-  if (channel->unsent_size == 0) status = send_some(channel, wire->data, wire->size, &sent);
-  if (status == RDT_OK) status = keep_unsent(channel, wire->data + sent, wire->size - sent);
+  rdt_status status = send_in_order(channel, wire);
   pthread_mutex_unlock(&channel->control_lock);
   return status;
+}
+
+/* ---- giving back --------------------------------------------------------------------------------- */
+
+/* Returns false if the socket takes nothing now. Under control_lock, like the function below. */
+static bool send_free(rdt_channel *channel, uint64_t key) {
+  rdt_wire wire;
+  size_t sent = 0;
+  rdt_wire_begin(&wire, RDT_MESSAGE_FREE, 0);
+  rdt_wire_put_u64(&wire, key);
+  rdt_wire_end(&wire);
+  rdt_status status = rdt_net_has_packets(channel->control)
+                          ? rdt_net_send_part(channel->control, wire.data, wire.size, NULL, &sent)
+                          : send_in_order(channel, &wire);
+  return status != RDT_IN_PROGRESS && status != RDT_ERR_DEADLINE && status != RDT_ERR_NO_MEMORY;
+}
+
+static void send_unfreed(rdt_channel *channel) {
+  while (channel->unfreed && send_free(channel, channel->unfreed->info.key)) {
+    rdt_remote_region *sent = channel->unfreed;
+    channel->unfreed = sent->next;
+    free(sent);
+  }
+}
+
+void rdt_control_give_back(rdt_channel *channel, rdt_remote_region *region) {
+  pthread_mutex_lock(&channel->control_lock);
+  const bool first = !channel->unfreed;
+  region->next = channel->unfreed;
+  channel->unfreed = region;
+  if (first) send_unfreed(channel);
+  const bool waits = first && channel->unfreed;
+  if (channel->unfreed) atomic_store(&channel->has_unsent, true);
+  pthread_mutex_unlock(&channel->control_lock);
+  if (waits) rdt_device_wake(channel->device);
+}
+
+void rdt_control_give_back_key(rdt_channel *channel, uint64_t key) {
+  rdt_remote_region *region = calloc(1, sizeof(*region));
+  if (!region) return; /* the peer frees it with the channel */
+  region->info.key = key;
+  rdt_control_give_back(channel, region);
+}
+
+void rdt_control_flush(rdt_channel *channel) {
+  if (!atomic_load_explicit(&channel->has_unsent, memory_order_relaxed)) return;
+  pthread_mutex_lock(&channel->control_lock);
+  flush_unsent(channel);
+  send_unfreed(channel);
+  atomic_store(&channel->has_unsent, channel->unsent_size > 0 || channel->unfreed);
+  pthread_mutex_unlock(&channel->control_lock);
 }
 
 /* ---- asking --------------------------------------------------------------------------------------- */
@@ -198,13 +251,14 @@ static rdt_status reserve_in_channel(rdt_channel *channel, uint64_t size) {
   if (room) return RDT_OK;
   if (!few)
     return rdt_fail(RDT_ERR_LIMIT,
-                    "each peer may allocate %llu regions here: raise %sREMOTE_REGIONS on %s",
+                    "each peer may have %llu regions allocated here: free some, or raise "
+                    "%sREMOTE_REGIONS on %s",
                     (unsigned long long)most, RDT_ENV_PREFIX, channel->device->name);
-  return rdt_fail(RDT_ERR_LIMIT,
-                  "%llu bytes more would exceed the %llu that each peer may allocate here: raise "
-                  "%sREMOTE_ALLOC_LIMIT on %s",
-                  (unsigned long long)size, (unsigned long long)limit, RDT_ENV_PREFIX,
-                  channel->device->name);
+  return rdt_fail(
+      RDT_ERR_LIMIT,
+      "%llu bytes more would exceed the %llu that each peer may allocate here: free some, "
+      "or raise %sREMOTE_ALLOC_LIMIT on %s",
+      (unsigned long long)size, (unsigned long long)limit, RDT_ENV_PREFIX, channel->device->name);
 }
 
 static void return_to_channel(rdt_channel *channel, uint64_t size) {
@@ -214,7 +268,15 @@ static void return_to_channel(rdt_channel *channel, uint64_t size) {
   pthread_mutex_unlock(&channel->lock);
 }
 
+/* What the peer gave back before it asked for more counts against no limit. */
+static void await_releases(rdt_channel *channel) {
+  pthread_mutex_lock(&channel->lock);
+  while (channel->freeing > 0) pthread_cond_wait(&channel->answered, &channel->lock);
+  pthread_mutex_unlock(&channel->lock);
+}
+
 static rdt_status reserve_for_peer(rdt_channel *channel, uint64_t size) {
+  await_releases(channel);
   rdt_status status = reserve_in_channel(channel, size);
   if (status != RDT_OK) return status;
   status = rdt_admission_reserve(&channel->device->admission, size);
@@ -298,18 +360,81 @@ static rdt_status answer_alloc(rdt_channel *channel, rdt_wire *wire) {
   return reply_refusal(channel, wire->sequence, status);
 }
 
-/* An answer that nobody waits for any more is dropped. */
-static void deliver_answer(rdt_channel *channel, const rdt_wire *wire, rdt_fds *fds) {
+typedef struct release {
+  rdt_channel *channel; /* held */
+  rdt_region *region;
+} release;
+
+static void free_for_peer(rdt_channel *channel, rdt_region *region) {
+  rdt_region_info info;
+  rdt_region_get_info(region, &info);
+  rdt_region_free_detached(region);
+  return_to_channel(channel, info.size);
   pthread_mutex_lock(&channel->lock);
-  for (rdt_call *call = channel->calls; call; call = call->next) {
-    if (call->sequence != wire->sequence || call->answered) continue;
+  channel->freeing--;
+  pthread_cond_broadcast(&channel->answered);
+  pthread_mutex_unlock(&channel->lock);
+}
+
+/* Runs on a worker, because deregistering may take long. */
+static void run_release(void *argument) {
+  release *asked = argument;
+  free_for_peer(asked->channel, asked->region);
+  rdt_channel_unref(asked->channel);
+  free(asked);
+}
+
+/* A key that is not of such a region is ignored: the peer may give up what this end has freed meanwhile. */
+static rdt_status answer_free(rdt_channel *channel, rdt_wire *wire) {
+  uint64_t key = rdt_wire_get_u64(wire);
+  rdt_status status = rdt_wire_close(wire);
+  rdt_region *region = status == RDT_OK ? rdt_region_detach_tenants(channel, key) : NULL;
+  if (!region) return status;
+  pthread_mutex_lock(&channel->lock);
+  channel->freeing++;
+  pthread_mutex_unlock(&channel->lock);
+  release *asked = malloc(sizeof(*asked));
+  if (asked) {
+    *asked = (release){channel, region};
+    rdt_channel_ref(channel);
+    if (rdt_worker_start(channel->device, RDT_WORK_ENDING, run_release, asked)) return RDT_OK;
+    rdt_channel_unref(channel);
+    free(asked);
+  }
+  free_for_peer(channel, region);
+  return RDT_OK;
+}
+
+static rdt_call *find_call(rdt_channel *channel, uint32_t sequence) {
+  rdt_call *call = channel->calls;
+  while (call && (call->sequence != sequence || call->answered)) call = call->next;
+  return call;
+}
+
+static bool is_open(const rdt_channel *channel, uint64_t key) {
+  const rdt_remote_region *each = channel->remote_regions;
+  while (each && each->info.key != key) each = each->next;
+  return each != NULL;
+}
+
+/* An answer that nobody waits for any more is dropped, and a region that it may have allocated given back. */
+static void deliver_answer(rdt_channel *channel, const rdt_wire *wire, rdt_fds *fds) {
+  rdt_wire orphan = *wire;
+  uint64_t key = 0;
+  pthread_mutex_lock(&channel->lock);
+  rdt_call *call = find_call(channel, wire->sequence);
+  if (call) {
     call->answer = *wire;
     call->fds = *fds;
     call->answered = true;
     fds->count = 0;
     pthread_cond_broadcast(&channel->answered);
+  } else if (wire->type == RDT_MESSAGE_REGION) {
+    key = rdt_wire_get_u64(&orphan);
+    if (is_open(channel, key)) key = 0;
   }
   pthread_mutex_unlock(&channel->lock);
+  if (key) rdt_control_give_back_key(channel, key);
 }
 
 static rdt_status handle(rdt_channel *channel, rdt_wire *wire, rdt_fds *fds) {
@@ -318,6 +443,8 @@ static rdt_status handle(rdt_channel *channel, rdt_wire *wire, rdt_fds *fds) {
       return answer_find(channel, wire);
     case RDT_MESSAGE_ALLOC:
       return answer_alloc(channel, wire);
+    case RDT_MESSAGE_FREE:
+      return answer_free(channel, wire);
     case RDT_MESSAGE_REGION:
     case RDT_MESSAGE_REFUSAL:
       deliver_answer(channel, wire, fds);

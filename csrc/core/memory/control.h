@@ -23,6 +23,11 @@ rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *reque
  * the stream, and only then, it sets channel->peer_gone and returns RDT_ERR_CONNECTION_LOST.
  * After any other failure the peer may still be there and read what we lent it. */
 rdt_status rdt_control_receive(rdt_channel *channel);
+/* Tells the peer that a region which it allocated for us is used no more, and frees this struct, of which it uses
+ * `info.key` and `next`. Never waits; any thread. */
+void rdt_control_give_back(rdt_channel *channel, rdt_remote_region *region);
+/* Does the same for a region that the peer allocated but that could not be opened. */
+void rdt_control_give_back_key(rdt_channel *channel, uint64_t key);
 /* Sends what the socket did not take before. Progress thread only. */
 void rdt_control_flush(rdt_channel *channel);
 void rdt_control_say_goodbye(rdt_channel *channel);

@@ -191,6 +191,11 @@ static void uncount(rdt_region *region) {
   if (region->tenant) rdt_admission_release(&region->device->admission, region->memory.size);
 }
 
+void rdt_region_free_detached(rdt_region *region) {
+  uncount(region);
+  free_region(region);
+}
+
 /* A forked child leaves its copy alone, because threads that only the parent has may hold the
  * locks. */
 void rdt_region_close(rdt_region *region) {
@@ -201,8 +206,18 @@ void rdt_region_close(rdt_region *region) {
   while (*link && *link != region) link = &(*link)->next;
   if (*link) *link = region->next;
   pthread_mutex_unlock(&device->lock);
-  uncount(region);
-  free_region(region);
+  rdt_region_free_detached(region);
+}
+
+rdt_region *rdt_region_detach_tenants(const rdt_channel *channel, uint64_t key) {
+  rdt_device *device = channel->device;
+  pthread_mutex_lock(&device->lock);
+  rdt_region **link = &device->regions;
+  while (*link && ((*link)->key != key || (*link)->tenant != channel)) link = &(*link)->next;
+  rdt_region *found = *link;
+  if (found) *link = found->next;
+  pthread_mutex_unlock(&device->lock);
+  return found;
 }
 
 void rdt_regions_free(rdt_device *device, const rdt_channel *tenant) {
@@ -221,8 +236,7 @@ void rdt_regions_free(rdt_device *device, const rdt_channel *tenant) {
   pthread_mutex_unlock(&device->lock);
   while (freed) {
     rdt_region *next = freed->next;
-    uncount(freed);
-    free_region(freed);
+    rdt_region_free_detached(freed);
     freed = next;
   }
 }

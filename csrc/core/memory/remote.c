@@ -85,13 +85,16 @@ static void remote_region_free(rdt_remote_region *region) {
   pthread_mutex_unlock(&channel->lock);
   channel->transport->region_release(region->mapping);
   give_back(channel, region->info.size);
-  free(region);
+  if (region->allocated && !atomic_load(&channel->down))
+    rdt_control_give_back(channel, region);
+  else
+    free(region);
   if (last && atomic_load(&channel->down)) rdt_device_wake(channel->device);
   rdt_channel_unref(channel);
 }
 
 static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_bundle *bundle,
-                         rdt_remote_region **region_out) {
+                         bool allocated, rdt_remote_region **region_out) {
   rdt_region_memory claimed = {.size = info->size, .access = info->access};
   rdt_remote_region *region = calloc(1, sizeof(*region));
   if (!region) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
@@ -107,6 +110,7 @@ static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_
   atomic_init(&region->refs, 1);
   region->free = remote_region_free;
   region->channel = channel;
+  region->allocated = allocated;
   rdt_channel_ref(channel);
   region->info = *info;
   region->info.address = channel->transport->region_address(region->mapping);
@@ -128,13 +132,15 @@ static rdt_status ask_and_import(rdt_channel *channel, const rdt_region_request 
   rdt_status status = rdt_device_check(channel->device);
   if (status == RDT_OK) status = rdt_control_ask(channel, request, timeout_ms, &info, &bundle);
   if (status != RDT_OK) return status;
+  const bool allocated = request->type == RDT_MESSAGE_ALLOC;
   status = check_answer(channel, request, &info);
   rdt_remote_region *open = status == RDT_OK ? find_open(channel, info.key) : NULL;
   if (open) {
     *region = open;
   } else {
     if (status == RDT_OK) status = check_claim(channel, &info);
-    if (status == RDT_OK) status = import(channel, &info, &bundle, region);
+    if (status == RDT_OK) status = import(channel, &info, &bundle, allocated, region);
+    if (status != RDT_OK && allocated) rdt_control_give_back_key(channel, info.key);
   }
   rdt_fds_close(&bundle.fds);
   return status;

@@ -13,11 +13,20 @@
 #include "core/workers.h"
 #include "transport/registry.h"
 
+static void free_unfreed(rdt_remote_region *each) {
+  while (each) {
+    rdt_remote_region *next = each->next;
+    free(each);
+    each = next;
+  }
+}
+
 static void free_now(void *argument) {
   rdt_channel *channel = argument;
   rdt_socket_close(&channel->control);
   channel->transport->endpoint_destroy(channel->endpoint);
   free(channel->unsent);
+  free_unfreed(channel->unfreed);
   free(channel->passed_over);
   rdt_pool_unref(channel->pool);
   pthread_mutex_destroy(&channel->poll_lock);
