@@ -154,6 +154,8 @@ typedef struct rdt_transport {
   rdt_status (*region_register)(rdt_domain *domain, const rdt_region_memory *memory,
                                 rdt_registration **registration);
   void (*region_deregister)(rdt_registration *registration);
+  /* Optional: reports whether peers can only read the registration, and that only if their kernel permits it. */
+  bool (*region_is_lent)(const rdt_registration *registration);
   /* Optional, for devices that can tell peers apart: lets the endpoint's peer reach a
    * registration of `one_peer` memory, once, before it is exported to that peer. Runs and
    * completes as write does. */
@@ -165,7 +167,7 @@ typedef struct rdt_transport {
   rdt_status (*region_import)(const rdt_region_memory *claimed, rdt_bundle *bundle,
                               rdt_mapping **mapping);
   void (*region_release)(rdt_mapping *mapping);
-  /* Returns the address of the region's first byte in this process; NULL without RDT_CAP_MAP. */
+  /* Returns the address of the region's first byte in this process; NULL without RDT_CAP_MAP, and for what is lent. */
   void *(*region_address)(const rdt_mapping *mapping);
 } rdt_transport;
 

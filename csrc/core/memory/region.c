@@ -180,9 +180,15 @@ rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info) 
   return RDT_OK;
 }
 
+/* Reports whether every peer over the transport can use the region. */
+static bool reaches(const rdt_region *region, const rdt_transport *transport) {
+  const rdt_registration *registration = region->registrations[rdt_transport_index(transport)];
+  return registration && !(transport->region_is_lent && transport->region_is_lent(registration));
+}
+
 int rdt_region_reaches(const rdt_region *region, const rdt_channel *channel) {
   if (!region || !channel || region->device != channel->device) return 0;
-  return region->registrations[rdt_transport_index(channel->transport)] != NULL;
+  return reaches(region, channel->transport);
 }
 
 static void uncount(rdt_region *region) {
@@ -244,13 +250,12 @@ void rdt_regions_free(rdt_device *device, const rdt_channel *tenant) {
 bool rdt_region_at(const rdt_channel *channel, const void *address, uint64_t size, uint32_t access,
                    uint64_t *key, uint64_t *offset) {
   rdt_device *device = channel->device;
-  size_t transport = rdt_transport_index(channel->transport);
   pthread_mutex_lock(&device->lock);
   const rdt_region *each = device->regions;
   for (; each; each = each->next) {
     uint64_t start = (uintptr_t)address - (uintptr_t)each->memory.address;
     if (start < each->memory.size && size <= each->memory.size - start && !each->reserved_for &&
-        (each->memory.access & access) == access && each->registrations[transport])
+        (each->memory.access & access) == access && reaches(each, channel->transport))
       break;
   }
   if (each) {

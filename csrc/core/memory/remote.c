@@ -193,6 +193,12 @@ rdt_status rdt_remote_region_map(rdt_remote_region *region, uint64_t offset, uin
     return rdt_fail(RDT_ERR_RANGE, "bytes [%llu, +%llu) lie outside a region of %llu bytes",
                     (unsigned long long)offset, (unsigned long long)size,
                     (unsigned long long)region->info.size);
+  if (!region->info.address)
+    return rdt_fail(
+        RDT_ERR_UNSUPPORTED,
+        "the region lies in memory that cannot be mapped by others: read it instead, or "
+        "have %s allocate it",
+        region->channel->peer_name);
   *address = (char *)region->info.address + offset;
   return RDT_OK;
 }

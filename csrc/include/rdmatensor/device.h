@@ -109,10 +109,11 @@ typedef struct rdt_region_info {
  * lets peers find it without the key; it must be unique on the device. The device owns the memory. */
 RDT_API rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t access,
                                     const char *name, rdt_region **region);
-/* Registers memory that the caller owns and keeps until rdt_region_close. Transports that share pages
- * (shm) need it to come from rdt_memory_alloc; memory that no transport of the device can share is
- * RDT_ERR_UNSUPPORTED, and peers reach other memory over the transports that can (rdt_region_reaches; the
- * log says which cannot, and why). Verbs pin it:
+/* Registers memory that the caller owns and keeps until rdt_region_close. It may be read-only if `access` is
+ * RDT_ACCESS_READ. Transports that share pages (shm) need it to come from rdt_memory_alloc. Of other memory with
+ * RDT_ACCESS_READ alone, peers over shm may read, if their kernel lets them (process_vm_readv), and cannot map;
+ * memory that no transport of the device can share is RDT_ERR_UNSUPPORTED, and peers reach it over the transports
+ * that can (the log says which cannot, and why). Verbs pin it:
  * RDT_ERR_LIMIT, with the limit that is needed, if RLIMIT_MEMLOCK does not permit it. */
 RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size,
                                        uint32_t access, const char *name, rdt_region **region);
@@ -123,7 +124,8 @@ RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64
 RDT_API rdt_status rdt_region_alloc_for(rdt_channel *channel, uint64_t size, uint32_t access,
                                         rdt_region **region);
 RDT_API rdt_status rdt_region_get_info(const rdt_region *region, rdt_region_info *info);
-/* Returns 1 if the channel's peer can open the region: its memory is registered with the channel's transport. */
+/* Returns 1 if the channel's peer can open the region and always use it: its memory is registered with the channel's
+ * transport, and its reads do not depend on what the peer's kernel permits. */
 RDT_API int rdt_region_reaches(const rdt_region *region, const rdt_channel *channel);
 /* Withdraws the key. Peers that already opened the region keep valid pages until they let go where the
  * transport maps them (RDT_CAP_MAP); elsewhere access ends now, and an operation of such a peer fails

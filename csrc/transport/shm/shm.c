@@ -14,6 +14,7 @@
 #include "base/copy.h"
 #include "base/memory.h"
 #include "base/status.h"
+#include "transport/shm/lent.h"
 #include "transport/shm/ring.h"
 
 struct rdt_endpoint {
@@ -24,13 +25,15 @@ struct rdt_endpoint {
 };
 
 struct rdt_registration {
-  int fd; /* the memory block's */
+  rdt_shm_lent *lent; /* NULL for memory whose pages can be shared */
+  int fd;             /* the memory block's */
   uint64_t offset;
   uint32_t access;
 };
 
 struct rdt_mapping {
-  char *base; /* the page of the memfd with the region's first byte */
+  rdt_shm_borrowed *borrowed; /* then the rest is 0 */
+  char *base;                 /* the page of the memfd with the region's first byte */
   size_t length;
   uint64_t offset; /* of that byte in it */
 };
@@ -161,6 +164,8 @@ static rdt_status shm_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op
 static rdt_status shm_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                            rdt_request *request) {
   (void)endpoint, (void)request;
+  if (mapping->borrowed)
+    return rdt_shm_borrowed_read(mapping->borrowed, op->remote_offset, op->local, op->size);
   copy(op->local, place(mapping, op), op->size);
   return RDT_OK;
 }
@@ -225,11 +230,12 @@ static int shm_event_fd(const rdt_endpoint *endpoint) { return endpoint->own_eve
 static rdt_status shm_region_register(rdt_domain *domain, const rdt_region_memory *memory,
                                       rdt_registration **registration_out) {
   (void)domain;
-  rdt_registration *registration = malloc(sizeof(*registration));
+  rdt_registration *registration = calloc(1, sizeof(*registration));
   if (!registration) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   registration->access = memory->access;
   rdt_status status =
       rdt_memory_find(memory->address, memory->size, &registration->fd, &registration->offset);
+  if (status != RDT_OK) status = rdt_shm_lend(memory, &registration->lent);
   if (status == RDT_OK)
     *registration_out = registration;
   else
@@ -237,10 +243,18 @@ static rdt_status shm_region_register(rdt_domain *domain, const rdt_region_memor
   return status;
 }
 
-static void shm_region_deregister(rdt_registration *registration) { free(registration); }
+static void shm_region_deregister(rdt_registration *registration) {
+  if (registration->lent) rdt_shm_lent_end(registration->lent);
+  free(registration);
+}
+
+static bool shm_region_is_lent(const rdt_registration *registration) {
+  return registration->lent != NULL;
+}
 
 static rdt_status shm_region_export(rdt_registration *registration, rdt_bundle *bundle) {
   int lent;
+  if (registration->lent) return rdt_shm_lent_export(registration->lent, bundle);
   if (registration->access & RDT_ACCESS_WRITE) {
     lent = dup(registration->fd);
     if (lent < 0) return rdt_fail_errno(errno, "cannot share a region");
@@ -255,11 +269,24 @@ static rdt_status shm_region_export(rdt_registration *registration, rdt_bundle *
   return RDT_OK;
 }
 
+static rdt_status borrow(rdt_bundle *bundle, rdt_mapping **mapping_out) {
+  rdt_mapping *mapping = calloc(1, sizeof(*mapping));
+  if (!mapping) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status = rdt_shm_borrow(bundle, &mapping->borrowed);
+  if (status == RDT_OK)
+    *mapping_out = mapping;
+  else
+    free(mapping);
+  return status;
+}
+
 static rdt_status shm_region_import(const rdt_region_memory *claimed, rdt_bundle *bundle,
                                     rdt_mapping **mapping_out) {
   uint64_t offset = 0;
   rdt_status status = rdt_fds_check(&bundle->fds);
   if (status != RDT_OK) return status;
+  if (rdt_shm_is_lent(bundle) && claimed->access == RDT_ACCESS_READ)
+    return borrow(bundle, mapping_out);
   if (bundle->size == sizeof(offset)) memcpy(&offset, bundle->bytes, sizeof(offset));
   int fd = bundle->size == sizeof(offset) ? rdt_fds_take(&bundle->fds) : -1;
   if (fd < 0 || offset > SIZE_MAX / 2 || claimed->size > SIZE_MAX / 2) {
@@ -285,12 +312,15 @@ static rdt_status shm_region_import(const rdt_region_memory *claimed, rdt_bundle
 }
 
 static void shm_region_release(rdt_mapping *mapping) {
-  munmap(mapping->base, mapping->length);
+  if (mapping->borrowed)
+    rdt_shm_give_back(mapping->borrowed);
+  else
+    munmap(mapping->base, mapping->length);
   free(mapping);
 }
 
 static void *shm_region_address(const rdt_mapping *mapping) {
-  return mapping->base + mapping->offset;
+  return mapping->borrowed ? NULL : mapping->base + mapping->offset;
 }
 
 const rdt_transport rdt_transport_shm = {
@@ -316,6 +346,7 @@ const rdt_transport rdt_transport_shm = {
     .event_fd = shm_event_fd,
     .region_register = shm_region_register,
     .region_deregister = shm_region_deregister,
+    .region_is_lent = shm_region_is_lent,
     .region_export = shm_region_export,
     .region_import = shm_region_import,
     .region_release = shm_region_release,
