@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "core/client.h"
 #include "core/post/channel.h"
+#include "core/post/events.h"
 
 /* A notification that waits for rdt_device_next_notification. */
 typedef struct entry {
@@ -24,6 +25,7 @@ typedef struct inbox {
   entry *head, **tail;
   uint64_t bytes, limit;
   bool closed;
+  rdt_event *watchers; /* each counts as one of the device's readers */
 } inbox;
 
 static inbox *inbox_of(const rdt_device *device) {
@@ -44,6 +46,26 @@ static rdt_status open_inbox(rdt_device *device, void **state) {
   return RDT_OK;
 }
 
+static void announce(const inbox *in) {
+  for (rdt_event *each = in->watchers; each; each = each->next) rdt_event_announce(each);
+}
+
+/* Tells event loops that the device is being closed. */
+static void interrupt_inbox(rdt_device *device) {
+  inbox *in = inbox_of(device);
+  pthread_mutex_lock(&in->lock);
+  announce(in);
+  pthread_mutex_unlock(&in->lock);
+}
+
+static void end_watchers(inbox *in) {
+  while (in->watchers) {
+    rdt_event *event = in->watchers;
+    in->watchers = event->next;
+    rdt_event_announce_last(event);
+  }
+}
+
 /* Drops the notifications and wakes the readers. */
 static void close_inbox(rdt_device *device) {
   inbox *in = inbox_of(device);
@@ -52,6 +74,7 @@ static void close_inbox(rdt_device *device) {
   in->head = NULL;
   in->tail = &in->head;
   in->closed = true;
+  end_watchers(in);
   pthread_cond_broadcast(&in->arrived);
   pthread_mutex_unlock(&in->lock);
   while (each) {
@@ -88,6 +111,7 @@ static bool put(rdt_channel *channel, uint64_t immediate, const void *data, size
   in->bytes += sizeof(*added) + size;
   if (in->bytes >= in->limit) atomic_store(&channel->device->throttled, true);
   pthread_cond_signal(&in->arrived);
+  announce(in);
   pthread_mutex_unlock(&in->lock);
   return true;
 }
@@ -119,13 +143,19 @@ static entry *take(rdt_device *device, rdt_deadline deadline, bool *resume) {
   return first;
 }
 
+/* Reports whether notifications of the device are for the inbox. */
+static rdt_status check_reader(const rdt_device *device) {
+  rdt_status status = rdt_device_check(device);
+  if (status == RDT_OK && device->options.on_notify)
+    return rdt_fail(RDT_ERR_INVALID, "device %s has an on_notify handler", device->name);
+  return status;
+}
+
 rdt_status rdt_device_next_notification(rdt_device *device, int timeout_ms,
                                         rdt_notification *notification) {
   if (!device || !notification) return rdt_fail(RDT_ERR_INVALID, "device must not be NULL");
-  rdt_status status = rdt_device_check(device);
+  rdt_status status = check_reader(device);
   if (status != RDT_OK) return status;
-  if (device->options.on_notify)
-    return rdt_fail(RDT_ERR_INVALID, "device %s has an on_notify handler", device->name);
   rdt_device_ref(device); /* it may be closed while we wait */
   bool resume;
   entry *first = take(device, rdt_deadline_after(timeout_ms), &resume);
@@ -145,6 +175,56 @@ void rdt_notification_clear(rdt_notification *notification) {
   free(notification->data);
   rdt_channel_unref(notification->channel);
   *notification = (rdt_notification){0};
+}
+
+/* Returns the link to the queue's event, or to the end of the list. */
+static rdt_event **find_watcher(inbox *in, const rdt_event_queue *queue) {
+  rdt_event **link = &in->watchers;
+  while (*link && (*link)->queue != queue) link = &(*link)->next;
+  return link;
+}
+
+static rdt_status add_watcher(rdt_device *device, rdt_event *event) {
+  inbox *in = inbox_of(device);
+  rdt_status status = RDT_OK;
+  pthread_mutex_lock(&in->lock);
+  rdt_event **link = find_watcher(in, event->queue);
+  if (in->closed) {
+    status = rdt_fail(RDT_ERR_CLOSED, "device %s is closed", device->name);
+  } else if (*link) {
+    status = rdt_fail(RDT_ERR_INVALID, "the queue watches device %s already", device->name);
+  } else {
+    *link = event;
+    begin_reading(device);
+    if (in->head) rdt_event_announce(event);
+  }
+  pthread_mutex_unlock(&in->lock);
+  return status;
+}
+
+rdt_status rdt_device_watch(rdt_device *device, rdt_event_queue *queue, uint64_t token) {
+  if (!device || !queue) return rdt_fail(RDT_ERR_INVALID, "device and queue must not be NULL");
+  rdt_status status = check_reader(device);
+  if (status != RDT_OK) return status;
+  rdt_event *event = rdt_event_new(queue, token);
+  if (!event) return RDT_ERR_NO_MEMORY;
+  status = add_watcher(device, event);
+  if (status != RDT_OK) rdt_event_free(event);
+  return status;
+}
+
+void rdt_device_unwatch(rdt_device *device, const rdt_event_queue *queue) {
+  if (!device || rdt_device_check(device) == RDT_ERR_FORKED) return;
+  inbox *in = inbox_of(device);
+  pthread_mutex_lock(&in->lock);
+  rdt_event **link = find_watcher(in, queue);
+  rdt_event *event = *link;
+  if (event) {
+    *link = event->next;
+    atomic_fetch_sub(&device->readers, 1);
+  }
+  pthread_mutex_unlock(&in->lock);
+  if (event) rdt_event_free(event);
 }
 
 /* ---- the client ------------------------------------------------------------------------------------- */
@@ -188,6 +268,7 @@ __attribute__((constructor)) static void register_handlers(void) {
   static const rdt_client handlers = {.throttled = true,
                                       .open = open_inbox,
                                       .free = free_inbox,
+                                      .interrupt = interrupt_inbox,
                                       .closed = close_inbox,
                                       .connected = on_connected,
                                       .down = on_down,

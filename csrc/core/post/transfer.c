@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/post/channel.h"
+#include "core/post/events.h"
 #include "core/post/helping.h"
 #include "core/post/polling.h"
 #include "core/post/posting.h"
@@ -27,6 +28,7 @@ struct rdt_transfer {
   pthread_mutex_t lock;
   pthread_cond_t completed;
   rdt_status status;    /* RDT_IN_PROGRESS until then */
+  rdt_event *watchers;  /* until then; each counts as one of the channel's sleepers */
   rdt_channel *channel; /* NULL for an operation of a group */
   char text[256];       /* why that operation failed */
 };
@@ -56,14 +58,36 @@ void rdt_transfer_drop(rdt_transfer *transfer) {
   rdt_transfer_free(transfer);
 }
 
+/* From here on completions must wake the progress thread. */
+static void begin_sleep(rdt_channel *channel) {
+  if (!channel || channel->transport->synchronous) return;
+  if (atomic_fetch_add(&channel->sleepers, 1) == 0) rdt_device_wake(channel->device);
+}
+
+static void end_sleep(rdt_channel *channel) {
+  if (channel && !channel->transport->synchronous) atomic_fetch_sub(&channel->sleepers, 1);
+}
+
+static void announce(rdt_channel *channel, rdt_event *watchers) {
+  while (watchers) {
+    rdt_event *next = watchers->next;
+    rdt_event_announce_last(watchers);
+    end_sleep(channel);
+    watchers = next;
+  }
+}
+
 void rdt_transfer_complete(void *context, rdt_status status) {
   rdt_transfer *transfer = context;
   pthread_mutex_lock(&transfer->lock);
+  rdt_event *watchers = transfer->watchers;
+  transfer->watchers = NULL;
   transfer->status = status;
   if (!transfer->channel && status < 0)
     snprintf(transfer->text, sizeof(transfer->text), "%s", rdt_last_error());
   pthread_cond_broadcast(&transfer->completed);
   pthread_mutex_unlock(&transfer->lock);
+  announce(transfer->channel, watchers);
   rdt_transfer_free(transfer);
 }
 
@@ -167,16 +191,6 @@ static bool help_for_a_while(rdt_transfer *transfer) {
   return complete;
 }
 
-/* From here on completions must wake the progress thread. */
-static void begin_sleep(rdt_channel *channel) {
-  if (!channel || channel->transport->synchronous) return;
-  if (atomic_fetch_add(&channel->sleepers, 1) == 0) rdt_device_wake(channel->device);
-}
-
-static void end_sleep(rdt_channel *channel) {
-  if (channel && !channel->transport->synchronous) atomic_fetch_sub(&channel->sleepers, 1);
-}
-
 static void sleep_until_complete(rdt_transfer *transfer, rdt_deadline deadline) {
   begin_sleep(transfer->channel);
   pthread_mutex_lock(&transfer->lock);
@@ -198,4 +212,27 @@ rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   if (status >= 0) return status;
   return transfer->channel ? rdt_channel_fail_transfer(transfer->channel, status)
                            : rdt_fail(status, "%s", transfer->text);
+}
+
+/* Returns false if the transfer is complete. */
+static bool add_watcher(rdt_transfer *transfer, rdt_event *event) {
+  pthread_mutex_lock(&transfer->lock);
+  const bool pending = transfer->status == RDT_IN_PROGRESS;
+  if (pending) {
+    event->next = transfer->watchers;
+    transfer->watchers = event;
+  }
+  pthread_mutex_unlock(&transfer->lock);
+  return pending;
+}
+
+rdt_status rdt_transfer_watch(rdt_transfer *transfer, rdt_event_queue *queue, uint64_t token) {
+  if (!transfer || !queue) return rdt_fail(RDT_ERR_INVALID, "transfer and queue must not be NULL");
+  rdt_event *event = rdt_event_new(queue, token);
+  if (!event) return RDT_ERR_NO_MEMORY;
+  begin_sleep(transfer->channel);
+  if (add_watcher(transfer, event)) return RDT_IN_PROGRESS;
+  end_sleep(transfer->channel);
+  rdt_event_free(event);
+  return rdt_transfer_wait(transfer, 0);
 }

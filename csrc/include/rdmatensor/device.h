@@ -265,6 +265,31 @@ RDT_API rdt_status rdt_device_next_notification(rdt_device *device, int timeout_
                                                 rdt_notification *notification);
 RDT_API void rdt_notification_clear(rdt_notification *notification);
 
+/* ---- Event loops: waiting for many things in no thread --------------------------------------------- */
+
+/* A descriptor that poll and epoll take, and the tokens of what became ready. One thread at a time takes; any
+ * thread watches. What nobody watches costs nothing. */
+typedef struct rdt_event_queue rdt_event_queue;
+
+/* RDT_ERR_NO_MEMORY, RDT_ERR_SYSTEM (this process may open no more descriptors). */
+RDT_API rdt_status rdt_event_queue_open(rdt_event_queue **queue);
+/* Returns the descriptor, which is readable while there are tokens. The queue owns it: do not read it. */
+RDT_API int rdt_event_queue_fd(const rdt_event_queue *queue);
+/* Moves at most `room` tokens into `tokens`, the oldest first, and returns how many. Does not block. */
+RDT_API size_t rdt_event_queue_take(rdt_event_queue *queue, uint64_t *tokens, size_t room);
+/* Closes the descriptor; no token comes any more. NULL is ignored. */
+RDT_API void rdt_event_queue_close(rdt_event_queue *queue);
+/* Returns RDT_IN_PROGRESS, and the token comes once, when the transfer is complete; or the status of a transfer
+ * that is complete, and no token comes. RDT_ERR_NO_MEMORY. The transfer may be freed before. */
+RDT_API rdt_status rdt_transfer_watch(rdt_transfer *transfer, rdt_event_queue *queue,
+                                      uint64_t token);
+/* From now on the token comes whenever a notification may be there for rdt_device_next_notification, at once if one
+ * is, and when the device is interrupted or closed, which ends this. Once for each queue: RDT_ERR_INVALID.
+ * RDT_ERR_NO_MEMORY, RDT_ERR_CLOSED. */
+RDT_API rdt_status rdt_device_watch(rdt_device *device, rdt_event_queue *queue, uint64_t token);
+/* Ends that, and withdraws a token that nobody has taken. Without rdt_device_watch it does nothing. */
+RDT_API void rdt_device_unwatch(rdt_device *device, const rdt_event_queue *queue);
+
 #ifdef __cplusplus
 }
 #endif
