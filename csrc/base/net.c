@@ -156,6 +156,17 @@ static rdt_status connect_to(const struct sockaddr *to, socklen_t length, const 
   return RDT_OK;
 }
 
+static int count(const struct addrinfo *each) {
+  int addresses = 0;
+  for (; each; each = each->ai_next) addresses++;
+  return addresses;
+}
+
+/* An address that does not answer leaves the others of its name their share of the time. */
+static rdt_deadline share(rdt_deadline deadline, int addresses) {
+  return addresses > 1 ? rdt_deadline_after(rdt_deadline_left(deadline) / addresses) : deadline;
+}
+
 rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *socket_out) {
   char host[256];
   const char *port = NULL;
@@ -164,8 +175,9 @@ rdt_status rdt_net_connect(const char *address, rdt_deadline deadline, int *sock
   if (status == RDT_OK) status = rdt_resolve(host, port, 0, deadline, &found);
   if (status != RDT_OK) return status;
   for (struct addrinfo *each = found; each; each = each->ai_next) {
-    status = connect_to(each->ai_addr, each->ai_addrlen, address, deadline, socket_out);
-    if (status == RDT_OK) break;
+    rdt_deadline its = share(deadline, count(each));
+    status = connect_to(each->ai_addr, each->ai_addrlen, address, its, socket_out);
+    if (status == RDT_OK || status == RDT_ERR_CLOSED) break;
   }
   freeaddrinfo(found);
   return status;

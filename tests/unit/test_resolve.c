@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A name server that does not answer: every call ends at its deadline, or with its device, and what hangs is
- * limited.
+ * limited. A name with an address that does not answer: the other one is reached.
  */
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <netdb.h>
@@ -17,6 +18,7 @@
 
 #define HANGING "hangs.test:1"
 #define MOST 64 /* lookups that were given up */
+#define SILENT "127.0.0.2"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t answers = PTHREAD_COND_INITIALIZER;
@@ -28,6 +30,10 @@ int getaddrinfo(const char *host, const char *port, const struct addrinfo *hints
                 struct addrinfo **found) {
   int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
   *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+  if (strcmp(host, "two.test") == 0 && !(hints->ai_flags & AI_NUMERICHOST)) {
+    int error = real(SILENT, port, hints, found);
+    return error ? error : real("127.0.0.1", port, hints, &(*found)->ai_next);
+  }
   if (strcmp(host, "hangs.test") != 0 || (hints->ai_flags & AI_NUMERICHOST))
     return real(host, port, hints, found);
   atomic_fetch_add(&asked, 1);
@@ -51,6 +57,33 @@ static rdt_device *open_device(const char *address) {
   const rdt_device_options options = {.struct_size = sizeof(options), .bind_address = address};
   EXPECT_STATUS(RDT_OK, rdt_device_open(&options, &device));
   return device;
+}
+
+/* Returns a socket that tells nobody who connects to it that it takes no more connections. */
+static int listen_silently(uint16_t port) {
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(port)};
+  inet_pton(AF_INET, SILENT, &at.sin_addr);
+  int listener = socket(AF_INET, SOCK_STREAM, 0);
+  EXPECT(bind(listener, (struct sockaddr *)&at, sizeof(at)) == 0 && listen(listener, 0) == 0);
+  for (int i = 0; i < 4; i++) { /* these fill its queue; the process keeps them */
+    int filler = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    connect(filler, (struct sockaddr *)&at, sizeof(at));
+  }
+  return listener;
+}
+
+static void test_two_addresses(rdt_device *device) {
+  rdt_channel *channel;
+  char address[64];
+  rdt_device *other = open_device("127.0.0.1");
+  const char *port = strrchr(rdt_device_address(other), ':') + 1;
+  int listener = listen_silently((uint16_t)atoi(port));
+  snprintf(address, sizeof(address), "two.test:%s", port);
+  EXPECT_STATUS(RDT_OK, rdt_device_connect(device, address, 4000, &channel));
+  rdt_channel_unref(channel);
+  rdt_device_close(other);
+  EXPECT(rdt_device_connect(device, address, 400, &channel) < 0);
+  close(listener);
 }
 
 static void test_deadline(rdt_device *device) {
@@ -118,6 +151,7 @@ static void test_recovery(rdt_device *device, rdt_device *other) {
 int main(void) {
   EXPECT_STATUS(RDT_OK, rdt_config_set("TRANSPORTS", "shm"));
   rdt_device *device = open_device("localhost"), *other = open_device("127.0.0.1");
+  test_two_addresses(device);
   test_deadline(device);
   test_close();
   test_listening();
