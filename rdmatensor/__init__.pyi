@@ -14,6 +14,7 @@ from .device import Device as Device
 from .device import DeviceStats as DeviceStats
 from .device import Notification as Notification
 from .errors import Cancelled as Cancelled
+from .errors import Closed as Closed
 from .errors import ConnectionFailure as ConnectionFailure
 from .errors import ConnectionLost as ConnectionLost
 from .errors import ConnectionRefused as ConnectionRefused

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ._api.arguments import c_text
 from ._ffi import ffi, lib
-from .errors import _text, check
+from .errors import RegionError, UsageError, _text, check
 
 
 class Setting(NamedTuple):
@@ -26,23 +27,26 @@ class Setting(NamedTuple):
 def get(name: str) -> str:
     """Returns the value in force, as text. Raises UsageError for an unknown name."""
     value = ffi.new("char[]", lib.RDT_CONFIG_TEXT_SIZE)
-    check(lib.rdt_config_get(name.encode(), value, lib.RDT_CONFIG_TEXT_SIZE))
+    check(lib.rdt_config_get(c_text("name", name), value, lib.RDT_CONFIG_TEXT_SIZE))
     return _text(value)
 
 
 def get_int(name: str) -> int:
     """Returns the value of a numeric setting. Raises UsageError if it is unknown or not a number."""
     value = ffi.new("uint64_t *")
-    check(lib.rdt_config_get_u64(name.encode(), value))
+    check(lib.rdt_config_get_u64(c_text("name", name), value))
     return int(value[0])
 
 
 def set(name: str, value: str | int) -> None:  # noqa: A001 - config.set reads well
     """Overrides default and environment for this process.
 
-    UsageError for an unknown name, RegionError (status RANGE) for a value that is not accepted.
+    Raises UsageError for an unknown name, and (status RANGE) for a value that is not accepted.
     """
-    check(lib.rdt_config_set(name.encode(), str(value).encode()))
+    try:
+        check(lib.rdt_config_set(c_text("name", name), c_text("value", str(value))))
+    except RegionError as error:
+        raise UsageError(str(error), error.status) from None
 
 
 def table() -> list[Setting]:

@@ -8,22 +8,22 @@ import os
 import threading
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ._api import buffers
+from ._api import buffers, event_loop
+from ._api.arguments import access_bits, c_text, c_text_or_null, whole
 from ._api.buffers import Array
 from ._api.region import READ_WRITE, Access, Region
 from ._api.remote import RemoteDevice
-from ._api.wait import DEADLINE, IN_PROGRESS, in_thread, milliseconds, wait_in_slices
+from ._api.wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 from ._ffi import ffi, lib
-from .errors import DeadlineExceeded, DeviceError, UsageError, _text, check
+from .errors import Closed, DeadlineExceeded, UsageError, _text, check
 
 if TYPE_CHECKING:
     from .group import Group
@@ -78,6 +78,13 @@ def _transports(device: Any) -> Iterator[tuple[str, Transport]]:
         yield _text(info.name), Transport(bool(info.usable), _text(info.text))
 
 
+def _listed(transports: Any) -> Any:
+    """Returns the names for C; None if there are none."""
+    if isinstance(transports, str) or not all(isinstance(each, str) for each in transports):
+        raise UsageError(f'transports is {transports!r}: give a sequence of names, such as ["tcp"]')
+    return c_text("transports", ",".join(transports)) if transports else None
+
+
 class Device:
     """Opens a device: a port that peers connect to, a progress thread, regions and connections.
 
@@ -91,15 +98,10 @@ class Device:
     def __init__(self, name: str | None = None, bind: str | None = None, port: int = 0) -> None:
         self._handle: Any = None
         options = ffi.new("rdt_device_options *")
-        texts = [
-            ffi.NULL if text is None else ffi.new("char[]", text.encode()) for text in (name, bind)
-        ]
+        texts = c_text_or_null("name", name), c_text_or_null("bind", bind)
         options.struct_size = ffi.sizeof("rdt_device_options")
         options.name, options.bind_address = texts
-        try:
-            options.port = port
-        except (OverflowError, TypeError):
-            raise UsageError(f"port is {port!r}: give a number from 0 to 65535") from None
+        options.port = whole("port", port, most=65535)
         out = ffi.new("rdt_device **")
         check(lib.rdt_device_open(options, out))
         self._handle = out[0]
@@ -117,7 +119,6 @@ class Device:
         # The memory of arrays that have their own region, by the address of the region's handle.
         self._owned: dict[int, Any] = {}
         self._closing_remotes: list[RemoteDevice] = []
-        self._returned: deque[Notification] = deque()
         self.name = _text(lib.rdt_device_name(self._handle))
         self.address = _text(lib.rdt_device_address(self._handle))
         self.transports = dict(_transports(self._handle))
@@ -137,21 +138,22 @@ class Device:
         """
         return self.register(buffers.empty(shape, dtype), access, name)
 
-    def register(
-        self, array: Array, access: Access = READ_WRITE, name: str | None = None
-    ) -> Region:
-        """Lets peers use the memory of an existing array. The region keeps the array alive.
+    def register(self, array: Any, access: Access = READ_WRITE, name: str | None = None) -> Region:
+        """Lets peers use the memory of an existing array or buffer. The region keeps it alive.
 
-        A transport that shares pages (shm) needs an array from rdmatensor.empty. Raises Unsupported if no
-        transport of the device can share the memory. RDMA pins the memory; raises DeviceError if the limit
-        of locked memory does not permit that.
+        With `access` READ the memory may be read-only: bytes, a mapped file, an array that is not writable.
+
+        A transport that shares pages (shm) needs an array from rdmatensor.empty. With `access` READ it takes
+        other memory too: then the kernel copies what peers read, if it lets them, and they cannot map it.
+        Raises Unsupported if no transport of the device can share the memory. RDMA pins the memory; raises
+        DeviceError if the limit of locked memory does not permit that.
         """
-        local = buffers.target(array)
-        text = ffi.NULL if name is None else ffi.new("char[]", name.encode())
+        bits, text = access_bits(access), c_text_or_null("name", name)
+        local = (buffers.target if bits & Access.WRITE else buffers.memory)(array)
         out = ffi.new("rdt_region **")
         with self._call() as device:
-            check(lib.rdt_region_register(device, local, len(local), int(access), text, out))
-            region = Region(self, out[0], array, name)
+            check(lib.rdt_region_register(device, local, len(local), bits, text, out))
+            region = Region(self, out[0], buffers.as_array(array), name)
             with self._changed:
                 self._regions.add(region)
         return region
@@ -164,14 +166,13 @@ class Device:
         Takes the first transport that works, of `transports` if any are named. Raises ConnectionRefused,
         whose text gives the reason for each transport, or DeadlineExceeded.
         """
-        out = ffi.new("rdt_channel **")
+        out, limit = ffi.new("rdt_channel **"), milliseconds(timeout)
+        where, names = c_text("address", address), _listed(transports)
         with self._call() as device:
-            limit = milliseconds(timeout)
-            if transports:
-                names = ",".join(transports).encode()
-                check(lib.rdt_device_connect_over(device, address.encode(), names, limit, out))
+            if names is None:
+                check(lib.rdt_device_connect(device, where, limit, out))
             else:
-                check(lib.rdt_device_connect(device, address.encode(), limit, out))
+                check(lib.rdt_device_connect_over(device, where, names, limit, out))
             return self._adopt(ffi.gc(out[0], lib.rdt_channel_unref))
 
     def next_notification(self, timeout: float | None = None) -> Notification:
@@ -179,7 +180,10 @@ class Device:
 
         Raises DeadlineExceeded if none came. No notification is lost: if nobody takes them, senders wait.
         """
-        return self._next(timeout, None)
+        found = self._next(timeout)
+        if found is None:
+            raise DeadlineExceeded("no notification is there", "DEADLINE")
+        return found
 
     def notifications(self, timeout: float | None = None) -> Iterator[Notification]:
         """Iterates over notifications. Ends when none came for `timeout` seconds."""
@@ -191,12 +195,12 @@ class Device:
             yield notification
 
     async def anext_notification(self, timeout: float | None = None) -> Notification:
-        """Does what next_notification does, for asyncio. Cancelling it loses no notification."""
-        with suppress(DeadlineExceeded):
-            return self._next(0, None)
-        return await in_thread(
-            lambda stopped: self._next(timeout, stopped), self._returned.appendleft
-        )
+        """Does what next_notification does, for asyncio. Cancelling it loses no notification.
+
+        Any number of coroutines, of any number of loops, may wait. They occupy no thread, and those of a loop
+        get notifications in the order in which they began to wait.
+        """
+        return await event_loop.notification(self, timeout)
 
     def stats(self) -> DeviceStats:
         """Returns the counters of this device."""
@@ -272,7 +276,7 @@ class Device:
                     f"{self!r} was opened before fork: open one in this process", "FORKED"
                 )
             if self._closing:
-                raise DeviceError(f"{self!r} is closed", "CLOSED")
+                raise Closed(f"{self!r} is closed")
             self._calls += 1
             return self._handle
 
@@ -290,21 +294,20 @@ class Device:
         finally:
             self._end()
 
-    def _next(self, timeout: float | None, stopped: Callable[[], bool] | None) -> Notification:
-        with suppress(IndexError):
-            return self._returned.popleft()
+    def _next(self, timeout: float | None) -> Notification | None:
+        """Returns None only if no notification is there and `timeout` is 0."""
         note = ffi.new("rdt_notification *")
         device = self._begin()
         try:
             status = wait_in_slices(
                 lambda limit: int(lib.rdt_device_next_notification(device, limit, note)),
                 timeout,
-                lambda: self._closing or (stopped is not None and stopped()),
+                lambda: self._closing,
             )
             if self._closing and status == DEADLINE:
-                raise DeviceError(f"{self!r} is closed", "CLOSED")
+                raise Closed(f"{self!r} is closed")
             if status == IN_PROGRESS:
-                raise DeadlineExceeded("no notification is there", "DEADLINE")
+                return None
             check(status)
             try:
                 source = self._source(note.channel)

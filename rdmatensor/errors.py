@@ -23,7 +23,7 @@ class RdmaError(Exception):
 
 
 class UsageError(RdmaError, ValueError):
-    """The call itself is wrong: a bad argument, a closed object, a device used after fork."""
+    """The call itself is wrong: an argument's type or value, a device used after fork."""
 
 
 class Unsupported(RdmaError):
@@ -35,7 +35,14 @@ class Cancelled(RdmaError):
 
 
 class DeviceError(RdmaError):
-    """The local device failed: it has no memory, a system call failed, a limit was hit, or it is closed."""
+    """The local device failed: it has no memory, a system call failed, or a limit was hit."""
+
+
+class Closed(DeviceError):
+    """The object was closed, here, before the call or while it waited. Open another one."""
+
+    def __init__(self, message: str, status: str = "CLOSED") -> None:
+        super().__init__(message, status)
 
 
 class ConnectionFailure(RdmaError, ConnectionError):
@@ -70,7 +77,7 @@ _CLASSES: dict[str, type[RdmaError]] = {
     "NO_MEMORY": DeviceError,
     "SYSTEM": DeviceError,
     "LIMIT": DeviceError,
-    "CLOSED": DeviceError,
+    "CLOSED": Closed,
     "UNREACHABLE": ConnectionRefused,
     "CONNECTION_LOST": ConnectionLost,
     "DEADLINE": DeadlineExceeded,

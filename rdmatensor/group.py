@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ._api import buffers
+from ._api.arguments import c_text, whole
 from ._api.buffers import Array, from_buffer
 from ._api.collective import (
     ALGORITHMS,
     BYTES,
     KINDS,
     TAG_STARTED,
-    c_text,
     checked_tag,
     failure,
     join_options,
@@ -33,7 +33,7 @@ from ._api.collective import (
 from ._api.transfer import Transfer, drop_complete
 from ._api.wait import milliseconds
 from ._ffi import ffi, lib
-from .errors import UsageError, _text, check
+from .errors import Closed, UsageError, _text, check
 
 if TYPE_CHECKING:
     from .device import Device
@@ -137,8 +137,10 @@ class Group:
         name: str = "world",
         timeout: float | None = None,
     ) -> None:
-        self.rank = rank
-        self.size = size
+        out = ffi.new("rdt_group **")
+        options, _texts = join_options(rank, size, root, name, timeout)
+        self.rank = int(options.rank)
+        self.size = int(options.size)
         self.name = name
         self._device = device
         self._lock = threading.Lock()
@@ -150,8 +152,6 @@ class Group:
         # Operations whose arrays C still uses, oldest first.
         self._pending: deque[Operation] = deque()
         self._handle: Any = None
-        out = ffi.new("rdt_group **")
-        options, _texts = join_options(rank, size, root, name, timeout)
         with device._call() as handle:
             check(lib.rdt_group_create(handle, options, out))
             self._handle = out[0]
@@ -309,8 +309,7 @@ class Group:
     def choose(self, kind: Kind, nbytes: int) -> str:
         """Returns the algorithm that "auto" takes for operations of this kind with `nbytes` of input."""
         out = ffi.new("rdt_algorithm *")
-        if nbytes < 0:
-            raise UsageError(f"nbytes is {nbytes}: give 0 or more")
+        nbytes = whole("nbytes", nbytes)
         with self._lock:
             check(
                 lib.rdt_group_choose(self._need_handle(), number("kind", kind, KINDS), nbytes, out)
@@ -346,7 +345,7 @@ class Group:
 
     @property
     def info(self) -> GroupInfo:
-        """Costs and counters. Raises UsageError once the group is closed."""
+        """Costs and counters. Raises Closed once the group is closed."""
         info = ffi.new("rdt_group_info *")
         with self._lock:
             check(lib.rdt_group_get_info(self._need_handle(), info))
@@ -451,7 +450,7 @@ class Group:
 
     def _need_handle(self) -> Any:
         if self._handle is None:
-            raise UsageError(f"{self!r} is closed")
+            raise Closed(f"{self!r} is closed")
         return self._handle
 
     def _cancel(self, tag: tuple[int, int] | None) -> None:

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._api import buffers
+from ._api.arguments import c_text, whole
 from ._api.buffers import Array
 from ._api.wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 from ._ffi import ffi, lib
 from .device import Device
-from .errors import DeadlineExceeded, DeviceError, UsageError, _text, check
+from .errors import Closed, DeadlineExceeded, UsageError, _text, check
 
 
 class Pulled(NamedTuple):
@@ -87,14 +88,13 @@ class Store:
         buffers: int = 2,
     ) -> None:
         self._handle: Any = None
-        text = ffi.new("char[]", name.encode())
+        text = c_text("name", name)
         options = ffi.new("rdt_store_options *")
         options.struct_size, options.name = ffi.sizeof("rdt_store_options"), text
-        try:
-            options.rank, options.size, options.buffers = rank, size, buffers
-            options.bytes, options.slot_bytes = nbytes, slot_nbytes
-        except (OverflowError, TypeError) as error:
-            raise UsageError(f"rank, sizes and buffers are whole numbers from 0: {error}") from None
+        options.rank, options.size = _rank(rank), whole("size", size, most=2**32 - 1)
+        options.buffers = whole("buffers", buffers, most=2**32 - 1)
+        options.bytes = whole("nbytes", nbytes)
+        options.slot_bytes = whole("slot_nbytes", slot_nbytes)
         sizes = ffi.new("uint64_t[2]")
         check(lib.rdt_store_sizes(options, sizes, sizes + 1))
         # Arrays keep the memory beyond the store.
@@ -123,16 +123,14 @@ class Store:
         Raises UsageError if it is another member's or has other sizes, RegionError if none is opened in
         time, and what Device.connect raises.
         """
-        self._check(
-            lambda handle: lib.rdt_store_connect(
-                handle, rank, address.encode(), milliseconds(timeout)
-            )
-        )
+        to, where, limit = _rank(rank), c_text("address", address), milliseconds(timeout)
+        self._check(lambda handle: lib.rdt_store_connect(handle, to, where, limit))
 
     def member(self, rank: int) -> Member:
         """What is known about another member."""
         found = ffi.new("rdt_store_member *")
-        self._check(lambda handle: lib.rdt_store_get_member(handle, rank, found))
+        of = _rank(rank)
+        self._check(lambda handle: lib.rdt_store_get_member(handle, of, found))
         return Member(
             bool(found.connected),
             bool(found.present),
@@ -152,6 +150,7 @@ class Store:
             raise UsageError(
                 f"store {self.name!r} publishes {self.nbytes} bytes, not {local.nbytes}"
             )
+        mark = whole("mark", mark)
         memory, version = ffi.new("void **"), ffi.new("uint64_t *")
         self._check(lambda handle: lib.rdt_store_begin(handle, memory))
         start = int(ffi.cast("uintptr_t", memory[0])) - self._values_at
@@ -166,11 +165,10 @@ class Store:
         than they can be read; ConnectionLost; RegionError beyond the end.
         """
         local = buffers.target(into)
-        found = ffi.new("rdt_store_pulled *")
+        found, limit = ffi.new("rdt_store_pulled *"), milliseconds(timeout)
+        of, first = _rank(rank), whole("offset", offset)
         self._check(
-            lambda handle: lib.rdt_store_pull(
-                handle, rank, offset, len(local), local, milliseconds(timeout), found
-            )
+            lambda handle: lib.rdt_store_pull(handle, of, first, len(local), local, limit, found)
         )
         return Pulled(int(found.version), int(found.mark), int(found.repeats))
 
@@ -181,11 +179,10 @@ class Store:
         have got the data or not.
         """
         local = buffers.source(data)
-        sent = ffi.new("int *")
+        sent, limit = ffi.new("int *"), milliseconds(timeout)
+        to, mark = _rank(rank), whole("mark", mark)
         self._check(
-            lambda handle: lib.rdt_store_push(
-                handle, rank, local, len(local), mark, milliseconds(timeout), sent
-            )
+            lambda handle: lib.rdt_store_push(handle, to, local, len(local), mark, limit, sent)
         )
         return bool(sent[0])
 
@@ -200,15 +197,17 @@ class Store:
 
     def set_clock(self, clock: int) -> None:
         """Tells all connected members this one's clock, which never goes back. 2**64 - 1: wait no more."""
-        self._check(lambda handle: lib.rdt_store_set_clock(handle, clock))
+        told = whole("clock", clock)
+        self._check(lambda handle: lib.rdt_store_set_clock(handle, told))
 
     def wait_clocks(self, clock: int, timeout: float | None = None) -> None:
         """Waits until all members that are not gone have told `clock` or more.
 
         Raises DeadlineExceeded, which names the slowest one.
         """
-        if clock > 0:
-            self._wait(lambda handle, ms: lib.rdt_store_wait_clocks(handle, clock, ms), timeout)
+        told = whole("clock", clock)
+        if told > 0:
+            self._wait(lambda handle, ms: lib.rdt_store_wait_clocks(handle, told, ms), timeout)
 
     @property
     def closed(self) -> bool:
@@ -245,7 +244,7 @@ class Store:
     def _begin(self) -> Any:
         with self._changed:
             if self._closing:
-                raise DeviceError(f"{self!r} is closed", "CLOSED")
+                raise Closed(f"{self!r} is closed")
             self._calls += 1
             return self._handle
 
@@ -257,13 +256,7 @@ class Store:
     def _check(self, call: Any) -> None:
         handle = self._begin()
         try:
-            try:
-                status = call(handle)
-            except (OverflowError, TypeError) as error:
-                raise UsageError(
-                    f"ranks and numbers are whole, from 0 to 2**64 - 1: {error}"
-                ) from None
-            check(status)
+            check(call(handle))
         finally:
             self._end()
 
@@ -275,7 +268,7 @@ class Store:
                 lambda ms: int(call(handle, ms)), timeout, lambda: self._closing
             )
             if self._closing and status == DEADLINE:
-                raise DeviceError(f"{self!r} is closed", "CLOSED")
+                raise Closed(f"{self!r} is closed")
             check(min(status, 0))
             return status
         finally:
@@ -291,6 +284,10 @@ class Store:
         with self._changed:
             if not self._closing:
                 check(lib.rdt_store_release(self._handle, rank))
+
+
+def _rank(rank: Any) -> int:
+    return whole("rank", rank, most=2**32 - 1)
 
 
 def _memory(nbytes: int) -> Array:

@@ -105,24 +105,12 @@ static void open_transport(rdt_device *device, size_t index, const char *wanted)
           own->why_not);
 }
 
-/* A misspelt name would otherwise silently disable a transport. */
-static rdt_status check_names(const char *wanted) {
-  char name[64];
-  for (const char *at = wanted; rdt_text_next(&at, name, sizeof(name));) {
-    if (!rdt_text_lists(RDT_TRANSPORT_NAMES, ',', name))
-      return rdt_fail(RDT_ERR_INVALID,
-                      "%sTRANSPORTS=%s: there is no transport \"%s\"; choose from %s",
-                      RDT_ENV_PREFIX, wanted, name, RDT_TRANSPORT_NAMES);
-  }
-  return RDT_OK;
-}
-
 /* Opens the transports that are wanted and that this machine has. There must be at least one. */
 static rdt_status open_transports(rdt_device *device) {
   char wanted[64], reasons[640] = "";
   bool any = false;
   rdt_config_text(RDT_CONFIG_TRANSPORTS, wanted, sizeof(wanted));
-  rdt_status status = check_names(wanted);
+  rdt_status status = rdt_transports_check(RDT_ENV_PREFIX "TRANSPORTS", wanted);
   if (status != RDT_OK) return status;
   for (size_t i = 0; i < rdt_transport_count; i++) {
     open_transport(device, i, wanted);

@@ -315,9 +315,9 @@ void rdt_group_reduce_scaled(rdt_dtype dtype, void *to, const void *left, const 
 
 rdt_status rdt_group_reduce_check(rdt_dtype dtype, rdt_reduction op) {
   if (rdt_dtype_size(dtype) == 0)
-    return rdt_fail(RDT_ERR_INVALID, "%d is no element type (rdt_dtype)", (int)dtype);
+    return rdt_fail(RDT_ERR_INVALID, "%d is no element type", (int)dtype);
   if (op < RDT_SUM || op > RDT_MEAN)
-    return rdt_fail(RDT_ERR_INVALID, "%d is no reduction (rdt_reduction)", (int)op);
+    return rdt_fail(RDT_ERR_INVALID, "%d is no reduction", (int)op);
   if (op == RDT_MEAN && dtype > RDT_BFLOAT16)
     return rdt_fail(RDT_ERR_INVALID, "the mean needs elements of floating point");
   return RDT_OK;

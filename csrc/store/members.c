@@ -44,7 +44,7 @@ rdt_status rdt_store_link_take(rdt_store *store, uint32_t rank, rdt_store_link *
   pthread_mutex_unlock(&store->stores->lock);
   if (!link->channel)
     return rdt_fail(RDT_ERR_UNREACHABLE,
-                    "store \"%s\" is not connected to rank %u: call rdt_store_connect", store->name,
+                    "store \"%s\" is not connected to rank %u: connect it first", store->name,
                     rank);
   if (!atomic_load(&link->channel->down)) return RDT_OK;
   status = rdt_channel_fail_down(link->channel);

@@ -15,5 +15,8 @@ const rdt_transport *rdt_transport_find(const char *name);
 /* Returns the transport's index in rdt_transports. A transport with faults has the name, and so
  * the index, of the one it wraps. */
 size_t rdt_transport_index(const rdt_transport *transport);
+/* Checks names that are separated by commas: a misspelt one would otherwise disable a transport without a word.
+ * `what` they are is for the error, RDT_ERR_INVALID. */
+rdt_status rdt_transports_check(const char *what, const char *names);
 
 #endif

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .._ffi import ffi, lib
 from ..errors import UsageError
 from . import buffers
-from .region import RemoteRegion, _bad_number
+from .arguments import whole
+from .region import RemoteRegion
 
 if TYPE_CHECKING:
     from .remote import RemoteDevice
@@ -31,7 +32,13 @@ class Batch:
     ) -> Batch:
         """Adds what RemoteRegion.write posts."""
         kind = lib.RDT_OP_WRITE if notify is None else lib.RDT_OP_WRITE_NOTIFY
-        return self._add(kind, buffers.source(data), self._checked(region), offset, notify or 0)
+        return self._add(
+            kind,
+            buffers.source(data),
+            self._checked(region),
+            offset,
+            0 if notify is None else notify,
+        )
 
     def read_into(self, region: RemoteRegion, array: Any, offset: int = 0) -> Batch:
         """Adds what RemoteRegion.read_into posts."""
@@ -45,11 +52,14 @@ class Batch:
         return len(self._rows)
 
     def _checked(self, region: RemoteRegion) -> Any:
+        if not isinstance(region, RemoteRegion):
+            raise UsageError(f"{region!r} is no RemoteRegion")
         if region._remote is not self._remote:
             raise UsageError(f"{region!r} cannot be used in a batch for {self._remote!r}")
         return region._need_handle()
 
     def _add(self, kind: int, local: Any, handle: Any, offset: int, immediate: int) -> Batch:
+        offset, immediate = whole("offset", offset), whole("notify or immediate", immediate)
         self._rows.append((kind, local, handle, offset, immediate))
         self._ops = None
         return self
@@ -58,11 +68,8 @@ class Batch:
         """Returns the operations in C's form, which the first post makes."""
         if self._ops is None:
             ops = ffi.new("rdt_op[]", len(self._rows))
-            try:
-                for op, row in zip(ops, self._rows, strict=True):
-                    op.kind, op.local, op.remote, op.remote_offset, op.immediate = row
-                    op.size = len(row[1])
-            except (OverflowError, TypeError) as error:
-                raise _bad_number(error) from None
+            for op, row in zip(ops, self._rows, strict=True):
+                op.kind, op.local, op.remote, op.remote_offset, op.immediate = row
+                op.size = len(row[1])
             self._ops = ops
         return self._ops

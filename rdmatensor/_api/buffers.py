@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,38 +11,70 @@ import numpy.typing as npt
 
 from .._ffi import ffi, lib
 from ..errors import UsageError, check
+from .arguments import whole
 
 Array = npt.NDArray[Any]
 Shape = int | tuple[int, ...] | list[int]
 
+_MOST_BYTES = 2**63 - 1
 from_buffer = ffi.from_buffer
 
 
 def source(data: Any) -> Any:
     """Returns the bytes of `data` for reading, as a cdata `char[]` that keeps `data` alive."""
     try:
-        return from_buffer(data)
+        return _checked(data, from_buffer(data))
     except (TypeError, ValueError, BufferError) as error:
         if hasattr(data, "__array__") and not isinstance(data, np.ndarray):
             return source(np.asarray(data))
         raise unusable(data, error) from None
 
 
+def memory(data: Any) -> Any:
+    """Does the same, but never for a copy, as what other libraries' arrays convert to may be."""
+    try:
+        return _checked(data, from_buffer(data))
+    except (TypeError, ValueError, BufferError) as error:
+        raise unusable(data, error) from None
+
+
+def as_array(data: Any) -> Array:
+    """Returns the memory of `data`, which has C-contiguous bytes, as an array."""
+    return data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+
+
 def target(data: Any) -> Any:
     """Returns the bytes of `data` for writing."""
     try:
-        return from_buffer("char[]", data, require_writable=True)
+        return _checked(data, from_buffer("char[]", data, require_writable=True))
     except (TypeError, ValueError, BufferError) as error:
         raise unusable(data, error) from None
+
+
+def holds_objects(data: Any) -> bool:
+    """Reports whether the bytes of `data` are addresses of Python objects, which mean nothing elsewhere."""
+    if data.__class__ is memoryview:
+        return "O" in data.format
+    return getattr(getattr(data, "dtype", None), "hasobject", False) is True
+
+
+def _checked(data: Any, local: Any) -> Any:
+    if holds_objects(data):
+        raise TypeError("it holds Python objects, which have no bytes to send")
+    return local
 
 
 def unusable(data: Any, error: Exception) -> UsageError:
     kind = type(data).__name__
     if isinstance(data, str):
         return UsageError("text has no bytes of its own: pass data.encode()")
-    if isinstance(data, np.ndarray) and not data.flags.c_contiguous:
+    if isinstance(data, np.ndarray) and not data.flags.c_contiguous and not holds_objects(data):
         return UsageError(
             f"the array of shape {data.shape} is not C-contiguous: pass numpy.ascontiguousarray(it)"
+        )
+    if is_read_only(data) and not holds_objects(data):
+        return UsageError(
+            f"the memory of this {kind} is read-only: pass a writable array, or register it with access READ"
         )
     return UsageError(
         f"{kind} cannot be used as a local buffer ({error}): pass bytes, a bytearray, a memoryview "
@@ -49,18 +82,26 @@ def unusable(data: Any, error: Exception) -> UsageError:
     )
 
 
+def is_read_only(data: Any) -> bool:
+    try:
+        return memoryview(data).readonly
+    except (TypeError, ValueError, BufferError):
+        return False
+
+
 def extent(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Checks and returns shape, dtype and size in bytes of an array."""
     kind = np.dtype(dtype)
     if kind.hasobject:
         raise UsageError(f"dtype {kind} holds Python objects, which have no bytes to send")
-    dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-    nbytes = kind.itemsize
-    for dim in dims:
-        if dim < 0:
-            raise UsageError(f"shape {dims} has a negative dimension")
-        nbytes *= int(dim)
-    return tuple(int(dim) for dim in dims), kind, nbytes
+    given = shape if isinstance(shape, list | tuple) else (shape,)
+    dims = tuple(whole(f"a dimension of shape {shape!r}", dim, most=_MOST_BYTES) for dim in given)
+    nbytes = math.prod(dims) * kind.itemsize
+    if nbytes > _MOST_BYTES:
+        raise UsageError(
+            f"an array of shape {shape!r} and dtype {kind} has {nbytes} bytes: too many"
+        )
+    return dims, kind, nbytes
 
 
 def view(pointer: Any, nbytes: int, writable: bool = True) -> Array:

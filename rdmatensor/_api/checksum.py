@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from .._ffi import lib
-from ..errors import UsageError
 from . import buffers
+from .arguments import whole
 
 
 def crc32c(buffer: Any, value: int = 0) -> int:
@@ -16,7 +16,6 @@ def crc32c(buffer: Any, value: int = 0) -> int:
     `buffer` is bytes, a numpy array or whatever else has C-contiguous bytes; it is not copied, and the
     interpreter lock is released meanwhile. UsageError for another buffer, or a `value` that is no 32 bits.
     """
-    if not 0 <= value < 1 << 32:
-        raise UsageError(f"value is {value}: give a checksum, from 0 to 2**32 - 1")
+    value = whole("value", value, most=2**32 - 1)
     data = buffers.source(buffer)
     return int(lib.rdt_crc32c(value, data, len(data)))

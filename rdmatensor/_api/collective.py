@@ -12,6 +12,7 @@ import numpy as np
 from .._ffi import ffi, lib
 from ..errors import RdmaError, UsageError, _text, error_from
 from . import buffers
+from .arguments import c_text, c_text_or_null, whole
 from .buffers import Array
 from .wait import milliseconds
 
@@ -92,10 +93,7 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
     call.algorithm = number("algorithm", algorithm, ALGORITHMS)
     call.timeout_ms = lib.RDT_TIMEOUT_DEFAULT
     call.stop = lib.rdt_python_interrupted
-    try:
-        call.root = root
-    except (OverflowError, TypeError):
-        raise UsageError(f"root is {root!r}: give the rank of a member") from None
+    call.root = whole("root", root, most=2**32 - 1)
     return call
 
 
@@ -136,17 +134,7 @@ def unusable(array: Array, out: Array, error: Exception) -> UsageError:
 
 
 def checked_tag(tag: int) -> tuple[int, int]:
-    if not isinstance(tag, int) or not 0 <= tag < 1 << 63:
-        raise UsageError(f"tag is {tag!r}: give a number from 0 to 2**63 - 1")
-    return tag, TAG_GIVEN
-
-
-def c_text(what: str, text: str) -> Any:
-    """Returns the text for C. It is valid as long as the returned object."""
-    try:
-        return ffi.new("char[]", text.encode())
-    except AttributeError:
-        raise UsageError(f"{what} is {text!r}: give a str") from None
+    return whole("tag", tag, most=2**63 - 1), TAG_GIVEN
 
 
 def tree_rows(trees: Sequence[Any], size: int) -> tuple[Any, Any]:
@@ -156,11 +144,13 @@ def tree_rows(trees: Sequence[Any], size: int) -> tuple[Any, Any]:
     for row, (kind, root, rate, parents) in zip(rows, trees, strict=True):
         if len(parents) != size:
             raise UsageError(f"a tree has {len(parents)} parents: the group has {size} members")
-        try:
-            row.kind, row.root, row.rate = number("kind", kind, KINDS), root, int(rate)
-            row.parents = parent = ffi.new("uint32_t[]", list(parents))
-        except (OverflowError, TypeError) as error:
-            raise UsageError(f"a tree's root, rate and parents are numbers: {error}") from None
+        row.kind, row.root = (
+            number("kind", kind, KINDS),
+            whole("a tree's root", root, most=2**32 - 1),
+        )
+        row.rate = whole("a tree's rate", rate)
+        places = [whole("a tree's parent", each, most=2**32 - 1) for each in parents]
+        row.parents = parent = ffi.new("uint32_t[]", places)
         keep.append(parent)
     return rows, keep
 
@@ -171,15 +161,11 @@ def join_options(
     """Returns the options, and the texts that they point to."""
     options = ffi.new("rdt_group_options *")
     options.struct_size = ffi.sizeof("rdt_group_options")
-    texts = [
-        ffi.NULL if text is None else ffi.new("char[]", text.encode()) for text in (name, root)
-    ]
+    texts = c_text("name", name), c_text_or_null("root", root)
     options.name, options.root = texts
     options.timeout_ms = milliseconds(timeout)
-    try:
-        options.rank, options.size = rank, size
-    except (OverflowError, TypeError):
-        raise UsageError(f"rank is {rank!r} and size {size!r}: give 0 <= rank < size") from None
+    options.size = whole("size", size, 1, 2**32 - 1)
+    options.rank = whole("rank", rank, most=2**32 - 1)
     return options, texts
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._ffi import ffi, lib
-from ..errors import UsageError, check
+from ..errors import Closed, RegionError, UsageError, check
 from . import buffers
+from .arguments import whole
 from .buffers import Array, from_buffer
 from .transfer import COMPLETED, Transfer
 
@@ -53,9 +54,9 @@ class Region:
 
     @property
     def array(self) -> Array:
-        """The memory as a numpy array, without a copy. Raises UsageError once the region is closed."""
+        """The memory as a numpy array, without a copy. Raises Closed once the region is closed."""
         if self._array is None:
-            raise UsageError(f"{self!r} is closed")
+            raise Closed(f"{self!r} is closed")
         return self._array
 
     @property
@@ -74,6 +75,10 @@ class Region:
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         if dtype is not None and np.dtype(dtype) != self.array.dtype:
+            if copy is False:
+                raise UsageError(
+                    f"an array of {self.array.dtype} becomes one of {np.dtype(dtype)} by a copy only"
+                )
             return self.array.astype(dtype)
         return self.array.copy() if copy else self.array
 
@@ -115,12 +120,16 @@ class RemoteRegion:
         handle = self._need_handle()
         try:
             local = from_buffer(data)
+            if data.__class__ is not bytes and buffers.holds_objects(data):
+                raise TypeError
         except (TypeError, ValueError, BufferError):
             local = buffers.source(data)
         kind, immediate = (_WRITE, 0) if notify is None else (_WRITE_NOTIFY, notify)
+        if offset.__class__ is not int or immediate.__class__ is not int:
+            offset, immediate = whole("offset", offset), whole("notify", immediate)
         try:
             posted = _post(self._channel, kind, local, len(local), handle, offset, immediate)
-        except (OverflowError, TypeError) as error:
+        except OverflowError as error:
             raise _bad_number(error) from None
         return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
 
@@ -128,9 +137,11 @@ class RemoteRegion:
         """Fills `array` with the bytes from `offset` of the region."""
         handle = self._need_handle()
         local = buffers.target(array)
+        if offset.__class__ is not int:
+            offset = whole("offset", offset)
         try:
             posted = _post(self._channel, _READ, local, len(local), handle, offset, 0)
-        except (OverflowError, TypeError) as error:
+        except OverflowError as error:
             raise _bad_number(error) from None
         return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
 
@@ -138,7 +149,8 @@ class RemoteRegion:
         self, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
     ) -> Array:
         """Reads `nbytes`, by default up to the end, and returns them as a new uint8 array. Blocks."""
-        array = np.empty(self._rest(offset) if nbytes is None else nbytes, dtype=np.uint8)
+        self._need_handle()
+        array = np.empty(self._extent(offset, nbytes), dtype=np.uint8)
         self.read_into(array, offset).wait(timeout)
         return array
 
@@ -151,13 +163,11 @@ class RemoteRegion:
         death of the peer. The peer gets the memory back when the array is dropped. Raises Unsupported unless
         the transport has Capability.MAP.
         """
-        size = self._rest(offset) if nbytes is None else nbytes
         handle = self._need_handle()
-        out = ffi.new("void **")
-        try:
-            check(lib.rdt_remote_region_map(handle, offset, size, out))
-        except (OverflowError, TypeError) as error:
-            raise _bad_number(error) from None
+        size, out = self._extent(offset, nbytes), ffi.new("void **")
+        if np.dtype(dtype).hasobject or size % (np.dtype(dtype).itemsize or 1):
+            raise UsageError(f"{size} bytes cannot be seen as an array of dtype {np.dtype(dtype)}")
+        check(lib.rdt_remote_region_map(handle, offset, size, out))
         # The destructor only holds the handle, which keeps the mapping.
         pointer = ffi.gc(ffi.cast("char *", out[0]), lambda _, held=handle: None)
         return buffers.view(pointer, size, bool(self.access & Access.WRITE)).view(dtype)
@@ -167,7 +177,11 @@ class RemoteRegion:
         return self._handle is None
 
     def close(self) -> None:
-        """Gives the region up. Arrays from map() stay valid. A second call does nothing."""
+        """Gives the region up. Arrays from map() stay valid. A second call does nothing.
+
+        The peer frees what RemoteDevice.allocate made, unless such an array or another RemoteRegion of it
+        is left.
+        """
         self._handle = None
 
     def __enter__(self) -> RemoteRegion:
@@ -182,18 +196,25 @@ class RemoteRegion:
     def __repr__(self) -> str:
         return f"<RemoteRegion of {self.nbytes} bytes, key {self.key:#x}, of {self._remote!r}>"
 
-    def _rest(self, offset: int) -> int:
-        return max(self.nbytes - offset, 0)
+    def _extent(self, offset: int, nbytes: int | None) -> int:
+        """Returns how many bytes from `offset` on are meant, by default all."""
+        first = whole("offset", offset)
+        size = max(self.nbytes - first, 0) if nbytes is None else whole("nbytes", nbytes)
+        if first + size > self.nbytes:
+            raise RegionError(
+                f"bytes [{first}, +{size}) lie outside a region of {self.nbytes} bytes", "RANGE"
+            )
+        return size
 
     def _need_handle(self) -> Any:
         handle = self._handle
         if handle is None:
-            raise UsageError(f"{self!r} is closed")
+            raise Closed(f"{self!r} is closed")
         return handle
 
 
 def _bad_number(error: Exception) -> UsageError:
-    return UsageError(f"offset, size and immediate are integers from 0 to 2**64 - 1: {error}")
+    return UsageError(f"offset and immediate are whole numbers from 0 to 2**64 - 1: {error}")
 
 
 _post = lib.rdt_python_post

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._ffi import ffi, lib
-from ..errors import UsageError, _text, check
+from ..errors import Closed, UsageError, _text, check
 from . import buffers
+from .arguments import access_bits, c_text, whole
 from .batch import Batch
 from .region import READ_WRITE, Access, RemoteRegion, _bad_number
 from .transfer import COMPLETED, Transfer, drop_complete
@@ -66,12 +67,10 @@ class RemoteDevice:
         out = ffi.new("rdt_remote_region **")
         channel, limit = self._need_channel(), milliseconds(timeout)
         if isinstance(which, str):
-            check(lib.rdt_remote_region_find(channel, which.encode(), limit, out))
+            check(lib.rdt_remote_region_find(channel, c_text("the name", which), limit, out))
         else:
-            try:
-                check(lib.rdt_remote_region_open(channel, which, limit, out))
-            except (OverflowError, TypeError) as error:
-                raise _bad_number(error) from None
+            key = whole("what is neither a name (str) nor a key", which)
+            check(lib.rdt_remote_region_open(channel, key, limit, out))
         return self._opened(out)
 
     def allocate(
@@ -83,13 +82,16 @@ class RemoteDevice:
     ) -> RemoteRegion:
         """Allocates memory on the peer: `shape` elements of `dtype`, filled with zeros. Blocks.
 
-        The memory lives until the connection ends. `access` is what the peer's peers may do with it.
-        Raises DeviceError (status LIMIT) if it exceeds the peer's setting REMOTE_ALLOC_LIMIT.
+        This connection alone reaches the memory. The peer frees it once the region is closed or dropped, and
+        no array of map() and no transfer uses it, at the latest when the connection ends. `access` is what
+        may be done with it. Raises DeviceError (status LIMIT) if it exceeds the peer's settings
+        REMOTE_ALLOC_LIMIT or REMOTE_REGIONS.
         """
         _, _, nbytes = buffers.extent(shape, dtype)
         out = ffi.new("rdt_remote_region **")
         channel, limit = self._need_channel(), milliseconds(timeout)
-        check(lib.rdt_remote_region_alloc(channel, nbytes, int(access), limit, out))
+        bits = access_bits(access)
+        check(lib.rdt_remote_region_alloc(channel, nbytes, bits, limit, out))
         return self._opened(out)
 
     def notify(self, payload: Any = b"", immediate: int = 0) -> Transfer:
@@ -98,9 +100,11 @@ class RemoteDevice:
         The peer gets it after everything that was posted on this connection before.
         """
         channel, local = self._need_channel(), buffers.source(payload)
+        if immediate.__class__ is not int:
+            immediate = whole("immediate", immediate)
         try:
             posted = _post(channel, _NOTIFY, local, len(local), ffi.NULL, 0, immediate)
-        except (OverflowError, TypeError) as error:
+        except OverflowError as error:
             raise _bad_number(error) from None
         return COMPLETED if posted == 0 else self._begun(posted, local)
 
@@ -110,6 +114,8 @@ class RemoteDevice:
 
     def post(self, batch: Batch) -> Transfer:
         """Posts the operations of `batch`. All are checked before the first byte moves."""
+        if not isinstance(batch, Batch):
+            raise UsageError(f"{batch!r} is no Batch")
         if batch._remote is not self:
             raise UsageError(f"the batch was made for {batch._remote!r}, not for {self!r}")
         out = ffi.new("rdt_transfer **")
@@ -160,7 +166,7 @@ class RemoteDevice:
     def _need_channel(self) -> Any:
         channel = self._channel
         if channel is None:
-            raise UsageError(f"{self!r} is closed")
+            raise Closed(f"{self!r} is closed")
         return channel
 
     def _opened(self, out: Any) -> RemoteRegion:

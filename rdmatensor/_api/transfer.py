@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 from .._ffi import lib
 from ..errors import DeadlineExceeded, RdmaError, error_from
-from .wait import DEADLINE, IN_PROGRESS, in_thread, wait_in_slices
+from .event_loop import completion
+from .wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 
 _poll = lib.rdt_transfer_wait
 
@@ -46,22 +47,23 @@ class Transfer:
         Raises the error that they failed with. Raises DeadlineExceeded if they are not complete: they go on,
         and you can wait again.
         """
-        self._wait(timeout, None)
+        if self._status == IN_PROGRESS:
+            self._settle(wait_in_slices(self._wait_once, timeout))
+        elif timeout is not None:
+            milliseconds(timeout)
+        self._check()
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._wait_async().__await__()
 
     async def _wait_async(self) -> None:
-        if self.done:
-            self._wait(None, None)
-        else:
-            await in_thread(lambda stopped: self._wait(None, stopped))
+        if not self.done:
+            await completion(self)
+        self._check()
 
-    def _wait(self, timeout: float | None, stopped: Callable[[], bool] | None) -> None:
-        if self._status == IN_PROGRESS:
-            status = wait_in_slices(self._wait_once, timeout, stopped)
-            if not self._settle(status):
-                raise DeadlineExceeded("the transfer is not complete yet", "DEADLINE")
+    def _check(self) -> None:
+        if not self.done:
+            raise DeadlineExceeded("the transfer is not complete yet", "DEADLINE")
         if self._error is not None:
             raise self._error
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from .._api.wait import milliseconds
 from .._ffi import ffi
-from ..errors import DeviceError, UsageError
+from ..errors import Closed, UsageError
 from ..store import Store
 from .operations import as_written, library, refuse_xla
 
@@ -166,7 +166,7 @@ def _handle_of(store: Store) -> Any:
             )
         with store._changed:
             if store._closing:
-                raise DeviceError(f"{store!r} is closed", "CLOSED")
+                raise Closed(f"{store!r} is closed")
             if store._operations is None:
                 store._leave = lambda: library().rdmatensor_store_leave(made)
                 store._operations = made

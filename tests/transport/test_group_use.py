@@ -53,7 +53,7 @@ def read_only() -> Any:
         (lambda g: g.start("all_reduce"), "needs an array"),
         (lambda g: g.choose("reduce", 1), "all_gather"),
         (lambda g: g.choose("all_reduce", -1), "nbytes"),
-        (lambda g: g.empty(-1), "negative"),
+        (lambda g: g.empty(-1), "dimension"),
         (lambda g: g.empty(3, object), "objects"),
     ],
 )

@@ -115,7 +115,7 @@ def test_typed_regions(peer: Any, device: rdmatensor.Device, remote: RemoteDevic
     )
     with pytest.raises(rdmatensor.UsageError, match="objects"):
         device.allocate(4, dtype=object)
-    with pytest.raises(rdmatensor.UsageError, match="negative"):
+    with pytest.raises(rdmatensor.UsageError, match="dimension"):
         device.allocate((4, -1))
 
 
@@ -245,13 +245,13 @@ def test_closed_regions(peer: Any, remote: RemoteDevice, device: rdmatensor.Devi
         remote.region("region")
     region.close()
     region.close()
-    with pytest.raises(rdmatensor.UsageError, match="closed"):
+    with pytest.raises(rdmatensor.Closed):
         region.write(b"1")
-    with pytest.raises(rdmatensor.UsageError, match="closed"):
+    with pytest.raises(rdmatensor.Closed):
         region.map()
     local = device.allocate(8)
     local.close()
-    with pytest.raises(rdmatensor.UsageError, match="closed"):
+    with pytest.raises(rdmatensor.Closed):
         _ = local.array
 
 
@@ -447,6 +447,6 @@ def test_register_shares_existing_memory(peer: Any, remote: RemoteDevice) -> Non
     )
     outcome = peer.get("outcome")
     if remote.capabilities & rdmatensor.Capability.MAP:
-        assert "rdt_memory_alloc" in outcome, "only pages of its own can be shared"
+        assert "access READ" in outcome, "only pages of its own can be written by others"
     else:
         assert outcome == "registered"

@@ -213,6 +213,8 @@ rdt_status rdt_device_connect_over(rdt_device *device, const char *address, cons
                                    int timeout_ms, rdt_channel **channel) {
   if (!device || !address || !transports || !channel)
     return rdt_fail(RDT_ERR_INVALID, "device, address, transports and channel must not be NULL");
+  rdt_status status = rdt_transports_check("transports", transports);
+  if (status != RDT_OK) return status;
   return connect_over(device, address, transports, RDT_PURPOSE_USER, timeout_ms, channel);
 }
 

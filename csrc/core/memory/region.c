@@ -20,7 +20,8 @@ static rdt_status check_arguments(const rdt_device *device, uint64_t size, uint3
   if (size == 0 || size > SIZE_MAX / 2)
     return rdt_fail(RDT_ERR_INVALID, "a region cannot have %llu bytes", (unsigned long long)size);
   if (access & ~(uint32_t)(RDT_ACCESS_READ | RDT_ACCESS_WRITE))
-    return rdt_fail(RDT_ERR_INVALID, "%u is not a combination of RDT_ACCESS_ bits", access);
+    return rdt_fail(RDT_ERR_INVALID, "access %u is not a combination of READ (1) and WRITE (2)",
+                    access);
   if (name && strlen(name) >= RDT_REGION_NAME_SIZE)
     return rdt_fail(RDT_ERR_INVALID, "a region's name has at most %d bytes",
                     RDT_REGION_NAME_SIZE - 1);
@@ -275,8 +276,8 @@ static rdt_status export_locked(const rdt_channel *channel, const rdt_region *fo
                     (unsigned long long)found->key);
   if (!registration)
     return rdt_fail(RDT_ERR_UNSUPPORTED,
-                    "region %#llx lies in memory that transport %s cannot share: allocate it with "
-                    "rdt_memory_alloc or rdt_region_alloc",
+                    "region %#llx lies in memory that transport %s cannot share: have the "
+                    "device allocate it",
                     (unsigned long long)found->key, channel->transport->name);
   return channel->transport->region_export(registration, bundle);
 }
