@@ -44,6 +44,8 @@ class Backup:
 
     def __init__(self, folder: Path, run: Run, model: Any, sync: Synchronizer) -> None:
         self._folder, self._run, self._model, self._sync = folder, run, model, sync
+        self.seeds: list[Any] | None = None
+        """The states of all processes' seeds, which the next save() keeps, and restore() finds in rank 0."""
 
     def restore(self) -> Kept:
         """Loads the model, in rank 0, which the others get from it. Epoch 0 if nothing was kept."""
@@ -58,6 +60,7 @@ class Backup:
             raise UsageError(f"{state} is not what callbacks(backup=...) writes: {error}") from None
         if not in_parts(self._model):  # then restore_own() does it
             self._model.load_weights(self._folder / kept["weights"])
+        self.seeds = kept.get("seeds")
         return Kept(int(kept["epoch"]), int(kept.get("size", 0)))
 
     def save(self, epoch: int) -> None:
@@ -74,7 +77,8 @@ class Backup:
         sync(self._folder / weights)
         written = self._folder / "state.json.new"
         size = self._run.size if self._exchange is not None else 0
-        written.write_text(json.dumps({"epoch": epoch, "weights": weights, "size": size}))
+        state = {"epoch": epoch, "weights": weights, "size": size, "seeds": self.seeds}
+        written.write_text(json.dumps(state))
         put(written, self._folder / "state.json")
         for old in self._folder.glob("epoch_*.weights.h5"):
             if old.name != weights:

@@ -10,6 +10,7 @@ from . import operations
 from .equal import broadcast_variables as _broadcast_variables
 from .operations import Reduction, as_written
 from .process import current
+from .seeds import Streams
 
 
 @as_written
@@ -55,5 +56,13 @@ def barrier(name: str = "barrier") -> None:
 
 @as_written
 def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
-    """Sets variables of TensorFlow or Keras to their values in rank `root`."""
-    _broadcast_variables(current(), variables, root, "variables")
+    """Sets variables of TensorFlow or Keras to their values in rank `root`.
+
+    States of Keras's SeedGenerators are the exception: they are made to differ, as callbacks() does, so that
+    processes do not drop out the same units.
+    """
+    run = current()
+    variables = list(variables)
+    _broadcast_variables(run, variables, root, "variables")
+    if run.size > 1:
+        Streams(run, variables).part(root)

@@ -14,6 +14,7 @@ from . import operations
 from .cut.strips import groups_of, strip_of
 from .gradients import buckets_of
 from .process import Run
+from .seeds import is_seed
 from .tables.placement import is_owned
 
 # Smaller variables are broadcast together, up to so many bytes.
@@ -23,10 +24,12 @@ _AT_ONCE = 8 << 20
 def broadcast_variables(run: Run, variables: Sequence[Any], root: int, name: str) -> None:
     """Sets variables to their values in `root`. Their order, types and shapes are the same everywhere.
 
+    Seeds stay as they are, because they differ on purpose: processes drop out different units.
     Strips of a split model come from the process of root's group that has the same one.
     """
     if run.size == 1:
         return
+    variables = [each for each in variables if not is_seed(each)]
     groups = groups_of(variables)
     if groups is not None:
         strips = [each for each in variables if strip_of(each) is not None]

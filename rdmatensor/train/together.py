@@ -17,6 +17,7 @@ from .cut.strips import strip_of
 from .equal import broadcast_variables
 from .optimizer import exchange_of, move_outwards, sync_of
 from .process import Run
+from .seeds import Streams
 from .sync.base import Synchronizer
 from .tables.placement import is_owned
 
@@ -30,6 +31,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
         self._folder = backup
         self._backup: Backup | None = None
         self._in_fit = False
+        self._streams: Streams | None = None
         self._sync = Synchronizer()
         self._shown = (0.0, 0)  # the loss that fit showed last, a mean over so many batches
 
@@ -58,10 +60,9 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
                     "the model is not built: build it before fit(), so that all processes can start with "
                     "the same weights"
                 )
-            # Seeds differ on purpose: processes drop out different units.
-            of_model = [each for each in model.variables if "seed_generator" not in each.path]
             of_optimizer = self._sync.shared(optimizer) if optimizer is not None else []
-            broadcast_variables(self._run, [*of_model, *of_optimizer], 0, "the model at the start")
+            variables = [*model.variables, *of_optimizer]
+            broadcast_variables(self._run, variables, 0, "the model at the start")
             numbers = operations.broadcast(
                 self._run, np.array(kept, np.int64), 0, "the epoch at the start"
             )
@@ -71,6 +72,14 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             model._initial_epoch = kept.epoch
             if self._backup is not None and not self._run.returns:
                 self._backup.restore_own(kept)
+        if model.built and (self._run.size > 1 or self._backup is not None):
+            self._streams = Streams(self._run, model.variables)
+            if self._run.returns:
+                self._streams.part_alone()
+            else:
+                self._streams.resume(self._backup.seeds if self._backup is not None else None)
+        if self._backup is not None:
+            self._backup.seeds = None  # those of the next epoch are others
 
     def _come_back(self) -> Kept:
         """Takes the model of another process, and goes on in the epoch in which that is."""
@@ -116,6 +125,8 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             self._sync.gather(self.model.optimizer)
         if self._backup is not None:
             self._backup.save_own(epoch + 1)
+            if self._streams is not None and (self._run.size == 1 or self._sync.waits):
+                self._backup.seeds = self._streams.gather().tolist()
             if self._run.size > 1 and self._sync.waits:
                 operations.barrier(self._run, "a backup")  # all or none
             self._backup.save(epoch + 1)
@@ -129,10 +140,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
         statistics = [
             each
             for each in self.model.non_trainable_variables
-            if tf.as_dtype(each.dtype).is_floating
-            and "seed_generator" not in each.path
-            and not is_owned(each)
-            and strip_of(each) is None
+            if tf.as_dtype(each.dtype).is_floating and not is_owned(each) and strip_of(each) is None
         ]
         if self._run.size == 1 or not statistics or not self._sync.waits:
             return

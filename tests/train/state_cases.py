@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 
-__all__ = ["metrics"]
+__all__ = ["metrics", "streams"]
 
 WIDTH, CLASSES = 6, 3
 L = keras.layers
@@ -168,3 +168,56 @@ def metrics() -> Any:
                         validation_data=part, verbose=0, callbacks=rt.callbacks()).history  # fmt: skip
     found["own"] = dict(history)
     return [found, [str(each.message) for each in said if "cannot be merged" in str(each.message)]]
+
+
+class Noisy(keras.layers.Layer):  # type: ignore[misc]
+    """A user's layer with two streams: one of its own, under a name of its own, and Keras's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mine = keras.random.SeedGenerator(3, name="mine")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if not training:
+            return x
+        noise = keras.random.normal(tf.shape(x), seed=self.mine)
+        return x + 0.1 * noise + 0.1 * keras.random.normal(tf.shape(x))
+
+
+def _noisy() -> Any:
+    keras.utils.set_random_seed(7)  # in all processes alike, as programs do
+    return keras.Sequential(
+        [keras.Input((WIDTH,)), L.Dense(8), Noisy(), L.Dropout(0.5), L.Dense(1)]
+    )
+
+
+def _seeds(model: Any) -> list[Any]:
+    return [np.asarray(each).tolist() for each in model.variables if "seed" in each.name]
+
+
+def streams(backup: str, kept: str | None = None) -> Any:
+    """Masks and states of seeds after fit, after a broadcast, and when training goes on from a backup.
+
+    With `kept`, only the latter, from a backup of another number of processes."""
+    rt.init()
+    x, y = rt.shard(_data())
+
+    def fit(model: Any, folder: str, epochs: int) -> dict[str, Any]:
+        model.compile(rt.distribute(keras.optimizers.SGD(0.05, momentum=0.9)), loss="mse")
+        history = model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0,
+                            callbacks=rt.callbacks(backup=folder)).history  # fmt: skip
+        weights = [np.asarray(each).tolist() for each in model.trainable_variables]
+        return {"loss": history.get("loss"), "weights": weights, "seeds": _seeds(model)}
+
+    if kept is not None:
+        return fit(_noisy(), kept, 6)
+    model = _noisy()
+    rt.broadcast_variables(model.variables)
+    first = _seeds(model)
+    rt.broadcast_variables(model.variables)
+    found: dict[str, Any] = {"broadcast": first, "again": _seeds(model)}
+    found["mask"] = np.asarray(model(np.ones((1, WIDTH), "f"), training=True)).tolist()
+    found["whole"] = fit(_noisy(), f"{backup}/whole", 4)
+    fit(_noisy(), f"{backup}/parts", 2)
+    found["resumed"] = fit(_noisy(), f"{backup}/parts", 4)
+    return found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -28,3 +29,22 @@ def test_metrics_equal_one_process(tmp_path: Path) -> None:
         names = [text.split()[2] for text in said]
         assert names == ["largest", "biased"] * 2  # once for each model
     assert {"val_largest", "val_auc", "val_counts"} <= set(expected["graph"])
+
+
+def test_streams_differ_and_resume(tmp_path: Path) -> None:
+    first, second = run("streams", 2, tmp_path, backup=str(tmp_path))
+    for one, other in zip(first["broadcast"], second["broadcast"], strict=True):
+        assert one != other  # dropout's, and that of a name of its own
+    assert first["mask"] != second["mask"]
+    for answer in (first, second):
+        assert len(answer["broadcast"]) == 2
+        assert answer["again"] == answer["broadcast"]
+        assert answer["resumed"]["seeds"] == answer["whole"]["seeds"]
+        assert answer["resumed"]["weights"] == answer["whole"]["weights"]  # to the bit
+        assert answer["resumed"]["loss"] == answer["whole"]["loss"][2:]
+    assert first["whole"]["weights"] == second["whole"]["weights"]
+    copies = [tmp_path / "one", tmp_path / "two"]
+    for each in copies:
+        shutil.copytree(tmp_path / "parts", each)
+    one, two = (run("streams", 1, tmp_path, backup="", kept=str(each))[0] for each in copies)
+    assert one == two  # another number of processes: other streams, and the same again

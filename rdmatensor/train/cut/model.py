@@ -60,8 +60,7 @@ class SplitModel:
         load = super().load_weights  # type: ignore[misc]
         try:
             read_in_rank_0(groups.run, lambda: load(filepath, *arguments, **named), filepath)
-            # Seeds differ on purpose.
-            variables = [each for each in _variables(self) if "seed_generator" not in each.path]
+            variables = _variables(self)
             whole = [each for each in variables if strip_of(each) is None]
             broadcast_variables(groups.run, whole, 0, f"what was loaded from {filepath}")
             spread(groups, variables)

@@ -127,9 +127,7 @@ class WholeModel:
                     variable.assign(placement.spread(_read.pop(id(variable), None)))
         finally:
             _read = None
-        # Seeds differ on purpose.
-        others = [each for each in variables_of(self) if "seed_generator" not in each.path]
-        broadcast_variables(run, others, 0, f"what was loaded from {filepath}")
+        broadcast_variables(run, variables_of(self), 0, f"what was loaded from {filepath}")
 
     def _rdmatensor_write(self, write: Any, *more: Any, **named: Any) -> None:
         run = self._rdmatensor_run
