@@ -133,20 +133,77 @@ def test_two_builds_are_equal(wheels: tuple[Path, Path]) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_wheel_has_all_files_of_its_packages(wheels: tuple[Path, Path], root: Path) -> None:
+    made = {".py", ".so", ".pyc", ".layout", ".json", ".o", ".0", ".dylib"}
+    files = [
+        path.relative_to(root).as_posix()
+        for name in ("graph_analyzer", "rdmatensor")
+        for path in (root / name).rglob("*")
+        if path.is_file() and path.suffix not in made and "__pycache__" not in path.parts
+    ]
+    assert "graph_analyzer/parallel/page.html.j2" in files
+    assert set(files) <= set(zipfile.ZipFile(wheels[0]).namelist())
+
+
+# Runs in the interpreter of an environment that has the wheel: each command, and pages that need files.
+COMMANDS = """\
+import sys
+from click.testing import CliRunner
+import graph_analyzer, rdmatensor
+from graph_analyzer import Options, TransferPlan
+from rdmatensor.cli import COMMANDS, main
+
+def run(*words):
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, (words, done.output, done.exception)
+
+for package in (graph_analyzer, rdmatensor):
+    assert package.__file__.startswith(sys.prefix), package.__file__
+for name in COMMANDS:
+    run(name, "--help")
+TransferPlan(("/job:worker/replica:0/task:0",), Options(), (), ()).save("plan.json")
+run("plan", "plan.json", "--html", "plan.html")
+run("plan", "--parallel", "vgg_a", "--gflops", "1000", "--html", "parallel.html")
+run("topology", "--help")
+run("info")
+"""
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_commands_run_from_the_wheel(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    python = installed(wheels[0], tmp_path)
+    (tmp_path / "work").mkdir()
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, "-c", COMMANDS], cwd=tmp_path / "work", env=environment,
+        capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for page in ("plan.html", "parallel.html"):
+        assert "<svg" in (tmp_path / "work" / page).read_text()
+
+
+def installed(wheel: Path, place: Path) -> Path:
+    """Install a wheel into a fresh environment, which takes other packages from here; return its Python."""
+    venv.create(place / "venv")
+    (site,) = place.glob("venv/lib/python*/site-packages")
+    zipfile.ZipFile(wheel).extractall(site)
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return place / "venv/bin/python"
+
+
 @pytest.mark.timeout(2 * SECONDS)
 def test_strict_consumer(wheels: tuple[Path, Path], tmp_path: Path) -> None:
     """The program is a user's, and the package is where pip puts it."""
     pytest.importorskip("mypy", reason="no mypy")
-    venv.create(tmp_path / "venv")
-    (site,) = tmp_path.glob("venv/lib/python*/site-packages")
-    zipfile.ZipFile(wheels[0]).extractall(site)
-    (site / "numpy.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = installed(wheels[0], tmp_path)
     program = tmp_path / "consumer.py"
     program.write_text(CONSUMER)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"),
-            *("--python-executable", tmp_path / "venv/bin/python"),
+            *("--python-executable", python),
             *("--cache-dir", tmp_path / "cache", program.name),
         ],
         cwd=tmp_path,
