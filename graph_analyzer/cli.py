@@ -20,6 +20,7 @@ from rdmatensor.errors import RdmaError
 from .model.errors import AnalysisError, LiveError
 from .model.plan import TransferPlan, closest
 from .place.analyze import DEFAULT_DEVICE, analyze
+from .read.placement import PlacedOn
 from .report.cost import TYPICAL, Network
 
 
@@ -41,6 +42,10 @@ from .report.cost import TYPICAL, Network
     "--signature", default="serving_default", show_default=True, help="Signature of a SavedModel."
 )
 @click.option("--optimize", is_flag=True, help="Run TensorFlow's graph optimiser first.")
+@click.option("--spread", type=click.Choice(["round_robin", "bytes"]), default="round_robin",
+              show_default=True,
+              help="How the variables of a Keras model are dealt out to the job ps: in turn, or each to the "
+              "task that holds the fewest bytes.")  # fmt: skip
 @click.option("--iterations", metavar="N", type=click.IntRange(1),
               help="How often loops run, where the graph does not tell.")  # fmt: skip
 @click.option("--default-device", default=DEFAULT_DEVICE, show_default=True,
@@ -69,8 +74,9 @@ from .report.cost import TYPICAL, Network
 def plan(source: str | None, targets: tuple[str, ...], **options: Any) -> None:
     """Show what a graph will send between tasks, and how, before a cluster exists.
 
-    SOURCE is the folder of a SavedModel, a file with a GraphDef (.pb, .pbtxt) or a plan (.json), or
-    module:function, whose result graph_analyzer.analyze accepts.
+    SOURCE is module:function, whose result graph_analyzer.analyze accepts, a file with a Keras model (.keras,
+    .h5), a GraphDef (.pb, .pbtxt) or a plan (.json), or the folder of a SavedModel that names tasks. A Keras
+    model needs --cluster.
 
     \b
     Examples:
@@ -94,9 +100,15 @@ def _fail(message: str) -> NoReturn:
     sys.exit(1)
 
 
-def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) -> None:
+def _console() -> Any:
+    """Return a console that breaks no line, and no name, for a pipe."""
     from rich.console import Console
 
+    fits = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if fits else 10_000)
+
+
+def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) -> None:
     from .live import live
     from .report import text
 
@@ -109,7 +121,7 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
     shown = expected or found
     if shown is None:
         return
-    console = Console()
+    console = _console()
     console.print(text.report(shown, network, options["rows"]))
     if expected and found:
         console.print("\n[bold]From SOURCE to the server[/bold]")
@@ -124,11 +136,10 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
 
 
 def _run_parallel(source: str | None, options: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from .parallel import report
-    from .parallel.layers import NETWORKS, SUFFIXES, load
+    from .parallel.layers import NETWORKS
     from .parallel.study import study
+    from .read.placement import SUFFIXES, load
 
     if source is None:
         raise AnalysisError("--parallel needs SOURCE")
@@ -151,7 +162,7 @@ def _run_parallel(source: str | None, options: dict[str, Any]) -> None:
         network,
         1e9 * options["gflops"] if options["gflops"] else None,
     )
-    Console().print(report.text(found))
+    _console().print(report.text(found))
     if options["html"]:
         options["html"].write_text(report.page(found))
 
@@ -177,8 +188,10 @@ def _analyze(source: str, options: dict[str, Any]) -> TransferPlan:
     cluster = _cluster(options["cluster"])
     path = Path(source)
     graph = path if path.exists() or ":" not in source else _call(source)
+    placed = cluster is not None and {"ps", "worker"} <= set(cluster)
     return analyze(
         graph,
+        strategy=PlacedOn.cluster(cluster, options["spread"]) if cluster and placed else None,
         cluster=cluster,
         batch_size=options["batch_size"],
         fetches=options["fetches"] or None,

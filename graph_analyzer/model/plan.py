@@ -73,6 +73,10 @@ class Edge:
     have it."""
     paced: bool = False
     """Whether its sender waits, in each iteration of a loop, for what the receiver makes of it."""
+    updates: tuple[str, ...] = ()
+    """The variables that its consumers change."""
+    rows: int | None = None
+    """If its consumers only take rows of a table: the bytes of these rows and of their numbers."""
     graph: str = ""
     """The graph to which the edge belongs, in the plan of a server, which may run several; "" otherwise."""
 
@@ -120,6 +124,15 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class Variable:
+    """A variable of the graph and its task. `bytes` is 0 if its size is not known."""
+
+    name: str
+    task: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Link:
     """Everything that travels from one task to another. `bytes` is the memory that the receiver registers."""
 
@@ -141,6 +154,19 @@ class TransferPlan:
     edges: tuple[Edge, ...]
     control_edges: int = 0
     """The number of dependencies between tasks that carry no tensor and are not planned."""
+    variables: tuple[Variable, ...] = ()
+    """In the order in which they are dealt out. Plans of servers do not have them; see `held`."""
+
+    @property
+    def held(self) -> tuple[Variable, ...]:
+        """The variables; those that travel if the plan does not have all."""
+        if self.variables:
+            return self.variables
+        found = {}
+        for edge in self.edges:
+            if edge.variable and edge.variable not in found:
+                found[edge.variable] = Variable(edge.variable, edge.source, edge.bytes)
+        return tuple(found.values())
 
     @property
     def step_bytes(self) -> int:
@@ -247,6 +273,7 @@ class TransferPlan:
             "tasks": self.tasks,
             "options": {name: getattr(self.options, name) for name in _OPTIONS},
             "control_edges": self.control_edges,
+            "variables": [asdict(variable) for variable in self.variables],
             "links": [asdict(link) for link in self.links],
             "edges": edges,
         }
@@ -310,7 +337,13 @@ def _read(document: Mapping[str, Any]) -> TransferPlan:
             raise ValueError(f"{edge.name} has a place, but no link from {edge.source}")
     options = Options(**_typed(document["options"], **dict.fromkeys(_OPTIONS, int)))
     control_edges = _typed({"control_edges": 0, **document}, control_edges=int)["control_edges"]
-    return TransferPlan(tasks, options, links, edges, control_edges)
+    variables = tuple(
+        Variable(**_typed(row, name=str, task=str, bytes=int))
+        for row in document.get("variables", ())
+    )
+    if unknown := {variable.task for variable in variables} - set(tasks):
+        raise ValueError(f"not among the tasks: {min(unknown)}")
+    return TransferPlan(tasks, options, links, edges, control_edges, variables)
 
 
 def _typed(row: Mapping[str, Any], **types: type) -> dict[str, Any]:
@@ -349,6 +382,8 @@ def _read_edge(row: Mapping[str, Any]) -> Edge:
         alone=str(row.get("alone", "")),
         iterations=_number(row.get("iterations")),
         paced=row.get("paced") is True,
+        updates=tuple(str(name) for name in row.get("updates", ())),
+        rows=_number(row.get("rows")),
         graph=str(row.get("graph", "")),
     )
 

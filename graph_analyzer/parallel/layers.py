@@ -84,22 +84,6 @@ NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
 }
 
 
-SUFFIXES = (".keras", ".h5")
-
-
-def load(path: str) -> Any:
-    """The Keras model in a file. AnalysisError if there is none, or it needs classes that are not here."""
-    import keras
-
-    try:
-        return keras.models.load_model(path, compile=False)
-    except Exception as error:  # Keras raises what its readers do
-        raise AnalysisError(
-            f"{path} does not load as a Keras model ({error}); if it has layers of your own, give "
-            "module:function"
-        ) from error
-
-
 def layers_of(model: Any) -> list[Layer]:
     """The layers of a built Keras model that have weights, in their order.
 

@@ -17,7 +17,7 @@ from ..model.errors import AnalysisError
 from ..report.cost import Network
 from .balance import Choice, choices, intensity
 from .layers import NETWORKS, Layer
-from .timeline import REPORTED, Compute, Point, compute_seconds, scaling
+from .timeline import REPORTED, Compute, Point, scaling
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
 _GOOD = 0.85
@@ -32,9 +32,11 @@ class Study:
     compute: Sequence[Compute]
     source: str
     """What the times are: "measured here in batches of 4"."""
-    whole_step: float | None
-    """Seconds of a batch of `measured` examples in the whole model; None if it was not measured."""
-    measured: int
+    part: float | None
+    """What the times of single layers added up to, of that of the whole model, to which they were scaled.
+
+    None if that was not measured.
+    """
     batch: int
     workers: int
     network: Network
@@ -97,11 +99,10 @@ def point_rows(study: Study) -> list[tuple[str, ...]]:
 def errors(study: Study) -> list[str]:
     """How far the model is off, where that is known."""
     found = []
-    if study.whole_step:
-        part = compute_seconds(study.compute, study.measured) / study.whole_step
+    if study.part:
         found.append(
-            f"Measured here: the times of the layers add up to {part:.0%} of that of a whole forward and "
-            "backward pass."
+            f"Measured here: layer by layer, times add up to {study.part:.0%} of a whole forward and "
+            "backward pass. They are scaled to it."
         )
     offs = [each.computed(list(NETWORKS[each.network]())) / each.speedup - 1 for each in REPORTED]
     found.append(

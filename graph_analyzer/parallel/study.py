@@ -10,7 +10,7 @@ from ..report.cost import Network
 from .layers import NETWORKS, layers_of
 from .measure import measure, whole_step
 from .report import Study
-from .timeline import by_speed
+from .timeline import by_speed, compute_seconds
 
 _LARGEST = 32  # a larger batch takes proportionally longer
 
@@ -36,10 +36,14 @@ def study(
     named = isinstance(source, str)
     layers = list(NETWORKS[source]()) if named else layers_of(source)
     own = min(max(batch // workers, 2), _LARGEST)
+    part = None
     if flops:
-        compute, what, whole = by_speed(layers, flops), f"at {flops / 1e9:g} Gflop/s", None
+        compute, what = by_speed(layers, flops), f"at {flops / 1e9:g} Gflop/s"
     else:
         compute = measure(layers, own)
         what = f"measured on this machine in batches of 1 and {own}"
-        whole = None if named else whole_step(source, own)
-    return Study(title, layers, compute, what, whole, own, batch, workers, network)
+        if not named:
+            # Alone, a layer takes longer than in the whole, where operations run side by side.
+            part = compute_seconds(compute, own) / whole_step(source, own)
+            compute = [each.times(1 / part) for each in compute]
+    return Study(title, layers, compute, what, part, batch, workers, network)

@@ -35,6 +35,15 @@ class Compute:
     def back(self, examples: float) -> float:
         return self.fixed_backward + self.backward * examples
 
+    def times(self, factor: float) -> Compute:
+        """Return it for a machine that takes `factor` times as long."""
+        return Compute(
+            self.forward * factor,
+            self.backward * factor,
+            self.fixed_forward * factor,
+            self.fixed_backward * factor,
+        )
+
 
 def by_speed(layers: Sequence[Layer], flops: float) -> list[Compute]:
     """What a worker of so many floating point operations per second needs."""
@@ -127,14 +136,16 @@ def point(
     batch: int,
     workers: int,
     network: Network,
+    ahead: bool = False,
 ) -> Point:
+    """Compare both ways to share, with or without `ahead`."""
     data = all_data(layers, batch, workers)
     ways = (data, choices(layers, batch, workers))
     return Point(
         workers,
         compute_seconds(compute, batch),
-        step_seconds(data, compute, batch, workers, network, ahead=False),
-        min(step_seconds(each, compute, batch, workers, network) for each in ways),
+        step_seconds(data, compute, batch, workers, network, ahead),
+        min(step_seconds(each, compute, batch, workers, network, ahead) for each in ways),
     )
 
 
@@ -167,7 +178,8 @@ class Reported:
     link: Network = _ARIES
 
     def computed(self, layers: Sequence[Layer]) -> float:
-        found = point(layers, by_speed(layers, self.flops), self.batch, self.workers, self.link)
+        compute = by_speed(layers, self.flops)
+        found = point(layers, compute, self.batch, self.workers, self.link, ahead=True)
         return found.best_efficiency * self.workers
 
 

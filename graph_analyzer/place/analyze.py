@@ -75,7 +75,7 @@ def transfers(
     iterations: int | None = None,
 ) -> edges.Transfers:
     """Finds what travels, without planning it."""
-    program = sources.load(source, request)
+    program = sources.read(source, request)
     rewriting.inline(program)
     placing.place(program)
     if optimize:

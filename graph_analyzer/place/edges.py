@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from ..model.plan import Shape
 from ..read.devices import Device, parse
-from ..read.graphs import Program, Signatures, reference
+from ..read.graphs import Program, Signatures, data_inputs, element_bytes, reference
 from ..read.ops import ENTER, MERGE, NEXT_ITERATION, SWITCH, blocks, branches, free
 from ..read.shapes import Shapes
 from .loops import Loops, after, loop_frames
@@ -53,6 +54,10 @@ class Transfer:
     """The node that makes the shape unknown, such as "placeholder x"; "" if the shape is known."""
     variable: str
     """The variable that it is a copy of; "" if it is none."""
+    updates: tuple[str, ...]
+    """The variables that its consumers change."""
+    rows: int | None
+    """The bytes of the rows that its consumers take, and of their numbers; None if they use all of it."""
     added: bool
     """Whether TensorFlow adds it while it cuts the graph up, too late for a plan."""
 
@@ -70,9 +75,26 @@ class Transfers:
     arcs: tuple[tuple[int, int], ...]
     items: tuple[Transfer, ...]
     control_edges: int
+    variables: tuple[tuple[str, int, int], ...] = ()
+    """The name, the task and the bytes of each variable; 0 bytes if its size is not known."""
 
 
 _VARIABLES = frozenset(["VarHandleOp", "VariableV2", "Variable"])
+# Names of operations that change the variable which is their first input begin so.
+_CHANGES = (
+    "Assign",
+    "Apply",
+    "Scatter",
+    "Sparse",
+    "ResourceApply",
+    "ResourceScatter",
+    "ResourceSparse",
+)
+# Follow a tensor through so many operations at most to find what it changes.
+_MOST_FOLLOWED = 100
+_TAKES_ROWS = frozenset(["Gather", "GatherV2"])
+_SAME = frozenset(["Cast", "Identity"])
+_SIZES = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 # These ops pass on the variable, or its value, that is their first input.
 _READS = frozenset(
     ["ReadVariableOp", "ResourceGather", "Identity", "RefIdentity", "Snapshot", *ENTER, *SWITCH]
@@ -119,6 +141,10 @@ class _Reader:
             if node.op == "LoopCond" and node.name in self._frames
         }
         self._variables = _variables(program.graph)
+        self._users: dict[str, list[int]] = {}
+        for number, node in enumerate(self._nodes):
+            for source, _ in data_inputs(node):
+                self._users.setdefault(source, []).append(number)
 
     def read(self, iterations: int | None) -> Transfers:
         arcs: list[tuple[int, int]] = []
@@ -149,7 +175,9 @@ class _Reader:
         items.sort(key=lambda item: (item.source, item.destination, item.name))
         names = tuple(node.name for node in self._nodes)
         nodes = tuple(self._describe())
-        return Transfers(self._tasks, names, nodes, tuple(arcs), tuple(items), len(controls))
+        return Transfers(
+            self._tasks, names, nodes, tuple(arcs), tuple(items), len(controls), self._held()
+        )
 
     def _inputs(self) -> Iterator[tuple[int, int, int]]:
         """The producer, output and consumer of every input; output -1 means a control input."""
@@ -221,8 +249,62 @@ class _Reader:
             consumers=consumers,
             origin="" if shape is not None and None not in shape else shapes.origin(node.name),
             variable=self._variables.get(node.name, ""),
+            updates=self._updates(consumers),
+            rows=self._rows(shapes, node.name, consumers),
             added=added,
         )
+
+    def _held(self) -> tuple[tuple[str, int, int], ...]:
+        found: dict[str, tuple[str, int, int]] = {}
+        for node, device in zip(self._nodes, self._devices, strict=True):
+            if node.op in _VARIABLES:
+                sizes = [dim.size for dim in node.attr["shape"].shape.dim]
+                known = not node.attr["shape"].shape.unknown_rank and min(sizes, default=0) >= 0
+                elements = prod(sizes) if known else 0
+                nbytes = elements * element_bytes(node.attr["dtype"].type)
+                name = self._variables[node.name]
+                found.setdefault(name, (name, self._numbers[device.task_name], nbytes))
+        order = {name: number for number, name in enumerate(self._program.dealt)}
+        return tuple(sorted(found.values(), key=lambda row: (order.get(row[0], len(order)), row)))
+
+    def _updates(self, consumers: tuple[int, ...]) -> tuple[str, ...]:
+        """Return the variables that `consumers`, or what follows them on their task, change."""
+        found: dict[str, None] = {}
+        queue, seen = list(consumers), set(consumers)
+        while queue and len(seen) <= _MOST_FOLLOWED:
+            number = queue.pop()
+            node = self._nodes[number]
+            takes = next((source for source, _ in data_inputs(node)), "")
+            if takes in self._variables and node.op.startswith(_CHANGES):
+                found[self._variables[takes]] = None
+            for user in self._users.get(node.name, ()):
+                if user not in seen and self._devices[user] == self._devices[number]:
+                    seen.add(user)
+                    queue.append(user)
+        return tuple(sorted(found))
+
+    def _rows(self, shapes: Shapes, name: str, consumers: tuple[int, ...]) -> int | None:
+        """Return what would travel if `consumers`, which take rows, got these instead of the whole."""
+        total, queue, seen = 0, list(consumers), set(consumers)
+        while queue:
+            number = queue.pop()
+            node = self._nodes[number]
+            if node.op in _SIZES:
+                continue
+            if node.op in _SAME:
+                following = [n for n in self._users.get(node.name, ()) if n not in seen]
+                seen.update(following)
+                queue += following
+                continue
+            inputs = list(data_inputs(node))
+            if node.op not in _TAKES_ROWS:
+                return None
+            for tensor in ((node.name, 0), inputs[1]):
+                shape = shapes.of(*tensor)
+                if shape is None or None in shape:
+                    return None
+                total += prod(size or 0 for size in shape) * shapes.dtype(*tensor)[1]
+        return total
 
 
 def with_tasks(transfers: Transfers, more: Iterable[str]) -> Transfers:
@@ -234,4 +316,5 @@ def with_tasks(transfers: Transfers, more: Iterable[str]) -> Transfers:
         replace(item, source=moved[item.source], destination=moved[item.destination])
         for item in transfers.items
     )
-    return replace(transfers, tasks=tasks, nodes=nodes, items=items)
+    variables = tuple((name, moved[task], size) for name, task, size in transfers.variables)
+    return replace(transfers, tasks=tasks, nodes=nodes, items=items, variables=variables)

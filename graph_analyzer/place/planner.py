@@ -11,7 +11,7 @@ from rdmatensor import plan as core
 from rdmatensor.plan import Options
 
 from ..model.errors import AnalysisError
-from ..model.plan import ADDED, Edge, Link, TransferPlan
+from ..model.plan import ADDED, Edge, Link, TransferPlan, Variable
 from ..read.devices import Device, whole
 from .edges import Node, Transfer, Transfers
 
@@ -48,6 +48,10 @@ def plan(
         links=tuple(_link(transfers.tasks, link) for link in made.links),
         edges=tuple(sorted(edges, key=lambda edge: edge.key)),
         control_edges=transfers.control_edges,
+        variables=tuple(
+            Variable(name, transfers.tasks[task], nbytes)
+            for name, task, nbytes in transfers.variables
+        ),
     )
 
 
@@ -138,6 +142,8 @@ def _edge(
         in_loop=item.in_loop,
         iterations=item.iterations,
         paced=item.paced,
+        updates=item.updates,
+        rows=item.rows,
         plan_class=str(place.plan_class),
         reason=_reason(item, place.reason),
         bytes=place.bytes,

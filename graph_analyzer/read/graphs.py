@@ -32,6 +32,8 @@ class Program:
     """Placeholders that are a function's arguments."""
     ops: dict[str, str] = field(default_factory=dict)
     """The ops of nodes at run time, where they differ from the ops in `graph`."""
+    dealt: list[str] = field(default_factory=list)
+    """The variables that a strategy placed, in the order in which it deals them out."""
     fed: dict[str, str] = field(default_factory=dict)
     """The tensor ("x:0") that the client feeds through a node, by the node's name."""
 
@@ -43,6 +45,14 @@ class Program:
 def base_type(dtype: int) -> int:
     """The plain type behind a reference type; other types are returned as they are."""
     return dtype - _REF_OFFSET if dtype > _REF_OFFSET else dtype
+
+
+def element_bytes(dtype: int) -> int:
+    """Return the bytes of an element of a type; 0 if elements are not plain bytes."""
+    import tensorflow as tf
+
+    known = tf.dtypes.as_dtype(base_type(dtype))
+    return 0 if known.name in ("string", "resource", "variant") else int(known.size)
 
 
 def is_ref(dtype: int) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..model.errors import AnalysisError
 from .devices import parse
-from .graphs import RESOURCE, Program, Signatures, check
-from .placement import PlacedOn, training_step
+from .graphs import Program, Signatures, check
+from .placement import SUFFIXES, PlacedOn, copy_to_workers, load, training_step
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Request:
     signature: str = "serving_default"
 
 
-def load(source: Any, request: Request) -> Program:
+def read(source: Any, request: Request) -> Program:
     """Reads `source`. Raises AnalysisError if it is of a kind that cannot be analysed."""
     import tensorflow as tf
 
@@ -92,10 +92,11 @@ def _of_function(function: Any, request: Request) -> Program:
     for number, tensor in enumerate(graph.outputs):
         _add_result(program, number, tensor)
     captured = {tensor.name for _, tensor in graph.captures}
-    program.args = {tensor.op.name for tensor in graph.inputs if tensor.name not in captured}
+    args = {tensor.op.name for tensor in graph.inputs if tensor.name not in captured}
     for node in program.graph.node:
-        if node.name in program.args:
+        if node.name in args:
             node.device = request.default  # the caller has them there
+    program.args |= args
     return program
 
 
@@ -123,12 +124,14 @@ def _add_result(program: Program, number: int, tensor: Any) -> None:
 def _of_model(model: Any, request: Request) -> Program:
     if request.strategy is None:
         raise AnalysisError(
-            "a Keras model names no tasks: give analyze(model, strategy=PlacedOn(ps=2, workers=2)) "
-            "or a cluster"
+            "a Keras model names no tasks: give analyze(model, strategy=PlacedOn(ps=2, workers=2)), or a "
+            "cluster with the jobs ps and worker (--cluster FILE)"
         )
-    graph = training_step(model, request.strategy, request.batch_size)
+    graph = training_step(model, request.batch_size, request.args)
     names = {id(variable.value.handle): variable.path for variable in model.variables}
-    return _of_func_graph(graph, names, request)
+    program = _of_func_graph(graph, names, request)
+    copy_to_workers(program, request.strategy)
+    return program
 
 
 def _of_func_graph(graph: Any, names: dict[int, str], request: Request) -> Program:
@@ -143,22 +146,23 @@ def _of_func_graph(graph: Any, names: dict[int, str], request: Request) -> Progr
         for node in program.graph.node
         if signatures.stateful(node) and not signatures.of(node).name.startswith("Placeholder")
     ]
-    handles = {
-        inner.op.name: outer
-        for outer, inner in graph.captures
-        if inner.dtype.as_datatype_enum == RESOURCE
-    }
     nodes = {node.name: node for node in program.graph.node}
-    infos = {name: _handle_data(outer) for name, outer in handles.items()}
+    variables = {}
+    for outer, inner in graph.captures:
+        name, info = inner.op.name, _handle_data(outer)
+        # What lies on this machine, such as a constant, belongs to the task that runs the graph.
+        device = outer.device or ""
+        nodes[name].device = "" if parse(device).job == "localhost" else device
+        if info is None:
+            program.args.add(name)
+        else:
+            variables[name] = info
+            _make_variable(nodes[name], info, names.get(id(outer), name).removesuffix(":0"))
     if request.strategy is not None:
-        chosen = request.strategy.devices([_bytes(info) for info in infos.values()])
-    else:
-        # A variable on this machine belongs to the task that runs the graph.
-        devices = [outer.device or "" for outer in handles.values()]
-        chosen = ["" if parse(device).job == "localhost" else device for device in devices]
-    for (name, info), device in zip(infos.items(), chosen, strict=True):
-        variable = names.get(id(handles[name]), name).removesuffix(":0")
-        _make_variable(nodes[name], info, device, variable)
+        sizes = [_bytes(info) for info in variables.values()]
+        for name, device in zip(variables, request.strategy.devices(sizes), strict=True):
+            nodes[name].device = device
+            program.dealt.append(nodes[name].attr["shared_name"].s.decode())
     return program
 
 
@@ -169,7 +173,7 @@ def _handle_data(handle: Any) -> Any:
 
 
 def _bytes(info: Any) -> int:
-    if info is None or info.shape.unknown_rank:
+    if info.shape.unknown_rank:
         return 0
     import tensorflow as tf
 
@@ -179,11 +183,8 @@ def _bytes(info: Any) -> int:
     return count * int(tf.dtypes.as_dtype(info.dtype).size)
 
 
-def _make_variable(node: Any, info: Any, device: str, name: str) -> None:
-    """Turns the placeholder of a captured handle into the op that makes the variable and knows its shape."""
-    node.device = device
-    if info is None:
-        return
+def _make_variable(node: Any, info: Any, name: str) -> None:
+    """Turn the placeholder of a captured handle into the op that makes the variable and knows its shape."""
     node.op = "VarHandleOp"
     node.attr.clear()
     node.attr["dtype"].type = info.dtype
@@ -199,6 +200,8 @@ def _from_path(path: Path, request: Request) -> Program:
         raise AnalysisError(f"{path}: no such file or folder")
     if path.is_dir():
         return _of_saved_model(path, request)
+    if path.suffix in SUFFIXES:
+        return _of_model(load(str(path)), request)
     graph = tf.compat.v1.GraphDef()
     try:
         if path.suffix in (".pbtxt", ".txt"):
@@ -223,6 +226,14 @@ def _of_saved_model(path: Path, request: Request) -> Program:
     except OSError as error:
         raise AnalysisError(f"{path}: not a SavedModel: {error}") from error
     meta = saved.meta_graphs[0]
+    bodies = [function.node_def for function in meta.graph_def.library.function]
+    if not any(
+        parse(node.device).job for nodes in [meta.graph_def.node, *bodies] for node in nodes
+    ):
+        raise AnalysisError(
+            f"{path}: this SavedModel names no tasks, so nothing of it travels: give the Keras model, as a "
+            ".keras file or module:function, with the cluster, or export what tf.device places on tasks"
+        )
     if request.fetches is not None:
         return _of_session(meta.graph_def, request)
     if request.signature not in meta.signature_def:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice that would improve a plan, with the edges that it concerns."""
+"""Advice that would improve a plan, with the edges that it concerns.
+
+Advice about load is followed in the plan, and given only if the step is predicted to take less time then.
+Nothing is said about less than 64 KB per step.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rdmatensor.plan import Reason
-from rdmatensor.units import count, short_task, size
+from rdmatensor.units import count, duration, short_task, size
 
+from ..model.following import dealt_by_bytes, moved, rows_at_source, split
 from ..model.plan import Edge, TransferPlan
+from .cost import Network, predict
 
-# Report a task whose load is so many times the mean of its job.
-_UNEVEN = 1.25
-# Suggest a move only if it removes at least this share of the difference between two tasks.
-_WORTH_MOVING = 0.2
-# Report a task that so large a share of all bytes passes through.
-_BOTTLENECK = 0.45
+# Give advice only if the communication of a step takes at most so large a part of the time afterwards.
+_WORTH = 0.95
+# Say nothing about fewer bytes per step.
+_LEAST = 64 * 1024
+# Try to move so many variables of a task, the largest first.
+_TRIED = 20
 
 
 @dataclass(frozen=True)
@@ -24,10 +30,12 @@ class Advice:
     """One piece of advice. It concerns `edges`, and at least `bytes` bytes per step."""
 
     kind: str
-    """batch | shape | budget | type | split | move | spread | loop."""
+    """batch | shape | budget | type | rows | move | split | spread | loop | slots."""
     text: str
     bytes: int
     edges: tuple[str, ...]
+    seconds: tuple[float, float] | None = None
+    """What communication takes in a step before and after, if the advice is to change that."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class HotSpot:
 
 
 def hot_spots(plan: TransferPlan) -> list[HotSpot]:
-    """The tasks by their share of the traffic, the largest first."""
+    """Return the tasks by their share of the traffic, the largest first."""
     total = 2 * plan.step_bytes or 1
     spots = [
         HotSpot(task, sent, received, (sent + received) / total)
@@ -50,23 +58,35 @@ def hot_spots(plan: TransferPlan) -> list[HotSpot]:
     return sorted(spots, key=lambda spot: (-spot.share, spot.task))
 
 
-def advise(plan: TransferPlan) -> list[Advice]:
-    """All advice, beginning with the most bytes."""
+def advise(plan: TransferPlan, network: Network | None = None) -> list[Advice]:
+    """Return all advice, beginning with the most bytes. `network` decides what takes less time."""
     found = [
         *_unknown_shapes(plan),
         *_without_place(plan),
         *_without_bytes(plan),
-        *_uneven_jobs(plan),
-        *_bottlenecks(plan),
+        *_whole_tables(plan, network),
+        *_uneven_jobs(plan, network),
         *_loops(plan),
+        *_places_in_loops(plan),
     ]
     return sorted(found, key=lambda advice: (-advice.bytes, advice.kind, advice.text))
 
 
-def _advice(kind: str, text: str, edges: Iterable[Edge]) -> Advice:
+def _advice(
+    kind: str, text: str, edges: Iterable[Edge], seconds: tuple[float, float] | None = None
+) -> Advice:
     concerned = list(edges)
     names = tuple(edge.name for edge in concerned)
-    return Advice(kind, text, sum(edge.bytes for edge in concerned), names)
+    if seconds:
+        text += f" ({duration(seconds[0])} -> {duration(seconds[1])} of communication per step)"
+    return Advice(kind, text, sum(edge.step_bytes for edge in concerned), names, seconds)
+
+
+def _matters(edges: Iterable[Edge]) -> bool:
+    """Return whether edges have enough bytes, or an unknown number, to say something about them."""
+    concerned = list(edges)
+    known = all(edge.bytes for edge in concerned)
+    return not known or sum(edge.step_bytes for edge in concerned) >= _LEAST
 
 
 def _by(edges: Iterable[Edge], key: Callable[[Edge], str]) -> dict[str, list[Edge]]:
@@ -80,6 +100,8 @@ def _unknown_shapes(plan: TransferPlan) -> Iterator[Advice]:
     unknown = (edge for edge in plan.edges if edge.plan_class in ("dynamic", "bounded"))
     groups = _by((edge for edge in unknown if " unknown: " in edge.reason), lambda e: e.reason)
     for reason, edges in groups.items():
+        if not _matters(edges):
+            continue
         what, _, origin = reason.partition(" unknown: ")
         batch = what == "dim 0" and origin.startswith("placeholder ")
         remedy = (
@@ -119,59 +141,117 @@ def _without_bytes(plan: TransferPlan) -> Iterator[Advice]:
         )
 
 
-def _uneven_jobs(plan: TransferPlan) -> Iterator[Advice]:
-    loads = {task: max(sides) for task, sides in plan.traffic().items()}
-    for tasks in _by_job(plan.tasks).values():
-        mean = sum(loads[task] for task in tasks) / len(tasks)
-        hottest = max(tasks, key=lambda task: loads[task])
-        if len(tasks) < 2 or loads[hottest] <= _UNEVEN * mean:
+def _gain(
+    before: TransferPlan, after: TransferPlan, network: Network | None
+) -> tuple[float, float] | None:
+    """Return the times of both if the second is worth what one has to do for it."""
+    if _load(before) - _load(after) < _LEAST:
+        return None
+    seconds = predict(before, network).seconds, predict(after, network).seconds
+    return seconds if seconds[1] <= _WORTH * seconds[0] else None
+
+
+def _load(plan: TransferPlan) -> int:
+    return max((max(sides) for sides in plan.traffic().values()), default=0)
+
+
+def _whole_tables(plan: TransferPlan, network: Network | None) -> Iterator[Advice]:
+    tables = _by((e for e in plan.edges if e.variable and e.rows is not None), lambda e: e.variable)
+    for variable, edges in tables.items():
+        kept = [e for e in plan.edges if e.variable == variable and e not in edges]
+        seconds = _gain(plan, rows_at_source(plan, variable), network)
+        if kept or seconds is None:
             continue
-        coolest = min(tasks, key=lambda task: loads[task])
-        held = _by(
-            (edge for edge in plan.edges if edge.source == hottest),
-            lambda edge: edge.variable or edge.name.partition("@")[0],
+        rows = sum((edge.rows or 0) * edge.sends for edge in edges)
+        whole = sum(edge.step_bytes for edge in edges)
+        yield _advice(
+            "rows",
+            f"{variable} travels whole ({size(whole)} per step), and its receivers take rows of it "
+            f"({size(rows)}): look rows up at the server, with tf.nn.embedding_lookup(variable, ids) under "
+            "tf.device(variable.device)",
+            edges,
+            seconds,
         )
-        if not held:
-            continue
-        weights = {name: sum(edge.bytes for edge in edges) for name, edges in held.items()}
-        burden = f"{short_task(hottest)} carries {loads[hottest] / mean:.1f} times its job's mean"
-        gap = loads[hottest] - loads[coolest]
-        largest = max(weights, key=lambda name: (weights[name], name))
-        # The variable whose move balances the two tasks best.
-        best = min(weights, key=lambda name: (abs(weights[name] - gap / 2), name))
-        if _WORTH_MOVING * gap <= weights[best] < gap:
-            text = f"{burden}: move {best} ({size(weights[best])} of it) to {short_task(coolest)}"
-            yield _advice("move", text, held[best])
-        else:
-            text = f"{burden}: split {largest}, which is {size(weights[largest])} of it"
-            yield _advice("split", text, held[largest])
 
 
-def _by_job(tasks: Iterable[str]) -> dict[str, list[str]]:
-    jobs: dict[str, list[str]] = {}
-    for task in tasks:
-        jobs.setdefault(task.split("/")[1], []).append(task)
-    return jobs
-
-
-def _bottlenecks(plan: TransferPlan) -> Iterator[Advice]:
-    for spot in hot_spots(plan):
-        alone = len(_by_job(plan.tasks)[spot.task.split("/")[1]]) == 1
-        if alone and len(plan.tasks) > 2 and spot.share > _BOTTLENECK:
-            edges = [e for e in plan.edges if spot.task in (e.source, e.destination)]
+def _uneven_jobs(plan: TransferPlan, network: Network | None) -> Iterator[Advice]:
+    loads = {task: max(sides) for task, sides in plan.traffic().items()}
+    busiest = max(loads, key=lambda task: loads[task], default="")
+    held = {v.name: v for v in plan.held if v.task == busiest}
+    weights: dict[str, int] = {}
+    for edge in plan.edges:
+        if edge.source == busiest and edge.variable in held:
+            weights[edge.variable] = weights.get(edge.variable, 0) + edge.step_bytes
+    if not weights:
+        return
+    job = [task for task in plan.tasks if task.split("/")[1] == busiest.split("/")[1]]
+    concerned = [edge for edge in plan.edges if busiest in (edge.source, edge.destination)]
+    burden = f"{short_task(busiest)} carries {size(loads[busiest])} per step"
+    if len(job) == 1:
+        job.append(f"{busiest.rpartition(':')[0]}:{int(busiest.rpartition(':')[2]) + 1}")
+        spread = _gain(plan, dealt_by_bytes(plan, job), network)
+        if spread:
+            text = f"{burden}: spread its variables over two tasks, by bytes (--spread bytes)"
+            yield _advice("spread", text, concerned, spread)
+            return
+    else:
+        spread = _gain(plan, dealt_by_bytes(plan, job), network)
+        if spread:
             text = (
-                f"{short_task(spot.task)} sends or receives {2 * min(spot.share, 0.5):.0%} of all bytes: "
-                "spread what it holds over several tasks"
+                f"{burden}: deal variables out by bytes (--spread bytes, PlacedOn(spread='bytes'))"
             )
-            yield _advice("spread", text, edges)
+            yield _advice("spread", text, concerned, spread)
+        found = []
+        coolest = min(job, key=lambda task: loads[task])
+        for name in sorted(weights, key=lambda name: (-weights[name], name))[:_TRIED]:
+            seconds = _gain(plan, moved(plan, {name: coolest}), network)
+            if seconds:
+                found.append((seconds[1], name, seconds))
+        if found:
+            _, name, seconds = min(found)
+            if not spread or seconds[1] <= _WORTH * spread[1]:
+                text = (
+                    f"{burden}: move {name} ({size(weights[name])} of it) to {short_task(coolest)}"
+                )
+                yield _advice("move", text, _of(plan, name), seconds)
+                return
+        if spread:
+            return
+    largest = max(weights, key=lambda name: (weights[name], name))
+    seconds = _gain(plan, split(plan, largest, job), network)
+    if seconds:
+        text = f"{burden}: split {largest}, which is {size(weights[largest])} of it, over {len(job)} tasks"
+        yield _advice("split", text, _of(plan, largest), seconds)
+
+
+def _of(plan: TransferPlan, variable: str) -> list[Edge]:
+    return [edge for edge in plan.edges if edge.variable == variable]
 
 
 def _loops(plan: TransferPlan) -> Iterator[Advice]:
-    inside = [edge for edge in plan.edges if edge.in_loop]
-    if inside:
-        largest = max(inside, key=lambda edge: (edge.bytes, edge.name))
+    inside = [e for e in plan.edges if e.in_loop and e.variable and (e.iterations or 2) > 1]
+    if inside and _matters(inside):
+        largest = max(inside, key=lambda edge: (edge.step_bytes, edge.name))
+        once = sum(edge.bytes for edge in inside)
         text = (
-            f"{count(len(inside), 'tensor')} travel in every iteration of a loop, such as "
-            f"{largest.name}: read what the loop does not change, like a variable, before the loop"
+            f"{count(len(inside), 'tensor')} of variables travel in every iteration of a loop, such as "
+            f"{largest.variable}: read them before the loop ({size(once)} instead of "
+            f"{size(sum(edge.step_bytes for edge in inside))})"
         )
         yield _advice("loop", text, inside)
+
+
+def _places_in_loops(plan: TransferPlan) -> Iterator[Advice]:
+    late = [edge for edge in plan.edges if 0 < edge.placed_sends < edge.sends]
+    if not late:
+        return
+    slots = min(max(edge.sends for edge in late), 64)
+    before = sum(edge.bytes * (edge.sends - edge.placed_sends) for edge in late)
+    after = sum(edge.bytes * max(edge.sends - slots, 0) for edge in late)
+    if before - after >= _LEAST:
+        needed = sum(edge.bytes * (slots - edge.slots) for edge in late)
+        text = (
+            f"{size(before)} of {count(len(late), 'tensor')} in loops may find no place: set "
+            f"RDMATENSOR_PLAN_LOOP_SLOTS={slots}, which takes {size(needed)} more"
+        )
+        yield _advice("slots", text, late)

@@ -9,7 +9,7 @@ are one pale rectangle per ring.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rdmatensor.units import short_task, size
 
@@ -44,9 +44,12 @@ class Tick:
 
 @dataclass(frozen=True)
 class Arena:
-    """The memory of one receiver. `left_out` is the number of tensors that are too small to be drawn."""
+    """The memory of a receiver, or of several that receive alike.
 
-    task: str
+    `left_out` is the number of tensors that are too small to be drawn.
+    """
+
+    tasks: tuple[str, ...]
     bytes: int
     boxes: tuple[Box, ...]
     rounds: tuple[Tick, ...]
@@ -55,15 +58,30 @@ class Arena:
 
 
 def arenas(plan: TransferPlan) -> list[Arena]:
-    """The arenas of the tasks that receive into places, in the order of tasks."""
+    """Return the arenas of the tasks that receive into places, in the order of tasks."""
     placed = [edge for edge in plan.edges if edge.offset is not None]
     last_round = 1 + max((edge.first for edge in placed), default=0)
-    found, memory = [], plan.memory()
+    found: list[Arena] = []
+    memory = plan.memory()
     for task in plan.tasks:
         here = [edge for edge in placed if edge.destination == task]
         if here and memory[task]:
-            found.append(_arena(plan, task, memory[task], here, last_round))
+            one = _arena(plan, task, memory[task], here, last_round)
+            like = next((n for n, other in enumerate(found) if _alike(one, other)), None)
+            if like is None:
+                found.append(one)
+            else:
+                found[like] = replace(found[like], tasks=(*found[like].tasks, task))
     return found
+
+
+def _alike(one: Arena, other: Arena) -> bool:
+    """Return whether two receivers have the same places, whatever is in them."""
+    if (one.bytes, one.links, one.left_out) != (other.bytes, other.links, other.left_out):
+        return False
+    return [replace(box, title="") for box in one.boxes] == [
+        replace(box, title="") for box in other.boxes
+    ]
 
 
 def _arena(plan: TransferPlan, task: str, total: int, edges: list[Edge], last_round: int) -> Arena:
@@ -91,7 +109,7 @@ def _arena(plan: TransferPlan, task: str, total: int, edges: list[Edge], last_ro
         for number in range(0, last_round, -(-last_round // 20))
     )
     return Arena(
-        task, total, (*boxes.values(), *tensors), rounds, tuple(labels), len(edges) - len(drawn)
+        (task,), total, (*boxes.values(), *tensors), rounds, tuple(labels), len(edges) - len(drawn)
     )
 
 

@@ -67,7 +67,7 @@ def predict(plan: TransferPlan, network: Network | None = None, iterations: int 
         received[edge.destination] += count
         pair = edge.source, edge.destination
         links[pair] = links.get(pair, 0.0) + count / network.bandwidth
-        rounds[edge.first] = max(rounds.get(edge.first, 0.0), _latency(edge, network))
+        rounds[edge.first] = max(rounds.get(edge.first, 0.0), latency(edge, network))
     load = {task: max(sent[task], received[task]) for task in plan.tasks}
     busiest = max(plan.tasks, key=lambda task: load[task]) if plan.edges else ""
     transfer = load[busiest] / network.bandwidth if busiest else 0.0
@@ -75,7 +75,8 @@ def predict(plan: TransferPlan, network: Network | None = None, iterations: int 
     return Prediction(transfer + waiting, busiest, transfer, waiting, len(rounds), links)
 
 
-def _latency(edge: Edge, network: Network) -> float:
+def latency(edge: Edge, network: Network) -> float:
+    """Return the seconds that a tensor is under way, besides those of its bytes."""
     if edge.plan_class == "dynamic":
         return 3 * network.latency
     if edge.plan_class == "rpc":

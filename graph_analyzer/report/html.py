@@ -11,7 +11,7 @@ from rdmatensor.units import duration, short_task, size
 
 from ..model.errors import AnalysisError
 from ..model.plan import CLASSES, PATHS, TransferPlan
-from . import arena
+from . import arena, diagram, schedule, treemap
 from .advice import advise, hot_spots
 from .cost import Network, predict
 from .text import classes_text, cost_text, headline, loop_text, loops_text, shape_text, static_text
@@ -34,7 +34,7 @@ def to_html(
     network: Network | None = None,
     title: str = "Transfer plan",
 ) -> None:
-    """Writes the page: a link matrix, the memory of the receivers, all edges.
+    """Write the page: tasks and links, variables, a timeline, the memory of receivers, all tensors.
 
     Raises AnalysisError without jinja2.
     """
@@ -64,7 +64,12 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
         matrix=_matrix(plan),
         spots=hot_spots(plan),
         memory=plan.memory(),
-        advice=advise(plan),
+        advice=advise(plan, network),
+        diagram=diagram.diagram(plan),
+        treemap=treemap.treemap(plan),
+        schedule=schedule.schedule(plan, network),
+        row=schedule.ROW,
+        map_height=treemap.HEIGHT,
         arenas=arena.arenas(plan),
         width=arena.WIDTH,
         height=arena.HEIGHT,

@@ -27,7 +27,9 @@ def shape_text(shape: Shape) -> str:
 def headline(plan: TransferPlan) -> str:
     """Return the plan in one sentence."""
     if not plan.edges:
-        where = f": everything runs on {short_task(plan.tasks[0])}" if len(plan.tasks) == 1 else ""
+        where = ""
+        if len(plan.tasks) == 1:
+            where = f": everything runs on {short_task(plan.tasks[0])}, as no other task is named (tf.device)"
         return f"nothing travels between tasks{where}"
     if not plan.step_bytes:
         return f"{count(len(plan.edges), 'tensor')} per step, {plan.unknown} of unknown size"
@@ -119,7 +121,7 @@ def report(plan: TransferPlan, network: Network | None = None, rows: int = 20) -
         _links(plan),
         _edges(plan, rows),
     ]
-    return Group(*parts, *_advice(plan))
+    return Group(*parts, *_advice(plan, network))
 
 
 def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
@@ -180,8 +182,8 @@ def loop_text(edge: Edge) -> str:
     return f"{often}, {edge.slots} places" if _overflows(edge) else often
 
 
-def _advice(plan: TransferPlan) -> Iterator[str]:
-    found = advise(plan)
+def _advice(plan: TransferPlan, network: Network | None) -> Iterator[str]:
+    found = advise(plan, network)
     if found:
         yield "\n[bold]Advice[/bold]"
     for advice in found:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from graph_analyzer import (
     analyze,
     predict,
 )
+from graph_analyzer.model.following import moved
+from graph_analyzer.model.plan import Variable
 from graph_analyzer.report.advice import hot_spots
 
 PS0, PS1, W0, W1 = (
@@ -86,40 +89,98 @@ def test_a_balanced_static_plan_needs_no_advice() -> None:
     assert advise(plan_of(*(edge("a", ps, w, 10) for ps in (PS0, PS1) for w in (W0, W1)))) == []
 
 
+K = 100_000
+
+
 def test_unknown_batches_are_to_be_fixed() -> None:
     reason = "dim 0 unknown: placeholder x"
     fields = {"shape": (None,), "plan_class": "bounded", "reason": reason}
-    advice = only(plan_of(edge("a", W0, W1, 10, **fields), edge("b", W1, W0, 20, **fields)))
-    assert (advice.kind, advice.bytes, advice.edges) == ("batch", 30, ("a", "b"))
+    advice = only(plan_of(edge("a", W0, W1, K, **fields), edge("b", W1, W0, 2 * K, **fields)))
+    assert (advice.kind, advice.bytes, advice.edges) == ("batch", 3 * K, ("a", "b"))
     assert advice.text.startswith(
         "2 tensors cannot be static because dim 0 of placeholder x is unknown"
     )
+    assert advise(plan_of(edge("a", W0, W1, 10, **fields))) == []  # too small to matter
+    assert only(plan_of(edge("a", W0, W1, 0, **fields))).kind == "batch"  # perhaps large
+
+
+def read(name: str, task: str, size: int) -> list[Edge]:
+    return [edge(f"{name}{worker}", task, worker, size, variable=name) for worker in (W0, W1)]
 
 
 def test_one_large_variable_is_to_be_split() -> None:
-    plan = plan_of(*(edge(f"read{w}", PS0, w, 100, variable="big") for w in (W0, W1)),
-                   *(edge(f"small{w}", PS1, w, 5, variable="small") for w in (W0, W1)))  # fmt: skip
-    assert only(plan).kind == "split"
-    assert "ps:0 carries 1.9 times its job's mean: split big, which is 200 B" in only(plan).text
+    advice = only(plan_of(*read("big", PS0, 10 * K), *read("small", PS1, K)))
+    assert advice.kind == "split"
+    assert "ps:0 carries 2 MB per step: split big, which is 2 MB of it, over 2 tasks" in advice.text
+    assert advise(plan_of(*read("big", PS0, 100), *read("small", PS1, 5))) == []
+
+
+def test_variables_of_one_task_are_to_be_dealt_out_by_bytes() -> None:
+    plan = plan_of(*(e for n in range(4) for e in read(f"v{n}", PS0, K)), *read("w", PS1, 1))
+    advice = only(plan)
+    assert advice.kind == "spread"
+    assert "--spread bytes" in advice.text
+    before, after = advice.seconds
+    assert after < 0.6 * before == pytest.approx(0.6 * predict(plan).seconds)
 
 
 def test_one_of_many_variables_is_to_be_moved() -> None:
-    held = [edge(f"v{n}{w}", PS0, w, 10, variable=f"v{n}") for n in range(4) for w in (W0, W1)]
-    advice = only(plan_of(*held))
+    """Where variables are of equal size, but not all of them travel."""
+    held = [*read("a", PS0, K), *read("c", PS0, K)]
+    variables = tuple(
+        Variable(name, task, K) for name, task in (("a", PS0), ("b", PS1), ("c", PS0), ("d", PS1))
+    )
+    advice = only(replace(plan_of(*held), variables=variables))
     assert advice.kind == "move"
-    assert advice.text.endswith("to ps:1")
-    assert advice.bytes == 20
+    assert advice.text.startswith("ps:0 carries 400 KB per step: move a (200 KB of it) to ps:1")
+    assert advice.bytes == 2 * K
+
+
+def test_a_move_that_only_moves_the_bottleneck_is_not_advised() -> None:
+    """What changes a variable moves with it: gradients of the one that is read less are larger."""
+    plan = plan_of(
+        *read("a", PS0, 4 * K),
+        *read("b", PS1, 3 * K),
+        edge("ga", W0, PS0, 8 * K, updates=("a",)),
+        edge("gb", W0, PS1, 8 * K, updates=("b",)),
+    )
+    assert [advice.kind for advice in advise(plan)] in ([], ["split"])
+    after = moved(plan, {"a": PS1})
+    assert after.traffic()[PS1] == (14 * K, 16 * K)
+    assert after.traffic()[PS0] == (0, 0)
 
 
 def test_a_single_parameter_server_is_to_be_spread() -> None:
-    plan = plan_of(edge("a", PS0, W0, 10), edge("b", PS0, W1, 10), tasks=(PS0, W0, W1))
-    assert (only(plan).kind, only(plan).bytes) == ("spread", 20)
-    assert "100% of all bytes" in only(plan).text
+    plan = plan_of(*read("a", PS0, K), *read("b", PS0, K), tasks=(PS0, W0, W1))
+    assert (only(plan).kind, only(plan).bytes) == ("spread", 4 * K)
+    assert "over two tasks" in only(plan).text
+    # Where the workers are as busy, it would not help.
+    alone = plan_of(edge("a", PS0, W0, K, variable="a"), tasks=(PS0, W0, W1))
+    assert advise(alone) == []
 
 
-def test_tensors_in_loops_are_told() -> None:
-    advice = only(plan_of(*(edge("a", s, d, 10, in_loop=True) for s, d in ((W0, W1), (W1, W0)))))
-    assert (advice.kind, advice.bytes) == ("loop", 20)
+def test_rows_are_to_be_looked_up_at_the_server() -> None:
+    table = [replace(each, rows=4000) for each in read("table", PS0, 50 * K)]
+    advice = next(a for a in advise(plan_of(*table)) if a.kind == "rows")
+    assert (
+        "table travels whole (10 MB per step), and its receivers take rows of it (8 KB)"
+        in advice.text
+    )
+    assert advice.seconds[1] < advice.seconds[0] / 10
+    some = [table[0], replace(table[1], rows=None)]
+    assert "rows" not in [advice.kind for advice in advise(plan_of(*some))]
+
+
+def test_variables_in_loops_are_told() -> None:
+    fields: dict[str, Any] = {"in_loop": True, "iterations": 8, "slots": 4, "variable": "w"}
+    found = {a.kind: a for a in advise(plan_of(edge("a", PS0, W0, K, **fields)))}
+    assert found["loop"].bytes == 8 * K
+    assert "read them before the loop (100 KB instead of 800 KB)" in found["loop"].text
+    assert "RDMATENSOR_PLAN_LOOP_SLOTS=8" in found["slots"].text
+    paced = plan_of(edge("a", PS0, W0, K, paced=True, **fields))
+    assert "slots" not in [advice.kind for advice in advise(paced)]
+    other = {**fields, "variable": ""}
+    assert "loop" not in [a.kind for a in advise(plan_of(edge("a", PS0, W0, K, **other)))]
 
 
 def test_a_budget_that_is_too_small_is_told() -> None:

@@ -41,6 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "mine.py").write_text(MODULE)
     (path / "cluster.json").write_text('{"ps": ["a:1", "b:1"], "worker": ["c:1"]}')
     (path / "broken.json").write_text('{"ps": "a:1"}')
+    module = tf.Module()
+    module.f = tf.function(lambda x: x + 1.0, input_signature=[tf.TensorSpec([3])])
+    tf.saved_model.save(module, str(path / "saved"), signatures=module.f)
     tf.io.write_graph(graphs.training(batch=None).graph, str(path), "graph.pb", as_text=False)
     return path
 
@@ -57,6 +60,25 @@ def test_a_model_on_a_cluster(folder: Path) -> None:
     assert "(8 Gbit/s, 1 ms)" in done.stdout
     assert "dense/kernel" in done.stdout
     assert "Transfer plan: mine:model" in (folder / "out.html").read_text()
+
+
+def test_a_model_in_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a pipe, no name is broken, however long it is."""
+    import keras
+
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "a_layer_with_a_name_" + 12 * "that_is_long_"
+    layers = [keras.Input((16,)), keras.layers.Dense(8, name=name)]
+    keras.Sequential(layers).save("long.keras")
+    words = ["long.keras", "--cluster", "cluster.json", "--batch-size", "4", "--spread", "bytes"]
+    done = CliRunner().invoke(plan_command, words)
+    assert done.exit_code == 0, done.output
+    (line,) = [
+        line for line in done.output.splitlines() if f"{name}/kernel" in line and "ps:0" in line
+    ]
+    assert "16 x 8" in line
+    assert CliRunner().invoke(plan_command, ["long.keras"]).exit_code == 1
 
 
 def test_a_graph_with_fetches_and_feeds(folder: Path) -> None:
@@ -89,6 +111,8 @@ def test_a_graph_with_fetches_and_feeds(folder: Path) -> None:
         (["graph.pb", "--fetch", "nothing:0"], "no tensor 'nothing:0'"),
         (["graph.pb", "--bandwidth", "fast"], "bandwidth 'fast'"),
         (["--live", "nowhere"], "'nowhere' is not a server"),
+        (["mine.keras"], "no such file"),
+        (["saved"], "names no tasks, so nothing of it travels: give the Keras model"),
         ([], "expected SOURCE"),
     ],
 )

@@ -103,6 +103,23 @@ def test_function_over_the_tasks_of_a_cluster(servers: Cluster) -> None:
     check(ga.TransferPlan.from_json(found["plan"]), told)
 
 
+def test_what_was_predicted_travels(servers: Cluster) -> None:
+    """Of training steps of Keras models: the bytes each way, and the paths as far as they are certain."""
+    found = servers.run_function("grpc+rdma", "support.model_task")
+    assert len(found) == 5
+    for name, each in found.items():
+        predicted, travelled = each["predicted"], each["travelled"]
+        for way in (0, 1):
+            expected = sum(both[way] for both in predicted.values())
+            assert expected == pytest.approx(sum(b[way] for b in travelled.values()), rel=0.01), (
+                name
+            )
+            assert travelled["static"][way] >= 0.99 * predicted["static"][way], name
+            most = predicted.get("inline", (0, 0))[way] + 0.01 * expected
+            assert travelled["inline"][way] <= most, (name, each)
+            assert travelled["dynamic"][way] == travelled["rpc"][way] == 0, name
+
+
 def keras_model() -> Any:
     layers = keras.layers
     return keras.Sequential(
@@ -118,7 +135,7 @@ def keras_model() -> Any:
 
 def session_step(model: Any, strategy: ga.PlacedOn) -> Step:
     """The training step of `strategy` as a graph that a session runs, on inputs made by the workers."""
-    program = sources.load(model, sources.Request(DEFAULT_DEVICE, strategy, BATCH))
+    program = sources.read(model, sources.Request(DEFAULT_DEVICE, strategy, BATCH))
     for node in program.graph.node:
         if node.op == "Placeholder":
             value = tf.zeros(node.attr["shape"].shape, node.attr["dtype"].type)

@@ -54,12 +54,12 @@ class Cluster:
         self._process.kill()
         self._process.communicate()
 
-    def run_function(self, protocol: str) -> dict[str, Any]:
-        """What support.function_task says, with these servers."""
+    def run_function(self, protocol: str, module: str = "support.function_task") -> dict[str, Any]:
+        """What a program that connects to these servers says."""
         command = [
             warm.python(),
             "-m",
-            "support.function_task",
+            module,
             json.dumps(self.addresses),
             protocol,
         ]
