@@ -450,6 +450,10 @@ class Group:
 
     def _need_handle(self) -> Any:
         if self._handle is None:
+            if self._device._forked:
+                raise UsageError(
+                    f"{self!r} was joined before fork: join one in this process", "FORKED"
+                )
             raise Closed(f"{self!r} is closed")
         return self._handle
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 try:
     from .._ffi import ffi, lib
-except ImportError as error:
+except ModuleNotFoundError as error:
     if (Path(__file__).parents[2] / "CMakeLists.txt").exists():
         raise ImportError(
             "rdmatensor is being imported from its sources, which hold no compiled module: build it "

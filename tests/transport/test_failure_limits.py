@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the system refuses: descriptors, files of some size, room in /dev/shm."""
+"""What the system refuses: descriptors, files of some size, room in /dev/shm, system calls."""
 
 from __future__ import annotations
 
 import os
+import platform
 import time
 from typing import Any
 
@@ -222,3 +223,83 @@ def test_full_dev_shm_does_not_matter(
     assert peer.get("bytes(region.array[(1 << 20) : (1 << 20) + 256])") == bytes(range(256))
     if transport == "shm":
         note("no room in /dev/shm", "nothing: rdmatensor keeps no file there", None, "everything")
+
+
+# What the profiles of containers and services (seccomp) refuse, by machine.
+CALLS = {
+    "x86_64": {"memfd_create": 319, "eventfd2": 290, "pidfd_open": 434, "process_vm_readv": 310}
+    | {"sendmsg": 46, "timerfd_create": 283, "ftruncate": 77, "clone3": 435, "seccomp": 317},
+    "aarch64": {"memfd_create": 279, "eventfd2": 19, "pidfd_open": 434, "process_vm_readv": 270}
+    | {"sendmsg": 211, "timerfd_create": 85, "ftruncate": 46, "clone3": 435, "seccomp": 277},
+}
+# In a peer without a device. Each call is refused in a child of its own.
+REFUSING = """
+import asyncio, ctypes, signal, struct
+from rdmatensor import Access
+
+def refuse(call, error):
+    'Lets this system call of any thread fail.'
+    rows = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (6, 0, 0, 0x50000 | error), (6, 0, 0, 0x7FFF0000)]
+    rules = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *row) for row in rows))
+    program = struct.pack('HxxxxxxQ', len(rows), ctypes.addressof(rules))
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.syscall(calls['seccomp'], 1, 1, program) == 0  # a filter, for all threads
+
+async def wait(ours, remote):
+    waiting = asyncio.ensure_future(ours.anext_notification(20))
+    await asyncio.sleep(0)
+    await remote.notify(b'x')
+    await waiting
+
+def use():
+    with rdmatensor.Device() as ours, rdmatensor.Device() as theirs:
+        remote = theirs.connect(ours.address, timeout=20)
+        ours.allocate(4096, name='region').array[:] = 1
+        region = remote.region('region')
+        region.write(bytes(100)).wait(20)
+        assert region.read(timeout=20).sum() == 3996
+        remote.allocate(4096, timeout=20).close()
+        asyncio.run(wait(ours, remote))
+        ours.register(np.ones(10), Access.READ, 'plain')
+        assert remote.region('plain').read(timeout=20).view('f8').sum() == 10
+
+def outcome(call, error):
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        end = b'crashed'
+        try:
+            refuse(call, error)
+            use()
+            end = b'works'
+        except rdmatensor.RdmaError as caught:
+            end = f'{type(caught).__name__}: {caught}'.encode()
+        except BaseException as caught:
+            end = f'untyped: {caught!r}'.encode()
+        finally:
+            os.write(write, end)
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, 'rb') as file:
+        text = file.read().decode()
+    status = os.waitpid(child, 0)[1]
+    return text if status == 0 else f'status {status} {text}'
+"""
+TYPED = ("works", "DeviceError", "Unsupported", "ConnectionLost", "ConnectionRefused")
+
+
+def test_refused_system_calls_are_typed_errors(spawn: Any) -> None:
+    calls = CALLS.get(platform.machine())
+    if calls is None:
+        pytest.skip("the numbers of system calls are another machine's")
+    peer = spawn(device=False)
+    peer.run(REFUSING, calls=calls)
+    for name, number in calls.items():
+        for error in (1, 38):  # EPERM, ENOSYS
+            text = peer.get("outcome(number, error)", number=number, error=error)
+            assert text.startswith(TYPED), (name, text)
+            if name in ("pidfd_open", "process_vm_readv") and text != "works":
+                assert text.startswith("Unsupported"), (name, text)
+                assert "another transport" in text

@@ -132,7 +132,7 @@ def test_threads_that_post_while_the_device_closes(spawn: Any, peer: Any, note: 
         longest = max(longest, took)
         peer.run("for _ in device.notifications(0): pass\nimport gc; gc.collect()")
     until("threads are left", lambda: busy.get("len(os.listdir('/proc/self/task'))") < 8)
-    closed = next(end for end in ends if end.startswith("DeviceError"))
+    closed = next(end for end in ends if end.startswith("Closed"))
     note("threads post while the device closes", closed, longest, "the peer, and other devices")
 
 

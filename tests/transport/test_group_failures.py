@@ -236,7 +236,7 @@ def test_closed_group(pair: Team) -> None:
         "group.info",
         "group.start('barrier')",
     ):
-        assert {text[0] for text in pair.get(f"failure(lambda: {call})")} == {"UsageError"}
+        assert {text[0] for text in pair.get(f"failure(lambda: {call})")} == {"Closed"}
 
 
 def test_close_ends_calls_of_other_threads(pair: Team) -> None:
@@ -248,7 +248,7 @@ def test_close_ends_calls_of_other_threads(pair: Team) -> None:
         """
     )
     kinds = set(first.get("[type(each).__name__ for each in outcomes]"))
-    assert kinds <= {"Cancelled", "UsageError", "DeviceError"}, kinds
+    assert kinds <= {"Cancelled", "Closed"}, kinds
     # The other member learns of it too.
     outcome = second.get("failure(lambda: group.barrier(tag=0, timeout=5))")
     assert outcome[0] in ("Cancelled", "ConnectionLost", "DeadlineExceeded"), outcome

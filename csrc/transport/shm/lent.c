@@ -77,7 +77,11 @@ rdt_status rdt_shm_lent_export(const rdt_shm_lent *lent, rdt_bundle *bundle) {
   if (status != RDT_OK) return status;
   int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
   if (self < 0) {
-    status = rdt_fail_errno(errno, "peers cannot find this process to read its memory");
+    status =
+        rdt_fail(RDT_ERR_UNSUPPORTED,
+                 "the region's memory cannot be shared, and nobody can read it, because pidfd_open "
+                 "failed (%s): " REMEDY,
+                 strerror(errno));
     close(page);
     return status;
   }
