@@ -39,6 +39,7 @@ class AllReduce(Synchronizer):
 
     bucket_bytes: int | Literal["auto"] = "auto"
     compression: Literal["float16", "bfloat16"] | Compression | None = None
+    averages = True
 
     @property
     def exchanges(self) -> bool:  # type: ignore[override]

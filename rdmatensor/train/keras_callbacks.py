@@ -12,6 +12,7 @@ from .cut.leading import only_on_rank_0
 from .links import Links
 from .logs import Logs
 from .process import current
+from .shares import Shares
 from .summary import Summary
 from .together import Together
 from .warmup import Warmup
@@ -36,6 +37,8 @@ def callbacks(
     run = current()
     found: list[Any] = [] if run.size == 1 else [Logs(run)]
     found.append(Together(run, Path(backup) if backup is not None else None))
+    if run.size > 1:
+        found.append(Shares())
     if warmup_epochs > 0:
         found.append(Warmup(run, warmup_epochs))
     if watch_links:

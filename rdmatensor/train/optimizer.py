@@ -19,6 +19,7 @@ from .process import Run, current
 from .sync.base import Synchronizer
 from .sync.local_sgd import LocalSGD
 from .tables.placement import is_owned
+from .weighing import Weighing
 
 
 class Distributed(WithStrips):
@@ -181,6 +182,9 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
     """tf.GradientTape whose `gradient` returns the mean over all processes, for training loops of your own.
 
     Every process asks for gradients of the same variables, in the same order. Use a plain optimizer with it.
+    Losses of Keras (keras.losses.Loss) that are computed under it are weighed, as in fit: each becomes this
+    process's share, and the mean of all shares is the loss of all. So every process computes the same losses
+    under it. Other losses are taken as they are.
     """
 
     def __init__(
@@ -191,6 +195,19 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
     ) -> None:
         super().__init__(persistent, watch_accessed_variables)
         self._rdmatensor = current(), sync or AllReduce()
+        self._weighing: list[Weighing] = []
+
+    def __enter__(self) -> GradientTape:
+        super().__enter__()
+        if self._rdmatensor[0].size > 1:
+            self._weighing.append(Weighing(self._rdmatensor[0]))
+            self._weighing[-1].__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._weighing:
+            self._weighing.pop().__exit__()
+        super().__exit__(*error)
 
     def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
         gradients = super().gradient(target, sources, *more, **named)

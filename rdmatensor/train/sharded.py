@@ -47,6 +47,7 @@ class ShardedOptimizer(Synchronizer):
 
     bucket_bytes: int | Literal["auto"] = "auto"
     ahead: bool = False
+    averages = True
     lanes: list[Part] = field(default_factory=list, init=False, repr=False)
     """All processes, as groups of their own: operations of one group start in the order of the program, and
     weights need not wait for gradients that do not exist yet."""

@@ -28,6 +28,7 @@ from train.state_cases import *  # noqa: F403
 from train.table_cases import table, tables, uneven  # noqa: F401
 from train.table_choices import chosen, dying, refused, tables_resumed  # noqa: F401
 from train.tree_cases import trees, trees_probed  # noqa: F401
+from train.weighing_cases import weighed  # noqa: F401
 
 ROWS, WIDTH, CLASSES = 64, 12, 4
 

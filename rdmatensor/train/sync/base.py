@@ -32,6 +32,9 @@ class Synchronizer:
     metrics are averaged at the end of epochs. If not, nothing but the start needs all of them."""
     apart: ClassVar[bool] = False
     """Whether models differ between exchanges although `waits` is true: a backup keeps each of them."""
+    averages: ClassVar[bool] = False
+    """Whether the gradients of each step become their mean over all processes, so that losses are weighed
+    by what they are means of."""
     comes_back: ClassVar[bool] = False
     """Whether a process that died can come back while the others train."""
     shapes: Sequence[tuple[int, ...]] = ()

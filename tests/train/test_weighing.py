@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes with unequal parts of each batch train what one process does with the whole batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train.ranks import run
+
+pytestmark = pytest.mark.timeout(600)
+CASES = [
+    "rows", "regularized", "sum", "weights", "by weights", "mask", "mask by weights", "ignored class",
+    "lengths", "number", "outputs", "own step", "eager", "steps at once", "sharded", "accumulated",
+    "two optimizers", "tape", "tape and sum",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def weighed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("weighed")
+    return {size: run("weighed", size, folder) for size in (1, 2)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_unequal_parts_equal_one_process(weighed: dict[int, list[Any]], name: str) -> None:
+    expected = weighed[1][0][name]
+    for answer in weighed[2]:
+        np.testing.assert_allclose(answer[name]["weights"], expected["weights"], atol=2e-6)
+        assert answer[name]["logs"].keys() == expected["logs"].keys()
+        for log, values in expected["logs"].items():
+            np.testing.assert_allclose(answer[name]["logs"][log], values, rtol=2e-5, err_msg=log)
