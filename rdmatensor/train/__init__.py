@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .sync.ssp import SSP
     from .tables.explain import explain
     from .tables.parallelize import parallelize
+    from .whole import evaluate, predict
 
 __all__ = [
     "EASGD",
@@ -84,11 +85,13 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "distribute",
+    "evaluate",
     "explain",
     "init",
     "local_rank",
     "on_rank_0",
     "parallelize",
+    "predict",
     "rank",
     "reduce_scatter",
     "save",

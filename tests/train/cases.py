@@ -29,6 +29,7 @@ from train.table_cases import table, tables, uneven  # noqa: F401
 from train.table_choices import chosen, dying, refused, tables_resumed  # noqa: F401
 from train.tree_cases import trees, trees_probed  # noqa: F401
 from train.weighing_cases import weighed  # noqa: F401
+from train.whole_cases import whole  # noqa: F401
 
 ROWS, WIDTH, CLASSES = 64, 12, 4
 
