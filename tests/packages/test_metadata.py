@@ -66,7 +66,7 @@ def test_readme_leads_to_the_repository(root: Path, tmp_path: Path) -> None:
     for link in ours:
         kind, path = re.fullmatch(rf"/(blob|raw)/{tag}/([^#]+)(?:#.*)?", link).groups()  # type: ignore[union-attr]
         assert (root / path).is_file(), link
-        assert (kind == "raw") == path.endswith(".svg"), link
+        assert (kind == "raw") == path.endswith((".svg", ".png")), link
     urls = dict(line.split(", ") for line in found.get_all("Project-URL") or [])
     assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} == set(urls)
     assert all(url.startswith(REPOSITORY) for url in urls.values())
