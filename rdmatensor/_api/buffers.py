@@ -17,6 +17,8 @@ Array = npt.NDArray[Any]
 Shape = int | tuple[int, ...] | list[int]
 
 _MOST_BYTES = 2**63 - 1
+_BYTES = ffi.typeof("char[]")
+_ndarray = np.ndarray
 from_buffer = ffi.from_buffer
 
 
@@ -46,7 +48,10 @@ def as_array(data: Any) -> Array:
 def target(data: Any) -> Any:
     """Returns the bytes of `data` for writing."""
     try:
-        return _checked(data, from_buffer("char[]", data, require_writable=True))
+        local = from_buffer(_BYTES, data, True)
+        if data.dtype.hasobject if data.__class__ is _ndarray else holds_objects(data):
+            raise TypeError("it holds Python objects, which have no bytes to send")
+        return local
     except (TypeError, ValueError, BufferError) as error:
         raise unusable(data, error) from None
 

@@ -120,13 +120,19 @@ class RemoteRegion:
         handle = self._need_handle()
         try:
             local = from_buffer(data)
-            if data.__class__ is not bytes and buffers.holds_objects(data):
+            if data.__class__ is _ndarray:
+                if data.dtype.hasobject:
+                    raise TypeError
+            elif data.__class__ is not bytes and buffers.holds_objects(data):
                 raise TypeError
         except (TypeError, ValueError, BufferError):
             local = buffers.source(data)
-        kind, immediate = (_WRITE, 0) if notify is None else (_WRITE_NOTIFY, notify)
-        if offset.__class__ is not int or immediate.__class__ is not int:
-            offset, immediate = whole("offset", offset), whole("notify", immediate)
+        if notify is None:
+            kind, immediate = _WRITE, 0
+        else:
+            kind, immediate = _WRITE_NOTIFY, whole("notify", notify)
+        if offset.__class__ is not int:
+            offset = whole("offset", offset)
         try:
             posted = _post(self._channel, kind, local, len(local), handle, offset, immediate)
         except OverflowError as error:
@@ -217,6 +223,7 @@ def _bad_number(error: Exception) -> UsageError:
     return UsageError(f"offset and immediate are whole numbers from 0 to 2**64 - 1: {error}")
 
 
+_ndarray = np.ndarray
 _post = lib.rdt_python_post
 _WRITE: int = lib.RDT_OP_WRITE
 _READ: int = lib.RDT_OP_READ

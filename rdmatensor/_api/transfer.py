@@ -49,9 +49,11 @@ class Transfer:
         """
         if self._status == IN_PROGRESS:
             self._settle(wait_in_slices(self._wait_once, timeout))
+            self._check()
         elif timeout is not None:
             milliseconds(timeout)
-        self._check()
+        if self._error is not None:
+            raise self._error
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._wait_async().__await__()

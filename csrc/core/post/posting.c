@@ -133,8 +133,12 @@ void rdt_posting_complete(rdt_posting *posting, rdt_status status) {
   rdt_overdue_moved(posting);
   if (!let_go(posting, status)) return;
   rdt_overdue_end(posting);
-  if (posting->done) posting->done(posting->context, (rdt_status)atomic_load(&posting->status));
+  rdt_done_fn done = posting->done;
+  void *context = posting->context;
+  rdt_status status_of_all = (rdt_status)atomic_load(&posting->status);
+  /* Before `done`, after which the remote regions may be given back to their owner. */
   posting_free(posting);
+  if (done) done(context, status_of_all);
 }
 
 static rdt_posting *posting_new(rdt_channel *channel, const rdt_op *ops, size_t count,
