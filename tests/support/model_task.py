@@ -28,7 +28,7 @@ SERVER, HERE = "/job:ps/task:0", "/job:chief/task:0"
 layers = keras.layers
 
 
-class Shift(layers.Layer):  # type: ignore[misc]
+class Shift(keras.layers.Layer):  # type: ignore[misc]
     """Adds a constant that was made on the server."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ def counts() -> dict[str, tuple[int, int]]:
     """Return what this process received and sent by each path, once nothing is under way."""
     before = None
     while True:
-        paths = rt.stats()["paths"]
+        paths: Any = rt.stats()["paths"]
         now = {name: (each["received_bytes"], each["sent_bytes"]) for name, each in paths.items()}
         if now == before:
             return now
