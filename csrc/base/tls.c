@@ -120,6 +120,7 @@ struct rdt_tls {
     size_t end, clear; /* its last byte in `out`; bytes of clear text */
   } sealed[BATCH];
   bool heard, clear; /* the peer said something; it began with clear text */
+  bool shut;         /* nothing is taken from the socket; under the lock */
   atomic_bool dry;   /* the last receive found no whole record any more */
   uint8_t key[RDT_TLS_KEY_SIZE];
 };
@@ -151,7 +152,8 @@ static int write_bytes(void *bio, const char *data, int size) {
 static int read_bytes(void *bio, char *data, int size) {
   rdt_tls *tls = ssl.BIO_get_data(bio);
   ssl.BIO_clear_flags(bio, RETRY_READ | RETRY_WRITE);
-  ssize_t done = recv(tls->socket, data, (size_t)size, MSG_DONTWAIT);
+  errno = EAGAIN;
+  ssize_t done = tls->shut ? -1 : recv(tls->socket, data, (size_t)size, MSG_DONTWAIT);
   if (done == 0) tls->error = ECONNRESET;
   if (done > 0 && !tls->heard)
     tls->clear = (uint8_t)*data != RDT_TLS_FIRST_BYTE && *data != FIRST_BYTE_OF_ALERT;
@@ -453,11 +455,12 @@ ssize_t rdt_tls_send(rdt_tls *tls, const struct iovec *parts, int count) {
   return failed ? -1 : (ssize_t)total;
 }
 
-ssize_t rdt_tls_receive(rdt_tls *tls, const struct iovec *parts, int count) {
+static ssize_t receive(rdt_tls *tls, const struct iovec *parts, int count, bool shut) {
   place_in to = {.parts = parts, .count = count};
   ssize_t total = 0;
   int done = 1;
   pthread_mutex_lock(&tls->lock);
+  tls->shut = shut;
   ssl.ERR_clear_error();
   for (advance(&to, 0); to.count > 0 && done > 0;) {
     size_t room = to.parts->iov_len - to.at;
@@ -469,10 +472,19 @@ ssize_t rdt_tls_receive(rdt_tls *tls, const struct iovec *parts, int count) {
   }
   atomic_store(&tls->dry, done <= 0);
   if (done <= 0 && total == 0) total = no_progress(tls, done);
+  tls->shut = false;
   int error = errno;
   pthread_mutex_unlock(&tls->lock);
   errno = error;
   return total;
+}
+
+ssize_t rdt_tls_receive(rdt_tls *tls, const struct iovec *parts, int count) {
+  return receive(tls, parts, count, false);
+}
+
+ssize_t rdt_tls_receive_held(rdt_tls *tls, const struct iovec *parts, int count) {
+  return receive(tls, parts, count, true);
 }
 
 bool rdt_tls_holds(const rdt_tls *tls) { return !atomic_load(&tls->dry); }

@@ -33,6 +33,9 @@ void rdt_tls_free(rdt_tls *tls);
  * not send. After send took less than all, the next call must begin with what is left. Thread-safe. */
 ssize_t rdt_tls_send(rdt_tls *tls, const struct iovec *parts, int count);
 ssize_t rdt_tls_receive(rdt_tls *tls, const struct iovec *parts, int count);
+/* Does the same with what was taken from the socket already: when it returns less than all, the socket shows
+ * whether there is more. */
+ssize_t rdt_tls_receive_held(rdt_tls *tls, const struct iovec *parts, int count);
 /* Reports whether bytes may be here that the socket does not show any more: the last receive found all that it
  * wanted. */
 bool rdt_tls_holds(const rdt_tls *tls);

@@ -24,7 +24,8 @@
 #include "core/post/posting.h"
 #include "transport/registry.h"
 
-#define EVENTS_EVERY 64 /* rounds between checks of sockets while polling */
+#define EVENTS_EVERY 64 /* rounds between checks of sockets while polling, */
+#define EVENTS_US 1000  /* and time in which rounds have something to take */
 #define BUSY_ROUNDS 4   /* with something to take since it slept, after which events are silent */
 #define WARM_MS 1       /* interval of checking channels that other threads poll */
 #define WATCH_MS 50     /* interval of checking what no event announces, while asleep */
@@ -327,10 +328,11 @@ static void end_all(rdt_device *device) {
 
 static void *run_progress(void *argument) {
   rdt_device *device = argument;
-  int64_t spin_us = (int64_t)rdt_config_number(RDT_CONFIG_SPIN_US), last_work = 0;
+  int64_t spin_us = (int64_t)rdt_config_number(RDT_CONFIG_SPIN_US), last_work = 0, looked = 0;
   rdt_begin_progress_thread();
   for (unsigned round = 0; !atomic_load(&device->stop); round++) {
-    if (round % EVENTS_EVERY == 0) {
+    if (round % EVENTS_EVERY == 0 || last_work - looked >= EVENTS_US) {
+      looked = rdt_now_us();
       serve_events(device, 0);
       probe_all(device);
     }

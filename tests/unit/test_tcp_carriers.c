@@ -4,11 +4,13 @@
  * here.
  */
 #include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/epoll.h>
 
 #include "tcp_peer.h"
+#include "transport/tcp/line.h"
 
 enum { LARGE = 20 << 20 };
 
@@ -280,6 +282,111 @@ static void test_carrier_sleeps_while_another_hands_over(void) {
   disconnect_end();
 }
 
+/* ---- one carrier, many streams -------------------------------------------------------------------------- */
+
+static rdt_endpoint *other;
+static atomic_int others_done;
+
+/* Connects another endpoint to the same carrier, and ends it. */
+static void *connect_and_end(void *argument) {
+  rdt_bundle offer;
+  int ends[STREAMS][2];
+  (void)argument;
+  EXPECT_STATUS(RDT_OK, rdt_tcp_endpoint_create(domain, &other, &offer));
+  EXPECT_STATUS(RDT_OK, rdt_tcp_endpoint_connect(other, "other", &offer));
+  for (uint32_t i = 0; i < STREAMS; i++) {
+    pair_in_host(ends[i]);
+    EXPECT_STATUS(RDT_OK, rdt_tcp_line_add(other, i, rdt_socket_of(ends[i][0])));
+  }
+  EXPECT(atomic_load(&other->streams[1].carried));
+  EXPECT(send(ends[1][1], "x", 1, 0) == 1);
+  rdt_tcp_endpoint_stop(other);
+  rdt_tcp_poll(other, 64, &events);
+  rdt_tcp_endpoint_destroy(other);
+  for (uint32_t i = 0; i < STREAMS; i++) close(ends[i][1]);
+  atomic_fetch_add(&others_done, 1);
+  return NULL;
+}
+
+/* A carrier that is kept by one stream keeps nobody who brings another one or takes it back. */
+static void test_connecting_and_ending_wait_for_no_stream(void) {
+  pthread_t thread;
+  connect_carried();
+  rdt_tcp_stream *stream = &end->streams[1];
+  pthread_mutex_lock(&stream->out_lock);
+  say_frame(1, (rdt_tcp_frame){.kind = RDT_TCP_PROBE});
+  UNTIL(atomic_load(&stream->served) == 1); /* the carrier is about to acknowledge it */
+  usleep(20000);
+  EXPECT(pthread_create(&thread, NULL, connect_and_end, NULL) == 0);
+  EXPECT(becomes(&others_done, 1));
+  pthread_mutex_unlock(&stream->out_lock);
+  pthread_join(thread, NULL);
+  EXPECT(hear_frame(1).kind == RDT_TCP_ACK);
+  disconnect_end();
+}
+
+static rdt_tls *encrypted;
+
+static void *open_encrypted(void *key) {
+  EXPECT_STATUS(
+      RDT_OK, rdt_tls_open(peer[1], true, key, rdt_deadline_after(PATIENCE_S * 1000), &encrypted));
+  return NULL;
+}
+
+enum { FLOOD = 96 << 20 };
+
+static void *flood(void *frame) {
+  static uint8_t body[RDT_TCP_PIECE_BYTES];
+  uint8_t header[RDT_TCP_HEADER_SIZE];
+  rdt_tcp_frame_put(frame, header);
+  for (size_t sent = 0; sent < FLOOD; sent += sizeof(body)) {
+    struct iovec parts[] = {{header, sizeof(header)}, {body, sizeof(body)}};
+    while (parts[1].iov_len > 0) {
+      ssize_t done = rdt_tls_send(encrypted, parts, 2);
+      EXPECT(done >= 0);
+      struct pollfd room = {.fd = peer[1], .events = POLLOUT};
+      if (done == 0) poll(&room, 1, 1000);
+      for (int i = 0; i < 2; i++) {
+        size_t gone = (size_t)done < parts[i].iov_len ? (size_t)done : parts[i].iov_len;
+        parts[i] = (struct iovec){(uint8_t *)parts[i].iov_base + gone, parts[i].iov_len - gone};
+        done -= (ssize_t)gone;
+      }
+    }
+  }
+  return NULL;
+}
+
+/* One that sends without pause cannot make a pass longer: the pass ends after so many bytes, and all that is left makes
+ * an event. */
+static void test_a_pass_over_an_encrypted_stream_ends(void) {
+  uint8_t key[RDT_TLS_KEY_SIZE] = {1, 2, 3};
+  pthread_t thread;
+  uint64_t all = 0;
+  EXPECT_STATUS(RDT_OK, rdt_tls_load());
+  connect_over(pair_in_host, 0);
+  rdt_tcp_stream *stream = &end->streams[1];
+  EXPECT(pthread_create(&thread, NULL, open_encrypted, key) == 0);
+  EXPECT_STATUS(RDT_OK, rdt_tls_open(stream->socket.fd, false, key,
+                                     rdt_deadline_after(PATIENCE_S * 1000), &stream->socket.tls));
+  pthread_join(thread, NULL);
+  fcntl(peer[1], F_SETFL, O_NONBLOCK);
+  /* To no region: such bytes cost the receiver less than the sender, and are refused. */
+  rdt_tcp_frame frame = {.kind = RDT_TCP_WRITE, .size = RDT_TCP_PIECE_BYTES, .key = 1};
+  EXPECT(pthread_create(&thread, NULL, flood, &frame) == 0);
+  for (uint64_t before = 0; before < FLOOD; before = all) {
+    struct pollfd some = {.fd = stream->socket.fd, .events = POLLIN};
+    EXPECT(poll(&some, 1, PATIENCE_S * 1000) == 1);
+    rdt_tcp_receive(end, 1);
+    all = atomic_load(&end->received);
+    EXPECT(all - before <= 6u << 20);
+    EXPECT(!rdt_tcp_line_holds(stream->socket));
+    atomic_store(&stream->given, atomic_load(&stream->owed)); /* as if the refusals had been sent */
+  }
+  pthread_join(thread, NULL);
+  rdt_tls_free(encrypted);
+  disconnect_end();
+}
+
 int main(void) {
   EXPECT_STATUS(RDT_OK, rdt_config_set("QUEUE_PAIRS", "2"));
   EXPECT_STATUS(RDT_OK, rdt_config_set("STRIPE_BYTES", "131072"));
@@ -292,5 +399,7 @@ int main(void) {
   test_failure_on_a_carried_stream();
   test_stop_beside_senders();
   test_carrier_sleeps_while_another_hands_over();
+  test_connecting_and_ending_wait_for_no_stream();
+  test_a_pass_over_an_encrypted_stream_ends();
   return 0;
 }

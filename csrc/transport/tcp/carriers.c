@@ -10,23 +10,18 @@
 
 #include "transport/tcp/line.h"
 
-#define BATCH 8 /* events between looks at whoever wants the lock */
+#define BATCH 8 /* streams that are asked for at once */
 
 struct rdt_tcp_carrier {
   pthread_t thread;
   int epoll_fd, stop_fd;
-  /* Held while streams are served, and while one is added or taken back. Whoever wants it takes its turn by
-   * `turn`, so that a busy carrier does not keep it. */
-  pthread_mutex_t turn, lock;
+  pthread_mutex_t lock; /* never held while a stream is served */
+  pthread_cond_t still;
+  /* Under the lock: streams [next, count) have events and wait for their turn; NULL was taken back meanwhile. */
+  rdt_tcp_stream *ready[BATCH];
+  int next, count;
+  rdt_tcp_stream *serving; /* NULL: none */
 };
-
-static void carrier_lock(rdt_tcp_carrier *carrier) {
-  pthread_mutex_lock(&carrier->turn);
-  pthread_mutex_lock(&carrier->lock);
-  pthread_mutex_unlock(&carrier->turn);
-}
-
-static void carrier_unlock(rdt_tcp_carrier *carrier) { pthread_mutex_unlock(&carrier->lock); }
 
 /* ---- serving ----------------------------------------------------------------------------------------------- */
 
@@ -38,42 +33,60 @@ static void retire_if_over(rdt_tcp_stream *stream) {
   stream->in.news = true;
 }
 
+/* One pass, which is bounded; for the rest there is another event. */
 static void serve(rdt_tcp_stream *stream) {
   rdt_endpoint *endpoint = stream->endpoint;
-  uint32_t index = (uint32_t)(stream - endpoint->streams);
-  int moved;
-  do {
-    moved = rdt_tcp_receive(endpoint, index);
-    rdt_tcp_flush_carried(stream);
-  } while (moved && rdt_tcp_line_holds(stream->socket));
+  rdt_tcp_receive(endpoint, (uint32_t)(stream - endpoint->streams));
+  rdt_tcp_flush_carried(stream);
   retire_if_over(stream);
   if (!stream->in.news) return;
   stream->in.news = false;
   rdt_tcp_nudge(endpoint);
 }
 
-/* Events are asked for again under the lock, because streams may have been taken back since. Returns false
- * when the carrier is to stop. */
-static bool serve_batch(rdt_tcp_carrier *carrier, int *count) {
+/* Events are asked for under the lock, so that they are of streams that are still here. *any: there was one. Returns
+ * false when the carrier is to stop. Call it under the lock. */
+static bool look(rdt_tcp_carrier *carrier, bool *any) {
   struct epoll_event events[BATCH];
   bool goes_on = true;
-  carrier_lock(carrier);
-  *count = epoll_wait(carrier->epoll_fd, events, BATCH, 0);
-  for (int i = 0; i < *count; i++) {
+  const int count = epoll_wait(carrier->epoll_fd, events, BATCH, 0);
+  *any = count > 0;
+  carrier->next = carrier->count = 0;
+  for (int i = 0; i < count; i++) {
     if (events[i].data.ptr)
-      serve(events[i].data.ptr);
+      carrier->ready[carrier->count++] = events[i].data.ptr;
     else
       goes_on = false;
   }
-  carrier_unlock(carrier);
   return goes_on;
+}
+
+/* Serves those that are ready, each for one pass. Call it under the lock. */
+static void serve_ready(rdt_tcp_carrier *carrier) {
+  while (carrier->next < carrier->count) {
+    carrier->serving = carrier->ready[carrier->next++];
+    if (!carrier->serving) continue;
+    pthread_mutex_unlock(&carrier->lock);
+    serve(carrier->serving);
+    pthread_mutex_lock(&carrier->lock);
+    carrier->serving = NULL;
+    pthread_cond_broadcast(&carrier->still);
+  }
 }
 
 static void *run_carrier(void *argument) {
   rdt_tcp_carrier *carrier = argument;
-  struct epoll_event any;
-  for (int count = 0; serve_batch(carrier, &count);)
-    if (count <= 0) epoll_wait(carrier->epoll_fd, &any, 1, -1);
+  struct epoll_event event;
+  bool any;
+  pthread_mutex_lock(&carrier->lock);
+  while (look(carrier, &any)) {
+    serve_ready(carrier);
+    if (any) continue;
+    pthread_mutex_unlock(&carrier->lock);
+    epoll_wait(carrier->epoll_fd, &event, 1, -1);
+    pthread_mutex_lock(&carrier->lock);
+  }
+  pthread_mutex_unlock(&carrier->lock);
   return NULL;
 }
 
@@ -88,8 +101,8 @@ uint32_t rdt_tcp_carriers_useful(void) {
 static void carrier_free(rdt_tcp_carrier *carrier) {
   if (carrier->epoll_fd >= 0) close(carrier->epoll_fd);
   if (carrier->stop_fd >= 0) close(carrier->stop_fd);
-  pthread_mutex_destroy(&carrier->turn);
   pthread_mutex_destroy(&carrier->lock);
+  pthread_cond_destroy(&carrier->still);
   free(carrier);
 }
 
@@ -97,8 +110,8 @@ static rdt_tcp_carrier *carrier_start(void) {
   rdt_tcp_carrier *carrier = calloc(1, sizeof(*carrier));
   if (!carrier) return NULL;
   struct epoll_event stop = {.events = EPOLLIN, .data.ptr = NULL};
-  pthread_mutex_init(&carrier->turn, NULL);
   pthread_mutex_init(&carrier->lock, NULL);
+  pthread_cond_init(&carrier->still, NULL);
   carrier->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   carrier->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (carrier->epoll_fd >= 0 && carrier->stop_fd >= 0 &&
@@ -125,25 +138,31 @@ void rdt_tcp_carry(rdt_tcp_stream *stream) {
   struct epoll_event event = {.events = EPOLLIN, .data.ptr = stream};
   rdt_tcp_carrier *carrier = carrier_of(endpoint->domain, index);
   if (!carrier) return;
-  carrier_lock(carrier);
+  pthread_mutex_lock(&carrier->lock);
   if (epoll_ctl(carrier->epoll_fd, EPOLL_CTL_ADD, stream->socket.fd, &event) == 0) {
     epoll_ctl(stream->epoll_fd, EPOLL_CTL_DEL, stream->socket.fd, NULL);
     stream->epoll_fd = carrier->epoll_fd;
     stream->carrier = carrier;
     atomic_store(&stream->carried, true);
   }
-  carrier_unlock(carrier);
+  pthread_mutex_unlock(&carrier->lock);
+}
+
+/* Threads may do this at the same time; each waits until the carrier has let go. */
+static void take_back(rdt_tcp_stream *stream) {
+  rdt_tcp_carrier *carrier = stream->carrier;
+  pthread_mutex_lock(&carrier->lock);
+  epoll_ctl(carrier->epoll_fd, EPOLL_CTL_DEL, stream->socket.fd, NULL);
+  atomic_store(&stream->carried, false);
+  for (int i = carrier->next; i < carrier->count; i++)
+    if (carrier->ready[i] == stream) carrier->ready[i] = NULL;
+  while (carrier->serving == stream) pthread_cond_wait(&carrier->still, &carrier->lock);
+  pthread_mutex_unlock(&carrier->lock);
 }
 
 void rdt_tcp_carry_no_more(rdt_endpoint *endpoint) {
-  for (uint32_t i = 1; i < endpoint->stream_count && endpoint->streams; i++) {
-    rdt_tcp_stream *stream = &endpoint->streams[i];
-    if (!atomic_load(&stream->carried)) continue;
-    carrier_lock(stream->carrier);
-    epoll_ctl(stream->epoll_fd, EPOLL_CTL_DEL, stream->socket.fd, NULL);
-    atomic_store(&stream->carried, false);
-    carrier_unlock(stream->carrier);
-  }
+  for (uint32_t i = 1; i < endpoint->stream_count && endpoint->streams; i++)
+    if (endpoint->streams[i].carrier) take_back(&endpoint->streams[i]);
 }
 
 void rdt_tcp_carriers_stop(rdt_domain *domain) {

@@ -15,7 +15,8 @@ uint32_t rdt_tcp_carriers_useful(void);
 /* Hands over a stream whose socket is open. Without a carrier, because the domain permits none or no thread can
  * start, it remains to the polling thread. Any thread. */
 void rdt_tcp_carry(rdt_tcp_stream *stream);
-/* Takes the endpoint's streams back. No carrier touches them any more when it returns. Any thread. */
+/* Takes the endpoint's streams back. No carrier touches them any more when it returns, for which it waits no longer
+ * than one system call of them takes. Any thread. */
 void rdt_tcp_carry_no_more(rdt_endpoint *endpoint);
 /* Ends the domain's carriers, which have no streams left. */
 void rdt_tcp_carriers_stop(rdt_domain *domain);

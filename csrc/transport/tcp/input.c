@@ -313,8 +313,10 @@ static uint32_t staged_most(const rdt_tcp_input *in, uint32_t body) {
   return is_long || in->shorts < SHORT_BYTES ? LITTLE : RDT_TCP_STAGING;
 }
 
-/* Returns the bytes received, 0 if there are none, or -1. *all gets how many were asked for. */
-static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, size_t *all) {
+/* Returns the bytes received, 0 if there are none, or -1. *all gets how many were asked for. `held`: only of those that
+ * the socket does not show any more. */
+static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, bool held,
+                            size_t *all) {
   rdt_tcp_input *in = &stream->in;
   struct iovec parts[2];
   int count = 0;
@@ -325,7 +327,8 @@ static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, size
   if (room > most) room = most;
   if (body > 0) parts[count++] = (struct iovec){.iov_base = in->to, .iov_len = body};
   parts[count++] = (struct iovec){.iov_base = in->staging + in->end, .iov_len = room};
-  ssize_t done = rdt_tcp_line_receive(stream->socket, parts, count);
+  ssize_t done = held ? rdt_tcp_line_receive_held(stream->socket, parts, count)
+                      : rdt_tcp_line_receive(stream->socket, parts, count);
   int error = errno;
   if (pinned) rdt_tcp_region_unpin(in->registration);
   if (done > 0) {
@@ -342,10 +345,15 @@ static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, size
 int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index) {
   rdt_tcp_stream *stream = &endpoint->streams[index];
   rdt_tcp_input *in = &stream->in;
+  const bool carried = atomic_load(&stream->carried);
   int moved = 0;
+  /* What the socket does not show any more makes no event, so it belongs to this pass. A stream that is taken back is
+   * waited for. */
   for (size_t total = 0, all;
-       total < RECEIVE_BYTES && !in->ended && !atomic_load(&endpoint->failed);) {
-    ssize_t done = receive_some(endpoint, stream, &all);
+       !in->ended && !atomic_load(&endpoint->failed) && carried == atomic_load(&stream->carried);) {
+    const bool held = total >= RECEIVE_BYTES;
+    if (held && !rdt_tcp_line_holds(stream->socket)) break;
+    ssize_t done = receive_some(endpoint, stream, held, &all);
     if (done < 0) end_stream(endpoint, stream, errno);
     if (done <= 0) break;
     moved++;

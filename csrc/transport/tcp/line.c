@@ -60,6 +60,10 @@ ssize_t rdt_tcp_line_send(rdt_socket socket, struct iovec *parts, int count) {
   }
 }
 
+ssize_t rdt_tcp_line_receive_held(rdt_socket socket, struct iovec *parts, int count) {
+  return socket.tls ? rdt_tls_receive_held(socket.tls, parts, count) : 0;
+}
+
 ssize_t rdt_tcp_line_receive(rdt_socket socket, struct iovec *parts, int count) {
   if (socket.tls) return rdt_tls_receive(socket.tls, parts, count);
   struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};

@@ -19,6 +19,8 @@ rdt_status rdt_tcp_line_open(int socket);
  * must begin with what is left. */
 ssize_t rdt_tcp_line_send(rdt_socket socket, struct iovec *parts, int count);
 ssize_t rdt_tcp_line_receive(rdt_socket socket, struct iovec *parts, int count);
+/* Does the same with what the socket does not show any more. */
+ssize_t rdt_tcp_line_receive_held(rdt_socket socket, struct iovec *parts, int count);
 /* Lets fewer than RDT_TCP_QUIET_BYTES make no event. If they are there when that ends, they make one
  * then. receive() returns them all the same. */
 void rdt_tcp_line_quiet(rdt_socket socket, bool quiet);

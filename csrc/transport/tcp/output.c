@@ -13,6 +13,7 @@
 
 #define BATCH_BYTES (1u << 20) /* built at once: acknowledgements wait for no more */
 #define FLUSH_BYTES (8u << 20) /* sent of a stream before another thread or stream gets its turn */
+#define TURNS 4                /* for others who hand over meanwhile, before an event does it */
 #define INLINE_BYTES 1024u     /* a short body is copied behind its header */
 
 /* Sent instead of a region that was closed after its header left. */
@@ -203,7 +204,8 @@ static int send_stream(rdt_tcp_stream *stream) {
   rdt_endpoint *endpoint = stream->endpoint;
   rdt_tcp_output *out = &stream->out;
   int calls = 0;
-  for (ssize_t total = 0, sent; !out->dead; total += sent, calls++) {
+  for (ssize_t total = 0, sent; !out->dead && !atomic_load(&endpoint->stopped);
+       total += sent, calls++) {
     if (out->first == out->count && !build(endpoint, stream)) {
       set_full(stream, false);
       return calls;
@@ -220,22 +222,31 @@ static int send_stream(rdt_tcp_stream *stream) {
   return calls;
 }
 
+/* Call it under the lock. Whoever hands over again and again cannot keep a thread here: in the end, an event brings
+ * the one that looks after the stream. */
+static int take_turn(rdt_tcp_stream *stream, int turn) {
+  atomic_store(&stream->out_wanted, false);
+  if (turn < TURNS) return send_stream(stream);
+  set_full(stream, true);
+  return 0;
+}
+
 int rdt_tcp_flush_stream(rdt_tcp_stream *stream) {
   int calls = 0;
   atomic_store(&stream->out_wanted, true);
-  while (atomic_load(&stream->out_wanted) && pthread_mutex_trylock(&stream->out_lock) == 0) {
-    atomic_store(&stream->out_wanted, false);
-    if (!atomic_load(&stream->endpoint->stopped)) calls += send_stream(stream);
+  for (int turn = 0;
+       atomic_load(&stream->out_wanted) && pthread_mutex_trylock(&stream->out_lock) == 0; turn++) {
+    calls += take_turn(stream, turn);
     pthread_mutex_unlock(&stream->out_lock);
   }
   return calls;
 }
 
 void rdt_tcp_flush_carried(rdt_tcp_stream *stream) {
+  int turn = 0;
   do {
     pthread_mutex_lock(&stream->out_lock);
-    atomic_store(&stream->out_wanted, false);
-    if (!atomic_load(&stream->endpoint->stopped)) send_stream(stream);
+    take_turn(stream, turn++);
     pthread_mutex_unlock(&stream->out_lock);
   } while (atomic_load(&stream->out_wanted));
 }
