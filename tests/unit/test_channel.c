@@ -3,10 +3,13 @@
  * Life cycle and order of channels, with two devices in one process so that sanitizers see both ends.
  */
 #include <dirent.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -420,6 +423,58 @@ static void test_waiting_ends_with_the_poll(void) {
   rdt_config_set("TRANSPORTS", transports);
 }
 
+/* ---- a message that is cut ------------------------------------------------------------------------------- */
+
+static atomic_int cut_fd = -1, cut_calls;
+
+/* In the place of the C library's: of one socket, it takes a byte once, and has no memory then. */
+ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
+  if (socket != atomic_load(&cut_fd))
+    return syscall(SYS_sendmsg, socket, (void *)(uintptr_t)message, flags);
+  if (atomic_fetch_add(&cut_calls, 1) == 0) {
+    EXPECT(message->msg_iovlen == 1 && message->msg_iov->iov_len > 1);
+    return syscall(SYS_sendto, socket, message->msg_iov->iov_base, 1, flags, NULL, 0);
+  }
+  errno = ENOBUFS;
+  return -1;
+}
+
+/* A peer cannot read what would follow a part of a message, so the connection ends at once. */
+static void test_a_cut_message_ends_the_channel(bool answers) {
+  end here, there;
+  rdt_region *region;
+  rdt_remote_region *remote;
+  rdt_config_set("TRANSPORTS", "tcp");
+  /* Without a secret, messages would travel over a unix socket. */
+  char secret[] = "/tmp/rdmatensor-test-XXXXXX";
+  int file = mkstemp(secret);
+  EXPECT(write(file, "0123456789abcdef", 16) == 16 && close(file) == 0);
+  rdt_config_set("SECRET_FILE", secret);
+  open_end(&here, "here");
+  open_end(&there, "there");
+  EXPECT_STATUS(RDT_OK, rdt_region_alloc(there.device, 8, RDT_ACCESS_READ, "word", &region));
+  rdt_channel *channel = join(&here, &there);
+  UNTIL(atomic_load(&there.connected) == 1);
+  rdt_channel *cutting = answers ? atomic_load(&there.channel) : channel;
+  atomic_store(&cut_calls, 0);
+  atomic_store(&cut_fd, cutting->control.fd);
+  EXPECT(rdt_remote_region_find(channel, "word", 1000 * PATIENCE_S, &remote) < 0);
+  atomic_store(&cut_fd, -1);
+  EXPECT(atomic_load(&cut_calls) >= 2);
+  UNTIL(atomic_load(&cutting->down));
+  EXPECT(strstr(cutting->cause, "was cut"));
+  UNTIL(atomic_load(&there.down) == 1 && atomic_load(&here.down) == 1);
+  rdt_channel_unref(channel);
+  rdt_channel_unref(atomic_load(&there.channel));
+  rdt_channel_unref(atomic_load(&here.channel));
+  rdt_device_close(here.device);
+  rdt_region_close(region);
+  rdt_device_close(there.device);
+  unlink(secret);
+  rdt_config_set("SECRET_FILE", "");
+  rdt_config_set("TRANSPORTS", "verbs,shm,tcp");
+}
+
 static void test_bad_options(void) {
   rdt_device *device;
   rdt_device_options options = {.struct_size = sizeof(options), .name = "two\nlines"};
@@ -434,6 +489,8 @@ static void test_bad_options(void) {
 int main(void) {
   test_bad_options();
   test_waiting_ends_with_the_poll();
+  test_a_cut_message_ends_the_channel(false);
+  test_a_cut_message_ends_the_channel(true);
   test_order_without_credit();
   test_slow_reader();
   test_nothing_comes_after_the_end();

@@ -13,12 +13,21 @@
 #include "base/config.h"
 #include "base/status.h"
 #include "core/memory/region.h"
+#include "core/post/channel.h"
 #include "core/workers.h"
 
 #define UNSENT_LIMIT (64u * 1024) /* bytes for a peer that does not read */
 #define ALLOCATING_LIMIT 16       /* requests of one peer under way at once */
 
 /* ---- sending -------------------------------------------------------------------------------------- */
+
+/* The socket got a part of a message and gets no more of it, so the peer cannot read what would follow. */
+static void cut(rdt_channel *channel) {
+  char why[384];
+  snprintf(why, sizeof(why), "%s", rdt_last_error());
+  rdt_fail(RDT_ERR_CONNECTION_LOST, "a control message to %s was cut: %s", channel->peer_name, why);
+  rdt_channel_break(channel);
+}
 
 /* Sends as much of [data, data + size) as the socket takes at once. Call it under control_lock. */
 static rdt_status send_some(rdt_channel *channel, const uint8_t *data, size_t size, size_t *sent) {
@@ -55,6 +64,7 @@ static void flush_unsent(rdt_channel *channel) {
   rdt_status status = send_some(channel, channel->unsent, channel->unsent_size, &sent);
   channel->unsent_size = status == RDT_OK ? channel->unsent_size - sent : 0;
   memmove(channel->unsent, channel->unsent + sent, channel->unsent_size);
+  if (status != RDT_OK) cut(channel);
 }
 
 /* Packets are sent whole or not at all. On a stream several senders share the order of bytes and
@@ -62,8 +72,11 @@ static void flush_unsent(rdt_channel *channel) {
 static rdt_status send_in_order(rdt_channel *channel, const rdt_wire *wire) {
   size_t sent = 0;
   rdt_status status = RDT_OK;
-  if (channel->unsent_size == 0) status = send_some(channel, wire->data, wire->size, &sent);
+  const bool began = channel->unsent_size == 0;
+  if (began) status = send_some(channel, wire->data, wire->size, &sent);
   if (status == RDT_OK) status = keep_unsent(channel, wire->data + sent, wire->size - sent);
+  /* TLS may have encrypted some of it without telling. */
+  if (status != RDT_OK && (sent > 0 || (began && channel->control.tls))) cut(channel);
   return status;
 }
 
@@ -338,7 +351,8 @@ static void run_allocation(void *argument) {
   uint64_t key;
   rdt_status status = allocate_for_peer(asked->channel, asked->size, asked->access, &key);
   if (status == RDT_OK) status = reply_region(asked->channel, asked->sequence, key, "");
-  if (status != RDT_OK) reply_refusal(asked->channel, asked->sequence, status);
+  if (status != RDT_OK) status = reply_refusal(asked->channel, asked->sequence, status);
+  if (status != RDT_OK) rdt_channel_break(asked->channel); /* the peer waits for the answer */
   end_allocation(asked);
 }
 
