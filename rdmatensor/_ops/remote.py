@@ -14,7 +14,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,14 +118,18 @@ class Connection:
 
 @contextlib.contextmanager
 def _secret_file(secret: str) -> Iterator[dict[str, str]]:
-    """Within the block, the secret of this run is in a file that only this user can read."""
+    """Within the block, the secret of this run is in a file that only this user can read.
+
+    The file is memory of this process, so that it ends with it, also by SIGKILL.
+    """
     if not secret:
         yield {}
         return
-    with tempfile.NamedTemporaryFile("w", prefix="rdmatensor-secret-") as file:  # its mode is 0600
+    with os.fdopen(os.memfd_create("rdmatensor-secret"), "w") as file:
+        os.fchmod(file.fileno(), 0o600)
         file.write(secret)
         file.flush()
-        yield {"RDMATENSOR_SECRET_FILE": file.name}
+        yield {"RDMATENSOR_SECRET_FILE": f"/proc/{os.getpid()}/fd/{file.fileno()}"}
 
 
 def _end_with_input(crew: Crew) -> None:

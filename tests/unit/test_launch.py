@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -44,6 +45,8 @@ elif deed == "parent":
 elif deed == "tell":
     secret = os.environ.get("RDMATENSOR_SECRET_FILE")
     secret = secret and open(secret).read()
+    import rdmatensor
+    rdmatensor.Device().close()  # a device takes such a file
     print(json.dumps({"folder": os.getcwd(), "word": os.environ["SAID_HERE"], "secret": secret}))
 elif deed == "bytes":
     os.write(1, b"\\xff" * 70000 + b"\\nrest")
@@ -80,11 +83,18 @@ def processes(mark: Mark) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(script: Path) -> Iterator[None]:
+    """No process, and no file with a secret, however the processes ended."""
+    before = secret_files()
     yield
     end = time.monotonic() + SECONDS
     while left := processes(str(script)):
         assert time.monotonic() < end, left
         time.sleep(0.02)
+    assert secret_files() <= before
+
+
+def secret_files() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("rdmatensor-secret-*"))
 
 
 def command(*arguments: str | Path) -> list[str | Path]:
