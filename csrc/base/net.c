@@ -97,7 +97,7 @@ static rdt_status listen_at(const struct addrinfo *to, const char *host, uint16_
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
   rdt_status status = RDT_OK;
   set_port(to->ai_addr, port);
-  if (bind(fd, to->ai_addr, to->ai_addrlen) != 0 || listen(fd, 128) != 0) {
+  if (bind(fd, to->ai_addr, to->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0) {
     status = errno == EADDRINUSE ? RDT_ERR_LIMIT : RDT_ERR_SYSTEM;
     rdt_fail_errno(errno, "cannot listen on %s port %u", host, port);
   }

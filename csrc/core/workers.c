@@ -10,9 +10,9 @@
 
 #include "base/thread.h"
 
-/* Handshakes: MAX_HANDSHAKES of bootstrap.c, and evicted ones that have not noticed yet. */
+/* Handshakes: MAX_HANDSHAKES of bootstrap.c, a data connection for each, and evicted ones that have not noticed yet. */
 static const int most[RDT_WORK_KINDS] = {
-    [RDT_WORK_HANDSHAKE] = 320, [RDT_WORK_ALLOCATION] = 64, [RDT_WORK_ENDING] = 64};
+    [RDT_WORK_HANDSHAKE] = 576, [RDT_WORK_ALLOCATION] = 64, [RDT_WORK_ENDING] = 64};
 
 struct rdt_errand {
   rdt_errand *next; /* in the queue of endings */

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,22 @@ with rdmatensor.Device(bind=sys.argv[1]) as device:
             print(error.status, error, flush=True)
 """
 
+# Connects from so many addresses, of as many networks, and says nothing until it is told to end.
+STRANGERS = """
+import socket, sys
+family = socket.AF_INET6 if ":" in sys.argv[2] else socket.AF_INET
+held = []
+for i in range(int(sys.argv[1])):
+    line = socket.socket(family)
+    line.setsockopt(socket.IPPROTO_IPV6, 78, 1) if family == socket.AF_INET6 else None  # FREEBIND
+    line.bind((sys.argv[4] % i if family == socket.AF_INET6 else f"10.214.{i >> 8}.{i & 255}", 0))
+    line.connect((sys.argv[2], int(sys.argv[3])))
+    held.append(line)
+print("connected", flush=True)
+sys.stdin.read()
+"""
+MANY = 257  # more than there are handshakes at once
+
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
@@ -52,6 +69,7 @@ class OtherHost(NamedTuple):
 
 
 Place = Callable[..., OtherHost]
+Setting = Callable[[str, str | int], None]
 
 
 @pytest.fixture
@@ -59,9 +77,9 @@ def other_host(network: Network, secret_file: Callable[[bytes], Path]) -> Iterat
     """Opens a device on the other host."""
     with ExitStack() as started:
 
-        def start(secret: bytes = b"", insecure: int = 0) -> OtherHost:
+        def start(secret: bytes = b"", insecure: int = 0, transport: str = "shm") -> OtherHost:
             settings = {
-                "RDMATENSOR_TRANSPORTS": "shm",
+                "RDMATENSOR_TRANSPORTS": transport,
                 "RDMATENSOR_SECRET_FILE": str(secret_file(secret)) if secret else "",
                 "RDMATENSOR_INSECURE": str(insecure),
             }
@@ -82,7 +100,7 @@ def other_host(network: Network, secret_file: Callable[[bytes], Path]) -> Iterat
 
 
 @pytest.fixture
-def here(network: Network, open_device: Open, setting: Callable[[str, str | int], None]) -> Open:
+def here(network: Network, open_device: Open, setting: Setting) -> Open:
     setting("BIND_ADDRESS", network.first.address)
     return open_device
 
@@ -129,6 +147,63 @@ def test_with_a_secret(network: Network, here: Open, other_host: Place) -> None:
     assert LET_IN in other.connect(device.address)
     lacking = here()
     assert "has a secret, and" in other.connect(lacking.address)
+
+
+@contextmanager
+def strangers(network: Network, address: str, pattern: str = "") -> Iterator[None]:
+    """Silent connections from many addresses of the second host."""
+    host, _, port = address.rpartition(":")
+    arguments = ("-c", STRANGERS, str(MANY), host.strip("[]"), port, pattern)
+    command = network.second.command(sys.executable, *arguments)
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        yield
+        process.stdin.close()
+
+
+def test_strangers_with_many_addresses(network: Network, here: Open, other_host: Place) -> None:
+    """They keep out nobody who has the secret, and nobody's data connections."""
+    network.second.run("ip", "route", "add", "local", "10.214.0.0/16", "dev", "lo")
+    network.first.run("ip", "route", "add", "10.214.0.0/16", "via", network.second.address)
+    device, other = here(SECRET, TRANSPORTS="tcp"), other_host(SECRET, transport="tcp")
+    proven = Line(device.address)
+    meeting = Meeting(proven, SECRET, transports="tcp")
+    meeting.hello()
+    meeting.attach("tcp", struct.pack("<IIQ", 1, 64, 1 << 16))
+    with strangers(network, device.address):
+        for _ in range(3):
+            assert other.connect(device.address) == "connected\n"
+        with strangers(network, device.address):
+            assert other.connect(device.address) == "connected\n"
+            proven.socket.setblocking(False)
+            with pytest.raises(BlockingIOError):  # it waits for its data connection
+                proven.socket.recv(1)
+    proven.close()
+
+
+@pytest.mark.parametrize("pattern", ["fd00:214::1:%x", "fd00:214:0:%x::1"])
+def test_strangers_of_ipv6(
+    network: Network, here: Open, other_host: Place, setting: Setting, pattern: str
+) -> None:
+    """One /64, and as many as there are connections."""
+    for host, number in ((network.first, 1), (network.second, 2)):
+        host.run("ip", "-6", "addr", "add", f"fd00:213::{number}/64", "dev", "eth0", "nodad")
+    try:
+        network.second.run("ip", "-6", "route", "add", "local", "fd00:214::/32", "dev", "lo")
+        network.first.run("ip", "-6", "route", "add", "fd00:214::/32", "via", "fd00:213::2")
+        setting("BIND_ADDRESS", "fd00:213::1")
+        device, other = here(SECRET, TRANSPORTS="tcp"), other_host(SECRET, transport="tcp")
+        with strangers(network, device.address, pattern):
+            for _ in range(3):
+                assert other.connect(device.address) == "connected\n"
+    finally:
+        for host in (network.first, network.second):
+            host.run("ip", "-6", "addr", "flush", "dev", "eth0", "scope", "global")
+            host.run("ip", "-6", "route", "flush", "fd00:214::/32")
+            host.run("ip", "-6", "route", "flush", "table", "local", "fd00:214::/32")
 
 
 def test_own_addresses_are_this_host(here: Open, network: Network) -> None:

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
 import rdmatensor
-from security.devices import Open, works
+from security.devices import SECRET, Open, works
 from support.bootstrap import Line, Meeting
 
 Setting = Callable[[str, str | int], None]
@@ -116,6 +117,76 @@ def test_silent_connections(open_device: Open) -> None:
         while line.recv(4096):  # until it is hung up on
             pass
         line.close()
+
+
+def carry(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(4096):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def relay(address: str, busy: int = 0) -> Iterator[str]:
+    """Another way to a device; it hangs up on the first `busy` connections."""
+    host, _, port = address.rpartition(":")
+    lines: list[socket.socket] = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            for _ in range(busy):
+                listener.accept()[0].close()
+            while True:
+                pair = [listener.accept()[0], socket.create_connection((host, int(port)))]
+                lines.extend(pair)
+                for way in (pair, pair[::-1]):
+                    threading.Thread(target=carry, args=way, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+    for line in lines:
+        line.close()
+
+
+def test_whoever_finds_no_place_comes_again(open_device: Open) -> None:
+    """A busy device hangs up on some. They come again until it answers."""
+    ours, theirs = open_device(), open_device()
+    with (
+        relay(theirs.address, busy=3) as address,
+        theirs.allocate(64, name="written") as region,
+    ):
+        ours.connect(address, timeout=20).region("written").write(b"1").wait()
+        assert region.array[0] == ord("1")
+
+
+@pytest.mark.parametrize("secret", [b"", SECRET])
+def test_nobody_is_led_back_to_himself(open_device: Open, secret: bytes) -> None:
+    """A relay needs no secret for that. Where a device listens, it may connect to itself."""
+    ours = open_device(secret)
+    with (
+        relay(ours.address) as address,
+        pytest.raises(rdmatensor.ConnectionRefused, match="leads back") as caught,
+    ):
+        ours.connect(address, timeout=20)
+    assert caught.value.status == "REFUSED"
+    assert works(ours, ours)
+
+
+def test_a_diverted_connection_meets_another_name(open_device: Open) -> None:
+    """Whoever forwards bytes to another device that has the secret cannot change its name."""
+    ours, wanted, other = open_device(SECRET), open_device(SECRET), open_device(SECRET)
+    with wanted.allocate(8, name="word") as region:
+        remote = ours.connect(wanted.address, expect=wanted.name)
+        remote.region("word").write(b"12345678").wait()
+        assert bytes(region.array) == b"12345678"
+    with (
+        relay(other.address) as address,
+        pytest.raises(rdmatensor.ConnectionRefused, match=repr(other.name)) as caught,
+    ):
+        ours.connect(address, timeout=20, expect="the wanted one")
+    assert caught.value.status == "REFUSED" and "the wanted one" in str(caught.value)
 
 
 def test_half_a_message_each(open_device: Open) -> None:

@@ -69,13 +69,16 @@ rdt_status rdt_origin_of(int socket, rdt_origin *origin) {
   bool is_local = from.ss_family == AF_UNIX;
   origin->this_host =
       is_local || (address_of((struct sockaddr *)&from, &peer) && is_own(socket, &peer));
-  if (origin->this_host) {
+  if (origin->this_host)
     snprintf(origin->host, sizeof(origin->host), is_local ? "this user" : "this host");
-  } else if (IN6_IS_ADDR_V4MAPPED(&peer)) {
+  else if (IN6_IS_ADDR_V4MAPPED(&peer))
     inet_ntop(AF_INET, peer.s6_addr + 12, origin->host, sizeof(origin->host));
-  } else {
+  else
     inet_ntop(AF_INET6, &peer, origin->host, sizeof(origin->host));
-  }
+  memcpy(origin->network, origin->host, sizeof(origin->network));
+  if (origin->this_host || IN6_IS_ADDR_V4MAPPED(&peer)) return RDT_OK;
+  memset(peer.s6_addr + 8, 0, 8);
+  inet_ntop(AF_INET6, &peer, origin->network, sizeof(origin->network));
   return RDT_OK;
 }
 

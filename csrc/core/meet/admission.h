@@ -14,8 +14,8 @@
 
 /* Finds out where the other end of a socket is. */
 typedef struct rdt_origin {
-  char host
-      [64]; /* the unit of counting: an address, "this host", or "this user" over unix sockets */
+  char host[64];    /* an address, "this host", or "this user" over unix sockets */
+  char network[64]; /* the same, but of IPv6 the /64, of which one host may have all addresses */
   bool this_host;
 } rdt_origin;
 

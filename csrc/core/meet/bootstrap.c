@@ -2,8 +2,10 @@
  *
  * The listening side of connections; connect.c is the other side, and docs/protocol.md draws both.
  * Each incoming connection is a handshake on a worker with a deadline, so a peer that connects and
- * sends nothing delays nobody. When there are too many handshakes, the host that has most of them
- * loses its oldest.
+ * sends nothing delays nobody. There are so many places for handshakes. A peer that has proven that
+ * it has the secret keeps its own, and its data connections need none. Strangers contend for the
+ * rest: for a newer one, a network that has many places loses its oldest, and so does whoever has
+ * had his time. Whoever finds no place is hung up on, and comes again: connect.c.
  */
 #include "core/meet/bootstrap.h"
 
@@ -16,6 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/forks.h"
 #include "base/log.h"
@@ -30,16 +33,21 @@
 #include "transport/registry.h"
 
 #define MAX_HANDSHAKES 256
-#define WORKER_MS 100 /* the time to wait for a free worker */
+#define MANY (MAX_HANDSHAKES / 4) /* of one network */
+#define FAIR_MS 500               /* a network with fewer keeps a place for so long */
+#define WORKER_MS 100             /* the time to wait for a free worker */
 
-/* `next`, `listed` and `evicted` are under device->lock. */
+/* `next` and what follows `local` are under device->lock. */
 struct rdt_handshake {
   rdt_handshake *next; /* in device->handshakes, newest first */
   rdt_device *device;
   rdt_origin origin;
   rdt_socket socket;
   bool local;           /* a unix socket */
+  int64_t since;        /* ms */
   bool listed, evicted; /* evicted: its socket was shut down for a newer one */
+  bool is_line;         /* probably, because some are expected from there: it takes no place */
+  bool proven;          /* the peer has the secret: it is not evicted */
 };
 
 /* ---- One handshake -------------------------------------------------------------------------------- */
@@ -104,11 +112,26 @@ static rdt_status create_channel(const rdt_handshake *work, const rdt_attach *as
   return RDT_OK;
 }
 
+static rdt_status was_dropped(void) {
+  return rdt_fail(RDT_ERR_CONNECTION_LOST, "it was dropped in favour of a newer one");
+}
+
+/* The peer has proven that it has our secret. */
+static rdt_status trust(rdt_handshake *work) {
+  rdt_device *device = work->device;
+  pthread_mutex_lock(&device->lock);
+  work->proven = true;
+  bool evicted = work->evicted;
+  pthread_mutex_unlock(&device->lock);
+  return evicted ? was_dropped() : RDT_OK;
+}
+
 /* Creates our end and joins it to the peer's. Fills `offer` with what the peer's end needs. */
-static rdt_status accept_channel(rdt_greeting *greeting, const rdt_handshake *work, rdt_wire *wire,
+static rdt_status accept_channel(rdt_greeting *greeting, rdt_handshake *work, rdt_wire *wire,
                                  rdt_fds *fds, rdt_bundle *offer, rdt_channel **channel) {
   rdt_attach asked;
   rdt_status status = rdt_greeting_take_attach(greeting, wire, &asked);
+  if (status == RDT_OK && work->device->secret) status = trust(work);
   if (status == RDT_OK) status = create_channel(work, &asked, offer, channel);
   if (status != RDT_OK) return status;
   asked.bundle.fds = *fds;
@@ -134,7 +157,7 @@ static rdt_status await_ready(rdt_channel *channel, rdt_deadline deadline) {
   return status == RDT_OK ? rdt_wire_close(&wire) : status;
 }
 
-/* Protects the handshake from eviction. Returns false if it was evicted already. */
+/* Gives up the place. Returns false if the handshake was evicted. */
 static bool settle(rdt_handshake *work) {
   rdt_device *device = work->device;
   pthread_mutex_lock(&device->lock);
@@ -142,7 +165,7 @@ static bool settle(rdt_handshake *work) {
   while (*link && *link != work) link = &(*link)->next;
   if (work->listed) {
     *link = work->next;
-    device->handshake_count--;
+    device->handshake_count -= !work->is_line;
   }
   work->listed = false;
   pthread_mutex_unlock(&device->lock);
@@ -157,10 +180,7 @@ static rdt_status introduce(rdt_greeting *greeting, rdt_channel *channel, const 
   return status == RDT_OK ? await_ready(channel, deadline) : status;
 }
 
-static rdt_status keep(rdt_handshake *work) {
-  if (settle(work)) return RDT_OK;
-  return rdt_fail(RDT_ERR_CONNECTION_LOST, "it was dropped in favour of a newer one");
-}
+static rdt_status keep(rdt_handshake *work) { return settle(work) ? RDT_OK : was_dropped(); }
 
 /* On success the channel owns the socket. */
 static rdt_status open_channel(rdt_handshake *work, rdt_channel *channel) {
@@ -185,7 +205,7 @@ static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
   rdt_fds_close(&fds);
   if (status != RDT_OK) return status;
   rdt_lines lines;
-  rdt_lines_begin(&lines, greeting, channel);
+  rdt_lines_begin(&lines, greeting, channel, work->origin.network);
   status = introduce(greeting, channel, &offer, deadline);
   rdt_status complete = rdt_lines_end(&lines);
   if (status == RDT_OK) status = complete;
@@ -200,9 +220,9 @@ static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
 
 /* Logs that a connection was refused, with the last error as the reason; as a warning now and
  * then. */
-static void report(rdt_device *device, const char *who, rdt_status status) {
+static void report(rdt_device *device, const char *who, const char *network, rdt_status status) {
   bool refused = status == RDT_ERR_REFUSED;
-  bool loud = refused && rdt_admission_may_complain(&device->admission, who);
+  bool loud = refused && rdt_admission_may_complain(&device->admission, network);
   rdt_log(loud ? RDT_LOG_WARN : RDT_LOG_DEBUG, "device %s: a connection from %s %s: %s",
           device->name, who, refused ? "was refused" : "came to nothing", rdt_last_error());
 }
@@ -214,6 +234,7 @@ static void run_handshake(void *argument) {
   rdt_wait_interrupt_by(work->device->bootstrap_wake);
   rdt_status status =
       work->local ? RDT_OK : rdt_encrypt_accept(work->device, deadline, &work->socket);
+  if (status == RDT_OK && work->socket.tls) status = trust(work); /* else TLS had not begun */
   rdt_greeting_begin(&greeting, work->device, RDT_SIDE_LISTENING, work->socket);
   rdt_wire first;
   if (status == RDT_OK) status = rdt_net_receive(work->socket, &first, NULL, deadline);
@@ -224,7 +245,7 @@ static void run_handshake(void *argument) {
     if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);
   }
   if (status != RDT_OK) {
-    report(work->device, work->origin.host, status);
+    report(work->device, work->origin.host, work->origin.network, status);
     if (status != RDT_ERR_CONNECTION_LOST && status != RDT_ERR_DEADLINE)
       refuse(work->socket, status, deadline);
     settle(work);
@@ -235,40 +256,74 @@ static void run_handshake(void *argument) {
 
 /* ---- All of them ---------------------------------------------------------------------------------- */
 
-/* Counts a host's handshakes and finds the oldest. */
-static int count_of(rdt_handshake *all, const char *host, rdt_handshake **oldest) {
+static bool may_go(const rdt_handshake *each) {
+  return !each->evicted && !each->proven && !each->is_line;
+}
+
+/* Counts a network's handshakes that may be evicted, and finds the oldest. */
+static int count_of(rdt_handshake *all, const char *network, rdt_handshake **oldest) {
   int count = 0;
   for (rdt_handshake *each = all; each; each = each->next) {
-    if (each->evicted || strcmp(each->origin.host, host) != 0) continue;
+    if (!may_go(each) || strcmp(each->origin.network, network) != 0) continue;
     *oldest = each;
     count++;
   }
   return count;
 }
 
-static void evict_one_locked(rdt_device *device) {
+/* Finds the oldest handshake of the network that has most, if these are many, else the oldest of all. NULL: everybody
+ * stays. *due: it has had its time. */
+static rdt_handshake *find_victim(const rdt_device *device, bool *due) {
   rdt_handshake *victim = NULL, *oldest = NULL;
-  int most = 0;
+  int most = MANY - 1;
   for (rdt_handshake *each = device->handshakes; each; each = each->next) {
-    int count = each->evicted ? 0 : count_of(device->handshakes, each->origin.host, &oldest);
-    if (count <= most) continue;
-    most = count;
-    victim = oldest;
+    if (!may_go(each)) continue;
+    int count = count_of(device->handshakes, each->origin.network, &oldest);
+    if (count <= most && most >= MANY) continue;
+    victim = count > most ? oldest : each; /* newest first */
+    if (count > most) most = count;
   }
-  if (!victim) return;
+  *due = victim && (most >= MANY || rdt_now_ms() - victim->since >= FAIR_MS);
+  return victim;
+}
+
+static void evict(rdt_handshake *victim) {
   victim->evicted = true;
   shutdown(victim->socket.fd, SHUT_RDWR); /* its worker finds that the peer is gone */
 }
 
-static void list(rdt_handshake *work) {
+/* Returns false if nobody has to go yet. */
+static bool make_room(const rdt_device *device) {
+  bool due;
+  rdt_handshake *victim = find_victim(device, &due);
+  if (due) evict(victim);
+  return due;
+}
+
+/* Whether the peer's network owes us more data connections than are being taken. */
+static bool is_expected(const rdt_device *device, const char *network) {
+  uint32_t taken = 0;
+  for (const rdt_handshake *each = device->handshakes; each; each = each->next)
+    taken += each->is_line && strcmp(each->origin.network, network) == 0;
+  return taken < rdt_lines_expected(device, network);
+}
+
+/* Returns RDT_ERR_LIMIT if there is no place. */
+static rdt_status list(rdt_handshake *work) {
   rdt_device *device = work->device;
   pthread_mutex_lock(&device->lock);
-  if (device->handshake_count >= MAX_HANDSHAKES) evict_one_locked(device);
-  work->next = device->handshakes;
-  work->listed = true;
-  device->handshakes = work;
-  device->handshake_count++;
+  work->since = rdt_now_ms();
+  work->is_line = !work->local && is_expected(device, work->origin.network);
+  work->listed = work->is_line || device->handshake_count < MAX_HANDSHAKES || make_room(device);
+  if (work->listed) {
+    work->next = device->handshakes;
+    device->handshakes = work;
+    device->handshake_count += !work->is_line;
+  }
   pthread_mutex_unlock(&device->lock);
+  return work->listed
+             ? RDT_OK
+             : rdt_fail(RDT_ERR_LIMIT, "too many peers connect at once; they may try again");
 }
 
 /* Takes over the socket. */
@@ -280,7 +335,9 @@ static rdt_status start_handshake(rdt_device *device, int socket, bool local) {
     work->device = device;
     work->socket = rdt_socket_of(socket);
     work->local = local;
-    list(work);
+    status = list(work);
+  }
+  if (status == RDT_OK) {
     /* Evicted handshakes end soon. */
     for (int i = 0; i < WORKER_MS; i++, poll(NULL, 0, 1))
       if (rdt_worker_start(device, RDT_WORK_HANDSHAKE, run_handshake, work)) return RDT_OK;
@@ -297,7 +354,7 @@ static void accept_one(rdt_device *device, int listener, bool local) {
   rdt_status admitted = socket >= 0 && local ? rdt_local_admit(socket) : RDT_OK;
   if (admitted != RDT_OK) {
     /* Another user takes no place among the guests, and nothing that it sent is read. */
-    report(device, "another user", admitted);
+    report(device, "another user", "another user", admitted);
     rdt_forks_close(socket);
   } else if (socket >= 0) {
     rdt_status status = start_handshake(device, socket, local);
@@ -308,8 +365,10 @@ static void accept_one(rdt_device *device, int listener, bool local) {
   } else if (errno == EMFILE || errno == ENFILE) {
     /* The connection stays in the backlog until a descriptor is free. Sleep, so as not to spin
      * on it. */
+    bool due;
     pthread_mutex_lock(&device->lock);
-    evict_one_locked(device);
+    rdt_handshake *victim = find_victim(device, &due);
+    if (victim) evict(victim);
     pthread_mutex_unlock(&device->lock);
     poll(NULL, 0, 100);
   }

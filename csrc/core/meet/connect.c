@@ -9,9 +9,11 @@
  */
 #include "core/meet/connect.h"
 
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/status.h"
 #include "base/text.h"
@@ -22,6 +24,10 @@
 #include "core/meet/lines.h"
 #include "core/post/channel.h"
 #include "transport/registry.h"
+
+#define PATIENCE_MS 3000 /* with a peer that hangs up */
+#define SHORTEST_PAUSE_MS 20
+#define LONGEST_PAUSE_MS 320
 
 /* Records a peer's refusal in its own words. */
 static rdt_status read_refusal(rdt_wire *wire, const char *address) {
@@ -53,12 +59,36 @@ static rdt_status exchange_hello(rdt_greeting *greeting, const char *address,
   return status == RDT_OK ? rdt_greeting_check_trust(greeting, &origin) : status;
 }
 
+static uint16_t port_of(const struct sockaddr_storage *address) {
+  return ntohs(address->ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)address)->sin6_port
+                                              : ((const struct sockaddr_in *)address)->sin_port);
+}
+
+/* A device may connect to itself where it listens. Elsewhere it meets itself only if somebody on the way, who need not
+ * have the secret, leads its own bytes back. Call it before the greeting moves to another socket. */
+static bool is_led_back(const rdt_greeting *greeting) {
+  const rdt_device *device = greeting->device;
+  struct sockaddr_storage own;
+  socklen_t length = sizeof(own);
+  rdt_origin origin;
+  if (greeting->peer.generation != device->generation) return false;
+  return rdt_origin_of(greeting->socket.fd, &origin) != RDT_OK || !origin.this_host ||
+         getsockname(device->tcp_socket, (struct sockaddr *)&own, &length) != 0 ||
+         port_of(&own) != port_of(&greeting->reached.address);
+}
+
 /* Joins `channel` to the answer of the peer's device. */
 static rdt_status join_answer(rdt_channel *channel, rdt_greeting *greeting, rdt_wire *wire,
                               rdt_fds *fds) {
   rdt_attach answer;
   rdt_status status = rdt_greeting_take_attach(greeting, wire, &answer);
   if (status != RDT_OK) return status;
+  if (greeting->led_back) /* what the peer says of itself is proven now */
+    return rdt_fail(
+        RDT_ERR_REFUSED,
+        "that address leads back to %s itself: somebody on the way diverts connections, "
+        "or forwards that port to here",
+        channel->device->name);
   if (rdt_transport_index(answer.transport) != rdt_transport_index(channel->transport) ||
       answer.purpose != channel->purpose)
     return rdt_fail(
@@ -162,30 +192,56 @@ static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_
   return RDT_OK;
 }
 
-/* Makes one attempt. *again: another transport may be tried. */
-static rdt_status connect_once(rdt_device *device, const char *address, rdt_purpose purpose,
-                               rdt_choice *choice, rdt_deadline deadline, rdt_channel **channel,
-                               bool *again) {
+/* ---- attempts ------------------------------------------------------------------------------------------ */
+
+typedef struct attempts {
+  rdt_device *device;
+  const char *address;
+  rdt_purpose purpose;
+  rdt_choice choice;
+  rdt_deadline deadline, patience;
+  int pause_ms;
+} attempts;
+
+/* A device that too many connect to hangs up on some before it has said anything. They come again, at different times.
+ * So does whoever finds an end that hangs up on everybody, for a while. */
+static bool comes_again(attempts *all, const rdt_greeting *greeting, rdt_status status) {
+  if (status != RDT_ERR_CONNECTION_LOST || greeting->heard || rdt_deadline_left(all->patience) == 0)
+    return false;
+  int pause = all->pause_ms + (int)(rdt_now_ns() % all->pause_ms);
+  if (all->pause_ms < LONGEST_PAUSE_MS) all->pause_ms *= 2;
+  char why[384];
+  snprintf(why, sizeof(why), "%s", rdt_last_error());
+  status = rdt_wait_ready(-1, 0, rdt_deadline_after(pause), "connecting");
+  rdt_fail(RDT_ERR_CONNECTION_LOST, "%s", why);
+  return status == RDT_ERR_DEADLINE && rdt_deadline_left(all->deadline) > 0;
+}
+
+/* *again: another attempt may be made. */
+static rdt_status connect_once(attempts *all, rdt_channel **channel, bool *again) {
   rdt_greeting greeting;
   rdt_socket socket = RDT_NO_SOCKET;
+  rdt_choice *choice = &all->choice;
   *again = choice->made = false;
-  rdt_status status = rdt_net_connect(address, deadline, &socket.fd);
+  rdt_status status = rdt_net_connect(all->address, all->deadline, &socket.fd);
   if (status != RDT_OK) return status;
-  status = rdt_encrypt_connect(device, address, deadline, &socket);
-  rdt_greeting_begin(&greeting, device, RDT_SIDE_CONNECTING, socket);
+  status = rdt_encrypt_connect(all->device, all->address, all->deadline, &socket);
+  rdt_greeting_begin(&greeting, all->device, RDT_SIDE_CONNECTING, socket);
   if (status == RDT_OK) status = rdt_net_reached(socket.fd, &greeting.reached);
-  if (status == RDT_OK) status = exchange_hello(&greeting, address, deadline);
-  if (status == RDT_OK) status = make_channel(&greeting, purpose, choice, deadline, channel);
+  if (status == RDT_OK) status = exchange_hello(&greeting, all->address, all->deadline);
+  greeting.led_back = status == RDT_OK && is_led_back(&greeting);
+  if (status == RDT_OK)
+    status = make_channel(&greeting, all->purpose, choice, all->deadline, channel);
   if (status == RDT_OK) return RDT_OK;
-  *again =
-      rdt_choice_fails(choice, device, &greeting.peer, &status) && rdt_deadline_left(deadline) > 0;
   rdt_socket_close(&greeting.socket);
+  *again = comes_again(all, &greeting, status) ||
+           (rdt_choice_fails(choice, all->device, &greeting.peer, &status) &&
+            rdt_deadline_left(all->deadline) > 0);
   return status;
 }
 
 static rdt_status connect_over(rdt_device *device, const char *address, const char *permitted,
                                rdt_purpose purpose, int timeout_ms, rdt_channel **channel) {
-  rdt_choice choice = {.permitted = permitted};
   bool again;
   rdt_status status = rdt_device_check(device);
   if (status != RDT_OK) return status;
@@ -193,10 +249,16 @@ static rdt_status connect_over(rdt_device *device, const char *address, const ch
     return rdt_fail(RDT_ERR_INVALID,
                     "rdt_device_connect waits: it cannot be called from a handler");
   if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
-  rdt_deadline deadline = rdt_deadline_after(timeout_ms);
+  attempts all = {.device = device,
+                  .address = address,
+                  .purpose = purpose,
+                  .choice.permitted = permitted,
+                  .deadline = rdt_deadline_after(timeout_ms),
+                  .patience = rdt_deadline_after(PATIENCE_MS),
+                  .pause_ms = SHORTEST_PAUSE_MS};
   rdt_wait_interrupt_by(device->bootstrap_wake);
   do {
-    status = connect_once(device, address, purpose, &choice, deadline, channel, &again);
+    status = connect_once(&all, channel, &again);
   } while (again);
   rdt_wait_interrupt_by(-1);
   return status;

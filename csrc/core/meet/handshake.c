@@ -117,6 +117,7 @@ void rdt_greeting_begin(rdt_greeting *greeting, rdt_device *device, rdt_side sid
   greeting->side = side;
   greeting->socket = socket;
   greeting->said = 0;
+  greeting->heard = false;
 }
 
 static rdt_status describe_us(const rdt_device *device, rdt_hello *hello) {
@@ -154,6 +155,7 @@ rdt_status rdt_greeting_take_hello(rdt_greeting *greeting, rdt_wire *wire) {
                     wire->type);
   rdt_hello_get(wire, &greeting->peer);
   rdt_status status = rdt_wire_close(wire);
+  greeting->heard = status == RDT_OK;
   return status == RDT_OK ? hear(greeting, wire) : status;
 }
 

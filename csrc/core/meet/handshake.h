@@ -37,9 +37,11 @@ typedef struct rdt_greeting {
   rdt_device *device;
   rdt_socket socket;
   rdt_side side; /* ours */
+  bool heard;    /* the peer has said HELLO */
   rdt_hello peer;
   uint8_t nonce[RDT_NONCE_SIZE]; /* ours */
-  rdt_reached reached;           /* the connecting side's: where the peer listens */
+  rdt_reached reached;           /* the connecting side's: where the peer listens, */
+  bool led_back;                 /* and whether that is somewhere else than it says, and it is us */
   size_t said;
   uint8_t transcript[4 * RDT_WIRE_MESSAGE_SIZE + RDT_LABEL_SIZE]; /* it has four messages */
 } rdt_greeting;

@@ -58,9 +58,11 @@ rdt_status rdt_lines_connect(const rdt_greeting *greeting, rdt_channel *channel,
 
 /* ---- the listening side ------------------------------------------------------------------------------ */
 
-void rdt_lines_begin(rdt_lines *lines, const rdt_greeting *greeting, rdt_channel *channel) {
+void rdt_lines_begin(rdt_lines *lines, const rdt_greeting *greeting, rdt_channel *channel,
+                     const char *network) {
   rdt_device *device = channel->device;
-  *lines = (rdt_lines){.greeting = greeting, .channel = channel, .wanted = wanted_by(channel)};
+  *lines = (rdt_lines){
+      .greeting = greeting, .channel = channel, .network = network, .wanted = wanted_by(channel)};
   pthread_mutex_lock(&device->lock);
   lines->next = device->expected;
   device->expected = lines;
@@ -76,6 +78,14 @@ rdt_status rdt_lines_end(rdt_lines *lines) {
   pthread_mutex_unlock(&device->lock);
   if (lines->taken == (1u << lines->wanted) - 1) return RDT_OK;
   return rdt_fail(RDT_ERR_PROTOCOL, "the peer made fewer data connections than agreed");
+}
+
+uint32_t rdt_lines_expected(const rdt_device *device, const char *network) {
+  uint32_t count = 0;
+  for (const rdt_lines *each = device->expected; each; each = each->next)
+    if (strcmp(each->network, network) == 0)
+      count += each->wanted - (uint32_t)__builtin_popcount(each->taken);
+  return count;
 }
 
 static rdt_status check(const rdt_lines *lines, uint32_t index, const uint8_t *proof, size_t size) {

@@ -14,6 +14,7 @@ struct rdt_lines {
   rdt_lines *next;
   const rdt_greeting *greeting;
   rdt_channel *channel;
+  const char *network;    /* from where the peer connects */
   uint32_t wanted, taken; /* `taken` has a bit for each */
 };
 
@@ -22,9 +23,12 @@ rdt_status rdt_lines_connect(const rdt_greeting *greeting, rdt_channel *channel,
                              rdt_deadline deadline);
 
 /* The listening side: from begin to end, data connections for the channel are taken. End returns
- * RDT_ERR_PROTOCOL unless all came. */
-void rdt_lines_begin(rdt_lines *lines, const rdt_greeting *greeting, rdt_channel *channel);
+ * RDT_ERR_PROTOCOL unless all came. `network` must live until then. */
+void rdt_lines_begin(rdt_lines *lines, const rdt_greeting *greeting, rdt_channel *channel,
+                     const char *network);
 rdt_status rdt_lines_end(rdt_lines *lines);
+/* Returns how many data connections are to come from that network. Call it under the device's lock. */
+uint32_t rdt_lines_expected(const rdt_device *device, const char *network);
 /* Gives the socket, whose first message is in `wire`, to the channel that it names. */
 rdt_status rdt_lines_take(rdt_device *device, rdt_wire *wire, rdt_socket socket);
 
