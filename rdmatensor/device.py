@@ -23,7 +23,7 @@ from ._api.region import READ_WRITE, Access, Region
 from ._api.remote import RemoteDevice
 from ._api.wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 from ._ffi import ffi, lib
-from .errors import Closed, DeadlineExceeded, UsageError, _text, check
+from .errors import Closed, ConnectionRefused, DeadlineExceeded, UsageError, _text, check
 
 if TYPE_CHECKING:
     from .group import Group
@@ -159,12 +159,18 @@ class Device:
         return region
 
     def connect(
-        self, address: str, timeout: float | None = None, transports: Sequence[str] = ()
+        self,
+        address: str,
+        timeout: float | None = None,
+        transports: Sequence[str] = (),
+        expect: str | None = None,
     ) -> RemoteDevice:
         """Connects to the device at "host:port". Blocks for at most `timeout` seconds.
 
-        Takes the first transport that works, of `transports` if any are named. Raises ConnectionRefused,
-        whose text gives the reason for each transport, or DeadlineExceeded.
+        Takes the first transport that works, of `transports` if any are named. `expect` is the name that the
+        device must have; with a secret, nobody without it can pretend that name, or divert the connection to
+        another device that has the secret. Raises ConnectionRefused, whose text gives the reason for each
+        transport, or DeadlineExceeded.
         """
         out, limit = ffi.new("rdt_channel **"), milliseconds(timeout)
         where, names = c_text("address", address), _listed(transports)
@@ -173,7 +179,16 @@ class Device:
                 check(lib.rdt_device_connect(device, where, limit, out))
             else:
                 check(lib.rdt_device_connect_over(device, where, names, limit, out))
-            return self._adopt(ffi.gc(out[0], lib.rdt_channel_unref))
+            remote = self._adopt(ffi.gc(out[0], lib.rdt_channel_unref))
+        if expect is not None and remote.name != expect:
+            found = remote.name
+            remote.close()
+            raise ConnectionRefused(
+                f"the device at {address} is {found!r}, not {expect!r}: the address is another device's, or "
+                "somebody on the way diverts connections",
+                "REFUSED",
+            )
+        return remote
 
     def next_notification(self, timeout: float | None = None) -> Notification:
         """Returns the oldest notification of any peer. Waits for one for at most `timeout` seconds.

@@ -21,11 +21,12 @@
 
 /* ---- sending -------------------------------------------------------------------------------------- */
 
-/* The socket got a part of a message and gets no more of it, so the peer cannot read what would follow. */
+/* The socket got a part of a message and gets no more of it, so the peer cannot read what would follow. Nothing does. */
 static void cut(rdt_channel *channel) {
   char why[384];
   snprintf(why, sizeof(why), "%s", rdt_last_error());
   rdt_fail(RDT_ERR_CONNECTION_LOST, "a control message to %s was cut: %s", channel->peer_name, why);
+  shutdown(channel->control.fd, SHUT_WR);
   rdt_channel_break(channel);
 }
 
