@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies variables of one process to all others."""
+"""Copies variables of one process to all others, and tells which ones differ."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from ..errors import UsageError
 from . import operations
 from .cut.strips import groups_of, strip_of
 from .gradients import buckets_of
@@ -19,6 +21,9 @@ from .tables.placement import is_owned
 
 # Smaller variables are broadcast together, up to so many bytes.
 _AT_ONCE = 8 << 20
+# Processors round differently, so that equal updates drift apart. What differs by a larger share of the
+# variable's largest value was not updated alike.
+_ROUNDING = 1e-3
 
 
 def broadcast_variables(run: Run, variables: Sequence[Any], root: int, name: str) -> None:
@@ -36,6 +41,76 @@ def broadcast_variables(run: Run, variables: Sequence[Any], root: int, name: str
         variables = [each for each in variables if strip_of(each) is None]
         _broadcast(groups.across, strips, root // groups.size, f"strips of {name}")
     _broadcast(run, variables, root, name)
+
+
+def comparable(variables: Sequence[Any]) -> list[Any]:
+    """Those that all processes have, with equal values: no seeds, rows of tables, strips, or texts."""
+    return [
+        each
+        for each in variables
+        if not is_seed(each)
+        and not is_owned(each)
+        and strip_of(each) is None
+        and tf.as_dtype(each.dtype) != tf.string
+    ]
+
+
+def differing(run: Run, variables: Sequence[Any], name: str) -> list[Any]:
+    """The variables that are not equal in all processes, to the bit. All processes get the same ones."""
+    if run.size == 1 or not variables:
+        return []
+    values = (np.ravel(tf.convert_to_tensor(each).numpy()) for each in variables)
+    marks = tf.constant([[crc32(each.view(np.uint8).data) for each in values]], tf.int64)
+    shapes = [tuple(each.shape) for each in variables]
+    detail = f"checksums of {name} ({crc32(repr(shapes).encode()):08x})"
+    found = operations.all_gather(run, marks, detail).numpy()
+    return [each for each, of in zip(variables, found.T, strict=True) if (of != of[0]).any()]
+
+
+def take_rank_0s(run: Run, variables: Sequence[Any], name: str, *, always: bool) -> list[str]:
+    """Sets variables that differ to rank 0's values. Returns the names of those that differed by more than
+    rounding, which keep their values unless `always`."""
+    far = []
+    for each in differing(run, variables, name):
+        dtype = tf.as_dtype(each.dtype)
+        mine = tf.convert_to_tensor(each)
+        sent = tf.cast(mine, tf.int8) if dtype.is_bool else mine
+        first = operations.broadcast(run, sent, 0, f"{_name_of(each)} of {name}")
+        a, b = (tf.cast(value, tf.float64).numpy() for value in (sent, first))
+        with np.errstate(invalid="ignore"):
+            near = bool((np.abs(a - b) <= _ROUNDING * np.abs(b).max(initial=0)).all())
+        near_everywhere = operations.all_reduce(
+            run, tf.constant([near], tf.int32), "min", f"whether {_name_of(each)} differs"
+        )
+        if not int(near_everywhere[0]):
+            far.append(_name_of(each))
+        if always or _name_of(each) not in far:
+            each.assign(tf.cast(first, dtype))
+    return far
+
+
+@operations.as_written
+def refuse_different(run: Run, variables: Sequence[Any]) -> None:
+    """Raises UsageError if processes begin to train with different weights. All call it in their first step,
+    also while it is traced."""
+    if run.size == 1 or run.group is None:
+        return
+    known = [each for each in variables if isinstance(each, (tf.Variable, keras.Variable))]
+    with tf.init_scope():
+        try:
+            far = take_rank_0s(run, comparable(known), "the weights at the start", always=False)
+        except tf.errors.FailedPreconditionError:  # they get their first values in this very step
+            return
+    if far:
+        raise UsageError(
+            f"processes begin with different weights: {far[0]} differs. Train with "
+            "fit(callbacks=rt.callbacks()), or call rt.broadcast_variables(model.variables) before the first "
+            "step: both copy rank 0's"
+        )
+
+
+def _name_of(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name))
 
 
 def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None:

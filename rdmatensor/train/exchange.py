@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from .durable import put
 from .operations import as_written
 from .process import Run
-from .sync.base import Array, Synchronizer, having
+from .sync.base import Array, Synchronizer, average, having
 from .sync.rejoin import read_model
 
 # Values of the step of the next exchange: the synchronizer has not begun.
@@ -44,6 +41,10 @@ class Exchange:
         self._begun = False
         self._x: Array | None = None
         self._resumed: int | None = None  # the step of the next exchange, from a backup
+        self.variables: list[Any] = []
+        """The parameters, in the order of the vector, once a step has been traced."""
+        self.apart: dict[int, tuple[Any, Array]] = {}
+        """While models are settled: variables, and what this process goes on with, by id."""
         # The graph asks this number, so that steps without an exchange copy nothing.
         with tf.init_scope(), tf.device("/CPU:0"):
             self._next = tf.Variable(_NOT_BEGUN, dtype=tf.int64, trainable=False)
@@ -53,6 +54,11 @@ class Exchange:
     def before(self, variables: Sequence[Any]) -> None:
         """Begins, in the first step. Call it before the update."""
         self.sync.shapes = [tuple(each.shape) for each in variables]
+        if [*map(id, variables)] != [*map(id, self.variables)]:
+            self.variables = list(variables)
+            if self._begun:  # other layers are trained from now on
+                with tf.init_scope():
+                    self._next.assign(_NOT_BEGUN)
 
         def begin() -> Any:
             first = tf.numpy_function(self._begin, [_joined(variables)], tf.int64, name="begin")
@@ -97,13 +103,33 @@ class Exchange:
         self._next.assign(self._begin(x))
         return self._run.step
 
-    def conclude(self, variables: Sequence[Any], step: int) -> None:
+    def conclude(self, step: int) -> None:
         """Lets the synchronizer bring the models together, in eager code, when training ends."""
+        self.apart.clear()
         if not self._begun or self._x is None:
             return
-        np.copyto(self._x, _joined(variables).numpy())
+        np.copyto(self._x, _joined(self.variables).numpy())
         self.sync.conclude(self._x, step)
-        self._assign(variables, self._x)
+        self._assign(self.variables, self._x)
+
+    def settle(self, more: Sequence[Any]) -> None:
+        """Sets the parameters, and `more` variables, to their means over all processes, until `part`.
+
+        Does nothing where models do not differ, or where processes do not wait for each other.
+        """
+        if not (self._begun and self.sync.apart and self.sync.waits) or self.apart:
+            return
+        variables = [*self.variables, *more]
+        self.apart = {id(each): (each, np.array(each.numpy())) for each in variables}
+        x = _joined(variables).numpy()
+        if average(self._run, x, "the models, to look at them"):
+            self._assign(variables, x)
+
+    def part(self) -> None:
+        """Gives this process its own parameters back."""
+        for variable, value in self.apart.values():
+            variable.assign(value)
+        self.apart.clear()
 
     @staticmethod
     def _assign(variables: Sequence[Any], x: Array) -> None:
@@ -121,59 +147,26 @@ class Exchange:
             raise UsageError(f"{type(self.sync).__name__} wants step {following} after {step}")
         return self._x, np.int64(following)
 
-    def save(self, file: Path, variables: Sequence[Array]) -> None:
-        """Writes the synchronizer's state and the variables, at once or not at all. Waits for the disk."""
+    def kept(self) -> dict[str, Array]:
+        """What a backup keeps of the synchronizer; nothing before the first step."""
         if not self._begun:
-            return
-        kept: dict[str, Any] = {
-            f"variable {number}": value for number, value in enumerate(variables)
+            return {}
+        kept = {"next": self._next.numpy(), "kind": np.array(type(self.sync).__name__)}
+        return kept | {
+            f"state {name}": np.asarray(each) for name, each in self.sync.state().items()
         }
-        kept["next"] = self._next.numpy()
-        kept["kind"] = np.array(type(self.sync).__name__)
-        kept.update({f"state {name}": value for name, value in self.sync.state().items()})
-        written = file.with_name(file.name + ".new")
-        with written.open("wb") as stream:
-            np.savez(stream, **kept)
-        put(written, file)
 
-    def restore(self, files: Sequence[Path], rank: int) -> list[Array]:
-        """Takes what `save` wrote, and returns the variables of process `rank`.
-
-        `files` is the own one, or those of all processes if there was another number of them. UsageError if
-        a file is something else, or if the synchronizer needs as many processes as before.
-        """
-        kept = [_read(file) for file in files]
-        mine = kept[rank % len(kept)]
-        count = sum(name.startswith("variable ") for name in mine)
-        if all(str(each["kind"]) == type(self.sync).__name__ for each in kept):
-            states = [having(each, "state ") for each in kept]
-            if len(kept) > 1:
-                self.sync.restore(self.sync.regroup(states, rank, self._run.size))
-            else:
-                self.sync.restore(states[0])
-            self._resumed = int(mine["next"])
-        return [mine[f"variable {number}"] for number in range(count)]
-
-
-def mean_of(files: Sequence[Path], count: int) -> list[Array]:
-    """The means of the first `count` variables that processes kept."""
-    kept = [_read(file) for file in files]
-    means = []
-    for number in range(count):
-        values = [each[f"variable {number}"] for each in kept]
-        means.append(np.mean(values, axis=0).astype(values[0].dtype))
-    return means
-
-
-def _read(file: Path) -> dict[str, Array]:
-    try:
-        with np.load(file) as kept:
-            values = {name: kept[name] for name in kept.files}
-    except (ValueError, OSError, EOFError, BadZipFile) as error:
-        raise UsageError(f"{file} is not what callbacks(backup=...) writes: {error}") from None
-    if not {"next", "kind"} <= set(values):
-        raise UsageError(f"{file} is not what callbacks(backup=...) writes")
-    return values
+    def restore(self, kept: Sequence[Mapping[str, Array]], rank: int) -> None:
+        """Takes what `kept` gave in an earlier program: here, or in all processes if there was another number
+        of them. UsageError if the synchronizer needs as many processes as before."""
+        if any(str(each.get("kind")) != type(self.sync).__name__ for each in kept):
+            return
+        states = [having(each, "state ") for each in kept]
+        if len(kept) > 1:
+            self.sync.restore(self.sync.regroup(states, rank, self._run.size))
+        else:
+            self.sync.restore(states[0])
+        self._resumed = int(kept[rank % len(kept)]["next"])
 
 
 def _joined(variables: Sequence[Any]) -> Any:

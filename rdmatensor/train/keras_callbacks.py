@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import keras
 from .cut.leading import only_on_rank_0
 from .links import Links
 from .logs import Logs
+from .pauses import Plan
 from .process import current
 from .shares import Shares
 from .summary import Summary
@@ -19,7 +21,13 @@ from .warmup import Warmup
 
 
 def callbacks(
-    *, backup: str | Path | None = None, warmup_epochs: float = 0, watch_links: bool = False
+    *,
+    backup: str | Path | None = None,
+    backup_every: int | timedelta | None = None,
+    time_limit: float | None = None,
+    preemptible: bool = False,
+    warmup_epochs: float = 0,
+    watch_links: bool = False,
 ) -> list[Any]:
     """The callbacks that fit() needs in every process. Put them before your own.
 
@@ -29,14 +37,20 @@ def callbacks(
     what each process did at the end.
 
     `backup` is a folder in which rank 0 keeps the last epoch; fit() goes on after it when the program
-    starts again. `warmup_epochs` raises the learning rate during the first epochs, from its value divided
-    by the number of processes. With `watch_links`, the trees of init(topology=...) are timed after each
-    epoch, for about 0.1 s, and packed anew if a link has slowed down (rdmatensor.topology.Watch). Raises
-    UsageError if there are none; fit() does if the synchronizer waits for nobody.
+    starts again. With `backup_every`, a number of batches or a timedelta, it also goes on inside an epoch:
+    it skips the batches that have been trained, so the data has to come in the same order. After
+    `time_limit` seconds in any process, all stop after the same step, and fit() returns. If `preemptible`,
+    a SIGTERM to any process lets all finish a step, keep a backup if there is one, and leave with
+    SystemExit. Processes look at most a second's worth of steps later. `warmup_epochs` raises the learning
+    rate during the first epochs, from its value divided by the number of processes. With `watch_links`, the
+    trees of init(topology=...) are timed after each epoch, for about 0.1 s, and packed anew if a link has
+    slowed down (rdmatensor.topology.Watch). Raises UsageError if there are none; fit() does if the
+    synchronizer waits for nobody.
     """
-    run = current()
+    run, plan = current(), Plan(backup_every, time_limit, preemptible)
+    plan.check(backup is not None)
     found: list[Any] = [] if run.size == 1 else [Logs(run)]
-    found.append(Together(run, Path(backup) if backup is not None else None))
+    found.append(Together(run, Path(backup) if backup is not None else None, plan))
     if run.size > 1:
         found.append(Shares())
     if warmup_epochs > 0:

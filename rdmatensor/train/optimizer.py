@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..errors import UsageError
 from . import front
 from .cut.optimizer import WithStrips
 from .cut.strips import groups_of, strip_of
+from .equal import refuse_different
 from .exchange import Exchange
 from .gradients import AllReduce, mean
 from .process import Run, current
@@ -21,6 +23,11 @@ from .sync.local_sgd import LocalSGD
 from .tables.placement import is_owned
 from .weighing import Weighing
 
+# An attribute of the first variable of a tape's: all of them were equal in all processes.
+_COMPARED = "_rdmatensor_compared"
+# An attribute of a synchronizer: the optimizer that it serves, weakly.
+_SERVES = "_rdmatensor_serves"
+
 
 class Distributed(WithStrips):
     """What `distribute` puts in front of the class of an optimizer."""
@@ -28,6 +35,8 @@ class Distributed(WithStrips):
     _rdmatensor_run: Run
     _rdmatensor_sync: Synchronizer
     _rdmatensor_exchange: Exchange | None
+    compared = False
+    """Whether processes are known to have begun with equal weights."""
 
     def build(self, variables: Sequence[Any]) -> None:
         self._rdmatensor_prepare(variables)
@@ -39,6 +48,7 @@ class Distributed(WithStrips):
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or optimizer._trainable_variables
         self._rdmatensor_prepare(variables)
+        self._rdmatensor_compare(variables)
         exchange = self._rdmatensor_exchange
         if optimizer.gradient_accumulation_steps is None:
             grads = self._rdmatensor_reduce(grads, variables)
@@ -49,8 +59,7 @@ class Distributed(WithStrips):
             exchange.before(variables)
         result = super().apply(grads, trainable_variables)  # type: ignore[misc]
         # Steps that only accumulate, or that a loss scale skips, do not count.
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        exchange.after(variables, inner.iterations, inner.learning_rate)
+        exchange.after(variables, iterations_of(optimizer), leaves_of(optimizer)[0].learning_rate)
         return result
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
@@ -75,6 +84,12 @@ class Distributed(WithStrips):
         if exchange is None and groups.period > 1 and groups.across.size > 1:
             exchange = Exchange(groups.across, LocalSGD(groups.period))
             object.__setattr__(self, "_rdmatensor_exchange", exchange)
+
+    def _rdmatensor_compare(self, variables: Sequence[Any]) -> None:
+        """Compares the weights of all processes, once, before the first step."""
+        if not self.compared:
+            object.__setattr__(self, "compared", True)
+            refuse_different(self._rdmatensor_run, variables)
 
     def _rdmatensor_reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         optimizer: Any = self
@@ -127,6 +142,14 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
             "cannot come back: start all again"
         )
     if run.size > 1:
+        if sync.exchanges:  # it keeps what belongs to one vector of parameters
+            served = getattr(sync, _SERVES, lambda: None)()
+            if served is not None:
+                raise UsageError(
+                    f"{type(sync).__name__} serves {served.name} already: give each optimizer a "
+                    "synchronizer of its own"
+                )
+            object.__setattr__(sync, _SERVES, weakref.ref(optimizer))
         put_in_front(optimizer, run, sync)
     return optimizer
 
@@ -134,9 +157,8 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
 def put_in_front(optimizer: Any, run: Run, sync: Synchronizer) -> None:
     """Gives the object a class that communicates, with the name and module of its own."""
     cls = sync.front(optimizer, run) or Distributed
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:
-        front.put(inner, WithStrips)
+    for each in inside(optimizer):
+        front.put(each, WithStrips)
     front.put(
         optimizer,
         cls,
@@ -146,9 +168,24 @@ def put_in_front(optimizer: Any, run: Run, sync: Synchronizer) -> None:
     )
 
 
-def _is_distributed(optimizer: Any) -> bool:
+def inside(optimizer: Any) -> list[Any]:
+    """The optimizers that one hands its work to: LossScaleOptimizer has one, MultiOptimizer several."""
     inner = getattr(optimizer, "inner_optimizer", None)
-    return isinstance(optimizer, Distributed) or isinstance(inner, Distributed)
+    return [inner] if inner is not None else list(getattr(optimizer, "optimizers", ()))
+
+
+def leaves_of(optimizer: Any) -> list[Any]:
+    """The optimizers that update variables at a learning rate: the one itself, or those inside."""
+    return [leaf for each in inside(optimizer) for leaf in leaves_of(each)] or [optimizer]
+
+
+def iterations_of(optimizer: Any) -> Any:
+    """The number of updates. Steps that a loss scale skips do not count."""
+    return getattr(optimizer, "inner_optimizer", optimizer).iterations
+
+
+def _is_distributed(optimizer: Any) -> bool:
+    return isinstance(optimizer, Distributed) or any(map(_is_distributed, inside(optimizer)))
 
 
 def exchange_of(optimizer: Any) -> Exchange | None:
@@ -213,6 +250,10 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         gradients = super().gradient(target, sources, *more, **named)
         run, sync = self._rdmatensor
         variables, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
+        first = variables[0]
+        if isinstance(first, (tf.Variable, keras.Variable)) and not hasattr(first, _COMPARED):
+            object.__setattr__(first, _COMPARED, True)
+            refuse_different(run, variables)
         if any(is_owned(each) for each in variables):
             raise UsageError(
                 "a tape cannot serve tables whose rows are in several processes: use fit(), or "

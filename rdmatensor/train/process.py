@@ -31,6 +31,8 @@ class Run(Place):
         """What is called before the group is left."""
         self.saves = False
         """Whether a callback of rank 0 saves models."""
+        self.folders: dict[str, tuple[Callable[[], Any], int]] = {}
+        """Of backups: the model that was trained last, weakly, and how often fit() was called for it."""
         self.returns = False
         self.ranks: Sequence[int] = range(role.size)
         self.parts: list[Part] = []

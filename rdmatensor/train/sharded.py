@@ -53,6 +53,11 @@ class ShardedOptimizer(Synchronizer):
     weights need not wait for gradients that do not exist yet."""
 
     def front(self, optimizer: Any, run: Run) -> type | None:
+        if hasattr(_sharded(optimizer), "optimizers"):
+            raise UsageError(
+                "ShardedOptimizer and MultiOptimizer: strips of variables have no names to choose an "
+                "optimizer by: use rt.AllReduce()"
+            )
         if not self.lanes:
             assert run.group is not None and run.device is not None
             root = gather_texts(run, run.device.address)[0]
@@ -88,17 +93,17 @@ class ShardedOptimizer(Synchronizer):
     def scatter(self, optimizer: Any) -> None:
         _sharded(optimizer)._rdmatensor_scatter()
 
-    def resume(self, model: Any) -> None:
+    def resume(self, model: Any, optimizer: Any) -> None:
         if self.ahead:
-            _sharded(model.optimizer)._rdmatensor_resume(model)
+            _sharded(optimizer)._rdmatensor_resume(model)
 
-    def settle(self, model: Any) -> None:
-        ahead = _sharded(model.optimizer)._rdmatensor_ahead
+    def settle(self, optimizer: Any) -> None:
+        ahead = _sharded(optimizer)._rdmatensor_ahead
         if ahead is not None:
             ahead.settle()
 
-    def leave(self, model: Any) -> None:
-        inner = _sharded(model.optimizer)
+    def leave(self, model: Any, optimizer: Any) -> None:
+        inner = _sharded(optimizer)
         ahead = inner._rdmatensor_ahead
         object.__setattr__(inner, "_rdmatensor_ahead", None)
         if ahead is not None:
@@ -224,6 +229,9 @@ class Sharded(_Saved, Distributed):
         optimizer: Any = self
         if trainable_variables is None and optimizer.built:
             trainable_variables = [each.whole for each in self._rdmatensor_strips]
+        if not self._rdmatensor_outer:
+            trainable_variables = list(trainable_variables)
+            self._rdmatensor_compare(trainable_variables)
         self.__dict__["_rdmatensor_loaded"] = self.__dict__["_rdmatensor_gathered"] = None
         return super(Distributed, self).apply(grads, trainable_variables)  # type: ignore[misc]
 
@@ -316,6 +324,15 @@ class Sharded(_Saved, Distributed):
         tokens = [buckets.start_gather(number) for number in range(len(buckets))]
         for number, token in enumerate(tokens):
             buckets.finish_gather(number, token)
+
+    def take_whole(self) -> None:
+        """Lets strips have what the variables have."""
+        for each in self._rdmatensor_strips:
+            each.refresh()
+
+    def publish(self) -> None:
+        """Lets the variables have what strips have, in eager code."""
+        self._rdmatensor_publish(self._rdmatensor_strips)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         optimizer: Any = self
@@ -415,6 +432,7 @@ class ShardedScale(_Saved, Distributed):
         elif not inner.built:
             inner.build(trainable_variables or optimizer._trainable_variables)
         variables = trainable_variables or [each.whole for each in inner._rdmatensor_strips]
+        self._rdmatensor_compare(variables)
         present = [i for i, each in enumerate(grads) if each is not None]
         strips = [
             inner._rdmatensor_strips[inner._get_variable_index(variables[i])] for i in present
@@ -439,14 +457,16 @@ def save(model: Any, path: Any) -> None:
     """
     from .backup import in_parts
     from .optimizer import sync_of
+    from .optimizers import distributed
     from .process import current
 
-    run = current()
-    sync, optimizer = sync_of(model.optimizer), model.optimizer
-    sync.gather(optimizer)
+    run, optimizers = current(), distributed(model)
+    for each in optimizers:
+        sync_of(each).gather(each)
     try:
         if run.rank == 0 or in_parts(model):
             model.save(path)
     finally:
-        sync.release(optimizer)
+        for each in optimizers:
+            sync_of(each).release(each)
         operations.barrier(run, "save")

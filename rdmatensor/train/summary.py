@@ -12,6 +12,7 @@ import tensorflow as tf
 from . import operations
 from .costs import Row, differences, numbers, statistics, table
 from .optimizer import sync_of
+from .optimizers import distributed
 from .process import Run
 
 
@@ -49,7 +50,7 @@ class Summary(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = 0
 
     def on_train_end(self, logs: Any = None) -> None:
-        waits = sync_of(getattr(self.model, "optimizer", None)).waits
+        waits = all(sync_of(each).waits for each in distributed(self.model))
         mine = [self._steps, self._examples, time.monotonic() - self._began]
         mine += differences(numbers(statistics()), self._before)
         if waits:

@@ -3,75 +3,117 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
 from . import operations
-from .backup import Backup, Kept
-from .cut.strips import strip_of
-from .equal import broadcast_variables
-from .optimizer import exchange_of, move_outwards, sync_of
+from .backup import Backup, Kept, skip
+from .equal import broadcast_variables, comparable, differing, take_rank_0s
+from .optimizer import exchange_of, iterations_of, leaves_of, sync_of
+from .optimizers import averages, distributed
+from .pauses import Pauses, Plan
 from .process import Run
 from .seeds import Streams
+from .swap import swap_whole
 from .sync.base import Synchronizer
-from .tables.placement import is_owned
 
 
 class Together(keras.callbacks.Callback):  # type: ignore[misc]
-    """Does what callbacks() says of weights, statistics and backups."""
+    """Does what callbacks() says of weights, statistics and backups.
 
-    def __init__(self, run: Run, backup: Path | None) -> None:
+    From the last step of an epoch to the first one of the next, all processes have one model: callbacks and
+    validation see the one that fit would end with. Where processes train apart, that is the mean.
+    """
+
+    def __init__(self, run: Run, backup: Path | None, plan: Plan) -> None:
         super().__init__()
         self._run = run
         self._folder = backup
         self._backup: Backup | None = None
         self._in_fit = False
         self._streams: Streams | None = None
-        self._sync = Synchronizer()
+        self._settled = False
+        self._compared = False
+        self._looked_at = True
+        self._pauses = Pauses(run, plan)
+        self._epoch = 0
+        # Of the batches of this epoch: how many to skip, and how many are done.
+        self._skip = self._done = 0
+        self._kept = 0, 0  # the epoch and batch of the last backup
+        self._restored = False
         self._shown = (0.0, 0)  # the loss that fit showed last, a mean over so many batches
+        self._optimizers: list[Any] = []
+        self._last = _Last(self)
+        self._list: Any = None
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self._list = _list_of(self)
+        if self._list is not None and self._last not in self._list.callbacks:
+            self._list.callbacks.append(self._last)
+            for each in self._list.callbacks:
+                swap_whole(each)
 
     def set_params(self, params: Any) -> None:
         if params and self._run.rank != 0:
             params["verbose"] = 0  # the progress bar, which comes later, reads this very dict
         super().set_params(params)
 
+    def _syncs(self) -> Iterator[tuple[Any, Synchronizer]]:
+        return ((each, sync_of(each)) for each in self._optimizers)
+
+    @property
+    def waits(self) -> bool:
+        """Whether processes need each other."""
+        return self._run.size > 1 and all(sync.waits for _, sync in self._syncs())
+
+    # ---- the start ----------------------------------------------------------------------------------
+
     def on_train_begin(self, logs: Any = None) -> None:
         self._in_fit = True
-        model = self.model
+        self._settled = self._compared = self._restored = False
+        model, run = self.model, self._run
+        model._initial_epoch = None  # what a fit() before has left
+        self._optimizers = distributed(model)
         optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None:
-            move_outwards(optimizer)
-            if model.built and not optimizer.built:
-                optimizer.build(model.trainable_variables)
-            self._sync = sync_of(optimizer)
+        # One that fit() does not use belongs to compile() without arguments.
+        if optimizer is not None and optimizer not in self._optimizers and self._optimizers:
+            optimizer = None
+        if optimizer is not None and model.built and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        kept = Kept()
         if self._folder is not None:
-            self._backup = Backup(self._folder, self._run, model, self._sync)
-        kept = self._backup.restore() if self._backup is not None else Kept(0, 0)
-        if self._run.returns:
+            self._backup = Backup(self._folder, run, model, self._optimizers or [optimizer])
+            self._backup.begin()
+        if run.returns:
             kept = self._come_back()
-        elif self._run.size > 1:
-            if not model.built:
+        else:
+            if run.size > 1 and not model.built:
                 raise UsageError(
                     "the model is not built: build it before fit(), so that all processes can start with "
                     "the same weights"
                 )
-            of_optimizer = self._sync.shared(optimizer) if optimizer is not None else []
-            variables = [*model.variables, *of_optimizer]
-            broadcast_variables(self._run, variables, 0, "the model at the start")
-            numbers = operations.broadcast(
-                self._run, np.array(kept, np.int64), 0, "the epoch at the start"
-            )
-            kept = Kept(*(int(each) for each in numbers))
-            operations.trim()
-        if kept.epoch:
-            model._initial_epoch = kept.epoch
-            if self._backup is not None and not self._run.returns:
+            if self._backup is not None:
+                kept = self._backup.restore()
+            if run.size > 1:
+                self._take_rank_0s(optimizer)
+            self._look_at_callbacks()
+        if kept.epoch or kept.batch:
+            assert self._backup is not None or run.returns
+            if self._backup is not None and not run.returns:
                 self._backup.restore_own(kept)
+                self._restored = True
+                kept = self._backup.remaining(kept, self.params["epochs"])
+            model._initial_epoch = kept.epoch
         if model.built and (self._run.size > 1 or self._backup is not None):
             self._streams = Streams(self._run, model.variables)
             if self._run.returns:
@@ -80,6 +122,17 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
                 self._streams.resume(self._backup.seeds if self._backup is not None else None)
         if self._backup is not None:
             self._backup.seeds = None  # those of the next epoch are others
+        self._skip, self._kept = kept.batch, (0, 0)
+        self._pauses.begin()
+
+    def _take_rank_0s(self, optimizer: Any) -> None:
+        state = list(self.model.variables)
+        for each, sync in self._syncs():
+            state += sync.shared(each)
+        if optimizer is not None and optimizer not in self._optimizers:
+            state += optimizer.variables
+        broadcast_variables(self._run, state, 0, "the model at the start")
+        operations.trim()
 
     def _come_back(self) -> Kept:
         """Takes the model of another process, and goes on in the epoch in which that is."""
@@ -91,61 +144,162 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
                 "distribute(), before fit()"
             )
         step = exchange.come_back(self.model.trainable_variables)
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        inner.iterations.assign(step)
-        return Kept(step // (self.params.get("steps") or step + 1), 0)
+        iterations_of(optimizer).assign(step)
+        return Kept(epoch=step // (self.params.get("steps") or step + 1))
+
+    # ---- steps --------------------------------------------------------------------------------------
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch, self._done = epoch, self._skip
+        for each, sync in self._syncs():
+            sync.release(each)
+        if self._list is None:
+            self.part()
+
+    def part(self) -> None:
+        """Lets training go on after what looked at the common model."""
+        self._settled = False
+        for each, sync in self._syncs():
+            exchange = exchange_of(each)
+            if exchange is not None:
+                exchange.part()
+            sync.resume(self.model, each)
+        if self._skip and self._backup is not None:
+            skip(self.model, self._skip)
+            self._backup.restore_metrics()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if logs and "loss" in logs and type(self._sync).observe is not Synchronizer.observe:
-            mean, count = self._shown if batch >= self._shown[1] else (0.0, 0)
-            total = float(logs["loss"]) * (batch + 1) - mean * count
-            self._sync.observe(total / (batch + 1 - count))
-            self._shown = (float(logs["loss"]), batch + 1)
+        if batch < self._skip:
+            return
+        if not self._compared and not self._optimizers:
+            self._compare("after the first step")
+        if logs and "loss" in logs:
+            observers = [
+                sync for _, sync in self._syncs() if type(sync).observe is not Synchronizer.observe
+            ]
+            if observers:
+                mean, count = self._shown if batch >= self._shown[1] else (0.0, 0)
+                total = float(logs["loss"]) * (batch + 1) - mean * count
+                for sync in observers:
+                    sync.observe(total / (batch + 1 - count))
+                self._shown = (float(logs["loss"]), batch + 1)
+        batches, self._done = batch + 1 - self._done, batch + 1
+        wish = self._pauses.after(batches, self.waits)
+        if wish.keep and self._backup is not None:
+            self._keep(self._epoch, self._done)
+        if wish.leave:
+            self._leave()
+        self.model.stop_training |= wish.stop
 
-    def on_train_end(self, logs: Any = None) -> None:
-        self._in_fit = False
-        self._sync.leave(self.model)
-        self._sync.release(self.model.optimizer)
-        exchange = exchange_of(getattr(self.model, "optimizer", None))
-        if exchange is not None and type(self._sync).conclude is not Synchronizer.conclude:
-            exchange.conclude(
-                self.model.trainable_variables, int(self.model.optimizer.iterations.numpy())
-            )
-        self._sync.finish()
+    def _leave(self) -> None:
+        # All together: a launcher ends the others when one has left, and they may still write.
+        if self._pauses.end(self.waits):
+            raise SystemExit(128 + signal.SIGTERM)
+
+    # ---- the end of an epoch ------------------------------------------------------------------------
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._in_fit:
-            self._sync.settle(self.model)
-            self._average_statistics()
+            self._settle()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._sync.settle(self.model)
-        self._average_statistics()
-        if self._backup is not None or self._run.saves:
-            self._sync.gather(self.model.optimizer)
-        if self._backup is not None:
-            self._backup.save_own(epoch + 1)
-            if self._streams is not None and (self._run.size == 1 or self._sync.waits):
-                self._backup.seeds = self._streams.gather().tolist()
-            if self._run.size > 1 and self._sync.waits:
-                operations.barrier(self._run, "a backup")  # all or none
-            self._backup.save(epoch + 1)
+        # By now, only something between two steps can have said so.
+        partial = self.model.stop_training and self._done != self.params.get("steps")
+        # Where processes train apart, they need not meet for nobody.
+        if self._looked_at or not any(sync.apart for _, sync in self._syncs()):
+            self._settle()
+        else:
+            self._average_statistics()
+        if self._backup is not None and not partial:
+            self._keep(epoch + 1, 0)
+        elif self._backup is not None and self._kept != (epoch, self._done):
+            self._keep(epoch, self._done, metrics=False)  # which validation has begun anew
+        if self._run.saves and (partial or self._backup is None):
+            self._gather()
+        self._skip = 0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._sync.release(self.model.optimizer)
-        self._sync.resume(self.model)
+    def _gather(self) -> None:
+        for each, sync in self._syncs():
+            sync.gather(each)
+
+    def _keep(self, epoch: int, batch: int, metrics: bool = True) -> None:
+        """Keeps a backup after so many batches of an epoch, in all processes or in none."""
+        assert self._backup is not None
+        for each, sync in self._syncs():
+            sync.settle(each)
+        self._gather()
+        self._kept = epoch, batch
+        self._backup.save_own(batch, metrics)
+        if self._streams is not None and (self.waits or self._run.size == 1):
+            self._backup.seeds = self._streams.gather().tolist()
+        if self.waits:
+            operations.barrier(self._run, "a backup")
+        self._backup.save(epoch, batch)
+        if batch:
+            for each, sync in self._syncs():
+                sync.release(each)
+                sync.resume(self.model, each)
+
+    def _look_at_callbacks(self) -> None:
+        """Finds out whether anything may look at models at the end of epochs, in any process: a callback that
+        is not ours, or a backup. UsageError if one of them cannot work."""
+        silent = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
+        ours = __name__.rpartition(".")[0]
+        others = self._list is None or any(
+            not isinstance(each, silent) and not type(each).__module__.startswith(ours)
+            for each in self._list.callbacks
+        )
+        restores = self._list is not None and any(
+            isinstance(each, keras.callbacks.BackupAndRestore) for each in self._list.callbacks
+        )
+        looks = others or self._backup is not None or self._run.saves
+        found = tf.constant([looks, restores], tf.int32)
+        if self.waits:
+            found = operations.all_reduce(self._run, found, "max", "what callbacks there are")
+        self._looked_at = bool(int(found[0]))
+        if int(found[1]) and self._run.size > 1:
+            raise UsageError(
+                "BackupAndRestore keeps and restores the model of one process: use "
+                "rt.callbacks(backup=FOLDER)"
+            )
+
+    def agree_on_start(self) -> None:
+        """Called after all callbacks: what one of them has loaded in rank 0 is for all."""
+        for each in self._optimizers:
+            object.__setattr__(each, "compared", True)
+        if not self._looked_at or not self.waits or self._restored:
+            return
+        state = self._state(self.model.variables)
+        for each, sync in self._syncs():
+            state += comparable(sync.shared(each))
+        take_rank_0s(self._run, state, "the model when callbacks had begun", always=True)
+
+    def _settle(self) -> None:
+        """Brings the models together, once after the steps of an epoch."""
+        if self._settled:
+            return
+        self._settled = True
+        for each, sync in self._syncs():
+            sync.settle(each)
+            exchange = exchange_of(each)
+            if exchange is not None:
+                exchange.settle(averages(each))
+        self._average_statistics()
+        if not self._compared:
+            self._compare("after the first epoch")
 
     def _average_statistics(self) -> None:
-        """Averages what layers gather while they train, such as means and variances of batches."""
+        """Averages what layers gather while they train, such as means and variances of batches. What is equal
+        in all processes, such as a frozen layer, does not travel and does not change."""
         statistics = [
             each
-            for each in self.model.non_trainable_variables
-            if tf.as_dtype(each.dtype).is_floating and not is_owned(each) and strip_of(each) is None
+            for each in self._state(self.model.non_trainable_variables)
+            if tf.as_dtype(each.dtype).is_floating
         ]
-        if self._run.size == 1 or not statistics or not self._sync.waits:
+        if not self.waits:
             return
         by_type: dict[str, list[Any]] = {}
-        for each in statistics:
+        for each in differing(self._run, statistics, "statistics of layers"):
             by_type.setdefault(each.dtype, []).append(each)
         for dtype, members in by_type.items():
             started = operations.start(
@@ -157,3 +311,122 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             )
             for variable, value in zip(members, started.finish(), strict=True):
                 variable.assign(value)
+
+    def _state(self, variables: Any) -> list[Any]:
+        """Variables that all processes shall have in common."""
+        own = {
+            id(each)
+            for layer in self.model._flatten_layers()
+            if getattr(layer, "stateful", False)
+            for each in tf.nest.flatten(getattr(layer, "states", None) or [])
+        }  # a layer's memory of the sequences that this process has seen
+        return [each for each in comparable(variables) if id(each) not in own]
+
+    def _compare(self, when: str) -> None:
+        """Raises UsageError if processes have trained different models, which must not remain unnoticed."""
+        self._compared = True
+        if not self.waits:
+            return
+        variables = [
+            each
+            for each in self._state(self.model.variables)
+            if tf.as_dtype(each.dtype).is_floating
+        ]
+        far = take_rank_0s(self._run, variables, f"the model {when}", always=False)
+        if far:
+            raise UsageError(
+                f"{when}, processes have different models: {far[0]} differs, one of {len(far)} variables. "
+                "Compile with rt.distribute(optimizer), also for each further optimizer; a callback "
+                "or a train_step that changes weights has to do so in all processes alike"
+            )
+
+    def stop_alike(self) -> None:
+        """Stops in all processes if a callback stops in one of them. UsageError if one has changed the rate
+        in some of them only."""
+        if not self.waits:
+            return
+        rates = [_rate_of(leaf) for each in self._optimizers for leaf in leaves_of(each)]
+        mine = tf.constant([[float(bool(self.model.stop_training)), *rates]], tf.float64)
+        found = operations.all_gather(
+            self._run, mine, "whether to stop, and learning rates"
+        ).numpy()
+        self.model.stop_training = bool(found[:, 0].any())
+        apart = any(sync.apart for _, sync in self._syncs())
+        if not apart and (found[:, 1:] != found[0, 1:]).any():
+            raise UsageError(
+                f"learning rates differ between processes after an epoch: {found[:, 1:].tolist()}. Give the "
+                "callback that changes them to all processes"
+            )
+
+    # ---- the end ------------------------------------------------------------------------------------
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._in_fit = False
+        self.model._initial_epoch = None
+        for each, sync in self._syncs():
+            sync.leave(self.model, each)
+            sync.release(each)
+            exchange = exchange_of(each)
+            if exchange is not None and type(sync).conclude is not Synchronizer.conclude:
+                exchange.conclude(int(iterations_of(each).numpy()))
+            sync.finish()
+        self._compare("when training ended")
+        if self._list is None:
+            self.end()
+
+    def end(self) -> None:
+        """Called after all callbacks: what one of them has changed in some processes only is rank 0's."""
+        if self.waits:
+            self._take_rank_0s_at_the_end()
+        self._leave()
+
+    def _take_rank_0s_at_the_end(self) -> None:
+        state = self._state(self.model.variables)
+        far = take_rank_0s(self._run, state, "the model after fit", always=True)
+        trained = {each.path for each in self.model.trainable_variables}
+        if self._run.rank == 0 and trained & set(far):
+            warnings.warn(
+                f"callbacks have changed the model in some processes only when fit ended ({far[0]}): all "
+                "have rank 0's now",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+class _Last(keras.callbacks.Callback):  # type: ignore[misc]
+    """What Together does after all other callbacks."""
+
+    def __init__(self, together: Together) -> None:
+        super().__init__()
+        self._together = together
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._together.agree_on_start()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._together.part()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._together.stop_alike()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._together.end()
+
+
+def _rate_of(optimizer: Any) -> float:
+    rate = optimizer._learning_rate
+    return float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # schedules count steps
+
+
+def _list_of(callback: Any) -> Any:
+    """Keras's list that the callback is in, which is setting up its callbacks now; None if there is none.
+
+    Keras tells callbacks of their model and not of their list, whose order decides what comes last.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, keras.callbacks.CallbackList) and callback in found.callbacks:
+            return found
+        frame = frame.f_back
+    return None

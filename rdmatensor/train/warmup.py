@@ -6,9 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 
 from ..errors import UsageError
+from .optimizers import leaves
 from .process import Run
+
+# An attribute of an optimizer: the rate to reach, and the one that was set last.
+_WARM = "_rdmatensor_warm"
 
 
 class Warmup(keras.callbacks.Callback):  # type: ignore[misc]
@@ -19,12 +24,20 @@ class Warmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._size = run.size
         self._epochs = epochs
         self._epoch = 0
-        self._rate = 0.0
+        self._goals: list[tuple[Any, float]] = []
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        # Before fit begins: a backup brings back the rate that was reached, which is not the one to reach.
+        self._goals = []
+        for each in leaves(model):
+            if isinstance(each._learning_rate, keras.Variable):
+                rate = float(each._learning_rate.numpy())
+                goal, reached = getattr(each, _WARM, (rate, rate))
+                self._goals.append((each, goal if rate == reached else rate))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        optimizer = self.model.optimizer
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        if len(self._goals) < len(leaves(self.model)):
             raise UsageError(
                 "warmup_epochs and a learning rate schedule contradict each other: let the schedule warm up"
             )
@@ -32,7 +45,6 @@ class Warmup(keras.callbacks.Callback):  # type: ignore[misc]
             raise UsageError(
                 "warmup_epochs needs steps_per_epoch, because the data has no known length"
             )
-        self._rate = float(optimizer.learning_rate.numpy())
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
@@ -42,4 +54,7 @@ class Warmup(keras.callbacks.Callback):  # type: ignore[misc]
         if done >= 1.0 + 1.0 / (self.params["steps"] * self._epochs):
             return
         share = min(done, 1.0)
-        self.model.optimizer.learning_rate = self._rate * (share + (1 - share) / self._size)
+        for optimizer, goal in self._goals:
+            rate = goal * (share + (1 - share) / self._size)
+            optimizer.learning_rate = rate
+            object.__setattr__(optimizer, _WARM, (goal, float(np.float32(rate))))

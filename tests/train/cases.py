@@ -20,6 +20,7 @@ from train.asynchronous_cases import fit_with_a_kill  # noqa: F401
 from train.data_cases import shards_of_all  # noqa: F401
 from train.failing_cases import *  # noqa: F403
 from train.operation_cases import *  # noqa: F403
+from train.paused_cases import paused  # noqa: F401
 from train.resume_cases import resumed, resumes  # noqa: F401
 from train.sharded_cases import *  # noqa: F403
 from train.split_cases import load_without_us, split_cases  # noqa: F401
@@ -27,6 +28,7 @@ from train.split_kills import split_kill  # noqa: F401
 from train.state_cases import *  # noqa: F403
 from train.table_cases import table, tables, uneven  # noqa: F401
 from train.table_choices import chosen, dying, refused, tables_resumed  # noqa: F401
+from train.together_cases import *  # noqa: F403
 from train.tree_cases import trees, trees_probed  # noqa: F401
 from train.weighing_cases import weighed  # noqa: F401
 from train.whole_cases import whole  # noqa: F401

@@ -116,7 +116,7 @@ def kill_and_resume(backup: str, dies: str = "") -> Any:
     put = backups.put
 
     def put_or_die(written: Path, file: Path) -> None:
-        if dies == "files" and (file.parent / "epoch_2.weights.h5").exists():
+        if dies == "files" and (file.parent / "kept_2.weights.h5").exists():
             die()
         put(written, file)
 

@@ -155,7 +155,7 @@ def tables_resumed(backup: str, epochs: int, save: str = "") -> Any:
     )
     if save:
         made.save(save)
-        made.load_weights(Path(backup, f"epoch_{epochs}.weights.h5"))
+        made.load_weights(Path(backup, f"kept_{epochs}.weights.h5"))
     weights = [np.ravel(each).tolist() for each in table_cases._whole(made)]
     try:
         made.load_weights("nowhere.weights.h5")

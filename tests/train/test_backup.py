@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 from rdmatensor.train import durable
-from rdmatensor.train.backup import Backup
-from rdmatensor.train.exchange import Exchange
-from rdmatensor.train.sync.base import Synchronizer
+from rdmatensor.train.backup import Backup, write
 
 RUN: Any = SimpleNamespace(rank=0, size=1, closing=[])
 
@@ -44,29 +42,28 @@ def test_old_weights_go_last(tmp_path: Path, calls: list[tuple[str, str]]) -> No
     model = SimpleNamespace(
         variables=[], optimizer=None, save_weights=lambda file: Path(file).write_bytes(b"weights")
     )
-    backup = Backup(tmp_path / "kept", RUN, model, Synchronizer())
-    backup.save(1)
-    calls.clear()
-    backup.save(2)
+    backup = Backup(tmp_path / "kept", RUN, model, [])
+    for epoch in (1, 2):
+        calls.clear()
+        backup.save_own()
+        backup.save(epoch)
     assert calls == [
-        ("fsync", "epoch_2.weights.h5"),
+        ("fsync", "kept_2.weights.h5"),
         ("fsync", "state.json.new"),
         ("fsync", "kept"),
         ("replace", "state.json"),
         ("fsync", "kept"),
-        ("unlink", "epoch_1.weights.h5"),
+        ("unlink", "kept_1.weights.h5"),
     ]
     assert sorted(each.name for each in (tmp_path / "kept").iterdir()) == [
-        "epoch_2.weights.h5",
+        "kept_2.weights.h5",
         "state.json",
     ]
 
 
 def test_what_a_process_keeps_for_itself(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
-    exchange = Exchange(RUN, Synchronizer())
-    exchange._begun = True
-    file = tmp_path / "rank_0.epoch_1.npz"
-    exchange.save(file, [np.zeros(3, "f")])
+    file = tmp_path / "rank_0.kept_1.npz"
+    write(file, {"variable 0": np.zeros(3, "f")})
     assert calls == [
         ("fsync", f"{file.name}.new"),
         ("fsync", tmp_path.name),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -61,13 +62,13 @@ class Synchronizer:
     def release(self, optimizer: Any) -> None:
         """Called when what `gather` brought is needed no more."""
 
-    def resume(self, model: Any) -> None:
+    def resume(self, model: Any, optimizer: Any) -> None:
         """Called by callbacks() before each epoch, in all processes."""
 
-    def settle(self, model: Any) -> None:
+    def settle(self, optimizer: Any) -> None:
         """Called by callbacks() before a model is validated, and after each epoch, in all processes."""
 
-    def leave(self, model: Any) -> None:
+    def leave(self, model: Any, optimizer: Any) -> None:
         """Called by callbacks() when fit ends, in all processes."""
 
     def begin(self, run: Run, x: Array) -> int:
@@ -123,6 +124,19 @@ class Synchronizer:
 
     def close(self) -> None:
         """Gives up what `begin` opened. Called when the process leaves the group; may be called again."""
+
+
+def average(run: Any, x: Array, name: str) -> bool:
+    """Sets `x` to its mean over all processes of `run`, which all call this. What is equal in all stays as it
+    is, to the bit. Returns whether anything differed."""
+    mark = np.array([crc32(x.data)], np.int64)
+    marks = run.group.all_gather(mark, timeout=run.timeout, detail=f"checksums of {name}")
+    if (marks == marks[0]).all():
+        return False
+    # Scaled first: the mean cannot overflow where the sum could.
+    np.multiply(x, 1.0 / run.size, out=x)
+    run.group.all_reduce(x, out=x, timeout=run.timeout, detail=name)
+    return True
 
 
 def having(state: Mapping[str, Array], start: str) -> dict[str, Array]:

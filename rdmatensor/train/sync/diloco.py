@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import UsageError
 from ..process import Run
 from . import rules
-from .base import Array, Synchronizer, having, same_size
+from .base import Array, Synchronizer, average, having, same_size
 from .compression import Compression
 
 
@@ -79,10 +79,7 @@ class DiLoCo(Synchronizer):
 
     def conclude(self, x: Array, step: int) -> None:
         """Without the outer optimizer, whose momentum stands for whole periods."""
-        assert self._run is not None and self._run.group is not None
-        x *= 1.0 / self._run.size
-        name = f"the models after step {step}, the last one"
-        self._run.group.all_reduce(x, out=x, timeout=self._run.timeout, detail=name)
+        average(self._run, x, f"the models after step {step}, the last one")
         self._anchor = x.copy()
 
     def _outer_step(self, x: Array, fragment: int, step: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import UsageError
 from . import rules
-from .base import Array
+from .base import Array, average
 from .gossip import PullGossip
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class GossipPGA(PullGossip):
         return step + self.period
 
     def conclude(self, x: Array, step: int) -> None:
-        self._average(x, f"the models after step {step}, the last one")
+        average(self._run, x, f"the models after step {step}, the last one")
 
     def _average(self, x: Array, name: str) -> None:
         assert self._run is not None and self._run.group is not None

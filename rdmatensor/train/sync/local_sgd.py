@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..process import Run
-from .base import Array, Synchronizer
+from .base import Array, Synchronizer, average
 from .periods import Period, as_period
 
 
@@ -39,7 +39,7 @@ class LocalSGD(Synchronizer):
         return step + self.period.following(rate, self.mean)
 
     def conclude(self, x: Array, step: int) -> None:
-        self._average(x, f"the models after step {step}, the last one")
+        average(self._run, x, f"the models after step {step}, the last one")
 
     def observe(self, loss: float) -> None:
         self.period.observe(loss)
