@@ -9,10 +9,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "control/eager_client.h"
+#include "control/logged_worker_cache.h"
 #include "control/remote_task.h"
 #include "control/run_graph.h"
 #include "stats/control_stats.h"
-#include "tensorflow/core/distributed_runtime/worker_cache_wrapper.h"
 #include "xla/tsl/platform/status.h"
 
 namespace rdmatensor {
@@ -231,19 +231,18 @@ class Tasks {
   absl::flat_hash_map<std::string, std::shared_ptr<RemoteTask>> tasks_;
 };
 
-class ControlWorkerCache final : public tensorflow::WorkerCacheWrapper {
+class ControlWorkerCache final : public LoggedWorkerCache {
  public:
   ControlWorkerCache(TensorService* service, Schedule schedule, const WorkerInterface* local,
                      std::shared_ptr<tensorflow::WorkerCacheInterface> stock)
-      : WorkerCacheWrapper(stock.get()),
+      : LoggedWorkerCache(stock),
         own_task_(service->task()),
         ended_early_(&service->ended_early()),
         local_(local),
-        stock_(stock),
         tasks_(std::make_shared<Tasks>(service, std::move(schedule), std::move(stock))) {}
 
   WorkerInterface* GetOrCreateWorker(const std::string& target) override {
-    WorkerInterface* const worker = stock_->GetOrCreateWorker(target);
+    WorkerInterface* const worker = stock()->GetOrCreateWorker(target);
     if (worker == nullptr || worker == local_) return worker;
     return new ControlWorker(tasks_->Of(target), ended_early_, worker);
   }
@@ -254,13 +253,13 @@ class ControlWorkerCache final : public tensorflow::WorkerCacheWrapper {
       worker = wrapper->stock();
       delete wrapper;
     }
-    stock_->ReleaseWorker(target, worker);
+    stock()->ReleaseWorker(target, worker);
   }
 
   absl::Status GetEagerClientCache(
       std::unique_ptr<tensorflow::eager::EagerClientCache>* clients) override {
     std::unique_ptr<tensorflow::eager::EagerClientCache> stock;
-    const absl::Status status = stock_->GetEagerClientCache(&stock);
+    const absl::Status status = this->stock()->GetEagerClientCache(&stock);
     if (!status.ok()) return status;
     *clients = NewControlEagerClientCache(
         [tasks = tasks_, own = own_task_](const std::string& name) {
@@ -276,7 +275,6 @@ class ControlWorkerCache final : public tensorflow::WorkerCacheWrapper {
   const std::string own_task_;
   StepFailures* const ended_early_;
   const WorkerInterface* const local_;
-  const std::shared_ptr<tensorflow::WorkerCacheInterface> stock_;
   const std::shared_ptr<Tasks> tasks_;
 };
 

@@ -19,6 +19,7 @@
 #include "collective/collective_manager.h"
 #include "control/callee.h"
 #include "control/eager_service.h"
+#include "control/logged_worker_cache.h"
 #include "control/run_graph.h"
 #include "control/worker_cache.h"
 #include "peer/listen_address.h"
@@ -173,10 +174,11 @@ class RdmaServer : public tensorflow::GrpcServer {
   absl::Status WorkerCacheFactory(const tensorflow::WorkerCacheFactoryOptions& options,
                                   tensorflow::WorkerCacheInterface** workers) override {
     const absl::Status status = GrpcServer::WorkerCacheFactory(options, workers);
-    if (status.ok() && CallsAreUsed()) {
-      *workers = NewControlWorkerCache(service_, SchedulesOnPool(), worker_impl(),
-                                       std::unique_ptr<tensorflow::WorkerCacheInterface>(*workers));
-    }
+    if (!status.ok() || service_ == nullptr) return status;
+    std::unique_ptr<tensorflow::WorkerCacheInterface> stock(*workers);
+    *workers = service_->settings().calls ? NewControlWorkerCache(service_, SchedulesOnPool(),
+                                                                  worker_impl(), std::move(stock))
+                                          : new LoggedWorkerCache(std::move(stock));
     return status;
   }
 
@@ -258,8 +260,6 @@ class RdmaServer : public tensorflow::GrpcServer {
         service_, session, std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
         OtherTasks(cluster, service_->task()), AnswerOf(service_, *worker_env()), patience);
   }
-
-  bool CallsAreUsed() const { return service_ != nullptr && service_->settings().calls; }
 
   // What may block runs where TensorFlow runs what came by gRPC.
   Schedule SchedulesOnPool() {

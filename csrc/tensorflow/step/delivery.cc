@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "stats/transfer_log.h"
 #include "step/rpc_fallback.h"
 #include "xla/tsl/platform/env.h"
 
@@ -114,6 +115,9 @@ void Delivery::Complete(Waiter* waiter, const Arrival& arrival, int64_t step_id)
       waiter->Fail(status);
       return;
     }
+  }
+  if (TransferLog::Get()->active()) {
+    TransferLog::Get()->Add(step_id, waiter->FullKey(), waiter->since, arrival.tensor.TotalBytes());
   }
   waiter->done(absl::OkStatus(), tensorflow::Rendezvous::Args(), waiter->args, arrival.tensor,
                arrival.is_dead);
