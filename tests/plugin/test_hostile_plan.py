@@ -119,7 +119,10 @@ def test_offer_is_not_used(cluster: Cluster, steps: Session, case: str) -> None:
     expect_a_correct_step(steps, 3.0)
     before = len(cluster.warnings(0))
     address = device_address(cluster.tasks[0].ask("pid"))
-    with rdmatensor.Device("hostile") as device, device.connect(address, timeout=10) as server:
+    with (
+        rdmatensor.Device(f"hostile_{case}") as device,
+        device.connect(address, timeout=10) as server,
+    ):
         region = device.allocate(1024, "u1", access=access)
         offer = _offer(rings, edges, key=region.key, size=size)
         for immediate, payload in [ready(), *_pieces(offer, number=1)]:

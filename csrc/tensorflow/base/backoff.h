@@ -8,6 +8,8 @@
 #include <chrono>
 #include <random>
 
+#include "base/random.h"
+
 namespace rdmatensor {
 
 // When something that failed is tried again: after `first`, then after twice as long, up to kMostDoublings
@@ -42,7 +44,7 @@ class Backoff {
   const Milliseconds first_;
   Milliseconds delay_{0};
   Clock::time_point next_{};
-  std::minstd_rand random_{std::random_device()()};
+  std::minstd_rand random_{static_cast<std::minstd_rand::result_type>(RandomBits())};
 };
 
 }  // namespace rdmatensor

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <random>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -12,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "base/json.h"
+#include "base/random.h"
 #include "collective/ballots.h"
 #include "collective/collective_failure.h"
 #include "collective/collective_trees.h"
@@ -116,9 +116,8 @@ CollectiveGroup::Outcome CollectiveGroup::TryForm() {
   std::string how, trees;
   const auto size = static_cast<uint32_t>(params_.members.size());
   if (rank_ == 0) {
-    std::random_device random;
     trees = EncodedTrees(size);
-    how = absl::StrFormat("tensorflow-%d-%08x%08x %s %d", params_.group_key, random(), random(),
+    how = absl::StrFormat("tensorflow-%d-%016x %s %d", params_.group_key, RandomBits(),
                           service_->address(), trees.size());
   }
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: member ", rank_, " of group ",

@@ -4,13 +4,13 @@
 // carry: its name, its shape as far as it is known, and its position in the order of transfers. A failure leaves
 // the graph as it is, and its tensors take the dynamic path.
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/random.h"
 #include "graph/fusion.h"
 #include "graph/graph_order.h"
 #include "graph/graph_shapes.h"
@@ -36,8 +36,7 @@ bool Planning() {
 
 // Random, because sessions may have equal graphs, whose tensors must not be confused. Never 0.
 int64_t NewGraphId() {
-  std::random_device random;
-  const uint64_t id = uint64_t{random()} << 32 | random();
+  const uint64_t id = RandomBits();
   return static_cast<int64_t>(id == 0 ? 1 : id);
 }
 

@@ -2,11 +2,11 @@
 #include "peer/tensor_service.h"
 
 #include <mutex>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/random.h"
 #include "memory/arena.h"
 #include "peer/listen_address.h"
 #include "peer/messages.h"
@@ -17,8 +17,7 @@ namespace {
 
 // The name differs in every process and server, because a host:port may belong to another process by now.
 std::string UniqueName(const std::string& task) {
-  std::random_device random;
-  return absl::StrFormat("%s#%08x%08x", task, random(), random());
+  return absl::StrFormat("%s#%016x", task, RandomBits());
 }
 
 }  // namespace

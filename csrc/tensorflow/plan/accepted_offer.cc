@@ -65,7 +65,6 @@ AcceptedOffer::~AcceptedOffer() {
 
 absl::Status AcceptedOffer::Open(OfferAccount* account) {
   rdt_region_info places{}, credits{}, staging{};
-  rdt_device* const device = host_->device;
   uint64_t staged = 0;
   for (const Group& group : groups_) {
     if (group.members.empty() || group.members.size() > kMaxGroupMembers) {
@@ -107,7 +106,7 @@ absl::Status AcceptedOffer::Open(OfferAccount* account) {
                            RDT_ACCESS_WRITE, &credits_) != RDT_OK ||
       rdt_region_get_info(credits_, &credits) != RDT_OK ||
       (staged != 0 &&
-       (rdt_region_alloc(device, staged, RDT_ACCESS_NONE, nullptr, &staging_) != RDT_OK ||
+       (rdt_region_alloc_for(channel_->handle(), staged, RDT_ACCESS_WRITE, &staging_) != RDT_OK ||
         rdt_region_get_info(staging_, &staging) != RDT_OK))) {
     return absl::UnavailableError(rdt_last_error());
   }

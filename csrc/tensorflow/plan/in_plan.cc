@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/same_owner.h"
+#include "base/seldom.h"
 #include "plan/budget.h"
 #include "stats/path_stats.h"
 
@@ -73,18 +74,40 @@ void LogBudget(const PlacedLink& link, uint64_t budget) {
   }
   if (edges == 0) return;
   CountPlan(PlanEvent::kOverBudget, edges);
-  rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", edges, " tensors (", bytes,
-                                          " bytes in each step) from ", link.source,
-                                          " get no place and take the dynamic path: their places "
-                                          "would exceed the ",
-                                          budget,
-                                          " bytes left of RDMATENSOR_PLAN_LIMIT (0: "
-                                          "RDMATENSOR_ARENA_LIMIT) and of the system's limit "
-                                          "of locked memory (ulimit -l)")
-                                 .c_str());
+  static Seldom seldom;
+  seldom.Warn(absl::StrCat(
+      "tensorflow: ", edges, " tensors (", bytes, " bytes in each step) from ", link.source,
+      " get no place and take the dynamic path: their places would exceed the ", budget,
+      " bytes left of RDMATENSOR_PLAN_LIMIT (0: RDMATENSOR_ARENA_LIMIT) and of "
+      "the system's limit of locked memory (ulimit -l)"));
 }
 
 }  // namespace
+
+bool InPlan::Use(int64_t step_id, std::atomic<uint64_t>* clock) {
+  if (last_step_.load(std::memory_order_relaxed) == step_id) return false;
+  if (last_step_.exchange(step_id, std::memory_order_relaxed) == step_id) return false;
+  const uint64_t now = clock->fetch_add(1, std::memory_order_relaxed) + 1;
+  const uint64_t uses = uses_.fetch_add(1, std::memory_order_relaxed) + 1;
+  const uint64_t before = last_use_.exchange(now, std::memory_order_relaxed);
+  return rests() && now - before <= uses * kPatience && rests_.exchange(false);
+}
+
+void InPlan::RestIfIdle(uint64_t now, uint64_t patience) {
+  const uint64_t uses = std::max<uint64_t>(1, uses_.load(std::memory_order_relaxed));
+  if (now <= last_use_.load(std::memory_order_relaxed) + uses * patience) return;
+  std::vector<std::weak_ptr<Slots>> withdrawn;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (rests_.exchange(true)) return;
+    withdrawn.swap(slots_);
+    offered_.clear();
+    links_.resize(planned_links_);
+  }
+  for (const std::weak_ptr<Slots>& each : withdrawn) {
+    if (const std::shared_ptr<Slots> slots = each.lock()) slots->Withdraw();
+  }
+}
 
 InPlan::~InPlan() {
   for (const std::weak_ptr<Slots>& each : slots_) {
@@ -103,6 +126,7 @@ bool InPlan::Place(const Host& host, std::vector<std::shared_ptr<const PlacedLin
   std::lock_guard<std::mutex> lock(mutex_);
   if (sealed_) return false;
   *links = links_ = PlaceLocked(host);
+  planned_links_ = links_.size();
   sealed_.store(true, std::memory_order_release);
   return true;
 }
@@ -116,10 +140,10 @@ std::vector<std::shared_ptr<const PlacedLink>> InPlan::PlaceLocked(const Host& h
   rdt_plan* plan = nullptr;
   if (rdt_plan_make(input.edges.data(), input.edges.size(), budgets.size(), &options, &plan) !=
       RDT_OK) {
-    rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: a graph is not planned, its tensors take "
-                                            "the dynamic path: ",
-                                            rdt_last_error())
-                                   .c_str());
+    static Seldom seldom;
+    seldom.Warn(
+        absl::StrCat("tensorflow: a graph is not planned, its tensors take the dynamic path: ",
+                     rdt_last_error()));
     return {};
   }
   std::vector<std::shared_ptr<const PlacedLink>> links;
@@ -170,6 +194,7 @@ void InPlan::RemoveLink(const PlacedLink* link) {
 bool InPlan::MayOffer(const std::shared_ptr<const PlacedLink>& link,
                       const std::shared_ptr<PlannedTensors>& planned) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (rests()) return false;
   offered_.erase(std::remove_if(offered_.begin(), offered_.end(),
                                 [](const auto& each) {
                                   return each.first.expired() || each.second.expired();
@@ -190,12 +215,14 @@ void InPlan::ForgetOffers(const std::shared_ptr<PlannedTensors>& planned) {
       offered_.end());
 }
 
-void InPlan::AddSlots(std::weak_ptr<Slots> slots) {
+bool InPlan::AddSlots(std::weak_ptr<Slots> slots) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (rests()) return false;
   slots_.erase(
       std::remove_if(slots_.begin(), slots_.end(), [](const auto& each) { return each.expired(); }),
       slots_.end());
   slots_.push_back(std::move(slots));
+  return true;
 }
 
 std::shared_ptr<Slots> InPlan::MakeOffer(const std::shared_ptr<const PlacedLink>& link,
@@ -203,7 +230,10 @@ std::shared_ptr<Slots> InPlan::MakeOffer(const std::shared_ptr<const PlacedLink>
   if (link->rings.empty() || !MayOffer(link, planned)) return nullptr;
   absl::StatusOr<std::shared_ptr<Slots>> slots = planned->MakeOffer(link);
   if (slots.ok()) {
-    AddSlots(*slots);
+    if (!AddSlots(*slots)) {
+      (*slots)->Withdraw();
+      return nullptr;
+    }
     rdt_log_line(RDT_LOG_DEBUG,
                  absl::StrCat("plan: ", link->edges.size(), " tensors from ", link->source,
                               " get places, of ", link->bytes, " bytes")
@@ -211,11 +241,10 @@ std::shared_ptr<Slots> InPlan::MakeOffer(const std::shared_ptr<const PlacedLink>
     return *slots;
   }
   if (absl::IsResourceExhausted(slots.status())) {
-    rdt_log_line(RDT_LOG_WARN,
-                 absl::StrCat("tensorflow: ", link->edges.size(), " planned tensors from ",
-                              link->source, " take the dynamic path, their places need ",
-                              link->bytes, " bytes: ", slots.status().message())
-                     .c_str());
+    static Seldom seldom;
+    seldom.Warn(absl::StrCat("tensorflow: ", link->edges.size(), " planned tensors from ",
+                             link->source, " take the dynamic path, their places need ",
+                             link->bytes, " bytes: ", slots.status().message()));
   }
   return nullptr;
 }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/same_owner.h"
+#include "plan/budget.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
@@ -167,17 +168,21 @@ void PlanBook::OfferAllAgain(const Host& host, const std::string& source,
   OfferAll(host, source, planned);
 }
 
+bool PlanBook::FindServer(const std::string& task, Server* server) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = servers_.find(task);
+  if (found != servers_.end()) *server = found->second;
+  return found != servers_.end();
+}
+
 void PlanBook::Seal(const std::shared_ptr<InPlan>& plan) {
-  if (plan->is_placed()) return;
   Server server;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto found = servers_.find(plan->task());
-    if (found == servers_.end()) return;
-    server = found->second;
-  }
   std::vector<std::shared_ptr<const PlacedLink>> links;
-  if (!server.host->settings.plan || !plan->Place(*server.host, &links)) return;
+  if (plan->is_placed() || !FindServer(plan->task(), &server) || !server.host->settings.plan ||
+      !plan->Place(*server.host, &links)) {
+    return;
+  }
+  plan->BeginAt(clock_.load(std::memory_order_relaxed));
   for (const auto& link : links) {
     for (const PlacedEdge& edge : link->others) {
       if (edge.place.plan_class == RDT_PLAN_DYNAMIC &&
@@ -185,13 +190,37 @@ void PlanBook::Seal(const std::shared_ptr<InPlan>& plan) {
         promotion_.Watch(plan, edge.definition);
       }
     }
-    for (const auto& planned : server.planned_from(link->source)) plan->MakeOffer(link, planned);
   }
+  Offer(plan);
 }
 
-void PlanBook::SealSoon(const std::shared_ptr<InPlan>& plan) {
-  if (!plan->BeginPlacing()) return;
-  tsl::Env::Default()->SchedClosure([this, plan] { Seal(plan); });
+void PlanBook::Offer(const std::shared_ptr<InPlan>& plan) {
+  Server server;
+  if (!FindServer(plan->task(), &server)) return;
+  for (const auto& link : plan->Links()) {
+    for (const auto& planned : server.planned_from(link->source)) plan->MakeOffer(link, planned);
+  }
+  std::vector<std::shared_ptr<InPlan>> others;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto leaves = [&](const std::weak_ptr<InPlan>& each) {
+      // A last reference must not go under the lock.
+      if (std::shared_ptr<InPlan> held = each.lock()) others.push_back(std::move(held));
+      return each.expired() || others.back() == plan || others.back()->rests();
+    };
+    placed_.erase(std::remove_if(placed_.begin(), placed_.end(), leaves), placed_.end());
+    placed_.push_back(plan);
+  }
+  // The less is left, the sooner.
+  const uint64_t patience = BudgetOf(*server.host) < PlaceBytes() ? 1 : kPatience;
+  const uint64_t now = clock_.load(std::memory_order_relaxed);
+  for (const std::shared_ptr<InPlan>& each : others) (void)each->RestIfIdle(now, patience);
+}
+
+void PlanBook::Use(const std::shared_ptr<InPlan>& plan, int64_t step_id) {
+  const bool again = plan->Use(step_id, &clock_);
+  if (!again && !plan->BeginPlacing()) return;
+  tsl::Env::Default()->SchedClosure([this, plan, again] { again ? Offer(plan) : Seal(plan); });
 }
 
 }  // namespace rdmatensor

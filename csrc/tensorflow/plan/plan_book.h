@@ -9,6 +9,7 @@
 #ifndef RDMATENSOR_TENSORFLOW_PLAN_PLAN_BOOK_H_
 #define RDMATENSOR_TENSORFLOW_PLAN_PLAN_BOOK_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -56,8 +57,9 @@ class PlanBook {
 
   std::shared_ptr<InEdge> AddReceive(EdgeDefinition definition);
   std::shared_ptr<OutEdge> AddSend(EdgeDefinition definition);
-  // Places the edges that are there, on another thread, because receives must not wait.
-  void SealSoon(const std::shared_ptr<InPlan>& plan);
+  // A step of the graph receives. Places the edges that are there, or those of a plan that rested, on another thread,
+  // because receives must not wait.
+  void Use(const std::shared_ptr<InPlan>& plan, int64_t step_id);
   // All plans of edges into `task`.
   std::vector<std::shared_ptr<InPlan>> PlansOf(const std::string& task);
 
@@ -86,6 +88,9 @@ class PlanBook {
     std::shared_ptr<PushGate> gate;
   };
   void Seal(const std::shared_ptr<InPlan>& plan);
+  // Offers the links of a plan that got places now, or gets them again.
+  void Offer(const std::shared_ptr<InPlan>& plan);
+  bool FindServer(const std::string& task, Server* server);
   // Forgets graphs that are gone, whenever the book has twice as many entries as were left last time.
   void SweepLocked();
 
@@ -97,6 +102,8 @@ class PlanBook {
   absl::flat_hash_map<LinkName, std::vector<Offered>> offers_;
   Promotion promotion_;
   size_t sweep_at_ = 1024;
+  std::vector<std::weak_ptr<InPlan>> placed_;  // that do not rest
+  std::atomic<uint64_t> clock_{0};             // steps of all plans
 };
 
 }  // namespace rdmatensor

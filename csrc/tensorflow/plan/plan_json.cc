@@ -105,6 +105,7 @@ std::string DevicesAsJson() {
 std::string PlanAsJson(const Host& host) {
   std::vector<std::shared_ptr<const PlacedLink>> links;
   for (const std::shared_ptr<InPlan>& plan : PlanBook::Get()->PlansOf(host.task)) {
+    if (plan->rests()) continue;
     for (auto& link : plan->Links()) links.push_back(std::move(link));
   }
   std::sort(links.begin(), links.end(), [](const auto& a, const auto& b) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/seldom.h"
 #include "plan/budget.h"
 #include "xla/tsl/platform/env.h"
 
@@ -174,11 +175,10 @@ void PlannedTensors::Open(Incoming incoming) {
                                         "its offers are together longer than ", kMaxOfferBytes,
                                         " bytes, or have more than ", kMaxAllSlots, " places"));
   if (!opened.ok()) {
-    rdt_log_line(RDT_LOG_WARN,
-                 absl::StrCat("tensorflow: the places that ", channel_->peer_name(),
-                              " offers cannot be used, its tensors take the dynamic path: ",
-                              opened.message())
-                     .c_str());
+    static Seldom seldom;
+    seldom.Warn(absl::StrCat(
+        "tensorflow: the places that ", channel_->peer_name(),
+        " offers cannot be used, its tensors take the dynamic path: ", opened.message()));
   }
   bool withdrawn = false;
   {

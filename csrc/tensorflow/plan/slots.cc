@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/seldom.h"
 #include "stats/path_stats.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
 #include "wire/message.h"
@@ -184,10 +185,10 @@ void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
     const bool expected = !channel->IsUp() || IsWithdrawn();
     // Without credits each place could be used only once.
     if (!expected) {
-      rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: places for tensors from ", link_->source,
-                                              " cannot be given back, they take the dynamic path: ",
-                                              rdt_last_error())
-                                     .c_str());
+      static Seldom seldom;
+      seldom.Warn(
+          absl::StrCat("tensorflow: places for tensors from ", link_->source,
+                       " cannot be given back, they take the dynamic path: ", rdt_last_error()));
     }
     Withdraw();
     return;

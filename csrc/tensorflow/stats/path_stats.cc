@@ -53,6 +53,7 @@ struct Peer {
   const char* state = "";
   std::string transport;
   std::string why;
+  std::string told;  // what the log says of it
   uint64_t failbacks = 0, moves = 0;
   std::chrono::steady_clock::time_point retry{};  // if the state is rpc; none if at the epoch
   std::map<std::string, std::unique_ptr<Traffic>> traffic;  // by transport
@@ -166,6 +167,10 @@ void RecordAbsence(Direction direction, absl::string_view task, Absence absence,
                    absl::string_view why) {
   SetPeer(direction, task, absence == Absence::kLost ? "lost" : kStateConnecting, kNoTransport,
           why);
+  if (absence != Absence::kLost) return;
+  Stats& stats = GlobalStats();
+  std::lock_guard<std::mutex> lock(stats.mutex);
+  PeerLocked(&stats, direction, task).told.clear();  // that it is there again is news
 }
 
 void RecordPeer(Direction direction, absl::string_view task, absl::string_view transport,
@@ -177,6 +182,14 @@ void RecordPeer(Direction direction, absl::string_view task, absl::string_view t
   const std::string line = absl::StrCat(
       "tensorflow: ", direction == Direction::kReceive ? "tensors from " : "tensors to ", task,
       " go by ", transport, ": ", why);
+  if (news) {
+    // Each session that begins says this anew.
+    Stats& stats = GlobalStats();
+    std::lock_guard<std::mutex> lock(stats.mutex);
+    std::string& told = PeerLocked(&stats, direction, task).told;
+    news = told != line;
+    told = line;
+  }
   const rdt_log_level level = degraded ? RDT_LOG_WARN : RDT_LOG_INFO;
   rdt_log_line(news ? level : RDT_LOG_DEBUG, line.c_str());
 }
