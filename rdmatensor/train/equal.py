@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from . import operations
+from .agree import agree, labels_of
 from .cut.strips import groups_of, strip_of
 from .gradients import buckets_of
 from .process import Run
@@ -35,6 +36,8 @@ def broadcast_variables(run: Run, variables: Sequence[Any], root: int, name: str
     if run.size == 1:
         return
     variables = [each for each in variables if not is_seed(each)]
+    # The root waits for nobody, and would not learn that another process has other variables.
+    agree(run, variables, name)
     groups = groups_of(variables)
     if groups is not None:
         strips = [each for each in variables if strip_of(each) is not None]
@@ -61,8 +64,7 @@ def differing(run: Run, variables: Sequence[Any], name: str) -> list[Any]:
         return []
     values = (np.ravel(tf.convert_to_tensor(each).numpy()) for each in variables)
     marks = tf.constant([[crc32(each.view(np.uint8).data) for each in values]], tf.int64)
-    shapes = [tuple(each.shape) for each in variables]
-    detail = f"checksums of {name} ({crc32(repr(shapes).encode()):08x})"
+    detail = operations.listed(f"checksums of {name}", labels_of(variables))
     found = operations.all_gather(run, marks, detail).numpy()
     return [each for each, of in zip(variables, found.T, strict=True) if (of != of[0]).any()]
 
@@ -124,8 +126,6 @@ def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None
         if dtype.is_bool or not (dtype.is_floating or dtype.is_integer):
             continue  # such as the state of a string table, which no process changes
         by_type.setdefault(dtype, []).append(each)
-    # The root waits for nobody, and would not learn that another process has other variables.
-    operations.barrier(run, f"{_described(by_type)} of {name}")
     for dtype, members in by_type.items():
         sizes = [
             (i, dtype, int(np.prod(each.shape)) * dtype.size) for i, each in enumerate(members)
@@ -142,10 +142,3 @@ def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None
             for i, value in zip(bucket, started.finish(), strict=True):
                 # A variable would keep the memory of the operation, where the next one can use it.
                 members[i].assign(tf.raw_ops.DeepCopy(x=value))
-
-
-def _described(by_type: dict[Any, list[Any]]) -> str:
-    """What differs if types or shapes do."""
-    shapes = [(kind.name, tuple(each.shape)) for kind in by_type for each in by_type[kind]]
-    count = sum(int(np.prod(shape)) for _, shape in shapes)
-    return f"{len(shapes)} variables with {count} elements ({crc32(repr(shapes).encode()):08x})"

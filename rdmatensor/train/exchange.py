@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from ..errors import UsageError
 from .operations import as_written
 from .process import Run
 from .sync.base import Array, Synchronizer, average, having
-from .sync.rejoin import read_model
+from .sync.compression import Compression
+from .sync.rejoin import Place, read_model
 
 # Values of the step of the next exchange: the synchronizer has not begun.
 _NOT_BEGUN = -1
@@ -48,7 +50,8 @@ class Exchange:
         # The graph asks this number, so that steps without an exchange copy nothing.
         with tf.init_scope(), tf.device("/CPU:0"):
             self._next = tf.Variable(_NOT_BEGUN, dtype=tf.int64, trainable=False)
-        run.closing.append(sync.close)
+        self._fresh = _settings(sync)
+        run.closing.append(self._leave)
 
     @as_written
     def before(self, variables: Sequence[Any]) -> None:
@@ -85,7 +88,16 @@ class Exchange:
 
         tf.cond(step >= self._next, exchange, lambda: tf.identity(self._next))
 
+    def _leave(self) -> None:
+        """Closes the synchronizer, which begins anew if the process joins again: others may have failed at
+        another step."""
+        self.sync.close()
+        _reset(self.sync, self._fresh)
+        self._begun, self._resumed = False, None
+        self._next.assign(_NOT_BEGUN)
+
     def _begin(self, x: Array) -> Any:
+        self._run.check()
         if self._run.group is None and self._run.step == 0:
             raise UsageError(
                 "this process has come back to a training under way: train with fit(callbacks=rt.callbacks())"
@@ -140,6 +152,7 @@ class Exchange:
             start = end
 
     def _exchange(self, x: Array, step: int, rate: float) -> Any:
+        self._run.check()
         assert self._x is not None
         np.copyto(self._x, x)
         following = self.sync.exchange(self._x, int(step), float(rate))
@@ -167,6 +180,31 @@ class Exchange:
         else:
             self.sync.restore(states[0])
         self._resumed = int(kept[rank % len(kept)]["next"])
+
+
+def _settings(sync: Synchronizer) -> dict[str, Any] | None:
+    """What a synchronizer has before it begins; None if that cannot be copied."""
+    try:
+        return deepcopy(vars(sync))
+    except Exception:  # of a class of the user's, which may hold anything
+        return None
+
+
+def _reset(thing: Any, settings: dict[str, Any] | None) -> None:
+    """Gives a synchronizer what it had, but for groups, and for the objects it consists of, because functions
+    that have been traced hold them."""
+    if settings is None:
+        return
+    before = dict(vars(thing))
+    for name, value in before.items():
+        if name not in settings and not isinstance(value, Place):
+            delattr(thing, name)
+    for name, value in deepcopy(settings).items():
+        held = before.get(name)
+        if isinstance(held, (Synchronizer, Compression)) and type(held) is type(value):
+            _reset(held, vars(value))
+        elif not isinstance(held, Place):
+            setattr(thing, name, value)
 
 
 def _joined(variables: Sequence[Any]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from ..errors import UsageError
 from . import operations
 from .process import Run
 from .sync.base import Array, Synchronizer
@@ -41,6 +42,15 @@ class AllReduce(Synchronizer):
     compression: Literal["float16", "bfloat16"] | Compression | None = None
     averages = True
 
+    def __post_init__(self) -> None:
+        check_bucket_bytes(self.bucket_bytes)
+        named = self.compression in (None, "float16", "bfloat16")
+        if not named and not isinstance(self.compression, Compression):
+            raise UsageError(
+                f'AllReduce(compression={self.compression!r}): give "float16", "bfloat16" or an object, '
+                "such as TopK(0.01), PowerSGD(4) or Quantized()"
+            )
+
     @property
     def exchanges(self) -> bool:  # type: ignore[override]
         """With errors to keep in backups, it takes part, but never exchanges parameters."""
@@ -64,7 +74,13 @@ class AllReduce(Synchronizer):
         return self.compression.regroup(states, rank, size)
 
     def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
-        return mean(run, gradients, self, name)
+        return mean(run, gradients, self, name, self.names)
+
+
+def check_bucket_bytes(wanted: Any) -> None:
+    """UsageError if it is no size of buckets."""
+    if wanted != "auto" and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1):
+        raise UsageError(f'bucket_bytes is {wanted!r}: give a number of bytes, or "auto"')
 
 
 def bucket_bytes_of(run: Run, wanted: int | Literal["auto"]) -> int:
@@ -81,30 +97,36 @@ def bucket_bytes_of(run: Run, wanted: int | Literal["auto"]) -> int:
 
 
 @operations.as_written
-def mean(run: Run, gradients: Sequence[Any], sync: AllReduce, name: str) -> list[Any]:
+def mean(
+    run: Run, gradients: Sequence[Any], sync: AllReduce, name: str, names: Sequence[str] = ()
+) -> list[Any]:
     """The mean of each gradient over all processes. None stays None.
 
-    Each is a tensor or IndexedSlices. All processes give gradients of the same variables in the same order.
+    Each is a tensor or IndexedSlices. All processes give gradients of the same variables in the same order;
+    `names` are those of the variables. The operation fails if processes have gradients of different ones.
     """
     if run.size == 1:
         return list(gradients)
+    if len(names) != len(gradients):
+        names = [f"gradient {i}" for i in range(len(gradients))]
     results = list(gradients)
     dense = [i for i, each in enumerate(gradients) if isinstance(each, tf.Tensor)]
     if isinstance(sync.compression, Compression):
-        return _compressed(run, results, dense, sync.compression, name)
+        return _compressed(run, results, dense, sync.compression, name, names)
     limit = bucket_bytes_of(run, sync.bucket_bytes)
     buckets = buckets_of(
         [(i, gradients[i].dtype, bytes_of(gradients[i])) for i in reversed(dense)], limit
     )
     under_way = []
     for number, members in enumerate(buckets):
-        detail = f"gradients {number + 1} of {len(buckets)} of {name}"
+        heading = f"gradients {number + 1} of {len(buckets)} of {name}"
+        detail = operations.listed(heading, [names[i] for i in members])
         inputs = [gradients[i] for i in members]
         under_way.append((members, inputs[0].dtype, _start(run, inputs, sync.compression, detail)))
     # Rows are gathered while the buckets are under way.
     for i, each in enumerate(gradients):
         if isinstance(each, tf.IndexedSlices):
-            results[i] = _mean_rows(run, each, f"rows of gradient {i} of {name}")
+            results[i] = _mean_rows(run, each, f"rows of {names[i]} of {name}")
     for members, dtype, started in under_way:
         for i, result in zip(members, started.finish(), strict=True):
             results[i] = tf.cast(result, dtype)
@@ -112,17 +134,23 @@ def mean(run: Run, gradients: Sequence[Any], sync: AllReduce, name: str) -> list
 
 
 def _compressed(
-    run: Run, results: list[Any], dense: list[int], compression: Compression, name: str
+    run: Run,
+    results: list[Any],
+    dense: list[int],
+    compression: Compression,
+    name: str,
+    names: Sequence[str],
 ) -> list[Any]:
     """Dense gradients as one vector, in Python; then rows, one after the other."""
     shapes = [tuple(results[i].shape) for i in dense]
     done: list[Any] = []
     if dense:
+        detail = operations.listed(f"gradients of {name}", [names[i] for i in dense])
         flat = [tf.reshape(tf.cast(results[i], tf.float32), [-1]) for i in dense]
 
         def mean_of(vector: Array) -> Array:
             assert run.group is not None
-            return compression.mean(run.group, vector, shapes, f"gradients of {name}", run.timeout)
+            return compression.mean(run.group, vector, shapes, detail, run.timeout)
 
         found = tf.numpy_function(mean_of, [tf.concat(flat, 0)], tf.float32, name="compressed_mean")
         sizes = [int(np.prod(shape)) for shape in shapes]
@@ -135,7 +163,7 @@ def _compressed(
     with tf.control_dependencies(done):
         for i, each in enumerate(results):
             if isinstance(each, tf.IndexedSlices):
-                results[i] = _mean_rows(run, each, f"rows of gradient {i} of {name}")
+                results[i] = _mean_rows(run, each, f"rows of {names[i]} of {name}")
     return results
 
 

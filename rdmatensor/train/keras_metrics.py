@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from . import operations
 from .additive import added_by, watch_metric
+from .names import plain
 from .process import Run
 
 _Array = npt.NDArray[Any]
@@ -53,7 +54,7 @@ def merged(
     mean over the processes. So is the result of a metric whose states cannot be added, which is said once.
     Logs that are no numbers stay as they are. The metrics keep their states.
     """
-    names = [name for name in sorted(logs) if _is_number(logs[name])]
+    names = [name for name in sorted(logs, key=plain) if _is_number(logs[name])]
     if run.size == 1 or not names:
         return dict(logs)
     fixed = _not_added(model)
@@ -65,7 +66,8 @@ def merged(
     ]
     equal = _which_are_equal(names, logs, parts)
     own = [np.asarray(logs[name], np.float64) for name in names]
-    summed = _sum(run, [*sums, equal, *own], f"metrics of an epoch ({', '.join(names)})")
+    detail = f"metrics of an epoch ({', '.join(map(plain, names))})"
+    summed = _sum(run, [*sums, equal, *own], detail)
     totals, everywhere, means = summed[: len(sums)], summed[len(sums)], summed[len(sums) + 1 :]
     found = {name: value / run.size for name, value in zip(names, means, strict=True)}
     left = iter(totals)

@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import tensorflow as tf
 
@@ -31,6 +31,10 @@ Reduction = Literal["mean", "sum", "product", "min", "max"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # The attribute of a graph that has the token of the last operation in it, by group.
 _LAST = "_rdmatensor_last"
+_TYPES = {
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64),
+    *(tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+}
 # A type for operations without tensors, which the kernel has to have.
 _ANY = tf.float32
 
@@ -55,14 +59,31 @@ def library() -> Any:
     return tf.load_op_library(str(path))
 
 
-def handle_of(device: Device, group: Group, timeout: float) -> Any:
-    """The group as a resource. Both live until `leave`."""
+def handle_of(device: Device, group: Group, timeout: float, left: Any = None) -> Any:
+    """The group as a resource. Both live until `leave`.
+
+    If the handle of a group that was `left` is given, it is that of this one from now on, also in functions
+    that have been traced with it.
+    """
+    places = {
+        "device": int(ffi.cast("intptr_t", device._handle)),
+        "group": int(ffi.cast("intptr_t", group._handle)),
+        "timeout_ms": milliseconds(timeout),
+    }
     with tf.device("/CPU:0"):
-        return library().rdmatensor_group(
-            device=int(ffi.cast("intptr_t", device._handle)),
-            group=int(ffi.cast("intptr_t", group._handle)),
-            timeout_ms=milliseconds(timeout),
-        )
+        if left is None:
+            return library().rdmatensor_group(**places)
+        library().rdmatensor_rejoin(left, **places)
+        return left
+
+
+def listed(heading: str, lines: Sequence[str]) -> str:
+    """The detail of an operation on many things: errors show the first line that differs."""
+    return "\n".join([heading, *lines])
+
+
+def _first_line(detail: str) -> str:
+    return detail.partition("\n")[0]
 
 
 def share_arena(device: Device) -> int | None:
@@ -138,10 +159,16 @@ def start(
     """
     if handle is None:
         raise UsageError(
-            f"{detail}: this process has come back to a training under way, and is in no group: it can train "
-            "with a synchronizer that waits for nobody, and needs nothing that all processes do together"
+            f"{_first_line(detail)}: this process has come back to a training under way, and is in no group: "
+            "it can train with a synchronizer that waits for nobody, and needs nothing that all processes do "
+            "together"
         )
     dtype = tensors[0].dtype if tensors else _ANY
+    if dtype not in _TYPES:
+        raise UsageError(
+            f"{_first_line(detail)}: tensors of {dtype.name} do not travel: cast them to another type, such "
+            "as int8 or float32"
+        )
     refuse_xla(detail)
     # Tensors in the memory of accelerators are brought here by TensorFlow.
     with tf.device("/CPU:0"):
@@ -187,8 +214,8 @@ def refuse_xla(detail: str) -> None:
     while graph is not None:
         if getattr(graph, "_xla_compile", False) or _is_compiled(graph):
             raise UsageError(
-                f"{detail}: XLA cannot compile operations between processes: pass jit_compile=False to "
-                "compile(), or to tf.function"
+                f"{_first_line(detail)}: XLA cannot compile operations between processes: pass "
+                "jit_compile=False to compile(), or to tf.function"
             )
         graph = getattr(graph, "outer_graph", None)
 
@@ -202,6 +229,11 @@ def _is_compiled(graph: Any) -> bool:
     return False
 
 
+def _check_op(op: str, name: str) -> None:
+    if op not in get_args(Reduction):
+        raise UsageError(f"{name}: op is {op!r}: give one of {', '.join(get_args(Reduction))}")
+
+
 def _one(handle: Any, kind: Kind, tensor: Any, detail: str, **more: Any) -> Any:
     shapes = [more.pop("shape", tensor.shape)]
     return start(handle, kind, [tensor], detail, shapes=shapes, **more).finish()[0]
@@ -211,6 +243,7 @@ def _one(handle: Any, kind: Kind, tensor: Any, detail: str, **more: Any) -> Any:
 def all_reduce(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
     """Does what rdmatensor.train.all_reduce does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
+    _check_op(op, name)
     if op == "mean" and not tensor.dtype.is_floating:
         raise UsageError(f"{name}: the mean of {tensor.dtype.name}: use floats, or op='sum'")
     if run.size == 1:
@@ -232,6 +265,9 @@ def all_reduce(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
 def reduce_scatter(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
     """Does what rdmatensor.train.reduce_scatter does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
+    _check_op(op, name)
+    if op == "mean" and not tensor.dtype.is_floating:
+        raise UsageError(f"{name}: the mean of {tensor.dtype.name}: use floats, or op='sum'")
     if run.size == 1:
         return tf.identity(tensor)
     rows = tensor.shape[0] if tensor.shape.rank else None

@@ -12,11 +12,13 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from . import front
+from .agree import agree, described, labels_of, settings_of
 from .cut.optimizer import WithStrips
 from .cut.strips import groups_of, strip_of
 from .equal import refuse_different
 from .exchange import Exchange
 from .gradients import AllReduce, mean
+from .names import plain
 from .process import Run, current
 from .sync.base import Synchronizer
 from .sync.local_sgd import LocalSGD
@@ -35,6 +37,8 @@ class Distributed(WithStrips):
     _rdmatensor_run: Run
     _rdmatensor_sync: Synchronizer
     _rdmatensor_exchange: Exchange | None
+    _rdmatensor_described: str
+    _rdmatensor_agreed: set[Any]
     compared = False
     """Whether processes are known to have begun with equal weights."""
 
@@ -47,7 +51,9 @@ class Distributed(WithStrips):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or optimizer._trainable_variables
+        self._rdmatensor_run.check()
         self._rdmatensor_prepare(variables)
+        self._rdmatensor_agree(variables)
         self._rdmatensor_compare(variables)
         exchange = self._rdmatensor_exchange
         if optimizer.gradient_accumulation_steps is None:
@@ -85,6 +91,20 @@ class Distributed(WithStrips):
             exchange = Exchange(groups.across, LocalSGD(groups.period))
             object.__setattr__(self, "_rdmatensor_exchange", exchange)
 
+    def _rdmatensor_agree(self, variables: Sequence[Any]) -> None:
+        """Makes sure, once, that all processes train the same variables in the same way."""
+        optimizer: Any = self
+        run, sync = self._rdmatensor_run, self._rdmatensor_sync
+        found = run.generation, tuple(id(each) for each in variables)
+        if found in self._rdmatensor_agreed:
+            return
+        name = plain(optimizer.name)
+        lines = [self._rdmatensor_described]
+        if sync.waits and not sync.apart:
+            lines.extend(settings_of(optimizer))
+        agree(run, variables, f"how {name} trains, and its variables", lines)
+        self._rdmatensor_agreed.add(found)
+
     def _rdmatensor_compare(self, variables: Sequence[Any]) -> None:
         """Compares the weights of all processes, once, before the first step."""
         if not self.compared:
@@ -93,12 +113,13 @@ class Distributed(WithStrips):
 
     def _rdmatensor_reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         optimizer: Any = self
-        run, sync, name = self._rdmatensor_run, self._rdmatensor_sync, optimizer.name
-        groups = groups_of(variables)
+        run, sync, name = self._rdmatensor_run, self._rdmatensor_sync, plain(optimizer.name)
+        groups, names = groups_of(variables), labels_of(variables)
         if groups is None:
+            sync.names = names
             return sync.gradients(run, list(grads), name)
         strips = [strip_of(each) is not None for each in variables]
-        results = groups.gradients(sync, grads, strips, name)
+        results = groups.gradients(sync, grads, strips, name, names)
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
             results = groups.agree_on_infinities(results, f"the gradients of {name}")
         return results
@@ -135,7 +156,7 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if not scales and keras.config.dtype_policy().name == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-    sync = sync or AllReduce()
+    sync = _checked(sync, Synchronizer, "distribute(optimizer, sync)", "LocalSGD(8)")
     if run.returns and not sync.comes_back:
         raise UsageError(
             f"rank {run.rank} was started again while the others train: with {type(sync).__name__} it "
@@ -154,6 +175,21 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
     return optimizer
 
 
+def _checked(sync: Any, kind: type, where: str, example: str) -> Any:
+    """The synchronizer, AllReduce if it is None. UsageError if it is something else than a `kind`."""
+    if sync is None:
+        return AllReduce()
+    if isinstance(sync, kind):
+        return sync
+    if isinstance(sync, type) and issubclass(sync, kind):
+        raise UsageError(
+            f"{where} got the class {sync.__name__}: give an object, {sync.__name__}()"
+        )
+    raise UsageError(
+        f"{where} got {sync!r}: give an object, such as rt.AllReduce() or rt.{example}"
+    )
+
+
 def put_in_front(optimizer: Any, run: Run, sync: Synchronizer) -> None:
     """Gives the object a class that communicates, with the name and module of its own."""
     cls = sync.front(optimizer, run) or Distributed
@@ -165,6 +201,8 @@ def put_in_front(optimizer: Any, run: Run, sync: Synchronizer) -> None:
         _rdmatensor_run=run,
         _rdmatensor_sync=sync,
         _rdmatensor_exchange=Exchange(run, sync) if sync.exchanges else None,
+        _rdmatensor_described=described(sync),
+        _rdmatensor_agreed=set(),
     )
 
 
@@ -185,7 +223,9 @@ def iterations_of(optimizer: Any) -> Any:
 
 
 def _is_distributed(optimizer: Any) -> bool:
-    return isinstance(optimizer, Distributed) or any(map(_is_distributed, inside(optimizer)))
+    # One that was made from the configuration of a distributed one has its class only.
+    own = "_rdmatensor_run" in getattr(optimizer, "__dict__", {})
+    return own or any(map(_is_distributed, inside(optimizer)))
 
 
 def exchange_of(optimizer: Any) -> Exchange | None:
@@ -199,6 +239,14 @@ def sync_of(optimizer: Any) -> Synchronizer:
     if exchange is not None:
         return exchange.sync
     return getattr(optimizer, "_rdmatensor_sync", None) or Synchronizer()
+
+
+def trace_anew(model: Any, optimizers: Sequence[Any], run: Run) -> None:
+    """Let a model that goes on after init() agree with the others again, because some may be new."""
+    agreed = set[Any]().union(*(getattr(each, "_rdmatensor_agreed", ()) for each in optimizers))
+    if agreed and all(generation != run.generation for generation, _ in agreed):
+        model.train_function = None
+        model.make_train_function()
 
 
 def move_outwards(optimizer: Any) -> None:
@@ -231,7 +279,16 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         sync: AllReduce | None = None,
     ) -> None:
         super().__init__(persistent, watch_accessed_variables)
-        self._rdmatensor = current(), sync or AllReduce()
+        if isinstance(sync, Synchronizer) and not isinstance(sync, AllReduce):
+            raise UsageError(
+                f"a tape averages gradients, and {type(sync).__name__} does something else: give the tape "
+                "rt.AllReduce(...), or give the synchronizer to distribute() and use a plain tape"
+            )
+        where = "GradientTape(sync=...)"
+        self._rdmatensor = (
+            current(),
+            _checked(sync, AllReduce, where, 'AllReduce("auto", "float16")'),
+        )
         self._weighing: list[Weighing] = []
 
     def __enter__(self) -> GradientTape:
@@ -259,12 +316,13 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
                 "a tape cannot serve tables whose rows are in several processes: use fit(), or "
                 'parallelize(ways="gather")'
             )
-        groups = groups_of(variables)
+        agree(run, variables, "the variables of a tape", always=False)
+        groups, names = groups_of(variables), labels_of(variables)
         if groups is None:
-            means = mean(run, flat, sync, "a tape")
+            means = mean(run, flat, sync, "a tape", names)
         elif groups.period > 1:
             raise UsageError("split(period=...) needs distribute(), which counts the steps")
         else:
             strips = [strip_of(each) is not None for each in variables]
-            means = groups.gradients(sync, flat, strips, "a tape")
+            means = groups.gradients(sync, flat, strips, "a tape", names)
         return tf.nest.pack_sequence_as(gradients, means, expand_composites=False)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..errors import UsageError
 from ..group import Group
 from ..topology import Topology
 from . import operations
-from .process import Run
+from .process import LEFT, Run
 from .sync.rejoin import Place
 
 _TEXT = 512
@@ -29,23 +30,31 @@ class Part(Place):
         self.size, self.rank = len(ranks), list(ranks).index(run.rank)
         self.ranks = [run.ranks[each] for each in ranks]
         """Of the members, in the whole run."""
-        self.local_rank, self.timeout, self.device = self.rank, run.timeout, run.device
         self.closing: list[Callable[[], None]] = run.closing
-        self.parts, self.topology = run.parts, run.topology
+        self.parts = run.parts
         self.group: Group | None = None
         self.handle: Any = None
+        self.join(run, root)
         if self.size > 1:
-            assert run.device is not None
-            self.group = Group(run.device, self.rank, self.size, root, name, run.timeout)
-            with tf.init_scope():  # it may be made while a step is traced
-                self.handle = operations.handle_of(run.device, self.group, run.timeout)
             self.parts.append(self)
-            try:
-                if run.topology is not None:
-                    self.follow(run.topology)
-            except BaseException:
-                self.close()
-                raise
+
+    def join(self, run: Run, root: str) -> None:
+        """Makes the group, also after the run has joined again. All its members call it."""
+        self.local_rank, self.timeout, self.device = self.rank, run.timeout, run.device
+        self.topology = run.topology
+        self.stores, self.addresses, self.published = 0, (), None
+        if self.size == 1:
+            return
+        assert run.device is not None
+        self.group = Group(run.device, self.rank, self.size, root, self.name, run.timeout)
+        with tf.init_scope():  # it may be made while a step is traced
+            self.handle = operations.handle_of(run.device, self.group, run.timeout, self.handle)
+        try:
+            if run.topology is not None:
+                self.follow(run.topology)
+        except BaseException:
+            self.leave()
+            raise
 
     def follow(self, topology: Topology) -> None:
         """Gives the group trees along the run's links, as they are now. Every member calls it.
@@ -59,11 +68,21 @@ class Part(Place):
         if self.group is not None and among.connected:
             use(self.group, among, roots=[0], timeout=self.timeout)
 
+    def check(self) -> None:
+        """UsageError if this process has left the group."""
+        if self.size > 1 and self.group is None:
+            raise UsageError(LEFT)
+
     def close(self) -> None:
-        """Leaves the group."""
+        """Leaves the group for good."""
+        if self in self.parts:
+            self.parts.remove(self)
+        self.leave()
+
+    def leave(self) -> None:
+        """Leaves the group, until the run joins again."""
         group, self.group = self.group, None
         if group is not None:
-            self.parts.remove(self)
             operations.leave(self.handle, release=False)
             group.close()
             operations.leave(self.handle, release=True)

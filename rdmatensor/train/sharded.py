@@ -19,6 +19,8 @@ from ..errors import UsageError
 from . import operations
 from .ahead import Ahead
 from .elementwise import refuse_if_not_elementwise
+from .gradients import check_bucket_bytes
+from .names import plain
 from .optimizer import Distributed, put_in_front
 from .part import Part, gather_texts
 from .process import Run
@@ -52,6 +54,9 @@ class ShardedOptimizer(Synchronizer):
     """All processes, as groups of their own: operations of one group start in the order of the program, and
     weights need not wait for gradients that do not exist yet."""
 
+    def __post_init__(self) -> None:
+        check_bucket_bytes(self.bucket_bytes)
+
     def front(self, optimizer: Any, run: Run) -> type | None:
         if hasattr(_sharded(optimizer), "optimizers"):
             raise UsageError(
@@ -64,7 +69,6 @@ class ShardedOptimizer(Synchronizer):
             for _ in range(1 + self.ahead):
                 name = f"rdmatensor.train.weights.{next(_made)}"
                 self.lanes.append(Part(run, range(run.size), root, name))
-            run.closing.append(self.close)
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             inner = optimizer.inner_optimizer
             put_in_front(inner, run, self)
@@ -74,10 +78,6 @@ class ShardedOptimizer(Synchronizer):
             refuse_if_not_elementwise(optimizer)
             _start_with(optimizer)
         return Sharded
-
-    def close(self) -> None:
-        while self.lanes:
-            self.lanes.pop().close()
 
     def shared(self, optimizer: Any) -> list[Any]:
         cuts = _sharded(optimizer)._rdmatensor_cuts
@@ -229,6 +229,8 @@ class Sharded(_Saved, Distributed):
         optimizer: Any = self
         if trainable_variables is None and optimizer.built:
             trainable_variables = [each.whole for each in self._rdmatensor_strips]
+        self._rdmatensor_run.check()
+        self._rdmatensor_agree(trainable_variables or optimizer._trainable_variables)
         if not self._rdmatensor_outer:
             trainable_variables = list(trainable_variables)
             self._rdmatensor_compare(trainable_variables)
@@ -357,7 +359,9 @@ class Sharded(_Saved, Distributed):
         """The square of each whole gradient's norm."""
         optimizer: Any = self
         own = tf.stack([tf.reduce_sum(tf.square(tf.cast(each, tf.float32))) for each in grads])
-        return operations.all_reduce(self._rdmatensor_run, own, "sum", f"norms of {optimizer.name}")
+        return operations.all_reduce(
+            self._rdmatensor_run, own, "sum", f"norms of {plain(optimizer.name)}"
+        )
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         optimizer: Any = self
@@ -388,7 +392,7 @@ class Sharded(_Saved, Distributed):
             cut = self._rdmatensor_cuts.get(id(each))
             if cut is not None:
                 rows = operations.all_gather(
-                    run, tf.convert_to_tensor(each), f"state {number} of {optimizer.name}"
+                    run, tf.convert_to_tensor(each), f"state {number} of {plain(optimizer.name)}"
                 )
                 if run.rank == 0:
                     whole[id(each)] = cut.whole(rows).numpy()
@@ -414,7 +418,7 @@ class Sharded(_Saved, Distributed):
             if cut is not None:
                 value = loaded.get(id(each))
                 value = tf.zeros(cut.shape, each.dtype) if value is None else value
-                name = f"state {number} of {optimizer.name}"
+                name = f"state {number} of {plain(optimizer.name)}"
                 each.assign(cut.own(operations.broadcast(self._rdmatensor_run, value, 0, name)))
 
 
@@ -432,6 +436,7 @@ class ShardedScale(_Saved, Distributed):
         elif not inner.built:
             inner.build(trainable_variables or optimizer._trainable_variables)
         variables = trainable_variables or [each.whole for each in inner._rdmatensor_strips]
+        self._rdmatensor_agree(variables)
         self._rdmatensor_compare(variables)
         present = [i for i, each in enumerate(grads) if each is not None]
         strips = [
@@ -446,7 +451,7 @@ class ShardedScale(_Saved, Distributed):
     def check_finite(self, grads: Sequence[Any]) -> Any:
         optimizer: Any = self
         finite = tf.cast(super().check_finite(grads), tf.int32)  # type: ignore[misc]
-        name = f"whether gradients of {optimizer.name} are finite"
+        name = f"whether gradients of {plain(optimizer.name)} are finite"
         return operations.all_reduce(self._rdmatensor_run, finite, "min", name) > 0
 
 

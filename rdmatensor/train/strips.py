@@ -11,7 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from . import operations
+from .agree import label
 from .gradients import bucket_bytes_of, buckets_of
+from .names import plain
 from .part import Part
 from .process import Run
 
@@ -78,7 +80,7 @@ class Buckets:
     ) -> None:
         """Weights travel in `lanes`, all of the processes of `run`: those that the next forward pass needs
         first do not wait for the others. `dtypes` are those of the gradients of `strips`."""
-        self._run, self._strips, self._name = run, strips, name
+        self._run, self._strips, self._name = run, strips, plain(name)
         sized = [
             (i, (dtype, each.variable.dtype), each.cut.count * tf.as_dtype(dtype).size)
             for i, (each, dtype) in enumerate(zip(strips, dtypes, strict=True))
@@ -92,6 +94,12 @@ class Buckets:
     def __len__(self) -> int:
         return len(self.members)
 
+    def _detail(self, what: str, number: int) -> str:
+        heading = f"{what} {number + 1} of {len(self)} of {self._name}"
+        return operations.listed(
+            heading, [label(self._strips[i].whole) for i in self.members[number]]
+        )
+
     def start_reduce(self, number: int, grads: Sequence[Any]) -> Callable[[], list[Any]]:
         """Starts to reduce a bucket. What it returns waits, and gives the mean of each own strip."""
         strips = [self._strips[i] for i in self.members[number]]
@@ -103,7 +111,7 @@ class Buckets:
             self._run.handle,
             "reduce_scatter",
             [rows[0] if len(rows) == 1 else tf.concat(rows, 1)],
-            f"gradients {number + 1} of {len(self)} of {self._name}",
+            self._detail("gradients", number),
             **operations.averaging(dense[0].dtype, self._run.size),
             shapes=[tf.TensorShape([1, sum(widths)])],
         )
@@ -122,7 +130,7 @@ class Buckets:
             self._lanes[number].handle,
             "all_gather",
             [own[0] if len(own) == 1 else tf.concat(own, 0)],
-            f"weights {number + 1} of {len(self)} of {self._name}",
+            self._detail("weights", number),
         )
         return started.token
 

@@ -16,9 +16,10 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from . import operations
+from .agree import labels_of
 from .backup import Backup, Kept, skip
 from .equal import broadcast_variables, comparable, differing, take_rank_0s
-from .optimizer import exchange_of, iterations_of, leaves_of, sync_of
+from .optimizer import exchange_of, iterations_of, leaves_of, sync_of, trace_anew
 from .optimizers import averages, distributed
 from .pauses import Pauses, Plan
 from .process import Run
@@ -90,6 +91,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             optimizer = None
         if optimizer is not None and model.built and not optimizer.built:
             optimizer.build(model.trainable_variables)
+        trace_anew(model, self._optimizers, run)
         kept = Kept()
         if self._folder is not None:
             self._backup = Backup(self._folder, run, model, self._optimizers or [optimizer])
@@ -306,7 +308,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
                 self._run.handle,
                 "all_reduce",
                 [tf.convert_to_tensor(each) for each in members],
-                f"statistics of layers, {dtype}",
+                operations.listed(f"statistics of layers, {dtype}", labels_of(members)),
                 **operations.averaging(tf.as_dtype(dtype), self._run.size),
             )
             for variable, value in zip(members, started.finish(), strict=True):

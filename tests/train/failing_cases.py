@@ -136,7 +136,8 @@ def kill_and_resume(backup: str, dies: str = "") -> Any:
 
 def disagreements() -> Any:
     """What a process is told if another one does something else."""
-    return {how: disagree(how) for how in ("shape", "name", "kind", "type", "steps", "model")}
+    ways = "shape", "name", "kind", "type", "steps", "model", "gradients", "synchronizers"
+    return {how: disagree(how) for how in ways}
 
 
 def disagree(how: str) -> Any:
@@ -155,6 +156,10 @@ def disagree(how: str) -> Any:
             _uneven(odd)
         elif how == "model":
             _another_model(odd)
+        elif how == "gradients":
+            _another_branch(odd)
+        elif how == "synchronizers":
+            _another_synchronizer(odd)
     except tf.errors.OpError as error:
         return {"kind": type(error).__name__, "says": str(error)}
     return "no error"
@@ -171,6 +176,39 @@ def _another_model(odd: bool) -> None:
     layers = keras.layers.Dense(17 if odd else 16), keras.layers.Dense(sharded_cases.CLASSES)
     model = keras.Sequential([keras.Input((sharded_cases.WIDTH,)), *layers])
     model.compile(rt.distribute("sgd"), loss="mse")
+    model.fit(*_zeros(8), batch_size=4, callbacks=rt.callbacks(), verbose=0)
+
+
+class Two(keras.Model):  # type: ignore[misc]
+    """Two layers of one shape, of which it uses one."""
+
+    def __init__(self, odd: bool) -> None:
+        super().__init__(name="two")
+        self.heads = [keras.layers.Dense(sharded_cases.CLASSES, name=f"head{i}") for i in range(2)]
+        self._used = self.heads[odd]
+
+    def build(self, shape: Any) -> None:
+        for each in self.heads:
+            each.build(shape)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        return self._used(inputs)
+
+
+def _another_branch(odd: bool) -> None:
+    model = Two(odd)
+    model.build((None, sharded_cases.WIDTH))
+    if odd:
+        keras.optimizers.SGD(), keras.layers.Dense(1)  # names that Keras makes have other numbers
+    model.compile(rt.distribute(keras.optimizers.SGD()), loss="mse")
+    model.fit(*_zeros(8), batch_size=4, callbacks=rt.callbacks(), verbose=0)
+
+
+def _another_synchronizer(odd: bool) -> None:
+    model = sharded_cases._model()
+    sync = rt.LocalSGD(3) if odd else rt.AllReduce()
+    model.compile(rt.distribute("sgd", sync), loss="mse")
     model.fit(*_zeros(8), batch_size=4, callbacks=rt.callbacks(), verbose=0)
 
 

@@ -25,7 +25,7 @@ class _Counting(Synchronizer):
 
 
 def test_variables_share_no_memory_with_the_synchronizer() -> None:
-    run: Any = SimpleNamespace(group=object(), step=0, closing=[])
+    run: Any = SimpleNamespace(group=object(), step=0, closing=[], check=lambda: None)
     # By chance a vector may lie where TensorFlow uses it as it is, so there are many.
     for size in range(1000, 1024):
         sync = _Counting()

@@ -137,7 +137,9 @@ def test_disagreement_names_both(tmp_path: Path) -> None:
         "kind": ["all_reduce of float32", "all_gather of float32"],
         "type": ["all_reduce of float32", "all_reduce of float64"],
         "steps": ["gradients", "metrics of an epoch"],
-        "model": ["278 elements", "295 elements", "the model at the start", "at member"],
+        "model": ["dense/kernel float32 [12, 16]", "dense/kernel float32 [12, 17]", "at the start"],
+        "gradients": ["gradients 1 of 1 of sgd: number 1 is two/", "head0/bias", "head1/bias"],
+        "synchronizers": ["AllReduce(bucket_bytes='auto'", "LocalSGD(period="],
     }
     for answers in run("disagreements", 2, tmp_path):
         for how, answer in answers.items():

@@ -18,6 +18,26 @@ constexpr uint64_t kTag = uint64_t{1} << 63 | 3;
 // members of a step are seldom further apart. What takes longer leaves the processor to the computation.
 constexpr int kSpinUs = 300;
 
+// What helps where processes disagree.
+constexpr const char* kAgree =
+    ". All processes have to do the same operations in the same order: look for what only some of "
+    "them have, such as a callback that saves, evaluates or stops (rt.on_rank_0 is for one of rank "
+    "0), a callback before those of rt.callbacks(), other data, layers or settings, or a variable "
+    "without a gradient";
+
+absl::Status Failure(rdt_status status, const std::string& name) {
+  const absl::Status why = StatusOf(status, name);
+  return status == RDT_ERR_PROTOCOL ? absl::Status(why.code(), absl::StrCat(why.message(), kAgree))
+                                    : why;
+}
+
+absl::Status Closed(const std::string& name) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rdmatensor: ", name,
+      ": this process has left the group: call rdmatensor.train.init() again. Models, optimizers "
+      "and functions then go on, if there are as many processes as before"));
+}
+
 }  // namespace
 
 const char* StartedVariant::kTypeName = "rdmatensor::Started";
@@ -26,7 +46,7 @@ void Started::End(rdt_status status) {
   std::vector<std::function<void()>> then;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (status < RDT_OK) status_ = StatusOf(status, name_);
+    if (status < RDT_OK) status_ = Failure(status, name_);
     ended_ = true;
     then.swap(then_);
   }
@@ -97,12 +117,7 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
   };
   // Members number their operations alike, so the number and the start are one step.
   std::lock_guard<std::mutex> lock(mutex_);
-  if (left_) {
-    return absl::FailedPreconditionError(
-        "rdmatensor: the group is closed: call rdmatensor.train.init() again, and build the model "
-        "and its "
-        "functions anew");
-  }
+  if (left_) return Closed(started->name());
   Number(started->tag);
   collective->tag[0] = started->tag[0];
   collective->tag[1] = started->tag[1];
@@ -119,7 +134,7 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
   }
   Ended(started.get(), status);
   if (status < RDT_OK) {
-    absl::Status why = StatusOf(status, detail);
+    absl::Status why = Failure(status, started->name());
     // Does nothing if the core has told the others.
     (void)rdt_group_fail(group_, started->tag, status, std::string(rdt_last_error()).c_str());
     return why;
@@ -130,13 +145,12 @@ absl::Status GroupState::Start(const std::shared_ptr<Started>& started, rdt_coll
 
 absl::Status GroupState::Refuse(const std::string& name, const absl::Status& why) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!left_) {
-    uint64_t tag[2];
-    Number(tag);
-    // StatusOf makes the same code of it at the others.
-    const rdt_status status = absl::IsResourceExhausted(why) ? RDT_ERR_NO_MEMORY : RDT_ERR_INVALID;
-    (void)rdt_group_fail(group_, tag, status, std::string(why.message()).c_str());
-  }
+  if (left_) return Closed(name);  // no memory is left, either
+  uint64_t tag[2];
+  Number(tag);
+  // StatusOf makes the same code of it at the others.
+  const rdt_status status = absl::IsResourceExhausted(why) ? RDT_ERR_NO_MEMORY : RDT_ERR_INVALID;
+  (void)rdt_group_fail(group_, tag, status, std::string(why.message()).c_str());
   return absl::Status(why.code(), absl::StrCat("rdmatensor: ", name, ": ", why.message()));
 }
 

@@ -20,6 +20,15 @@ REGISTER_OP("RdmatensorGroup")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 
+// Puts another group in the place of one that was left.
+REGISTER_OP("RdmatensorRejoin")
+    .Attr("device: int")
+    .Attr("group: int")
+    .Attr("timeout_ms: int")
+    .Input("left: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
 // What ends the use of the group (GroupState::Leave), and of its device (Release).
 REGISTER_OP("RdmatensorLeave")
     .Attr("release: bool")

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/types/span.h"
 #include "base/dtypes.h"
 #include "ops/group_state.h"
@@ -29,6 +30,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+// Makes the state of a group: the output, or what the handle that was given has from now on.
 class GroupKernel : public tensorflow::OpKernel {
  public:
   explicit GroupKernel(OpKernelConstruction* construction) : OpKernel(construction) {
@@ -40,8 +42,12 @@ class GroupKernel : public tensorflow::OpKernel {
     auto state = std::make_shared<GroupState>(reinterpret_cast<rdt_device*>(device_),
                                               reinterpret_cast<rdt_group*>(group_),
                                               static_cast<int>(timeout_ms_));
-    ShowStatisticsOf(state);
-    SetHandle(context, std::move(state));
+    if (context->num_inputs() > 0) {
+      OP_REQUIRES_OK(context, ReplaceState(context, state));
+    } else {
+      SetHandle(context, state);
+    }
+    ShowStatisticsOf(state);  // where the group was left, its statistics are over
   }
 
  private:
@@ -108,6 +114,9 @@ class StartKernel : public tensorflow::OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("root", &root));
     OP_REQUIRES_OK(construction, construction->GetAttr("detail", &detail_));
     OP_REQUIRES_OK(construction, construction->GetAttr("N", &count_));
+    lines_ = absl::StrSplit(detail_, '\n');
+    detail_ = lines_.front();
+    lines_.erase(lines_.begin());
     static constexpr const char* kKinds[] = {"all_reduce", "reduce_scatter", "all_gather",
                                              "broadcast",  "all_to_all",     "barrier"};
     static constexpr const char* kReductions[] = {"sum", "product", "min", "max", "mean"};
@@ -127,11 +136,8 @@ class StartKernel : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, state.status());
     GroupState& group = **state;
     std::vector<const Tensor*> inputs;
-    std::string detail = absl::StrCat(detail_, ":");
-    for (int i = 1; i <= count_; ++i) {
-      inputs.push_back(&context->input(i));
-      absl::StrAppend(&detail, " ", inputs.back()->shape().DebugString());
-    }
+    for (int i = 1; i <= count_; ++i) inputs.push_back(&context->input(i));
+    const std::string detail = DetailOf(inputs);
     auto started = std::make_shared<Started>(*state, detail_);
     started->called = tsl::profiler::GetCurrentTimeNanos();
     started->dtype = dtype_;
@@ -154,6 +160,18 @@ class StartKernel : public tensorflow::OpKernel {
     size_t number = 0;
     while (number < count && name != names[number]) ++number;  // TensorFlow has checked the name
     return static_cast<int>(number) + 1;
+  }
+
+  // What all members have to have in common. Each input has the line that names it, if as many lines were given.
+  std::string DetailOf(absl::Span<const Tensor* const> inputs) const {
+    std::string detail = detail_;
+    const bool named = lines_.size() == inputs.size();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (named) absl::StrAppend(&detail, "\n", lines_[i]);
+      absl::StrAppend(&detail, " ", inputs[i]->shape().DebugString());
+    }
+    for (size_t i = 0; !named && i < lines_.size(); ++i) absl::StrAppend(&detail, "\n", lines_[i]);
+    return detail;
   }
 
   // Reduces a single tensor where it lies. Puts the result of an all-reduce in its place if nobody else uses the tensor.
@@ -202,6 +220,11 @@ class StartKernel : public tensorflow::OpKernel {
     const Tensor& input = *inputs.front();
     const uint64_t size = group->size();
     const bool gathers = collective->kind == RDT_ALL_GATHER;
+    if (input.dims() == 0 && gathers) {
+      return absl::InvalidArgumentError(
+          "tensors are joined along the first dimension, and a scalar has none: give "
+          "tensor[tf.newaxis]");
+    }
     if (input.dims() == 0 || (!gathers && input.dim_size(0) % static_cast<int64_t>(size) != 0)) {
       return absl::InvalidArgumentError(absl::StrCat("the first dimension of ",
                                                      input.shape().DebugString(),
@@ -249,18 +272,19 @@ class StartKernel : public tensorflow::OpKernel {
   }
 
   static absl::Status NoMemory(uint64_t bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for ", bytes, " bytes, or the group is closed"));
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes"));
   }
 
   tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
   int count_ = 0;
   float scale_ = 1;
-  std::string detail_;
+  std::string detail_;  // its first line
+  std::vector<std::string> lines_;
   rdt_collective described_{};
 };
 
 REGISTER_KERNEL_BUILDER(Name("RdmatensorGroup").Device(tensorflow::DEVICE_CPU), GroupKernel);
+REGISTER_KERNEL_BUILDER(Name("RdmatensorRejoin").Device(tensorflow::DEVICE_CPU), GroupKernel);
 REGISTER_KERNEL_BUILDER(Name("RdmatensorLeave").Device(tensorflow::DEVICE_CPU), LeaveKernel);
 REGISTER_KERNEL_BUILDER(Name("RdmatensorStart").Device(tensorflow::DEVICE_CPU), StartKernel);
 

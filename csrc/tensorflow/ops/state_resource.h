@@ -5,6 +5,7 @@
 #define RDMATENSOR_TENSORFLOW_OPS_STATE_RESOURCE_H_
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -18,9 +19,20 @@ namespace rdmatensor {
 // `State` has a Description() for people.
 template <typename State>
 struct StateResource : tensorflow::ResourceBase {
-  explicit StateResource(std::shared_ptr<State> state) : state(std::move(state)) {}
-  std::string DebugString() const override { return state->Description(); }
-  const std::shared_ptr<State> state;
+  explicit StateResource(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::string DebugString() const override { return state()->Description(); }
+  std::shared_ptr<State> state() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return state_;
+  }
+  void Replace(std::shared_ptr<State> state) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    state_.swap(state);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<State> state_;
 };
 
 // Makes the handle of `state` the kernel's only output. The state lives as long as handles.
@@ -38,7 +50,16 @@ absl::StatusOr<std::shared_ptr<State>> StateOf(tensorflow::OpKernelContext* cont
   const auto& handle = context->input(0).scalar<tensorflow::ResourceHandle>()();
   auto found = handle.template GetResource<StateResource<State>>();
   if (!found.ok()) return found.status();
-  return (*found)->state;
+  return (*found)->state();
+}
+
+// Gives the handle that is the kernel's first input another state: functions that have been traced with it go on.
+template <typename State>
+absl::Status ReplaceState(tensorflow::OpKernelContext* context, std::shared_ptr<State> state) {
+  const auto& handle = context->input(0).scalar<tensorflow::ResourceHandle>()();
+  auto found = handle.template GetResource<StateResource<State>>();
+  if (found.ok()) (*found)->Replace(std::move(state));
+  return found.status();
 }
 
 }  // namespace rdmatensor

@@ -48,9 +48,7 @@ class Groups:
         )
 
         def part(ranks: Sequence[int], what: str) -> Part:
-            made = Part(run, ranks, addresses[ranks[0]], f"{name}.{what}.{ranks[0]}")
-            run.closing.append(made.close)
-            return made
+            return Part(run, ranks, addresses[ranks[0]], f"{name}.{what}.{ranks[0]}")
 
         first = self.number * size
         # A part is as good as a run here.
@@ -84,17 +82,24 @@ class Groups:
 
     @operations.as_written
     def gradients(
-        self, sync: Synchronizer, gradients: Sequence[Any], strips: Sequence[bool], name: str
+        self,
+        sync: Synchronizer,
+        gradients: Sequence[Any],
+        strips: Sequence[bool],
+        name: str,
+        names: Sequence[str],
     ) -> list[Any]:
         """Averages gradients: of whole variables over all processes, of strips over all groups.
 
-        With a period, each group averages for itself. `strips` tells which gradients are of strips.
+        With a period, each group averages for itself. `strips` tells which gradients are of strips, and
+        `names` has the names of their variables.
         """
         assert isinstance(sync, AllReduce)
         results = list(gradients)
         whole = [i for i, cut in enumerate(strips) if not cut]
         apart = self.period > 1
         run = self.inside if apart else self.run
+        sync.names = [names[i] for i in whole]
         means = sync.gradients(run, [results[i] for i in whole], name)
         for i, value in zip(whole, means, strict=True):
             results[i] = value
@@ -104,7 +109,8 @@ class Groups:
         if not apart:
             wire = sync.compression if isinstance(sync.compression, str) else None
             plain = AllReduce(sync.bucket_bytes, wire)
-            scaled = mean(self.across, scaled, plain, f"strips of {name}")
+            of = [names[i] for i in cut]
+            scaled = mean(self.across, scaled, plain, f"strips of {name}", of)
         for i, value in zip(cut, scaled, strict=True):
             results[i] = value
         return results

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from .. import front, operations
+from ..names import plain
 from .groups import Groups
 from .strips import bounds, cut, take, to_save, widest
 
@@ -40,7 +41,7 @@ class CutDense:
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         layer: Any = self
-        place, name = self._rdmatensor_place, layer.name
+        place, name = self._rdmatensor_place, plain(layer.name)
         groups = place.groups
         if place.mode == "column":
             result = product(

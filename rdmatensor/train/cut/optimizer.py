@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...errors import UsageError
+from ..names import plain
 from .strips import groups_of, mark, strip_of, take, to_save
 
 # They use a matrix as a whole.
@@ -46,7 +47,7 @@ class WithStrips:
         if groups is None or not (optimizer.clipnorm or optimizer.global_clipnorm):
             return super()._clip_gradients(grads)  # type: ignore[misc]
         strips = [strip_of(each) is not None for each in self._rdmatensor_variables]
-        norms = groups.squared_norms(grads, strips, f"gradients of {optimizer.name}")
+        norms = groups.squared_norms(grads, strips, f"gradients of {plain(optimizer.name)}")
         limit = optimizer.clipnorm or optimizer.global_clipnorm
         if optimizer.clipnorm:
             factors = tf.unstack(limit / tf.maximum(tf.sqrt(norms), limit))

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from .. import operations
+from ..names import plain
 from ..sync.base import Array
 from .groups import SAVE, Groups
 
@@ -61,7 +62,7 @@ class Strip:
         step = _rows(padded, inside.size)
         for first in range(0, width, step):
             rows = padded[first : first + step]
-            found = operations.all_gather(inside, rows, f"strips of {self.name}").numpy()
+            found = operations.all_gather(inside, rows, f"strips of {plain(self.name)}").numpy()
             for index in range(inside.size if wanted else 0):
                 start, stop = bounds(length, inside.size, index)
                 place = joined[start:stop][first : first + step]
@@ -80,7 +81,7 @@ class Strip:
                 rows = np.zeros((last - first, *self.shape[1:]), dtype)
             else:
                 rows = np.asarray(whole[first:last], dtype)
-            what = f"{self.name} {self.shape} from {first}"
+            what = f"{plain(self.name)} {self.shape} from {first}"
             found = operations.broadcast(run, rows, 0, what).numpy()
             if self.axis == 0:
                 begin, end = max(start, first), min(stop, last)

@@ -40,6 +40,9 @@ class Synchronizer:
     """Whether a process that died can come back while the others train."""
     shapes: Sequence[tuple[int, ...]] = ()
     """Those of the variables in `x`, in their order. Set before `begin`."""
+    names: Sequence[str] = ()
+    """Of the variables that gradients are of, in their order. Set before `gradients`: what processes exchange
+    has these names, so that they notice if they mean different variables."""
 
     def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
         """Changes gradients (tensors, IndexedSlices or None) while TensorFlow traces the step."""

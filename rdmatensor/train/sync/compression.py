@@ -40,7 +40,7 @@ class Compression:
         Group's operations raise, and ValueError if a member sends what cannot be.
         """
         strange = np.array([not np.isfinite(vector).all()], np.float32)
-        if group.all_reduce(strange, timeout=timeout, detail=f"whether {name} is finite")[0]:
+        if group.all_reduce(strange, timeout=timeout, detail=f"finiteness of {name}")[0]:
             return np.full(vector.shape, np.nan, np.float32)
         return self._mean(group, vector.astype(np.float32, copy=False), shapes, name, timeout)
 

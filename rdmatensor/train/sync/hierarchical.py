@@ -78,6 +78,7 @@ class Hierarchical(Synchronizer):
 
     def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
         self._join(run)
+        self._inside.names = self.names
         return self._inside.gradients(self._here, gradients, name)
 
     def begin(self, run: Run, x: Array) -> int:
@@ -127,10 +128,6 @@ class Hierarchical(Synchronizer):
 
     def close(self) -> None:
         self._between.close()
-        for each in (self._leaders, self._here):
-            if each is not None:
-                each.close()
-        self._leaders = self._here = None
 
 
 def _host() -> str:

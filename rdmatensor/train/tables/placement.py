@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from .. import operations
+from ..names import plain
 from ..process import Run
 from ..sync.base import Array
 
@@ -65,7 +66,7 @@ class Placement:
             shape = (min(block, self.rows - begin), self.width)
             part = np.zeros(shape, np.float32) if whole is None else whole[begin : begin + block]
             rows = operations.broadcast(
-                self.run, np.ascontiguousarray(part), 0, f"rows of {self.name}"
+                self.run, np.ascontiguousarray(part), 0, f"rows of {plain(self.name)}"
             )
             if self.run.rank < self.owners:
                 found.append(rows.numpy()[self.run.rank :: self.owners])
@@ -82,7 +83,7 @@ class Placement:
         found = np.empty((longest, self.owners, self.width), np.float32) if here else None
         for begin in range(0, longest, block):
             part = operations.all_gather(
-                self.run, mine[begin : begin + block], f"all rows of {self.name}"
+                self.run, mine[begin : begin + block], f"all rows of {plain(self.name)}"
             )
             if found is not None:
                 parts = part.numpy().reshape(self.run.size, -1, self.width)
@@ -134,7 +135,7 @@ def lookup(placement: Placement, variable: Any, ids: Any, dtype: Any) -> Any:
     All processes call it, each with its own ids, which may be none. The gradient arrives at the owners as
     rows that may repeat; those with negative numbers do not count.
     """
-    run, name = placement.run, placement.name
+    run, name = placement.run, plain(placement.name)
     size = run.size
     # Shapes are of no use between processes: each has its own.
     asked, counts, places = operations.library().rdmatensor_route(

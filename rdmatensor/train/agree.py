@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets processes agree which variables they exchange, and how, before they do.
+
+A variable has the number under which all processes have agreed on it first. Operations on variables carry
+these numbers and the names, so that they fail where processes mean different ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from . import operations
+from .names import plain
+from .process import Run
+from .tables.placement import is_owned
+
+# The attribute of a variable that has its number, and the generation of the run in which it got that.
+_NUMBER = "_rdmatensor_number"
+# Models that Keras names.
+_UNNAMED = ("sequential/", "functional/")
+
+
+def label(variable: Any) -> str:
+    """What names the variable in an operation. Call `agree` first."""
+    path = plain(str(getattr(variable, "path", None) or variable.name).removesuffix(":0"))
+    # A layer that was built alone, such as by adapt(), has no model in its path.
+    while path.startswith(_UNNAMED):
+        path = path.partition("/")[2]
+    number = getattr(variable, _NUMBER, (None, None))[1]
+    return path if number is None else f"{path} (variable {number})"
+
+
+def labels_of(sources: Sequence[Any]) -> list[str]:
+    """What names gradients of variables or tensors."""
+    return [label(each) if _is_variable(each) else f"source {i}" for i, each in enumerate(sources)]
+
+
+@operations.as_written
+def agree(
+    run: Run, variables: Sequence[Any], heading: str, more: Sequence[str] = (), always: bool = True
+) -> None:
+    """Makes sure that all processes mean the same variables, and have the same lines in `more`.
+
+    All of them call it, in eager code or while a step is traced. Without `always`, it does nothing if they
+    have agreed on all these variables before.
+    """
+    if run.size == 1 or run.handle is None:
+        return
+    variables = [each for each in variables if _is_variable(each)]
+    known = [getattr(each, _NUMBER, (None, 0))[0] == run.generation for each in variables]
+    if all(known) and not always:
+        return
+    for each, is_known in zip(variables, known, strict=True):
+        if not is_known:
+            _set_number(each, (None, None))
+    lines = [*more, *(f"{label(each)} {_kind_of(each)}" for each in variables)]
+    with tf.init_scope():
+        operations.barrier(run, operations.listed(heading, lines))
+    for each, is_known in zip(variables, known, strict=True):
+        if not is_known:
+            _set_number(each, (run.generation, run.numbered))
+            run.numbered += 1
+
+
+def _kind_of(variable: Any) -> str:
+    """Type and shape, but for a table that each process has other rows of."""
+    strip = getattr(variable, "_rdmatensor_strip", None)
+    shape = variable.shape if strip is None else strip.shape
+    dtype = tf.as_dtype(variable.dtype).name
+    return dtype if is_owned(variable) else f"{dtype} {list(shape)}"
+
+
+def _is_variable(thing: Any) -> bool:
+    return isinstance(thing, (tf.Variable, keras.Variable))
+
+
+def _set_number(variable: Any, number: tuple[Any, Any]) -> None:
+    # Gradients are asked for with variables of either kind.
+    both = (variable, variable.value) if isinstance(variable, keras.Variable) else (variable,)
+    for each in both:
+        object.__setattr__(each, _NUMBER, number)
+
+
+def described(thing: Any) -> str:
+    """A synchronizer and its settings, as far as processes have to have the same ones."""
+    settings = []
+    for name, value in sorted(vars(thing).items()):
+        ours = type(value).__module__.partition(".")[0] == "rdmatensor"
+        if ours and name not in ("_run", "lanes"):
+            settings.append(f"{name.lstrip('_')}={described(value)}")
+        elif not name.startswith("_") and isinstance(value, (int, float, str, type(None))):
+            settings.append(f"{name}={value!r}")
+    return f"{type(thing).__name__}({', '.join(settings)})"
+
+
+def settings_of(optimizer: Any) -> list[str]:
+    """What an optimizer is made of, but for its name: equal gradients change equal models alike only so."""
+    with tf.init_scope():
+        config = optimizer.get_config()
+    return [f"{type(optimizer).__name__}", *_settings(config, "")]
+
+
+def _settings(config: dict[str, Any], before: str) -> list[str]:
+    lines = []
+    for key, value in config.items():
+        if isinstance(value, dict):
+            lines.extend(_settings(value, f"{before}{key}."))
+        elif key != "name" and isinstance(value, (bool, int, float, str, type(None))):
+            lines.append(f"{before}{key} = {value!r}")
+    return lines

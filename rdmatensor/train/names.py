@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that are the same in all processes.
+
+Keras numbers the names that it makes ("dense_3"), by how many objects this process has made before. Processes
+that train one model may have made others besides, so they compare names without these numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import keras
+
+# What has names of its class and a number.
+_NAMED = keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.losses.Loss
+# What Keras makes of the names of classes, as far as it has been asked for.
+_known = {"variable"}
+
+
+def plain(text: str) -> str:
+    """The text without the numbers of names that Keras has made.
+
+    Names that a program gives stay whole, unless they end with the name of a class and a number.
+    """
+    return re.sub(r"\w+", lambda word: _plain_word(word.group()), text)
+
+
+def _plain_word(word: str) -> str:
+    done, begin = "", 0
+    for number in re.finditer(r"_\d+(?=_|$)", word):
+        stem = word[begin : number.start()]
+        done += stem if _ends_with_class(stem.lower()) else stem + number.group()
+        begin = number.end()
+    return done + word[begin:]
+
+
+def _ends_with_class(stem: str) -> bool:
+    """Wrappers put something in front of a layer's name, and optimizers the names of models."""
+    ends = {stem[i + 1 :] for i, each in enumerate(stem) if each == "_"} | {stem}
+    if ends & _known:
+        return True
+    _known.update(_classes())
+    return bool(ends & _known)
+
+
+def _classes() -> Iterator[str]:
+    left = list[type](_NAMED)
+    while left:
+        each = left.pop()
+        name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", each.__name__)
+        yield re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
+        left.extend(each.__subclasses__())
