@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import operations
+from .alike import compare, follow_variables
 from .equal import broadcast_variables as _broadcast_variables
 from .operations import Reduction, as_written
 from .process import current
@@ -56,13 +57,19 @@ def barrier(name: str = "barrier") -> None:
 
 @as_written
 def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
-    """Sets variables of TensorFlow or Keras to their values in rank `root`.
+    """Sets variables of TensorFlow or Keras, or all those of a Keras model, to their values in rank `root`.
 
     States of Keras's SeedGenerators are the exception: they are made to differ, as callbacks() does, so that
-    processes do not drop out the same units.
+    processes do not drop out the same units. With a model, raises UsageError if its layers differ in what is
+    no variable, as fit() does.
     """
     run = current()
-    variables = list(variables)
+    model = variables if hasattr(variables, "variables") else None
+    variables = list(variables if model is None else model.variables)
+    if model is not None and run.size > 1:
+        compare(run, model)
     _broadcast_variables(run, variables, root, "variables")
+    if model is not None:
+        follow_variables(model)
     if run.size > 1:
         Streams(run, variables).part(root)

@@ -123,7 +123,7 @@ def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None
         if is_owned(each):
             continue  # rows of a table that no other process has
         dtype = tf.as_dtype(each.dtype)
-        if dtype.is_bool or not (dtype.is_floating or dtype.is_integer):
+        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
             continue  # such as the state of a string table, which no process changes
         by_type.setdefault(dtype, []).append(each)
     for dtype, members in by_type.items():
@@ -135,10 +135,16 @@ def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None
             started = operations.start(
                 run.handle,
                 "broadcast",
-                [tf.convert_to_tensor(members[i]) for i in bucket],
+                [_sent(members[i]) for i in bucket],
                 f"{name}, {dtype.name}, {number + 1} of {len(buckets)}",
                 root=root,
             )
             for i, value in zip(bucket, started.finish(), strict=True):
                 # A variable would keep the memory of the operation, where the next one can use it.
-                members[i].assign(tf.raw_ops.DeepCopy(x=value))
+                value = tf.raw_ops.DeepCopy(x=value)
+                members[i].assign(tf.cast(value, tf.bool) if dtype.is_bool else value)
+
+
+def _sent(variable: Any) -> Any:
+    value = tf.convert_to_tensor(variable)
+    return tf.cast(value, tf.uint8) if value.dtype.is_bool else value

@@ -164,6 +164,10 @@ def init(
         else:
             _run = Run(role, timeout)
         atexit.register(shutdown)
+        if _run.size > 1:
+            from .synchronized import synchronize_moments
+
+            synchronize_moments(_together)
         try:
             _follow(_run, topology)
             _run.join_parts()
@@ -202,6 +206,11 @@ def current() -> Run:
     if _run is None:
         raise UsageError(LEFT if _before else "call rdmatensor.train.init() first")
     return _run
+
+
+def _together() -> Run | None:
+    """Return what init() returned, if this process trains with others now."""
+    return _run if _run is not None and _run.group is not None else None
 
 
 def rank() -> int:

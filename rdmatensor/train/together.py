@@ -17,6 +17,7 @@ import tensorflow as tf
 from ..errors import UsageError
 from . import operations
 from .agree import labels_of
+from .alike import compare, follow_variables
 from .backup import Backup, Kept, skip
 from .equal import broadcast_variables, comparable, differing, take_rank_0s
 from .optimizer import exchange_of, iterations_of, leaves_of, sync_of, trace_anew
@@ -26,6 +27,7 @@ from .process import Run
 from .seeds import Streams
 from .swap import swap_whole
 from .sync.base import Synchronizer
+from .synchronized import check
 
 
 class Together(keras.callbacks.Callback):  # type: ignore[misc]
@@ -92,6 +94,9 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
         if optimizer is not None and model.built and not optimizer.built:
             optimizer.build(model.trainable_variables)
         trace_anew(model, self._optimizers, run)
+        if run.size > 1 and not run.returns and model.built:
+            compare(run, model)
+            check(model, self.waits)
         kept = Kept()
         if self._folder is not None:
             self._backup = Backup(self._folder, run, model, self._optimizers or [optimizer])
@@ -134,6 +139,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
         if optimizer is not None and optimizer not in self._optimizers:
             state += optimizer.variables
         broadcast_variables(self._run, state, 0, "the model at the start")
+        follow_variables(self.model)
         operations.trim()
 
     def _come_back(self) -> Kept:

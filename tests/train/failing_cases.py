@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
+from rdmatensor import UsageError
 from rdmatensor.train import backup as backups
 from rdmatensor.train import operations
 from support.waits import until
@@ -160,7 +161,7 @@ def disagree(how: str) -> Any:
             _another_branch(odd)
         elif how == "synchronizers":
             _another_synchronizer(odd)
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, UsageError) as error:
         return {"kind": type(error).__name__, "says": str(error)}
     return "no error"
 

@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
+from rdmatensor import UsageError
 
-__all__ = ["metrics", "streams"]
+__all__ = ["metrics", "normalized", "states", "streams"]
 
 WIDTH, CLASSES = 6, 3
 L = keras.layers
@@ -220,4 +221,141 @@ def streams(backup: str, kept: str | None = None) -> Any:
     found["whole"] = fit(_noisy(), f"{backup}/whole", 4)
     fit(_noisy(), f"{backup}/parts", 2)
     found["resumed"] = fit(_noisy(), f"{backup}/parts", 4)
+    return found
+
+
+class Scaled(keras.layers.Layer):  # type: ignore[misc]
+    """A user's layer with a constant that no config has."""
+
+    def __init__(self, scale: Any) -> None:
+        super().__init__()
+        self.scale = scale
+        self.rank = rt.rank()  # which changes nothing
+
+    def call(self, x: Any) -> Any:
+        return x * self.scale
+
+
+def _adapted(layer: Any, data: Any) -> Any:
+    layer.adapt(data)
+    return layer
+
+
+def _words(layer: Any, word: str) -> Any:
+    return _adapted(layer, np.array([["the"], ["word"], [word]]))
+
+
+def states() -> Any:
+    """What fit does of layers that differ between processes, by kind of layer; and of those that do not."""
+    run = rt.init()
+    odd = float(run.rank)
+    x, y = _data()
+    mine = rt.shard(x) * (1 + odd)
+    inputs = keras.Input((WIDTH,))
+    made: dict[str, Any] = {
+        "mean": lambda: _adapted(L.Normalization(), mine),
+        "given": lambda: L.Normalization(mean=odd, variance=1.0),
+        "bins": lambda: _adapted(L.Discretization(num_bins=3), mine),
+        "rate": lambda: L.Dropout(0.25 + 0.25 * odd),
+        "constant": lambda: Scaled(tf.constant([1.0 + odd])),
+        "list": lambda: Scaled([1.0, 2.0 + odd] * 3),
+        "closure": lambda: L.Lambda(lambda v: v * (1.0 + odd)),
+        "nested": lambda: keras.Sequential([L.Dense(4), L.Dropout(0.1 + 0.1 * odd)]),
+        "same": lambda: _adapted(L.Normalization(), x),
+        "first": lambda: L.Normalization() if odd else _adapted(L.Normalization(), x),
+        "seeds": lambda: L.Dropout(0.5, seed=run.rank),
+        "user": lambda: Scaled(2.0),
+    }
+    found = {name: _tried(lambda of=of: [keras.Input((WIDTH,)), of(), L.Dense(1)], x, y)
+             for name, of in made.items()}  # fmt: skip
+    between = keras.Model(inputs, L.Dense(1)(keras.ops.multiply(inputs, 1.0 + odd)))
+    found["between"] = _tried(lambda: between, x, y)
+    flag = tf.Variable([run.rank == 0, False])
+    rt.broadcast_variables([flag])
+    found["flag"] = flag.numpy().tolist()
+    words = np.array([["the"], ["word"]] * 32)
+    for name, lookup in {
+        "strings": L.StringLookup(),
+        "text": L.TextVectorization(output_sequence_length=1),
+    }.items():
+        layers = [keras.Input((1,), dtype="string"), _words(lookup, f"of{run.rank}")]
+        layers += [L.Embedding(9, 2), L.Flatten(), L.Dense(1)]
+        found[name] = _tried(lambda of=layers: of, words, y, strings=True)
+    model = keras.Sequential([keras.Input((WIDTH,)), L.Dropout(0.25 + 0.25 * odd), L.Dense(1)])
+    try:
+        rt.broadcast_variables(model)
+        found["broadcast"] = "no error"
+    except UsageError as error:
+        found["broadcast"] = str(error)
+    return found
+
+
+def _tried(layers: Any, x: Any, y: Any, strings: bool = False) -> Any:
+    """The error, or what the model predicts."""
+    if rt.rank():
+        L.Dense(1)  # names are counted in each process
+    made = layers()
+    model = made if isinstance(made, keras.Model) else keras.Sequential(made)
+    model.compile(rt.distribute("sgd"), loss="mse")
+    x, y = (tf.constant(x), tf.constant(y)) if strings else (x, y)
+    try:
+        model.fit(x, y, batch_size=32, verbose=0, callbacks=rt.callbacks())
+    except UsageError as error:
+        return str(error)
+    return np.asarray(model.predict(x[:4], verbose=0)).tolist()
+
+
+def normalized() -> Any:
+    """BatchNormalization over the batches of all processes, in fit, eager calls and loops; uneven parts."""
+    run = rt.init()
+    x, y = _data()
+    x = x * np.linspace(1, 9, WIDTH, dtype="f") + 1000 * np.arange(WIDTH, dtype="f")  # large means
+    found: dict[str, Any] = {}
+    keras.utils.set_random_seed(1)
+    # Alone, Keras's synchronized moments would lose digits.
+    several = run.size > 1
+    layer = L.BatchNormalization(synchronized=several, momentum=0.5)
+    layer.build((None, WIDTH))
+    part = slice(None) if run.size == 1 else slice(0, 50) if run.rank == 0 else slice(50, None)
+    rows = np.asarray(layer(x[part], training=True))
+    found["eager"] = [
+        np.asarray(each).tolist() for each in (layer.moving_mean, layer.moving_variance)
+    ]
+    found["rows"] = rows[:2].tolist()
+    mask = np.arange(64 * 3).reshape(64, 3) % 5 > 0
+    series = np.repeat(x[:, None], 3, axis=1) * np.arange(1, 4, dtype="f")[:, None]
+    other = L.BatchNormalization(synchronized=several, momentum=0.5)
+    other(series[part], training=True, mask=mask[part])
+    found["masked"] = [
+        np.asarray(each).tolist() for each in (other.moving_mean, other.moving_variance)
+    ]
+    found["moments"] = [
+        np.asarray(each).tolist() for each in keras.ops.moments(x[part], [0], synchronized=several)
+    ]
+    for eager in (False, True):
+        keras.utils.set_random_seed(1)
+        normal = L.BatchNormalization(synchronized=several, momentum=0.5)
+        model = keras.Sequential([keras.Input((WIDTH,)), L.Dense(5), normal, L.Dense(1)])
+        model.compile(rt.distribute(keras.optimizers.SGD(0.05)), loss="mse", run_eagerly=eager)
+        history = model.fit(*rt.shard((_data()[0], y)), batch_size=16 // run.size, epochs=2,
+                            shuffle=False, verbose=0, callbacks=rt.callbacks()).history  # fmt: skip
+        found[f"fit {eager}"] = [
+            *(np.asarray(each).tolist() for each in model.weights),
+            history["loss"],
+        ]
+    step = tf.function(lambda v: layer(v, training=True), jit_compile=True)
+    found["errors"] = []
+    normal = L.BatchNormalization(synchronized=True)
+    model = keras.Sequential([keras.Input((WIDTH,)), normal, L.Dense(1)])
+    model.compile(rt.distribute("sgd", rt.PullGossip()), loss="mse")
+    tries: list[Any] = [
+        lambda: step(x),
+        lambda: model.fit(x, y, verbose=0, callbacks=rt.callbacks()),
+    ]
+    for each in tries if several else []:
+        try:
+            each()
+            found["errors"].append("no error")
+        except Exception as error:
+            found["errors"].append(str(error))
     return found

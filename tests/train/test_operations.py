@@ -136,14 +136,15 @@ def test_disagreement_names_both(tmp_path: Path) -> None:
         "name": ["of the loss", "of the model"],
         "kind": ["all_reduce of float32", "all_gather of float32"],
         "type": ["all_reduce of float32", "all_reduce of float64"],
-        "steps": ["gradients", "metrics of an epoch"],
-        "model": ["dense/kernel float32 [12, 16]", "dense/kernel float32 [12, 17]", "at the start"],
+        "steps": ["what losses are divided by", "at member"],
+        "model": ["(Dense) is not the same", "units is 16 at rank 0, and 17 at rank 1"],
         "gradients": ["gradients 1 of 1 of sgd: number 1 is two/", "head0/bias", "head1/bias"],
         "synchronizers": ["AllReduce(bucket_bytes='auto'", "LocalSGD(period="],
     }
+    kinds = {"model": "UsageError"}
     for answers in run("disagreements", 2, tmp_path):
         for how, answer in answers.items():
-            assert answer["kind"] == "InvalidArgumentError", answer
+            assert answer["kind"] == kinds.get(how, "InvalidArgumentError"), answer
             for word in words[how]:
                 assert word in answer["says"]
 
@@ -185,7 +186,7 @@ def test_one_process_is_left_alone(tmp_path: Path) -> None:
 def test_leaving_and_joining_again(tmp_path: Path) -> None:
     for first, second, says in run("again", 2, tmp_path):
         assert (first, second) == (3, 21)
-        assert "group is closed" in says
+        assert "has left the group: call rdmatensor.train.init() again" in says
 
 
 def test_xla_is_refused_with_the_remedy(tmp_path: Path) -> None:
