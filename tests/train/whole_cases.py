@@ -50,7 +50,7 @@ def whole() -> Any:
         weighted_metrics=[keras.metrics.Precision()],
     )
     data = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(8)
-    few = {"verbose": 0, "return_dict": True}
+    few: dict[str, Any] = {"verbose": 0, "return_dict": True}
     found: dict[str, list[Any]] = {
         "arrays": [
             rt.evaluate(model, x, y, sample_weight=weights, batch_size=8, **few),
