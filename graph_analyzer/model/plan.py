@@ -315,6 +315,7 @@ def join(plans: Sequence[TransferPlan]) -> TransferPlan:
         links=tuple(link for plan in plans for link in plan.links),
         edges=tuple(sorted(edges, key=lambda edge: (*edge.key, edge.graph))),
         control_edges=sum(plan.control_edges for plan in plans),
+        variables=tuple(dict.fromkeys(each for plan in plans for each in plan.variables)),
     )
 
 
