@@ -109,7 +109,7 @@ class Weighing:
         started = operations.start(
             self._run.handle, "all_reduce", [mine], "what losses are divided by"
         )
-        total = started.finish()[0]
+        total = tf.stop_gradient(started.finish()[0])
         if count is None or len(counts) > 1:
             self._rows = mine[-1], total[-1], _graph()
         return mine[0], total[0]
