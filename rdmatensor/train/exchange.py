@@ -109,6 +109,7 @@ class Exchange:
 
     def come_back(self, variables: Sequence[Any]) -> int:
         """Begins, in eager code, with the model of another process. Returns the step at which that was."""
+        self.variables = list(variables)
         x = _joined(variables).numpy()
         self._run.step = read_model(self._run, x)
         self._assign(variables, x)

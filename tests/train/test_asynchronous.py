@@ -126,7 +126,7 @@ def test_fit_goes_on_without_a_killed_process_until_it_comes_back(
         assert answer["slowest"] < 10
         if rank != doomed:
             assert answer["steps"] == answer["batches"]
-            assert any(name.startswith(f"rank_{rank}.epoch_") for name in answer["kept"])
+            assert any(name.startswith(f"rank_{rank}.kept_") for name in answer["kept"])
     back = answers[doomed]
     assert "cannot come back" in back["refused"]
     assert back["steps"] > back["batches"]  # it counts on
