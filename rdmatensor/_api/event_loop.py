@@ -88,19 +88,27 @@ class _Readers:
             self._watch()
             return await _in_time(future, left)
         except asyncio.CancelledError:
+            self._leave(future)
             if not future.cancelled():
                 self._wake()  # it was this reader's turn
             raise
         finally:
-            with suppress(ValueError):
-                self._waiting.remove(future)
-            if not self._waiting:
-                self.end()
+            self._leave(future)
+
+    def _leave(self, future: _Future) -> None:
+        with suppress(ValueError):
+            self._waiting.remove(future)
+        if not self._waiting:
+            self.end()
 
     def _wake(self) -> None:
+        """Lets the first reader take what has come. If it is the turn of one that has not run yet, no other
+        comes before it."""
         for future in self._waiting:
             if not future.done():
                 future.set_result(True)
+                return
+            if not future.cancelled() and future.result():
                 return
 
     def _watch(self) -> None:
