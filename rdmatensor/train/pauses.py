@@ -47,6 +47,8 @@ class Wish(NamedTuple):
     keep: bool = False
     stop: bool = False
     leave: bool = False
+    end: bool = False
+    """Whether a callback has ended training in one of them, perhaps because the model is of no use."""
 
 
 class Pauses:
@@ -80,23 +82,29 @@ class Pauses:
             told = operations.all_reduce(self._run, told, "max", "whether to leave after training")
         return bool(int(told[0]))
 
-    def after(self, batches: int, waits: bool) -> Wish:
-        """Called after so many more batches."""
+    def after(self, batches: int, waits: bool, watches: bool, ends: bool) -> Wish:
+        """Called after so many more batches.
+
+        `watches` says that a callback may end training between two steps, in all processes alike, and `ends`
+        that one has done so here.
+        """
         before, self._done = self._done, self._done + batches
         every = self._plan.every
         counted = isinstance(every, int) and self._done // every > before // every
-        if self._plan == Plan() or not (counted or self._done >= self._due):
+        looks = self._plan != Plan() or watches
+        if not looks or not (counted or self._done >= self._due):
             return Wish()
         now = time.monotonic()
         late = isinstance(every, timedelta) and now - self._kept >= every.total_seconds()
         over = self._plan.limit is not None and now - self._began >= self._plan.limit
         per_step = (now - self._looked) / (self._done - self._seen)
-        mine = tf.constant([counted or late, over, self._asked.is_set(), per_step], tf.float64)
+        wishes = [counted or late, over, self._asked.is_set(), ends, per_step]
+        mine = tf.constant(wishes, tf.float64)
         if waits:
             mine = operations.all_reduce(self._run, mine, "max", "whether to stop after a step")
-        keep, stop, leave, slowest = (float(each) for each in mine)
+        keep, stop, leave, ended, slowest = (float(each) for each in mine)
         self._looked, self._seen = now, self._done
         self._due = self._done + max(1, int(_APART / max(slowest, 1e-6)))
         if keep or stop or leave:
             self._kept = now
-        return Wish(bool(keep or stop or leave), bool(stop), bool(leave))
+        return Wish(bool(keep or stop or leave), bool(stop), bool(leave), bool(ended))

@@ -53,6 +53,8 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
         self._skip = self._done = 0
         self._kept = 0, 0  # the epoch and batch of the last backup
         self._restored = False
+        # Whether a callback has ended training here, between two steps; and whether all processes do so now.
+        self._ends = self._ended = self._stops = False
         self._shown = (0.0, 0)  # the loss that fit showed last, a mean over so many batches
         self._optimizers: list[Any] = []
         self._last = _Last(self)
@@ -84,6 +86,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         self._in_fit = True
         self._settled = self._compared = self._restored = False
+        self._ends = self._ended = self._stops = False
         model, run = self.model, self._run
         model._initial_epoch = None  # what a fit() before has left
         self._optimizers = distributed(model)
@@ -192,12 +195,20 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
                     sync.observe(total / (batch + 1 - count))
                 self._shown = (float(logs["loss"]), batch + 1)
         batches, self._done = batch + 1 - self._done, batch + 1
-        wish = self._pauses.after(batches, self.waits)
+        wish = self._pauses.after(batches, self.waits, self._looked_at, self._ends)
         if wish.keep and self._backup is not None:
             self._keep(self._epoch, self._done)
         if wish.leave:
             self._leave()
-        self.model.stop_training |= wish.stop
+        self._ended = wish.end
+        self._stops = wish.stop or wish.end
+        self.model.stop_training |= self._stops
+
+    def end_alike(self) -> None:
+        """Called after all callbacks: what one of them ends here, between two steps, ends in all processes
+        after the same step. Until then, this one goes on."""
+        if self.model.stop_training and not self._stops and self.waits:
+            self._ends, self.model.stop_training = True, False
 
     def _leave(self) -> None:
         # All together: a launcher ends the others when one has left, and they may still write.
@@ -220,7 +231,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             self._average_statistics()
         if self._backup is not None and not partial:
             self._keep(epoch + 1, 0)
-        elif self._backup is not None and self._kept != (epoch, self._done):
+        elif self._backup is not None and not self._ended and self._kept != (epoch, self._done):
             self._keep(epoch, self._done, metrics=False)  # which validation has begun anew
         if self._run.saves and (partial or self._backup is None):
             self._gather()
@@ -354,7 +365,8 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
         if not self.waits:
             return
         rates = [_rate_of(leaf) for each in self._optimizers for leaf in leaves_of(each)]
-        mine = tf.constant([[float(bool(self.model.stop_training)), *rates]], tf.float64)
+        stops = bool(self.model.stop_training or self._ends)
+        mine = tf.constant([[float(stops), *rates]], tf.float64)
         found = operations.all_gather(
             self._run, mine, "whether to stop, and learning rates"
         ).numpy()
@@ -413,6 +425,9 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._together.part()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._together.end_alike()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._together.stop_alike()

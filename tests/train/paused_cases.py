@@ -42,6 +42,21 @@ class _At(keras.callbacks.Callback):  # type: ignore[misc]
             self._act()
 
 
+class _End(keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends training in one process, after a step in the middle of the second epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if rt.rank() == 1 and (self._epoch, batch) == (1, 2):
+            self.model.stop_training = True
+
+
 class _Crash(Exception):
     pass
 
@@ -55,8 +70,8 @@ def _ask() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _fit(sync: str, *more: Any, epochs: int = 3, **arguments: Any) -> Any:
-    """Losses, weights and steps."""
+def _fit(sync: str, *more: Any, epochs: int = 3, poison: bool = False, **arguments: Any) -> Any:
+    """Losses, weights and steps. With `poison`, the last process has an example that is no number."""
     keras.utils.set_random_seed(5 + rt.rank())
     model = keras.Sequential(
         [keras.Input((6,)), _L.Dense(8, "tanh"), _L.BatchNormalization(), _L.Dense(1)]
@@ -65,6 +80,8 @@ def _fit(sync: str, *more: Any, epochs: int = 3, **arguments: Any) -> Any:
     model.compile(optimizer, loss="mse", run_eagerly=sync == "AllReduce")
     numbers = np.random.default_rng(3)
     x, y = (numbers.standard_normal((80, width)).astype("f") for width in (6, 1))
+    if poison:
+        x[8 * rt.size() * 2 + rt.size() - 1] = np.nan  # in the third batch of the last process
     history = model.fit(*rt.shard((x, y)), batch_size=8, epochs=epochs, shuffle=False, verbose=0,
                         callbacks=[*rt.callbacks(**arguments), *more])  # fmt: skip
     weights = [float(v) for each in model.weights for v in np.ravel(tf.convert_to_tensor(each))]
@@ -107,8 +124,39 @@ def paused(backups: str) -> Any:
         _fit("AllReduce", backup=backup, time_limit=1e-9),
         _fit("AllReduce", backup=backup),
     ]
+    found["ended"] = [
+        _fit("AllReduce", _End()),
+        _fit("AllReduce", keras.callbacks.TerminateOnNaN(), poison=True),
+    ]
     try:
         rt.callbacks(backup_every=2)
     except UsageError as error:
         found["refused"] = str(error)
+    found["again"] = _again()
     return found
+
+
+def _again() -> Any:
+    """What is said after shutdown(), and the weights of a model that goes on after init()."""
+    x, y = rt.shard(tuple(np.ones((16, width), np.float32) for width in (6, 1)))
+    model = keras.Sequential([keras.Input((6,)), _L.Dense(4), _L.Dense(1)])
+    model.compile(rt.distribute(keras.optimizers.Adam(0.01)), loss="mse")
+
+    @tf.function
+    def total(value: Any) -> Any:
+        return rt.all_reduce(value, "sum")
+
+    def fit() -> Any:
+        model.fit(x, y, batch_size=4, epochs=1, verbose=0, callbacks=rt.callbacks())
+        return [float(each) for v in model.weights for each in np.ravel(v.numpy())]
+
+    found, rank = [fit(), float(total(tf.constant(1.0)))], rt.rank()
+    rt.shutdown()
+    for act in (lambda: model.train_on_batch(x[:4], y[:4]), lambda: total(tf.constant(1.0)), fit):
+        try:
+            act()
+        except (UsageError, tf.errors.OpError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+    model.layers[0].kernel.assign_add(tf.fill([6, 4], float(rank)))
+    rt.init(timeout=300)
+    return [*found, fit(), float(total(tf.constant(1.0)))]

@@ -153,3 +153,22 @@ def test_a_time_limit_stops_all(paused: list[Any]) -> None:
         assert steps == 3 * 5
         np.testing.assert_allclose(weights, answer["AllReduce"][0][1], atol=1e-6)
         assert "give backup=FOLDER too" in answer["refused"]
+
+
+def test_what_a_callback_ends_in_one_process_ends_in_all(paused: list[Any]) -> None:
+    """After the next step here, where processes look after each one. They are at the same step."""
+    for answer in paused:
+        (losses, weights, steps), (_, _, poisoned) = answer["ended"]
+        assert len(losses) == 2 and steps == 5 + 4
+        assert weights == paused[0]["ended"][0][1]
+        # The third step has the value; a process without it sees the loss of the fourth.
+        assert poisoned == 4
+
+
+def test_a_model_goes_on_in_a_group_that_is_joined_again(paused: list[Any]) -> None:
+    for answer in paused:
+        weights, total, *errors, again, total_again = answer["again"]
+        assert total == total_again == 2.0
+        assert len(errors) == 3
+        assert all("call rdmatensor.train.init() again" in each for each in errors), errors
+        assert again == paused[0]["again"][-2] != weights
