@@ -28,7 +28,7 @@ def test_extras_are_what_users_are_told_of(root: Path) -> None:
     assert set(told) == FOR_USERS
     files = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("rdmatensor/**/*.py")]
     named = {
-        name for file in files for name in re.findall(r"rdmatensor\[([\w-]+)\]", file.read_text())
+        name for file in files for name in re.findall(r"\brdmatensor\[([\w-]+)\]", file.read_text())
     }
     assert named and named <= FOR_USERS
 

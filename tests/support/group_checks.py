@@ -183,7 +183,7 @@ def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
         return list(pool.map(outcome, calls))
 
 
-def outcome(call: Callable[[], Any]) -> tuple[str, str]:
+def result_of(call: Callable[[], Any]) -> tuple[str, str]:
     """The class and text of what a call raises, or nothing."""
     try:
         return failure(call)

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
+from rdmatensor import UsageError
 from train.asynchronous_cases import fit_with_a_kill  # noqa: F401
 from train.data_cases import shards_of_all  # noqa: F401
 from train.failing_cases import *  # noqa: F403
@@ -116,7 +117,6 @@ def fit(
 
 def watched() -> Any:
     """Training that finds its links slow after each epoch, and training without looking."""
-    from rdmatensor.errors import UsageError
     from rdmatensor.topology import Link, Member, Topology, watch
 
     watch.SLOWER = 0.0
@@ -346,6 +346,7 @@ def learn(each: list[str], epochs: int, broken: bool = False) -> Any:
     run = rt.init()
     if broken:
         local_sgd.LocalSGD._average = lambda *_: None  # type: ignore[method-assign]
+        local_sgd.average = lambda *_: False
     digits = load_digits()
     x, y = (digits.data / 16.0 - 0.5).astype("f"), digits.target
     rows = np.flatnonzero(y[:1400] % run.size == run.rank)[: 1280 // run.size]
@@ -357,9 +358,13 @@ def learn(each: list[str], epochs: int, broken: bool = False) -> Any:
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(rt.distribute(keras.optimizers.SGD(0.3), _sync(text)), loss=loss)
-        model.fit(
-            x[rows], y[rows], batch_size=32, epochs=epochs, callbacks=rt.callbacks(), verbose=0
-        )
+        try:
+            model.fit(
+                x[rows], y[rows], batch_size=32, epochs=epochs, callbacks=rt.callbacks(), verbose=0
+            )
+        except UsageError as error:
+            found[text] = [str(error)]
+            continue
         right = np.argmax(model.predict_on_batch(x[1400:]), -1) == y[1400:]
         found[text] = [float(right.mean()), _flat(model.trainable_variables)]
     return found

@@ -258,7 +258,7 @@ def test_processes_learn_what_others_saw(tmp_path: Path) -> None:
 
 def test_a_rule_that_does_not_average_is_noticed(tmp_path: Path) -> None:
     for answer in run("learn", 2, tmp_path, each=["LocalSGD(period=5)"], epochs=8, broken=True):
-        assert answer["LocalSGD(period=5)"][0] < 0.6
+        assert "processes have different models" in answer["LocalSGD(period=5)"][0]
 
 
 def test_hierarchy_of_two_hosts(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_members_must_agree(pair: Team) -> None:
         ("parents=(0,)", "1 parents: the group has 2 members"),
         ("root=2", "needs a root below 2"),
         ("rate=0", "a rate above 0"),
-        ("rate=-1", "are numbers"),
+        ("rate=-1", "rate is -1: give a whole number"),
         ("kind='all_to_all'", "no trees for operations of kind"),
         ("kind='all_gather'", "only 1 of 2 members are roots"),
     ],
@@ -114,9 +114,9 @@ def test_members_must_agree(pair: Team) -> None:
 def test_malformed_trees(pair: Team, change: str, text: str) -> None:
     """The error comes at once, and the group stays usable."""
     pair.run(
-        f"outcome = failure(lambda: group.use_trees([Tree('broadcast', 0, 1, (0, 0))._replace({change})]))"
+        f"found = failure(lambda: group.use_trees([Tree('broadcast', 0, 1, (0, 0))._replace({change})]))"
     )
-    for kind, said in pair.get("outcome"):
+    for kind, said in pair.get("found"):
         assert kind == "UsageError" and text in said
     pair.run("check_kinds(group, (11,), ('auto',))")
 

@@ -124,7 +124,7 @@ def test_a_root_that_waits_for_nobody_learns_it_later(pair: Team) -> None:
     assert "all_gather of float64 [4] here" in text
     assert "broadcast of float64 [4] from member 0 at member 0" in text
     # The other member may have what it needs before the root hears of it.
-    kind, text = pair.get("outcome(lambda: group.all_reduce(np.zeros(5), timeout=20))")[0]
+    kind, text = pair.get("result_of(lambda: group.all_reduce(np.zeros(5), timeout=20))")[0]
     assert kind == "UsageError"
     assert "earlier operation" in text
     assert "all_gather of float64 [4] at member 1" in text

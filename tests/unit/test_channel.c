@@ -449,6 +449,11 @@ static void test_a_cut_message_ends_the_channel(bool answers) {
   char secret[] = "/tmp/rdmatensor-test-XXXXXX";
   int file = mkstemp(secret);
   EXPECT(write(file, "0123456789abcdef", 16) == 16 && close(file) == 0);
+  /* The test's sendmsg has to be the one that sends. */
+  char encrypt[16], secret_before[256];
+  EXPECT_STATUS(RDT_OK, rdt_config_get("ENCRYPT", encrypt, sizeof(encrypt)));
+  EXPECT_STATUS(RDT_OK, rdt_config_get("SECRET_FILE", secret_before, sizeof(secret_before)));
+  rdt_config_set("ENCRYPT", "off");
   rdt_config_set("SECRET_FILE", secret);
   open_end(&here, "here");
   open_end(&there, "there");
@@ -471,7 +476,8 @@ static void test_a_cut_message_ends_the_channel(bool answers) {
   rdt_region_close(region);
   rdt_device_close(there.device);
   unlink(secret);
-  rdt_config_set("SECRET_FILE", "");
+  rdt_config_set("SECRET_FILE", secret_before);
+  rdt_config_set("ENCRYPT", encrypt);
   rdt_config_set("TRANSPORTS", "verbs,shm,tcp");
 }
 
