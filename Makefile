@@ -57,7 +57,7 @@ help:
 	@echo 'make fuzz         what comes from outside, made up: FUZZ_SECONDS=600 for each harness'
 	@echo 'make soak         peers, edges and transfers without end, for SOAK_SECONDS (3600)'
 	@echo 'make failure-table  write the table of docs/failure.md, of what the tests see'
-	@echo 'make docs         write the generated page docs/configuration.md'
+	@echo 'make docs         write the generated pages docs/configuration.md and docs/api.md'
 	@echo 'make site         the documentation as a site, in build/site'
 	@echo 'make wheel        a wheel for this TensorFlow and others, in dist/; docs/packages.md'
 	@echo 'make dist         the same from a source archive, which is left in dist/ too'
@@ -67,19 +67,27 @@ help:
 
 build: $(VENV)/.installed
 
-$(VENV)/.tools: pyproject.toml .ci/prepare
+# Groups need this pip, and a fresh environment may have an older one.
+$(VENV)/.pip: .ci/prepare
 	@.ci/prepare build $(VENV)
-	@echo 'installing TensorFlow and what building needs into $(VENV)'
-	@# Groups need this pip, and a fresh environment may have an older one.
 	@$(PIP) 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.tools: pyproject.toml $(VENV)/.pip
+	@echo 'installing TensorFlow and what building needs into $(VENV)'
 	@$(PIP) '$(TENSORFLOW)' --group build
 	@touch $@
 
 $(VENV)/.packages: $(VENV)/.tools
 	@echo 'installing what tests, linters and benchmarks need into $(VENV)'
 	@# TensorFlow is named for its own requirements: pip does not look at those of what is there.
-	@$(PIP) '$(TENSORFLOW)' --group bench --group docs --group test --group lint
+	@$(PIP) '$(TENSORFLOW)' --group bench --group test --group lint
 	@$(PIP) $(KERAS_2)
+	@touch $@
+
+# The site needs no TensorFlow.
+$(VENV)/.site: pyproject.toml | $(VENV)/.pip
+	@$(PIP) --group docs
 	@touch $@
 
 $(VENV)/.conformance: $(VENV)/.tools
@@ -199,13 +207,14 @@ failure-table: $(tests)
 	  tests/plugin/test_arena.py
 	$(BIN)/python tests/support/failure_table.py $(failure_notes) docs/failure.md
 
-lint: $(VENV)/.packages
+lint: $(VENV)/.packages $(VENV)/.site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=tests $(BIN)/mypy --config-file= --explicit-package-bases --check-untyped-defs \
 	  --ignore-missing-imports bench examples tests
 	@$(BIN)/python .ci/rooms.py
+	@$(BIN)/python .ci/api.py
 	@$(BIN)/clang-format --dry-run -Werror $(c_files)
 	@$(MAKE) -s site
 
@@ -298,12 +307,13 @@ dist: $(VENV)/.dist $(others)
 	mv build/wheel/*.tar.gz dist/
 	$(BIN)/python .ci/check_wheel.py dist/rdmatensor-*.whl
 
-docs: build
+docs: build $(VENV)/.site
 	$(BIN)/python -c 'from rdmatensor import config; print(config.page(), end="")' \
 	  > $(CURDIR)/docs/configuration.md
+	$(BIN)/python .ci/api.py --write
 
 # What does not resolve is an error. The theme would recommend its successor each time.
-site: $(VENV)/.packages
+site: $(VENV)/.site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:

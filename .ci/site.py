@@ -2,7 +2,7 @@
 """mkdocs hooks that turn the repository's pages into the site (mkdocs.yml).
 
 README, CONTRIBUTING, CHANGELOG and SECURITY become pages. A link to a source file leads to a page that
-shows the file. mkdocstrings expands `<!-- ::: name -->`, which is invisible in the repository.
+shows the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ ELSEWHERE = {
 }
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 _FETCHED = re.compile(r'<(?:script|img|link|iframe)[^>]* (?:src|href)="https?:[^"]*"')
-_NAME = re.compile(r"^<!-- (::: [\w.]+)\n?(.*?)-->$", re.MULTILINE | re.DOTALL)
 
 
 def _source(uri: str) -> Path:
@@ -74,7 +73,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrites links and API names for the site."""
+    """Rewrites links for the site."""
     uri = page.file.src_uri
     if uri.startswith("source/"):
         return markdown
@@ -83,8 +82,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = _target(match[1], uri)
         return os.path.relpath(_place(path), Path(uri).parent) if path else match[1]
 
-    markdown = _LINK.sub(lead, markdown)
-    return _NAME.sub(lambda match: f"{match[1]}\n{match[2]}", markdown)
+    return _LINK.sub(lead, markdown)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
