@@ -350,7 +350,7 @@ def learn(each: list[str], epochs: int, broken: bool = False) -> Any:
     digits = load_digits()
     x, y = (digits.data / 16.0 - 0.5).astype("f"), digits.target
     rows = np.flatnonzero(y[:1400] % run.size == run.rank)[: 1280 // run.size]
-    found = {}
+    found: dict[str, Any] = {}
     for text in each:
         keras.utils.set_random_seed(5)
         model = keras.Sequential(

@@ -53,5 +53,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(rdmatensor.UsageError, match="encode"):
         rdmatensor.crc32c("text")
     for value in (-1, 1 << 32):
-        with pytest.raises(rdmatensor.UsageError, match="from 0 to 2\\*\\*32 - 1"):
+        with pytest.raises(rdmatensor.UsageError, match="from 0 to 4294967295"):
             rdmatensor.crc32c(b"", value)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-TOOLS, PACKAGES, PROGRAMS = "prepare build", "--group bench --group docs", "prepare tests"
+TOOLS, PACKAGES, PROGRAMS = "prepare build", "--group bench --group test", "prepare tests"
+SITE = "--group docs"
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 
@@ -30,19 +31,24 @@ def installed(root: Path, target: str) -> list[str]:
     """In the order in which it would be."""
     said = make(root, "--dry-run", "VENV=build/no-such-environment", target)
     # Lint calls make once more, in which nothing has been installed either.
-    return list(dict.fromkeys(re.findall("|".join((TOOLS, PACKAGES, PROGRAMS)), said)))
+    return list(dict.fromkeys(re.findall("|".join((TOOLS, PACKAGES, PROGRAMS, SITE)), said)))
 
 
-@pytest.mark.parametrize("target", ["build", "demo", "docs", "wheel", "dist", "aarch64"])
+@pytest.mark.parametrize("target", ["build", "demo", "wheel", "dist", "aarch64"])
 def test_building_and_trying_installs_nothing_of_the_tests(root: Path, target: str) -> None:
     assert installed(root, target) == [TOOLS]
 
 
-@pytest.mark.parametrize(
-    "target", ["lint", "format", "site", "bench", "bench-api", "bench-quick", "chaos"]
-)
+@pytest.mark.parametrize("target", ["format", "bench", "bench-api", "bench-quick", "chaos"])
 def test_what_runs_no_tests_installs_no_programs(root: Path, target: str) -> None:
     assert installed(root, target) == [TOOLS, PACKAGES]
+
+
+def test_the_site_needs_no_tensorflow(root: Path) -> None:
+    said = make(root, "--dry-run", "VENV=build/no-such-environment", "site")
+    assert "--group docs" in said and "tensorflow" not in said.lower()
+    assert installed(root, "docs") == [TOOLS, SITE]
+    assert installed(root, "lint") == [TOOLS, PACKAGES, SITE]
 
 
 @pytest.mark.parametrize("target", ["test", "asan", "tsan", "soak", "failure-table", "bench-verbs"])

@@ -7,7 +7,7 @@
 #include "core/workers.h"
 #include "unit.h"
 
-#define MANY 400 /* more than there are workers of any kind */
+#define MANY 700 /* more than there are workers of any kind */
 
 static atomic_bool held;
 static atomic_int begun, done;
