@@ -58,7 +58,7 @@ def test_thousands_wait_in_no_thread_while_others_go_on(
         await settled()
         for _ in range(10):
             await region.write(data)
-        assert threads() == before
+        assert threads() <= before  # those of work that has ended may go meanwhile
         assert not any(task.done() for task in waiting)
         peer.start(f"for i in range({MANY}): back.notify(b'', i)")
         assert [note.immediate for note in await outcomes(waiting)] == list(range(MANY))
