@@ -18,7 +18,7 @@ int64_t rdt_now_ns(void);
 rdt_deadline rdt_deadline_after(int timeout_ms);
 /* Milliseconds left, 0 when it passed. */
 int rdt_deadline_left(rdt_deadline deadline);
-/* As many and `more_ms`, which is not negative; INT_MAX at most, so that it is a time-out again. */
+/* Returns the same plus `more_ms`, which must not be negative; at most INT_MAX, so that the sum is a time-out. */
 int rdt_deadline_left_plus(rdt_deadline deadline, int more_ms);
 
 /* A condition variable that rdt_cond_wait can wait on. */

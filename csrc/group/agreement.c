@@ -118,7 +118,7 @@ static void quote(char out[LINE + 1], line what) {
   rdt_text_clean(out, length);
 }
 
-/* What is not equal anyway is named only where it differs from `other`. */
+/* Describes what a member does. Algorithm and trees are named only where they differ from those of `other`. */
 static void describe(char out[VIEW], const rdt_group_shape *shape, const rdt_group_shape *other,
                      line heading) {
   char quoted[LINE + 1];

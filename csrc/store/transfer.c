@@ -29,7 +29,7 @@ __attribute__((noinline)) rdt_status rdt_store_run(rdt_channel *channel, const r
   rdt_transfer *transfer = NULL;
   rdt_status status = rdt_channel_submit(channel, ops, count, &transfer);
   if (status != RDT_IN_PROGRESS) {
-    /* What is read next is memory as it is after this. */
+    /* The reads that follow must not be moved before this one. */
     atomic_thread_fence(memory_order_seq_cst);
     return as_lost(channel, status);
   }

@@ -25,8 +25,9 @@ def play(program: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(program, PATIENCE))
 
 
-def threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
+def threads() -> set[str]:
+    """Return the numbers of this process's threads. The kernel does not use one again soon."""
+    return {each.name for each in Path("/proc/self/task").iterdir()}
 
 
 async def settled() -> None:
@@ -58,7 +59,7 @@ def test_thousands_wait_in_no_thread_while_others_go_on(
         await settled()
         for _ in range(10):
             await region.write(data)
-        assert threads() <= before  # those of work that has ended may go meanwhile
+        assert not threads() - before  # a worker of the core may end meanwhile
         assert not any(task.done() for task in waiting)
         peer.start(f"for i in range({MANY}): back.notify(b'', i)")
         assert [note.immediate for note in await outcomes(waiting)] == list(range(MANY))

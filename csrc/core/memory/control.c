@@ -282,7 +282,7 @@ static void return_to_channel(rdt_channel *channel, uint64_t size) {
   pthread_mutex_unlock(&channel->lock);
 }
 
-/* What the peer gave back before it asked for more counts against no limit. */
+/* Memory that the peer freed before it asked for more does not count against its limit. */
 static void await_releases(rdt_channel *channel) {
   pthread_mutex_lock(&channel->lock);
   while (channel->freeing > 0) pthread_cond_wait(&channel->answered, &channel->lock);
