@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("tensorflow", exc_type=ImportError)
 
+TESTS = Path(__file__).resolve().parents[1]
 SERVERS = """
-import socket
+import sys
 import unittest
 
 import tensorflow as tf
+
+sys.path.insert(0, TESTS)
+from support.ports import free_ports
 
 class Servers(unittest.TestCase):
     def test_session(self):
@@ -38,11 +43,7 @@ class Servers(unittest.TestCase):
         self.assertEqual(number.numpy()[255], 255)
 
 def free_addresses(count):
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return [f"localhost:{port}" for port in ports]
+    return [f"localhost:{port}" for port in free_ports(count)]
 
 if __name__ == "__main__":
     unittest.main()
@@ -52,7 +53,7 @@ if __name__ == "__main__":
 def test_servers_get_the_protocol(
     sources: Callable[..., str], conformance: Callable[..., Any]
 ) -> None:
-    path = sources("servers_test", SERVERS)
+    path = sources("servers_test", SERVERS.replace("TESTS", repr(str(TESTS))))
     done = conformance(f"{path} tensors", "--variants", "bounce", "tcp")
     assert done.status == 0, done.said
     sides = done.results["made_up.servers_test"]["sides"]

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from support.ports import free_ports
+
 
 @contextmanager
 def server(folder: Path) -> Iterator[list[str]]:
@@ -26,9 +28,7 @@ def server(folder: Path) -> Iterator[list[str]]:
     for name in ("host", "user"):
         key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
         subprocess.run(key, check=True, timeout=30)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     options = {
         "HostKey": folder / "host",
         "AuthorizedKeysFile": folder / "user.pub",

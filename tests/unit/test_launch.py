@@ -24,6 +24,7 @@ import pytest
 from rdmatensor._ops.processes import reserved_addresses
 from support import sshd
 from support.network import two_hosts
+from support.ports import free_ports
 
 SECONDS = 60.0
 # Each task does what the argument says for it, for example "worker 1=fail", and leaves otherwise.
@@ -367,8 +368,7 @@ def test_a_program_is_named_as_for_python(
     monkeypatch.chdir(script.parent)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     if metrics:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            metrics = ["--metrics-port", str(free.getsockname()[1])]
+        metrics = ["--metrics-port", str(free_ports(1)[0])]
     done = launch(*metrics, *words, "-n", "worker 0=config")
     assert done.returncode == 0, done.stderr
     (said,) = [line for line in done.stderr.splitlines() if "worker 0=config" in line]
