@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
-from .record import LOSS, SECONDS, Result
+from .record import BYTES_PER_SECOND, LOSS, PER_SECOND, SECONDS, Result
 from .report import by_key, named_size, turn_ratios, value, ways_of
 
 # Ways of this project share a family of colours.
@@ -25,11 +26,15 @@ _COLOURS = {
     "RDMA.zerocp": "#0b7285",
     "dynamic": "#66c2cd",
     "RDMA.cp": "#66c2cd",
-    "memcpy": "#ced4da",
+    "memcpy": "#343a40",
     "grpc": "#9aa5b1",
     "gRPC.TCP": "#9aa5b1",
 }
 _OTHERS = ("#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#846358")
+_STYLES = ("-", "--", "-.", ":")
+_MEASURES = {SECONDS: "time (less is better)", BYTES_PER_SECOND: "bandwidth", PER_SECOND: "rate"}
+# What no way can pass is dashed.
+_LIMITS = ("memcpy",)
 _FEWEST_SIZES = 3
 
 Case = tuple[str, list[Result]]
@@ -39,6 +44,19 @@ def colour(way: str, ways: Sequence[str]) -> str:
     """The colour of a way, which is the same in all pictures of a suite."""
     unnamed = [each for each in ways if each not in _COLOURS]
     return _COLOURS.get(way) or _OTHERS[unnamed.index(way) % len(_OTHERS)]
+
+
+def line(way: str, ways: Sequence[str]) -> dict[str, Any]:
+    """Return how matplotlib draws the line of a way: where a colour repeats, dashes tell ways apart."""
+    paint = colour(way, ways)
+    alike = [each for each in ways if colour(each, ways) == paint]
+    style = "--" if way in _LIMITS else _STYLES[alike.index(way) % len(_STYLES)]
+    return {"color": paint, "linestyle": style}
+
+
+def legend(axes: Axes) -> None:
+    """Name the lines beside the picture, where they hide none."""
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
 
 
 def by_case(results: Sequence[Result]) -> Iterator[Case]:
@@ -84,7 +102,7 @@ def tidy(axes: Axes) -> None:
     axes.grid(alpha=0.25, which="major")
 
 
-def _logarithmic(axes: Axes, text: Callable[[float], str]) -> None:
+def logarithmic(axes: Axes, text: Callable[[float], str]) -> None:
     """Use a logarithmic vertical axis, with enough labels for a narrow range."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -111,14 +129,15 @@ def _by_size(case: str, results: list[Result], ways: Sequence[str]) -> str:
         points = sorted((r for r in results if r.way == way and r.nbytes), key=_nbytes)
         sizes = [_nbytes(result) for result in points]
         spreads = [result.spread for result in points]
-        kind = {"color": colour(way, ways), "label": way}
-        left.plot(sizes, [each.median for each in spreads], marker="o", ms=3, **kind)
+        kind = line(way, ways)
+        left.plot(sizes, [each.median for each in spreads], marker="o", ms=3, label=way, **kind)
         left.fill_between(
             *(sizes, [each.p10 for each in spreads], [each.p90 for each in spreads]),
             color=kind["color"],
             alpha=0.15,
         )
-    _logarithmic(left, lambda number: value(number, unit))
+    logarithmic(left, lambda number: value(number, unit))
+    left.set_ylabel(_MEASURES.get(unit, unit))
     left.set_title(case, loc="left", fontsize=10)
     left.legend(frameon=False, fontsize=8)
     for axes in (left, right):
@@ -147,14 +166,14 @@ def _ratios(axes: Axes, results: list[Result], ways: Sequence[str]) -> bool:
         points.sort(key=lambda pair: _nbytes(pair[0]))
         sizes = [_nbytes(mine) for mine, _ in points]
         ratios = [mine.better_than(theirs) for mine, theirs in points]
-        axes.plot(sizes, ratios, marker="o", ms=3, color=colour(way, ways), label=way)
+        axes.plot(sizes, ratios, marker="o", ms=3, label=f"over {way}", **line(way, ways))
         turns = [turn_ratios(*pair) for pair in points]
         for at, spread in zip(sizes, turns, strict=True):
             if spread:
                 axes.plot([at, at], [spread.p10, spread.p90], color=colour(way, ways), lw=1)
     axes.axhline(1, color="#343a40", lw=1)
     if rivals:
-        _logarithmic(axes, lambda number: f"{number:g}x")
+        logarithmic(axes, lambda number: f"{number:g}x")
         axes.legend(frameon=False, fontsize=8)
     return bool(rivals)
 
@@ -178,6 +197,7 @@ def _bars(results: list[Result], ways: Sequence[str]) -> str:
             axes.text(max(spread.p90, spread.median), at, text, va="center", fontsize=7)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda number, _: value(number, SECONDS))
+    axes.set_xlabel(_MEASURES[SECONDS])
     names = [f"{case} {named_size(nbytes)}".strip() for _, case, nbytes in cases]
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ..bench.plots import colour, svg, tidy
+from ..bench.plots import legend, line, logarithmic, svg, tidy
 from .study import Outcome
 
 
@@ -32,7 +32,7 @@ def _accuracy(outcomes: Sequence[Outcome]) -> str:
     left, right = figure.subplots(1, 2, sharey=True)
     ways = [each.synchronizer for each in outcomes]
     for each in outcomes:
-        kind = {"color": colour(each.synchronizer, ways), "label": each.synchronizer, "lw": 1.2}
+        kind = {**line(each.synchronizer, ways), "label": each.synchronizer, "lw": 1.2}
         left.plot(each.curve.seconds, each.curve.accuracy, **kind)
         right.plot([n / 1e9 for n in each.curve.nbytes], each.curve.accuracy, **kind)
     left.set_xlabel("seconds (simulated)")
@@ -41,10 +41,11 @@ def _accuracy(outcomes: Sequence[Outcome]) -> str:
     left.set_ylabel("accuracy")
     left.set_ylim(0.7, 1.0)
     left.set_title(f"{outcomes[0].workers} workers, first seed", loc="left", fontsize=10)
+    target = outcomes[0].target
     for axes in (left, right):
-        axes.axhline(outcomes[0].target, color="#adb5bd", lw=0.8)
+        axes.axhline(target, color="#868e96", lw=0.8, ls=":", label=f"the target, {target:.0%}")
         tidy(axes)
-    right.legend(frameon=False, fontsize=8)
+    legend(right)
     return svg(figure)
 
 
@@ -57,20 +58,29 @@ def _workers(outcomes: Sequence[Outcome]) -> str:
         mine = [each for each in outcomes if each.synchronizer == way]
         points = [(each.workers, each.middle(each.seconds), each) for each in mine]
         there = [(size, middle, each) for size, middle, each in points if middle is not None]
-        paint = colour(way, ways)
+        kind = line(way, ways)
+        label = way if there else f"{way} (not reached)"
         axes.plot(
-            [x for x, *_ in there], [y for _, y, _ in there], "o-", ms=3, color=paint, label=way
+            [x for x, *_ in there], [y for _, y, _ in there], marker="o", ms=3, label=label, **kind
         )
         for size, _, each in there:
             known = [value for value in each.seconds if value is not None]
-            axes.plot([size, size], [min(known), max(known)], color=paint, lw=1)
+            axes.plot([size, size], [min(known), max(known)], color=kind["color"], lw=1)
     sizes = sorted({each.workers for each in outcomes})
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set_xlim(sizes[0] / 1.2, sizes[-1] * 1.2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    # A logarithmic axis without a value cannot be drawn.
+    if any(seconds is not None for each in outcomes for seconds in each.seconds):
+        logarithmic(axes, lambda number: f"{number:g}")
     axes.set_xlabel("workers")
     axes.set_ylabel("seconds (simulated)")
-    axes.set_title(f"time to {outcomes[0].target:.0%}", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_title(
+        f"time to {outcomes[0].target:.0%}: medians, and lines from the fastest to the slowest seed",
+        loc="left",
+        fontsize=10,
+    )
+    legend(axes)
     tidy(axes)
     return svg(figure)

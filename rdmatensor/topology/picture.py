@@ -3,47 +3,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from html import escape
 from math import cos, pi, sin, sqrt
 
 from .. import units
+from ..group import Tree
 from .model import Topology
 from .pack import Packing
 
-_SIZE, _RADIUS, _NODE = 640, 260, 24
+_SIZE, _RADIUS, _NODE, _ROW = 640, 260, 24, 20
+# Of bandwidths in the legend, of which measured links have one each.
+_WIDTHS = 4
+_LINK = "#ccd1d1"
 _COLOURS = ("#c0392b", "#2471a3", "#229954", "#b7950b", "#7d3c98", "#d35400", "#117a65", "#566573")
 
 
 def svg(topology: Topology, packing: Packing | None = None) -> str:
     """Returns a picture: members in a circle, switches inside, links as wide as their bandwidth.
 
-    With a packing, each tree has a colour, and its edges lead from parent to child.
+    With a packing, each tree has a colour, and its edges lead from parent to child. A legend below says what
+    shapes, widths and colours mean.
     """
     at = _places(topology)
-    widest = max((link.bandwidth for link in topology.links), default=1.0)
     lines = []
     for link in topology.links:
         if topology.index[link.source] > topology.index[link.target] and _duplex(
             topology, link.target, link.source
         ):
             continue
-        width = 1 + 5 * sqrt(link.bandwidth / widest)
+        width = _width(topology, link.bandwidth)
         title = f"{link.source} - {link.target}: {units.size(link.bandwidth)}/s"
-        lines.append(_line(at[link.source], at[link.target], "#ccd1d1", width, title))
-    for number, tree in enumerate(packing.trees if packing else ()):
-        shift = 3 * (number - (len(packing.trees) - 1) / 2) if packing else 0.0
-        title = f"tree {number + 1}, root {tree.root}: {units.size(tree.rate)}/s"
+        lines.append(_line(at[link.source], at[link.target], _LINK, width, title))
+    trees = packing.trees if packing else ()
+    for number, tree in enumerate(trees):
+        shift = 3 * (number - (len(trees) - 1) / 2)
         for node, parent in enumerate(tree.parents):
             if node != parent:
                 ends = [_shifted(at[topology.members[each].name], shift) for each in (parent, node)]
-                colour = _COLOURS[number % len(_COLOURS)]
-                lines.append(_line(ends[0], ends[1], colour, 2, title))
+                about = _about(topology, number, tree)
+                lines.append(_line(ends[0], ends[1], *_style(number), about))
+    legend = list(_legend(topology, trees))
+    height = _SIZE + _ROW * (len(legend) + 1)
     nodes = [_node(name, *at[name], name in topology.switches) for name in topology.index]
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIZE} {_SIZE}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIZE} {height}" '
         f'font-family="sans-serif" font-size="11" role="img"><title>{escape(topology.name)}</title>'
     )
-    return "\n".join([head, *lines, *nodes, "</svg>\n"])
+    return "\n".join([head, *lines, *nodes, *_rows(legend), "</svg>\n"])
+
+
+def _style(number: int) -> tuple[str, float]:
+    """Return the colour and width of a tree: where colours repeat, widths tell trees apart."""
+    again, colour = divmod(number, len(_COLOURS))
+    return _COLOURS[colour], 2 / (1 + again)
+
+
+def _width(topology: Topology, bandwidth: float) -> float:
+    return 1 + 5 * sqrt(bandwidth / max(link.bandwidth for link in topology.links))
+
+
+def _about(topology: Topology, number: int, tree: Tree) -> str:
+    root = topology.members[tree.root].name
+    return f"tree {number + 1}, root {root}: {units.size(tree.rate)}/s"
+
+
+def _legend(topology: Topology, trees: Sequence[Tree]) -> Iterator[tuple[str, str]]:
+    """Each sign, drawn around the origin, and what it means."""
+    yield '<circle r="7" fill="#eaf2f8" stroke="#2471a3"/>', "member of the group"
+    if topology.switches:
+        yield '<rect x="-12" y="-6" width="24" height="12" fill="#fff" stroke="#566573"/>', "switch"
+    for bandwidth in sorted({link.bandwidth for link in topology.links}, reverse=True)[:_WIDTHS]:
+        width = _width(topology, bandwidth)
+        yield _line((-16, 0), (16, 0), _LINK, width, ""), f"link of {units.size(bandwidth)}/s"
+    for number, tree in enumerate(trees):
+        yield _line((-16, 0), (16, 0), *_style(number), ""), _about(topology, number, tree)
+
+
+def _rows(legend: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for number, (sign, text) in enumerate(legend):
+        at = f"translate({_ROW}, {_SIZE + _ROW * number})"
+        yield f'<g transform="{at}">{sign}<text x="26" y="4">{escape(text)}</text></g>'
 
 
 def _places(topology: Topology) -> dict[str, tuple[float, float]]:

@@ -82,7 +82,14 @@ def test_command(tmp_path: Path) -> None:
     assert topology.parse(document["topology"]).size == 4
     drawn = ElementTree.fromstring(picture.read_text())
     edges = [each for each in drawn if each.tag.endswith("line")]
-    assert len(edges) == 4 + 3 * len(document["packing"]["trees"])
+    trees = document["packing"]["trees"]
+    assert len(edges) == 4 + 3 * len(trees)
+    legend = [each.findtext("{*}text") for each in drawn if each.tag.endswith("}g")]
+    links = ["link of 1 GB/s", "link of 250 MB/s"]
+    assert legend[: 1 + len(links)] == ["member of the group", *links]
+    assert [text.split(",")[0] for text in legend[1 + len(links) :]] == [
+        f"tree {number + 1}" for number in range(len(trees))
+    ]
     for wrong in (
         ["none"],
         ["slow-ring", "--members", "0,9"],

@@ -175,6 +175,17 @@ def test_command(tmp_path: Any) -> None:
         assert "simulated" in (pictures / name).read_text()
 
 
+def test_pictures_tell_what_did_not_reach_the_target(tmp_path: Any) -> None:
+    options = ["--workers", "1,2", "--seeds", "1", "--steps", "3", "--rates", "0.1"]
+    ways = ["--sync", "AllReduce", "--sync", "SGP"]
+    words = ["simulate", *options, *ways, "--target", "1", "--pictures", str(tmp_path)]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    drawn = (tmp_path / "workers.svg").read_text()
+    assert "AllReduce (not reached)" in drawn and "SGP (not reached)" in drawn
+    assert "the target, 100%" in (tmp_path / "accuracy_2.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
