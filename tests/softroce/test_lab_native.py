@@ -40,7 +40,7 @@ def test_a_device_is_made_and_removed(bare: Host) -> None:
     before = bare.run(["sh", "-c", DEVICES]).stdout
     script = "cat /sys/class/infiniband/*/parent; ulimit -l; sleep 1000"
     done = bare.run(
-        command_line("run", "--native", "--timeout", "1", "--", "sh", "-c", script), check=False
+        command_line("run", "--native", "--timeout", "5", "--", "sh", "-c", script), check=False
     )
     assert done.returncode == 124, done.stderr
     assert done.stdout == "rdmalab0\nunlimited\n"
