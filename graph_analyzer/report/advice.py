@@ -133,12 +133,15 @@ def _without_place(plan: TransferPlan) -> Iterator[Advice]:
 def _without_bytes(plan: TransferPlan) -> Iterator[Advice]:
     opaque = [edge for edge in plan.edges if edge.reason == str(Reason.TYPE)]
     for dtype, edges in _by(opaque, lambda edge: edge.dtype).items():
-        yield _advice(
-            "type",
-            f"{count(len(edges), 'tensor')} of type {dtype} go by RPC, such as {edges[0].name}: "
-            "produce and use them in one task",
-            edges,
+        said = f"{count(len(edges), 'tensor')} of type {dtype} go by RPC, such as {edges[0].name}: "
+        # Of functions that are inlined, only the values of variables travel.
+        remedy = (
+            "TensorFlow refuses to run what XLA compiles (jit_compile, a grouped convolution of Keras) with "
+            "a variable of another task, so read the variable outside of it"
+            if dtype == "resource"
+            else "produce and use them in one task"
         )
+        yield _advice("type", said + remedy, edges)
 
 
 def _gain(

@@ -117,7 +117,7 @@ class RemoteRegion:
         `notify` is a number of up to 64 bits. If it is given, the peer gets a notification with it once the
         data is visible there.
         """
-        handle = self._need_handle()
+        handle = self._handle or self._need_handle()
         try:
             local = from_buffer(data)
             if data.__class__ is _ndarray:
@@ -141,7 +141,7 @@ class RemoteRegion:
 
     def read_into(self, array: Any, offset: int = 0) -> Transfer:
         """Fills `array` with the bytes from `offset` of the region."""
-        handle = self._need_handle()
+        handle = self._handle or self._need_handle()
         local = buffers.target(array)
         if offset.__class__ is not int:
             offset = whole("offset", offset)
@@ -169,7 +169,7 @@ class RemoteRegion:
         death of the peer. The peer gets the memory back when the array is dropped. Raises Unsupported unless
         the transport has Capability.MAP.
         """
-        handle = self._need_handle()
+        handle = self._handle or self._need_handle()
         size, out = self._extent(offset, nbytes), ffi.new("void **")
         if np.dtype(dtype).hasobject or size % (np.dtype(dtype).itemsize or 1):
             raise UsageError(f"{size} bytes cannot be seen as an array of dtype {np.dtype(dtype)}")

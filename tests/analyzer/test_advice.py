@@ -193,3 +193,14 @@ def test_a_budget_that_is_too_small_is_told() -> None:
     )
     advice = next(advice for advice in advise(plan) if advice.kind == "budget")
     assert "RDMATENSOR_PLAN_LIMIT there by about 32.8 KB" in advice.text
+
+
+def test_variables_that_xla_would_read_at_another_task_are_told() -> None:
+    import keras
+
+    layers = [keras.Input((8, 8, 4)), keras.layers.Conv2D(4, 3, groups=2)]
+    plan = analyze(keras.Sequential(layers), strategy=PlacedOn(ps=1, workers=1), batch_size=2)
+    (told,) = [each.text for each in advise(plan) if "of type resource" in each.text]
+    assert "TensorFlow refuses to run what XLA compiles" in told
+    plain = replace(plan, edges=tuple(e for e in plan.edges if e.dtype != "resource"))
+    assert not [each for each in advise(plain) if "resource" in each.text]
