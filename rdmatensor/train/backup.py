@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -316,8 +316,8 @@ class Backup:
         return file if file.exists() else None
 
 
-def skip(model: Any, batches: int) -> None:
-    """Lets the next steps of fit() take so many batches without training on them."""
+def skip(model: Any, batches: int, saw: Callable[[Any], None]) -> None:
+    """Lets the next steps of fit() take so many batches without training on them. Tells `saw` of each."""
     train, left = model.train_function, batches
 
     def without_training(iterator: Any) -> Any:
@@ -326,7 +326,9 @@ def skip(model: Any, batches: int) -> None:
             model.train_function = train
             return train(iterator)
         for _ in range(model.steps_per_execution):
-            next(iterator)
+            batch = next(iterator, None)
+            if batch is not None:  # a process may have fewer than others
+                saw(batch)
         left -= model.steps_per_execution
         return model.get_metrics_result()
 

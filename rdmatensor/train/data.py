@@ -29,7 +29,7 @@ def shard(data: Any, remainder: bool = False) -> Any:
     which it takes the rows in the same way: `model.fit(*shard((x, y)))`. Arrays are those of numpy,
     TensorFlow (ragged and sparse, too), SciPy and pandas, and lists of numbers; None stays None. What does
     not fill a round of all processes is left out, unless `remainder` is true: then some processes get one
-    element more, which suits `evaluate` and validation, but not training.
+    element more, which suits `evaluate`, validation, and training with callbacks(uneven=True).
 
     All processes call it, with the same data in the same order, which they compare as far as they can see
     it: rows of arrays, seeds of shuffles. Raises UsageError for other data, if the order is not the same in

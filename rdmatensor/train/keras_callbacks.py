@@ -17,6 +17,7 @@ from .process import current
 from .shares import Shares
 from .summary import Summary
 from .together import Together
+from .uneven import Uneven
 from .warmup import Warmup
 
 
@@ -28,6 +29,7 @@ def callbacks(
     preemptible: bool = False,
     warmup_epochs: float = 0,
     watch_links: bool = False,
+    uneven: bool = False,
 ) -> list[Any]:
     """The callbacks that fit() needs in every process. Put them before your own.
 
@@ -46,11 +48,20 @@ def callbacks(
     trees of init(topology=...) are timed after each epoch, for about 0.1 s, and packed anew if a link has
     slowed down (rdmatensor.topology.Watch). Raises UsageError if there are none; fit() does if the
     synchronizer waits for nobody.
+
+    With `uneven`, processes may have different numbers of batches, each at least one: a process that has no
+    more takes part in the remaining steps of an epoch, and counts nothing in them. All processes give it, or
+    none. Without it, fit() raises UsageError if it knows that the numbers differ. With it, fit() raises
+    UsageError if the synchronizer does not average the gradients of each step, and for models that split()
+    or parallelize() has divided. It costs an exchange of a few bytes before each step.
     """
     run, plan = current(), Plan(backup_every, time_limit, preemptible)
     plan.check(backup is not None)
-    found: list[Any] = [] if run.size == 1 else [Logs(run)]
-    found.append(Together(run, Path(backup) if backup is not None else None, plan))
+    joins = Uneven(run) if uneven and run.size > 1 and not run.returns else None
+    found: list[Any] = [] if joins is None else [joins]
+    if run.size > 1:
+        found.append(Logs(run))
+    found.append(Together(run, Path(backup) if backup is not None else None, plan, joins))
     if run.size > 1:
         found.append(Shares())
     if warmup_epochs > 0:

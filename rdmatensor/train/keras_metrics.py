@@ -32,14 +32,14 @@ def watch(model: Any) -> None:
     """Finds out how metrics of the user's own classes change their states. Call it before the first step."""
     given = getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
     weighted = getattr(getattr(model, "_compile_metrics", None), "_user_weighted_metrics", None)
-    for each in [*tf.nest.flatten([given, weighted]), *_metrics(model)]:
+    for each in [*tf.nest.flatten([given, weighted]), *metrics_of(model)]:
         if isinstance(each, keras.metrics.Metric):
             watch_metric(each)
 
 
 def counted(model: Any) -> Counted:
     """What the metrics have counted so far, as a copy: they may be reset afterwards."""
-    unique = {id(each): each for metric in _metrics(model) for each in metric.variables}
+    unique = {id(each): each for metric in metrics_of(model) for each in metric.variables}
     return Counted([(each, _value(each)) for each in unique.values()], _results(model))
 
 
@@ -84,7 +84,7 @@ def merged(
     }
 
 
-def _metrics(model: Any) -> Iterator[Any]:
+def metrics_of(model: Any) -> Iterator[Any]:
     """All metrics of a model, those in others too."""
     waiting = [*model.metrics, *getattr(model, "_metrics", [])]
     seen: set[int] = set()
@@ -120,7 +120,7 @@ def _is_number(value: Any) -> bool:
 def _not_added(model: Any) -> set[int]:
     """The ids of the variables of the metrics that are no sums over examples."""
     found: set[int] = set()
-    for metric in _metrics(model):
+    for metric in metrics_of(model):
         added = added_by(metric)
         if added is None and not getattr(metric, "_rdmatensor_said", False):
             object.__setattr__(metric, "_rdmatensor_said", True)

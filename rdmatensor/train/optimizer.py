@@ -23,7 +23,7 @@ from .process import Run, current
 from .sync.base import Synchronizer
 from .sync.local_sgd import LocalSGD
 from .tables.placement import is_owned
-from .weighing import Weighing
+from .weighing import Weighing, of_present
 
 # An attribute of the first variable of a tape's: all of them were equal in all processes.
 _COMPARED = "_rdmatensor_compared"
@@ -56,6 +56,7 @@ class Distributed(WithStrips):
         self._rdmatensor_agree(variables)
         self._rdmatensor_compare(variables)
         exchange = self._rdmatensor_exchange
+        grads = of_present(grads, self._rdmatensor_run.size)
         if optimizer.gradient_accumulation_steps is None:
             grads = self._rdmatensor_reduce(grads, variables)
         if exchange is None:

@@ -26,6 +26,7 @@ from .part import Part, gather_texts
 from .process import Run
 from .strips import Buckets, Cut, Strip
 from .sync.base import Array, Synchronizer
+from .weighing import of_present
 
 # How many groups for weights this process has made: their names are unique, and the same in all processes.
 _made = itertools.count()
@@ -234,6 +235,7 @@ class Sharded(_Saved, Distributed):
         if not self._rdmatensor_outer:
             trainable_variables = list(trainable_variables)
             self._rdmatensor_compare(trainable_variables)
+            grads = of_present(grads, self._rdmatensor_run.size)
         self.__dict__["_rdmatensor_loaded"] = self.__dict__["_rdmatensor_gathered"] = None
         return super(Distributed, self).apply(grads, trainable_variables)  # type: ignore[misc]
 
@@ -438,6 +440,7 @@ class ShardedScale(_Saved, Distributed):
         variables = trainable_variables or [each.whole for each in inner._rdmatensor_strips]
         self._rdmatensor_agree(variables)
         self._rdmatensor_compare(variables)
+        grads = of_present(grads, self._rdmatensor_run.size)
         present = [i for i, each in enumerate(grads) if each is not None]
         strips = [
             inner._rdmatensor_strips[inner._get_variable_index(variables[i])] for i in present

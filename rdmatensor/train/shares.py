@@ -9,7 +9,9 @@ import keras
 
 from . import operations
 from .cut.strips import groups_of
-from .optimizer import Distributed, sync_of
+from .optimizer import sync_of
+from .optimizers import distributed
+from .uneven import presence_of
 from .weighing import Weighing
 
 
@@ -37,12 +39,12 @@ class Shares(keras.callbacks.Callback):  # type: ignore[misc]
 
 def _weighing_of(model: Any, data: Any) -> Weighing | None:
     """None if its optimizers do not average the gradients of each step over all processes."""
-    optimizers = [each for each in vars(model).values() if isinstance(each, Distributed)]
+    optimizers = distributed(model)
     if not optimizers or not all(sync_of(each).averages for each in optimizers):
         return None
     groups = groups_of(model.trainable_variables)
     if groups is not None and groups.period > 1:
         return None
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-    losses = getattr(model, "_compile_loss", None)
-    return Weighing(optimizers[0]._rdmatensor_run, data, x, bool(getattr(losses, "metrics", None)))
+    apart = bool(getattr(getattr(model, "_compile_loss", None), "metrics", None))
+    return Weighing(optimizers[0]._rdmatensor_run, data, x, apart, presence_of(model))

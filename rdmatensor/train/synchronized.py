@@ -17,6 +17,7 @@ import tensorflow as tf
 from ..errors import UsageError
 from . import operations
 from .sync.rejoin import Place
+from .weighing import presence
 
 _replaced = False
 
@@ -69,6 +70,9 @@ def _moments(run: Place, x: Any, weights: Any, axes: Any, keepdims: bool) -> Any
     up, lose digits where means are large.
     """
     axes = list(axes)
+    present = presence()
+    if present is not None:
+        weights *= tf.cast(present.here, weights.dtype)
     # What a mask hides may be anything, also NaN.
     seen = tf.where(weights > 0, x, tf.zeros_like(x))
     count = tf.reduce_sum(weights, axes, keepdims=True)

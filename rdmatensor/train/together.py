@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import signal
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import keras
@@ -19,6 +17,7 @@ from . import operations
 from .agree import labels_of
 from .alike import compare, follow_variables
 from .backup import Backup, Kept, skip
+from .callback_list import list_of
 from .equal import broadcast_variables, comparable, differing, take_rank_0s
 from .optimizer import exchange_of, iterations_of, leaves_of, sync_of, trace_anew
 from .optimizers import averages, distributed
@@ -28,6 +27,7 @@ from .seeds import Streams
 from .swap import swap_whole
 from .sync.base import Synchronizer
 from .synchronized import check
+from .uneven import Uneven
 
 
 class Together(keras.callbacks.Callback):  # type: ignore[misc]
@@ -37,9 +37,12 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
     validation see the one that fit would end with. Where processes train apart, that is the mean.
     """
 
-    def __init__(self, run: Run, backup: Path | None, plan: Plan) -> None:
+    def __init__(
+        self, run: Run, backup: Path | None, plan: Plan, uneven: Uneven | None = None
+    ) -> None:
         super().__init__()
         self._run = run
+        self._uneven = uneven
         self._folder = backup
         self._backup: Backup | None = None
         self._in_fit = False
@@ -62,7 +65,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        self._list = _list_of(self)
+        self._list = list_of(self)
         if self._list is not None and self._last not in self._list.callbacks:
             self._list.callbacks.append(self._last)
             for each in self._list.callbacks:
@@ -176,7 +179,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
                 exchange.part()
             sync.resume(self.model, each)
         if self._skip and self._backup is not None:
-            skip(self.model, self._skip)
+            skip(self.model, self._skip, self._uneven.saw if self._uneven else lambda batch: None)
             self._backup.restore_metrics()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -272,10 +275,19 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             isinstance(each, keras.callbacks.BackupAndRestore) for each in self._list.callbacks
         )
         looks = others or self._backup is not None or self._run.saves
-        found = tf.constant([looks, restores], tf.int32)
+        steps = self.params.get("steps") or 0
+        found = tf.constant([looks, restores, steps, -steps], tf.int64)
         if self.waits:
-            found = operations.all_reduce(self._run, found, "max", "what callbacks there are")
+            found = operations.all_reduce(
+                self._run, found, "max", "callbacks, and steps in an epoch"
+            )
         self._looked_at = bool(int(found[0]))
+        if int(found[2]) != -int(found[3]) and int(found[3]):
+            raise UsageError(
+                f"processes have {-int(found[3])} to {int(found[2])} batches in an epoch, and {steps} here: "
+                "rt.shard(data) gives all as many, and rt.callbacks(uneven=True) lets them have different "
+                "numbers"
+            )
         if int(found[1]) and self._run.size > 1:
             raise UsageError(
                 "BackupAndRestore keeps and restores the model of one process: use "
@@ -310,13 +322,12 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
     def _average_statistics(self) -> None:
         """Averages what layers gather while they train, such as means and variances of batches. What is equal
         in all processes, such as a frozen layer, does not travel and does not change."""
-        statistics = [
-            each
-            for each in self._state(self.model.non_trainable_variables)
-            if tf.as_dtype(each.dtype).is_floating
-        ]
+        state = self._state(self.model.non_trainable_variables)
         if not self.waits:
             return
+        if self._uneven is not None:
+            self._uneven.catch_up(state)
+        statistics = [each for each in state if tf.as_dtype(each.dtype).is_floating]
         by_type: dict[str, list[Any]] = {}
         for each in differing(self._run, statistics, "statistics of layers"):
             by_type.setdefault(each.dtype, []).append(each)
@@ -439,17 +450,3 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
 def _rate_of(optimizer: Any) -> float:
     rate = optimizer._learning_rate
     return float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # schedules count steps
-
-
-def _list_of(callback: Any) -> Any:
-    """Keras's list that the callback is in, which is setting up its callbacks now; None if there is none.
-
-    Keras tells callbacks of their model and not of their list, whose order decides what comes last.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, keras.callbacks.CallbackList) and callback in found.callbacks:
-            return found
-        frame = frame.f_back
-    return None

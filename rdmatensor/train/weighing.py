@@ -9,6 +9,7 @@ scales losses for tf.distribute, in the functions that are wrapped here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
@@ -24,16 +25,50 @@ if TYPE_CHECKING:
 _active: ContextVar[Weighing | None] = ContextVar("weighing", default=None)
 
 
+class Presence:
+    """Which processes have a batch in a step, where some have fewer than others."""
+
+    def __init__(self) -> None:
+        # Steps that have been traced read it.
+        with tf.init_scope(), tf.device("/CPU:0"):
+            self._numbers = tf.Variable([1.0, 1.0, 1.0], dtype=tf.float64, trainable=False)
+
+    def set(self, here: bool, processes: float, rows: float) -> None:
+        """Says, before a step, whether this process has a batch, how many have one, and the rows of all."""
+        self._numbers.assign([float(here), processes, rows])
+
+    @property
+    def here(self) -> Any:
+        """1 if this process has a batch, else 0."""
+        return self._numbers[0]
+
+    @property
+    def processes(self) -> Any:
+        return self._numbers[1]
+
+    @property
+    def rows(self) -> Any:
+        return self._numbers[2]
+
+
 class Weighing:
     """Within the block, losses of Keras are this process's share of the loss of all.
 
     Every process has to compute the same losses in it, in the same order. `data` is the batch, and `x` the
     part of it whose rows Keras counts, if they are known. `apart` says that Keras also shows the loss of
-    each output. It serves one step.
+    each output. With `presence`, processes without a batch count nothing. It serves one step.
     """
 
-    def __init__(self, run: Run, data: Any = None, x: Any = None, apart: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        data: Any = None,
+        x: Any = None,
+        apart: bool = False,
+        presence: Presence | None = None,
+    ) -> None:
         self._run = run
+        self.presence = presence
         self._leaves = [each for each in tf.nest.flatten(data) if each is not None]
         self._x = next((each for each in tf.nest.flatten(x) if each is not None), None)
         self._apart = apart
@@ -56,7 +91,7 @@ class Weighing:
         return self._shares[-1]
 
     def _weighed(self, loss: Any, values: Any, weights: Any, mask: Any, reduction: Any) -> Any:
-        size = self._run.size
+        size = self._size(loss.dtype)
         values = tf.convert_to_tensor(values)
         if reduction in (None, "none"):  # its gradient is that of the sum
             return loss + (size - 1) * (loss - tf.stop_gradient(loss))
@@ -64,6 +99,7 @@ class Weighing:
             return loss * size
         count = self._count(values, weights, mask, reduction)
         mine, total = self._of_rows() if count is None else self._summed(count)
+        size = self._size(tf.float64)
         return loss * tf.cast(tf.math.divide_no_nan(mine * size, total), loss.dtype)
 
     def shown(self, loss: Any) -> Any:
@@ -73,7 +109,14 @@ class Weighing:
         if self._x is None or (alone and self._x.shape[0] is None):
             return loss
         mine, total = self._of_rows()
-        return loss * tf.cast(tf.math.divide_no_nan(total, mine * self._run.size), loss.dtype)
+        size = self._size(tf.float64)
+        return loss * tf.cast(tf.math.divide_no_nan(total, mine * size), loss.dtype)
+
+    def _size(self, dtype: Any) -> Any:
+        """How many processes the mean of gradients is of."""
+        if self.presence is None:
+            return self._run.size
+        return tf.cast(self.presence.processes, dtype)
 
     def _count(self, values: Any, weights: Any, mask: Any, reduction: str | None) -> Any:
         """What the loss was divided by, or something in proportion to it; None for the rows of `x`."""
@@ -95,6 +138,8 @@ class Weighing:
         return None if of_batch else tf.shape(target)[0]
 
     def _of_rows(self) -> tuple[Any, Any]:
+        if self.presence is not None:
+            return _numbers(_rows_of(self._x)) * self.presence.here, self.presence.rows
         if self._rows is None or self._rows[2] is not _graph():
             self._summed(None)
         assert self._rows is not None
@@ -103,9 +148,12 @@ class Weighing:
     def _summed(self, count: Any) -> tuple[Any, Any]:
         """The count here, and its sum over all processes. The first operation also sums up the rows."""
         counts = [] if count is None else [count]
-        if self._x is not None and (self._rows is None or self._rows[2] is not _graph()):
+        rows_known = self.presence is not None or (self._rows and self._rows[2] is _graph())
+        if self._x is not None and not rows_known:
             counts.append(_rows_of(self._x))
         mine = tf.stop_gradient(tf.stack([_numbers(each) for each in counts]))
+        if self.presence is not None:
+            mine *= self.presence.here
         started = operations.start(
             self._run.handle, "all_reduce", [mine], "what losses are divided by"
         )
@@ -113,6 +161,32 @@ class Weighing:
         if count is None or len(counts) > 1:
             self._rows = mine[-1], total[-1], _graph()
         return mine[0], total[0]
+
+
+def presence() -> Presence | None:
+    """Which processes have a batch in the step at hand; None if all have."""
+    weighing = _active.get()
+    return None if weighing is None else weighing.presence
+
+
+@operations.as_written
+def of_present(gradients: Sequence[Any], size: int) -> list[Any]:
+    """Gradients whose mean over all `size` processes is that over those with a batch in the step at hand."""
+    found = presence()
+    if found is None:
+        return list(gradients)
+    factor = found.here * size / found.processes
+    return [each if each is None else _times(each, factor) for each in gradients]
+
+
+def _times(gradient: Any, factor: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        # Zeros would count as rows that the step has used.
+        rows = tf.where(factor > 0, tf.shape(gradient.indices)[0], 0)
+        values = _times(gradient.values[:rows], factor)
+        return tf.IndexedSlices(values, gradient.indices[:rows], gradient.dense_shape)
+    # What is computed without a batch may be no number.
+    return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
 
 
 def _graph() -> Any:

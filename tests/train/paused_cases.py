@@ -23,6 +23,7 @@ SYNCS: dict[str, Any] = {
     "AllReduce": rt.AllReduce,
     "LocalSGD": lambda: rt.LocalSGD(3),
     "ahead": lambda: rt.ShardedOptimizer(ahead=True),
+    "uneven": rt.AllReduce,
 }
 
 
@@ -77,12 +78,17 @@ def _fit(sync: str, *more: Any, epochs: int = 3, poison: bool = False, **argumen
         [keras.Input((6,)), _L.Dense(8, "tanh"), _L.BatchNormalization(), _L.Dense(1)]
     )
     optimizer = rt.distribute(keras.optimizers.Adam(0.01), SYNCS[sync]())
-    model.compile(optimizer, loss="mse", run_eagerly=sync == "AllReduce")
+    model.compile(optimizer, loss="mse", run_eagerly=sync in ("AllReduce", "uneven"))
     numbers = np.random.default_rng(3)
     x, y = (numbers.standard_normal((80, width)).astype("f") for width in (6, 1))
     if poison:
         x[8 * rt.size() * 2 + rt.size() - 1] = np.nan  # in the third batch of the last process
-    history = model.fit(*rt.shard((x, y)), batch_size=8, epochs=epochs, shuffle=False, verbose=0,
+    if sync == "uneven":  # the second process has two batches, and the first one five
+        arguments["uneven"] = True
+        x, y = x[24 * rt.rank() : 40], y[24 * rt.rank() : 40]
+    else:
+        x, y = rt.shard((x, y))
+    history = model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0,
                         callbacks=[*rt.callbacks(**arguments), *more])  # fmt: skip
     weights = [float(v) for each in model.weights for v in np.ravel(tf.convert_to_tensor(each))]
     return [history.history.get("loss", []), weights, int(model.optimizer.iterations.numpy())]

@@ -123,7 +123,7 @@ def paused(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run("paused", 2, folder, backups=str(folder))
 
 
-@pytest.mark.parametrize("sync", ["AllReduce", "LocalSGD", "ahead"])
+@pytest.mark.parametrize("sync", ["AllReduce", "LocalSGD", "ahead", "uneven"])
 def test_goes_on_inside_an_epoch(paused: list[Any], sync: str) -> None:
     """Five batches are an epoch; every second one is kept."""
     for answer in paused:

@@ -14,7 +14,12 @@ pytestmark = pytest.mark.timeout(600)
 CASES = [
     "rows", "regularized", "sum", "weights", "by weights", "mask", "mask by weights", "ignored class",
     "lengths", "number", "outputs", "own step", "eager", "steps at once", "sharded", "accumulated",
-    "two optimizers", "tape", "tape and sum",
+    "two optimizers", "tape", "tape and sum", "uneven tape",
+]  # fmt: skip
+UNEVEN = [
+    "uneven", "uneven, counted", "uneven, at once", "uneven, counted at once", "uneven, normalized",
+    "uneven, eager", "uneven, teacher", "uneven, sharded", "uneven, ahead", "uneven, accumulated",
+    "uneven, mask",
 ]  # fmt: skip
 
 
@@ -24,7 +29,7 @@ def weighed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
     return {size: run("weighed", size, folder) for size in (1, 2)}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *UNEVEN])
 def test_unequal_parts_equal_one_process(weighed: dict[int, list[Any]], name: str) -> None:
     expected = weighed[1][0][name]
     for answer in weighed[2]:
@@ -32,3 +37,22 @@ def test_unequal_parts_equal_one_process(weighed: dict[int, list[Any]], name: st
         assert answer[name]["logs"].keys() == expected["logs"].keys()
         for log, values in expected["logs"].items():
             np.testing.assert_allclose(answer[name]["logs"][log], values, rtol=2e-5, err_msg=log)
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_a_process_without_batches_keeps_up(weighed: dict[int, list[Any]], name: str) -> None:
+    """Models, what layers have gathered, and steps are those of one process with all batches."""
+    expected = weighed[1][0][name]
+    for answer in (each[name] for each in weighed[2]):
+        assert answer["weights"] == weighed[2][0][name]["weights"]
+        np.testing.assert_allclose(answer["state"], expected["state"], atol=2e-6)
+        assert answer["steps"] == expected["steps"]
+
+
+def test_unequal_numbers_of_batches_are_refused(weighed: dict[int, list[Any]]) -> None:
+    for counted, uncounted, apart, nothing in (each["refused"] for each in weighed[2]):
+        assert "UsageError: processes have 2 to 5 batches" in counted
+        assert "rt.callbacks(uneven=True)" in counted
+        assert "InvalidArgumentError" in uncounted and "rt.callbacks(uneven=True)" in uncounted
+        assert "LocalSGD trains processes apart" in apart
+        assert "rank 1 has no batch at all" in nothing

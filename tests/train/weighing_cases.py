@@ -11,9 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
+from rdmatensor import UsageError
 
 # Where the batches of all begin, are divided between two processes, and end.
 SPLITS = [(0, 8, 16), (16, 24, 28), (28, 29, 34), (34, 37, 40)]
+# The second process has no part of the last two, nor of the one before.
+UNEVEN = [(0, 8, 16), (16, 21, 24), (24, 30, 30), (30, 34, 34), (34, 40, 40)]
 ROWS, TIME = 40, 6
 _NUMBERS = np.random.default_rng(8)
 X = _NUMBERS.standard_normal((ROWS, TIME)).astype("f")
@@ -24,24 +27,39 @@ LENGTHS = _NUMBERS.integers(1, TIME + 1, ROWS)
 WORDS = np.where(np.arange(TIME) < LENGTHS[:, None], _NUMBERS.integers(1, 9, (ROWS, TIME)), 0)
 
 
-def _parts() -> list[slice]:
-    """The rows of this process in each batch."""
+def _parts(splits: list[tuple[int, int, int]] = SPLITS) -> list[slice]:
+    """The rows of this process in each batch of which it has some."""
     run = rt.init()
-    ends = [(start, middle) if run.rank == 0 else (middle, end) for start, middle, end in SPLITS]
-    return [slice(*each) for each in (ends if run.size > 1 else [(s, e) for s, _, e in SPLITS])]
+    ends = [(start, middle) if run.rank == 0 else (middle, end) for start, middle, end in splits]
+    ends = ends if run.size > 1 else [(start, end) for start, _, end in splits]
+    return [slice(*each) for each in ends if each[0] < each[1]]
 
 
-def _batches(*columns: Any) -> Any:
+def _batches(*columns: Any, splits: list[tuple[int, int, int]] = SPLITS) -> Any:
     """A dataset of this process's batches."""
 
     def generate() -> Any:
-        for rows in _parts():
+        for rows in _parts(splits):
             yield tf.nest.map_structure(lambda each, rows=rows: each[rows], columns)
 
     spec = tf.nest.map_structure(
         lambda each: tf.TensorSpec([None, *each.shape[1:]], each.dtype), columns
     )
     return tf.data.Dataset.from_generator(generate, output_signature=spec)
+
+
+class _Counted(keras.utils.PyDataset):  # type: ignore[misc]
+    """The same, of a length that Keras knows."""
+
+    def __init__(self, *columns: Any, splits: list[tuple[int, int, int]]) -> None:
+        super().__init__()
+        self._columns, self._rows = columns, _parts(splits)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(each[self._rows[index]] for each in self._columns)
 
 
 def _one_series() -> Any:
@@ -138,12 +156,42 @@ def _two_optimizers() -> Any:
 
 
 def _fit(
-    model: Any, data: Any, loss: Any, sync: Any = None, accumulated: int | None = None, **more: Any
+    model: Any,
+    data: Any,
+    loss: Any,
+    sync: Any = None,
+    accumulated: int | None = None,
+    uneven: bool = False,
+    rate: Any = 0.02,
+    **more: Any,
 ) -> Any:
-    optimizer = keras.optimizers.SGD(0.02, gradient_accumulation_steps=accumulated)
+    optimizer = keras.optimizers.SGD(rate, gradient_accumulation_steps=accumulated)
     model.compile(rt.distribute(optimizer, sync), loss=loss, **more)
-    history = model.fit(data, epochs=2, verbose=0, callbacks=rt.callbacks()).history
-    return {"weights": _flat(model), "logs": {k: v for k, v in history.items() if k != "own"}}
+    ends = _Ends()
+    history = model.fit(
+        data,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*rt.callbacks(uneven=uneven), ends],
+    ).history
+    return {
+        "weights": _flat(model),
+        "logs": {k: v for k, v in history.items() if k != "own"},
+        "state": [float(x) for each in model.non_trainable_variables for x in np.ravel(each)],
+        "steps": ends.seen,
+    }
+
+
+class _Ends(keras.callbacks.Callback):  # type: ignore[misc]
+    """Which batches have ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(batch)
 
 
 def _flat(model: Any) -> list[float]:
@@ -163,6 +211,58 @@ def _by_hand(loss_of: Any) -> Any:
 
     for x, y in _batches(X, Y):
         step(x, y)
+    return {"weights": _flat(model), "logs": {}}
+
+
+def _uneven(model: Any, kind: Any = _batches, **more: Any) -> Any:
+    """Trains where the second process has two batches and the first one five."""
+    return _fit(model, kind(X, Y, splits=UNEVEN), "mse", uneven=True, **more)
+
+
+def _normalized() -> Any:
+    inputs = keras.Input((TIME,))
+    hidden = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dense(4)(inputs))
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
+
+
+class _Taught(keras.Model):  # type: ignore[misc]
+    """Follows its weights, and counts steps, in variables that are not trained."""
+
+    def build(self, shape: Any) -> None:
+        self.student, self.teacher = keras.layers.Dense(1), keras.layers.Dense(1, trainable=False)
+        self.student.build(shape)
+        self.teacher.build(shape)
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        return self.student(x)
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        self.steps.assign_add(1)
+        for old, new in zip(self.teacher.weights, self.student.weights, strict=True):
+            old.assign(0.5 * old + 0.5 * new)
+        return logs
+
+
+def _taught() -> Any:
+    model = _Taught(name="taught")
+    model.build((None, TIME))
+    return model
+
+
+def _uneven_by_hand() -> Any:
+    """As train.md says: a process without a batch takes an earlier one with weights of zeros."""
+    model, optimizer = _dense(), keras.optimizers.SGD(0.02)
+    rt.broadcast_variables(model.variables)
+    loss_of = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    batches = list(_batches(X, Y, splits=UNEVEN))
+    for step in range(int(rt.all_reduce(len(batches), op="max"))):
+        x, y = batches[min(step, len(batches) - 1)]
+        weights = tf.fill([len(x)], float(step < len(batches)))
+        with rt.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True), sample_weight=weights)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     return {"weights": _flat(model), "logs": {}}
 
 
@@ -206,6 +306,26 @@ def weighed() -> Any:
         "sharded": lambda: _fit(_dense(), _batches(X, Y), "mse", rt.ShardedOptimizer()),
         "accumulated": lambda: _fit(_dense(), _batches(X, Y), "mse", accumulated=2),
         "two optimizers": _two_optimizers,
+        "uneven tape": _uneven_by_hand,
+        "uneven": lambda: _uneven(_dense(), metrics=["mae"]),
+        "uneven, counted": lambda: _uneven(_dense(), kind=_Counted, metrics=["mae"]),
+        "uneven, at once": lambda: _uneven(
+            _dense(kernel_regularizer=keras.regularizers.L2(0.1)), steps_per_execution=2
+        ),
+        "uneven, counted at once": lambda: _uneven(_dense(), kind=_Counted, steps_per_execution=4),
+        "uneven, normalized": lambda: _uneven(_normalized()),
+        "uneven, eager": lambda: _uneven(_own(), run_eagerly=True),
+        "uneven, teacher": lambda: _uneven(_taught(), kind=_Counted),
+        "uneven, sharded": lambda: _uneven(_dense(), sync=rt.ShardedOptimizer()),
+        "uneven, ahead": lambda: _uneven(_dense(), sync=rt.ShardedOptimizer(ahead=True)),
+        "uneven, accumulated": lambda: _uneven(_dense(), kind=_Counted, accumulated=2),
+        "uneven, mask": lambda: _fit(
+            _masking(),
+            _batches(WORDS, SERIES, splits=UNEVEN),
+            keras.losses.MeanSquaredError(reduction="sum"),
+            uneven=True,
+            rate=0.001,
+        ),
         "tape": lambda: _by_hand(mse()),
         "tape and sum": lambda: _by_hand(mse(reduction="sum")),
     }  # fmt: skip
@@ -217,4 +337,24 @@ def weighed() -> Any:
     model = _dense()
     model.compile(rt.distribute(keras.optimizers.SGD(0.02), rt.PullGossip()), loss="mse")
     model.fit(_batches(X, Y).take(1 + rt.rank()), verbose=0, callbacks=rt.callbacks())
+    found["refused"] = _refused() if rt.size() > 1 else None
     return found
+
+
+def _refused() -> Any:
+    """What is said where numbers of batches may not differ."""
+    says = []
+    for data, sync, uneven in (
+        (_Counted(X, Y, splits=UNEVEN), None, False),
+        (_batches(X, Y, splits=UNEVEN), None, False),
+        (_batches(X, Y, splits=UNEVEN), rt.LocalSGD(2), True),
+        (_batches(X, Y, splits=UNEVEN).take(1 - rt.rank()), None, True),
+    ):
+        try:
+            _fit(_dense(), data, "mse", sync, uneven=uneven, run_eagerly=True)
+            says.append("")
+        except (UsageError, tf.errors.OpError) as error:
+            says.append(f"{type(error).__name__}: {error}")
+        rt.shutdown()
+        rt.init()
+    return says

@@ -22,8 +22,8 @@ constexpr int kSpinUs = 300;
 constexpr const char* kAgree =
     ". All processes have to do the same operations in the same order: look for what only some of "
     "them have, such as a callback that saves, evaluates or stops (rt.on_rank_0 is for one of rank "
-    "0), a callback before those of rt.callbacks(), other data, layers or settings, or a variable "
-    "without a gradient";
+    "0), a callback before those of rt.callbacks(), other data, layers or settings, a variable "
+    "without a gradient, or fewer batches (which rt.callbacks(uneven=True) allows)";
 
 absl::Status Failure(rdt_status status, const std::string& name) {
   const absl::Status why = StatusOf(status, name);
