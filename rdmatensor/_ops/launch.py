@@ -25,7 +25,7 @@ from rich.text import Text
 
 from . import remote, tf_config
 from .place import addresses_of
-from .processes import Crew, Process, ending, reserved_addresses
+from .processes import Crew, Process, ending, reserved_addresses, terminate
 from .remote import Connection, Host
 from .tf_config import Task
 
@@ -61,6 +61,8 @@ class Request:
     """The host of each task, in the order of `tasks`; none: all tasks are here."""
     port: int = 2222
     """The port of the first task of each host."""
+    grace: float = 30.0
+    """Seconds between SIGTERM and SIGKILL."""
     ssh: str = remote.SSH
     python: str = sys.executable
 
@@ -193,7 +195,7 @@ def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task,
             # In the source folder, Python would import the sources, which are not built.
             agent = remote.command(request.ssh, host, request.python)
             each = _Started(crew.run(agent, {}, folder="/"), Connection(host))
-            _send(each.process, remote.order(arguments, variables, secret))
+            _send(each.process, remote.order(arguments, variables, secret, request.grace))
         else:
             each = _Started(crew.run([request.python, *arguments], variables), None)
             _hang_up(each.process)
@@ -259,6 +261,29 @@ def _wait_for(
     return 0, ""
 
 
+def _end(crew: Crew, request: Request, started: Mapping[Task, _Started], ends: _Ends) -> None:
+    """End all tasks: SIGTERM, and SIGKILL after the grace, or at once if a signal comes."""
+    running = {task for task, each in started.items() if each.process.returncode is None}
+    for task in running:
+        if request.hosts:
+            _send(started[task].process, remote.END)
+        else:
+            terminate(started[task].process)
+    deadline = time.monotonic() + request.grace
+    while running:
+        try:
+            ended, _, _ = ends.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if ended is None:
+            break
+        running.discard(ended)
+    if request.hosts:
+        crew.stop(_hang_up)  # the agents kill the tasks, whose last output still comes
+    else:
+        crew.stop(grace=0)
+
+
 def run(request: Request, say: Callable[[str], None]) -> int:
     """Run the tasks to their end, with "[worker 0] " and so on before their output. Returns the exit status.
 
@@ -272,9 +297,8 @@ def run(request: Request, say: Callable[[str], None]) -> int:
             started = _start(crew, request, addresses)
             status, why = _wait_for(crew, request, started, ends)
             if why:
-                say(f"{why}; all tasks are ended")
-            if request.hosts:
-                crew.stop(_hang_up)  # the agents end the tasks, whose last output still comes
+                say(f"{why}; all tasks are ended, by SIGKILL after {request.grace:g} s or Ctrl-C")
+            _end(crew, request, started, ends)
         for each in started.values():
             each.join()
     return status

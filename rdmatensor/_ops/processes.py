@@ -102,13 +102,13 @@ class Crew:
             self._kill(process)
         return process.wait()
 
-    def stop(self, ask: Callable[[Process], object] | None = None) -> None:
+    def stop(self, ask: Callable[[Process], object] | None = None, grace: float = GRACE_S) -> None:
         """Ends all processes: calls `ask` for each, by default SIGTERM for its group. Sends SIGKILL after
-        GRACE_S, or at once when interrupted."""
+        `grace` seconds, or at once when interrupted."""
         with contextlib.suppress(KeyboardInterrupt):
             for process in self._running:
-                (ask or _terminate)(process)
-            deadline = time.monotonic() + GRACE_S
+                (ask or terminate)(process)
+            deadline = time.monotonic() + grace
             for process in self._running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - time.monotonic()))
@@ -130,9 +130,11 @@ class Crew:
             self._guard.stdin.flush()
 
 
-def _terminate(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
+def terminate(process: Process) -> None:
+    """Sends SIGTERM to the process, unless it has ended, and to what it has started."""
+    if process.returncode is None:  # else the number may be another group's
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 def ending(status: int) -> str:

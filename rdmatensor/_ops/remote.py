@@ -2,9 +2,10 @@
 """Tasks on other hosts: the launcher's end of the connection, and the agent, this file as a program.
 
 The launcher starts the agent with ssh, or another command of that kind, and sends it one line of JSON:
-program, folder, variables, secret. The agent runs the program, and ends it when its own standard input ends,
-which happens however the launcher or the connection dies. Two lines on its standard error say that it has
-begun, and how the program ended. So a program's failure can be told from that of the connection.
+program, folder, variables, secret, grace. The agent runs the program. A second line makes it send SIGTERM,
+and SIGKILL after the grace. It ends the program sooner when its own standard input ends, which happens
+however the launcher or the connection dies. Two lines on its standard error say that it has begun, and how
+the program ended. So a program's failure can be told from that of the connection.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shlex
 import sys
 import threading
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .processes import Crew
+from .processes import Crew, Process, terminate
 
 # A host that is gone, or a connection that is cut, ends ssh within half a minute.
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=10 -o ServerAliveCountMax=3"
@@ -67,7 +69,13 @@ def command(ssh: str, host: Host, python: str) -> list[str]:
     return [*shlex.split(ssh), host.name, shlex.quote(python), "-m", "rdmatensor._ops.remote"]
 
 
-def order(arguments: Sequence[str], variables: Mapping[str, str], secret: str) -> bytes:
+# The second line, as long as the connection lasts.
+END = b"\n"
+
+
+def order(
+    arguments: Sequence[str], variables: Mapping[str, str], secret: str, grace: float
+) -> bytes:
     """The line that tells the agent to run this Python program as here, with `variables` besides."""
     carried = {
         name: value
@@ -79,6 +87,7 @@ def order(arguments: Sequence[str], variables: Mapping[str, str], secret: str) -
         "folder": str(Path.cwd()),
         "variables": carried | dict(variables),
         "secret": secret,
+        "grace": grace,
     }
     return json.dumps(fields).encode() + b"\n"
 
@@ -132,11 +141,14 @@ def _secret_file(secret: str) -> Iterator[dict[str, str]]:
         yield {"RDMATENSOR_SECRET_FILE": f"/proc/{os.getpid()}/fd/{file.fileno()}"}
 
 
-def _end_with_input(crew: Crew) -> None:
+def _end_with_input(crew: Crew, process: Process, grace: float) -> None:
     # A buffered reader would keep its lock beyond the interpreter's end.
-    while os.read(0, 4096):
-        pass
-    crew.stop()
+    if not os.read(0, 1):
+        crew.stop()
+        return
+    terminate(process)
+    select.select([0], [], [], grace)  # the end of the input hurries
+    crew.stop(grace=0)
 
 
 def _tell(what: object) -> None:
@@ -156,14 +168,16 @@ def _run(asked: Mapping[str, Any]) -> int:
             return 1
         assert process.stdin is not None
         process.stdin.close()
-        threading.Thread(target=_end_with_input, args=[crew], daemon=True).start()
+        arguments = crew, process, asked["grace"]
+        threading.Thread(target=_end_with_input, args=arguments, daemon=True).start()
         return crew.wait(process)
 
 
 def main() -> None:
     """Runs what one line of standard input says, to its end."""
     _tell(_BEGUN)
-    status = _run(json.loads(sys.stdin.buffer.readline()))
+    with open(0, "rb", buffering=0, closefd=False) as unread:  # what follows is for another thread
+        status = _run(json.loads(unread.readline()))
     sys.stderr.flush()
     _tell(status)
     os._exit(0)

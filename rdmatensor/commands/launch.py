@@ -24,6 +24,9 @@ if TYPE_CHECKING:
               show_default=True, help="The protocol in TF_CONFIG.")  # fmt: skip
 @click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535), default=0,
               help="Serve metrics of the tasks at PORT, PORT + 1, ..., for `rdmatensor top`.")  # fmt: skip
+@click.option("--grace", metavar="SECONDS", type=click.FloatRange(0), default=30.0, show_default=True,
+              help="Send tasks that have to end SIGTERM, and SIGKILL so much later; at once at a second "
+                   "Ctrl-C.")  # fmt: skip
 @click.option("--hosts", metavar="HOST,...",
               help="Start the tasks on these hosts. HOST is a name for ssh, or NAME=ADDRESS if the others "
                    "know it by another address.")  # fmt: skip

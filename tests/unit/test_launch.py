@@ -53,7 +53,7 @@ elif deed == "bytes":
     os.write(1, b"\\xff" * 70000 + b"\\nrest")
 elif deed in ("serve", "stubborn"):
     if deed == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, _: print("saves", flush=True))
     print("serves", flush=True)
     time.sleep(1000)
 """
@@ -275,7 +275,7 @@ def test_a_host_that_cannot_be_reached_is_named(script: Path, place: Place) -> N
     )
 
 
-Started = Callable[[str], subprocess.Popen[bytes]]
+Started = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
@@ -283,14 +283,15 @@ def started(script: Path, place: Place) -> Iterator[Started]:
     """A launcher whose three tasks run, one with a child."""
     made = []
 
-    def start(deed: str) -> subprocess.Popen[bytes]:
+    def start(deed: str, grace: float = 0.1) -> subprocess.Popen[bytes]:
         deeds = ["worker 0=serve", f"worker 1={deed}", "ps 0=parent"]
+        tasks = ["--grace", f"{grace}", "-n", "2", "--ps", "1", "--no-chief"]
         # A background shell's commands have SIGINT ignored, and hand that on.
         process = subprocess.Popen(
             [
                 "env",
                 "--default-signal=HUP,INT,TERM",
-                *command(*place, "-n", "2", "--ps", "1", "--no-chief", script, *deeds),
+                *command(*place, *tasks, script, *deeds),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -324,6 +325,16 @@ def test_an_ended_launcher_leaves_no_task(
     process.send_signal(number)
     expected = -9 if number == signal.SIGKILL else 128 + number
     assert process.wait(SECONDS) == expected
+
+
+def test_tasks_may_save_until_the_next_interrupt(started: Started) -> None:
+    process = started("stubborn", 2 * SECONDS)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    while b"saves" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(SECONDS) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
