@@ -12,6 +12,9 @@
 /* Creates and maps a zero-filled memfd of `size` bytes. Its size is sealed, so that no holder
  * can shrink it under a mapping, which would raise SIGBUS. The caller owns both. */
 rdt_status rdt_memory_create(size_t size, int *fd, void **address);
+/* Allocates like rdt_memory_alloc, in the file of `block`, which this function allocated; NULL: in a new one. Many
+ * blocks so keep one descriptor. Whoever gets that of one block can map the others. */
+rdt_status rdt_memory_alloc_beside(const void *block, size_t size, void **address);
 /* Finds the memfd and offset behind [address, address + size). Returns RDT_ERR_UNSUPPORTED
  * unless the range lies in one block of rdt_memory_alloc. The block keeps the descriptor. */
 rdt_status rdt_memory_find(const void *address, size_t size, int *fd, uint64_t *offset);

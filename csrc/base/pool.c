@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "base/status.h"
 
 enum { PAGE = 4096 };
@@ -76,13 +77,14 @@ static char *take_from(block *from, size_t pages) {
 }
 
 static rdt_status add_block(rdt_pool *pool, size_t size) {
-  rdt_status status = check_open_files();
+  void *beside = pool->blocks ? pool->blocks->address : NULL;
+  rdt_status status = beside ? RDT_OK : check_open_files();
   if (status != RDT_OK) return status;
   block *added = malloc(sizeof(*added) + size / PAGE);
   if (!added) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   *added = (block){.pages = size / PAGE, .next = pool->blocks};
   memset(added->taken, false, added->pages);
-  status = rdt_memory_alloc(size, (void **)&added->address);
+  status = rdt_memory_alloc_beside(beside, size, (void **)&added->address);
   if (status != RDT_OK) {
     free(added);
     return status;

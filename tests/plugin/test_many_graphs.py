@@ -42,15 +42,16 @@ def _run(steps: Session, number: int) -> None:
     assert largest == smallest == value * (number + 1)
 
 
-def _files(cluster: Cluster) -> list[int]:
+def _shared(cluster: Cluster) -> tuple[list[int], list[int]]:
     """Open files and mappings of shared memory, by task."""
-    counts = []
+    files, maps = [], []
     for task in cluster.tasks:
         process = Path(f"/proc/{task.ask('pid')}")
         links = [str(link.readlink()) for link in (process / "fd").iterdir()]
         mapped = (process / "maps").read_text().splitlines()
-        counts.append(sum("memfd:rdmatensor" in each for each in [*links, *mapped]))
-    return counts
+        files.append(sum("memfd:rdmatensor" in each for each in links))
+        maps.append(sum("memfd:rdmatensor" in each for each in mapped))
+    return files, maps
 
 
 @pytest.fixture(params=["shm", "tcp"])
@@ -66,7 +67,7 @@ def test_graphs_that_run_once_hold_nothing(pair: Cluster) -> None:
         _run(steps, 0)
         each = max(place_bytes(pair))
         assert each > 0
-        held: list[list[int]] = []
+        files, held = [], []
         for number in range(1, GRAPHS):
             _run(steps, number)
             if number % (GRAPHS // 2) == GRAPHS // 2 - 1:
@@ -74,7 +75,11 @@ def test_graphs_that_run_once_hold_nothing(pair: Cluster) -> None:
                     lambda: f"places of graphs that ran once stay: {place_bytes(pair)} bytes",
                     lambda: max(place_bytes(pair)) <= HELD * each,
                 )
-                held.append(_files(pair))
+                now_files, now_held = _shared(pair)
+                files.append(now_files)
+                held.append(now_held)
+        # The regions for one peer share a file.
+        assert files[1] == files[0], files
         # Twice as many mappings as plans that do not rest, and the blocks that they share.
         assert all(now <= was + HELD // 2 for now, was in zip(held[1], held[0], strict=True)), held
         # What is run again gets its places again.

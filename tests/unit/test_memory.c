@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -85,14 +86,37 @@ static void test_registry(void) {
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_memory_alloc(0, (void **)&block));
 }
 
+/* What each block holds goes when it is freed, and the descriptor with the last one. */
+static void test_many_blocks_have_one_descriptor(void) {
+  char *blocks[3] = {NULL};
+  int fds[3];
+  uint64_t offset;
+  struct stat file;
+  for (int i = 0; i < 3; i++) {
+    EXPECT_STATUS(RDT_OK, rdt_memory_alloc_beside(i ? blocks[0] : NULL, 5000, (void **)&blocks[i]));
+    EXPECT_STATUS(RDT_OK, rdt_memory_find(blocks[i] + 100, 50, &fds[i], &offset));
+    EXPECT(fds[i] == fds[0] && offset == 8192 * (uint64_t)i + 100);
+    memset(blocks[i], 'a' + i, 5000);
+  }
+  EXPECT_STATUS(RDT_OK, rdt_memory_free(blocks[0]));
+  EXPECT(blocks[1][0] == 'b' && blocks[2][4999] == 'c');
+  EXPECT(fstat(fds[0], &file) == 0 && file.st_blocks * 512 == 2 * 8192);
+  EXPECT(ftruncate(fds[0], 4096) != 0);
+  EXPECT_STATUS(RDT_OK, rdt_memory_free(blocks[1]));
+  EXPECT_STATUS(RDT_OK, rdt_memory_free(blocks[2]));
+  EXPECT(fcntl(fds[0], F_GETFD) == -1);
+}
+
 /* The kernel would kill the process for growing a file past the limit. */
 static void test_file_size_limit(void) {
-  void *block;
+  void *block, *other;
   struct rlimit small = {.rlim_cur = 1 << 20, .rlim_max = RLIM_INFINITY};
   EXPECT(setrlimit(RLIMIT_FSIZE, &small) == 0);
   EXPECT_STATUS(RDT_ERR_NO_MEMORY, rdt_memory_alloc(2 << 20, &block));
   EXPECT(strstr(rdt_last_error(), "ulimit -f"));
-  EXPECT_STATUS(RDT_OK, rdt_memory_alloc(1 << 20, &block));
+  EXPECT_STATUS(RDT_OK, rdt_memory_alloc_beside(NULL, 1 << 20, &block));
+  EXPECT_STATUS(RDT_OK, rdt_memory_alloc_beside(block, 1 << 20, &other)); /* in another file */
+  EXPECT_STATUS(RDT_ERR_NO_MEMORY, rdt_memory_alloc_beside(block, 2 << 20, &other));
   EXPECT_STATUS(RDT_OK, rdt_memory_free(block));
 }
 
@@ -127,8 +151,9 @@ static void in_child(char *block) {
 }
 
 static void test_forked_child_writes_its_own(void) {
-  char *block;
-  EXPECT_STATUS(RDT_OK, rdt_memory_alloc(8192, (void **)&block));
+  char *first, *block;
+  EXPECT_STATUS(RDT_OK, rdt_memory_alloc_beside(NULL, 4096, (void **)&first));
+  EXPECT_STATUS(RDT_OK, rdt_memory_alloc_beside(first, 8192, (void **)&block));
   memcpy(block, "parent", 7);
   memcpy(block + 4096, "parent", 7);
   pid_t child = fork();
@@ -136,6 +161,7 @@ static void test_forked_child_writes_its_own(void) {
   EXPECT(ended_well(child));
   EXPECT(strcmp(block, "parent") == 0);
   EXPECT_STATUS(RDT_OK, rdt_memory_free(block));
+  EXPECT_STATUS(RDT_OK, rdt_memory_free(first));
 }
 
 int main(void) {
@@ -144,6 +170,7 @@ int main(void) {
   test_untrusted_memory();
   test_huge_pages();
   test_registry();
+  test_many_blocks_have_one_descriptor();
   test_forked_child_writes_its_own();
   test_file_size_limit();
   return 0;

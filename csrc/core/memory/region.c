@@ -102,7 +102,7 @@ static rdt_status reserve_for(rdt_region *region, rdt_channel *channel) {
 }
 
 /* There may be thousands of regions for one peer, some for each graph of a program. Those that the peer may
- * write to lie in a few blocks: over shared memory, whoever may open one of them can reach the whole block. */
+ * write to lie in one file: over shared memory, whoever may open one of them can reach all of it. */
 static rdt_status allocate(rdt_region *region) {
   if (!region->pool) return rdt_memory_alloc(region->memory.size, &region->memory.address);
   return rdt_pool_take(region->pool, region->memory.size, &region->memory.address);
@@ -169,6 +169,7 @@ rdt_status rdt_region_create_for_tenant(rdt_channel *channel, uint64_t size, uin
                                         uint64_t *key) {
   rdt_region wanted = {
       .device = channel->device, .tenant = channel, .memory = {.size = size, .access = access}};
+  if (access & RDT_ACCESS_WRITE) wanted.pool = channel->pool;
   return create(&wanted, channel, NULL, key);
 }
 
