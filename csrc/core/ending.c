@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
+#include "base/config.h"
 #include "base/status.h"
 #include "core/client.h"
 #include "core/memory/control.h"
@@ -62,6 +63,15 @@ static bool idle(const rdt_channel *channel) {
   return !transport->endpoint_idle || transport->endpoint_idle(channel->endpoint);
 }
 
+/* When a peer ends, all channels to it do, one after the other. One line of the log says so. */
+static bool is_news(const rdt_channel *lost) {
+  if (rdt_now_ms() < lost->told_until) return false;
+  int64_t until = rdt_now_ms() + (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
+  for (rdt_channel *each = lost->device->active; each; each = each->next)
+    if (each->peer_generation == lost->peer_generation) each->told_until = until;
+  return true;
+}
+
 /* rdt_channel_finish ends the peer's access to our memory. */
 void rdt_channel_take_down(rdt_channel *channel, rdt_status why, rdt_log_level level) {
   rdt_device *device = channel->device;
@@ -69,7 +79,10 @@ void rdt_channel_take_down(rdt_channel *channel, rdt_status why, rdt_log_level l
   rdt_channel_note_cause(channel);
   channel->why = why;
   atomic_store(&channel->down, true);
-  if (level == RDT_LOG_WARN) rdt_count(&device->counters.channels_lost, 1);
+  if (level == RDT_LOG_WARN) {
+    rdt_count(&device->counters.channels_lost, 1);
+    if (!is_news(channel)) level = RDT_LOG_DEBUG;
+  }
   rdt_log(level, "device %s: the channel to %s at %s ended: %s", device->name, channel->peer_name,
           channel->peer_address, channel->cause);
   rdt_channel_stop(channel);

@@ -205,6 +205,7 @@ struct rdt_channel {
   /* progress thread only */
   bool closing, peer_gone, own_end_sent, drained, withdrawn;
   int64_t drain_deadline, next_probe; /* ms */
+  int64_t told_until; /* ms: the log has said that another channel to this peer was lost */
 
   /* A control message that has not arrived whole, and bytes that the socket did not take. */
   rdt_wire incoming; /* progress thread only */

@@ -21,12 +21,13 @@ from support.waits import AT_ONCE, PATIENCE, lost, until
 
 @pytest.mark.usefixtures("patient")
 def test_killed_peer_is_lost_and_others_go_on(
-    spawn: Any, device: rdmatensor.Device, note: Any
+    spawn: Any, device: rdmatensor.Device, note: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     doomed, other = spawn(), spawn()
     for peer in (doomed, other):
         peer.run("region = device.allocate(4096, name='region')")
     remote, survivor = device.connect(doomed.address), device.connect(other.address)
+    more = [device.connect(doomed.address) for _ in range(2)]
     region, kept = remote.region("region"), survivor.region("region")
     region.write(b"1").wait()
     begin = time.monotonic()
@@ -45,9 +46,14 @@ def test_killed_peer_is_lost_and_others_go_on(
             action()
         assert remote.name in str(caught.value) or remote.address in str(caught.value)
     assert not remote.up
+    until("the other connections are not lost", lambda: device.stats().channels_lost == 3)
+    assert not any(each.up for each in more)
+    # They are lost to one event, and one line says so.
+    said = [line for line in capfd.readouterr().err.splitlines() if "WARN" in line]
+    assert len(said) == 1 and remote.name in said[0], said
     kept.write(b"12345678").wait()
     assert other.get("bytes(region.array[:8])") == b"12345678"
-    assert device.stats().channels_lost == 1
+    assert device.stats().channels_lost == 3
     note("process killed", caught.value, took, "other peers")
 
 
