@@ -23,7 +23,7 @@ from ._api.region import READ_WRITE, Access, Region
 from ._api.remote import RemoteDevice
 from ._api.wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 from ._ffi import ffi, lib
-from .errors import Closed, ConnectionRefused, DeadlineExceeded, UsageError, _text, check
+from .errors import Closed, DeadlineExceeded, UsageError, _text, check
 
 if TYPE_CHECKING:
     from .group import Group
@@ -79,10 +79,10 @@ def _transports(device: Any) -> Iterator[tuple[str, Transport]]:
 
 
 def _listed(transports: Any) -> Any:
-    """Returns the names for C; None if there are none."""
+    """Returns the names for C; NULL if there are none."""
     if isinstance(transports, str) or not all(isinstance(each, str) for each in transports):
         raise UsageError(f'transports is {transports!r}: give a sequence of names, such as ["tcp"]')
-    return c_text("transports", ",".join(transports)) if transports else None
+    return c_text("transports", ",".join(transports)) if transports else ffi.NULL
 
 
 class Device:
@@ -173,22 +173,11 @@ class Device:
         transport, or DeadlineExceeded.
         """
         out, limit = ffi.new("rdt_channel **"), milliseconds(timeout)
-        where, names = c_text("address", address), _listed(transports)
+        where, name = c_text("address", address), c_text_or_null("expect", expect)
+        over = _listed(transports)
         with self._call() as device:
-            if names is None:
-                check(lib.rdt_device_connect(device, where, limit, out))
-            else:
-                check(lib.rdt_device_connect_over(device, where, names, limit, out))
-            remote = self._adopt(ffi.gc(out[0], lib.rdt_channel_unref))
-        if expect is not None and remote.name != expect:
-            found = remote.name
-            remote.close()
-            raise ConnectionRefused(
-                f"the device at {address} is {found!r}, not {expect!r}: the address is another device's, or "
-                "somebody on the way diverts connections",
-                "REFUSED",
-            )
-        return remote
+            check(lib.rdt_device_connect_to(device, where, name, over, limit, out))
+            return self._adopt(ffi.gc(out[0], lib.rdt_channel_unref))
 
     def next_notification(self, timeout: float | None = None) -> Notification:
         """Returns the oldest notification of any peer. Waits for one for at most `timeout` seconds.

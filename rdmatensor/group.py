@@ -105,10 +105,11 @@ class Operation(Transfer):
 class Group:
     """Joins `size` devices to a group, in which `device` has the number `rank`. Blocks until all have joined.
 
-    Members meet at rank 0: `root` is the address of its device; rank 0 itself may omit it. `name` is at most
-    63 bytes long, the same for all members, and unique among their groups. Raises DeadlineExceeded, which
-    names the missing ranks, after `timeout` seconds (None: the setting DEADLINE_MS), and ConnectionRefused if
-    two members claim one rank or differ in size or settings.
+    Members meet at rank 0: `root` is the address of its device; rank 0 itself may omit it. `expect` is the
+    name that its device must have, as for Device.connect(). `name` is at most 63 bytes long, the same for all
+    members, and unique among their groups. Raises DeadlineExceeded, which names the missing ranks, after
+    `timeout` seconds (None: the setting DEADLINE_MS), and ConnectionRefused if another device is at `root`,
+    or if two members claim one rank or differ in size or settings.
 
     Every member calls the same methods with the same dtypes, counts and arguments, in the same order. Calls
     with a `tag` may come in any order and from several threads; a tag is a number from 0 to 2**63 - 1 that no
@@ -136,9 +137,10 @@ class Group:
         root: str | None = None,
         name: str = "world",
         timeout: float | None = None,
+        expect: str | None = None,
     ) -> None:
         out = ffi.new("rdt_group **")
-        options, _texts = join_options(rank, size, root, name, timeout)
+        options, _texts = join_options(rank, size, root, name, timeout, expect)
         self.rank = int(options.rank)
         self.size = int(options.size)
         self.name = name

@@ -190,7 +190,8 @@ rdt_status rdt_group_create(rdt_device *device, const rdt_group_options *options
     rdt_group_unref(group);
     return status;
   }
-  status = rdt_group_meet(group, options->root, rdt_deadline_after(options->timeout_ms));
+  const rdt_expected root = {.name = options->root_name};
+  status = rdt_group_meet(group, options->root, root, rdt_deadline_after(options->timeout_ms));
   end_joining(group->groups);
   if (status != RDT_OK) {
     delist(group);

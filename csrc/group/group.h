@@ -10,6 +10,7 @@
 #define RDT_GROUP_GROUP_H
 
 #include "base/clock.h"
+#include "core/meet/connect.h"
 #include "group/costs.h"
 #include "group/groups.h"
 #include "group/process.h"
@@ -373,7 +374,8 @@ rdt_algorithm rdt_group_trees_choose(const rdt_group *group, rdt_collective_kind
 /* ---- join.c ------------------------------------------------------------------------------------------ */
 
 /* Makes the group's links. On success, group->id is known. */
-rdt_status rdt_group_meet(rdt_group *group, const char *root, rdt_deadline deadline);
+rdt_status rdt_group_meet(rdt_group *group, const char *root, rdt_expected expected,
+                          rdt_deadline deadline);
 /* Takes a message of members that meet. */
 void rdt_group_visit(rdt_channel *channel, rdt_group_message_kind kind, const void *data,
                      size_t size);

@@ -337,8 +337,9 @@ static rdt_status link_lower(rdt_group *group, const rdt_group_member *members,
                              rdt_deadline deadline) {
   for (uint32_t i = 1; i < group->rank; i++) {
     rdt_channel *channel;
-    rdt_status status = rdt_group_meeting_connect(group, members[i].address, members[i].generation,
-                                                  deadline, &channel);
+    const rdt_expected member = {.generation = members[i].generation};
+    rdt_status status =
+        rdt_group_meeting_connect(group, members[i].address, member, deadline, &channel);
     if (status != RDT_OK) return status;
     rdt_group_meeting_link(group, i, channel);
     rdt_channel_unref(channel);
@@ -386,13 +387,13 @@ static rdt_status await_go(rdt_group *group, rdt_deadline deadline) {
   return status;
 }
 
-static rdt_status meet_as_member(rdt_group *group, const char *root, rdt_group_member *members,
-                                 rdt_deadline deadline) {
+static rdt_status meet_as_member(rdt_group *group, const char *root, rdt_expected expected,
+                                 rdt_group_member *members, rdt_deadline deadline) {
   rdt_channel *channel;
   rdt_group_block *block;
   rdt_status status = rdt_group_scratch_take(group->groups, RDT_MEASURE_BYTES, &block);
   if (status != RDT_OK) return status;
-  status = rdt_group_meeting_connect(group, root, 0, deadline, &channel);
+  status = rdt_group_meeting_connect(group, root, expected, deadline, &channel);
   if (status == RDT_OK) {
     status = await_table(group, channel, block, members, deadline);
     if (status == RDT_OK) rdt_group_meeting_link(group, 0, channel);
@@ -407,11 +408,12 @@ static rdt_status meet_as_member(rdt_group *group, const char *root, rdt_group_m
   return status;
 }
 
-rdt_status rdt_group_meet(rdt_group *group, const char *root, rdt_deadline deadline) {
+rdt_status rdt_group_meet(rdt_group *group, const char *root, rdt_expected expected,
+                          rdt_deadline deadline) {
   rdt_group_member *members = calloc(group->size, sizeof(*members));
   if (!members) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   rdt_status status = group->rank == 0 ? meet_as_root(group, members, deadline)
-                                       : meet_as_member(group, root, members, deadline);
+                                       : meet_as_member(group, root, expected, members, deadline);
   for (uint32_t i = 0; i < group->size; i++) rdt_channel_unref(members[i].channel);
   free(members);
   return status;

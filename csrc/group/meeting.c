@@ -6,7 +6,6 @@
 
 #include "base/config.h"
 #include "base/status.h"
-#include "core/meet/connect.h"
 #include "core/post/channel.h"
 
 #define VISITORS 4096u /* kept by a device */
@@ -210,14 +209,15 @@ rdt_status rdt_group_meeting_await(rdt_group *group, unsigned kinds, rdt_deadlin
 
 /* ---- channels -------------------------------------------------------------------------------------- */
 
-static rdt_channel *find_channel(rdt_groups *groups, const char *address, uint64_t generation) {
+static rdt_channel *find_channel(rdt_groups *groups, const char *address, rdt_expected expected) {
   rdt_channel *found = NULL;
   pthread_mutex_lock(&groups->lock);
   for (rdt_group_channel *each = groups->channels; each && !found; each = each->next) {
     rdt_channel *channel = each->channel;
     if (strcmp(channel->peer_address, address) == 0 && !atomic_load(&channel->down) &&
         !atomic_load(&channel->broken) && !atomic_load(&channel->close_requested) &&
-        (generation == 0 || channel->peer_generation == generation))
+        (expected.generation == 0 || channel->peer_generation == expected.generation) &&
+        (!expected.name || strcmp(channel->peer_name, expected.name) == 0))
       found = channel;
   }
   if (found) rdt_channel_ref(found);
@@ -225,18 +225,12 @@ static rdt_channel *find_channel(rdt_groups *groups, const char *address, uint64
   return found;
 }
 
-rdt_status rdt_group_meeting_connect(rdt_group *group, const char *address, uint64_t generation,
+rdt_status rdt_group_meeting_connect(rdt_group *group, const char *address, rdt_expected expected,
                                      rdt_deadline deadline, rdt_channel **channel) {
-  *channel = find_channel(group->groups, address, generation);
+  *channel = find_channel(group->groups, address, expected);
   if (*channel) return RDT_OK;
-  rdt_status status = rdt_connect_for(group->device, address, RDT_PURPOSE_GROUPS,
-                                      rdt_deadline_left(deadline), channel);
-  if (status == RDT_OK && generation != 0 && (*channel)->peer_generation != generation) {
-    rdt_channel_unref(*channel);
-    status = rdt_fail(RDT_ERR_CONNECTION_LOST, "another device than the one that joined is at %s",
-                      address);
-  }
-  return status;
+  return rdt_connect_for(group->device, address, expected, RDT_PURPOSE_GROUPS,
+                         rdt_deadline_left(deadline), channel);
 }
 
 void rdt_group_meeting_link(rdt_group *group, uint32_t rank, rdt_channel *channel) {

@@ -24,9 +24,8 @@ rdt_status rdt_group_meeting_await(rdt_group *group, unsigned kinds, rdt_deadlin
                                    rdt_group_visitor **visitor, rdt_wire *wire);
 void rdt_group_visitor_free(rdt_group_visitor *visitor);
 
-/* Finds or opens a channel of groups to the device at `address`, and takes a reference.
- * `generation` 0 accepts any device there. */
-rdt_status rdt_group_meeting_connect(rdt_group *group, const char *address, uint64_t generation,
+/* Finds or opens a channel of groups to the expected device at `address`, and takes a reference. */
+rdt_status rdt_group_meeting_connect(rdt_group *group, const char *address, rdt_expected expected,
                                      rdt_deadline deadline, rdt_channel **channel);
 
 /* Sets what a link to this member can do, once it has its channel. */

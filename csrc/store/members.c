@@ -163,7 +163,7 @@ static rdt_status connect_to(rdt_store *store, uint32_t rank, const char *addres
                              rdt_deadline deadline) {
   rdt_store_link link = {0};
   uint64_t sent = 0;
-  rdt_status status = rdt_connect_for(store->device, address, RDT_PURPOSE_STORES,
+  rdt_status status = rdt_connect_for(store->device, address, (rdt_expected){0}, RDT_PURPOSE_STORES,
                                       rdt_deadline_left(deadline), &link.channel);
   if (status == RDT_OK) status = open_link(store, rank, &link, &sent, deadline);
   if (status == RDT_OK) link = replace(&store->peers[rank], &link, sent);

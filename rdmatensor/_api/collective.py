@@ -156,13 +156,13 @@ def tree_rows(trees: Sequence[Any], size: int) -> tuple[Any, Any]:
 
 
 def join_options(
-    rank: int, size: int, root: str | None, name: str, timeout: float | None
+    rank: int, size: int, root: str | None, name: str, timeout: float | None, expect: str | None
 ) -> tuple[Any, Any]:
     """Returns the options, and the texts that they point to."""
     options = ffi.new("rdt_group_options *")
     options.struct_size = ffi.sizeof("rdt_group_options")
-    texts = c_text("name", name), c_text_or_null("root", root)
-    options.name, options.root = texts
+    texts = c_text("name", name), c_text_or_null("root", root), c_text_or_null("expect", expect)
+    options.name, options.root, options.root_name = texts
     options.timeout_ms = milliseconds(timeout)
     options.size = whole("size", size, 1, 2**32 - 1)
     options.rank = whole("rank", rank, most=2**32 - 1)

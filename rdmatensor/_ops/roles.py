@@ -67,7 +67,7 @@ def device_of(role: Role) -> Device:
 
     Raises what Device raises, for rank 0 also if that address is not one of this machine.
     """
-    name = f"rank {role.rank}"
+    name = device_name(role.rank)
     chosen = bool(config.get("BIND_ADDRESS"))
     told = role.root if role.rank == 0 else dict(enumerate(role.addresses)).get(role.rank, "")
     host, _, port = told.rpartition(":")
@@ -86,6 +86,11 @@ def device_of(role: Role) -> Device:
     return Device(name, None if chosen else _own_address_towards(role.root))
 
 
+def device_name(rank: int) -> str:
+    """The name of the device of this rank, by which others know it."""
+    return f"rank {rank}"
+
+
 def join(device: Device, role: Role, name: str, timeout: float) -> Group:
     """Waits for rank 0, which may start later, and then for the others. Raises what Group raises."""
     end = until = time.monotonic() + timeout
@@ -95,7 +100,7 @@ def join(device: Device, role: Role, name: str, timeout: float) -> Group:
         left = max(end - time.monotonic(), 0.001)
         root = None if role.rank == 0 else role.root
         try:
-            return Group(device, role.rank, role.size, root, name, left)
+            return Group(device, role.rank, role.size, root, name, left, device_name(0))
         except ConnectionLost as error:
             # Rank 0 may just have left an earlier group of this name, and will come back.
             lost, until = error, min(end, time.monotonic() + _RETURN_S)

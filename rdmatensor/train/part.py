@@ -14,6 +14,7 @@ from ..group import Group
 from ..topology import Topology
 from . import operations
 from .process import LEFT, Run
+from .roles import device_name
 from .sync.rejoin import Place
 
 _TEXT = 512
@@ -46,7 +47,8 @@ class Part(Place):
         if self.size == 1:
             return
         assert run.device is not None
-        self.group = Group(run.device, self.rank, self.size, root, self.name, run.timeout)
+        first = device_name(self.ranks[0])
+        self.group = Group(run.device, self.rank, self.size, root, self.name, run.timeout, first)
         with tf.init_scope():  # it may be made while a step is traced
             self.handle = operations.handle_of(run.device, self.group, run.timeout, self.handle)
         try:

@@ -15,6 +15,7 @@
  *   FAULTS_NO_CREDITS=path   a peer's memory that may be written cannot be opened, once this file is gone
  *   FAULTS_CUT=path          while this file exists connections fail, and those that the process opened
  *                            are closed
+ *   FAULTS_DIVERT=host:port  all connections of the process lead there
  *   FAULTS_CALLS=n           of 1000 messages of calls n come late by up to 9 ms, n end their channel, and n are
  *                            sent twice
  *   FAULTS_CALM=path         calls go undisturbed while this file exists
@@ -201,16 +202,20 @@ static void start_cutting(void) {
   pthread_detach(thread);
 }
 
-RDT_API rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
-                                      rdt_channel **channel) {
+RDT_API rdt_status rdt_device_connect_to(rdt_device *device, const char *address, const char *name,
+                                         const char *transports, int timeout_ms,
+                                         rdt_channel **channel) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  rdt_status (*next)(rdt_device *, const char *, int, rdt_channel **) =
-      (rdt_status (*)(rdt_device *, const char *, int, rdt_channel **))real("rdt_device_connect");
+  typedef rdt_status (*connect_fn)(rdt_device *, const char *, const char *, const char *, int,
+                                   rdt_channel **);
+  connect_fn next = (connect_fn)real("rdt_device_connect_to");
+  const char *diverted = getenv("FAULTS_DIVERT");
   if (is_cut()) {
     own_error = "the path is cut";
     return RDT_ERR_UNREACHABLE;
   }
-  rdt_status status = next(device, address, timeout_ms, channel);
+  rdt_status status =
+      next(device, diverted ? diverted : address, name, transports, timeout_ms, channel);
   if (status != RDT_OK || !getenv("FAULTS_CUT")) return status;
   pthread_once(&once, start_cutting);
   pthread_mutex_lock(&connections_lock);

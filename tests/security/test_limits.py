@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -183,10 +184,31 @@ def test_a_diverted_connection_meets_another_name(open_device: Open) -> None:
         assert bytes(region.array) == b"12345678"
     with (
         relay(other.address) as address,
-        pytest.raises(rdmatensor.ConnectionRefused, match=repr(other.name)) as caught,
+        pytest.raises(rdmatensor.ConnectionRefused, match=re.escape(other.name)) as caught,
     ):
         ours.connect(address, timeout=20, expect="the wanted one")
     assert caught.value.status == "REFUSED" and "the wanted one" in str(caught.value)
+
+
+def test_a_member_is_not_led_to_another_root(open_device: Open) -> None:
+    """Two jobs have one secret and call their groups alike. Each has its own rank 0."""
+    ours, other = open_device(SECRET), open_device(SECRET)
+    came = []
+
+    def lead() -> None:
+        with suppress(rdmatensor.DeadlineExceeded), rdmatensor.Group(other, 0, 2, timeout=2):
+            came.append("it came to the other one")
+
+    root = threading.Thread(target=lead)
+    root.start()
+    with (
+        relay(other.address) as address,
+        pytest.raises(rdmatensor.ConnectionRefused, match="not the wanted one") as caught,
+    ):
+        rdmatensor.Group(ours, 1, 2, address, timeout=20, expect="the wanted one")
+    assert caught.value.status == "REFUSED" and other.name in str(caught.value)
+    root.join()
+    assert came == []
 
 
 def test_half_a_message_each(open_device: Open) -> None:

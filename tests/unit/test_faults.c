@@ -337,11 +337,11 @@ static void test_connecting(void) {
   const char *address = rdt_device_address(p.b.device), *best = best_transport(p.a.device);
   faults("connect=#1"); /* the accepting end, which comes first; then the connecting one */
   EXPECT_STATUS(RDT_ERR_UNREACHABLE,
-                rdt_device_connect_over(p.a.device, address, best, -1, &channel));
+                rdt_device_connect_to(p.a.device, address, NULL, best, -1, &channel));
   EXPECT(strstr(rdt_last_error(), "refused"));
   faults("connect=#2");
   EXPECT_STATUS(RDT_ERR_UNREACHABLE,
-                rdt_device_connect_over(p.a.device, address, best, -1, &channel));
+                rdt_device_connect_to(p.a.device, address, NULL, best, -1, &channel));
   EXPECT(!strstr(rdt_last_error(), "refused"));
   faults("hang=#1:2s");
   EXPECT_STATUS(RDT_ERR_DEADLINE, rdt_device_connect(p.a.device, address, 100, &channel));

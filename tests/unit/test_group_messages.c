@@ -159,18 +159,19 @@ static void test_tables(void) {
   bad[4].chunk = 1ull << 40;
   bad[5].hosts[0] = 1;
   bad[6].hosts[2] = 2;
+  const rdt_expected any = {0};
   rdt_group *group = stage_group(&here, "tables", 1, 3);
   group->eager = 1000;
   rdt_groups_connected(here.channels[0]);
   for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
     send_table(group, &bad[i]);
-    EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_group_meet(group, STAGE_ROOT, rdt_now_ms() - 1));
+    EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_group_meet(group, STAGE_ROOT, any, rdt_now_ms() - 1));
     EXPECT(strstr(rdt_last_error(), "malformed table"));
   }
   memset(group->hosts, 0, 3 * sizeof(group->hosts[0]));
   send_table(group, &good);
   /* Taken: now the third member is missed. */
-  EXPECT_STATUS(RDT_ERR_DEADLINE, rdt_group_meet(group, STAGE_ROOT, rdt_now_ms() - 1));
+  EXPECT_STATUS(RDT_ERR_DEADLINE, rdt_group_meet(group, STAGE_ROOT, any, rdt_now_ms() - 1));
   EXPECT(group->id == 77 && group->costs.byte_ns[1] == 2.5 && group->hosts[2] == 1);
 }
 

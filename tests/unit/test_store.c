@@ -267,7 +267,8 @@ static void test_a_second_channel_ends_the_first(end ends[2]) {
   rdt_channel_ref(received);
   pthread_mutex_unlock(&ends[0].store->stores->lock);
   for (uint64_t i = 0; i < 2; i++) {
-    EXPECT_STATUS(RDT_OK, rdt_connect_for(ends[1].device, rdt_device_address(ends[0].device),
+    const rdt_expected any = {0};
+    EXPECT_STATUS(RDT_OK, rdt_connect_for(ends[1].device, rdt_device_address(ends[0].device), any,
                                           RDT_PURPOSE_STORES, PATIENCE_MS, &seconds[i]));
     greet(seconds[i], 77 + i);
     UNTIL(atomic_load(welcomed) == 77 + i);

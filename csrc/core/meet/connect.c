@@ -29,6 +29,16 @@
 #define SHORTEST_PAUSE_MS 20
 #define LONGEST_PAUSE_MS 320
 
+typedef struct attempts {
+  rdt_device *device;
+  const char *address;
+  rdt_expected expected;
+  rdt_purpose purpose;
+  rdt_choice choice;
+  rdt_deadline deadline, patience;
+  int pause_ms;
+} attempts;
+
 /* Records a peer's refusal in its own words. */
 static rdt_status read_refusal(rdt_wire *wire, const char *address) {
   char text[512];
@@ -77,18 +87,37 @@ static bool is_led_back(const rdt_greeting *greeting) {
          port_of(&own) != port_of(&greeting->reached.address);
 }
 
-/* Joins `channel` to the answer of the peer's device. */
-static rdt_status join_answer(rdt_channel *channel, rdt_greeting *greeting, rdt_wire *wire,
-                              rdt_fds *fds) {
-  rdt_attach answer;
-  rdt_status status = rdt_greeting_take_attach(greeting, wire, &answer);
-  if (status != RDT_OK) return status;
-  if (greeting->led_back) /* what the peer says of itself is proven now */
+/* Checks what the peer says of itself, once that is proven. */
+static rdt_status check_identity(const rdt_greeting *greeting, const char *address,
+                                 const rdt_expected *expected) {
+  const rdt_hello *peer = &greeting->peer;
+  if (greeting->led_back)
     return rdt_fail(
         RDT_ERR_REFUSED,
         "that address leads back to %s itself: somebody on the way diverts connections, "
         "or forwards that port to here",
-        channel->device->name);
+        greeting->device->name);
+  if (expected->generation && peer->generation != expected->generation)
+    return rdt_fail(RDT_ERR_CONNECTION_LOST, "another device than the one that joined is at %s",
+                    address);
+  if (expected->name && strcmp(peer->name, expected->name) != 0)
+    return rdt_fail(RDT_ERR_REFUSED,
+                    "the device at %s is %s as seen from here, not %s: that address leads "
+                    "elsewhere from here (set " RDT_ENV_PREFIX
+                    "BIND_ADDRESS of the other to one that this host reaches), or somebody on the "
+                    "way diverts connections",
+                    address, peer->name, expected->name);
+  return RDT_OK;
+}
+
+/* Joins `channel` to the answer of the peer's device. */
+static rdt_status join_answer(rdt_channel *channel, rdt_greeting *greeting, const attempts *all,
+                              rdt_wire *wire, rdt_fds *fds) {
+  rdt_attach answer;
+  rdt_status status = rdt_greeting_take_attach(greeting, wire, &answer);
+  if (status != RDT_OK) return status;
+  status = check_identity(greeting, all->address, &all->expected);
+  if (status != RDT_OK) return status;
   if (rdt_transport_index(answer.transport) != rdt_transport_index(channel->transport) ||
       answer.purpose != channel->purpose)
     return rdt_fail(
@@ -132,16 +161,17 @@ static rdt_status prove_path(rdt_channel *channel, rdt_deadline limit) {
 }
 
 static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt_bundle *offer,
-                         const rdt_choice *choice, rdt_deadline deadline) {
+                         const attempts *all) {
+  const rdt_deadline deadline = all->deadline;
   rdt_wire wire;
   rdt_fds fds = {.count = 0};
   rdt_status status =
       rdt_greeting_send_attach(greeting, channel->transport, offer, channel->purpose, deadline);
   if (status == RDT_OK)
     status = receive_answer(greeting, greeting->peer.address, &wire, &fds, deadline);
-  if (status == RDT_OK) status = join_answer(channel, greeting, &wire, &fds);
+  if (status == RDT_OK) status = join_answer(channel, greeting, all, &wire, &fds);
   if (status == RDT_OK) status = rdt_lines_connect(greeting, channel, deadline);
-  if (status == RDT_OK) status = prove_path(channel, rdt_choice_limit(choice, deadline));
+  if (status == RDT_OK) status = prove_path(channel, rdt_choice_limit(&all->choice, deadline));
   if (status == RDT_OK) status = send_ready(channel, deadline);
   rdt_fds_close(&fds);
   return status;
@@ -163,19 +193,19 @@ static rdt_status switch_to_local(rdt_greeting *greeting, int local, rdt_deadlin
 }
 
 /* On success the channel takes over the greeting's socket. */
-static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_choice *choice,
-                               rdt_deadline deadline, rdt_channel **channel_out) {
+static rdt_status make_channel(attempts *all, rdt_greeting *greeting, rdt_channel **channel_out) {
+  rdt_choice *choice = &all->choice;
   rdt_bundle offer;
   rdt_channel *channel;
   int local = -1;
-  rdt_status status = rdt_choice_make(choice, greeting->device, &greeting->peer, deadline, &local);
-  if (status == RDT_OK && local >= 0) status = switch_to_local(greeting, local, deadline);
+  rdt_status status = rdt_choice_make(choice, all->device, &greeting->peer, all->deadline, &local);
+  if (status == RDT_OK && local >= 0) status = switch_to_local(greeting, local, all->deadline);
   if (status == RDT_OK)
     status =
-        rdt_channel_create(greeting->device, rdt_transports[choice->at], purpose, &offer, &channel);
+        rdt_channel_create(all->device, rdt_transports[choice->at], all->purpose, &offer, &channel);
   if (status != RDT_OK) return status;
   rdt_greeting_introduce(greeting, channel);
-  status = attach(channel, greeting, &offer, choice, deadline);
+  status = attach(channel, greeting, &offer, all);
   rdt_fds_close(&offer.fds);
   if (status == RDT_OK) {
     rdt_choice_explain(choice, &greeting->peer, channel);
@@ -193,15 +223,6 @@ static rdt_status make_channel(rdt_greeting *greeting, rdt_purpose purpose, rdt_
 }
 
 /* ---- attempts ------------------------------------------------------------------------------------------ */
-
-typedef struct attempts {
-  rdt_device *device;
-  const char *address;
-  rdt_purpose purpose;
-  rdt_choice choice;
-  rdt_deadline deadline, patience;
-  int pause_ms;
-} attempts;
 
 /* A device that too many connect to hangs up on some before it has said anything. They come again, at different times.
  * So does whoever finds an end that hangs up on everybody, for a while. */
@@ -230,8 +251,7 @@ static rdt_status connect_once(attempts *all, rdt_channel **channel, bool *again
   if (status == RDT_OK) status = rdt_net_reached(socket.fd, &greeting.reached);
   if (status == RDT_OK) status = exchange_hello(&greeting, all->address, all->deadline);
   greeting.led_back = status == RDT_OK && is_led_back(&greeting);
-  if (status == RDT_OK)
-    status = make_channel(&greeting, all->purpose, choice, all->deadline, channel);
+  if (status == RDT_OK) status = make_channel(all, &greeting, channel);
   if (status == RDT_OK) return RDT_OK;
   rdt_socket_close(&greeting.socket);
   *again = comes_again(all, &greeting, status) ||
@@ -240,8 +260,9 @@ static rdt_status connect_once(attempts *all, rdt_channel **channel, bool *again
   return status;
 }
 
-static rdt_status connect_over(rdt_device *device, const char *address, const char *permitted,
-                               rdt_purpose purpose, int timeout_ms, rdt_channel **channel) {
+static rdt_status connect_over(rdt_device *device, const char *address, rdt_expected expected,
+                               const char *permitted, rdt_purpose purpose, int timeout_ms,
+                               rdt_channel **channel) {
   bool again;
   rdt_status status = rdt_device_check(device);
   if (status != RDT_OK) return status;
@@ -251,6 +272,7 @@ static rdt_status connect_over(rdt_device *device, const char *address, const ch
   if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
   attempts all = {.device = device,
                   .address = address,
+                  .expected = expected,
                   .purpose = purpose,
                   .choice.permitted = permitted,
                   .deadline = rdt_deadline_after(timeout_ms),
@@ -264,23 +286,22 @@ static rdt_status connect_over(rdt_device *device, const char *address, const ch
   return status;
 }
 
-rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
-                              rdt_channel **channel) {
+rdt_status rdt_device_connect_to(rdt_device *device, const char *address, const char *name,
+                                 const char *transports, int timeout_ms, rdt_channel **channel) {
   if (!device || !address || !channel)
     return rdt_fail(RDT_ERR_INVALID, "device, address and channel must not be NULL");
-  return connect_over(device, address, NULL, RDT_PURPOSE_USER, timeout_ms, channel);
-}
-
-rdt_status rdt_device_connect_over(rdt_device *device, const char *address, const char *transports,
-                                   int timeout_ms, rdt_channel **channel) {
-  if (!device || !address || !transports || !channel)
-    return rdt_fail(RDT_ERR_INVALID, "device, address, transports and channel must not be NULL");
-  rdt_status status = rdt_transports_check("transports", transports);
+  rdt_status status = transports ? rdt_transports_check("transports", transports) : RDT_OK;
   if (status != RDT_OK) return status;
-  return connect_over(device, address, transports, RDT_PURPOSE_USER, timeout_ms, channel);
+  return connect_over(device, address, (rdt_expected){.name = name}, transports, RDT_PURPOSE_USER,
+                      timeout_ms, channel);
 }
 
-rdt_status rdt_connect_for(rdt_device *device, const char *address, rdt_purpose purpose,
-                           int timeout_ms, rdt_channel **channel) {
-  return connect_over(device, address, NULL, purpose, timeout_ms, channel);
+rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
+                              rdt_channel **channel) {
+  return rdt_device_connect_to(device, address, NULL, NULL, timeout_ms, channel);
+}
+
+rdt_status rdt_connect_for(rdt_device *device, const char *address, rdt_expected expected,
+                           rdt_purpose purpose, int timeout_ms, rdt_channel **channel) {
+  return connect_over(device, address, expected, NULL, purpose, timeout_ms, channel);
 }

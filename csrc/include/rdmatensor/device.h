@@ -158,10 +158,12 @@ typedef struct rdt_channel_info {
  * handler. */
 RDT_API rdt_status rdt_device_connect(rdt_device *device, const char *address, int timeout_ms,
                                       rdt_channel **channel);
-/* Connects in the same way, but over one of these transports only: names separated by commas. */
-RDT_API rdt_status rdt_device_connect_over(rdt_device *device, const char *address,
-                                           const char *transports, int timeout_ms,
-                                           rdt_channel **channel);
+/* Connects in the same way, but only to a device of this name, and over one of these transports: names separated
+ * by commas. NULL permits any. RDT_ERR_REFUSED if another device is at the address; with a secret, nobody without
+ * it can pretend the name, or lead the connection to another device that has the secret. */
+RDT_API rdt_status rdt_device_connect_to(rdt_device *device, const char *address, const char *name,
+                                         const char *transports, int timeout_ms,
+                                         rdt_channel **channel);
 /* Tells why the channel uses no better transport, if this process connected: for each of them a line
  * with its name, a colon and the reason. "" otherwise. Valid while the channel handle is. */
 RDT_API const char *rdt_channel_passed_over(const rdt_channel *channel);

@@ -67,10 +67,11 @@ RDT_API const char *rdt_algorithm_name(rdt_algorithm algorithm);
 RDT_API size_t rdt_dtype_size(rdt_dtype dtype);
 
 typedef struct rdt_group_options {
-  size_t struct_size;  /* sizeof(rdt_group_options) */
-  const char *name;    /* the same for all members, 1..63 bytes; unique among their live groups */
-  uint32_t rank, size; /* 0 <= rank < size <= 1024 */
-  const char *root;    /* address of rank 0's device; ignored at rank 0 */
+  size_t struct_size;    /* sizeof(rdt_group_options) */
+  const char *name;      /* the same for all members, 1..63 bytes; unique among their live groups */
+  uint32_t rank, size;   /* 0 <= rank < size <= 1024 */
+  const char *root;      /* address of rank 0's device; ignored at rank 0 */
+  const char *root_name; /* that device's name, as for rdt_device_connect_to; NULL: any */
   int timeout_ms;
 } rdt_group_options;
 
@@ -112,7 +113,8 @@ typedef struct rdt_collective {
   int (*stop)(void *context);
   void *context;
   /* NULL, or a text that must be equal at all members, such as the shapes of tensors. Messages carry its hash.
-   * A member that disagrees learns the first 127 bytes of another member's text. Copied. */
+   * A member that disagrees learns at most the first 16,383 bytes of another member's text; the error quotes the first
+   * line that differs. Copied. */
   const char *detail;
   rdt_collective_report *report; /* NULL, or filled until the end of the operation */
 } rdt_collective;

@@ -117,8 +117,8 @@ CollectiveGroup::Outcome CollectiveGroup::TryForm() {
   const auto size = static_cast<uint32_t>(params_.members.size());
   if (rank_ == 0) {
     trees = EncodedTrees(size);
-    how = absl::StrFormat("tensorflow-%d-%016x %s %d", params_.group_key, RandomBits(),
-                          service_->address(), trees.size());
+    how = absl::StrFormat("tensorflow-%d-%016x %s %s %d", params_.group_key, RandomBits(),
+                          service_->address(), rdt_device_name(service_->device()), trees.size());
   }
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: member ", rank_, " of group ",
                                            params_.group_key, " is ready to form it")
@@ -127,7 +127,7 @@ CollectiveGroup::Outcome CollectiveGroup::TryForm() {
   if (!able.yes) return {nullptr, able.text};
   const std::vector<std::string> parts = absl::StrSplit(able.text, ' ');
   uint64_t tree_bytes = 0;
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[2], &tree_bytes) ||
+  if (parts.size() != 4 || !absl::SimpleAtoi(parts[3], &tree_bytes) ||
       tree_bytes > kMostTreeBytes) {
     return {nullptr,
             absl::StrCat(params_.members[0].task, " describes the group as '", able.text, "'")};
@@ -138,6 +138,7 @@ CollectiveGroup::Outcome CollectiveGroup::TryForm() {
   options.rank = rank_;
   options.size = size;
   options.root = parts[1].c_str();
+  options.root_name = parts[2].c_str();
   options.timeout_ms = service_->settings().connect_timeout_ms;
   Outcome outcome;
   const rdt_status created = rdt_group_create(service_->device(), &options, &outcome.handle);
