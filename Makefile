@@ -49,7 +49,7 @@ help:
 	@echo 'make bench-sharded  a sharded optimizer over emulated links, against what bounds a step'
 	@echo 'make bench-tables  tables of embeddings, by the ways of parallelize() and as programs do it today'
 	@echo 'make bench-verbs  verbs against perftest, UCX and NIXL, in the SoftRoCE lab without RDMA'
-	@echo 'make transport-verbs  all of the transport suite on verbs, of which make test runs most'
+	@echo 'make transport-verbs  all of the transport suite on verbs, of which make test runs what reaches the device'
 	@echo "make plugin-tcp   all tests of TensorFlow's plugin over tcp, of which make test runs some"
 	@echo 'make encrypted    all of the transport suite, C programs and tests of TensorFlow over encrypted tcp'
 	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
@@ -151,7 +151,7 @@ conformance: build $(VENV)/.conformance
 	  $(if $(FILES),--files '$(FILES)') $(if $(KERAS),--keras '$(abspath $(KERAS))') \
 	  $(if $(VARIANTS),--variants $(VARIANTS)) $(CONFORMANCE_FLAGS)
 
-# All of the transport suite in a guest; `make test` leaves out what takes longest there.
+# All of the transport suite in a guest; `make test` leaves out what is the same over every transport.
 transport-verbs: $(tests)
 	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) -n 0 tests/softroce/test_transport_suite.py::test_transport_suite
 

@@ -66,16 +66,16 @@ def encrypted(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.timeout(SECONDS + 60)
 def test_transport_suite_encrypted(encrypted: dict[str, str]) -> None:
-    """What moves bytes, and what ends that; `make encrypted` takes the whole suite."""
+    """What moves bytes, and what ends that, as on verbs; `make encrypted` takes the whole suite."""
     chosen: list[str | Path] = [TESTS / "transport"]
     if not os.environ.get(WHOLE):
         names = ("onesided", "notify", "group", "store", "failures")
         chosen = [TESTS / "transport" / f"test_{name}.py" for name in names]
-        chosen += ["-k", "not counts1 and not counts2 and not large_arrays"]
+        chosen += ["-m", "not long_in_guests", "-k", "not large_arrays"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     said = run([*command, *chosen], RDMATENSOR_TEST_TRANSPORT="tcp", **encrypted)
     passed = re.search(r"(\d+) passed", said)
-    assert passed and int(passed[1]) > 100, said
+    assert passed and int(passed[1]) > (200 if os.environ.get(WHOLE) else 40), said
 
 
 @pytest.mark.timeout(SECONDS + 60)

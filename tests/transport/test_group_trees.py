@@ -36,6 +36,7 @@ def test_every_kind(team: Any, size: int, counts: tuple[int, ...]) -> None:
     assert set(several.get("group.info.operations['trees'] > 50")) == {True}
 
 
+@pytest.mark.long_in_guests
 def test_the_same_bits_everywhere(team: Any) -> None:
     """Whole numbers give what every algorithm gives; others the same at all members, but in another order."""
     several = team(3).join()
@@ -85,6 +86,7 @@ def test_trees_of_a_topology(team: Any) -> None:
         assert kind == "UsageError" and "8 members, the group 4" in text
 
 
+@pytest.mark.long_in_guests
 def test_members_must_agree(pair: Team) -> None:
     pair.run(CHAIN)
     first, second = pair.peers
@@ -98,6 +100,7 @@ def test_members_must_agree(pair: Team) -> None:
     pair.run("check_kinds(group, (1001,), ('trees',))")
 
 
+@pytest.mark.long_in_guests
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -121,6 +124,7 @@ def test_malformed_trees(pair: Team, change: str, text: str) -> None:
     pair.run("check_kinds(group, (11,), ('auto',))")
 
 
+@pytest.mark.long_in_guests
 def test_killed_member(spawn: Callable[..., Peer]) -> None:
     """Members that have no link of the tree to the lost one learn of the loss, too."""
     several = Team([spawn() for _ in range(4)]).join()

@@ -13,6 +13,9 @@ import rdmatensor
 from support.waits import AT_ONCE
 from transport.teams import Team
 
+# How members agree is the same over every transport.
+pytestmark = pytest.mark.long_in_guests
+
 # ---- wrong use -------------------------------------------------------------------------------------
 
 
@@ -155,7 +158,6 @@ def test_shapes_are_compared(pair: Team, kind: str, elements: int) -> None:
 # ---- joining ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.long_in_guests
 def test_members_may_come_late(team: Any) -> None:
     """In any order; what the first of them call already waits."""
     members = team(3)
@@ -170,7 +172,6 @@ def test_members_may_come_late(team: Any) -> None:
         peer.finish()
 
 
-@pytest.mark.long_in_guests
 @pytest.mark.usefixtures("patient")
 def test_missing_members_are_named(team: Any) -> None:
     members = team(2)
@@ -185,7 +186,6 @@ def test_missing_members_are_named(team: Any) -> None:
     members.join("again").run("check(group, 'all_reduce', 'int32', 10, 'new', False)")
 
 
-@pytest.mark.long_in_guests
 @pytest.mark.parametrize("ranks", [(0, 0, 1), (0, 1, 1)])
 def test_two_members_with_one_rank(team: Any, ranks: tuple[int, ...]) -> None:
     members = team(3)

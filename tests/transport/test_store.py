@@ -81,16 +81,17 @@ thread.start()
 
 
 def test_a_hammering_writer_never_yields_a_torn_version(
-    member: Peer, store: rdmatensor.Store
+    member: Peer, store: rdmatensor.Store, transport: str
 ) -> None:
     """Each version consists of one number, which is also its mark."""
+    wanted = 30 if transport == "verbs" else 100  # a pull takes long in a guest of the lab
     found = np.empty(NBYTES // 8, "uint64")
     marks: set[int] = set()
     repeats = 0
     begin = time.monotonic()
     member.run(HAMMER, nbytes=NBYTES, pause=0.01)
     # Until reads were repeated, which shows that they met writes: at once, but in a slow guest.
-    while len(marks) < 100 or (repeats == 0 and time.monotonic() < begin + PATIENCE):
+    while len(marks) < wanted or (repeats == 0 and time.monotonic() < begin + PATIENCE):
         pulled = store.pull(1, found, timeout=PATIENCE)
         assert found.min() == found.max() == pulled.mark == pulled.version - 1
         repeats += pulled.repeats
@@ -133,7 +134,7 @@ def test_pushes_wait_in_their_slot(member: Peer, store: rdmatensor.Store) -> Non
         assert (arrival.mark, bytes(arrival.data)) == (13, b"")
     with pytest.raises(rdmatensor.RegionError, match="do not fit into a slot of 64"):
         store.push(1, bytes(65))
-    for number in range(200):
+    for number in range(50):
         pushed = member.get("store.push(0, number.to_bytes(8, 'little'), number)", number=number)
         with store.take(PATIENCE) as arrival:  # type: ignore[union-attr]
             assert pushed
@@ -216,6 +217,7 @@ def test_stores_that_do_not_fit_are_refused(
         rdmatensor.Store(device, 0, 2, NBYTES, 64, "parameters")
 
 
+@pytest.mark.long_in_guests
 def test_closing_ends_waits(member: Peer, store: rdmatensor.Store) -> None:
     errors: list[BaseException] = []
 
