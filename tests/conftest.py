@@ -28,26 +28,31 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 collect_ignore = [] if importlib.util.find_spec("tensorflow") else ["plugin", "demo", "analyzer"]
 # How the C and C++ unit programs are built: none, address or thread (make asan, make tsan).
 SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
-LONGEST = "test_transport_suite.py"
+# They share a guest, which is busy for as long as all other labs.
+ONE_GUEST = ("test_transport_suite.py", "test_tensorflow.py")
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where several processes run the tests (-n), they take whole files; one of them has the labs, which are
-    costly to boot, but for the longest test there is."""
+    """Where several processes run the tests (-n), they take whole files. Labs are costly to boot: one process
+    has what needs a guest for long, another one all else that needs labs."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return "softroce" if "/softroce/" in file and not file.endswith(LONGEST) else file
+            if "/softroce/" not in file:
+                return file
+            return "one guest" if file.endswith(ONE_GUEST) else "labs"
 
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long comes first: nobody is to wait for it in the end."""
-    items.sort(key=lambda item: (item.path.name != LONGEST, item.path.parent.name != "softroce"))
+    items.sort(
+        key=lambda item: (item.path.parent.name != "softroce", item.path.name not in ONE_GUEST)
+    )
 
 
 class _Namer:
