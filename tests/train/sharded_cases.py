@@ -45,13 +45,11 @@ OPTIMIZERS: dict[str, Any] = {
     "clipnorm": lambda: _O.AdamW(0.01, clipnorm=0.05),
     "global_clipnorm": lambda: _O.SGD(0.1, global_clipnorm=0.05),
     "accumulate": lambda: _O.Adam(0.01, gradient_accumulation_steps=2),
-    "ema": lambda: _O.SGD(0.1, use_ema=True, ema_momentum=0.8),
-    "ema overwrites": lambda: _O.SGD(
-        0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
-    ),
+    "ema": lambda: _O.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3),
 }
 FITS: dict[str, dict[str, Any]] = {
     **{name: {"optimizer": name} for name in OPTIMIZERS},
+    "adam": {"optimizer": "adam", "validate": True},
     "steps at once": {"optimizer": "adam", "at_once": 2},
     "ahead": {"optimizer": "adam", "ahead": True, "validate": True},
     "ahead, steps at once": {"optimizer": "adam", "ahead": True, "at_once": 2},
@@ -118,27 +116,33 @@ def _one(sync: Any, optimizer: str, rows: bool = False, constraint: bool = False
     return model
 
 
-def sharded(names: list[str]) -> Any:
-    """Each of FITS with AllReduce and sharded: weights, steps, and the elements of the state."""
+def sharded(names: list[str], whole: bool = True) -> Any:
+    """Each of FITS sharded, and with AllReduce if that is wanted: weights, steps, and the elements of the
+    state."""
     rt.init()
+    alike: dict[str, Any] = {}  # with AllReduce, by everything else
     found = {}
     for name in names:
-        each, fit = [], dict(FITS[name])
+        fit = dict(FITS[name])
         ahead = fit.pop("ahead", False)
-        for sync in (rt.AllReduce(), rt.ShardedOptimizer(bucket_bytes=600, ahead=ahead)):
-            model = _one(sync, **fit)
-            optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-            state = [v for v in optimizer.variables if len(v.shape)]
-            each.append(
-                {
-                    "weights": _flat(model.trainable_variables),
-                    "steps": int(optimizer._iterations.numpy()),
-                    "validation": model.history.history.get("val_loss", []),
-                    "state": sum(int(np.prod(v.shape)) for v in state),
-                }
-            )
+        each = {"parts": _trained(rt.ShardedOptimizer(bucket_bytes=600, ahead=ahead), fit)}
+        if whole:
+            key = json.dumps(fit)
+            alike[key] = each["whole"] = alike.get(key) or _trained(rt.AllReduce(), fit)
         found[name] = each
     return found
+
+
+def _trained(sync: Any, fit: dict[str, Any]) -> dict[str, Any]:
+    model = _one(sync, **fit)
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    state = [v for v in optimizer.variables if len(v.shape)]
+    return {
+        "weights": _flat(model.trainable_variables),
+        "steps": int(optimizer._iterations.numpy()),
+        "validation": model.history.history.get("val_loss", []),
+        "state": sum(int(np.prod(v.shape)) for v in state),
+    }
 
 
 def sharded_infinity() -> Any:
