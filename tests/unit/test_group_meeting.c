@@ -106,6 +106,31 @@ static void test_wrong_options(void) {
   close_group(&m, 1);
 }
 
+/* One that is gone is lost, whatever transports there are; one that was never meant is refused. */
+static void test_another_device_is_there(void) {
+  member members[2];
+  open_devices(members, 2);
+  prepare(members, 2, "names");
+  rdt_device *there = members[0].device, *here = members[1].device;
+  const rdt_expected right = {.name = there->name, .generation = there->generation};
+  const rdt_expected gone = {.generation = there->generation + 1}, other = {.name = "another"};
+  const struct {
+    rdt_expected expected;
+    rdt_status status;
+  } cases[] = {{gone, RDT_ERR_CONNECTION_LOST}, {other, RDT_ERR_REFUSED}, {right, RDT_OK}};
+  for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    rdt_channel *channel = NULL;
+    EXPECT_STATUS(cases[i].status,
+                  rdt_connect_for(here, rdt_device_address(there), cases[i].expected,
+                                  RDT_PURPOSE_GROUPS, PATIENCE_MS, &channel));
+    rdt_channel_unref(channel);
+  }
+  members[1].options.root_name = "another"; /* not over the channel that is there, either */
+  create_member(&members[1]);
+  EXPECT(members[1].status == RDT_ERR_REFUSED && mentions(members[1].error, "not another"));
+  close_devices(members, 2);
+}
+
 int main(void) {
   test_missing_members();
   test_two_of_one_rank();
@@ -113,5 +138,6 @@ int main(void) {
   test_late_root();
   test_close_while_joining();
   test_wrong_options();
+  test_another_device_is_there();
   return 0;
 }

@@ -87,6 +87,15 @@ static bool is_led_back(const rdt_greeting *greeting) {
          port_of(&own) != port_of(&greeting->reached.address);
 }
 
+/* What the peer says of itself is proven later, if there is a secret. No other transport would find the device that is
+ * gone. */
+static rdt_status check_generation(const rdt_greeting *greeting, const attempts *all) {
+  uint64_t expected = all->expected.generation;
+  if (expected == 0 || greeting->peer.generation == expected) return RDT_OK;
+  return rdt_fail(RDT_ERR_CONNECTION_LOST, "another device than the one that joined is at %s",
+                  all->address);
+}
+
 /* Checks what the peer says of itself, once that is proven. */
 static rdt_status check_identity(const rdt_greeting *greeting, const char *address,
                                  const rdt_expected *expected) {
@@ -97,9 +106,6 @@ static rdt_status check_identity(const rdt_greeting *greeting, const char *addre
         "that address leads back to %s itself: somebody on the way diverts connections, "
         "or forwards that port to here",
         greeting->device->name);
-  if (expected->generation && peer->generation != expected->generation)
-    return rdt_fail(RDT_ERR_CONNECTION_LOST, "another device than the one that joined is at %s",
-                    address);
   if (expected->name && strcmp(peer->name, expected->name) != 0)
     return rdt_fail(RDT_ERR_REFUSED,
                     "the device at %s is %s as seen from here, not %s: that address leads "
@@ -250,6 +256,7 @@ static rdt_status connect_once(attempts *all, rdt_channel **channel, bool *again
   rdt_greeting_begin(&greeting, all->device, RDT_SIDE_CONNECTING, socket);
   if (status == RDT_OK) status = rdt_net_reached(socket.fd, &greeting.reached);
   if (status == RDT_OK) status = exchange_hello(&greeting, all->address, all->deadline);
+  if (status == RDT_OK) status = check_generation(&greeting, all);
   greeting.led_back = status == RDT_OK && is_led_back(&greeting);
   if (status == RDT_OK) status = make_channel(all, &greeting, channel);
   if (status == RDT_OK) return RDT_OK;
