@@ -13,6 +13,9 @@ import rdmatensor.config
 import rdmatensor.train as rt
 from softroce.forks import in_forks
 
+# What is imported when it is used is imported before there are forks.
+for _name in rt.__all__:
+    getattr(rt, _name)
 RANKS = 2
 ROWS, FEATURES, HIDDEN = 8, 100, 200
 WORDS, WIDTH = 1000, 32
