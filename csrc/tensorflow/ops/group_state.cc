@@ -172,6 +172,11 @@ void GroupState::Cancel(const uint64_t tag[2]) {
   if (!left_) (void)rdt_group_cancel(group_, tag);
 }
 
+bool GroupState::Left() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return left_;
+}
+
 void GroupState::Leave() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!std::exchange(left_, true)) (void)rdt_group_cancel(group_, nullptr);

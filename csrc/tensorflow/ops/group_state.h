@@ -53,6 +53,8 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
 
   // JSON for rdmatensor.train.statistics().
   std::string Statistics();
+  // Whether Leave was called.
+  bool Left();
 
  private:
   // The tag of the next operation. Call it under mutex_.

@@ -21,7 +21,9 @@ std::weak_ptr<GroupState>& Shown() {
 
 void ShowStatisticsOf(const std::shared_ptr<GroupState>& group) {
   std::lock_guard<std::mutex> lock(mutex);
-  if (Shown().expired()) Shown() = group;
+  // One that was left may live on for a while, such as in an operation that failed.
+  const std::shared_ptr<GroupState> shown = Shown().lock();
+  if (shown == nullptr || shown->Left()) Shown() = group;
 }
 
 }  // namespace rdmatensor
