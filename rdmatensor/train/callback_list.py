@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list that Keras calls callbacks in."""
+"""The list that Keras calls callbacks in, and the files that these write."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from types import FrameType
 from typing import Any
+from zlib import crc32
 
 import keras
+import tensorflow as tf
+
+from ..errors import UsageError
+from . import operations
+from .process import Run
 
 
 def list_of(callback: Any) -> Any:
@@ -22,3 +30,31 @@ def list_of(callback: Any) -> Any:
             return found
         frame = frame.f_back
     return None
+
+
+def files_of(callbacks: Iterable[Any]) -> list[str]:
+    """The paths of files that callbacks of Keras write."""
+    paths = [
+        each.filepath if isinstance(each, keras.callbacks.ModelCheckpoint) else each.filename
+        for each in callbacks
+        if isinstance(each, (keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger))
+    ]
+    return [str(Path(each).resolve()) for each in paths]
+
+
+def refuse_common(run: Run, files: list[str], most: int) -> None:
+    """Raises UsageError if several processes would write one file. `most` is the largest number of files."""
+    if most == 0:
+        return
+    marks = [crc32(each.encode()) for each in files]
+    mine = tf.constant([marks + [-1] * (most - len(marks))], tf.int64)
+    rows = operations.all_gather(run, mine, "files that callbacks write").numpy()
+    of_ranks = [{mark for mark in row.tolist() if mark >= 0} for row in rows]
+    for mark in set[int]().union(*of_ranks):
+        ranks = [rank for rank, found in enumerate(of_ranks) if mark in found]
+        if len(ranks) > 1:
+            names = [file for file, of in zip(files, marks, strict=True) if of == mark]
+            raise UsageError(
+                f"callbacks of ranks {ranks} write one file{': ' if names else ''}{''.join(names[:1])}. Give "
+                "rt.on_rank_0(callback) to all processes, or a path of its own to each"
+            )

@@ -17,7 +17,7 @@ from . import operations
 from .agree import labels_of
 from .alike import compare, follow_variables
 from .backup import Backup, Kept, skip
-from .callback_list import list_of
+from .callback_list import files_of, list_of, refuse_common
 from .equal import broadcast_variables, comparable, differing, take_rank_0s
 from .optimizer import exchange_of, iterations_of, leaves_of, sync_of, trace_anew
 from .optimizers import averages, distributed
@@ -276,11 +276,13 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
         )
         looks = others or self._backup is not None or self._run.saves
         steps = self.params.get("steps") or 0
-        found = tf.constant([looks, restores, steps, -steps], tf.int64)
+        files = files_of(() if self._list is None else self._list.callbacks)
+        found = tf.constant([looks, restores, steps, -steps, len(files)], tf.int64)
         if self.waits:
             found = operations.all_reduce(
                 self._run, found, "max", "callbacks, and steps in an epoch"
             )
+            refuse_common(self._run, files, int(found[4]))
         self._looked_at = bool(int(found[0]))
         if int(found[2]) != -int(found[3]) and int(found[3]):
             raise UsageError(

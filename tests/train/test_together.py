@@ -15,13 +15,14 @@ from train.ranks import run
 pytestmark = pytest.mark.timeout(600)
 # Means of three are not exact, and what is equal has to stay so.
 SIZE = 3
-APART = ["AllReduce", "LocalSGD", "DiLoCo", "GossipPGA", "Hierarchical"]
+APART = ["AllReduce", "ShardedOptimizer", "LocalSGD", "DiLoCo", "GossipPGA", "Hierarchical"]
 DIFFERENT = "processes have different models"
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return run("together", SIZE, tmp_path_factory.mktemp("together"))
+    folder = tmp_path_factory.mktemp("together")
+    return run("together", SIZE, folder, files=str(folder))
 
 
 def _one_model(done: list[Any], name: str) -> list[Any]:
@@ -36,6 +37,16 @@ def test_best_weights_are_those_that_were_validated(done: list[Any], name: str) 
     for weights, best, losses in _one_model(done, name):
         assert weights == best
         assert losses == done[0][name][2]
+
+
+def test_callbacks_of_keras(done: list[Any]) -> None:
+    for _, rate, epochs, best_is, says in _one_model(done, "of Keras"):
+        np.testing.assert_allclose(rate, 0.05 * (0.5 * 0.9) ** 2 * 0.9, rtol=1e-5)
+        assert epochs == 3 and best_is
+        for each in says[:2]:
+            assert "callbacks of ranks [0, 1, 2] write one file: " in each
+            assert "rt.on_rank_0(callback)" in each
+        assert says[2] == ""
 
 
 def test_two_optimizers(done: list[Any]) -> None:

@@ -19,6 +19,7 @@ __all__ = ["kept_twice", "together", "warmed", "with_averages"]
 _L, _O = keras.layers, keras.optimizers
 APART = {
     "AllReduce": lambda: rt.AllReduce(),
+    "ShardedOptimizer": lambda: rt.ShardedOptimizer(),
     "LocalSGD": lambda: rt.LocalSGD(3),
     "DiLoCo": lambda: rt.DiLoCo(4),
     "GossipPGA": lambda: rt.GossipPGA(average_every=4),
@@ -151,7 +152,35 @@ def _slow(model: Any) -> None:
     model.optimizer.learning_rate = 0.01
 
 
-def together() -> Any:
+def _of_keras(folder: Path) -> Any:
+    """Weights, the rate, and what files have, after fit with callbacks of Keras; then what is refused."""
+    model, best = _distributed(), folder / "best.keras"
+    seen: list[Any] = []
+    keeps = keras.callbacks.ModelCheckpoint(best, "val_loss", save_best_only=True)
+    history = _fit(
+        model,
+        keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=0, min_delta=100),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        keras.callbacks.TerminateOnNaN(),
+        rt.on_rank_0(keras.callbacks.CSVLogger(folder / "log.csv")),
+        rt.on_rank_0(keeps),
+        _Call(on_test_end=lambda model: seen.append(_flat(model))),
+    ).history
+    rt.barrier("files are written")
+    lines = (folder / "log.csv").read_text().splitlines()[1:]
+    losses = [float(line.split(",")[2]) for line in lines]
+    saved = _flat(keras.models.load_model(best))
+    own = keras.callbacks.CSVLogger(folder / f"log_{rt.rank()}.csv")
+    says = [
+        _says(lambda each=each: _fit(_distributed(), each))
+        for each in (keeps, keras.callbacks.CSVLogger(folder / "log.csv"), own)
+    ]
+    rate = float(model.optimizer.learning_rate.numpy())
+    best_is = saved == seen[int(np.argmin(history["val_loss"]))]
+    return [_flat(model), rate, len(losses), best_is, says]
+
+
+def together(files: str) -> Any:
     """By what happens: weights, and more."""
     rt.init(timeout=300)
     found: dict[str, Any] = {name: _best(sync()) for name, sync in APART.items()}
@@ -176,6 +205,7 @@ def together() -> Any:
         told = [str(each.message) for each in caught if "in some processes" in str(each.message)]
         found[name] = [_flat(model), says, epochs, told]
     restore = rt.on_rank_0(keras.callbacks.BackupAndRestore("nowhere"))
+    found["of Keras"] = _of_keras(Path(files))
     found["restores"] = [[], _says(lambda: _fit(_distributed(), restore))]
     shared = rt.LocalSGD(3)
     found["shared"] = [[], _says(lambda: _adversaries(lambda: shared))]
