@@ -185,6 +185,22 @@ def test_operations_wait_as_long_as_init_was_told() -> None:
         assert {timeout for _, timeout in seen} == {PATIENCE - 1}, seen
 
 
+def test_diloco_begins_with_one_model() -> None:
+    """Also where each process has one of its own, as after shutdown() and init() without fit()."""
+
+    def act(group: Group) -> Any:
+        run: Any = Place()
+        run.group, run.size, run.timeout = group, group.size, PATIENCE
+        sync, x = DiLoCo(1, rate=1.0, momentum=0.0), np.full(4, group.rank, "f")
+        sync.begin(run, x)
+        assert (x == group.rank).all()
+        sync.exchange(x, 1, 0.1)
+        sync.begin(run, np.zeros(3, "f"))  # a layer is trained no more
+        return x.tolist()
+
+    assert _on_group(act) == [[1.0] * 4] * SIZE
+
+
 def _constant(values: Any) -> Any:
     return values
 

@@ -48,10 +48,13 @@ class DiLoCo(Synchronizer):
         self._bounds: list[int] = []  # of the fragments, in elements
 
     def begin(self, run: Run, x: Array) -> int:
-        self._run = run
+        known, self._run = self._run is not None, run
         self._cut(x)
-        if self._anchor is None:
+        # Other layers may be trained than before; what a backup kept has to fit.
+        if self._anchor is None or (known and self._anchor.size != x.size):
             self._anchor, self._velocity = x.copy(), np.zeros_like(x)
+            # Where processes have left the group and joined it again, each may go on with a model of its own.
+            average(run, self._anchor, "the common model")
         else:
             self._anchor = same_size(self._anchor, x.size)
         return self._due_after(0)
