@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import time
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,6 +16,7 @@ from .costs import Row, differences, numbers, statistics, table
 from .optimizer import sync_of
 from .optimizers import distributed
 from .process import Run
+from .sync.base import Synchronizer
 
 
 class Summary(keras.callbacks.Callback):  # type: ignore[misc]
@@ -50,7 +53,8 @@ class Summary(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = 0
 
     def on_train_end(self, logs: Any = None) -> None:
-        waits = all(sync_of(each).waits for each in distributed(self.model))
+        syncs = [sync_of(each) for each in distributed(self.model)]
+        waits = all(sync.waits for sync in syncs)
         mine = [self._steps, self._examples, time.monotonic() - self._began]
         mine += differences(numbers(statistics()), self._before)
         if waits:
@@ -58,9 +62,21 @@ class Summary(keras.callbacks.Callback):  # type: ignore[misc]
                 self._run, tf.constant([mine], tf.float64), "what each process did"
             )
             lines = gathered.numpy().tolist()
+            self._compare([line[1] for line in lines], syncs)
         else:  # the others may be far away
             lines = [mine]
         if self._run.rank == 0 and self.params.get("verbose"):
             count = len(Row._fields)
             rows = [Row(*line[:count]) for line in lines]
             print(table(rows, [line[count:] for line in lines]), flush=True)
+
+    def _compare(self, examples: Sequence[float], syncs: Sequence[Synchronizer]) -> None:
+        """Warns, in rank 0, if models count equally that have seen different numbers of examples."""
+        apart = next((type(sync).__name__ for sync in syncs if not sync.averages), None)
+        if apart and self._run.rank == 0 and min(examples) != max(examples):
+            warnings.warn(
+                f"processes have trained on {min(examples):.0f} to {max(examples):.0f} examples, and {apart} "
+                "counts their models equally: give all as many, or use rt.AllReduce(), which weighs losses",
+                RuntimeWarning,
+                stacklevel=2,
+            )
