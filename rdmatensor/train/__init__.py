@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from .costs import statistics, trace
     from .cut.model import split
     from .data import shard
+    from .distributing import distribute
     from .gradients import AllReduce
     from .keras_callbacks import callbacks, on_rank_0
-    from .optimizer import GradientTape, distribute
+    from .optimizer import GradientTape
     from .process import Run, init, local_rank, rank, shutdown, size
     from .sharded import ShardedOptimizer, save
     from .stores import store_nbytes, store_publish, store_pull, store_push, store_take

@@ -63,6 +63,7 @@ class Ahead:
             self.arrive()
             return step(*args, **named)
 
+        vars(train_step)["weighs"] = getattr(step, "weighs", False)
         self._replace(model, train_step)
 
     def take_away(self, model: Any) -> None:

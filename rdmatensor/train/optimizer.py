@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a Keras optimizer, or a gradient tape, use the gradients of all processes."""
+"""Makes a Keras optimizer, or a gradient tape, use the gradients of all processes; see distributing.py."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +26,6 @@ from .weighing import Weighing, of_present
 
 # An attribute of the first variable of a tape's: all of them were equal in all processes.
 _COMPARED = "_rdmatensor_compared"
-# An attribute of a synchronizer: the optimizer that it serves, weakly.
-_SERVES = "_rdmatensor_serves"
 
 
 class Distributed(WithStrips):
@@ -126,57 +123,7 @@ class Distributed(WithStrips):
         return results
 
 
-def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
-    """Makes a Keras optimizer train one model in all processes, as `sync` says. Returns it.
-
-    By default (AllReduce) it applies the mean of the gradients of all processes.
-
-    The optimizer keeps its class's name, its state and its settings, so a model that is saved with it loads
-    where rdmatensor is not installed. Clipping, weight decay, moving averages and gradient accumulation see
-    the mean. With the policy "mixed_float16" the optimizer is wrapped into Keras's LossScaleOptimizer here,
-    as compile() would do it, so that all processes skip the same steps.
-
-    Raises UsageError if init() was not called, if it is no Keras 3 optimizer, or if it is distributed
-    already.
-    """
-    run = current()
-    if isinstance(optimizer, str):
-        optimizer = keras.optimizers.get(optimizer)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UsageError(
-            f"{optimizer!r} is no optimizer of Keras {keras.__version__}: distribute() takes a "
-            "keras.optimizers.Optimizer or its name"
-        )
-    if keras.backend.backend() != "tensorflow":
-        raise UsageError(
-            f"Keras runs on {keras.backend.backend()}: set KERAS_BACKEND=tensorflow, because the operations "
-            "are TensorFlow's"
-        )
-    if _is_distributed(optimizer):
-        raise UsageError(f"{optimizer.name} is distributed already: call distribute() once for it")
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if not scales and keras.config.dtype_policy().name == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-    sync = _checked(sync, Synchronizer, "distribute(optimizer, sync)", "LocalSGD(8)")
-    if run.returns and not sync.comes_back:
-        raise UsageError(
-            f"rank {run.rank} was started again while the others train: with {type(sync).__name__} it "
-            "cannot come back: start all again"
-        )
-    if run.size > 1:
-        if sync.exchanges:  # it keeps what belongs to one vector of parameters
-            served = getattr(sync, _SERVES, lambda: None)()
-            if served is not None:
-                raise UsageError(
-                    f"{type(sync).__name__} serves {served.name} already: give each optimizer a "
-                    "synchronizer of its own"
-                )
-            object.__setattr__(sync, _SERVES, weakref.ref(optimizer))
-        put_in_front(optimizer, run, sync)
-    return optimizer
-
-
-def _checked(sync: Any, kind: type, where: str, example: str) -> Any:
+def checked(sync: Any, kind: type, where: str, example: str) -> Any:
     """The synchronizer, AllReduce if it is None. UsageError if it is something else than a `kind`."""
     if sync is None:
         return AllReduce()
@@ -221,12 +168,6 @@ def leaves_of(optimizer: Any) -> list[Any]:
 def iterations_of(optimizer: Any) -> Any:
     """The number of updates. Steps that a loss scale skips do not count."""
     return getattr(optimizer, "inner_optimizer", optimizer).iterations
-
-
-def _is_distributed(optimizer: Any) -> bool:
-    # One that was made from the configuration of a distributed one has its class only.
-    own = "_rdmatensor_run" in getattr(optimizer, "__dict__", {})
-    return own or any(map(_is_distributed, inside(optimizer)))
 
 
 def exchange_of(optimizer: Any) -> Exchange | None:
@@ -288,7 +229,7 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         where = "GradientTape(sync=...)"
         self._rdmatensor = (
             current(),
-            _checked(sync, AllReduce, where, 'AllReduce("auto", "float16")'),
+            checked(sync, AllReduce, where, 'AllReduce("auto", "float16")'),
         )
         self._weighing: list[Weighing] = []
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callback that has a model weigh its losses while it trains."""
+"""Has models weigh their losses while they train."""
 
 from __future__ import annotations
 
+from functools import cache, wraps
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from . import operations
 from .cut.strips import groups_of
@@ -16,25 +18,54 @@ from .weighing import Weighing
 
 
 class Shares(keras.callbacks.Callback):  # type: ignore[misc]
-    """Has losses weighed in the training steps of the model, also of later ones without callbacks."""
+    """Has losses weighed in steps that were made before the optimizer was distributed."""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        model = self.model
-        train_step = model.train_step
-        if getattr(train_step, "weighs", False):
-            return
+        if not getattr(self.model.train_step, "weighs", False):
+            self.model.make_train_function(force=True)
 
-        @operations.as_written
-        def weighed(data: Any) -> Any:
-            weighing = _weighing_of(model, data)
-            if weighing is None:
-                return train_step(data)
-            with weighing:
-                return train_step(data)
 
-        vars(weighed)["weighs"] = True
-        object.__setattr__(model, "train_step", weighed)
-        model.make_train_function(force=True)
+@cache
+def weigh_steps() -> None:
+    """Has losses weighed in all training functions that Keras makes from now on, also for train_on_batch."""
+    make = keras.Model.make_train_function
+
+    @wraps(make)
+    def made(model: Any, force: bool = False) -> Any:
+        if (force or model.train_function is None) and distributed(model):
+            _weigh(model)
+        return make(model, force)
+
+    keras.Model.make_train_function = made
+
+
+def _weigh(model: Any) -> None:
+    train_step = model.train_step
+    if getattr(train_step, "weighs", False):
+        return
+
+    @operations.as_written
+    def weighed(data: Any) -> Any:
+        weighing = _weighing_of(model, data)
+        if weighing is None:
+            return train_step(data)
+        with weighing:
+            return train_step(data if weighing.presence is None else _of_any_rows(data))
+
+    vars(weighed)["weighs"] = True
+    object.__setattr__(model, "train_step", weighed)
+
+
+def _of_any_rows(data: Any) -> Any:
+    """The batch, whose number of rows a step that is traced does not know, as that of a data set. Where it is
+    known, Keras counts the loss of one output otherwise."""
+
+    def hide(each: Any) -> Any:
+        if tf.executing_eagerly() or not isinstance(each, tf.Tensor) or not each.shape.rank:
+            return each
+        return tf.compat.v1.placeholder_with_default(each, [None, *each.shape[1:]])
+
+    return tf.nest.map_structure(hide, data)
 
 
 def _weighing_of(model: Any, data: Any) -> Weighing | None:

@@ -14,12 +14,12 @@ pytestmark = pytest.mark.timeout(600)
 CASES = [
     "rows", "regularized", "sum", "weights", "by weights", "mask", "mask by weights", "ignored class",
     "lengths", "number", "outputs", "own step", "eager", "steps at once", "sharded", "accumulated",
-    "two optimizers", "tape", "tape and sum", "uneven tape",
+    "two optimizers", "batches alone", "tape", "tape and sum", "uneven tape",
 ]  # fmt: skip
 UNEVEN = [
     "uneven", "uneven, counted", "uneven, at once", "uneven, counted at once", "uneven, normalized",
     "uneven, eager", "uneven, teacher", "uneven, sharded", "uneven, ahead", "uneven, accumulated",
-    "uneven, mask",
+    "uneven, mask", "uneven, outputs",
 ]  # fmt: skip
 
 
@@ -56,3 +56,9 @@ def test_unequal_numbers_of_batches_are_refused(weighed: dict[int, list[Any]]) -
         assert "InvalidArgumentError" in uncounted and "rt.callbacks(uneven=True)" in uncounted
         assert "LocalSGD trains processes apart" in apart
         assert "rank 1 has no batch at all" in nothing
+
+
+def test_what_is_not_weighed_is_said(weighed: dict[int, list[Any]]) -> None:
+    first, second = (each["warned"] for each in weighed[2])
+    assert second == []
+    assert len(first) == 1 and "trained on 24 to 32 examples, and LocalSGD counts" in first[0]

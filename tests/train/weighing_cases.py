@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -214,6 +215,16 @@ def _by_hand(loss_of: Any) -> Any:
     return {"weights": _flat(model), "logs": {}}
 
 
+def _batches_alone() -> Any:
+    """Of a model that no fit() has trained."""
+    model = _dense()
+    model.compile(rt.distribute(keras.optimizers.SGD(0.02)), loss="mse")
+    rt.broadcast_variables(model)
+    for x, y in _batches(X, Y):
+        model.train_on_batch(x, y)
+    return {"weights": _flat(model), "logs": {}}
+
+
 def _uneven(model: Any, kind: Any = _batches, **more: Any) -> Any:
     """Trains where the second process has two batches and the first one five."""
     return _fit(model, kind(X, Y, splits=UNEVEN), "mse", uneven=True, **more)
@@ -319,6 +330,14 @@ def weighed() -> Any:
         "uneven, sharded": lambda: _uneven(_dense(), sync=rt.ShardedOptimizer()),
         "uneven, ahead": lambda: _uneven(_dense(), sync=rt.ShardedOptimizer(ahead=True)),
         "uneven, accumulated": lambda: _uneven(_dense(), kind=_Counted, accumulated=2),
+        "uneven, outputs": lambda: _fit(
+            _two_outputs(),
+            _batches((WORDS, X), {"a": SERIES, "b": Y}, splits=UNEVEN),
+            {"a": "mae", "b": mse(reduction="sum")},
+            loss_weights={"a": 0.7, "b": 0.2},
+            uneven=True,
+            run_eagerly=True,
+        ),
         "uneven, mask": lambda: _fit(
             _masking(),
             _batches(WORDS, SERIES, splits=UNEVEN),
@@ -326,6 +345,7 @@ def weighed() -> Any:
             uneven=True,
             rate=0.001,
         ),
+        "batches alone": _batches_alone,
         "tape": lambda: _by_hand(mse()),
         "tape and sum": lambda: _by_hand(mse(reduction="sum")),
     }  # fmt: skip
@@ -337,6 +357,10 @@ def weighed() -> Any:
     model = _dense()
     model.compile(rt.distribute(keras.optimizers.SGD(0.02), rt.PullGossip()), loss="mse")
     model.fit(_batches(X, Y).take(1 + rt.rank()), verbose=0, callbacks=rt.callbacks())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _fit(_dense(), _batches(X, Y).take(2), "mse", rt.LocalSGD(2), run_eagerly=True)
+        found["warned"] = [str(each.message) for each in caught if "equally" in str(each.message)]
     found["refused"] = _refused() if rt.size() > 1 else None
     return found
 

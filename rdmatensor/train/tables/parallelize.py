@@ -15,7 +15,8 @@ import tensorflow as tf
 from ...errors import UsageError
 from .. import front, operations
 from ..cut.strips import groups_of
-from ..optimizer import distribute, move_outwards, sync_of
+from ..distributing import distribute
+from ..optimizer import move_outwards, sync_of
 from ..process import Run, current
 from ..sync.base import Synchronizer
 from .choice import Size
