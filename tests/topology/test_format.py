@@ -84,7 +84,7 @@ def test_command(tmp_path: Path) -> None:
     edges = [each for each in drawn if each.tag.endswith("line")]
     trees = document["packing"]["trees"]
     assert len(edges) == 4 + 3 * len(trees)
-    legend = [each.findtext("{*}text") for each in drawn if each.tag.endswith("}g")]
+    legend = [each.findtext("{*}text", "") for each in drawn if each.tag.endswith("}g")]
     links = ["link of 1 GB/s", "link of 250 MB/s"]
     assert legend[: 1 + len(links)] == ["member of the group", *links]
     assert [text.split(",")[0] for text in legend[1 + len(links) :]] == [
