@@ -92,19 +92,20 @@ def build(folder: Path) -> Path:
 def count(program: Path, transport: str = "shm", run: Runner = here) -> dict[str, float]:
     """Instructions of one call of each path. RuntimeError if valgrind fails, or finds no such function."""
     paths = POSTED[transport]
-    posted = _inside("run_path", program, transport, paths, COUNTS[transport], run)
-    counts = dict(zip(paths, posted, strict=True))
+    times = COUNTS[transport]
+    totals = _inside("run_path", program, transport, paths, times, run)
+    counts = {path: total / times for path, total in zip(paths, totals, strict=True)}
     if transport in TAKING:
         times = COUNTS[transport] // PARTS
         for path in TAKEN:
-            parts = _inside(TAKING[transport], program, transport, [path] * PARTS, times, run)
-            counts[path] = min(parts)
+            totals = _inside(TAKING[transport], program, transport, [path] * PARTS, times, run)
+            counts[path] = min(totals) / (times + 1)  # each part begins with one more
     return counts
 
 
 def _inside(
     function: str, program: Path, transport: str, paths: Sequence[str], times: int, run: Runner
-) -> list[float]:
+) -> list[int]:
     """The part of `function`, which threads run: one valgrind for all paths, as it is slow to start."""
     with tempfile.TemporaryDirectory(dir=program.parent) as folder:
         tool = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/counts"]
@@ -114,7 +115,7 @@ def _inside(
         if status:
             raise RuntimeError(f"valgrind ended with status {status}: {said}")
         parts = [Path(folder, f"counts.{part}") for part in range(1, len(paths) + 1)]
-        return [_total(part) / times for part in parts]
+        return [_total(part) for part in parts]
 
 
 def _total(part: Path) -> int:
