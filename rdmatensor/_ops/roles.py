@@ -92,7 +92,10 @@ def device_name(rank: int) -> str:
 
 
 def join(device: Device, role: Role, name: str, timeout: float) -> Group:
-    """Waits for rank 0, which may start later, and then for the others. Raises what Group raises."""
+    """Waits for rank 0, which may start later, and then for the others. Raises what Group raises.
+
+    Rank 0's device has to have the name `device_name(0)`.
+    """
     end = until = time.monotonic() + timeout
     lost = None
     pause = 0.02

@@ -93,9 +93,9 @@ def test_fit(apart: list[dict[str, Any]], alone: dict[str, Any]) -> None:
 
 
 def test_sharded_optimizer(apart: list[dict[str, Any]], alone: dict[str, Any]) -> None:
-    expected = alone["sharded"]["adam"][0]
+    expected = alone["sharded"]["adam"]["whole"]
     for answer in apart:
-        whole, parts = answer["sharded"]["adam"]
+        whole, parts = answer["sharded"]["adam"]["whole"], answer["sharded"]["adam"]["parts"]
         assert parts["weights"] == whole["weights"]
         assert parts["state"] < whole["state"] == expected["state"]
         np.testing.assert_allclose(parts["weights"], expected["weights"], atol=2e-5)

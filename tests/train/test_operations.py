@@ -136,12 +136,12 @@ def test_disagreement_names_both(tmp_path: Path) -> None:
         "name": ["of the loss", "of the model"],
         "kind": ["all_reduce of float32", "all_gather of float32"],
         "type": ["all_reduce of float32", "all_reduce of float64"],
-        "steps": ["what losses are divided by", "at member"],
+        "steps": ["processes have 2 to 4 batches", "uneven=True"],
         "model": ["(Dense) is not the same", "units is 16 at rank 0, and 17 at rank 1"],
         "gradients": ["gradients 1 of 1 of sgd: number 1 is two/", "head0/bias", "head1/bias"],
         "synchronizers": ["AllReduce(bucket_bytes='auto'", "LocalSGD(period="],
     }
-    kinds = {"model": "UsageError"}
+    kinds = {"model": "UsageError", "steps": "UsageError"}
     for answers in run("disagreements", 2, tmp_path):
         for how, answer in answers.items():
             assert answer["kind"] == kinds.get(how, "InvalidArgumentError"), answer

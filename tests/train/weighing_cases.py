@@ -38,9 +38,11 @@ def _parts(splits: list[tuple[int, int, int]] = SPLITS) -> list[slice]:
 
 def _batches(*columns: Any, splits: list[tuple[int, int, int]] = SPLITS) -> Any:
     """A dataset of this process's batches."""
+    # Not in the generator: TensorFlow may begin that after the fit that it is for, when the group was left.
+    parts = _parts(splits)
 
     def generate() -> Any:
-        for rows in _parts(splits):
+        for rows in parts:
             yield tf.nest.map_structure(lambda each, rows=rows: each[rows], columns)
 
     spec = tf.nest.map_structure(
@@ -65,11 +67,12 @@ class _Counted(keras.utils.PyDataset):  # type: ignore[misc]
 
 def _one_series() -> Any:
     """All steps of a batch as one series, whose length differs between processes; alone, as many series."""
+    parts, alone = _parts(), rt.size() == 1
 
     def generate() -> Any:
-        for rows in _parts():
+        for rows in parts:
             steps = SERIES[rows, 0]
-            one = steps[None] if rt.size() > 1 else steps[:, None]
+            one = steps[:, None] if alone else steps[None]
             yield one, one**2
 
     spec = tf.TensorSpec([None, None, 1], tf.float32)

@@ -44,7 +44,7 @@ def test_members_find_what_one_finds(svm: Any) -> None:
     """Devices of this process, each with a thread."""
     case = svm.case("moons", 301)
     alone = svm.fit(None, None, *case)
-    devices = [rdmatensor.Device(f"svm {rank}") for rank in range(MEMBERS)]
+    devices = [rdmatensor.Device(f"rank {rank}") for rank in range(MEMBERS)]
     address = devices[0].address
 
     def member(rank: int) -> Any:
