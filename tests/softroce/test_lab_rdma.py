@@ -22,9 +22,9 @@ def listening(server: Host) -> Process:
 def pingpong(server: Host, client: Host) -> str:
     """What the client prints when all messages went both ways.
 
-    The client leaves when it has all answers. When its last acknowledgement is lost, as on a busy machine, the
-    server asks for it again for ever (its retry_cnt of 7 has no end in rxe, and a packet for a queue pair that
-    is gone gets no answer). So nothing waits for the server's end.
+    The client leaves when it has all answers. When its last acknowledgement is lost, as on a busy machine,
+    the server asks for it again for ever (its retry_cnt of 7 has no end in rxe, and a packet for a queue pair
+    that is gone gets no answer). So nothing waits for the server's end.
     """
     waiting = listening(server)
     done = client.run([*PINGPONG, server.address])
