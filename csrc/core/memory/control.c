@@ -26,7 +26,7 @@ static void cut(rdt_channel *channel) {
   char why[384];
   snprintf(why, sizeof(why), "%s", rdt_last_error());
   rdt_fail(RDT_ERR_CONNECTION_LOST, "a control message to %s was cut: %s", channel->peer_name, why);
-  rdt_channel_note_cause(channel); /* before the peer can close its end, which would be told instead */
+  rdt_channel_note_cause(channel); /* before the peer, which then closes its end, can be it */
   shutdown(channel->control.fd, SHUT_WR);
   rdt_channel_break(channel);
 }
