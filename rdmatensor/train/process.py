@@ -54,6 +54,7 @@ class Run(Place):
             return
         operations.library()  # if TensorFlow cannot load it, nobody waits for this process
         self.device = device_of(role)
+        self._arena = None  # that of an earlier group is gone
         try:
             others = [each for rank, each in enumerate(role.addresses) if rank != role.rank]
             if role.rank != 0:
