@@ -61,6 +61,8 @@ const char *rdt_status_group(rdt_status status) {
 }
 
 rdt_status rdt_status_refused(rdt_status status) {
+  /* The peer's device is closed, not this one. */
+  if (status == RDT_ERR_CLOSED) return RDT_ERR_CONNECTION_LOST;
   return status < 0 && status_known(status_row(status)) ? status : RDT_ERR_REFUSED;
 }
 

@@ -22,7 +22,7 @@ rdt_status rdt_fail(rdt_status status, const char *format, ...)
 rdt_status rdt_fail_errno(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Checks the status of a peer's refusal. Returns it if it is an error of the table, else
- * RDT_ERR_REFUSED. */
+ * RDT_ERR_REFUSED. Returns RDT_ERR_CONNECTION_LOST if the peer's device is closed. */
 rdt_status rdt_status_refused(rdt_status status);
 
 #endif

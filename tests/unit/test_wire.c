@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "base/status.h"
 #include "base/wire.h"
 #include "unit.h"
 
@@ -102,6 +103,14 @@ static void test_text_of_a_peer(void) {
   }
 }
 
+/* A peer whose device is closed is lost. This end's own device is open. */
+static void test_refusals(void) {
+  EXPECT(rdt_status_refused(RDT_ERR_CLOSED) == RDT_ERR_CONNECTION_LOST);
+  EXPECT(rdt_status_refused(RDT_ERR_LIMIT) == RDT_ERR_LIMIT);
+  EXPECT(rdt_status_refused(RDT_OK) == RDT_ERR_REFUSED);
+  EXPECT(rdt_status_refused((rdt_status)-9999) == RDT_ERR_REFUSED);
+}
+
 int main(void) {
   test_round_trip();
   test_truncated();
@@ -109,5 +118,6 @@ int main(void) {
   test_foreign();
   test_overlong();
   test_text_of_a_peer();
+  test_refusals();
   return 0;
 }
