@@ -87,8 +87,8 @@ static bool is_led_back(const rdt_greeting *greeting) {
          port_of(&own) != port_of(&greeting->reached.address);
 }
 
-/* What the peer says of itself is proven later, if there is a secret. No other transport would find the device that is
- * gone. */
+/* With a secret, the peer proves its generation later. Another transport would not reach a device that is gone either,
+ * so none is tried. */
 static rdt_status check_generation(const rdt_greeting *greeting, const attempts *all) {
   uint64_t expected = all->expected.generation;
   if (expected == 0 || greeting->peer.generation == expected) return RDT_OK;

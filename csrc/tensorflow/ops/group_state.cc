@@ -18,7 +18,7 @@ constexpr uint64_t kTag = uint64_t{1} << 63 | 3;
 // members of a step are seldom further apart. What takes longer leaves the processor to the computation.
 constexpr int kSpinUs = 300;
 
-// What helps where processes disagree.
+// Advice that ends the message when processes disagree.
 constexpr const char* kAgree =
     ". All processes have to do the same operations in the same order: look for what only some of "
     "them have, such as a callback that saves, evaluates or stops (rt.on_rank_0 is for one of rank "

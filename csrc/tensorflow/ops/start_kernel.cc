@@ -162,7 +162,7 @@ class StartKernel : public tensorflow::OpKernel {
     return static_cast<int>(number) + 1;
   }
 
-  // What all members have to have in common. Each input has the line that names it, if as many lines were given.
+  // Returns the text that members compare. It names each input if there is one line for each.
   std::string DetailOf(absl::Span<const Tensor* const> inputs) const {
     std::string detail = detail_;
     const bool named = lines_.size() == inputs.size();
