@@ -11,6 +11,9 @@ import pytest
 
 from rdmatensor import Device
 from rdmatensor.errors import UsageError
+from rdmatensor.train import operations
+from rdmatensor.train.process import Run
+from rdmatensor.train.roles import Role
 from rdmatensor.train.sync import rejoin
 from support.ports import free_ports
 
@@ -58,3 +61,15 @@ def test_the_first_that_answers_counts(there: list[str]) -> None:
         assert rejoin.find(device, [], SIZE) == []
         with pytest.raises(UsageError, match=r"in a training of 3 processes.*one of 4"):
             rejoin.find(device, there, SIZE + 1)
+
+
+def test_what_fails_to_join_again_gives_up_no_arena_of_before(
+    there: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(Role(0, 1, "", 0, "the test"), 5.0)
+    run._arena = 1  # as an earlier group leaves it: no address any more
+    given_up: list[int | None] = []
+    monkeypatch.setattr(operations, "unshare_arena", given_up.append)
+    with pytest.raises(UsageError, match="in a training of 3 processes"):
+        run.join_again(Role(1, 4, there[0], 0, "the test"), 5.0)
+    assert given_up == [None]
