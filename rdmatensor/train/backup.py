@@ -20,6 +20,7 @@ from .cut.strips import groups_of
 from .durable import put, sync
 from .exchange import Exchange
 from .files import read_in_rank_0
+from .interim import until_fit_ends
 from .optimizer import exchange_of, sync_of
 from .process import Run
 from .sync.base import Array, having
@@ -332,7 +333,12 @@ def skip(model: Any, batches: int, saw: Callable[[Any], None]) -> None:
         left -= model.steps_per_execution
         return model.get_metrics_result()
 
+    def end() -> None:
+        if model.train_function is without_training:
+            model.train_function = None  # Keras makes its own when fit begins
+
     model.train_function = without_training
+    until_fit_ends(model, end)
 
 
 def _number_in(file: Path) -> int:

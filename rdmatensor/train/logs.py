@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from .interim import until_fit_ends
 from .keras_metrics import Counted, counted, merged, watch
 from .optimizer import sync_of
 from .process import Run
@@ -23,10 +24,11 @@ class Logs(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._in_fit = True
+        until_fit_ends(self.model, self._end_fit)
         self._counted.clear()
         watch(self.model)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def _end_fit(self) -> None:
         self._in_fit = False
 
     def on_test_begin(self, logs: Any = None) -> None:

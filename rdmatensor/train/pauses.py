@@ -74,13 +74,17 @@ class Pauses:
 
     def end(self, waits: bool) -> bool:
         """Called when fit ends, or when the process leaves. Returns whether a process was told to leave."""
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+        self.restore()
         told = tf.constant([self._asked.is_set()], tf.int32)
         if waits and self._plan.preemptible:
             told = operations.all_reduce(self._run, told, "max", "whether to leave after training")
         return bool(int(told[0]))
+
+    def restore(self) -> None:
+        """Leaves SIGTERM to whom it belonged before fit."""
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
 
     def after(self, batches: int, waits: bool, watches: bool, ends: bool) -> Wish:
         """Called after so many more batches.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from . import operations
+from .interim import watch_fits
 from .roles import Role, device_of, join, role_of
 from .sync.rejoin import Place, decoded, encoded, find
 
@@ -164,6 +165,7 @@ def init(
             _run, _before = _before, None
         else:
             _run = Run(role, timeout)
+        watch_fits()
         atexit.register(shutdown)
         if _run.size > 1:
             from .synchronized import synchronize_moments

@@ -19,6 +19,7 @@ from .alike import compare, follow_variables
 from .backup import Backup, Kept, skip
 from .callback_list import files_of, list_of, refuse_common
 from .equal import broadcast_variables, comparable, differing, take_rank_0s
+from .interim import until_fit_ends
 from .optimizer import exchange_of, iterations_of, leaves_of, sync_of, trace_anew
 from .optimizers import averages, distributed
 from .pauses import Pauses, Plan
@@ -88,10 +89,10 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._in_fit = True
+        until_fit_ends(self.model, self._end_fit)
         self._settled = self._compared = self._restored = False
         self._ends = self._ended = self._stops = False
         model, run = self.model, self._run
-        model._initial_epoch = None  # what a fit() before has left
         self._optimizers = distributed(model)
         optimizer = getattr(model, "optimizer", None)
         # One that fit() does not use belongs to compile() without arguments.
@@ -137,6 +138,11 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             self._backup.seeds = None  # those of the next epoch are others
         self._skip, self._kept = kept.batch, (0, 0)
         self._pauses.begin()
+
+    def _end_fit(self) -> None:
+        self._in_fit = False
+        self.model._initial_epoch = None
+        self._pauses.restore()
 
     def _take_rank_0s(self, optimizer: Any) -> None:
         state = list(self.model.variables)
@@ -394,8 +400,6 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
     # ---- the end ------------------------------------------------------------------------------------
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._in_fit = False
-        self.model._initial_epoch = None
         for each, sync in self._syncs():
             sync.leave(self.model, each)
             sync.release(each)

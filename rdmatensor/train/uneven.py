@@ -16,6 +16,7 @@ from .agree import label
 from .callback_list import list_of
 from .cut.strips import groups_of
 from .equal import differing
+from .interim import until_fit_ends
 from .keras_metrics import metrics_of
 from .optimizer import sync_of
 from .optimizers import distributed
@@ -85,7 +86,6 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
                 f"callbacks(uneven=True): {what}. Use rt.AllReduce() or rt.ShardedOptimizer() and a model "
                 "that every process has, or give all processes as many batches: rt.shard(data)"
             )
-        object.__setattr__(model, _PRESENCE, self._presence)
         make = type(model).make_train_function
 
         def make_train_function(force: bool = False) -> Any:
@@ -93,15 +93,16 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
                 make(model, force)
                 self._train, model.train_function = model.train_function, self._steps
 
+        until_fit_ends(model, self._end)
+        object.__setattr__(model, _PRESENCE, self._presence)
         object.__setattr__(model, "make_train_function", make_train_function)
         model.make_train_function(force=True)
 
-    def on_train_end(self, logs: Any = None) -> None:
-        if self._acts:
-            for name in (_PRESENCE, "make_train_function"):
-                self.model.__dict__.pop(name, None)
-            self.model.make_train_function(force=True)
-            self._batch = None
+    def _end(self) -> None:
+        for name in (_PRESENCE, "make_train_function"):
+            del self.model.__dict__[name]
+        self.model.train_function = None  # Keras makes its own when fit begins
+        self._acts, self._batch = False, None
 
     # ---- steps --------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import rdmatensor.tensorflow
+from support.ports import free_ports
 
 TASK0, TASK1 = "/job:worker/task:0", "/job:worker/task:1"
 TYPES = [
@@ -154,8 +155,9 @@ SCENARIOS = (values, function, source_gone, variable, again, added_back, after_r
 
 
 def connect() -> None:
-    """Join the cluster as a task of its own."""
+    """Join the cluster as a task of its own, on a port that nobody else gets: TensorFlow would pick any."""
     cluster, protocol = json.loads(sys.argv[1]), sys.argv[2]
+    cluster["client"] = [f"127.0.0.1:{free_ports(1)[0]}"]
     tf.config.experimental_connect_to_cluster(
         tf.train.ClusterSpec(cluster), job_name="client", protocol=protocol
     )

@@ -111,17 +111,19 @@ def paused(backups: str) -> Any:
     rt.init(timeout=300)
     pauses._APART = 0.0  # after each step
     found: dict[str, Any] = {}
+    handler = signal.getsignal(signal.SIGTERM)
     for sync in SYNCS:
         backup = Path(backups, sync)
         crash = _At(_crash)
         left = _left(
             backup,
             lambda sync=sync, backup=backup, crash=crash: _fit(
-                sync, crash, backup=backup, backup_every=2
+                sync, crash, backup=backup, backup_every=2, preemptible=True
             ),
         )
         count = _At(lambda: None)
         found[sync] = [_fit(sync), left, [*_fit(sync, count, backup=backup), count.batches]]
+    found["handler"] = signal.getsignal(signal.SIGTERM) is handler
     backup = Path(backups, "told")
     left = _left(backup, lambda: _fit("AllReduce", _At(_ask), backup=backup, preemptible=True))
     found["told"] = [left, _fit("AllReduce", backup=backup)]

@@ -147,6 +147,10 @@ def test_goes_on_inside_an_epoch(paused: list[Any], sync: str) -> None:
         assert weights == paused[0][sync][2][1]
 
 
+def test_fits_that_failed_catch_no_signal(paused: list[Any]) -> None:
+    assert all(answer["handler"] for answer in paused)
+
+
 def test_all_leave_when_one_is_told(paused: list[Any]) -> None:
     for answer in paused:
         left, (losses, weights, steps) = answer["told"]

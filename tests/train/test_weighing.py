@@ -49,6 +49,10 @@ def test_a_process_without_batches_keeps_up(weighed: dict[int, list[Any]], name:
         assert answer["steps"] == expected["steps"]
 
 
+def test_a_fit_that_failed_leaves_nothing_behind(weighed: dict[int, list[Any]]) -> None:
+    assert [each["interrupted"] for each in weighed[2]] == [3, 3]
+
+
 def test_unequal_numbers_of_batches_are_refused(weighed: dict[int, list[Any]]) -> None:
     for counted, uncounted, apart, nothing in (each["refused"] for each in weighed[2]):
         assert "UsageError: processes have 2 to 5 batches" in counted

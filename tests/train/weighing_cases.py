@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -233,6 +234,22 @@ def _uneven(model: Any, kind: Any = _batches, **more: Any) -> Any:
     return _fit(model, kind(X, Y, splits=UNEVEN), "mse", uneven=True, **more)
 
 
+class _Fails(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        raise RuntimeError("the epoch has ended")
+
+
+def _interrupted() -> Any:
+    """How many steps fit takes, on data of three batches, after one with other callbacks has failed."""
+    model = _dense()
+    model.compile(rt.distribute(keras.optimizers.SGD(0.02)), loss="mse")
+    for callbacks in ([*rt.callbacks(uneven=True), _Fails()], []):
+        before = int(model.optimizer.iterations)
+        with contextlib.suppress(RuntimeError):
+            model.fit(X[:24], Y[:24], batch_size=8, verbose=0, callbacks=callbacks)
+    return int(model.optimizer.iterations) - before
+
+
 def _normalized() -> Any:
     inputs = keras.Input((TIME,))
     hidden = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dense(4)(inputs))
@@ -364,6 +381,7 @@ def weighed() -> Any:
         warnings.simplefilter("always")
         _fit(_dense(), _batches(X, Y).take(2), "mse", rt.LocalSGD(2), run_eagerly=True)
         found["warned"] = [str(each.message) for each in caught if "equally" in str(each.message)]
+    found["interrupted"] = _interrupted()
     found["refused"] = _refused() if rt.size() > 1 else None
     return found
 

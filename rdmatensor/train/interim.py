@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Undoes, when a fit ends, what callbacks changed for it. Keras tells them nothing of a fit that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import keras
+
+# An attribute of a model in fit: what to do at the end, in the order in which it was asked for.
+_UNDO = "_rdmatensor_undo"
+
+
+def until_fit_ends(model: Any, undo: Callable[[], None]) -> None:
+    """Calls `undo` when the model's fit returns or raises, after what is asked for later."""
+    vars(model).setdefault(_UNDO, []).append(undo)
+
+
+@cache
+def watch_fits() -> None:
+    """Makes fit of all models do so."""
+    fit = keras.Model.fit
+
+    @wraps(fit)
+    def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
+        undo = vars(model).setdefault(_UNDO, [])
+        before = len(undo)  # a callback may fit the same model
+        try:
+            return fit(model, *args, **kwargs)
+        finally:
+            while len(undo) > before:
+                undo.pop()()
+
+    keras.Model.fit = watched
