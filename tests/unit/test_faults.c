@@ -292,7 +292,10 @@ static void test_destroy(bool aborts) {
   rdt_op op = write_op(&p, &byte, 1, 0);
   if (aborts) EXPECT_STATUS(RDT_IN_PROGRESS, rdt_channel_post(p.channel, &op, 1, count_done, &t));
   rdt_channel_close(p.channel);
+  if (!aborts) usleep(100000); /* the device lets go of it before its user does */
+  time_t began = time(NULL);
   leave(&p);
+  EXPECT(time(NULL) - began < PATIENCE_S);
   /* At both ends; but over shm the other end of one that aborts waits for it. */
   UNTIL(injected("destroy") >= before + (aborts ? 1 : 2));
   EXPECT(atomic_load(&t.done) == 0);

@@ -40,12 +40,9 @@ static void free_now(void *argument) {
   rdt_device_unref(device);
 }
 
-/* A driver may take long to destroy a queue pair, and the device's other channels must not wait for it. */
+/* A driver may take long to destroy a queue pair: neither the device's other channels nor the caller wait for it. */
 static void channel_free(rdt_channel *channel) {
-  if (rdt_on_progress_thread() &&
-      rdt_worker_start(channel->device, RDT_WORK_ENDING, free_now, channel))
-    return;
-  free_now(channel);
+  if (!rdt_worker_start(channel->device, RDT_WORK_ENDING, free_now, channel)) free_now(channel);
 }
 
 rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport,

@@ -171,7 +171,7 @@ RDT_API const char *rdt_channel_passed_over(const rdt_channel *channel);
  * permitted: they may work another time. Valid while the channel handle is. */
 RDT_API const char *rdt_channel_better(const rdt_channel *channel);
 RDT_API void rdt_channel_ref(rdt_channel *channel);
-/* Gives the handle up; does not close the connection. NULL is ignored. */
+/* Gives the handle up; does not close the connection, nor wait for what is left of one. NULL is ignored. */
 RDT_API void rdt_channel_unref(rdt_channel *channel);
 /* Ends traffic in both directions: what waits for credit completes with RDT_ERR_CANCELLED, what is under
  * way goes out first, for at most a second, and on_down runs on the progress thread. Idempotent. The
