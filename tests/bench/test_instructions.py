@@ -6,7 +6,6 @@ tests/softroce has those of verbs."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -65,15 +64,7 @@ def test_calls_keep_their_budgets(programs: Path) -> None:
     assert all(budgets[path] < 1.3 * used for path, used in counts.items())
 
 
-def _without_caches(words: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str]:
-    """A Runner in whose programs malloc has no caches of threads.
-
-    Over tcp, chance decides which thread frees what the posting thread allocated, and so whether its cache is
-    empty: a tenth of the instructions of a write.
-    """
-    return instructions.here(words, {**variables, "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"})
-
-
-def test_counts_repeat(transport: str, program: Path) -> None:
-    first, again = (instructions.count(program, transport, _without_caches) for _ in range(2))
-    assert again == pytest.approx(first, rel=0.01 if transport == "shm" else 0.1)
+def test_counts_repeat(program: Path) -> None:
+    """Over shm, where chance decides nothing."""
+    first, again = (instructions.count(program) for _ in range(2))
+    assert again == pytest.approx(first, rel=0.01)
