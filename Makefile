@@ -102,7 +102,7 @@ $(VENV)/.programs: $(VENV)/.tools
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.toml
-	@echo 'building rdmatensor (its TensorFlow plugin takes some minutes the first time)'
+	@echo 'building rdmatensor (its TensorFlow plugin takes two minutes the first time)'
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 

@@ -88,7 +88,7 @@ void Register(OptimizationPassRegistry::Grouping when, const char* name,
   OptimizationPassRegistry::Global()->Register(when, 1000, std::move(pass));
 }
 
-const bool registered = [] {
+const bool plan_passes_registered = [] {
   Register(OptimizationPassRegistry::POST_PLACEMENT, "rdmatensor_keep_placeholder_shapes",
            std::make_unique<KeepPlaceholderShapesPass>());
   Register(OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, "rdmatensor_attach_edges",

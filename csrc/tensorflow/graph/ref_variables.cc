@@ -100,7 +100,7 @@ class RefVariablesPass : public tensorflow::GraphOptimizationPass {
   }
 };
 
-const bool registered = [] {
+const bool ref_variables_registered = [] {
   auto pass = std::make_unique<RefVariablesPass>();
   pass->set_name("rdmatensor_ref_variables");
   tensorflow::OptimizationPassRegistry::Global()->Register(

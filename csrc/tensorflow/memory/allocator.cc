@@ -68,7 +68,7 @@ class Factory : public tsl::AllocatorFactory {
 
 // Above the stock factories' priorities (100 and 200).
 constexpr int kPriority = 500;
-const bool registered = [] {
+const bool allocator_registered = [] {
   tsl::AllocatorFactoryRegistry::singleton()->Register(__FILE__, __LINE__, "rdmatensor", kPriority,
                                                        new Factory);
   return true;

@@ -14,7 +14,7 @@
 namespace rdmatensor {
 namespace {
 
-uint64_t NextNumber() {
+uint64_t NextMove() {
   static std::atomic<uint64_t> last{0};
   return (last.fetch_add(1) + 1) & kMaxImmediateValue;
 }
@@ -27,7 +27,7 @@ ChannelMove::ChannelMove(const Host* host, OpenedChannels* opened,
       opened_(opened),
       from_(std::move(from)),
       to_(std::move(to)),
-      number_(NextNumber()) {}
+      number_(NextMove()) {}
 
 void ChannelMove::Try(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from) {
   tsl::Env::Default()->SchedClosure([host, opened, from = std::move(from)] {

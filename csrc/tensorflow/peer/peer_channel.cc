@@ -12,7 +12,7 @@ namespace {
 // Limits the names of a process. Sessions that name one process differently are rare.
 constexpr size_t kMaxNames = 64;
 
-uint64_t NextNumber() {
+uint64_t NextChannel() {
   static std::atomic<uint64_t> last{0};
   return ++last;
 }
@@ -25,7 +25,7 @@ PeerChannel::PeerChannel(rdt_channel* handle, const Host* host, MailboxTable* ma
       host_(host),
       role_(role),
       opened_here_(opened_here),
-      number_(NextNumber()),
+      number_(NextChannel()),
       reception_(&host->settings, mailboxes, this, this),
       plan_(host, this, &reception_,
             [this](const std::shared_ptr<AcceptedOffer>& accepted) { Bind(accepted); }) {}

@@ -228,7 +228,7 @@ class FuseTransfersPass : public tensorflow::GraphOptimizationPass {
 };
 
 // After the passes that read _Send and _Recv.
-const bool registered = [] {
+const bool fusion_registered = [] {
   auto pass = std::make_unique<FuseTransfersPass>();
   pass->set_name("rdmatensor_fuse_transfers");
   tensorflow::OptimizationPassRegistry::Global()->Register(

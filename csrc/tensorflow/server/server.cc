@@ -340,7 +340,7 @@ class RdmaServerFactory : public tensorflow::ServerFactory {
   }
 };
 
-const bool registered = [] {
+const bool server_registered = [] {
   tensorflow::ServerFactory::Register("RDMATENSOR_SERVER", new RdmaServerFactory);
   return true;
 }();

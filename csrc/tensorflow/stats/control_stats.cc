@@ -9,18 +9,18 @@
 namespace rdmatensor {
 namespace {
 
-struct Stats {
+struct ControlStats {
   std::mutex mutex;
   std::map<std::string, ControlCounts, std::less<>> tasks;
 };
 
 // Never destroyed: calls may end while static destructors run.
-Stats& GlobalStats() {
-  static Stats* stats = new Stats;
+ControlStats& AllControl() {
+  static auto* stats = new ControlStats;
   return *stats;
 }
 
-ControlCounts& Of(Stats* stats, absl::string_view task) {
+ControlCounts& Of(ControlStats* stats, absl::string_view task) {
   auto found = stats->tasks.find(task);
   if (found != stats->tasks.end()) return found->second;
   return stats->tasks[std::string(task)];
@@ -33,7 +33,7 @@ const char* ControlWayName(ControlWay way) {
 }
 
 void RecordControl(absl::string_view task, ControlWay way, absl::string_view why) {
-  Stats& stats = GlobalStats();
+  ControlStats& stats = AllControl();
   {
     std::lock_guard<std::mutex> lock(stats.mutex);
     ControlCounts& counts = Of(&stats, task);
@@ -48,19 +48,19 @@ void RecordControl(absl::string_view task, ControlWay way, absl::string_view why
 }
 
 void CountCall(absl::string_view task, ControlWay way) {
-  Stats& stats = GlobalStats();
+  ControlStats& stats = AllControl();
   std::lock_guard<std::mutex> lock(stats.mutex);
   ++Of(&stats, task).calls[static_cast<int>(way)];
 }
 
 std::map<std::string, ControlCounts> ReadControlCounts() {
-  Stats& stats = GlobalStats();
+  ControlStats& stats = AllControl();
   std::lock_guard<std::mutex> lock(stats.mutex);
   return {stats.tasks.begin(), stats.tasks.end()};
 }
 
 void ResetControlCounts() {
-  Stats& stats = GlobalStats();
+  ControlStats& stats = AllControl();
   std::lock_guard<std::mutex> lock(stats.mutex);
   for (auto& [task, counts] : stats.tasks) counts.calls[0] = counts.calls[1] = 0;
 }

@@ -17,25 +17,25 @@ constexpr const char* kPathNames[kPathCount] = {"static",  "bounded", "inline",
                                                 "dynamic", "bounce",  "rpc"};
 constexpr char kNoTransport[] = "none";
 
-struct Counter {
-  std::atomic<uint64_t> tensors{0};
-  std::atomic<uint64_t> bytes{0};
-  void Add(uint64_t size) {
-    tensors.fetch_add(1, std::memory_order_relaxed);
-    bytes.fetch_add(size, std::memory_order_relaxed);
-  }
-  Tally Read() const { return {tensors.load(), bytes.load()}; }
-  void Reset() {
-    tensors.store(0, std::memory_order_relaxed);
-    bytes.store(0, std::memory_order_relaxed);
-  }
-};
-
 }  // namespace
 
 const char* PathName(Path path) { return kPathNames[static_cast<int>(path)]; }
 
 struct Traffic {
+  struct Counter {
+    std::atomic<uint64_t> tensors{0};
+    std::atomic<uint64_t> bytes{0};
+    void Add(uint64_t size) {
+      tensors.fetch_add(1, std::memory_order_relaxed);
+      bytes.fetch_add(size, std::memory_order_relaxed);
+    }
+    Tally Read() const { return {tensors.load(), bytes.load()}; }
+    void Reset() {
+      tensors.store(0, std::memory_order_relaxed);
+      bytes.store(0, std::memory_order_relaxed);
+    }
+  };
+
   Counter sent, received;
   Traffic* whole = nullptr;  // of the transport; RPC has none
   BothWays Read() const { return {sent.Read(), received.Read()}; }
@@ -60,9 +60,9 @@ struct Peer {
 };
 
 struct Stats {
-  Counter sent[kPathCount];
-  Counter received[kPathCount];
-  Counter fetched[kFetchKindCount];
+  Traffic::Counter sent[kPathCount];
+  Traffic::Counter received[kPathCount];
+  Traffic::Counter fetched[kFetchKindCount];
   std::atomic<uint64_t> requests{0};
   std::atomic<uint64_t> plan[kPlanEventCount] = {};
   std::mutex mutex;
@@ -252,9 +252,9 @@ PathCounts ReadPathCounts() {
 
 void ResetPathCounts() {
   Stats& stats = GlobalStats();
-  for (Counter& counter : stats.sent) counter.Reset();
-  for (Counter& counter : stats.received) counter.Reset();
-  for (Counter& counter : stats.fetched) counter.Reset();
+  for (Traffic::Counter& counter : stats.sent) counter.Reset();
+  for (Traffic::Counter& counter : stats.received) counter.Reset();
+  for (Traffic::Counter& counter : stats.fetched) counter.Reset();
   stats.requests.store(0);
   for (auto& counter : stats.plan) counter.store(0, std::memory_order_relaxed);
   std::lock_guard<std::mutex> lock(stats.mutex);

@@ -6,7 +6,6 @@
 namespace rdmatensor {
 namespace {
 
-constexpr size_t kMaxDims = 254;       // TensorShape's own limit
 constexpr uint32_t kMaxListed = 4096;  // incarnations, regions
 
 constexpr size_t kTensorFixedSize =

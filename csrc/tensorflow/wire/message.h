@@ -22,6 +22,8 @@ namespace rdmatensor {
 // Raised with every incompatible change: peers of different versions use TensorFlow's own RPC.
 inline constexpr uint32_t kProtocolVersion = 8;
 
+inline constexpr size_t kMaxDims = 254;  // TensorShape's own limit
+
 enum class MessageKind : uint8_t {
   kTensor = 1,    // sender -> receiver: a tensor, or where to find its bytes
   kReferral = 2,  // sender -> receiver: this key must be fetched by RecvTensor

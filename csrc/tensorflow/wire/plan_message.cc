@@ -2,11 +2,11 @@
 #include "wire/plan_message.h"
 
 #include "base/byte_stream.h"
+#include "wire/message.h"
 
 namespace rdmatensor {
 namespace {
 
-constexpr size_t kMaxDims = 254;     // TensorShape's own limit
 constexpr uint32_t kMaxSlots = 256;  // the slot's number is a byte
 constexpr uint32_t kMaxEntries = 1u << 24;
 
