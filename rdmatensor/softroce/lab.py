@@ -91,7 +91,9 @@ class Lab:
         return self._shared
 
     def __enter__(self) -> Lab:
-        """Boots all hosts. Raises Unavailable if this machine lacks something."""
+        """Boots all hosts. Raises Unavailable if this machine lacks something, LabError if they run."""
+        if self._folder is not None:
+            raise LabError("the lab is inside its with statement already")
         try:
             self._start()
         except BaseException:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labs that tests share: booting takes seconds, so each is booted once, when a test first asks for it.
+"""Labs that tests share: booting takes seconds, so each is booted once, when a test first asks for it, and
+runs until no test of this folder is left.
 
 Tests leave them as they found them: links up, no netem, every host alive.
 """
@@ -27,29 +28,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TEST_SECONDS))
 
 
-def booted(hosts: int) -> Iterator[Lab]:
-    """A lab; without one here, tests are skipped with the reason, but never in CI."""
-    lab = Lab(hosts, timeout=PATIENCE, boot_timeout=2 * PATIENCE)
-    try:
-        lab.__enter__()
-    except Unavailable as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no SoftRoCE lab: {error}")
-    with lab:
-        yield lab
+_labs: dict[int, Lab] = {}
 
 
-@pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    yield
+    if nextitem is None or nextitem.path.parent != Path(__file__).parent:
+        while _labs:
+            _labs.popitem()[1].close()
+
+
+def _lab(hosts: int) -> Lab:
+    """Without a lab here, tests are skipped with the reason, but never in CI."""
+    if hosts not in _labs:
+        lab = Lab(hosts, timeout=PATIENCE, boot_timeout=2 * PATIENCE)
+        try:
+            _labs[hosts] = lab.__enter__()
+        except Unavailable as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"no SoftRoCE lab: {error}")
+    return _labs[hosts]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
     """A lab of one host, with the device rxe0: lab.hosts[0].run([...])."""
-    yield from booted(1)
+    return _lab(1)
 
 
-@pytest.fixture(scope="session")
-def two_hosts() -> Iterator[Lab]:
+@pytest.fixture(scope="module")
+def two_hosts() -> Lab:
     """A lab of two hosts joined by a network."""
-    yield from booted(2)
+    return _lab(2)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rdmatensor.softroce import Lab
+from rdmatensor.softroce import Lab, LabError
 from softroce.processes import PATIENCE, qemus_of
 from support.waits import until
 
@@ -34,6 +34,8 @@ def test_a_crash_while_booting_is_tried_again(
         assert killed
         assert lab.hosts[0].qemu_pid not in killed
         assert lab.hosts[0].run(["echo", "up"]).stdout == "up\n"
+        with pytest.raises(LabError, match="inside its with"):
+            lab.__enter__()
 
 
 def test_the_secret_is_on_no_command_line(lab: Lab) -> None:
