@@ -25,6 +25,7 @@ import rdmatensor.config
 import rdmatensor.faults
 import rdmatensor.tensorflow
 from softroce import collective_task, training_task
+from support.waits import until
 
 PROTOCOLS = ("grpc", "grpc+rdma")
 # Elements: in a group, written in one piece, written in several.
@@ -192,8 +193,14 @@ def change(target: str) -> dict[str, Any]:
             found["worse"] = until_over("tcp")
             rdmatensor.config.set("FAULTS", os.environ["RDMATENSOR_FAULTS"])
             found["better"] = until_over("verbs")
-            peers = rdmatensor.tensorflow.stats()["peers"]
-            return {**found, "moves": [each["moves"] for each in peers if each["moves"]]}
+            until("no channel has moved", moves, CHANGE_S)  # which is counted after it
+            return {**found, "moves": moves()}
+
+
+def moves() -> list[int]:
+    """Of the channels by which this task receives, if any."""
+    peers = rdmatensor.tensorflow.stats()["peers"]
+    return [each["moves"] for each in peers if each["moves"]]
 
 
 def sent_packets() -> int:

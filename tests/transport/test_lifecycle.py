@@ -121,15 +121,20 @@ def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
         peer.run("for _ in device.notifications(0.3): pass\nimport gc; gc.collect()")
         return dict(zip(HELD, peer.get(count), strict=True))
 
+    def more() -> list[dict[str, str]]:
+        before = [measure() for measure in (ours, theirs)]
+        for _ in range(15):
+            cycle()
+        pairs = zip((ours, theirs), before, strict=True)
+        return [grown(measure, were, dict.fromkeys(HELD, 10)) for measure, were in pairs]
+
     for _ in range(5):
         cycle()
-    measures = (ours, theirs)
-    before = [measure() for measure in measures]
-    for _ in range(15):
-        cycle()
-    slack = dict.fromkeys(HELD, 10)
-    for measure, were in zip(measures, before, strict=True):
-        assert not grown(measure, were, slack), measure.__name__
+    # A leak goes on. The C library keeps stacks and heaps of threads, but up to a limit.
+    rounds = [more()]
+    while any(rounds[-1]) and len(rounds) < 4:
+        rounds.append(more())
+    assert not any(rounds[-1]), rounds
 
 
 @pytest.mark.long_in_guests
