@@ -198,7 +198,7 @@ def change(target: str) -> dict[str, Any]:
 
 
 def moves() -> list[int]:
-    """Of the channels by which this task receives, if any."""
+    """Return how often each channel by which this task receives has moved, without those that never did."""
     peers = rdmatensor.tensorflow.stats()["peers"]
     return [each["moves"] for each in peers if each["moves"]]
 
