@@ -2,7 +2,7 @@
  *
  * The interface between a device's channels and the code that they serve. Every channel has a
  * purpose, and each purpose has a client: the user's handlers (handlers.c), groups
- * (group/client.c) or stores (store/client.c). A client registers itself when the library is loaded, because a peer may
+ * (group/run/client.c) or stores (store/client.c). A client registers itself when the library is loaded, because a peer may
  * connect for it before anybody here does.
  */
 #ifndef RDT_CORE_CLIENT_H

@@ -11,11 +11,11 @@
 
 #include "base/clock.h"
 #include "core/meet/connect.h"
-#include "group/costs.h"
+#include "group/schedule/costs.h"
 #include "group/groups.h"
 #include "group/process.h"
-#include "group/program.h"
-#include "group/trees.h"
+#include "group/schedule/program.h"
+#include "group/schedule/trees.h"
 
 #define RDT_GROUP_NAME_SIZE 64
 #define RDT_GROUP_MAX_SIZE 1024

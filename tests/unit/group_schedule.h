@@ -5,7 +5,7 @@
 #ifndef RDT_TESTS_GROUP_SCHEDULE_H
 #define RDT_TESTS_GROUP_SCHEDULE_H
 
-#include "group/schedule_make.h"
+#include "group/schedule/schedule_make.h"
 #include "unit.h"
 
 #define MEMBERS_MOST 40u

@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "group/costs.h"
-#include "group/schedule_make.h"
+#include "group/schedule/costs.h"
+#include "group/schedule/schedule_make.h"
 #include "unit.h"
 
 #define MEMBERS_MOST 64u

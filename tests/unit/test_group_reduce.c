@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "group/reduce.h"
+#include "group/schedule/reduce.h"
 #include "unit.h"
 
 static uint64_t random_state = 88172645463325252u;

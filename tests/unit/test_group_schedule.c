@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "group/trees.h"
+#include "group/schedule/trees.h"
 #include "group_schedule.h"
 
 /* ---- Rules that a schedule can be checked for as it is ---------------------------------------------- */

@@ -2,7 +2,7 @@
  *
  * How much the schedules send, where, and in how many rounds and messages.
  */
-#include "group/schedule_make.h"
+#include "group/schedule/schedule_make.h"
 #include "unit.h"
 
 /* What `rank` sends in all, and of that to other hosts; over how many rounds. */

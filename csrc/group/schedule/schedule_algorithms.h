@@ -5,7 +5,7 @@
 #ifndef RDT_GROUP_SCHEDULE_ALGORITHMS_H
 #define RDT_GROUP_SCHEDULE_ALGORITHMS_H
 
-#include "group/schedule_build.h"
+#include "group/schedule/schedule_build.h"
 
 /* Lists one lane of an operation. For ALL_REDUCE and BROADCAST the range is the lane's share of
  * the data; for the other kinds it is the lane's share of every member's part. */

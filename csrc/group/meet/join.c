@@ -13,7 +13,7 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "core/post/channel.h"
-#include "group/meeting.h"
+#include "group/meet/meeting.h"
 
 #define AGAIN_MS \
   500 /* interval of sending JOIN again, because rank 0 forgets JOINs of groups it does not know yet */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "group/meeting.h"
+#include "group/meet/meeting.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,8 +8,8 @@
 #include "base/status.h"
 #include "core/post/channel.h"
 #include "core/post/polling.h"
-#include "group/meeting.h"
-#include "group/reduce.h"
+#include "group/meet/meeting.h"
+#include "group/schedule/reduce.h"
 
 #define PINGS 64
 #define READS 8

@@ -5,7 +5,7 @@
 #ifndef RDT_GROUP_SCHEDULE_BUILD_H
 #define RDT_GROUP_SCHEDULE_BUILD_H
 
-#include "group/schedule.h"
+#include "group/schedule/schedule.h"
 
 /* The elements [at, at + count) of the data. */
 typedef struct rdt_schedule_range {

@@ -3,7 +3,7 @@
  * DIRECT: each member reduces, or takes from the root, one part of the data, and then sends it to
  * all. It takes two rounds, in which a member sends the data less than twice.
  */
-#include "group/schedule_algorithms.h"
+#include "group/schedule/schedule_algorithms.h"
 
 static rdt_schedule_range part_of(const rdt_schedule_builder *b, rdt_schedule_range range,
                                   uint32_t rank) {

@@ -6,7 +6,7 @@
  * the transfer of the next piece, except in FLAT. The arithmetic is plain double in a fixed order,
  * so members that run the same build choose the same algorithm.
  */
-#include "group/costs.h"
+#include "group/schedule/costs.h"
 
 #include <stdbool.h>
 #include <stddef.h>

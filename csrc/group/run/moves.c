@@ -12,7 +12,7 @@
 #include "base/status.h"
 #include "core/memory/region.h"
 #include "group/group.h"
-#include "group/reduce.h"
+#include "group/schedule/reduce.h"
 
 #define READ_BYTES \
   (64u * 1024) /* bytes to read before they are reduced, so that they stay in the cache */

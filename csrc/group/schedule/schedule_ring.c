@@ -3,7 +3,7 @@
  * RING: each member sends to the next one only, so that every link carries as little as possible.
  * Members of one host are neighbours. All-to-all exchanges between pairs, one after the other.
  */
-#include "group/schedule_algorithms.h"
+#include "group/schedule/schedule_algorithms.h"
 
 /* Returns the rank `k` places further round the ring. k may be negative, but not below -size. */
 static uint32_t neighbour(const rdt_schedule_builder *b, int64_t k) {

@@ -5,7 +5,7 @@
  * leaders on the other hosts, and distributes it. So the data crosses between hosts once, over all
  * their links.
  */
-#include "group/schedule_algorithms.h"
+#include "group/schedule/schedule_algorithms.h"
 
 static uint32_t rank_at(const rdt_schedule_builder *b, uint32_t host, uint32_t local) {
   return b->topology.order[b->topology.starts[host] + local];

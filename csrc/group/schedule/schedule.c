@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "group/schedule.h"
+#include "group/schedule/schedule.h"
 
 #include <stdlib.h>
 

@@ -10,7 +10,7 @@
 #include "base/config.h"
 #include "base/status.h"
 #include "group/group.h"
-#include "group/reduce.h"
+#include "group/schedule/reduce.h"
 
 #define EARLY_LIMIT 65536u /* operations that others have started and this member has not */
 #define EARLY_SWEEP 1024u  /* the number of these at which some are dropped */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "group/schedule_make.h"
+#include "group/schedule/schedule_make.h"
 
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "group/schedule_algorithms.h"
-#include "group/trees.h"
+#include "group/schedule/schedule_algorithms.h"
+#include "group/schedule/trees.h"
 
 /* Enough lanes for transfers to overlap with reductions. Each lane costs messages. */
 #define LANES_MOST 4u

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "group/program.h"
+#include "group/schedule/program.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/status.h"
-#include "group/schedule_make.h"
+#include "group/schedule/schedule_make.h"
 
 /* ---- barrier -------------------------------------------------------------------------------------- */
 

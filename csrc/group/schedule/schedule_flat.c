@@ -3,7 +3,7 @@
  * FLAT: every member sends each other member what it needs, all at once. It takes the fewest
  * rounds.
  */
-#include "group/schedule_algorithms.h"
+#include "group/schedule/schedule_algorithms.h"
 
 static uint32_t peer_after(const rdt_schedule_builder *b, uint32_t k) {
   return (b->request->rank + k) % b->request->size;

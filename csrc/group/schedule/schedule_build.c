@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "group/schedule_build.h"
+#include "group/schedule/schedule_build.h"
 
 #include <stdlib.h>
 

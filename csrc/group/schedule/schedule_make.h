@@ -5,7 +5,7 @@
 #ifndef RDT_GROUP_SCHEDULE_MAKE_H
 #define RDT_GROUP_SCHEDULE_MAKE_H
 
-#include "group/schedule.h"
+#include "group/schedule/schedule.h"
 
 /* Makes a schedule. The caller frees it with rdt_schedule_free. If the algorithm has no schedule
  * for a kind, the most similar one serves: REDUCE_SCATTER, ALL_GATHER and ALL_TO_ALL know FLAT

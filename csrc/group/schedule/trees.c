@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "group/trees.h"
+#include "group/schedule/trees.h"
 
 #include <float.h>
 #include <stdlib.h>

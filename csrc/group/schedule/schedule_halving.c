@@ -3,7 +3,7 @@
  * HALVING: as many rounds as the size has bits, or twice that. Rabenseifner's all-reduce, Bruck's
  * all-gather, and a binomial tree to broadcast.
  */
-#include "group/schedule_algorithms.h"
+#include "group/schedule/schedule_algorithms.h"
 
 #define BITS_MOST 32
 

@@ -6,7 +6,7 @@
 #ifndef RDT_GROUP_PROGRAM_H
 #define RDT_GROUP_PROGRAM_H
 
-#include "group/schedule.h"
+#include "group/schedule/schedule.h"
 
 #define RDT_PROGRAMS 32 /* kept by a group */
 

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "group/costs.h"
+#include "group/schedule/costs.h"
 
 /* Strands of a tree, whose pieces they take in turns. */
 #define RDT_TREE_STRANDS 4u

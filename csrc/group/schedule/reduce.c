@@ -3,7 +3,7 @@
  * Reductions: one function per type and operation, whose loops GCC vectorises. A NaN result is
  * always the same NaN, and -0 is less than +0, so that swapping the operands never changes a bit.
  */
-#include "group/reduce.h"
+#include "group/schedule/reduce.h"
 
 #include <stdbool.h>
 #include <stdint.h>

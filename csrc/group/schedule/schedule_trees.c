@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "group/schedule_algorithms.h"
-#include "group/trees.h"
+#include "group/schedule/schedule_algorithms.h"
+#include "group/schedule/trees.h"
 
 #define PIECES_MOST 1024u
 
