@@ -4,9 +4,9 @@
 // to: they are refused, or say the same when written again, and what was read stays as it was read.
 #include <string>
 
+#include "channel/call_message.h"
+#include "channel/copied_message.h"
 #include "fuzz.h"
-#include "wire/call_message.h"
-#include "wire/copied_message.h"
 
 namespace {
 

@@ -4,8 +4,8 @@
 // inside of its slot, because what writes there looks no more.
 #include <string>
 
+#include "channel/plan_message.h"
 #include "fuzz.h"
-#include "wire/plan_message.h"
 
 namespace {
 

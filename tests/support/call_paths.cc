@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "wire/call_message.h"
+#include "channel/call_message.h"
 
 namespace {
 
@@ -34,7 +34,7 @@ std::vector<TensorMessage> Tensors(const std::string &payload) {
   return {tensor};
 }
 
-// As wire/pieces.h writes and control/callee.cc reads.
+// As channel/pieces.h writes and calls/callee.cc reads.
 template <typename Message>
 bool Pass(const Message &message, std::vector<char> *wire) {
   static uint64_t number = 0;

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "channel/call_message.h"
 #include "messages.h"
-#include "wire/call_message.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "step/key_order.h"
+#include "receive/key_order.h"
 #include "unit.h"
 
 using rdmatensor::KeyOrder;

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "channel/copied_message.h"
 #include "messages.h"
-#include "wire/copied_message.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "channel/plan_message.h"
 #include "messages.h"
-#include "wire/plan_message.h"
 
 namespace {
 

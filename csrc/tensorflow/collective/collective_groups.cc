@@ -12,13 +12,13 @@
 #include "absl/synchronization/blocking_counter.h"
 #include "base/json.h"
 #include "base/random.h"
+#include "channel/message.h"
+#include "channel/task_call.h"
 #include "collective/ballots.h"
 #include "collective/collective_failure.h"
 #include "collective/collective_trees.h"
 #include "farmhash.h"
-#include "peer/tensor_service.h"
-#include "wire/message.h"
-#include "wire/task_call.h"
+#include "service/tensor_service.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {

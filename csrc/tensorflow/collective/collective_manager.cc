@@ -7,7 +7,7 @@
 #include "base/task_name.h"
 #include "collective/collective_executor.h"
 #include "collective/collective_groups.h"
-#include "peer/tensor_service.h"
+#include "service/tensor_service.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/collective_param_resolver_distributed.h"
 #include "tensorflow/core/distributed_runtime/collective_rma_distributed.h"

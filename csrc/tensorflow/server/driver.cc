@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/blocking_counter.h"
-#include "wire/task_call.h"
+#include "channel/task_call.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {

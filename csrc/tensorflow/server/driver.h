@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "peer/tensor_service.h"
+#include "channel/message.h"
+#include "service/tensor_service.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/protobuf/tensorflow_server.pb.h"
-#include "wire/message.h"
 
 namespace rdmatensor {
 

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "graph/fusion.h"
-#include "plan/plan_book.h"
 #include "server/rendezvous.h"
+#include "service/plan_book.h"
 #include "stats/path_stats.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/op_kernel.h"

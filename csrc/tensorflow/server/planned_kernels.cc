@@ -6,8 +6,8 @@
 #include <memory>
 #include <utility>
 
-#include "plan/plan_book.h"
 #include "server/rendezvous.h"
+#include "service/plan_book.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/kernels/sendrecv_ops.h"
 

@@ -7,9 +7,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/task_name.h"
+#include "receive/delivery.h"
+#include "send/push.h"
 #include "stats/path_stats.h"
-#include "step/delivery.h"
-#include "step/push.h"
 #include "tensorflow/core/util/device_name_utils.h"
 
 namespace rdmatensor {

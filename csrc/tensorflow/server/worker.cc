@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker.h"
 
+#include "channel/message.h"
 #include "collective/ballots.h"
 #include "collective/collective_stats.h"
-#include "plan/plan_json.h"
+#include "service/plan_json.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 #include "tensorflow/core/framework/device_attributes.pb.h"
-#include "wire/message.h"
 
 namespace rdmatensor {
 namespace {

@@ -9,17 +9,17 @@
 #include <memory>
 #include <string>
 
-#include "peer/tensor_service.h"
+#include "channel/message.h"
+#include "channel/task_call.h"
+#include "service/tensor_service.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service.h"
-#include "wire/message.h"
-#include "wire/task_call.h"
 
 namespace rdmatensor {
 
 // Where this task's device is. If `service` is nullptr, there is none.
 AddressAnswer AnswerOf(const TensorService* service, const tensorflow::WorkerEnv& env);
 
-// What answers questions of other tasks (wire/task_call.h), by their keys. It may be called from any thread.
+// What answers questions of other tasks (channel/task_call.h), by their keys. It may be called from any thread.
 using Questions =
     std::map<std::string, std::function<void(const std::string& question, TaskAnswered answer)>>;
 

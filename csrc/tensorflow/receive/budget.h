@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The budget of memory that this process may use as places for planned tensors.
+#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_BUDGET_H_
+#define RDMATENSOR_TENSORFLOW_RECEIVE_BUDGET_H_
+
+#include <cstdint>
+
+#include "channel/host.h"
+
+namespace rdmatensor {
+
+// Counts the bytes of one region of places, from Hold until this object is destroyed.
+class PlaceClaim {
+ public:
+  PlaceClaim() = default;
+  ~PlaceClaim();
+  PlaceClaim(const PlaceClaim&) = delete;
+  PlaceClaim& operator=(const PlaceClaim&) = delete;
+  // Call this once at most.
+  void Hold(uint64_t bytes);
+
+ private:
+  uint64_t bytes_ = 0;
+};
+
+// Returns the bytes that all claims of this process hold.
+uint64_t PlaceBytes();
+// Returns the bytes that may still be claimed, limited by PLAN_LIMIT and by what the device can register.
+uint64_t BudgetOf(const Host& host);
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_BUDGET_H_

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "receive/delivery.h"
+
+#include <string>
+#include <utility>
+
+#include "channel/rpc_fallback.h"
+#include "stats/transfer_log.h"
+#include "xla/tsl/platform/env.h"
+
+namespace rdmatensor {
+namespace {
+
+// Longer ones are not for the progress thread. About what starting another thread costs.
+constexpr uint64_t kLongChecksum = 256 * 1024;
+
+}  // namespace
+
+std::shared_ptr<Mailbox> Delivery::MailboxFor(int64_t step_id, const Mailbox* gone) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (last_step_ == step_id) {
+    std::shared_ptr<Mailbox> mailbox = last_mailbox_.lock();
+    if (mailbox != nullptr && mailbox.get() != gone) return mailbox;
+  }
+  std::shared_ptr<Mailbox> mailbox = mailboxes_->ForMessage(step_id);
+  last_step_ = step_id;
+  last_mailbox_ = mailbox;
+  return mailbox;
+}
+
+std::unique_ptr<const Claim> Delivery::ClaimOf(const Checksum& checksum, Path path, Way way,
+                                               uint64_t bytes) const {
+  if (!verifies_ || bytes == 0) return nullptr;
+  if (!checksum.has_value()) {
+    CountUnchecked(channel_->FirstName());
+    return nullptr;
+  }
+  return std::make_unique<const Claim>(Claim{*checksum, path, way, channel_->transport()});
+}
+
+Arrival Delivery::ArrivalOf(Path path, Way way, const Checksum& checksum,
+                            tensorflow::Tensor tensor) const {
+  Arrival arrival;
+  arrival.path = path;
+  arrival.claim = ClaimOf(checksum, path, way, tensor.TotalBytes());
+  arrival.tensor = std::move(tensor);
+  return arrival;
+}
+
+void Delivery::DeliverTensor(int64_t step_id, const KeyId& key, Path path, Way way,
+                             const Checksum& checksum, tensorflow::Tensor tensor) {
+  Deliver(step_id, key, ArrivalOf(path, way, checksum, std::move(tensor)));
+}
+
+void Delivery::DeliverAll(int64_t step_id, std::vector<std::pair<KeyId, Arrival>> arrivals) {
+  for (const auto& [key, arrival] : arrivals) {
+    CountReceived(arrival.path, arrival.tensor.TotalBytes(), channel_->traffic());
+  }
+  std::shared_ptr<Mailbox> mailbox;
+  std::vector<Mailbox::Met> met;
+  Mailbox::Delivered delivered;
+  do {  // as in Deliver
+    mailbox = MailboxFor(step_id, mailbox.get());
+    if (mailbox == nullptr) return;
+    delivered = mailbox->DeliverAll(unclaimed_, &arrivals, &met);
+  } while (delivered == Mailbox::Delivered::kGone);
+  if (delivered == Mailbox::Delivered::kTooMuch) RefuseUnclaimed();
+  for (Mailbox::Met& each : met) {
+    each.waiter.EndWait(each.arrival.tensor.TotalBytes(), each.arrival.path);
+    Complete(&each.waiter, each.arrival, step_id);
+  }
+}
+
+void Delivery::RefuseUnclaimed() {
+  channel_->RefuseBroken("sent more tensors that nothing here has asked for than a server keeps (" +
+                         std::to_string(Unclaimed::kMaxBytes >> 20) + " MB)");
+  for (const std::shared_ptr<Mailbox>& mailbox : mailboxes_->All()) mailbox->Drop(unclaimed_.get());
+}
+
+void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
+  if (!arrival.is_referral) {
+    CountReceived(arrival.path, arrival.tensor.TotalBytes(), channel_->traffic());
+  }
+  // A step's number is used again when an eager context is closed and created anew. What remembered the
+  // first mailbox of that number has to learn of the second.
+  std::shared_ptr<Mailbox> mailbox;
+  Waiter waiter;
+  Mailbox::Delivered delivered;
+  do {
+    mailbox = MailboxFor(step_id, mailbox.get());
+    if (mailbox == nullptr) return;
+    delivered = mailbox->Deliver(key, unclaimed_, &arrival, &waiter);
+  } while (delivered == Mailbox::Delivered::kGone);
+  if (delivered == Mailbox::Delivered::kTooMuch) RefuseUnclaimed();
+  if (delivered != Mailbox::Delivered::kTaken) return;
+  if (!arrival.is_referral) waiter.EndWait(arrival.tensor.TotalBytes(), arrival.path);
+  if (arrival.claim == nullptr || arrival.tensor.TotalBytes() <= kLongChecksum) {
+    Complete(&waiter, arrival, step_id);
+    return;
+  }
+  tsl::Env::Default()->SchedClosure([waiter = std::move(waiter), arrival = std::move(arrival),
+                                     step_id]() mutable { Complete(&waiter, arrival, step_id); });
+}
+
+void Delivery::Complete(Waiter* waiter, const Arrival& arrival, int64_t step_id) {
+  if (arrival.is_referral) {
+    RpcFallback* const rpc = waiter->rpc;
+    rpc->ReceiveByRpc(std::move(*waiter));
+    return;
+  }
+  if (arrival.claim != nullptr) {
+    const absl::Status status =
+        Verify(*arrival.claim, arrival.tensor, step_id, [waiter] { return waiter->FullKey(); });
+    if (!status.ok()) {
+      waiter->Fail(status);
+      return;
+    }
+  }
+  if (TransferLog::Get()->active()) {
+    TransferLog::Get()->Add(step_id, waiter->FullKey(), waiter->since, arrival.tensor.TotalBytes());
+  }
+  waiter->done(absl::OkStatus(), tensorflow::Rendezvous::Args(), waiter->args, arrival.tensor,
+               arrival.is_dead);
+}
+
+}  // namespace rdmatensor

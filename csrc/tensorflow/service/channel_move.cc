@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "service/channel_move.h"
+
+#include <atomic>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "channel/message.h"
+#include "service/plan_book.h"
+#include "stats/path_stats.h"
+#include "xla/tsl/platform/env.h"
+
+namespace rdmatensor {
+namespace {
+
+uint64_t NextMove() {
+  static std::atomic<uint64_t> last{0};
+  return (last.fetch_add(1) + 1) & kMaxImmediateValue;
+}
+
+}  // namespace
+
+ChannelMove::ChannelMove(const Host* host, OpenedChannels* opened,
+                         std::shared_ptr<PeerChannel> from, std::shared_ptr<PeerChannel> to)
+    : host_(host),
+      opened_(opened),
+      from_(std::move(from)),
+      to_(std::move(to)),
+      number_(NextMove()) {}
+
+void ChannelMove::Try(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from) {
+  tsl::Env::Default()->SchedClosure([host, opened, from = std::move(from)] {
+    if (from->move() != nullptr) {
+      opened->ImproveLater(from);  // it has just become the better one
+    } else if (std::shared_ptr<PeerChannel> to = opened->OpenBetter(from)) {
+      Begin(host, opened, from, std::move(to));
+    }
+  });
+}
+
+void ChannelMove::Begin(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from,
+                        std::shared_ptr<PeerChannel> to) {
+  std::shared_ptr<ChannelMove> move(new ChannelMove(host, opened, std::move(from), std::move(to)));
+  move->from_->SetMove(move);
+  move->from_->plan().Retire();
+  const bool asked = move->from_->Notify(PackImmediate(MessageKind::kPause, move->number_)).ok();
+  {
+    // The end of this channel resumes the other one, which must have been paused before that.
+    std::lock_guard<std::mutex> lock(move->mutex_);
+    if (move->state_ != State::kOver) move->to_->SetMove(move);
+  }
+  // Either may have ended before it knew of the move.
+  if (!asked || !move->from_->IsUp()) move->OnDown(move->from_.get());
+  if (!move->to_->IsUp()) move->OnDown(move->to_.get());
+}
+
+void ChannelMove::OnPaused(uint64_t number) {
+  if (number != number_) return;  // of an attempt that was given up
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    paused_ = true;
+  }
+  Advance();
+}
+
+void ChannelMove::Advance() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (state_ != State::kPausing || !paused_ || !from_->plan().IsQuiet() ||
+        !from_->reception().IsIdle()) {
+      return;
+    }
+    state_ = State::kMoving;
+  }
+  tsl::Env::Default()->SchedClosure([self = shared_from_this()] { self->Move(); });
+}
+
+void ChannelMove::Move() {
+  // This comes first: once others find the channel, they announce names on it.
+  (void)to_->Notify(PackImmediate(MessageKind::kTaken, number_));
+  if (opened_ != nullptr) opened_->Replace(from_.get(), to_);
+  std::set<std::string> moved;  // several sessions may name it alike
+  for (const std::shared_ptr<ChannelSource>& source : from_->LeaveFor(to_)) {
+    if (source->OnMoved(from_, to_)) moved.insert(source->task());
+  }
+  for (const std::string& task : moved) CountMove(task);
+  if (!to_->Notify(PackImmediate(MessageKind::kLeft, number_)).ok()) OnDown(to_.get());
+}
+
+void ChannelMove::OnLeft() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (state_ != State::kMoving) return;
+    state_ = State::kOver;
+  }
+  from_->Close();
+  Forget();
+}
+
+void ChannelMove::OnDown(const PeerChannel* channel) {
+  State state;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    state = std::exchange(state_, State::kOver);
+  }
+  if (state == State::kOver) return;
+  if (state == State::kMoving) {
+    // What was announced on the new channel is lost with it, and everything else was received.
+    if (channel == to_.get()) from_->Close();
+  } else if (channel == from_.get()) {
+    if (opened_ != nullptr) opened_->Replace(from_.get(), to_);
+  } else {
+    tsl::Env::Default()->SchedClosure([self = shared_from_this()] { self->Resume(); });
+  }
+  Forget();
+}
+
+void ChannelMove::Resume() {
+  from_->plan().Resume();
+  (void)from_->Notify(PackImmediate(MessageKind::kResume, number_));
+  for (const std::shared_ptr<ChannelSource>& source : from_->Sources()) {
+    PlanBook::Get()->OfferAllAgain(*host_, source->task(), from_->SharedPlanned());
+  }
+  if (opened_ != nullptr) opened_->ImproveLater(from_);
+}
+
+void ChannelMove::Forget() {
+  from_->SetMove(nullptr);
+  to_->SetMove(nullptr);
+}
+
+}  // namespace rdmatensor

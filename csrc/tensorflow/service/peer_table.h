@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The peers of a server, by the names that sessions give the tasks.
+#ifndef RDMATENSOR_TENSORFLOW_SERVICE_PEER_TABLE_H_
+#define RDMATENSOR_TENSORFLOW_SERVICE_PEER_TABLE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "channel/host.h"
+#include "channel/opened_channels.h"
+#include "channel/sessions.h"
+#include "channel/step_failures.h"
+#include "receive/mailbox.h"
+#include "receive/offered_places.h"
+#include "receive/source.h"
+#include "send/destination.h"
+
+namespace rdmatensor {
+
+// Thread-safe. Forgets, from time to time, what belongs to sessions that are over.
+class PeerTable {
+ public:
+  PeerTable(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders)
+      : host_(host), mailboxes_(mailboxes), to_senders_(to_senders) {}
+
+  Sessions& sessions() { return sessions_; }
+
+  // The receiver's view of these names, made on first use.
+  std::shared_ptr<Source> SourceOf(const PeerNames& names);
+  // The sender's view of tasks of this name, made on first use.
+  std::shared_ptr<Destination> DestinationOf(absl::string_view task);
+  std::vector<std::shared_ptr<Destination>> Destinations();
+  // Tells the receivers in `session` that the step failed here, also those that announce themselves later.
+  void TellOfFailure(const std::string& session, int64_t step_id, const absl::Status& status);
+  // Drops the tensors of a step that is cleaned up here.
+  void DropStep(int64_t step_id);
+  // The planned tensors of the channels from a task that any session calls `task`, each once.
+  std::vector<std::shared_ptr<PlannedTensors>> PlannedFrom(absl::string_view task);
+  // All channels, in both directions, each once.
+  std::vector<std::shared_ptr<PeerChannel>> Channels();
+
+  // A receiver has announced another name: sessions may be over by now.
+  void OnAnnounced() { CountNew(); }
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    template <typename Named>
+    size_t operator()(const Named& named) const {
+      const PeerNames names = NamesOf(named);
+      return absl::HashOf(names.session, names.receiver, names.sender);
+    }
+  };
+  struct Equal {
+    using is_transparent = void;
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      const PeerNames x = NamesOf(a), y = NamesOf(b);
+      return x.session == y.session && x.receiver == y.receiver && x.sender == y.sender;
+    }
+  };
+  static PeerNames NamesOf(const PeerNames& names) { return names; }
+  static PeerNames NamesOf(const std::shared_ptr<Source>& peer) {
+    return {peer->session(), peer->receiver(), peer->task()};
+  }
+  std::vector<std::shared_ptr<Source>> Sources();
+  void CountNew();
+  void Sweep();
+
+  const Host* const host_;
+  MailboxTable* const mailboxes_;
+  OpenedChannels* const to_senders_;
+  Sessions sessions_;
+  FailedHere failed_here_;
+  std::shared_mutex mutex_;
+  absl::flat_hash_set<std::shared_ptr<Source>, Hash, Equal> sources_;
+  absl::flat_hash_map<std::string, std::shared_ptr<Destination>> destinations_;
+  std::atomic<int> new_{0};  // since the last sweep
+};
+
+}  // namespace rdmatensor
+
+#endif  // RDMATENSOR_TENSORFLOW_SERVICE_PEER_TABLE_H_

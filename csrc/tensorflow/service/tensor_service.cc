@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "service/tensor_service.h"
+
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/random.h"
+#include "channel/listen_address.h"
+#include "memory/arena.h"
+#include "service/messages.h"
+#include "service/plan_book.h"
+
+namespace rdmatensor {
+namespace {
+
+// The name differs in every process and server, because a host:port may belong to another process by now.
+std::string UniqueName(const std::string& task) {
+  return absl::StrFormat("%s#%016x", task, RandomBits());
+}
+
+}  // namespace
+
+TensorService::TensorService(std::string task, const Settings& settings)
+    : mailboxes_(std::chrono::seconds(settings.step_ttl_s)) {
+  host_.task = std::move(task);
+  host_.settings = settings;
+}
+
+TensorService::~TensorService() { Close(); }
+
+void TensorService::Close() {
+  PlanBook::Get()->RemoveHost(&host_);
+  host_.exports.reset();
+  rdt_device_close(std::exchange(host_.device, nullptr));
+}
+
+void TensorService::Retire() {
+  WatchReceivers(nullptr);
+  for (const std::shared_ptr<PeerChannel>& channel : peers_.Channels()) channel->Close();
+  to_callees_.CloseAll();
+}
+
+void TensorService::WatchReceivers(std::function<void()> lost) {
+  std::lock_guard<std::mutex> lock(lost_mutex_);
+  receiver_lost_ = std::move(lost);
+}
+
+absl::StatusOr<TensorService*> TensorService::Open(const std::string& task, const std::string& host,
+                                                   const Settings& settings) {
+  auto* service = new TensorService(task, settings);
+  const absl::Status arena = Arena::Get()->Activate(settings.arena_limit, settings.inline_bytes);
+  if (!arena.ok()) {
+    // Small tensors still travel in messages; large ones are referred to RPC.
+    rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", arena.message()).c_str());
+  }
+  const absl::StatusOr<std::string> address =
+      OpenReachable(settings.bind_address, host,
+                    [service](const std::string& bind) { return service->OpenDevice(bind); });
+  if (!address.ok()) {
+    delete service;
+    return address.status();
+  }
+  Host& opened = service->host_;
+  opened.address = *address;
+  opened.exports = std::make_unique<ArenaExports>(Arena::Get(), opened.device);
+  PlanBook::Get()->AddHost(
+      &opened, [service](absl::string_view source) { return service->peers_.PlannedFrom(source); });
+  rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: ", task, " is reached at ", *address,
+                                           " and listens on ", rdt_device_address(opened.device))
+                                  .c_str());
+  return service;
+}
+
+absl::StatusOr<std::string> TensorService::OpenDevice(const std::string& bind_address) {
+  const std::string name = UniqueName(host_.task);
+  rdt_device_options options{};
+  options.struct_size = sizeof options;
+  options.name = name.c_str();
+  options.bind_address = bind_address.c_str();
+  options.context = this;
+  options.on_connect = OnConnect;
+  options.on_notify = OnNotify;
+  options.on_down = OnDown;
+  options.on_released = OnReleased;
+  const rdt_status status = rdt_device_open(&options, &host_.device);
+  if (status != RDT_OK) {
+    const std::string why = absl::StrCat("rdmatensor: ", rdt_last_error());
+    return status == RDT_ERR_LIMIT ? absl::ResourceExhaustedError(why)
+                                   : absl::FailedPreconditionError(why);
+  }
+  return std::string(rdt_device_address(host_.device));
+}
+
+void TensorService::OnConnect(void* context, rdt_channel* handle) {
+  rdt_channel_ref(handle);
+  auto* const service = static_cast<TensorService*>(context);
+  PeerChannel::Adopt(handle, &service->host_, &service->mailboxes_, PeerChannel::Role::kSender,
+                     false);
+}
+
+void TensorService::OnNotify(void* context, rdt_channel* handle, uint64_t immediate,
+                             const void* data, size_t size) {
+  PeerChannel* channel = PeerChannel::FromHandle(handle);
+  // Closing takes effect later. Messages that arrive until then are ignored.
+  if (channel == nullptr || channel->refused) return;
+  TensorService* const service = static_cast<TensorService*>(context);
+  const NewCallee* const new_callee = service->new_callee_.load(std::memory_order_acquire);
+  if (!HandleMessage(&service->peers_, &service->mailboxes_, new_callee, channel, immediate,
+                     static_cast<const char*>(data), size)) {
+    channel->RefuseMalformed();
+  }
+}
+
+void TensorService::OnDown(void* context, rdt_channel* handle, rdt_status /*why*/) {
+  const std::string why = rdt_last_error();
+  PeerChannel* channel = PeerChannel::FromHandle(handle);
+  if (channel == nullptr) return;
+  // This comes first, because those who look for another channel at once shall find the new one.
+  if (const auto move = channel->move()) move->OnDown(channel);
+  for (const auto& source : channel->Sources()) source->OnDown(channel, why);
+  for (const auto& destination : channel->Destinations()) destination->OnDown(channel);
+  if (channel->opened_here() && channel->role() == PeerChannel::Role::kSender) {
+    TensorService* const service = static_cast<TensorService*>(context);
+    for (const auto& destination : service->peers_.Destinations()) destination->OnOpenedLost();
+    std::lock_guard<std::mutex> lock(service->lost_mutex_);
+    if (service->receiver_lost_) service->receiver_lost_();
+  }
+  if (const auto end = channel->call_end()) end->OnDown(why);
+  channel->plan().OnDown();
+  channel->requests().Close();
+}
+
+void TensorService::OnReleased(void* /*context*/, rdt_channel* handle) {
+  if (PeerChannel* channel = PeerChannel::FromHandle(handle)) channel->ReleaseFromCore();
+}
+
+}  // namespace rdmatensor
