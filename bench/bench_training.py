@@ -23,7 +23,7 @@ from statistics import median
 import click
 
 from options import benchmark, has_module, json_option, quick_option, rival_python_option
-from rdmatensor._ops.processes import free_addresses
+from rdmatensor._tools.processes import free_addresses
 from rdmatensor.bench import record, report
 from rdmatensor.bench.turns import Samples, rotated
 from training_member import LAYERS, WIDTH

@@ -22,16 +22,16 @@ except ImportError:
 # The function of each command, and its line in the list.
 COMMANDS = {
     "bench": ("rdmatensor.bench.cli:bench", "Measure latency and bandwidth, here or between hosts."),
-    "doctor": ("rdmatensor.commands.doctor:doctor", "Check this machine, with a remedy for each fault."),
-    "info": ("rdmatensor.commands.info:info", "Show what is installed, and the settings in force."),
-    "launch": ("rdmatensor.commands.launch:launch", "Run a program as a TensorFlow cluster on this machine."),
-    "ping": ("rdmatensor.commands.ping:ping", "Measure the connection to another machine."),
-    "place": ("rdmatensor.commands.place:place", "Run a program as a task of Slurm, MPI or Kubernetes."),
+    "doctor": ("rdmatensor._tools.commands.doctor:doctor", "Check this machine, with a remedy for each fault."),
+    "info": ("rdmatensor._tools.commands.info:info", "Show what is installed, and the settings in force."),
+    "launch": ("rdmatensor._tools.commands.launch:launch", "Run a program as a TensorFlow cluster on this machine."),
+    "ping": ("rdmatensor._tools.commands.ping:ping", "Measure the connection to another machine."),
+    "place": ("rdmatensor._tools.commands.place:place", "Run a program as a task of Slurm, MPI or Kubernetes."),
     "plan": ("graph_analyzer.cli:plan", "Show what a graph sends between tasks, and how."),
     "simulate": ("rdmatensor.simulate.cli:simulate", "Compare synchronizers on simulated clusters."),
     "softroce": ("rdmatensor.softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
-    "topology": ("rdmatensor.commands.topology:topology", "Show links, and trees that fill them."),
-    "top": ("rdmatensor.commands.top:top", "Watch running tasks: peers, bytes by path, waits."),
+    "topology": ("rdmatensor._tools.commands.topology:topology", "Show links, and trees that fill them."),
+    "top": ("rdmatensor._tools.commands.top:top", "Watch running tasks: peers, bytes by path, waits."),
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ class Collector:
 
     def collect(self) -> Iterable[Metric]:
         """The current metrics. Thread-safe."""
-        from ._ops import families
+        from ._tools import families
 
         return families.families()
 

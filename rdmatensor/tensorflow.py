@@ -43,8 +43,8 @@ from ._api.counters import (
     Stats,
 )
 from ._api.plugin import library, loaded, stats, text_of, why_not
-from ._ops import keras_fit, tf_config
-from ._ops.tracing import trace
+from ._tools import keras_fit, tf_config
+from ._tools.tracing import trace
 from .device import Device
 from .errors import Unsupported, UsageError
 

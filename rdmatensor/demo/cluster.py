@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdmatensor._ops.processes import reserved_addresses
+from rdmatensor._tools.processes import reserved_addresses
 from rdmatensor.bench.turns import Distribution
 from rdmatensor.demo import member
 from rdmatensor.demo.launch import Child, Team

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rdmatensor._ops.processes import (
+from rdmatensor._tools.processes import (
     Crew,
     Process,
     ending,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .._api import training
 from .._api.training import LateCosts, OperationCosts, TrainStats
-from .._ops import tracing
+from .._tools import tracing
 from ..errors import UsageError
 from ..units import size as size_text
 

@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from .._ops.roles import Role, device_name, device_of, join, role_of
+from .._tools.roles import Role, device_name, device_of, join, role_of
 
 __all__ = ["Role", "device_name", "device_of", "join", "role_of"]

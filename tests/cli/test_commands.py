@@ -367,6 +367,6 @@ def test_ping_wants_one_of_the_two() -> None:
     ],
 )
 def test_addresses(host: str, address: str) -> None:
-    from rdmatensor.commands.ping import address_of
+    from rdmatensor._tools.commands.ping import address_of
 
     assert address_of(host) == address

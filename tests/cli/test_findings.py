@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rdmatensor import config
-from rdmatensor.doctor import examine, framework, machine, names
+from rdmatensor._tools.doctor import examine, framework, machine, names
 
 MB = 1 << 20
 

@@ -19,7 +19,7 @@ import pytest
 import rdmatensor
 import rdmatensor.metrics
 import rdmatensor.tensorflow
-from rdmatensor._ops import watching
+from rdmatensor._tools import watching
 from support.ports import free_ports
 
 SECONDS = 60
@@ -125,7 +125,7 @@ PROGRAM = """
 import os, sys
 import beside
 from rdmatensor import metrics
-from rdmatensor._ops import watching
+from rdmatensor._tools import watching
 port = int(os.environ["RDMATENSOR_METRICS_PORT"])
 assert metrics.serve().port == port  # the one that is there
 seen = watching.read(f"127.0.0.1:{port}")
@@ -255,7 +255,7 @@ def test_rates_are_those_between_two_looks() -> None:
 def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    from rdmatensor.commands.top import _screen
+    from rdmatensor._tools.commands.top import _screen
 
     now = watching.parse(TEXT.format(sent=50, received=1500, waited=2), 12.0)
     views = [watching.view("node:1", now, now), watching.View("node:2", error="[gone]")]

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rdmatensor import config
-from rdmatensor._ops.place import config_of
+from rdmatensor._tools.place import config_of
 
 # Variables of the build, and of rdmatensor's tests.
 BUILD = {"RDMATENSOR_TENSORFLOW", "RDMATENSOR_BUILD_TENSORFLOW", "RDMATENSOR_REPOSITORY"}

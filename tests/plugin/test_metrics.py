@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from rdmatensor._ops import watching
+from rdmatensor._tools import watching
 from support.clusters import Cluster
 from support.graphs import TASK1, Session, cross, session
 

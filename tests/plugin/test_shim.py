@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import rdmatensor
-from rdmatensor.doctor import framework
+from rdmatensor._tools.doctor import framework
 from support import tools
 
 # What a program that only imports TensorFlow looks like from outside, before it makes a server. Threads are

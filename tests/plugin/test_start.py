@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from plugin.transports import TRANSPORT
-from rdmatensor.doctor import framework
+from rdmatensor._tools.doctor import framework
 
 
 def test_doctor_says_what_the_page_promises(root: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import rdmatensor
-from rdmatensor._ops.roles import Role, device_of
+from rdmatensor._tools.roles import Role, device_of
 from support.network import CARD, Network, two_hosts
 from support.peers import LocalNursery, Peer
 from support.waits import AT_ONCE, PATIENCE

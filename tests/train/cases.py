@@ -153,7 +153,7 @@ def measured(traces: str) -> Any:
     """What is counted while rank 1 comes late to each step, and traced; as statistics and as metrics."""
     run = rt.init()
     import rdmatensor.metrics
-    from rdmatensor._ops import watching
+    from rdmatensor._tools import watching
 
     model = _model()
     model.compile(rt.distribute("sgd", rt.AllReduce(bucket_bytes=1)), loss="mse")

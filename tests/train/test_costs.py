@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rdmatensor._ops.watching import View
-from rdmatensor.commands import top
+from rdmatensor._tools.commands import top
+from rdmatensor._tools.watching import View
 from rdmatensor.train.costs import Row, table
 from train.ranks import Ranks
 

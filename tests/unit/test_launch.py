@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from rdmatensor._ops.processes import reserved_addresses
+from rdmatensor._tools.processes import reserved_addresses
 from support import sshd
 from support.network import two_hosts
 from support.ports import free_ports
@@ -258,7 +258,7 @@ def agents_of(launcher: int) -> list[int]:
     for folder in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == launcher and "_ops.remote" in (folder / "cmdline").read_text():
+            if int(parent) == launcher and "_tools.remote" in (folder / "cmdline").read_text():
                 found.append(int(folder.name))
     return sorted(found)
 

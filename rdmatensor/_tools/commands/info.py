@@ -27,7 +27,7 @@ def info(as_json: bool = False) -> None:
     """
     from ..doctor import child
 
-    probe = child.call("rdmatensor.doctor.probe", "look", _PROBE_SECONDS)
+    probe = child.call("rdmatensor._tools.doctor.probe", "look", _PROBE_SECONDS)
     if probe.value is None:
         raise click.ClickException(f"the core {probe.why_not}: see rdmatensor doctor")
     facts = _facts(probe.value)

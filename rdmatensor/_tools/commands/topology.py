@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ..topology.model import Topology
-    from ..topology.pack import Packing
+    from ...topology.model import Topology
+    from ...topology.pack import Packing
 
 _PATIENCE = 60.0  # seconds for each wait while probing
 KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
@@ -50,8 +50,8 @@ def topology(source: str | None, probe: bool, kind: str | None, **options: Any) 
       rdmatensor topology dgx1-v100 --members 0,3,4 --plan broadcast --json
       rdmatensor launch -n 4 $(command -v rdmatensor) topology --probe --json
     """
-    from ..errors import RdmaError
-    from ..topology.model import load, recorded_names
+    from ...errors import RdmaError
+    from ...topology.model import load, recorded_names
 
     if probe and source is not None:
         raise click.UsageError("give a file or --probe, not both")
@@ -66,14 +66,14 @@ def topology(source: str | None, probe: bool, kind: str | None, **options: Any) 
             read = _part(read, options["members"])
         packing = None
         if kind is not None:
-            from ..topology.pack import pack
+            from ...topology.pack import pack
 
             packing = pack(read, kind, options["root"])
     except RdmaError as error:
         click.echo(f"rdmatensor topology: {error}", err=True)
         sys.exit(1)
     if options["svg"]:
-        from ..topology.picture import svg
+        from ...topology.picture import svg
 
         options["svg"].write_text(svg(read, packing))
     if options["as_json"]:
@@ -86,10 +86,10 @@ def topology(source: str | None, probe: bool, kind: str | None, **options: Any) 
 
 def _probe() -> Topology | None:
     """What the first of all processes found; None in the others."""
-    from .._ops.roles import join, role_of
-    from ..device import Device
-    from ..errors import UsageError
-    from ..topology.probing import probe
+    from ...device import Device
+    from ...errors import UsageError
+    from ...topology.probing import probe
+    from ..roles import join, role_of
 
     role = role_of(os.environ, None, None, None)
     if role.size == 1:
@@ -104,7 +104,7 @@ def _probe() -> Topology | None:
 
 
 def _part(read: Topology, text: str) -> Topology:
-    from ..errors import UsageError
+    from ...errors import UsageError
 
     try:
         ranks = [int(each) for each in text.split(",")]
@@ -118,7 +118,7 @@ def _document(packing: Packing) -> dict[str, Any]:
 
 
 def _show(read: Topology, packing: Packing | None) -> None:
-    from .. import units
+    from ... import units
 
     nodes = units.count(read.size, "member") + (
         f", {len(read.switches)} switch" + "es" * (len(read.switches) != 1) if read.switches else ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from .._ops.watching import Reading, View
+    from ..watching import Reading, View
 
 _EDGES = 5
 
@@ -46,7 +46,7 @@ def top(tasks: Sequence[str], interval: float, once: bool, as_json: bool) -> Non
     """
     from rich.console import Console
 
-    from .._ops import watching
+    from .. import watching
 
     try:
         addresses = watching.addresses(tasks or _default())
@@ -63,7 +63,7 @@ def top(tasks: Sequence[str], interval: float, once: bool, as_json: bool) -> Non
 
 
 def _default() -> list[str]:
-    from .. import config
+    from ... import config
 
     port = config.get("METRICS_PORT")
     if port == "0":
@@ -75,7 +75,7 @@ def _default() -> list[str]:
 
 def _looks(addresses: Sequence[str], interval: float) -> Iterator[list[View]]:
     """A view of each task, again and again. Rates are 0 in the first views."""
-    from .._ops.watching import NotReadable, View, read_all, view
+    from ..watching import NotReadable, View, read_all, view
 
     before: dict[str, Reading] = {}
     while True:
@@ -177,7 +177,7 @@ def _table(*headings: str) -> Table:
 def _peers(view: View) -> Table:
     from rich.text import Text
 
-    from ..units import size
+    from ...units import size
 
     table = _table("peer", "tensors/s", "bytes/s", "waiting", "by", "why")
     for peer in view.peers:
@@ -195,7 +195,7 @@ def _peers(view: View) -> Table:
 
 
 def _paths(view: View) -> Table:
-    from ..units import size
+    from ...units import size
 
     table = _table("path", "sent/s", "", "received/s", "", "sent and received so far")
     for path, counts in view.paths.items():
@@ -215,7 +215,7 @@ def _paths(view: View) -> Table:
 def _edges(view: View) -> Table:
     from rich.text import Text
 
-    from ..units import duration
+    from ...units import duration
 
     table = _table("waited for", "times", "mean", "longest", "waiting", "edge")
     for edge in view.slow_edges[:_EDGES]:
@@ -233,7 +233,7 @@ def _edges(view: View) -> Table:
 def _training(found: Mapping[str, Any]) -> list[RenderableType]:
     from rich.text import Text
 
-    from ..units import size
+    from ...units import size
 
     table = _table("between processes", "per s", "bytes/s", "busy", "waiting", "")
     for each in found["operations"][:_EDGES]:
@@ -255,7 +255,7 @@ def _training(found: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _memory(view: View) -> str:
-    from ..units import size
+    from ...units import size
 
     memory, waits = view.memory, view.credits
     return (

@@ -25,7 +25,7 @@ def examine(thoroughly: bool, say: Callable[[str], object]) -> Iterator[Finding]
     minutes, so it is not done there.
     """
     say("opening devices")
-    probe = child.call("rdmatensor.doctor.probe", "look_and_test", _PROBE_SECONDS)
+    probe = child.call("rdmatensor._tools.doctor.probe", "look_and_test", _PROBE_SECONDS)
     report: Mapping[str, Any] = probe.value or {}
     yield library(probe)
     yield names.finding()
@@ -176,7 +176,7 @@ def encryption(report: Mapping[str, Any]) -> Finding:
 
 def self_tests(report: Mapping[str, Any]) -> Iterator[Finding]:
     """The results of test transfers over each transport."""
-    from ..units import duration, size
+    from ...units import duration, size
 
     for name, result in report["tests"].items():
         if "error" in result:

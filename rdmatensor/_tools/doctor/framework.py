@@ -76,7 +76,7 @@ def _tried(here: str) -> Finding:
 
 def _ways() -> str:
     """What leaves gRPC with the settings of this process."""
-    from .. import config  # without the library, doctor still has to say so
+    from ... import config  # without the library, doctor still has to say so
 
     if config.get("POLICY") == "grpc":
         return "everything goes by gRPC (RDMATENSOR_POLICY=grpc)"
@@ -89,7 +89,7 @@ def why_not() -> str:
     """Import TensorFlow; why it did not load the plugin, "" if it did."""
     import tensorflow  # noqa: F401
 
-    from .. import tensorflow as ours
+    from ... import tensorflow as ours
 
     return ours.why_not()
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from .._api.remote import RemoteDevice
-    from .._ops import pinging
-    from ..errors import RdmaError
+    from ..._api.remote import RemoteDevice
+    from ...errors import RdmaError
+    from .. import pinging
 
 PORT = 7479
 
@@ -55,10 +55,10 @@ def ping(host: str | None, listen: bool, **options: Any) -> None:
     """
     if listen == bool(host):
         raise click.UsageError("expected HOST, or --listen on the machine that answers")
-    from ..errors import RdmaError
+    from ...errors import RdmaError
 
     try:
-        from .. import config
+        from ... import config
 
         if options["transport"]:
             config.set("TRANSPORTS", options["transport"])
@@ -91,9 +91,9 @@ def _fail(error: RdmaError, host: str | None) -> None:
 
 
 def _answer(bind: str | None, port: int | None, once: bool) -> None:
-    from .. import config
-    from .._ops import pinging
-    from ..device import Device
+    from ... import config
+    from ...device import Device
+    from .. import pinging
 
     everywhere = config.get("BIND_ADDRESS") or "0.0.0.0"
     if port is None:
@@ -119,9 +119,9 @@ def _answer(bind: str | None, port: int | None, once: bool) -> None:
 
 
 def _measure(address: str, as_json: bool) -> None:
-    from .. import config
-    from .._ops import pinging
-    from ..device import Device
+    from ... import config
+    from ...device import Device
+    from .. import pinging
 
     config.set("BIND_PORT", "")  # nobody connects to this end, and a task may have the port
     with Device(name="ping") as device, device.connect(address) as remote, _progress() as bar:
@@ -153,7 +153,7 @@ def _show(peer: str, using: str, reasons: dict[str, str], result: pinging.Result
     from rich.console import Console
     from rich.table import Table
 
-    from ..units import binary_size, duration, size
+    from ...units import binary_size, duration, size
 
     console = Console(highlight=False)
     why = "; ".join(f"{name} is not usable: {reason}" for name, reason in reasons.items())

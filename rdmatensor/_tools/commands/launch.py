@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from .._ops.launch import Request
+    from ..launch import Request
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -68,7 +68,7 @@ def launch(chief: bool | None, program: tuple[str, ...], **options: Any) -> None
       rdmatensor launch --hosts node1,node2=10.0.0.2 train.py
       rdmatensor launch -n 4 -m package.train --steps 100
     """
-    from .._ops import launch as launcher
+    from .. import launch as launcher
 
     python, words = launcher.python_of(program)
     options["python"] = options["python"] or python
@@ -83,8 +83,8 @@ def launch(chief: bool | None, program: tuple[str, ...], **options: Any) -> None
 
 
 def _request(chief: bool, hosts: str | None, tasks_per_host: int, **options: Any) -> Request:
-    from .._ops.launch import Request
-    from .._ops.remote import parse_hosts
+    from ..launch import Request
+    from ..remote import parse_hosts
 
     given = {name: value for name, value in options.items() if value is not None}
     if not hosts:

@@ -35,8 +35,8 @@ def place(ps: int, port: int, protocol: str, keep: bool, words: tuple[str, ...])
       mpirun --host a,b,c,d -N 1 rdmatensor place --ps 1 a,b,c,d python train.py
       rdmatensor place --keep python train.py
     """
-    from .._ops import place as places
-    from .._ops.tf_config import NAME, with_protocol
+    from .. import place as places
+    from ..tf_config import NAME, with_protocol
 
     hosts, program = ([], words) if keep else (words[:1], words[1:])
     if not program:

@@ -66,7 +66,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 def command(ssh: str, host: Host, python: str) -> list[str]:
     """The command that runs the agent on a host."""
-    return [*shlex.split(ssh), host.name, shlex.quote(python), "-m", "rdmatensor._ops.remote"]
+    return [*shlex.split(ssh), host.name, shlex.quote(python), "-m", "rdmatensor._tools.remote"]
 
 
 # The second line, as long as the connection lasts.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..units import binary_size
+from ...units import binary_size
 from .finding import Finding
 
 _IPC_LOCK = 14  # bit of the capability, capability.h of the kernel

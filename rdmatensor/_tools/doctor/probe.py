@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..device import Device
+    from ...device import Device
 
 PREFIX = "RDMATENSOR_"
 # Settings that can prevent opening a device, in the order in which they are reset.
@@ -30,8 +30,8 @@ def look_and_test() -> dict[str, Any]:
 
 def _look(tests: bool) -> dict[str, Any]:
     given = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(PREFIX)}
-    from .. import config
-    from .._api.library import __version__
+    from ... import config
+    from ..._api.library import __version__
 
     # Without the variables, the table can be read even if the core refuses one of them.
     table = {setting.name: setting for setting in config.table()}
@@ -75,8 +75,8 @@ def _look(tests: bool) -> dict[str, Any]:
 
 def _put_in_force(table: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
     """Apply the settings of the environment. The result has the reasons for those that are refused."""
-    from .. import config
-    from ..errors import RdmaError
+    from ... import config
+    from ...errors import RdmaError
 
     refused = {}
     for name in table:
@@ -92,9 +92,9 @@ def _put_in_force(table: Mapping[str, Any], given: Mapping[str, str]) -> dict[st
 
 def _open() -> tuple[Device | None, list[str]]:
     """Open a device, if necessary without the settings that prevent it, and list the errors."""
-    from .. import config
-    from ..device import Device
-    from ..errors import RdmaError
+    from ... import config
+    from ...device import Device
+    from ...errors import RdmaError
 
     errors: list[str] = []
     defaults = {setting.name: setting.default for setting in config.table()}
@@ -115,10 +115,10 @@ def _test(transport: str) -> dict[str, Any]:
     """Measure writes, reads and notifications between two devices of this process."""
     import threading
 
-    from .. import config
-    from .._ops import pinging
-    from ..device import Device
-    from ..errors import RdmaError
+    from ... import config
+    from ...device import Device
+    from ...errors import RdmaError
+    from .. import pinging
 
     config.set("TRANSPORTS", transport)
     config.set("BIND_PORT", "")  # it may be for one device only
