@@ -19,7 +19,7 @@ import rdmatensor.train as rt
 from asynchronous_model import BATCH, Network
 from rdmatensor import DeadlineExceeded, Device, Group, Store
 from rdmatensor.errors import ConnectionRefused
-from rdmatensor.train.sync.rejoin import Place
+from rdmatensor.train.run.rejoin import Place
 
 PATIENCE = 100.0
 SYNCHRONOUS = "synchronous"

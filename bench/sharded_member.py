@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from graph_analyzer.parallel.layers import NETWORKS
-from rdmatensor.train.process import Run
+from rdmatensor.train.run.run import Run
 
 LESS = 8  # so many times fewer features
 

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
-from rdmatensor.train.process import Run
+from rdmatensor.train.run.run import Run
 
 LESS = 8
 # Features in and out, and by how much the image is smaller than the first one.

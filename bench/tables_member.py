@@ -12,12 +12,12 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor.demo.control import Line, leave
-from rdmatensor.train import operations
-from rdmatensor.train.gradients import AllReduce, mean
-from rdmatensor.train.tables.choice import Size
-from rdmatensor.train.tables.contest import decide
-from rdmatensor.train.tables.measure import Trial
-from rdmatensor.train.tables.placement import WAYS, Placement
+from rdmatensor.train.backend.tensorflow import operations
+from rdmatensor.train.backend.tensorflow.gradients import AllReduce, mean
+from rdmatensor.train.embeddings.choice import Size
+from rdmatensor.train.embeddings.contest import decide
+from rdmatensor.train.embeddings.measure import Trial
+from rdmatensor.train.embeddings.placement import WAYS, Placement
 
 # The optimizers' own updates: of all rows, and of all that were gathered, one by one.
 HOROVOD, DENSE = "all-gather, TensorFlow's update", "dense, TensorFlow's update"

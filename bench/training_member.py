@@ -76,7 +76,7 @@ def wire_step(rank: int, size: int, port: int) -> Callable[[], Any]:
     import tensorflow as tf
 
     import rdmatensor.train as rt
-    from rdmatensor.train import operations
+    from rdmatensor.train.backend.tensorflow import operations
 
     run = rt.init(rank=rank, size=size, root=f"127.0.0.1:{port}")
     tensors = [tf.Variable(tf.ones((WIDTH, WIDTH))) for _ in range(LAYERS)]

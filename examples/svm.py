@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import rdmatensor
-from rdmatensor.train.roles import join, role_of
+from rdmatensor.train.run.roles import join, role_of
 
 Array = np.ndarray[Any, Any]
 

@@ -21,17 +21,17 @@ except ImportError:
 
 # The function of each command, and its line in the list.
 COMMANDS = {
-    "bench": ("rdmatensor.bench.cli:bench", "Measure latency and bandwidth, here or between hosts."),
-    "doctor": ("rdmatensor._tools.commands.doctor:doctor", "Check this machine, with a remedy for each fault."),
-    "info": ("rdmatensor._tools.commands.info:info", "Show what is installed, and the settings in force."),
-    "launch": ("rdmatensor._tools.commands.launch:launch", "Run a program as a TensorFlow cluster on this machine."),
-    "ping": ("rdmatensor._tools.commands.ping:ping", "Measure the connection to another machine."),
-    "place": ("rdmatensor._tools.commands.place:place", "Run a program as a task of Slurm, MPI or Kubernetes."),
+    "bench": (".bench.cli:bench", "Measure latency and bandwidth, here or between hosts."),
+    "doctor": ("._tools.commands.doctor:doctor", "Check this machine, with a remedy for each fault."),
+    "info": ("._tools.commands.info:info", "Show what is installed, and the settings in force."),
+    "launch": ("._tools.commands.launch:launch", "Run a program as a TensorFlow cluster on this machine."),
+    "ping": ("._tools.commands.ping:ping", "Measure the connection to another machine."),
+    "place": ("._tools.commands.place:place", "Run a program as a task of Slurm, MPI or Kubernetes."),
     "plan": ("graph_analyzer.cli:plan", "Show what a graph sends between tasks, and how."),
-    "simulate": ("rdmatensor.simulate.cli:simulate", "Compare synchronizers on simulated clusters."),
-    "softroce": ("rdmatensor.softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
-    "topology": ("rdmatensor._tools.commands.topology:topology", "Show links, and trees that fill them."),
-    "top": ("rdmatensor._tools.commands.top:top", "Watch running tasks: peers, bytes by path, waits."),
+    "simulate": (".simulate.cli:simulate", "Compare synchronizers on simulated clusters."),
+    "softroce": (".softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
+    "topology": ("._tools.commands.topology:topology", "Show links, and trees that fill them."),
+    "top": ("._tools.commands.top:top", "Watch running tasks: peers, bytes by path, waits."),
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ class _Commands(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         try:
-            command: click.Command = getattr(importlib.import_module(module), name)
+            command: click.Command = getattr(importlib.import_module(module, __package__), name)
         except ImportError as error:
             if ctx.resilient_parsing:  # a shell is completing a line
                 return None

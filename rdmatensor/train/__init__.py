@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any
 from .._api.extras import needed_by
 
 if TYPE_CHECKING:
+    from .backend.tensorflow.data import shard
+    from .backend.tensorflow.gradients import AllReduce
+    from .backend.tensorflow.optimizer import GradientTape
     from .collectives import (
         all_gather,
         all_reduce,
@@ -32,14 +35,12 @@ if TYPE_CHECKING:
         reduce_scatter,
     )
     from .costs import statistics, trace
-    from .cut.model import split
-    from .data import shard
     from .distributing import distribute
-    from .gradients import AllReduce
+    from .embeddings.explain import explain
+    from .embeddings.parallelize import parallelize
     from .keras_callbacks import callbacks, on_rank_0
-    from .optimizer import GradientTape
-    from .process import Run, init, local_rank, rank, shutdown, size
-    from .sharded import ShardedOptimizer, save
+    from .run.run import Run, init, local_rank, rank, shutdown, size
+    from .sharding.optimizer import ShardedOptimizer, save
     from .stores import store_nbytes, store_publish, store_pull, store_push, store_take
     from .sync.base import Synchronizer
     from .sync.compression import PowerSGD, Quantized, TopK
@@ -52,8 +53,7 @@ if TYPE_CHECKING:
     from .sync.local_sgd import LocalSGD
     from .sync.periods import QSR, AdaComm, Quality
     from .sync.ssp import SSP
-    from .tables.explain import explain
-    from .tables.parallelize import parallelize
+    from .tensor_parallel.model import split
     from .whole import evaluate, predict
 
 __all__ = [

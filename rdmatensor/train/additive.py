@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from . import front
+from .backend.tensorflow import front
 
 # The attribute of a metric that has the numbers of the variables it adds to, or None.
 _ADDED = "_rdmatensor_added"

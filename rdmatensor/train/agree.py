@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from . import operations
+from .backend.tensorflow import operations
+from .embeddings.placement import is_owned
 from .names import plain
-from .process import Run
-from .tables.placement import is_owned
+from .run.run import Run
 
 # The attribute of a variable that has its number, and the generation of the run in which it got that.
 _NUMBER = "_rdmatensor_number"

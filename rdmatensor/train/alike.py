@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from . import operations
-from .process import Run
+from .backend.tensorflow import operations
+from .run.run import Run
 
 # What may differ: names that Keras counts up, seeds, and initial weights, which are rank 0's everywhere.
 _FREE = ("name", "seed", "shared_object_id", "code")

@@ -15,16 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from . import operations
-from .cut.strips import groups_of
+from .backend.tensorflow import operations
+from .backend.tensorflow.exchange import Exchange
+from .backend.tensorflow.optimizer import exchange_of, sync_of
 from .durable import put, sync
-from .exchange import Exchange
+from .embeddings.placement import is_owned
 from .files import read_in_rank_0
 from .interim import until_fit_ends
-from .optimizer import exchange_of, sync_of
-from .process import Run
+from .run.run import Run
 from .sync.base import Array, having
-from .tables.placement import is_owned
+from .tensor_parallel.slices import groups_of
 
 
 class Kept(NamedTuple):

@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from ..errors import UsageError
-from . import operations
-from .process import Run
+from .backend.tensorflow import operations
+from .run.run import Run
 
 
 def list_of(callback: Any) -> Any:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import operations
 from .alike import compare, follow_variables
+from .backend.tensorflow import operations
+from .backend.tensorflow.operations import Reduction, as_written
 from .equal import broadcast_variables as _broadcast_variables
-from .operations import Reduction, as_written
-from .process import current
+from .run.run import current
 from .seeds import Streams
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from ..errors import UsageError
-from .optimizer import checked, inside, put_in_front
-from .process import current
+from .backend.tensorflow.optimizer import checked, inside, put_in_front
+from .run.run import current
 from .shares import weigh_steps
 from .sync.base import Synchronizer
 

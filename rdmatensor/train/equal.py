@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from . import operations
 from .agree import agree, labels_of
-from .cut.strips import groups_of, strip_of
-from .gradients import buckets_of
-from .process import Run
+from .backend.tensorflow import operations
+from .backend.tensorflow.gradients import buckets_of
+from .embeddings.placement import is_owned
+from .run.run import Run
 from .seeds import is_seed
-from .tables.placement import is_owned
+from .tensor_parallel.slices import groups_of, strip_of
 
 # Smaller variables are broadcast together, up to so many bytes.
 _AT_ONCE = 8 << 20

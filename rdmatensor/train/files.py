@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import UsageError
-from . import operations
-from .process import Run
+from .backend.tensorflow import operations
+from .run.run import Run
 
 
 def read_in_rank_0(run: Run, read: Callable[[], None], path: object) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import keras
 
-from .cut.leading import only_on_rank_0
 from .links import Links
 from .logs import Logs
 from .pauses import Plan
-from .process import current
+from .run.run import current
 from .shares import Shares
 from .summary import Summary
+from .tensor_parallel.leading import only_on_rank_0
 from .together import Together
 from .uneven import Uneven
 from .warmup import Warmup

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from . import operations
 from .additive import added_by, watch_metric
+from .backend.tensorflow import operations
 from .names import plain
-from .process import Run
+from .run.run import Run
 
 _Array = npt.NDArray[Any]
 

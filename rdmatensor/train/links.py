@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from ..errors import UsageError
-from .optimizer import sync_of
-from .process import Run
+from .backend.tensorflow.optimizer import sync_of
+from .run.run import Run
 
 # Each pair has the network alone for a moment; all moments together last at most so many seconds.
 _MOMENT, _ALL = 0.1, 10.0

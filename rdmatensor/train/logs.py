@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
+from .backend.tensorflow.optimizer import sync_of
 from .interim import until_fit_ends
 from .keras_metrics import Counted, counted, merged, watch
-from .optimizer import sync_of
-from .process import Run
+from .run.run import Run
 
 
 class Logs(keras.callbacks.Callback):  # type: ignore[misc]

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from ..errors import UsageError
-from .optimizer import Distributed, inside, leaves_of, move_outwards, sync_of
+from .backend.tensorflow.optimizer import Distributed, inside, leaves_of, move_outwards, sync_of
 from .sync.base import Synchronizer
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..errors import UsageError
-from . import operations
-from .process import Run
+from .backend.tensorflow import operations
+from .run.run import Run
 
 # Seconds between two looks at what the others want.
 _APART = 1.0

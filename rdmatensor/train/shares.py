@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from . import operations
-from .cut.strips import groups_of
-from .optimizer import sync_of
+from .backend.tensorflow import operations
+from .backend.tensorflow.optimizer import sync_of
 from .optimizers import distributed
+from .tensor_parallel.slices import groups_of
 from .uneven import presence_of
 from .weighing import Weighing
 

@@ -20,7 +20,7 @@ from .._api.wait import milliseconds
 from .._ffi import ffi
 from ..errors import Closed, UsageError
 from ..store import Store
-from .operations import as_written, library, refuse_xla
+from .backend.tensorflow.operations import as_written, library, refuse_xla
 
 # Where TensorFlow can use a tensor without copying it.
 _ALIGNED = 64

@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from . import operations
+from .backend.tensorflow import operations
+from .backend.tensorflow.optimizer import sync_of
 from .costs import Row, differences, numbers, statistics, table
-from .optimizer import sync_of
 from .optimizers import distributed
-from .process import Run
+from .run.run import Run
 from .sync.base import Synchronizer
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from . import front
-from .optimizer import inside
-from .sharded import Sharded
+from .backend.tensorflow import front
+from .backend.tensorflow.optimizer import inside
+from .sharding.optimizer import Sharded
 
 
 def swap_whole(callback: Any) -> None:

@@ -15,8 +15,8 @@ import keras
 import tensorflow as tf
 
 from ..errors import UsageError
-from . import operations
-from .sync.rejoin import Place
+from .backend.tensorflow import operations
+from .run.rejoin import Place
 from .weighing import presence
 
 _replaced = False

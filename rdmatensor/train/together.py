@@ -13,17 +13,17 @@ import keras
 import tensorflow as tf
 
 from ..errors import UsageError
-from . import operations
 from .agree import labels_of
 from .alike import compare, follow_variables
+from .backend.tensorflow import operations
+from .backend.tensorflow.optimizer import exchange_of, iterations_of, leaves_of, sync_of, trace_anew
 from .backup import Backup, Kept, skip
 from .callback_list import files_of, list_of, refuse_common
 from .equal import broadcast_variables, comparable, differing, take_rank_0s
 from .interim import until_fit_ends
-from .optimizer import exchange_of, iterations_of, leaves_of, sync_of, trace_anew
 from .optimizers import averages, distributed
 from .pauses import Pauses, Plan
-from .process import Run
+from .run.run import Run
 from .seeds import Streams
 from .swap import swap_whole
 from .sync.base import Synchronizer

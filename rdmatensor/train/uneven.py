@@ -11,18 +11,18 @@ import keras
 import tensorflow as tf
 
 from ..errors import UsageError
-from . import operations
 from .agree import label
+from .backend.tensorflow import operations
+from .backend.tensorflow.optimizer import sync_of
 from .callback_list import list_of
-from .cut.strips import groups_of
+from .embeddings.placement import is_owned
 from .equal import differing
 from .interim import until_fit_ends
 from .keras_metrics import metrics_of
-from .optimizer import sync_of
 from .optimizers import distributed
-from .process import Run
 from .rows import count_of
-from .tables.placement import is_owned
+from .run.run import Run
+from .tensor_parallel.slices import groups_of
 from .weighing import Presence
 
 # An attribute of a model while it trains so.

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import UsageError
 from .optimizers import leaves
-from .process import Run
+from .run.run import Run
 
 # An attribute of an optimizer: the rate to reach, and the one that was set last.
 _WARM = "_rdmatensor_warm"

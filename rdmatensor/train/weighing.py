@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from . import operations
+from .backend.tensorflow import operations
 
 if TYPE_CHECKING:
-    from .process import Run
+    from .run.run import Run
 
 _active: ContextVar[Weighing | None] = ContextVar("weighing", default=None)
 

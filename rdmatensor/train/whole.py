@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from . import keras_metrics, operations
-from .data import agree, arrays_of
-from .process import Run, current
+from . import keras_metrics
+from .backend.tensorflow import operations
+from .backend.tensorflow.data import agree, arrays_of
 from .rows import Batches, rows_of
+from .run.run import Run, current
 
 _BATCH = 32  # Keras's
 

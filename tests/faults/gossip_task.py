@@ -15,10 +15,10 @@ import numpy as np
 
 import rdmatensor
 import rdmatensor.train as rt
+from rdmatensor.train.run.rejoin import Place, read_model
 from rdmatensor.train.sync.base import Array
 from rdmatensor.train.sync.gossip import Gossip
 from rdmatensor.train.sync.members import Members
-from rdmatensor.train.sync.rejoin import Place, read_model
 from support.usage import usage
 
 __all__ = ["Member", "usage"]

@@ -205,7 +205,7 @@ def embedding(share: bool) -> Any:
 def rows() -> Any:
     """Each process has another number of rows, the last none."""
     run = rt.init()
-    from rdmatensor.train import gradients
+    from rdmatensor.train.backend.tensorflow import gradients
 
     count = run.size - 1 - run.rank
     mine = tf.IndexedSlices(

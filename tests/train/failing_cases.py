@@ -19,7 +19,7 @@ import tensorflow as tf
 import rdmatensor.train as rt
 from rdmatensor import UsageError
 from rdmatensor.train import backup as backups
-from rdmatensor.train import operations
+from rdmatensor.train.backend.tensorflow import operations
 from support.waits import until
 from train import sharded_cases
 

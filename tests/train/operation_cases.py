@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import rdmatensor.tensorflow as plugin
 import rdmatensor.train as rt
-from rdmatensor.train.operations import trim
+from rdmatensor.train.backend.tensorflow.operations import trim
 
 
 def operations() -> Any:

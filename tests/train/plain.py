@@ -20,9 +20,9 @@ from sklearn.datasets import load_digits
 import rdmatensor.train as rt
 from rdmatensor import Device, Group
 from rdmatensor.errors import ConnectionRefused
+from rdmatensor.train.run.rejoin import Place, find, read_model
 from rdmatensor.train.sync import gossip, rules
 from rdmatensor.train.sync.base import Array, Synchronizer
-from rdmatensor.train.sync.rejoin import Place, find, read_model
 
 CLASSES, WIDTH, BATCH = 10, 65, 16
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor.errors import UsageError
-from rdmatensor.train import elementwise, operations
+from rdmatensor.train.backend.tensorflow import elementwise, operations
 
 __all__ = [
     "sharded",

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor.errors import UsageError
-from rdmatensor.train import operations
-from rdmatensor.train.cut.strips import strip_of
+from rdmatensor.train.backend.tensorflow import operations
 from rdmatensor.train.equal import broadcast_variables
+from rdmatensor.train.tensor_parallel.slices import strip_of
 
 ROWS, SIDE, CLASSES = 64, 6, 4
 SMALLEST = 200  # weights of a layer that is large here

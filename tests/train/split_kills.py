@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
-from rdmatensor.train import operations
-from rdmatensor.train.cut import groups
+from rdmatensor.train.backend.tensorflow import operations
 from rdmatensor.train.sync.local_sgd import LocalSGD
+from rdmatensor.train.tensor_parallel import groups
 
 
 def split_kill(phase: str, doomed: int, died: str) -> Any:

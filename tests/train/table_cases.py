@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
-from rdmatensor.train.tables.placement import placement_of, reduce
+from rdmatensor.train.embeddings.placement import placement_of, reduce
 
 BATCH, STEPS = 16, 4
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor.errors import UsageError
-from rdmatensor.train import operations
+from rdmatensor.train.backend.tensorflow import operations
 from train import table_cases
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rdmatensor.train.exchange import Exchange
+from rdmatensor.train.backend.tensorflow.exchange import Exchange
 from rdmatensor.train.sync.base import Array, Synchronizer
 
 

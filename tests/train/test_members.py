@@ -12,9 +12,9 @@ import pytest
 
 import rdmatensor
 import rdmatensor.train as rt
+from rdmatensor.train.run.rejoin import Place
 from rdmatensor.train.sync.gossip import weight_of
 from rdmatensor.train.sync.members import Members
-from rdmatensor.train.sync.rejoin import Place
 from support.waits import PATIENCE, until
 
 Open = Callable[[int], Place]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdmatensor.train.tables.choice import Costs, Size, curve, fitted, partitions
-from rdmatensor.train.tables.contest import doubtful
-from rdmatensor.train.tables.placement import WAYS
+from rdmatensor.train.embeddings.choice import Costs, Size, curve, fitted, partitions
+from rdmatensor.train.embeddings.contest import doubtful
+from rdmatensor.train.embeddings.placement import WAYS
 from support import warm
 from train.ranks import Ranks, run
 

@@ -11,10 +11,10 @@ import pytest
 
 from rdmatensor import Device
 from rdmatensor.errors import UsageError
-from rdmatensor.train import operations
-from rdmatensor.train.process import Run
-from rdmatensor.train.roles import Role
-from rdmatensor.train.sync import rejoin
+from rdmatensor.train.backend.tensorflow import operations
+from rdmatensor.train.run import rejoin
+from rdmatensor.train.run.roles import Role
+from rdmatensor.train.run.run import Run
 from support.ports import free_ports
 
 pytestmark = pytest.mark.timeout(100)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rdmatensor.errors import UsageError
-from rdmatensor.train.roles import role_of
+from rdmatensor.train.run.roles import role_of
 
 ADDRESSES = ["a:1", "b:2", "a:3"]
 

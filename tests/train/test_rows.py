@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmatensor.train import operations
+from rdmatensor.train.backend.tensorflow import operations
 
 pytestmark = pytest.mark.timeout(300)
 RULES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "adam": 2, "amsgrad": 3}

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmatensor.train.gradients import buckets_of
-from rdmatensor.train.strips import Cut
+from rdmatensor.train.backend.tensorflow.gradients import buckets_of
+from rdmatensor.train.sharding.shards import Cut
 from support.waits import PATIENCE
 from train.ranks import Ranks, run
 from train.sharded_cases import FITS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rdmatensor.train.cut.strips import bounds
+from rdmatensor.train.tensor_parallel.slices import bounds
 from train.ranks import PATIENCE_S, Ranks, run
 
 pytestmark = pytest.mark.timeout(600)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from rdmatensor import Device, Group
-from rdmatensor.train.part import gather_texts
+from rdmatensor.train.run.rejoin import Place
+from rdmatensor.train.run.subgroup import gather_texts
 from rdmatensor.train.sync.compression import Compression, PowerSGD, Quantized, TopK
 from rdmatensor.train.sync.diloco import DiLoCo
 from rdmatensor.train.sync.gossip import SGP
@@ -20,7 +21,6 @@ from rdmatensor.train.sync.gossip_pga import GossipPGA
 from rdmatensor.train.sync.hierarchical import Hierarchical
 from rdmatensor.train.sync.local_sgd import LocalSGD
 from rdmatensor.train.sync.periods import QSR, AdaComm, Period, Quality, as_period
-from rdmatensor.train.sync.rejoin import Place
 from train.ranks import run
 
 pytestmark = pytest.mark.timeout(600)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor import UsageError
-from rdmatensor.train import operations
+from rdmatensor.train.backend.tensorflow import operations
 
 __all__ = ["kept_twice", "together", "warmed", "with_averages"]
 _L, _O = keras.layers, keras.optimizers

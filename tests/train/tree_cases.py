@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor.topology import Link, Member, Topology, agree, watch
-from rdmatensor.train import operations
-from rdmatensor.train.part import Part, gather_texts
+from rdmatensor.train.backend.tensorflow import operations
+from rdmatensor.train.run.subgroup import Part, gather_texts
 
 __all__ = ["trees", "trees_probed"]
 SIZE = 4

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rdmatensor
-from rdmatensor.train.roles import Role
+from rdmatensor.train.run.roles import Role
 
 MEMBERS = 3
 

@@ -20,7 +20,7 @@ AREA = "TensorFlow"
 def build() -> dict[str, Any]:
     """The facts that the build recorded; {} if there are none."""
     try:
-        facts = json.loads((Path(__file__).parents[1] / "_build_info.json").read_text())
+        facts = json.loads((Path(__file__).parents[2] / "_build_info.json").read_text())
     except (OSError, ValueError):
         return {}
     return dict(facts)

@@ -21,7 +21,7 @@ def finding() -> Finding:
     if others:
         text = f"graph_analyzer is also a package of {', '.join(others)}: one overwrites the other"
         return Finding(AREA, "fail", text, f"pip uninstall {' '.join(others)} && {again}")
-    ours = Path(__file__).parents[2] / _NAME / "__init__.py"
+    ours = Path(__file__).parents[3] / _NAME / "__init__.py"
     spec = importlib.util.find_spec(_NAME)
     if spec is None:
         return Finding(AREA, "fail", "graph_analyzer is not installed beside rdmatensor", again)

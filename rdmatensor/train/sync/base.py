@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from ..process import Run
+    from ..run.run import Run
 
 Array = npt.NDArray[Any]
 

@@ -13,10 +13,10 @@ from ...errors import UsageError
 from . import rules
 from .base import Array, Synchronizer, same_size
 from .members import Members
-from .strips import Strips, recut
+from .owned_shards import Strips, recut
 
 if TYPE_CHECKING:
-    from ..process import Run
+    from ..run.run import Run
 
 # Seconds between two looks whether the grace has passed.
 _TICK = 0.02

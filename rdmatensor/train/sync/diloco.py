@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ...errors import UsageError
-from ..process import Run
+from ..run.run import Run
 from . import rules
 from .base import Array, Synchronizer, average, having, same_size
 from .compression import Compression

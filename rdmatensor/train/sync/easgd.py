@@ -10,10 +10,10 @@ from ...errors import UsageError
 from . import rules
 from .base import Array, Synchronizer
 from .members import Members
-from .strips import Strips, recut
+from .owned_shards import Strips, recut
 
 if TYPE_CHECKING:
-    from ..process import Run
+    from ..run.run import Run
 
 
 class EASGD(Synchronizer):

@@ -19,7 +19,7 @@ from .base import Array, Synchronizer, same_size
 from .members import Members
 
 if TYPE_CHECKING:
-    from ..process import Run
+    from ..run.run import Run
 
 # Seconds between two looks at what has arrived.
 _PAUSE = 5e-5

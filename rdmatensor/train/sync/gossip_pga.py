@@ -17,7 +17,7 @@ from .base import Array, average
 from .gossip import PullGossip
 
 if TYPE_CHECKING:
-    from ..process import Run
+    from ..run.run import Run
 
 
 class GossipPGA(PullGossip):

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
-from ..gradients import AllReduce
-from ..part import Part, gather_texts
-from ..process import Run
+from ..backend.tensorflow.gradients import AllReduce
+from ..run.run import Run
+from ..run.subgroup import Part, gather_texts
 from .base import Array, Synchronizer, having
 from .local_sgd import LocalSGD
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..process import Run
+from ..run.run import Run
 from .base import Array, Synchronizer, average
 from .periods import Period, as_period
 

@@ -19,8 +19,8 @@ from ...errors import (
     UsageError,
 )
 from ...store import Arrival, Store
+from ..run.rejoin import Addresses, Place, decoded, encoded, name_of_models
 from .base import Array
-from .rejoin import Addresses, Place, decoded, encoded, name_of_models
 
 # The clock of a process for which nobody waits.
 FINISHED = 2**64 - 1

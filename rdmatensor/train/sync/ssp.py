@@ -13,10 +13,10 @@ from ...errors import DeadlineExceeded, UsageError
 from . import rules
 from .base import Array, Synchronizer
 from .members import FINISHED, Members
-from .strips import Strips, recut
+from .owned_shards import Strips, recut
 
 if TYPE_CHECKING:
-    from ..process import Run
+    from ..run.run import Run
 
 _PAUSE = 0.0002  # seconds between two looks at what others do without us
 

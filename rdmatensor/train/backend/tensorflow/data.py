@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the data that this process trains on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+from zlib import crc32
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ....errors import UsageError
+from ...order import Order
+from ...rows import Batches, as_arrays, count_of, every, marks_of, rows_of
+from ...run.run import Run, current
+from . import operations
+
+
+def shard(data: Any, remainder: bool = False) -> Any:
+    """This process's part of `data`. Every process gets equally much, so that all take the same number of
+    steps.
+
+    `data` is a tf.data.Dataset, of which this process takes every size-th element from the rank-th on
+    (shard it before shuffle and batch, or shard batches); a keras.utils.PyDataset or an iterator, of whose
+    batches it takes as many; or an array, or a tuple, list or dict of arrays with equally many rows, of
+    which it takes the rows in the same way: `model.fit(*shard((x, y)))`. Arrays are those of numpy,
+    TensorFlow (ragged and sparse, too), SciPy and pandas, and lists of numbers; None stays None. What does
+    not fill a round of all processes is left out, unless `remainder` is true: then some processes get one
+    element more, which suits `evaluate`, validation, and training with callbacks(uneven=True).
+
+    All processes call it, with the same data in the same order, which they compare as far as they can see
+    it: rows of arrays, seeds of shuffles. Raises UsageError for other data, if the order is not the same in
+    all processes, and if there is less than one element for each process.
+    """
+    run = current()
+    if isinstance(data, tf.data.Dataset):
+        return _of_dataset(run, data, remainder)
+    if isinstance(data, keras.utils.PyDataset):
+        return _of_batches(run, data, remainder)
+    if isinstance(data, Iterator):
+        return every(data, run.rank, run.size, remainder)
+    data, count = arrays_of(data)
+    agree(run, data)
+    rows = slice(run.rank, _rounds(count, run.size, remainder), run.size)
+    return tf.nest.map_structure(lambda each: rows_of(each, rows), data)
+
+
+def arrays_of(data: Any) -> tuple[Any, int]:
+    """The arrays in `data`, and how many rows each has. UsageError if there are none, or they differ."""
+    kinds = [each.__module__ for each in type(data).__mro__]
+    if any(each.startswith("torch.utils.data") for each in kinds):
+        raise UsageError(
+            "shard() cannot divide a loader of torch, whose sampler has its own order: give it "
+            "sampler=DistributedSampler(dataset, rt.size(), rt.rank(), drop_last=True), and no shard()"
+        )
+    data = as_arrays(data)
+    counts = {count_of(each) for each in tf.nest.flatten(data) if each is not None}
+    if len(counts) != 1 or -1 in counts:
+        raise UsageError(
+            "shard() takes a tf.data.Dataset, a keras.utils.PyDataset, an iterator, or arrays with equally "
+            f"many rows, not {type(data).__name__} with {sorted(counts)} rows: shard the data yourself, "
+            "with as many steps for each process"
+        )
+    return data, counts.pop()
+
+
+def agree(run: Run, data: Any) -> None:
+    """UsageError in all processes if `data`, a tf.data.Dataset or arrays, differs between them or their order
+    does."""
+    if run.size == 1 or run.returns:
+        return
+    order = Order(data) if isinstance(data, tf.data.Dataset) else None
+    if order is None:
+        arrays = [each for each in tf.nest.flatten(data) if each is not None]
+        kind: list[Any] = [(count_of(each), str(getattr(each, "dtype", ""))) for each in arrays]
+    else:
+        arrays = [each for each in order.sources if count_of(each) >= 0]
+        kind = [str(data.element_spec), int(data.cardinality()), *order.seeds, order.why_not]
+    mine = tf.constant([[crc32(repr(kind).encode()), *marks_of(arrays)]], tf.float64)
+    found = operations.all_gather(run, mine, "the data that shard() gets").numpy()
+    # A machine may have computed other last bits.
+    scale = np.abs(found[:, 1:]).max() * 1e-3
+    others = [
+        rank
+        for rank, each in enumerate(found)
+        if each[0] != found[0, 0] or not np.allclose(each[1:], found[0, 1:], 1e-3, scale)
+    ]
+    if others:
+        raise UsageError(
+            f"shard() got other data, or another order or seed, in ranks {others} than in rank 0, so that "
+            "rows would repeat and others be missed: load and shuffle alike in all processes (one seed, "
+            "sorted file names), or divide the data yourself"
+        )
+    if order is not None and order.why_not:
+        raise UsageError(order.why_not)
+
+
+def _of_dataset(run: Run, data: Any, remainder: bool) -> Any:
+    agree(run, data)
+    rank, size = run.rank, run.size
+    count = int(data.cardinality())
+    if remainder or count == tf.data.INFINITE_CARDINALITY:
+        return data.shard(size, rank)
+    if count != tf.data.UNKNOWN_CARDINALITY:
+        return data.take(_rounds(count, size)).shard(size, rank)
+
+    # Nobody knows how many there are, so each element waits until its round is complete.
+    def pick(*window: Any) -> Any:
+        elements = window[0] if len(window) == 1 else window
+        return tf.data.Dataset.zip(
+            tf.nest.map_structure(lambda each: each.skip(rank).take(1), elements)
+        )
+
+    return data.window(size, drop_remainder=True).flat_map(pick)
+
+
+def _of_batches(run: Run, data: Any, remainder: bool) -> Any:
+    count = data.num_batches
+    if count is not None:
+        count = (_rounds(count, run.size, remainder) - run.rank + run.size - 1) // run.size
+    seed = random.getrandbits(31)
+    if run.size > 1 and not run.returns:
+        seed = int(operations.broadcast(run, tf.constant(seed, tf.int64), 0, "the seed of batches"))
+    return Batches(data, run.rank, run.size, count, seed)
+
+
+def _rounds(count: int, size: int, remainder: bool = False) -> int:
+    """How many elements the processes take together."""
+    if count < size:
+        raise UsageError(
+            f"there are {count} elements for {size} processes: each needs at least one; shard before "
+            "batching, or start fewer processes"
+        )
+    return count if remainder else count // size * size

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets a synchronizer change the parameters between two steps, from inside TensorFlow's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ....errors import UsageError
+from ...run.rejoin import Place, read_model
+from ...run.run import Run
+from ...sync.base import Array, Synchronizer, average, having
+from ...sync.compression import Compression
+from .operations import as_written
+
+# Values of the step of the next exchange: the synchronizer has not begun.
+_NOT_BEGUN = -1
+
+
+# What lies at a multiple of this, tensors and variables use without a copy.
+_ALIGNED = 64
+
+
+def _apart(x: Array) -> Array:
+    """A copy that variables do not share when TensorFlow gets it, because synchronizers change it later."""
+    room = np.empty(x.nbytes + _ALIGNED, np.uint8)
+    start = (_ALIGNED // 2 - room.ctypes.data) % _ALIGNED
+    copy: Array = room[start : start + x.nbytes].view(x.dtype)
+    np.copyto(copy, x)
+    return copy
+
+
+class Exchange:
+    """The parameters of one optimizer as a vector, which the synchronizer changes when it is due."""
+
+    def __init__(self, run: Run, sync: Synchronizer) -> None:
+        self._run = run
+        self.sync = sync
+        self._begun = False
+        self._x: Array | None = None
+        self._resumed: int | None = None  # the step of the next exchange, from a backup
+        self.variables: list[Any] = []
+        """The parameters, in the order of the vector, once a step has been traced."""
+        self.apart: dict[int, tuple[Any, Array]] = {}
+        """While models are settled: variables, and what this process goes on with, by id."""
+        # The graph asks this number, so that steps without an exchange copy nothing.
+        with tf.init_scope(), tf.device("/CPU:0"):
+            self._next = tf.Variable(_NOT_BEGUN, dtype=tf.int64, trainable=False)
+        self._fresh = _settings(sync)
+        run.closing.append(self._leave)
+
+    @as_written
+    def before(self, variables: Sequence[Any]) -> None:
+        """Begins, in the first step. Call it before the update."""
+        self.sync.shapes = [tuple(each.shape) for each in variables]
+        if [*map(id, variables)] != [*map(id, self.variables)]:
+            self.variables = list(variables)
+            if self._begun:  # other layers are trained from now on
+                with tf.init_scope():
+                    self._next.assign(_NOT_BEGUN)
+
+        def begin() -> Any:
+            first = tf.numpy_function(self._begin, [_joined(variables)], tf.int64, name="begin")
+            return self._next.assign(tf.ensure_shape(first, []))
+
+        tf.cond(self._next < 0, begin, lambda: tf.identity(self._next))
+
+    @as_written
+    def after(self, variables: Sequence[Any], step: Any, rate: Any) -> None:
+        """Exchanges, if it is due. Call it after the update."""
+        step, rate = tf.cast(step, tf.int64), tf.cast(rate, tf.float64)
+
+        def exchange() -> Any:
+            joined = _joined(variables)
+            changed, following = tf.numpy_function(
+                self._exchange, [joined, step, rate], [joined.dtype, tf.int64], name="exchange"
+            )
+            sizes = [int(np.prod(each.shape)) for each in variables]
+            parts = tf.split(tf.ensure_shape(changed, [sum(sizes)]), sizes)
+            for variable, part in zip(variables, parts, strict=True):
+                value = tf.reshape(part, variable.shape)
+                variable.assign(tf.cast(value, variable.dtype))
+            return self._next.assign(tf.ensure_shape(following, []))
+
+        tf.cond(step >= self._next, exchange, lambda: tf.identity(self._next))
+
+    def _leave(self) -> None:
+        """Closes the synchronizer, which begins anew if the process joins again: others may have failed at
+        another step."""
+        self.sync.close()
+        _reset(self.sync, self._fresh)
+        self._begun, self._resumed = False, None
+        self._next.assign(_NOT_BEGUN)
+
+    def _begin(self, x: Array) -> Any:
+        self._run.check()
+        if self._run.group is None and self._run.step == 0:
+            raise UsageError(
+                "this process has come back to a training under way: train with fit(callbacks=rt.callbacks())"
+            )
+        self._x = _apart(x)
+        first = self.sync.begin(self._run, self._x)
+        self._begun = True
+        return np.int64(first if self._resumed is None else self._resumed)
+
+    def come_back(self, variables: Sequence[Any]) -> int:
+        """Begins, in eager code, with the model of another process. Returns the step at which that was."""
+        self.variables = list(variables)
+        x = _joined(variables).numpy()
+        self._run.step = read_model(self._run, x)
+        self._assign(variables, x)
+        self._next.assign(self._begin(x))
+        return self._run.step
+
+    def conclude(self, step: int) -> None:
+        """Lets the synchronizer bring the models together, in eager code, when training ends."""
+        self.apart.clear()
+        if not self._begun or self._x is None:
+            return
+        np.copyto(self._x, _joined(self.variables).numpy())
+        self.sync.conclude(self._x, step)
+        self._assign(self.variables, self._x)
+
+    def settle(self, more: Sequence[Any]) -> None:
+        """Sets the parameters, and `more` variables, to their means over all processes, until `part`.
+
+        Does nothing where models do not differ, or where processes do not wait for each other.
+        """
+        if not (self._begun and self.sync.apart and self.sync.waits) or self.apart:
+            return
+        variables = [*self.variables, *more]
+        self.apart = {id(each): (each, np.array(each.numpy())) for each in variables}
+        x = _joined(variables).numpy()
+        if average(self._run, x, "the models, to look at them"):
+            self._assign(variables, x)
+
+    def part(self) -> None:
+        """Gives this process its own parameters back."""
+        for variable, value in self.apart.values():
+            variable.assign(value)
+        self.apart.clear()
+
+    @staticmethod
+    def _assign(variables: Sequence[Any], x: Array) -> None:
+        start = 0
+        for variable in variables:
+            end = start + int(np.prod(variable.shape))
+            variable.assign(x[start:end].reshape(variable.shape))
+            start = end
+
+    def _exchange(self, x: Array, step: int, rate: float) -> Any:
+        self._run.check()
+        assert self._x is not None
+        np.copyto(self._x, x)
+        following = self.sync.exchange(self._x, int(step), float(rate))
+        if following <= step:
+            raise UsageError(f"{type(self.sync).__name__} wants step {following} after {step}")
+        return self._x, np.int64(following)
+
+    def kept(self) -> dict[str, Array]:
+        """What a backup keeps of the synchronizer; nothing before the first step."""
+        if not self._begun:
+            return {}
+        kept = {"next": self._next.numpy(), "kind": np.array(type(self.sync).__name__)}
+        return kept | {
+            f"state {name}": np.asarray(each) for name, each in self.sync.state().items()
+        }
+
+    def restore(self, kept: Sequence[Mapping[str, Array]], rank: int) -> None:
+        """Takes what `kept` gave in an earlier program: here, or in all processes if there was another number
+        of them. UsageError if the synchronizer needs as many processes as before."""
+        if any(str(each.get("kind")) != type(self.sync).__name__ for each in kept):
+            return
+        states = [having(each, "state ") for each in kept]
+        if len(kept) > 1:
+            self.sync.restore(self.sync.regroup(states, rank, self._run.size))
+        else:
+            self.sync.restore(states[0])
+        self._resumed = int(kept[rank % len(kept)]["next"])
+
+
+def _settings(sync: Synchronizer) -> dict[str, Any] | None:
+    """What a synchronizer has before it begins; None if that cannot be copied."""
+    try:
+        return deepcopy(vars(sync))
+    except Exception:  # of a class of the user's, which may hold anything
+        return None
+
+
+def _reset(thing: Any, settings: dict[str, Any] | None) -> None:
+    """Gives a synchronizer what it had, but for groups, and for the objects it consists of, because functions
+    that have been traced hold them."""
+    if settings is None:
+        return
+    before = dict(vars(thing))
+    for name, value in before.items():
+        if name not in settings and not isinstance(value, Place):
+            delattr(thing, name)
+    for name, value in deepcopy(settings).items():
+        held = before.get(name)
+        if isinstance(held, (Synchronizer, Compression)) and type(held) is type(value):
+            _reset(held, vars(value))
+        elif not isinstance(held, Place):
+            setattr(thing, name, value)
+
+
+def _joined(variables: Sequence[Any]) -> Any:
+    values = [tf.convert_to_tensor(each) for each in variables]
+    dtype = tf.float64 if any(each.dtype == tf.float64 for each in values) else tf.float32
+    return tf.concat([tf.reshape(tf.cast(each, dtype), [-1]) for each in values], 0)

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective operations on tensors, in eager code and in functions.
+
+An operation is two nodes of a graph: one starts it, one waits for it. TensorFlow runs the first ones in the
+order of the program, because all use one resource; so every process starts its operations in the same
+order. Between the two, the graph goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+import tensorflow as tf
+
+from .... import tensorflow as plugin
+from ...._api.plugin import library as plugin_library
+from ...._api.wait import milliseconds
+from ...._ffi import ffi
+from ....errors import Unsupported, UsageError
+from ....group import Group
+
+if TYPE_CHECKING:
+    from ....device import Device
+
+Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"]
+Reduction = Literal["mean", "sum", "product", "min", "max"]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# The attribute of a graph that has the token of the last operation in it, by group.
+_LAST = "_rdmatensor_last"
+_TYPES = {
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64),
+    *(tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+}
+# A type for operations without tensors, which the kernel has to have.
+_ANY = tf.float32
+
+
+def as_written(function: _Function) -> _Function:
+    """Keeps AutoGraph from translating the function when tf.function traces it."""
+    kept: _Function = tf.autograph.experimental.do_not_convert(function)
+    return kept
+
+
+@cache
+def library() -> Any:
+    """The module of TensorFlow's wrappers. Unsupported if there is none for this TensorFlow."""
+    minor = ".".join(tf.__version__.split(".")[:2])
+    path = Path(__file__).parents[3] / f"librdmatensor_ops_{minor.replace('.', '_')}.so"
+    if not plugin.loaded() or not path.exists():
+        raise Unsupported(
+            "rdmatensor.train cannot be used with this TensorFlow: "
+            + (plugin.why_not() or f"this installation has no operations for TensorFlow {minor}"),
+            "UNSUPPORTED",
+        )
+    return tf.load_op_library(str(path))
+
+
+def handle_of(device: Device, group: Group, timeout: float, left: Any = None) -> Any:
+    """The group as a resource. Both live until `leave`.
+
+    If the handle of a group that was `left` is given, it is that of this one from now on, also in functions
+    that have been traced with it.
+    """
+    places = {
+        "device": int(ffi.cast("intptr_t", device._handle)),
+        "group": int(ffi.cast("intptr_t", group._handle)),
+        "timeout_ms": milliseconds(timeout),
+    }
+    with tf.device("/CPU:0"):
+        if left is None:
+            return library().rdmatensor_group(**places)
+        library().rdmatensor_rejoin(left, **places)
+        return left
+
+
+def listed(heading: str, lines: Sequence[str]) -> str:
+    """The detail of an operation on many things: errors show the first line that differs."""
+    return "\n".join([heading, *lines])
+
+
+def _first_line(detail: str) -> str:
+    return detail.partition("\n")[0]
+
+
+def share_arena(device: Device) -> int | None:
+    """Puts tensors where the device's peers can read them. Undo it before the device closes."""
+    function = plugin_library().rdt_tf_arena_share
+    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    shared: int | None = function(int(ffi.cast("intptr_t", device._handle)))
+    return shared
+
+
+def unshare_arena(shared: int | None) -> None:
+    """Ends what share_arena began."""
+    function = plugin_library().rdt_tf_arena_unshare
+    function.restype, function.argtypes = None, [ctypes.c_void_p]
+    function(shared)
+
+
+def trim() -> int:
+    """Gives unused memory back to the machine, after what steps do not repeat. Returns the bytes of tensors.
+
+    Pages that a device has pinned stay.
+    """
+    function = plugin_library().rdt_tf_arena_trim
+    function.restype, function.argtypes = ctypes.c_uint64, []
+    given: int = function()
+    # Small tensors, and what Python has freed. Other C libraries than glibc keep less, and have no such call.
+    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+    return given
+
+
+def leave(handle: Any, release: bool) -> None:
+    """Ends the operations of the group; with `release`, withdraws their memory. See Run.close."""
+    library().rdmatensor_leave(handle, release=release)
+
+
+class Started:
+    """An operation under way. `finish` waits for it; call it once."""
+
+    def __init__(self, token: Any, dtype: Any, shapes: Sequence[Any]) -> None:
+        self.token = token
+        self._dtype = dtype
+        self._shapes = shapes
+
+    def finish(self) -> list[Any]:
+        """Returns its results."""
+        if not self._shapes:
+            library().rdmatensor_wait(self.token)
+            return []
+        results: list[Any] = library().rdmatensor_finish(
+            self.token, T=self._dtype, N=len(self._shapes), name="finish"
+        )
+        if not tf.executing_eagerly():
+            for result, shape in zip(results, self._shapes, strict=True):
+                result.set_shape(shape)
+        return results
+
+
+def start(
+    handle: Any,
+    kind: Kind,
+    tensors: Sequence[Any],
+    detail: str,
+    *,
+    reduction: str = "sum",
+    scale: float = 1.0,
+    root: int = 0,
+    shapes: Sequence[Any] | None = None,
+) -> Started:
+    """Starts an operation. `detail` names it in errors and has to be the same in all processes.
+
+    `tensors` have one type; with all_reduce and broadcast they may be several. `scale` multiplies them first.
+    `shapes` are those of the results, if they are others than those of `tensors`.
+    """
+    if handle is None:
+        raise UsageError(
+            f"{_first_line(detail)}: this process has come back to a training under way, and is in no group: "
+            "it can train with a synchronizer that waits for nobody, and needs nothing that all processes do "
+            "together"
+        )
+    dtype = tensors[0].dtype if tensors else _ANY
+    if dtype not in _TYPES:
+        raise UsageError(
+            f"{_first_line(detail)}: tensors of {dtype.name} do not travel: cast them to another type, such "
+            "as int8 or float32"
+        )
+    refuse_xla(detail)
+    # Tensors in the memory of accelerators are brought here by TensorFlow.
+    with tf.device("/CPU:0"):
+        last = _last_operations()
+        before = last.get(id(handle))
+        token = library().rdmatensor_start(
+            handle,
+            list(tensors),
+            [] if before is None else [before],
+            kind=kind,
+            detail=detail,
+            reduction=reduction,
+            scale=scale,
+            root=root,
+        )
+        last[id(handle)] = token
+    return Started(token, dtype, [each.shape for each in tensors] if shapes is None else shapes)
+
+
+def _last_operations() -> dict[int, Any]:
+    """Those of the function that is traced, if one is: they start in the order of the program."""
+    if tf.executing_eagerly():
+        return {}
+    graph = tf.compat.v1.get_default_graph()
+    if graph._get_control_flow_context() is not None:
+        return {}
+    if not hasattr(graph, _LAST):
+        setattr(graph, _LAST, {})
+    found: dict[int, Any] = getattr(graph, _LAST)
+    return found
+
+
+def averaging(dtype: Any, size: int) -> dict[str, Any]:
+    """What makes `start` average over `size` processes. Sums of float16 would overflow where means do not."""
+    return {"scale": 1.0 / size} if dtype == tf.float16 else {"reduction": "mean"}
+
+
+def refuse_xla(detail: str) -> None:
+    """UsageError if a function is traced that XLA compiles."""
+    if tf.executing_eagerly():
+        return
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if getattr(graph, "_xla_compile", False) or _is_compiled(graph):
+            raise UsageError(
+                f"{_first_line(detail)}: XLA cannot compile operations between processes: pass "
+                "jit_compile=False to compile(), or to tf.function"
+            )
+        graph = getattr(graph, "outer_graph", None)
+
+
+def _is_compiled(graph: Any) -> bool:
+    context = graph._get_control_flow_context()
+    while context is not None:
+        if context.IsXLAContext():
+            return True
+        context = context.outer_context
+    return False
+
+
+def _check_op(op: str, name: str) -> None:
+    if op not in get_args(Reduction):
+        raise UsageError(f"{name}: op is {op!r}: give one of {', '.join(get_args(Reduction))}")
+
+
+def _one(handle: Any, kind: Kind, tensor: Any, detail: str, **more: Any) -> Any:
+    shapes = [more.pop("shape", tensor.shape)]
+    return start(handle, kind, [tensor], detail, shapes=shapes, **more).finish()[0]
+
+
+@as_written
+def all_reduce(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
+    """Does what rdmatensor.train.all_reduce does, for the processes of `run`."""
+    tensor = tf.convert_to_tensor(tensor)
+    _check_op(op, name)
+    if op == "mean" and not tensor.dtype.is_floating:
+        raise UsageError(f"{name}: the mean of {tensor.dtype.name}: use floats, or op='sum'")
+    if run.size == 1:
+        return tf.identity(tensor)
+    more = averaging(tensor.dtype, run.size) if op == "mean" else {"reduction": op}
+
+    def apply(value: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            if op not in ("mean", "sum"):
+                raise UsageError(f"{name}: all_reduce by {op!r} has no gradient: use sum or mean")
+            return all_reduce(run, upstream, op, f"gradient of {name}")
+
+        return _one(run.handle, "all_reduce", value, name, **more), gradient
+
+    return tf.custom_gradient(apply)(tensor)
+
+
+@as_written
+def reduce_scatter(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
+    """Does what rdmatensor.train.reduce_scatter does, for the processes of `run`."""
+    tensor = tf.convert_to_tensor(tensor)
+    _check_op(op, name)
+    if op == "mean" and not tensor.dtype.is_floating:
+        raise UsageError(f"{name}: the mean of {tensor.dtype.name}: use floats, or op='sum'")
+    if run.size == 1:
+        return tf.identity(tensor)
+    rows = tensor.shape[0] if tensor.shape.rank else None
+    shape = tf.TensorShape([rows and rows // run.size]).concatenate(tensor.shape[1:])
+    scale = 1.0 / run.size if op == "mean" else 1.0
+    reduction = "sum" if op == "mean" else op
+
+    def apply(value: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            if reduction != "sum":
+                raise UsageError(
+                    f"{name}: reduce_scatter by {op!r} has no gradient: use sum or mean"
+                )
+            return all_gather(run, upstream * scale, f"gradient of {name}")
+
+        result = _one(
+            run.handle, "reduce_scatter", value, name, shape=shape, scale=scale, reduction=reduction
+        )
+        return result, gradient
+
+    return tf.custom_gradient(apply)(tensor)
+
+
+@as_written
+def all_gather(run: Any, tensor: Any, name: str) -> Any:
+    """Does what rdmatensor.train.all_gather does, for the processes of `run`."""
+    tensor = tf.convert_to_tensor(tensor)
+    if run.size == 1:
+        return tf.identity(tensor)
+    rows = tensor.shape[0] if tensor.shape.rank else None
+    shape = tf.TensorShape([rows and rows * run.size]).concatenate(tensor.shape[1:])
+
+    def apply(value: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            return reduce_scatter(run, upstream, "sum", f"gradient of {name}")
+
+        return _one(run.handle, "all_gather", value, name, shape=shape), gradient
+
+    return tf.custom_gradient(apply)(tensor)
+
+
+@as_written
+def all_to_all(run: Any, tensor: Any, name: str) -> Any:
+    """Does what rdmatensor.train.all_to_all does, for the processes of `run`."""
+    tensor = tf.convert_to_tensor(tensor)
+    if run.size == 1:
+        return tf.identity(tensor)
+
+    def apply(value: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            return all_to_all(run, upstream, f"gradient of {name}")
+
+        return _one(run.handle, "all_to_all", value, name), gradient
+
+    return tf.custom_gradient(apply)(tensor)
+
+
+@as_written
+def broadcast(run: Any, tensor: Any, root: int, name: str) -> Any:
+    """Does what rdmatensor.train.broadcast does, for the processes of `run`."""
+    tensor = tf.convert_to_tensor(tensor)
+    if not 0 <= root < run.size:
+        raise UsageError(f"{name}: root is {root}: give a rank, 0 to {run.size - 1}")
+    if run.size == 1:
+        return tf.identity(tensor)
+
+    def apply(value: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            total = all_reduce(run, upstream, "sum", f"gradient of {name}")
+            return total if run.rank == root else tf.zeros_like(total)
+
+        return _one(run.handle, "broadcast", value, name, root=root), gradient
+
+    return tf.custom_gradient(apply)(tensor)
+
+
+@as_written
+def barrier(run: Any, name: str) -> None:
+    """Does what rdmatensor.train.barrier does, for the processes of `run`."""
+    if run.size > 1:
+        start(run.handle, "barrier", [], name).finish()

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a Keras optimizer, or a gradient tape, use the gradients of all processes; see distributing.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ....errors import UsageError
+from ...agree import agree, described, labels_of, settings_of
+from ...embeddings.placement import is_owned
+from ...equal import refuse_different
+from ...names import plain
+from ...run.run import Run, current
+from ...sync.base import Synchronizer
+from ...sync.local_sgd import LocalSGD
+from ...tensor_parallel.optimizer import WithStrips
+from ...tensor_parallel.slices import groups_of, strip_of
+from ...weighing import Weighing, of_present
+from . import front
+from .exchange import Exchange
+from .gradients import AllReduce, mean
+
+# An attribute of the first variable of a tape's: all of them were equal in all processes.
+_COMPARED = "_rdmatensor_compared"
+
+
+class Distributed(WithStrips):
+    """What `distribute` puts in front of the class of an optimizer."""
+
+    _rdmatensor_run: Run
+    _rdmatensor_sync: Synchronizer
+    _rdmatensor_exchange: Exchange | None
+    _rdmatensor_described: str
+    _rdmatensor_agreed: set[Any]
+    compared = False
+    """Whether processes are known to have begun with equal weights."""
+
+    def build(self, variables: Sequence[Any]) -> None:
+        self._rdmatensor_prepare(variables)
+        super().build(variables)
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        optimizer: Any = self
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        variables = trainable_variables or optimizer._trainable_variables
+        self._rdmatensor_run.check()
+        self._rdmatensor_prepare(variables)
+        self._rdmatensor_agree(variables)
+        self._rdmatensor_compare(variables)
+        exchange = self._rdmatensor_exchange
+        grads = of_present(grads, self._rdmatensor_run.size)
+        if optimizer.gradient_accumulation_steps is None:
+            grads = self._rdmatensor_reduce(grads, variables)
+        if exchange is None:
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        # Both may use one group from Python, whose operations have the same order in all processes.
+        with tf.control_dependencies([each for each in grads if each is not None]):
+            exchange.before(variables)
+        result = super().apply(grads, trainable_variables)  # type: ignore[misc]
+        # Steps that only accumulate, or that a loss scale skips, do not count.
+        exchange.after(variables, iterations_of(optimizer), leaves_of(optimizer)[0].learning_rate)
+        return result
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        # With accumulation, Keras comes here in the steps that update the model, and only those communicate.
+        optimizer: Any = self
+        if optimizer.gradient_accumulation_steps is not None:
+            grads = self._rdmatensor_reduce(grads, self._rdmatensor_variables)
+        return super()._clip_gradients(grads)
+
+    def _rdmatensor_prepare(self, variables: Sequence[Any]) -> None:
+        """Lets groups of a split model train apart, if they shall."""
+        if any(is_owned(each) for each in variables) and not hasattr(self, "_rdmatensor_outermost"):
+            raise UsageError(
+                "the model has tables whose rows are in several processes: compile() the model that "
+                "parallelize() returned, and no other one"
+            )
+        groups = groups_of(variables)
+        if groups is None:
+            return
+        exchange = self._rdmatensor_exchange
+        groups.check(self._rdmatensor_sync)
+        if exchange is None and groups.period > 1 and groups.across.size > 1:
+            exchange = Exchange(groups.across, LocalSGD(groups.period))
+            object.__setattr__(self, "_rdmatensor_exchange", exchange)
+
+    def _rdmatensor_agree(self, variables: Sequence[Any]) -> None:
+        """Makes sure, once, that all processes train the same variables in the same way."""
+        optimizer: Any = self
+        run, sync = self._rdmatensor_run, self._rdmatensor_sync
+        found = run.generation, tuple(id(each) for each in variables)
+        if found in self._rdmatensor_agreed:
+            return
+        name = plain(optimizer.name)
+        lines = [self._rdmatensor_described]
+        if sync.waits and not sync.apart:
+            lines.extend(settings_of(optimizer))
+        agree(run, variables, f"how {name} trains, and its variables", lines)
+        self._rdmatensor_agreed.add(found)
+
+    def _rdmatensor_compare(self, variables: Sequence[Any]) -> None:
+        """Compares the weights of all processes, once, before the first step."""
+        if not self.compared:
+            object.__setattr__(self, "compared", True)
+            refuse_different(self._rdmatensor_run, variables)
+
+    def _rdmatensor_reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        optimizer: Any = self
+        run, sync, name = self._rdmatensor_run, self._rdmatensor_sync, plain(optimizer.name)
+        groups, names = groups_of(variables), labels_of(variables)
+        if groups is None:
+            sync.names = names
+            return sync.gradients(run, list(grads), name)
+        strips = [strip_of(each) is not None for each in variables]
+        results = groups.gradients(sync, grads, strips, name, names)
+        if isinstance(self, keras.optimizers.LossScaleOptimizer):
+            results = groups.agree_on_infinities(results, f"the gradients of {name}")
+        return results
+
+
+def checked(sync: Any, kind: type, where: str, example: str) -> Any:
+    """The synchronizer, AllReduce if it is None. UsageError if it is something else than a `kind`."""
+    if sync is None:
+        return AllReduce()
+    if isinstance(sync, kind):
+        return sync
+    if isinstance(sync, type) and issubclass(sync, kind):
+        raise UsageError(
+            f"{where} got the class {sync.__name__}: give an object, {sync.__name__}()"
+        )
+    raise UsageError(
+        f"{where} got {sync!r}: give an object, such as rt.AllReduce() or rt.{example}"
+    )
+
+
+def put_in_front(optimizer: Any, run: Run, sync: Synchronizer) -> None:
+    """Gives the object a class that communicates, with the name and module of its own."""
+    cls = sync.front(optimizer, run) or Distributed
+    for each in inside(optimizer):
+        front.put(each, WithStrips)
+    front.put(
+        optimizer,
+        cls,
+        _rdmatensor_run=run,
+        _rdmatensor_sync=sync,
+        _rdmatensor_exchange=Exchange(run, sync) if sync.exchanges else None,
+        _rdmatensor_described=described(sync),
+        _rdmatensor_agreed=set(),
+    )
+
+
+def inside(optimizer: Any) -> list[Any]:
+    """The optimizers that one hands its work to: LossScaleOptimizer has one, MultiOptimizer several."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [inner] if inner is not None else list(getattr(optimizer, "optimizers", ()))
+
+
+def leaves_of(optimizer: Any) -> list[Any]:
+    """The optimizers that update variables at a learning rate: the one itself, or those inside."""
+    return [leaf for each in inside(optimizer) for leaf in leaves_of(each)] or [optimizer]
+
+
+def iterations_of(optimizer: Any) -> Any:
+    """The number of updates. Steps that a loss scale skips do not count."""
+    return getattr(optimizer, "inner_optimizer", optimizer).iterations
+
+
+def exchange_of(optimizer: Any) -> Exchange | None:
+    """What exchanges parameters for this optimizer, if anything does."""
+    return getattr(optimizer, "_rdmatensor_exchange", None)
+
+
+def sync_of(optimizer: Any) -> Synchronizer:
+    """How this optimizer is synchronized. One that is not distributed has the defaults."""
+    exchange = exchange_of(optimizer)
+    if exchange is not None:
+        return exchange.sync
+    return getattr(optimizer, "_rdmatensor_sync", None) or Synchronizer()
+
+
+def trace_anew(model: Any, optimizers: Sequence[Any], run: Run) -> None:
+    """Let a model that goes on after init() agree with the others again, because some may be new."""
+    agreed = set[Any]().union(*(getattr(each, "_rdmatensor_agreed", ()) for each in optimizers))
+    if agreed and all(generation != run.generation for generation, _ in agreed):
+        model.train_function = None
+        model.make_train_function()
+
+
+def move_outwards(optimizer: Any) -> None:
+    """Corrects an optimizer that compile() wrapped after distribute().
+
+    A model with a policy of its own is wrapped there. Whether a step is skipped would be decided before the
+    gradients are averaged, by each process for itself.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):
+        return
+    run, sync = inner._rdmatensor_run, inner._rdmatensor_sync
+    front.take_away(inner)
+    put_in_front(optimizer, run, sync)
+
+
+class GradientTape(tf.GradientTape):  # type: ignore[misc]
+    """tf.GradientTape whose `gradient` returns the mean over all processes, for training loops of your own.
+
+    Every process asks for gradients of the same variables, in the same order. Use a plain optimizer with it.
+    Losses of Keras (keras.losses.Loss) that are computed under it are weighed, as in fit: each becomes this
+    process's share, and the mean of all shares is the loss of all. So every process computes the same losses
+    under it. Other losses are taken as they are.
+    """
+
+    def __init__(
+        self,
+        persistent: bool = False,
+        watch_accessed_variables: bool = True,
+        sync: AllReduce | None = None,
+    ) -> None:
+        super().__init__(persistent, watch_accessed_variables)
+        if isinstance(sync, Synchronizer) and not isinstance(sync, AllReduce):
+            raise UsageError(
+                f"a tape averages gradients, and {type(sync).__name__} does something else: give the tape "
+                "rt.AllReduce(...), or give the synchronizer to distribute() and use a plain tape"
+            )
+        where = "GradientTape(sync=...)"
+        self._rdmatensor = (
+            current(),
+            checked(sync, AllReduce, where, 'AllReduce("auto", "float16")'),
+        )
+        self._weighing: list[Weighing] = []
+
+    def __enter__(self) -> GradientTape:
+        super().__enter__()
+        if self._rdmatensor[0].size > 1:
+            self._weighing.append(Weighing(self._rdmatensor[0]))
+            self._weighing[-1].__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._weighing:
+            self._weighing.pop().__exit__()
+        super().__exit__(*error)
+
+    def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
+        gradients = super().gradient(target, sources, *more, **named)
+        run, sync = self._rdmatensor
+        variables, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
+        first = variables[0]
+        if isinstance(first, (tf.Variable, keras.Variable)) and not hasattr(first, _COMPARED):
+            object.__setattr__(first, _COMPARED, True)
+            refuse_different(run, variables)
+        if any(is_owned(each) for each in variables):
+            raise UsageError(
+                "a tape cannot serve tables whose rows are in several processes: use fit(), or "
+                'parallelize(ways="gather")'
+            )
+        agree(run, variables, "the variables of a tape", always=False)
+        groups, names = groups_of(variables), labels_of(variables)
+        if groups is None:
+            means = mean(run, flat, sync, "a tape", names)
+        elif groups.period > 1:
+            raise UsageError("split(period=...) needs distribute(), which counts the steps")
+        else:
+            strips = [strip_of(each) is not None for each in variables]
+            means = groups.gradients(sync, flat, strips, "a tape", names)
+        return tf.nest.pack_sequence_as(gradients, means, expand_composites=False)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An Embedding of Keras whose rows live in several processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...errors import UsageError
+from ..backend.tensorflow import front
+from . import whole
+from .placement import Placement, lookup, place
+
+
+class OwnedRows:
+    """What `put_rows` puts in front of the class of an Embedding. All processes call it together."""
+
+    _rdmatensor_placement: Placement
+
+    def call(self, inputs: Any) -> Any:
+        layer: Any = self
+        ids = tf.convert_to_tensor(inputs)
+        if ids.dtype not in (tf.int32, tf.int64):
+            ids = tf.cast(ids, tf.int32)
+        return lookup(
+            self._rdmatensor_placement, layer._embeddings, ids, tf.as_dtype(layer.compute_dtype)
+        )
+
+    @property
+    def embeddings(self) -> Any:
+        """Raises UsageError."""
+        raise UsageError(
+            f"the rows of {self._rdmatensor_placement.name} are in several processes: to use all of it, "
+            'give it to parallelize(ways={...: "gather"})'
+        )
+
+    def enable_lora(self, *_: Any, **__: Any) -> None:
+        """Raises UsageError."""
+        raise UsageError(
+            f"the rows of {self._rdmatensor_placement.name} are in several processes: enable LoRA before "
+            "parallelize()"
+        )
+
+    def save_own_variables(self, store: Any) -> None:
+        layer: Any = self
+        store["0"] = whole.to_save(layer._embeddings)
+
+    def load_own_variables(self, store: Any) -> None:
+        layer: Any = self
+        whole.assign(layer._embeddings, store["0"])
+
+
+def put_rows(layer: Any, placement: Placement) -> None:
+    """Places the table of a built Embedding. All processes call it; rank 0's values count."""
+    if placement.owned:
+        old = layer._embeddings
+        rows = placement.spread(old.numpy() if placement.run.rank == 0 else None)
+        layer._tracker.unlock()
+        layer._untrack_variable(old)
+        layer._embeddings = layer.add_weight(
+            shape=rows.shape,
+            initializer=lambda *_, **__: keras.ops.convert_to_tensor(rows),
+            name="embeddings",
+            trainable=old.trainable,
+        )
+        layer._tracker.lock()
+        front.put(layer, OwnedRows, _rdmatensor_placement=placement)
+    place(layer._embeddings, placement)

@@ -1,8 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The place of this process among those that train together, for programs that need no TensorFlow."""
-
-from __future__ import annotations
-
-from .._tools.roles import Role, device_name, device_of, join, role_of
-
-__all__ = ["Role", "device_name", "device_of", "join", "role_of"]

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a process that died comes back to a training that goes on without it: whom it asks, and the model that
+it reads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..._api.region import Access
+from ...device import Device
+from ...errors import ConnectionFailure, DeadlineExceeded, RegionError, UsageError
+from ...store import Store
+from ..sync.base import Array
+
+if TYPE_CHECKING:
+    from ...group import Group
+
+_ADDRESS = 280
+# Seconds within which a process that is there answers.
+_ANSWER = 2.0
+_MOVING = threading.Lock()
+_UNREACHED = (ConnectionFailure, DeadlineExceeded, RegionError)
+
+
+class Place:
+    """What one of `size` processes has that train together."""
+
+    rank: int
+    size: int
+    timeout: float
+    device: Device | None = None
+    group: Group | None = None
+    """None in a process that has come back: it is in no group."""
+    name = "rdmatensor.train"
+    step = 0
+    """At which step a process has come back."""
+    stores = 0
+    """How many it has made."""
+    addresses: Sequence[str] = ()
+    """Of all processes' devices, once somebody has needed them."""
+    published: Addresses | None = None
+
+    def name_of_next_store(self) -> str:
+        """Processes make their stores in the same order."""
+        return f"{self.name} {self.stores + 1}"
+
+    def moved(self, rank: int, address: str) -> None:
+        """Notes where a process is now. Any thread may call it."""
+        with _MOVING:
+            self.addresses = [*self.addresses[:rank], address, *self.addresses[rank + 1 :]]
+            if self.published is not None:
+                self.published[rank] = address
+
+
+class Addresses:
+    """Those of all processes' devices, where a process can read them that comes back."""
+
+    def __init__(self, place: Place) -> None:
+        assert place.device is not None
+        addresses = place.addresses
+        self._texts = place.device.allocate(
+            (len(addresses), _ADDRESS), access=Access.READ, name=f"{place.name} addresses"
+        ).array
+        for rank, address in enumerate(addresses):
+            self[rank] = address
+
+    def __setitem__(self, rank: int, address: str) -> None:
+        self._texts[rank] = encoded(address)
+
+
+def encoded(address: str) -> Array:
+    """An address as a row of bytes."""
+    return np.frombuffer(address.encode()[:_ADDRESS].ljust(_ADDRESS, b"\0"), np.uint8)
+
+
+def decoded(rows: Array) -> list[str]:
+    """The addresses in rows of bytes."""
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
+def find(device: Device, asked: Sequence[str], size: int) -> list[str]:
+    """The addresses of the processes of a training under way, as the first of `asked` tells that answers; []
+    if none does.
+
+    All are asked at the same time, because a host that is gone says nothing. UsageError if the training has
+    another number of processes.
+    """
+    different = list(dict.fromkeys(asked))
+    if not different:
+        return []
+    with ThreadPoolExecutor(len(different), "rdmatensor-find") as pool:
+        answers = list(pool.map(lambda address: _ask(device, address), different))
+    for address, rows in zip(different, answers, strict=True):
+        if rows is None:
+            continue
+        count = len(rows)
+        if count != size:
+            raise UsageError(
+                f"{address} is in a training of {count} processes, and this process would be one of {size}: "
+                f"start it as one of {count}, or start all again"
+            )
+        return decoded(rows)
+    return []
+
+
+def _ask(device: Device, address: str) -> Array | None:
+    """The addresses that a process offers, as rows of bytes; None if it does not within its time."""
+    end = time.monotonic() + _ANSWER
+
+    def left() -> float:
+        return max(end - time.monotonic(), 0.0)
+
+    try:
+        region = device.connect(address, left()).region(f"{Place.name} addresses", left())
+        rows = np.empty((region.nbytes // _ADDRESS, _ADDRESS), np.uint8)
+        region.read_into(rows).wait(left())
+    except _UNREACHED:
+        return None
+    return rows
+
+
+def name_of_models(store: str) -> str:
+    """The name of the stores in which processes offer their models to one that comes back."""
+    return f"{store} model"
+
+
+def read_model(run: Place, x: Array) -> int:
+    """Reads the model of one of the others into `x`, and returns its step.
+
+    A process offers its model soon after it has seen this one die. Raises DeadlineExceeded if none does.
+    """
+    assert run.device is not None
+    end = time.monotonic() + run.timeout
+    last: Exception | None = None
+    name = name_of_models(run.name_of_next_store())
+    with Store(run.device, run.rank, run.size, x.nbytes, 0, name) as models:
+        while time.monotonic() < end:
+            for rank in range(run.size):
+                if rank == run.rank:
+                    continue
+                try:
+                    models.connect(rank, run.addresses[rank], _ANSWER)
+                    return models.pull(rank, x, timeout=_ANSWER).mark
+                except _UNREACHED as error:
+                    last = error
+            time.sleep(0.05)
+    raise DeadlineExceeded(
+        f"rank {run.rank} comes back, but nobody offers the model ({last}): start all again",
+        "DEADLINE",
+    )

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some of a run's processes, which form a group of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...errors import UsageError
+from ...group import Group
+from ...topology import Topology
+from ..backend.tensorflow import operations
+from .rejoin import Place
+from .roles import device_name
+from .run import LEFT, Run
+
+_TEXT = 512
+
+
+class Part(Place):
+    """Some of a run's processes, as a run of their own.
+
+    If the run knows its links, the group has trees along those among its members.
+    """
+
+    def __init__(self, run: Run, ranks: Sequence[int], root: str, name: str) -> None:
+        self.name = name
+        self.size, self.rank = len(ranks), list(ranks).index(run.rank)
+        self.ranks = [run.ranks[each] for each in ranks]
+        """Of the members, in the whole run."""
+        self.closing: list[Callable[[], None]] = run.closing
+        self.parts = run.parts
+        self.group: Group | None = None
+        self.handle: Any = None
+        self.join(run, root)
+        if self.size > 1:
+            self.parts.append(self)
+
+    def join(self, run: Run, root: str) -> None:
+        """Makes the group, also after the run has joined again. All its members call it."""
+        self.local_rank, self.timeout, self.device = self.rank, run.timeout, run.device
+        self.topology = run.topology
+        self.stores, self.addresses, self.published = 0, (), None
+        if self.size == 1:
+            return
+        assert run.device is not None
+        first = device_name(self.ranks[0])
+        self.group = Group(run.device, self.rank, self.size, root, self.name, run.timeout, first)
+        with tf.init_scope():  # it may be made while a step is traced
+            self.handle = operations.handle_of(run.device, self.group, run.timeout, self.handle)
+        try:
+            if run.topology is not None:
+                self.follow(run.topology)
+        except BaseException:
+            self.leave()
+            raise
+
+    def follow(self, topology: Topology) -> None:
+        """Gives the group trees along the run's links, as they are now. Every member calls it.
+
+        The group has none if its members reach each other only through other processes.
+        """
+        from ...topology.agree import use  # needs SciPy
+
+        self.topology = topology
+        among = topology.only(self.ranks)
+        if self.group is not None and among.connected:
+            use(self.group, among, roots=[0], timeout=self.timeout)
+
+    def check(self) -> None:
+        """UsageError if this process has left the group."""
+        if self.size > 1 and self.group is None:
+            raise UsageError(LEFT)
+
+    def close(self) -> None:
+        """Leaves the group for good."""
+        if self in self.parts:
+            self.parts.remove(self)
+        self.leave()
+
+    def leave(self) -> None:
+        """Leaves the group, until the run joins again."""
+        group, self.group = self.group, None
+        if group is not None:
+            operations.leave(self.handle, release=False)
+            group.close()
+            operations.leave(self.handle, release=True)
+
+
+def gather_texts(run: Place, text: str) -> list[str]:
+    """Every member's text, by rank. It may have 512 bytes."""
+    mine = np.zeros(_TEXT, np.uint8)
+    encoded = text.encode()[:_TEXT]
+    mine[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    assert run.group is not None
+    rows = run.group.all_gather(mine, timeout=run.timeout, detail="hosts and addresses")
+    texts = rows.reshape(run.size, _TEXT)
+    return [each.tobytes().rstrip(b"\0").decode(errors="replace") for each in texts]

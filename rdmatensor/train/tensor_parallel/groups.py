@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The groups over which layers are cut: who has which strip, and who has the same one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...errors import Cancelled, ConnectionFailure, DeadlineExceeded, UsageError
+from ..backend.tensorflow import operations
+from ..backend.tensorflow.gradients import AllReduce, mean
+from ..run.run import Run
+from ..run.subgroup import Part, gather_texts
+from ..sync.base import Array, Synchronizer
+
+# How many models this process has split: names of groups are unique, and the same in all processes.
+_made = itertools.count()
+# What a callback of rank 0 does, which the others follow.
+DONE, FAILED, SAVE, LOAD = range(4)
+# A process raises one of these when others are lost. Python functions that a graph calls raise UnknownError.
+_LOSSES = (
+    *(tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError),
+    *(tf.errors.DeadlineExceededError, tf.errors.UnknownError),
+    *(ConnectionFailure, DeadlineExceeded, Cancelled),
+)
+
+
+class Groups:
+    """Cuts a run into groups of `size` successive ranks. All processes make it at the same place."""
+
+    def __init__(self, run: Run, size: int, period: int) -> None:
+        assert run.group is not None and run.device is not None
+        self.run, self.size, self.period = run, size, period
+        self.number, self.place = divmod(run.rank, size)
+        """Which group this process is in, and which strip it has."""
+        self.wholes: dict[int, Array] | None = None
+        """While a model is saved or loaded: whole variables, by their id."""
+        self.leads = False
+        """While a callback of rank 0 runs: the others wait to be told what it does."""
+        name, addresses = (
+            f"rdmatensor.split.{next(_made)}",
+            gather_texts(run, run.device.address),
+        )
+
+        def part(ranks: Sequence[int], what: str) -> Part:
+            return Part(run, ranks, addresses[ranks[0]], f"{name}.{what}.{ranks[0]}")
+
+        first = self.number * size
+        # A part is as good as a run here.
+        self.inside: Any = run
+        if size < run.size:
+            self.inside = part(range(first, first + size), "group")
+        self.across: Any = part(range(self.place, run.size, size), "strip")
+        """The processes of all groups that have the same strip."""
+
+    @contextmanager
+    def ending_together(self) -> Iterator[None]:
+        """Ends this process's groups if a member is lost inside.
+
+        Processes of other groups share no group with that member. They wait for this process, which may stay
+        alive, and shall learn at once that it trains no more.
+        """
+        try:
+            yield
+        except _LOSSES as error:
+            for part in (self.inside, self.across):
+                if part is not self.run and part.group is not None:
+                    part.group._abort(
+                        f"rank {self.run.rank} has stopped training: {_first_line(error)}"
+                    )
+            raise
+
+    def tell(self, word: int = DONE) -> int:
+        """Rank 0's word, in all processes."""
+        words = np.array([word], np.int64)
+        return int(operations.broadcast(self.run, words, 0, "what a callback of rank 0 does")[0])
+
+    @operations.as_written
+    def gradients(
+        self,
+        sync: Synchronizer,
+        gradients: Sequence[Any],
+        strips: Sequence[bool],
+        name: str,
+        names: Sequence[str],
+    ) -> list[Any]:
+        """Averages gradients: of whole variables over all processes, of strips over all groups.
+
+        With a period, each group averages for itself. `strips` tells which gradients are of strips, and
+        `names` has the names of their variables.
+        """
+        assert isinstance(sync, AllReduce)
+        results = list(gradients)
+        whole = [i for i, cut in enumerate(strips) if not cut]
+        apart = self.period > 1
+        run = self.inside if apart else self.run
+        sync.names = [names[i] for i in whole]
+        means = sync.gradients(run, [results[i] for i in whole], name)
+        for i, value in zip(whole, means, strict=True):
+            results[i] = value
+        cut = [i for i, cut in enumerate(strips) if cut and results[i] is not None]
+        # A strip has the gradients of all examples of its group; the loss is the mean over its processes.
+        scaled = [results[i] / self.size for i in cut]
+        if not apart:
+            wire = sync.compression if isinstance(sync.compression, str) else None
+            plain = AllReduce(sync.bucket_bytes, wire)
+            of = [names[i] for i in cut]
+            scaled = mean(self.across, scaled, plain, f"strips of {name}", of)
+        for i, value in zip(cut, scaled, strict=True):
+            results[i] = value
+        return results
+
+    @operations.as_written
+    def agree_on_infinities(self, gradients: Sequence[Any], name: str) -> list[Any]:
+        """Puts a NaN into every process's gradients if one of them has an infinity or a NaN."""
+        results = list(gradients)
+        present = [i for i, each in enumerate(results) if each is not None]
+        finite = [
+            tf.reduce_all(tf.math.is_finite(getattr(results[i], "values", results[i])))
+            for i in present
+        ]
+        mine = tf.cast(tf.reduce_all(finite), tf.float32)
+        everywhere = operations.all_reduce(
+            self.run, mine[tf.newaxis], "min", f"whether {name} is finite"
+        )
+        dense = [i for i in present if isinstance(results[i], tf.Tensor)]
+        least = min(dense, key=lambda i: int(np.prod(results[i].shape)))
+        results[least] = tf.where(
+            everywhere[0] > 0, results[least], tf.constant(np.nan, results[least].dtype)
+        )
+        return results
+
+    @operations.as_written
+    def squared_norms(self, gradients: Sequence[Any], strips: Sequence[bool], name: str) -> Any:
+        """The squared norm of each gradient, of strips that of the whole, as a vector of float32."""
+        norms = tf.stack([_squared_norm(each) for each in gradients])
+        if self.size == 1 or not any(strips):
+            return norms
+        mask = tf.constant(list(strips))
+        summed = operations.all_reduce(
+            self.inside, tf.where(mask, norms, tf.zeros_like(norms)), "sum", f"norms of {name}"
+        )
+        return tf.where(mask, summed, norms)
+
+    def check(self, sync: Synchronizer) -> None:
+        """UsageError if a split model cannot be synchronized so."""
+        if type(sync) is not AllReduce:
+            raise UsageError(
+                f"{type(sync).__name__} and split(): processes that share a layer need each other in every "
+                "step: use AllReduce; split(period=...) lets groups train apart"
+            )
+        if self.period > 1 and sync.exchanges:
+            raise UsageError(
+                f"split(period=...) with {type(sync.compression).__name__}: give no compression, or the name "
+                "of a type"
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of an error about a member. TensorFlow adds lines about where it was raised."""
+    lines = str(error).splitlines() or [""]
+    return next((line for line in lines if "member" in line), lines[0]).strip()
+
+
+def _squared_norm(gradient: Any) -> Any:
+    if gradient is None:
+        return tf.zeros([])
+    value = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+    return tf.reduce_sum(value * value)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense layers of which each process of a group has a strip, and what they exchange.
+
+Inside a group, activations have one of two forms. As rows, a process has all values of its own examples. As
+strips, it has its part of the values of all examples of the group. A layer that is cut by columns takes the
+rows of all, and gives strips; one that is cut by rows takes strips, and gives rows. Between two such layers,
+nothing travels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from ...errors import UsageError
+from ..backend.tensorflow import front, operations
+from ..names import plain
+from .groups import Groups
+from .slices import bounds, cut, take, to_save, widest
+
+Mode = Literal["column", "row"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a layer is cut, and the form of what it takes and gives."""
+
+    groups: Groups
+    mode: Mode
+    takes_strips: bool = False
+    gives_strips: bool = False
+
+
+class CutDense:
+    """What `cut_layer` puts in front of the class of a Dense layer."""
+
+    _rdmatensor_place: Place
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        layer: Any = self
+        place, name = self._rdmatensor_place, plain(layer.name)
+        groups = place.groups
+        if place.mode == "column":
+            result = product(
+                operations.all_gather(groups.inside, inputs, f"inputs of {name}"), layer.kernel
+            )
+            if layer.bias is not None:
+                result = keras.ops.add(result, layer.bias)
+            if not place.gives_strips:
+                result = as_rows(groups, result, layer.units, f"outputs of {name}")
+        else:
+            if not place.takes_strips:
+                inputs = as_strips(groups, inputs, f"inputs of {name}")
+            result = product(inputs, layer.kernel)
+            result = operations.reduce_scatter(groups.inside, result, "sum", f"outputs of {name}")
+            if layer.bias is not None:
+                result = keras.ops.add(result, layer.bias)
+        return result if layer.activation is None else layer.activation(result)
+
+    def save_own_variables(self, store: Any) -> None:
+        for number, variable in enumerate(_variables(self)):
+            store[str(number)] = to_save(variable)
+
+    def load_own_variables(self, store: Any) -> None:
+        variables = _variables(self)
+        if len(store.keys()) != len(variables):
+            layer: Any = self
+            raise UsageError(
+                f"{layer.name} has {len(variables)} variables, the file {len(store.keys())}"
+            )
+        for number, variable in enumerate(variables):
+            take(variable, store[str(number)])
+
+
+def product(inputs: Any, kernel: Any) -> Any:
+    """The product of activations and a strip."""
+    return keras.ops.matmul(inputs, kernel)
+
+
+def _variables(layer: Any) -> list[Any]:
+    return [each for each in (layer._kernel, layer.bias) if each is not None]
+
+
+def cut_layer(layer: Any, place: Place) -> None:
+    """Leaves this process's strip in a layer that is built. It keeps the name and module of its class."""
+    cut(layer._kernel, 1 if place.mode == "column" else 0, place.groups)
+    if place.mode == "column" and layer.bias is not None:
+        cut(layer.bias, 0, place.groups)
+    layer.input_spec = keras.layers.InputSpec(min_ndim=2)
+    front.put(layer, CutDense, _rdmatensor_place=place)
+
+
+@operations.as_written
+def as_strips(groups: Groups, rows: Any, name: str) -> Any:
+    """Exchanges rows for strips: each process gets its part of the last dimension, for all examples."""
+    length, size = int(rows.shape[-1]), groups.size
+    width = widest(length, size)
+    parts = []
+    for index in range(size):
+        start, stop = bounds(length, size, index)
+        parts.append(_padded(rows[..., start:stop], width))
+    found = operations.all_to_all(groups.inside, tf.concat(parts, 0), name)
+    start, stop = bounds(length, size, groups.place)
+    return found[..., : stop - start]
+
+
+@operations.as_written
+def as_rows(groups: Groups, strips: Any, length: int, name: str) -> Any:
+    """Exchanges strips for rows: each process gets the whole last dimension, for its own examples."""
+    size = groups.size
+    found = operations.all_to_all(groups.inside, _padded(strips, widest(length, size)), name)
+    parts = []
+    for index, part in enumerate(tf.split(found, size)):
+        start, stop = bounds(length, size, index)
+        parts.append(part[..., : stop - start])
+    return tf.concat(parts, -1)
+
+
+def _padded(tensor: Any, width: int) -> Any:
+    more = width - int(tensor.shape[-1])
+    return tf.pad(tensor, [[0, 0]] * (tensor.shape.rank - 1) + [[0, more]]) if more else tensor

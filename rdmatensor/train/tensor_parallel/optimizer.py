@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What optimizers have to know of strips: their state is cut too, and norms are those of whole gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...errors import UsageError
+from ..names import plain
+from .slices import groups_of, mark, strip_of, take, to_save
+
+# They use a matrix as a whole.
+_OF_MATRICES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
+
+
+class WithStrips:
+    """What `distribute` puts in front of the class of an optimizer."""
+
+    _rdmatensor_variables: Sequence[Any] = ()
+
+    def build(self, variables: Sequence[Any]) -> None:
+        if isinstance(self, _OF_MATRICES) and groups_of(variables) is not None:
+            raise UsageError(
+                f"{type(self).__name__} needs whole matrices, and split() has cut some: use an optimizer "
+                "that treats each weight by itself, such as Adam"
+            )
+        super().build(variables)  # type: ignore[misc]
+
+    def add_variable_from_reference(self, reference_variable: Any, *more: Any, **named: Any) -> Any:
+        variable = super().add_variable_from_reference(reference_variable, *more, **named)  # type: ignore[misc]
+        strip = strip_of(reference_variable)
+        if strip is not None:
+            mark(variable, strip)
+        return variable
+
+    def _backend_apply_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        object.__setattr__(self, "_rdmatensor_variables", variables)
+        super()._backend_apply_gradients(grads, variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        optimizer: Any = self
+        groups = groups_of(self._rdmatensor_variables)
+        if groups is None or not (optimizer.clipnorm or optimizer.global_clipnorm):
+            return super()._clip_gradients(grads)  # type: ignore[misc]
+        strips = [strip_of(each) is not None for each in self._rdmatensor_variables]
+        norms = groups.squared_norms(grads, strips, f"gradients of {plain(optimizer.name)}")
+        limit = optimizer.clipnorm or optimizer.global_clipnorm
+        if optimizer.clipnorm:
+            factors = tf.unstack(limit / tf.maximum(tf.sqrt(norms), limit))
+        else:
+            total = tf.sqrt(tf.reduce_sum(norms))
+            factors = [limit / tf.maximum(total, limit)] * len(grads)
+        return [
+            None if each is None else each * tf.cast(factor, each.dtype)
+            for each, factor in zip(grads, factors, strict=True)
+        ]
+
+    def save_own_variables(self, store: Any) -> None:
+        optimizer: Any = self
+        for number, variable in enumerate(optimizer.variables):
+            store[str(number)] = to_save(variable)
+
+    def load_own_variables(self, store: Any) -> None:
+        optimizer: Any = self
+        if groups_of(optimizer.variables) is None or len(store.keys()) != len(optimizer.variables):
+            super().load_own_variables(store)  # type: ignore[misc]
+            return
+        for number, variable in enumerate(optimizer.variables):
+            take(variable, store[str(number)])
