@@ -2,9 +2,8 @@
 """Checks that the arrows between rooms hold: `.ci/rooms.py [--write] [FOLDER]`, part of `make lint`.
 
 docs/rooms.toml is the table. Every #include and import of the sources is read, and each one that the table
-does not allow is named with its line. So is each circle of files, and each file without a room.
-The file map of docs/architecture.md is made from each file's first sentence, and docs/img/rooms.mmd from the
-table; --write renews both.
+does not allow is named with its line. So is each circle of files, each file without a room, and each file
+that does not say first what it does. --write renews the rooms in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ else:
 
 TABLE = "docs/rooms.toml"
 PAGE = "docs/architecture.md"
-DIAGRAM = "docs/img/rooms"
+BEGIN, END = "<!-- rooms: made by .ci/rooms.py --write -->\n", "<!-- end of rooms -->"
 SUFFIXES = (".c", ".cc", ".h", ".py")
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 
@@ -49,8 +48,10 @@ class Table:
         self.circles: list[set[str]] = [set(each["files"]) for each in table.get("circle", [])]
         self.rooms: dict[str, list[str]] = {}
         self.arrows = networkx.DiGraph()
+        self.does: dict[str, str] = {}
         for name, room in table["rooms"].items():
             self.rooms[name] = room["files"]
+            self.does[name] = room["does"]
             self.arrows.add_node(name)
         for name, room in table["rooms"].items():
             for used in room["uses"]:
@@ -74,17 +75,18 @@ class Table:
         """A room may use itself, the rooms in its list, and what those may use."""
         return bool(networkx.has_path(self.arrows, room, used))
 
-    def diagram(self) -> str:
-        """The rooms and their arrows as Mermaid draws them."""
-        lines = ["flowchart BT"]
+    def page(self, text: str) -> str:
+        """Returns docs/architecture.md with the rooms as they are."""
+        head, begin, rest = text.partition(BEGIN)
+        _, end, tail = rest.partition(END)
+        if not end:
+            raise ValueError(f"{PAGE}: {BEGIN.strip()} ... {END} are missing")
+        lines = ["| room | what it does | files | may use |", "|---|---|---|---|"]
         for name, places in self.rooms.items():
-            lines.append(f'  {_key(name)}["{name}<br>{"<br>".join(places)}"]')
-        lines += [f"  {_key(room)} --> {_key(used)}" for room, used in self.arrows.edges]
-        return "\n".join(lines) + "\n"
-
-
-def _key(name: str) -> str:
-    return re.sub(r"\W", "", name) + "_"
+            files = ", ".join(f"`{place}`" for place in places)
+            uses = ", ".join(self.arrows.successors(name))
+            lines.append(f"| {name} | {self.does[name]} | {files} | {uses} |")
+        return "\n".join([head + begin.rstrip(), *lines, end + tail])
 
 
 def includes(root: Path, file: str) -> Iterator[Arrow]:
@@ -147,73 +149,12 @@ def sources(root: Path, table: Table) -> list[str]:
     return [file for file in files if not any(map(PurePosixPath(file).match, table.ignored))]
 
 
-def first_sentence(text: str, suffix: str) -> str:
-    """The first sentence of a file's docstring, or of its opening comment; "" if there is none."""
+def says_what_it_does(text: str, suffix: str) -> bool:
+    """Tells whether a file opens with a docstring, or with a comment of more than its license."""
     if suffix == ".py":
-        said = ast.get_docstring(ast.parse(text)) or ""
-    else:
-        lines = []
-        for line in text.splitlines():
-            bare = line.strip()
-            if not bare.startswith(("/*", "*", "//")):
-                break
-            lines.append(bare.strip("/* "))
-        said = "\n".join(lines).partition("\n\n")[2]
-    paragraph = " ".join(said.partition("\n\n")[0].split())
-    match = re.match(r"(.+?[.:;])(\s|$)", paragraph)
-    return (match[1] if match else paragraph).rstrip(".:;")
-
-
-def sentences(root: Path, table: Table) -> dict[str, str]:
-    """What each file says first, by its path without suffix. A header speaks for its source."""
-    said: dict[str, str] = {}
-    for file in sources(root, table):
-        sentence = first_sentence((root / file).read_text(), PurePosixPath(file).suffix)
-        name = unit(file).removesuffix(".py")
-        if sentence and (file.endswith(".h") or not said.get(name)):
-            said[name] = sentence
-        said.setdefault(name, "")
-    return said
-
-
-def file_map(root: Path, table: Table) -> str:
-    """All files by room, each with its first sentence."""
-    said = sentences(root, table)
-    lines = []
-    for name in table.rooms:
-        lines += [f"### {name}", "", "| file | what it does |", "|---|---|"]
-        files = [file for file in said if table.room(file) == name]
-        lines += [f"| `{file}` | {said[file]} |" for file in files if not file.endswith("__init__")]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def page(text: str, root: Path, table: Table) -> str:
-    """docs/architecture.md with the map as it should be."""
-    begin, end = "<!-- map: made by .ci/rooms.py --write -->\n", "<!-- end of map -->"
-    head, _, rest = text.partition(begin)
-    _, found, tail = rest.partition(end)
-    if not found:
-        raise ValueError(f"{PAGE}: {begin.strip()} ... {end} are missing")
-    return f"{head}{begin}{file_map(root, table).rstrip()}\n{end}{tail}"
-
-
-def old(root: Path, table: Table, write: bool) -> list[str]:
-    """The page and the diagram if they are older than the sources and the table. `write` renews them."""
-    text = (root / PAGE).read_text()
-    wanted = {PAGE: page(text, root, table), f"{DIAGRAM}.mmd": table.diagram()}
-    outdated = []
-    for name, content in wanted.items():
-        file = root / name
-        if write:
-            file.write_text(content)
-        elif not file.is_file() or file.read_text() != content:
-            outdated.append(f"{name} is outdated: run .ci/rooms.py --write")
-    picture = root / f"{DIAGRAM}.svg"
-    drawn = set(re.findall(r'"L_(\w+_)_0"', picture.read_text() if picture.is_file() else ""))
-    if drawn != {f"{_key(room)}_{_key(used)}" for room, used in table.arrows.edges}:
-        outdated.append(f"{DIAGRAM}.svg is outdated: draw it from {DIAGRAM}.mmd (CONTRIBUTING.md)")
-    return outdated
+        return bool(ast.get_docstring(ast.parse(text)))
+    opening = re.match(r"(?:\s*(?:/\*|\*|//).*\n)*", text)
+    return bool(opening and re.search(r"\n[ */]*\n[ */]*\w", opening[0]))
 
 
 def check(root: Path, table: Table) -> list[str]:
@@ -227,9 +168,13 @@ def check(root: Path, table: Table) -> list[str]:
     wrong = [
         f"{file}: no room of {TABLE} has this file" for file in files if table.room(file) is None
     ]
-    for name, sentence in sentences(root, table).items():
-        if not sentence:
-            wrong.append(f"{name}: its first sentence should say what the file does")
+    spoken = {unit(file) for file in files
+              if says_what_it_does((root / file).read_text(), PurePosixPath(file).suffix)}  # fmt: skip
+    wrong += [
+        f"{name}: its first sentence should say what the file does"
+        for name in dict.fromkeys(map(unit, files))
+        if name not in spoken
+    ]
     graph = networkx.DiGraph()
     for arrow in arrows:
         room, used = table.room(arrow.source), table.room(arrow.target)
@@ -248,7 +193,13 @@ def check(root: Path, table: Table) -> list[str]:
 def main(write: bool, folder: str = ".") -> int:
     root = Path(folder)
     table = Table((root / TABLE).read_text())
-    wrong = check(root, table) + old(root, table, write)
+    wrong = check(root, table)
+    page = root / PAGE
+    wanted = table.page(page.read_text())
+    if write:
+        page.write_text(wanted)
+    elif page.read_text() != wanted:
+        wrong.append(f"{PAGE} is outdated: run .ci/rooms.py --write")
     print("\n".join(wrong), end="\n" if wrong else "")
     return bool(wrong)
 
