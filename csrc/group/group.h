@@ -11,9 +11,9 @@
 
 #include "base/clock.h"
 #include "core/meet/connect.h"
-#include "group/schedule/costs.h"
 #include "group/groups.h"
 #include "group/process.h"
+#include "group/schedule/costs.h"
 #include "group/schedule/program.h"
 #include "group/schedule/trees.h"
 
