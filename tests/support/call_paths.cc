@@ -34,7 +34,7 @@ std::vector<TensorMessage> Tensors(const std::string &payload) {
   return {tensor};
 }
 
-// As channel/pieces.h writes and calls/callee.cc reads.
+// Writes what channel/pieces.h writes, and reads it as calls/callee.cc does.
 template <typename Message>
 bool Pass(const Message &message, std::vector<char> *wire) {
   static uint64_t number = 0;

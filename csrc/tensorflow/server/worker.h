@@ -19,7 +19,7 @@ namespace rdmatensor {
 // Where this task's device is. If `service` is nullptr, there is none.
 AddressAnswer AnswerOf(const TensorService* service, const tensorflow::WorkerEnv& env);
 
-// What answers questions of other tasks (channel/task_call.h), by their keys. It may be called from any thread.
+// Answers the questions of other tasks (channel/task_call.h), by their keys. Any thread may call it.
 using Questions =
     std::map<std::string, std::function<void(const std::string& question, TaskAnswered answer)>>;
 

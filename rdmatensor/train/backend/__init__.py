@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rest of rdmatensor.train asks of a framework."""
+"""Connect rdmatensor.train to the framework that runs the model."""
