@@ -186,7 +186,7 @@ static void choose(setting *s, fuzz_input *input) {
     link->maps = !(how & 4);
     link->process = getpid();
     link->down = link->left = link->released = false;
-    link->eager_sent = link->eager_returned = link->eager_taken = link->eager_told = 0;
+    link->eager_sent = link->eager_returned = link->eager_taken = link->eager_announced = 0;
     link->eager_received = 0;
   }
 }
@@ -237,7 +237,7 @@ static bool step(rdt_group *group, rdt_group_operation *operation, uint64_t tag,
   uint8_t what = fuzz_u8(input) % 8;
   if (what == 7 && group->links[fuzz_u8(input) % group->size].channel) {
     atomic_store(&group->links[fuzz_u8(input) % group->size].left, true);
-    rdt_group_stir(group);
+    rdt_group_wake(group);
   } else if (what > 1) {
     send_message(group, operation, tag, input);
   }

@@ -151,7 +151,7 @@ static void check(const rdt_group *group) {
 static void reset(rdt_group *group) {
   rdt_groups *groups = group->groups;
   pthread_mutex_lock(&groups->lock);
-  rdt_group_visitors_expire(groups, INT64_MAX);
+  rdt_group_join_requests_expire(groups, INT64_MAX);
   for (uint32_t i = 0; i < group->size; i++) {
     rdt_channel_unref(group->links[i].channel);
     memset(&group->links[i], 0, sizeof(group->links[i]));

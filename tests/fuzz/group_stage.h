@@ -12,7 +12,7 @@
 #include "core/post/channel.h"
 #include "core/post/posting.h"
 #include "fuzz.h"
-#include "group/meet/meeting.h"
+#include "group/run/run.h"
 #include "transport/shm/shm.h"
 
 #define PEERS 5u   /* with this device's own place */

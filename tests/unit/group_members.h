@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "group/group.h"
+#include "group/run/run.h"
 #include "unit.h"
 
 #define MEMBERS 5
@@ -130,10 +130,10 @@ static inline unsigned started_of(const member *m) {
 }
 
 /* Members that wait for this one to create their group. */
-static inline unsigned visitors_of(const member *m) {
+static inline unsigned join_requests_of(const member *m) {
   rdt_groups *groups = rdt_groups_of(m->device);
   pthread_mutex_lock(&groups->lock);
-  unsigned count = groups->visitor_count;
+  unsigned count = groups->join_request_count;
   pthread_mutex_unlock(&groups->lock);
   return count;
 }

@@ -80,21 +80,21 @@ static void test_sender_is_gone(void) {
 }
 
 /* Who wanted to join a group that this process never makes is forgotten when it goes, and its channel with it. */
-static void test_visitor_is_gone(void) {
+static void test_request_is_gone(void) {
   member members[2];
   open_devices(members, 2);
   prepare(members, 2, "never made");
   members[1].options.timeout_ms = 300;
   create_member(&members[1]);
   EXPECT_STATUS(RDT_ERR_DEADLINE, members[1].status);
-  UNTIL(visitors_of(&members[0]) == 1);
+  UNTIL(join_requests_of(&members[0]) == 1);
   rdt_device_close(members[1].device);
-  UNTIL(visitors_of(&members[0]) == 0);
+  UNTIL(join_requests_of(&members[0]) == 0);
   rdt_device_close(members[0].device);
 }
 
 int main(void) {
-  test_visitor_is_gone();
+  test_request_is_gone();
   test_failed_elsewhere();
   test_sender_is_gone();
   return 0;

@@ -15,7 +15,7 @@ static void test_missing_members(void) {
   prepare(members, 4, "missing");
   members[0].options.timeout_ms = 200;
   pthread_create(&thread, NULL, create_member, &members[1]);
-  UNTIL(visitors_of(&members[0]) > 0);
+  UNTIL(join_requests_of(&members[0]) > 0);
   create_member(&members[0]); /* ranks 2 and 3 do not come */
   pthread_join(thread, NULL);
   EXPECT(members[0].status == RDT_ERR_DEADLINE && mentions(members[0].error, "rank 2, 3"));
@@ -56,7 +56,7 @@ static void test_close_while_joining(void) {
   open_devices(members, 2);
   prepare(members, 2, "never");
   pthread_create(&thread, NULL, create_member, &members[1]);
-  UNTIL(visitors_of(&members[0]) > 0);
+  UNTIL(join_requests_of(&members[0]) > 0);
   rdt_device_close(members[1].device);
   pthread_join(thread, NULL);
   EXPECT_STATUS(RDT_ERR_CLOSED, members[1].status);
@@ -70,7 +70,7 @@ static void test_late_root(void) {
   open_devices(members, 2);
   prepare(members, 2, "late");
   pthread_create(&thread, NULL, create_member, &members[1]);
-  UNTIL(visitors_of(&members[0]) > 0);
+  UNTIL(join_requests_of(&members[0]) > 0);
   create_member(&members[0]);
   pthread_join(thread, NULL);
   for (uint32_t i = 0; i < 2; i++) EXPECT_STATUS(RDT_OK, members[i].status);

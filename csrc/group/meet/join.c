@@ -13,7 +13,7 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "core/post/channel.h"
-#include "group/meet/meeting.h"
+#include "group/meet/meet.h"
 
 #define AGAIN_MS \
   500 /* interval of sending JOIN again, because rank 0 forgets JOINs of groups it does not know yet */
@@ -21,14 +21,12 @@
 /* Its last digit is the version of operations' messages. */
 #define BYTE_ORDER_MARK 0x01020305u
 
-/* ---- JOIN ------------------------------------------------------------------------------------------ */
-
 typedef struct {
   uint32_t rank, size, forced, order;
   uint64_t generation, mark, eager, chunk;
   rdt_group_measure_place place;
   char address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
-} join_request;
+} join_fields;
 
 static uint64_t mark_of(const rdt_group *group) { return (uintptr_t)&group->device->generation; }
 
@@ -52,77 +50,76 @@ static rdt_status send_join(const rdt_group *group, rdt_channel *channel,
   return rdt_group_meeting_send(channel, RDT_GROUP_JOIN, &wire);
 }
 
-static bool get_join(rdt_wire *wire, join_request *request) {
-  rdt_wire_get_bytes(wire, &request->order, sizeof(request->order));
-  request->rank = rdt_wire_get_u32(wire);
-  request->size = rdt_wire_get_u32(wire);
-  request->forced = rdt_wire_get_u32(wire);
-  request->generation = rdt_wire_get_u64(wire);
-  request->mark = rdt_wire_get_u64(wire);
-  request->eager = rdt_wire_get_u64(wire);
-  request->chunk = rdt_wire_get_u64(wire);
-  request->place.key = rdt_wire_get_u64(wire);
-  request->place.offset = rdt_wire_get_u64(wire);
-  rdt_wire_get_text(wire, request->address, sizeof(request->address));
-  rdt_wire_get_text(wire, request->host_id, sizeof(request->host_id));
+static bool get_join(rdt_wire *wire, join_fields *fields) {
+  rdt_wire_get_bytes(wire, &fields->order, sizeof(fields->order));
+  fields->rank = rdt_wire_get_u32(wire);
+  fields->size = rdt_wire_get_u32(wire);
+  fields->forced = rdt_wire_get_u32(wire);
+  fields->generation = rdt_wire_get_u64(wire);
+  fields->mark = rdt_wire_get_u64(wire);
+  fields->eager = rdt_wire_get_u64(wire);
+  fields->chunk = rdt_wire_get_u64(wire);
+  fields->place.key = rdt_wire_get_u64(wire);
+  fields->place.offset = rdt_wire_get_u64(wire);
+  rdt_wire_get_text(wire, fields->address, sizeof(fields->address));
+  rdt_wire_get_text(wire, fields->host_id, sizeof(fields->host_id));
   return rdt_wire_close(wire) == RDT_OK;
 }
 
 static rdt_status check_join(const rdt_group *group, const rdt_group_member *members,
-                             const join_request *request) {
-  if (request->order != BYTE_ORDER_MARK)
+                             const join_fields *fields) {
+  if (fields->order != BYTE_ORDER_MARK)
     return rdt_fail(RDT_ERR_REFUSED,
                     "group %s: member %u has another byte order, or another version of rdmatensor",
-                    group->name, request->rank);
-  if (request->size != group->size)
+                    group->name, fields->rank);
+  if (fields->size != group->size)
     return rdt_fail(RDT_ERR_REFUSED, "group %s: rank 0 has %u members, rank %u at %s has %u",
-                    group->name, group->size, request->rank, request->address, request->size);
-  if (request->rank == 0 || request->rank >= group->size)
+                    group->name, group->size, fields->rank, fields->address, fields->size);
+  if (fields->rank == 0 || fields->rank >= group->size)
     return rdt_fail(RDT_ERR_REFUSED, "group %s: the device at %s cannot have rank %u of %u",
-                    group->name, request->address, request->rank, group->size);
-  if (request->chunk != group->chunk || request->forced != group->forced)
+                    group->name, fields->address, fields->rank, group->size);
+  if (fields->chunk != group->chunk || fields->forced != group->forced)
     return rdt_fail(RDT_ERR_REFUSED,
                     "group %s: rank 0 and rank %u differ in %sGROUP_CHUNK_BYTES or "
                     "%sGROUP_ALGORITHM",
-                    group->name, request->rank, RDT_ENV_PREFIX, RDT_ENV_PREFIX);
+                    group->name, fields->rank, RDT_ENV_PREFIX, RDT_ENV_PREFIX);
   for (uint32_t i = 0; i < group->size; i++)
-    if (i != request->rank && members[i].generation == request->generation)
+    if (i != fields->rank && members[i].generation == fields->generation)
       return rdt_fail(RDT_ERR_REFUSED, "group %s: the device at %s claims the ranks %u and %u",
-                      group->name, request->address, i, request->rank);
+                      group->name, fields->address, i, fields->rank);
   return RDT_OK;
 }
 
-/* ---- rank 0: everybody comes ------------------------------------------------------------------------- */
-
-static void seat(rdt_group_member *seat, rdt_channel *channel, const join_request *request) {
+static void seat(rdt_group_member *seat, rdt_channel *channel, const join_fields *fields) {
   rdt_channel_unref(seat->channel);
   rdt_channel_ref(channel);
   seat->channel = channel;
-  seat->generation = request->generation;
-  seat->mark = request->mark;
-  memcpy(seat->address, request->address, sizeof(seat->address));
-  memcpy(seat->host_id, request->host_id, sizeof(seat->host_id));
+  seat->generation = fields->generation;
+  seat->mark = fields->mark;
+  memcpy(seat->address, fields->address, sizeof(seat->address));
+  memcpy(seat->host_id, fields->host_id, sizeof(seat->host_id));
 }
 
 /* Returns true for a new member, and false for one that asks again. */
-static rdt_status admit(rdt_group *group, rdt_group_member *members, rdt_group_visitor *visitor,
-                        rdt_wire *wire, rdt_group_measure_place *places, uint32_t *missing) {
-  join_request request = {0};
-  if (!get_join(wire, &request)) {
-    rdt_channel_break(visitor->channel);
+static rdt_status admit(rdt_group *group, rdt_group_member *members,
+                        rdt_group_join_request *request, rdt_wire *wire,
+                        rdt_group_measure_place *places, uint32_t *missing) {
+  join_fields fields = {0};
+  if (!get_join(wire, &fields)) {
+    rdt_channel_break(request->channel);
     return RDT_OK;
   }
-  rdt_status status = check_join(group, members, &request);
+  rdt_status status = check_join(group, members, &fields);
   if (status != RDT_OK) return status;
-  rdt_group_member *own = &members[request.rank];
+  rdt_group_member *own = &members[fields.rank];
   bool taken = own->channel && !atomic_load(&own->channel->down);
-  if (taken && own->generation != request.generation)
+  if (taken && own->generation != fields.generation)
     return rdt_fail(RDT_ERR_REFUSED, "group %s: the devices at %s and %s both claim rank %u",
-                    group->name, own->address, request.address, request.rank);
+                    group->name, own->address, fields.address, fields.rank);
   if (!own->channel) --*missing;
-  seat(own, visitor->channel, &request);
-  places[request.rank] = request.place;
-  if (request.eager < group->eager) group->eager = request.eager;
+  seat(own, request->channel, &fields);
+  places[fields.rank] = fields.place;
+  if (fields.eager < group->eager) group->eager = fields.eager;
   return RDT_OK;
 }
 
@@ -160,15 +157,15 @@ static rdt_status gather(rdt_group *group, rdt_group_member *members,
                          rdt_group_measure_place *places, rdt_deadline deadline) {
   uint32_t missing = group->size - 1;
   while (missing > 0) {
-    rdt_group_visitor *visitor;
+    rdt_group_join_request *request;
     rdt_wire wire;
     rdt_status status =
-        rdt_group_meeting_await(group, RDT_MEETING_BIT(RDT_GROUP_JOIN), deadline, &visitor, &wire);
+        rdt_group_meeting_await(group, RDT_MEETING_BIT(RDT_GROUP_JOIN), deadline, &request, &wire);
     if (status == RDT_ERR_DEADLINE) fail_missing(group, members);
     if (status != RDT_OK) return refuse_all(group, members, NULL, status);
-    status = admit(group, members, visitor, &wire, places, &missing);
-    if (status != RDT_OK) status = refuse_all(group, members, visitor->channel, status);
-    rdt_group_visitor_free(visitor);
+    status = admit(group, members, request, &wire, places, &missing);
+    if (status != RDT_OK) status = refuse_all(group, members, request->channel, status);
+    rdt_group_join_request_free(request);
     if (status != RDT_OK) return status;
   }
   return RDT_OK;
@@ -193,8 +190,6 @@ static rdt_status new_id(rdt_group *group) {
   pthread_mutex_unlock(&group->groups->lock);
   return RDT_OK;
 }
-
-/* ---- READY, GO ------------------------------------------------------------------------------------------- */
 
 /* Checks whether this member can read the memory of all members whose regions it maps. A wrong
  * value means another process. */
@@ -221,10 +216,10 @@ static rdt_status send_rank(const rdt_group *group, rdt_channel *channel,
 }
 
 static rdt_status await_rank(rdt_group *group, rdt_group_message_kind kind, rdt_deadline deadline,
-                             rdt_group_visitor **visitor, uint32_t *rank, bool *reads) {
+                             rdt_group_join_request **request, uint32_t *rank, bool *reads) {
   rdt_wire wire;
   rdt_status status =
-      rdt_group_meeting_await(group, RDT_MEETING_BIT(kind), deadline, visitor, &wire);
+      rdt_group_meeting_await(group, RDT_MEETING_BIT(kind), deadline, request, &wire);
   if (status == RDT_ERR_DEADLINE)
     return rdt_fail(status, "group %s: its members did not connect within the deadline",
                     group->name);
@@ -232,19 +227,19 @@ static rdt_status await_rank(rdt_group *group, rdt_group_message_kind kind, rdt_
   *rank = rdt_wire_get_u32(&wire);
   *reads = rdt_wire_get_u32(&wire) != 0;
   if (rdt_wire_close(&wire) == RDT_OK && *rank < group->size) return RDT_OK;
-  rdt_group_visitor_free(*visitor);
+  rdt_group_join_request_free(*request);
   return rdt_fail(RDT_ERR_PROTOCOL, "group %s: a malformed message came", group->name);
 }
 
 static rdt_status await_all_ready(rdt_group *group, rdt_deadline deadline) {
   for (uint32_t left = group->size - 1; left > 0; left--) {
-    rdt_group_visitor *visitor;
+    rdt_group_join_request *request;
     uint32_t rank;
     bool reads;
-    rdt_status status = await_rank(group, RDT_GROUP_READY, deadline, &visitor, &rank, &reads);
+    rdt_status status = await_rank(group, RDT_GROUP_READY, deadline, &request, &rank, &reads);
     if (status != RDT_OK) return status;
     group->reads &= reads;
-    rdt_group_visitor_free(visitor);
+    rdt_group_join_request_free(request);
   }
   return RDT_OK;
 }
@@ -291,8 +286,6 @@ static rdt_status meet_as_root(rdt_group *group, rdt_group_member *members, rdt_
   return status == RDT_OK ? RDT_OK : refuse_all(group, members, NULL, status);
 }
 
-/* ---- the others -------------------------------------------------------------------------------------------- */
-
 static rdt_status read_refusal(const rdt_group *group, rdt_wire *wire) {
   char text[512];
   rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
@@ -306,14 +299,14 @@ static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_gro
                               rdt_group_member *members, rdt_deadline deadline) {
   const unsigned kinds = RDT_MEETING_BIT(RDT_GROUP_TABLE) | RDT_MEETING_BIT(RDT_GROUP_REFUSE);
   for (uint32_t known = 0; known < group->size;) {
-    rdt_group_visitor *visitor;
+    rdt_group_join_request *request;
     rdt_wire wire;
     rdt_deadline again = rdt_now_ms() + AGAIN_MS;
     rdt_status status =
         known == 0 && atomic_load(&root->down) == false ? send_join(group, root, block) : RDT_OK;
     if (status != RDT_OK) return status;
     status =
-        rdt_group_meeting_await(group, kinds, again < deadline ? again : deadline, &visitor, &wire);
+        rdt_group_meeting_await(group, kinds, again < deadline ? again : deadline, &request, &wire);
     if (atomic_load(&root->down)) return rdt_channel_fail_down(root);
     if (status == RDT_ERR_DEADLINE && rdt_deadline_left(deadline) > 0) continue;
     if (status == RDT_ERR_DEADLINE)
@@ -321,13 +314,13 @@ static rdt_status await_table(rdt_group *group, rdt_channel *root, const rdt_gro
                       "group %s: rank 0 at %s waits for other members, or has not created it",
                       group->name, root->peer_address);
     if (status != RDT_OK) return status;
-    if (visitor->channel != root)
+    if (request->channel != root)
       status = RDT_OK; /* a stranger's */
-    else if (visitor->kind == RDT_GROUP_REFUSE)
+    else if (request->kind == RDT_GROUP_REFUSE)
       status = read_refusal(group, &wire);
     else if (!rdt_group_table_get(group, &wire, members, &known))
       status = rdt_fail(RDT_ERR_PROTOCOL, "group %s: rank 0 sent a malformed table", group->name);
-    rdt_group_visitor_free(visitor);
+    rdt_group_join_request_free(request);
     if (status != RDT_OK) return status;
   }
   return RDT_OK;
@@ -352,38 +345,38 @@ static rdt_status link_lower(rdt_group *group, const rdt_group_member *members,
 static rdt_status await_higher(rdt_group *group, const rdt_group_member *members,
                                rdt_deadline deadline) {
   for (uint32_t left = group->size - 1 - group->rank; left > 0;) {
-    rdt_group_visitor *visitor;
+    rdt_group_join_request *request;
     uint32_t rank;
     bool unused;
-    rdt_status status = await_rank(group, RDT_GROUP_LINK, deadline, &visitor, &rank, &unused);
+    rdt_status status = await_rank(group, RDT_GROUP_LINK, deadline, &request, &rank, &unused);
     if (status != RDT_OK) return status;
     if (rank > group->rank && !group->links[rank].channel &&
-        visitor->channel->peer_generation == members[rank].generation) {
-      rdt_group_meeting_link(group, rank, visitor->channel);
+        request->channel->peer_generation == members[rank].generation) {
+      rdt_group_meeting_link(group, rank, request->channel);
       left--;
     }
-    rdt_group_visitor_free(visitor);
+    rdt_group_join_request_free(request);
   }
   return RDT_OK;
 }
 
 static rdt_status await_go(rdt_group *group, rdt_deadline deadline) {
   const unsigned kinds = RDT_MEETING_BIT(RDT_GROUP_GO) | RDT_MEETING_BIT(RDT_GROUP_REFUSE);
-  rdt_group_visitor *visitor;
+  rdt_group_join_request *request;
   rdt_wire wire;
-  rdt_status status = rdt_group_meeting_await(group, kinds, deadline, &visitor, &wire);
+  rdt_status status = rdt_group_meeting_await(group, kinds, deadline, &request, &wire);
   if (status == RDT_ERR_DEADLINE)
     return rdt_fail(status, "group %s: its members did not connect within the deadline",
                     group->name);
   if (status != RDT_OK) return status;
-  if (visitor->kind == RDT_GROUP_REFUSE) {
+  if (request->kind == RDT_GROUP_REFUSE) {
     status = read_refusal(group, &wire);
   } else {
     rdt_wire_get_u32(&wire); /* rank 0 */
     group->reads = rdt_wire_get_u32(&wire) != 0;
     status = rdt_wire_close(&wire);
   }
-  rdt_group_visitor_free(visitor);
+  rdt_group_join_request_free(request);
   return status;
 }
 

@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "core/post/channel.h"
 #include "core/post/polling.h"
-#include "group/meet/meeting.h"
+#include "group/meet/meet.h"
 #include "group/schedule/reduce.h"
 
 #define PINGS 64

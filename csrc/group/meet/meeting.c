@@ -1,16 +1,16 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "group/meet/meeting.h"
-
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sends and keeps the messages by which members meet.
+ */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/config.h"
 #include "base/status.h"
 #include "core/post/channel.h"
+#include "group/meet/meet.h"
 
-#define VISITORS 4096u /* kept by a device */
-
-/* ---- sending --------------------------------------------------------------------------------------- */
+#define JOIN_REQUESTS 4096u /* kept by a device */
 
 /* A group is known by its name until it has a number. */
 static bool by_name(rdt_group_message_kind kind) {
@@ -44,36 +44,34 @@ rdt_status rdt_group_meeting_send(rdt_channel *channel, rdt_group_message_kind k
   return status < 0 ? status : RDT_OK;
 }
 
-/* ---- visitors -------------------------------------------------------------------------------------- */
-
-void rdt_group_visitor_free(rdt_group_visitor *visitor) {
-  if (!visitor) return;
-  rdt_channel_unref(visitor->channel);
-  free(visitor);
+void rdt_group_join_request_free(rdt_group_join_request *request) {
+  if (!request) return;
+  rdt_channel_unref(request->channel);
+  free(request);
 }
 
-static rdt_group_visitor *unlink_visitor(rdt_groups *groups, rdt_group_visitor **link) {
-  rdt_group_visitor *visitor = *link;
-  *link = visitor->next;
-  groups->visitor_count--;
-  return visitor;
+static rdt_group_join_request *unlink_request(rdt_groups *groups, rdt_group_join_request **link) {
+  rdt_group_join_request *request = *link;
+  *link = request->next;
+  groups->join_request_count--;
+  return request;
 }
 
-void rdt_group_visitors_expire(rdt_groups *groups, int64_t now) {
+void rdt_group_join_requests_expire(rdt_groups *groups, int64_t now) {
   int64_t span = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
-  for (rdt_group_visitor **link = &groups->visitors; *link;) {
+  for (rdt_group_join_request **link = &groups->join_requests; *link;) {
     if (now - (*link)->came > span)
-      rdt_group_visitor_free(unlink_visitor(groups, link));
+      rdt_group_join_request_free(unlink_request(groups, link));
     else
       link = &(*link)->next;
   }
 }
 
-void rdt_group_visitors_forget(rdt_groups *groups) {
+void rdt_group_join_requests_forget(rdt_groups *groups) {
   if (groups->joining > 0) return; /* the last message of a lost peer may say why it left */
-  for (rdt_group_visitor **link = &groups->visitors; *link;) {
+  for (rdt_group_join_request **link = &groups->join_requests; *link;) {
     if (atomic_load(&(*link)->channel->down))
-      rdt_group_visitor_free(unlink_visitor(groups, link));
+      rdt_group_join_request_free(unlink_request(groups, link));
     else
       link = &(*link)->next;
   }
@@ -104,24 +102,24 @@ static void refuse_late(rdt_channel *channel, const char *name) {
 
 static void keep(rdt_channel *channel, rdt_group_message_kind kind, const void *data, size_t size) {
   rdt_groups *groups = rdt_groups_of(channel->device);
-  rdt_group_visitor *visitor = malloc(sizeof(*visitor) + size);
-  if (!visitor) return; /* its sender repeats it, or its deadline passes */
+  rdt_group_join_request *request = malloc(sizeof(*request) + size);
+  if (!request) return; /* its sender repeats it, or its deadline passes */
   rdt_channel_ref(channel);
-  *visitor =
-      (rdt_group_visitor){.channel = channel, .kind = kind, .came = rdt_now_ms(), .size = size};
-  memcpy(visitor->data, data, size);
+  *request = (rdt_group_join_request){
+      .channel = channel, .kind = kind, .came = rdt_now_ms(), .size = size};
+  memcpy(request->data, data, size);
   pthread_mutex_lock(&groups->lock);
-  rdt_group_visitors_expire(groups, visitor->came);
-  bool room = groups->visitor_count < VISITORS && !groups->stopping;
+  rdt_group_join_requests_expire(groups, request->came);
+  bool room = groups->join_request_count < JOIN_REQUESTS && !groups->stopping;
   if (room) {
-    rdt_group_visitor **link = &groups->visitors; /* appended, to keep the order of arrival */
+    rdt_group_join_request **link = &groups->join_requests; /* in the order of arrival */
     while (*link) link = &(*link)->next;
-    *link = visitor;
-    groups->visitor_count++;
-    pthread_cond_broadcast(&groups->visited);
+    *link = request;
+    groups->join_request_count++;
+    pthread_cond_broadcast(&groups->join_requested);
   }
   pthread_mutex_unlock(&groups->lock);
-  if (!room) rdt_group_visitor_free(visitor);
+  if (!room) rdt_group_join_request_free(request);
 }
 
 static void answer_ping(rdt_channel *channel) {
@@ -144,8 +142,8 @@ static bool comes_late(rdt_channel *channel, const void *data, size_t size, char
   return late;
 }
 
-void rdt_group_visit(rdt_channel *channel, rdt_group_message_kind kind, const void *data,
-                     size_t size) {
+void rdt_group_join_request_take(rdt_channel *channel, rdt_group_message_kind kind,
+                                 const void *data, size_t size) {
   char name[RDT_GROUP_NAME_SIZE];
   if (size > RDT_WIRE_MESSAGE_SIZE - RDT_WIRE_HEADER_SIZE) {
     rdt_fail(RDT_ERR_PROTOCOL, "%s sent a malformed message of a group", channel->peer_name);
@@ -162,19 +160,19 @@ void rdt_group_visit(rdt_channel *channel, rdt_group_message_kind kind, const vo
 }
 
 /* Loads the message behind the name of its group. Returns false if it is for another group. */
-static bool is_for(const rdt_group *group, const rdt_group_visitor *visitor, rdt_wire *wire) {
+static bool is_for(const rdt_group *group, const rdt_group_join_request *request, rdt_wire *wire) {
   char name[RDT_GROUP_NAME_SIZE];
-  rdt_wire_load(wire, visitor->data, visitor->size);
-  if (!by_name(visitor->kind)) return rdt_wire_get_u64(wire) == group->id && !wire->bad;
+  rdt_wire_load(wire, request->data, request->size);
+  if (!by_name(request->kind)) return rdt_wire_get_u64(wire) == group->id && !wire->bad;
   rdt_wire_get_text(wire, name, sizeof(name));
   return !wire->bad && strcmp(name, group->name) == 0;
 }
 
-static rdt_group_visitor *find_visitor(rdt_group *group, unsigned kinds, rdt_wire *wire) {
+static rdt_group_join_request *find_request(rdt_group *group, unsigned kinds, rdt_wire *wire) {
   rdt_groups *groups = group->groups;
-  for (rdt_group_visitor **link = &groups->visitors; *link; link = &(*link)->next)
+  for (rdt_group_join_request **link = &groups->join_requests; *link; link = &(*link)->next)
     if ((kinds & RDT_MEETING_BIT((*link)->kind)) && is_for(group, *link, wire))
-      return unlink_visitor(groups, link);
+      return unlink_request(groups, link);
   return NULL;
 }
 
@@ -186,13 +184,13 @@ static rdt_status check_members(const rdt_group *group) {
 }
 
 rdt_status rdt_group_meeting_await(rdt_group *group, unsigned kinds, rdt_deadline until,
-                                   rdt_group_visitor **visitor, rdt_wire *wire) {
+                                   rdt_group_join_request **request, rdt_wire *wire) {
   rdt_groups *groups = group->groups;
   rdt_status status = RDT_OK;
   pthread_mutex_lock(&groups->lock);
   for (;;) {
-    *visitor = find_visitor(group, kinds, wire);
-    if (*visitor) break;
+    *request = find_request(group, kinds, wire);
+    if (*request) break;
     if (groups->stopping)
       status = rdt_fail(RDT_ERR_CLOSED, "device %s is closing", group->device->name);
     if (status == RDT_OK) status = check_members(group);
@@ -201,13 +199,11 @@ rdt_status rdt_group_meeting_await(rdt_group *group, unsigned kinds, rdt_deadlin
       status = RDT_ERR_DEADLINE;
       break;
     }
-    rdt_cond_wait(&groups->visited, &groups->lock, until);
+    rdt_cond_wait(&groups->join_requested, &groups->lock, until);
   }
   pthread_mutex_unlock(&groups->lock);
   return status;
 }
-
-/* ---- channels -------------------------------------------------------------------------------------- */
 
 static rdt_channel *find_channel(rdt_groups *groups, const char *address, rdt_expected expected) {
   rdt_channel *found = NULL;

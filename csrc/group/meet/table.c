@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "group/meet/meeting.h"
+#include "group/meet/meet.h"
 
 #define TABLE_PART 600                   /* bytes after which a part is sent */
 #define MOST_CHUNK (1024u * 1024 * 1024) /* of GROUP_CHUNK_BYTES */

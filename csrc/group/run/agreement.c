@@ -13,7 +13,7 @@
 
 #include "base/status.h"
 #include "base/text.h"
-#include "group/group.h"
+#include "group/run/run.h"
 
 #define LINE 160 /* bytes that a report quotes of a line */
 #define VIEW 400 /* of an operation: its arguments, and a line */
@@ -88,8 +88,6 @@ void rdt_group_agreement_learn(rdt_group_operation *operation, const rdt_group_p
   /* Each member waited for a message that the other would not send. */
   if (operation->status == RDT_ERR_DEADLINE) operation->status = RDT_ERR_PROTOCOL;
 }
-
-/* ---- words ------------------------------------------------------------------------------------------ */
 
 typedef struct line {
   const char *text; /* NULL: there is none */
@@ -179,8 +177,6 @@ void rdt_group_agreement_fail(rdt_group_operation *operation, const rdt_group_me
   rdt_group_agreement_tell(operation); /* for members that learn of it from this one */
 }
 
-/* ---- operations that were complete here ---------------------------------------------------------------- */
-
 void rdt_group_agreement_regret(rdt_group *group, const rdt_group_part *part) {
   const rdt_group_message *head = &part->head;
   bool aborts = part->kind == RDT_GROUP_ABORT;
@@ -200,5 +196,5 @@ void rdt_group_agreement_regret(rdt_group *group, const rdt_group_part *part) {
   group->regrets = true;
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
     for (rdt_group_operation *each = group->table[i]; each; each = each->next)
-      rdt_group_operation_stir(each);
+      rdt_group_operation_wake(each);
 }

@@ -10,7 +10,7 @@
 #include "base/status.h"
 #include "base/text.h"
 #include "core/post/channel.h"
-#include "group/group.h"
+#include "group/run/run.h"
 
 #define EARLY_MESSAGES 65536u /* kept from one member for operations that have not started */
 
@@ -24,8 +24,6 @@ static rdt_group *find_group(rdt_groups *groups, uint64_t id) {
   return group;
 }
 
-/* ---- messages ---------------------------------------------------------------------------------------- */
-
 static void malformed(rdt_channel *channel) {
   rdt_fail(RDT_ERR_PROTOCOL, "%s sent a malformed message of a group", channel->peer_name);
   rdt_channel_break(channel);
@@ -36,11 +34,11 @@ static void put(rdt_group_operation *operation, rdt_group_part *part) {
   part->next = NULL;
   *operation->inbox_tail = part;
   operation->inbox_tail = &part->next;
-  if (operation->started && operation->report && !operation->heard[part->head.from]) {
-    operation->heard[part->head.from] = 1;
+  if (operation->started && operation->report && !operation->seen[part->head.from]) {
+    operation->seen[part->head.from] = 1;
     *operation->report = (rdt_collective_report){rdt_now_ns() - operation->began, part->head.from};
   }
-  rdt_group_operation_stir(operation);
+  rdt_group_operation_wake(operation);
 }
 
 /* Takes an ABORT of an operation that has not started here. Keeps the first one of each member,
@@ -122,7 +120,7 @@ static void take_message(rdt_group *group, rdt_channel *channel, rdt_group_part 
 
 static void take_leave(rdt_group *group, uint32_t from) {
   atomic_store(&group->links[from].left, true);
-  rdt_group_stir(group);
+  rdt_group_wake(group);
 }
 
 static void dispatch(rdt_group *group, rdt_channel *channel, rdt_group_message_kind kind,
@@ -192,12 +190,10 @@ void rdt_groups_take(rdt_channel *channel, uint64_t type, const void *data, size
   if (type >= RDT_GROUP_EAGER && type < RDT_GROUP_WRITTEN)
     take_operation(channel, (rdt_group_message_kind)type, data, size);
   else if (type >= RDT_GROUP_JOIN && type <= RDT_GROUP_PONG)
-    rdt_group_visit(channel, (rdt_group_message_kind)type, data, size);
+    rdt_group_join_request_take(channel, (rdt_group_message_kind)type, data, size);
   else
     malformed(channel);
 }
-
-/* ---- channels ------------------------------------------------------------------------------------------ */
 
 void rdt_groups_connected(rdt_channel *channel) {
   rdt_groups *groups = rdt_groups_of(channel->device);
@@ -230,7 +226,7 @@ static void mark_links(rdt_groups *groups, const rdt_channel *channel, bool rele
       atomic_store(released ? &link->released : &link->down, true);
       if (!released) rdt_group_forget_regions(group, link);
     }
-    rdt_group_stir(group);
+    rdt_group_wake(group);
   }
 }
 
@@ -239,8 +235,8 @@ void rdt_groups_down(rdt_channel *channel) {
   pthread_mutex_lock(&groups->lock);
   mark_links(groups, channel, false);
   rdt_groups_forget_channel(groups, channel);
-  rdt_group_visitors_forget(groups);
-  pthread_cond_broadcast(&groups->visited);
+  rdt_group_join_requests_forget(groups);
+  pthread_cond_broadcast(&groups->join_requested);
   pthread_mutex_unlock(&groups->lock);
 }
 

@@ -7,14 +7,14 @@
 
 #include "base/log.h"
 #include "base/status.h"
-#include "group/group.h"
+#include "group/run/run.h"
 
 void rdt_group_abort_all(rdt_group *group, rdt_status status, const char *text, bool early) {
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
     for (rdt_group_operation *each = group->table[i]; each; each = each->next) {
       if (!early && !each->started) continue; /* this member has not started it */
       rdt_group_operation_mark_aborted(each, status, text, strlen(text));
-      rdt_group_operation_stir(each);
+      rdt_group_operation_wake(each);
     }
 }
 
@@ -43,8 +43,6 @@ rdt_status rdt_group_fail(rdt_group *group, const uint64_t tag[2], rdt_status st
   rdt_group_operation_abort(group, tag, status, text);
   return RDT_OK;
 }
-
-/* ---- the whole group ------------------------------------------------------------------------------- */
 
 /* Ends the group. Returns false if it was aborted before. */
 static bool end_group(rdt_group *group, uint32_t from, rdt_status status, const char *text,

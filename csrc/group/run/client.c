@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "group/group.h"
+#include "group/run/run.h"
 
 static rdt_status open_groups(rdt_device *device, void **state) {
   rdt_groups *groups = calloc(1, sizeof(*groups));
@@ -15,7 +15,7 @@ static rdt_status open_groups(rdt_device *device, void **state) {
   groups->device = device;
   groups->run_runner = rdt_group_run_runner;
   pthread_mutex_init(&groups->lock, NULL);
-  rdt_cond_init(&groups->visited);
+  rdt_cond_init(&groups->join_requested);
   pthread_mutex_init(&groups->ready_lock, NULL);
   pthread_mutex_init(&groups->slab_lock, NULL);
   rdt_cond_init(&groups->ready);
@@ -37,7 +37,7 @@ static void interrupt(rdt_device *device) {
   rdt_groups *groups = rdt_groups_of(device);
   pthread_mutex_lock(&groups->lock);
   groups->stopping = true;
-  pthread_cond_broadcast(&groups->visited);
+  pthread_cond_broadcast(&groups->join_requested);
   pthread_mutex_unlock(&groups->lock);
 }
 
@@ -45,14 +45,14 @@ static void stop(rdt_device *device) {
   rdt_groups *groups = rdt_groups_of(device);
   interrupt(device);
   pthread_mutex_lock(&groups->lock);
-  while (groups->joining > 0) pthread_cond_wait(&groups->visited, &groups->lock);
+  while (groups->joining > 0) pthread_cond_wait(&groups->join_requested, &groups->lock);
   pthread_mutex_unlock(&groups->lock);
   for (rdt_group *each = next_held(groups, NULL); each; each = next_held(groups, each))
     rdt_group_end(each, RDT_ERR_CLOSED, "the device is being closed");
   rdt_group_runners_stop(groups);
   pthread_mutex_lock(&groups->lock);
   while (groups->channels) rdt_groups_forget_channel(groups, groups->channels->channel);
-  rdt_group_visitors_expire(groups, INT64_MAX);
+  rdt_group_join_requests_expire(groups, INT64_MAX);
   pthread_mutex_unlock(&groups->lock);
 }
 
@@ -64,7 +64,7 @@ static void free_groups(void *state) {
       groups->blocks[i] = block->next;
       free(block); /* its region was freed with the device's */
     }
-  pthread_cond_destroy(&groups->visited);
+  pthread_cond_destroy(&groups->join_requested);
   pthread_cond_destroy(&groups->ready);
   pthread_mutex_destroy(&groups->lock);
   pthread_mutex_destroy(&groups->ready_lock);

@@ -11,15 +11,13 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/post/polling.h"
-#include "group/group.h"
+#include "group/run/run.h"
 
 #define TICK_MS 50  /* interval of checking deadlines of operations that nobody waits for */
 #define LOOKS 64    /* polls of links between reads of the clock */
 #define YIELD_US 5  /* time of waiting after which other threads get this core */
 #define SLEEP_MS 50 /* longest sleep; then the caller is asked, and a failed operation checked */
 #define ASK_MS 100  /* interval of asking a waiting caller whether to go on */
-
-/* ---- the end --------------------------------------------------------------------------------------- */
 
 static void count(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
@@ -36,8 +34,6 @@ static rdt_status conclude(rdt_group_operation *operation) {
   if (status < 0) rdt_fail(status, "%s", operation->text);
   return status;
 }
-
-/* ---- ready operations -------------------------------------------------------------------------------- */
 
 /* Call it under ready_lock. */
 static rdt_group_operation *pop(rdt_groups *groups, int which) {
@@ -58,7 +54,7 @@ static void set_driver(rdt_group_operation *operation, rdt_group_driver driver) 
   pthread_mutex_unlock(&operation->group->lock);
 }
 
-/* Puts an operation aside until there is news of it, or back into the queue if there is. */
+/* Puts an operation aside until it has events, or back into the queue if it has any. */
 static void put_aside(rdt_group_operation *operation, bool at_once) {
   rdt_groups *groups = operation->group->groups;
   bool moves = operation->needs_runner;
@@ -120,11 +116,9 @@ void rdt_group_runners_stop(rdt_groups *groups) {
   groups->runner_count = 0;
 }
 
-/* ---- the progress thread's ----------------------------------------------------------------------------- */
-
 static void tick(rdt_groups *groups) {
   pthread_mutex_lock(&groups->lock);
-  for (rdt_group *group = groups->list; group; group = group->next) rdt_group_stir(group);
+  for (rdt_group *group = groups->list; group; group = group->next) rdt_group_wake(group);
   pthread_mutex_unlock(&groups->lock);
 }
 
@@ -174,8 +168,6 @@ rdt_status rdt_group_start(rdt_group *group, const rdt_collective *call, rdt_don
   return RDT_IN_PROGRESS;
 }
 
-/* ---- the caller's ---------------------------------------------------------------------------------------- */
-
 static void begin_polling(const rdt_group *group) {
   for (uint32_t i = 0; i < group->size; i++)
     if (i != group->rank) rdt_channel_begin_polling(group->links[i].channel);
@@ -193,19 +185,20 @@ static bool end_polling_to_sleep(const rdt_group *group) {
   return quiet;
 }
 
-static bool has_news(const rdt_group_operation *operation) {
-  return atomic_load_explicit(&operation->news, memory_order_acquire) != operation->seen;
+static bool has_events(const rdt_group_operation *operation) {
+  return atomic_load_explicit(&operation->pending_events, memory_order_acquire) !=
+         operation->handled_events;
 }
 
-/* Polls the group's links once. Returns true when there is news. */
+/* Polls the group's links once. Returns true when there are events. */
 static bool look(rdt_group_operation *operation) {
   const rdt_group *group = operation->group;
   for (uint32_t i = 0; i < group->size; i++)
     if (i != group->rank) rdt_channel_poll(group->links[i].channel);
-  return has_news(operation);
+  return has_events(operation);
 }
 
-/* Returns true when there is news, and false after `limit` microseconds without any. */
+/* Returns true when there are events, and false after `limit` microseconds without any. */
 static bool spin(rdt_group_operation *operation, int64_t limit) {
   int64_t start = 0;
   for (;;) {
@@ -225,7 +218,7 @@ static void sleep_once(rdt_group_operation *operation) {
     until = operation->deadline;
   pthread_mutex_lock(&group->lock);
   operation->sleeps = true;
-  while (!has_news(operation) && rdt_deadline_left(until) > 0)
+  while (!has_events(operation) && rdt_deadline_left(until) > 0)
     rdt_cond_wait(&operation->wakes, &group->lock, until);
   operation->sleeps = false;
   pthread_mutex_unlock(&group->lock);
@@ -241,11 +234,11 @@ static void ask_caller(rdt_group_operation *operation, const rdt_collective *cal
   *next = now + ASK_MS;
 }
 
-/* Sleeps until there is news; the progress thread takes messages meanwhile. */
-static void sleep_for_news(rdt_group_operation *operation, const rdt_collective *call,
-                           int64_t *ask) {
+/* Sleeps until there are events; the progress thread takes messages meanwhile. */
+static void sleep_for_events(rdt_group_operation *operation, const rdt_collective *call,
+                             int64_t *ask) {
   bool asleep = end_polling_to_sleep(operation->group), failing = operation->status < 0;
-  while (asleep && !has_news(operation)) {
+  while (asleep && !has_events(operation)) {
     sleep_once(operation);
     rdt_group_operation_check_time(operation);
     ask_caller(operation, call, ask);
@@ -262,7 +255,8 @@ static void wait_for_end(rdt_group_operation *operation, const rdt_collective *c
   for (bool ended = false; !ended; waits++) {
     const int64_t began = rdt_now_us();
     const bool soon = waited <= waits * spin_us / 2;
-    if (!(soon ? spin(operation, spin_us) : look(operation))) sleep_for_news(operation, call, &ask);
+    if (!(soon ? spin(operation, spin_us) : look(operation)))
+      sleep_for_events(operation, call, &ask);
     waited += rdt_now_us() - began;
     ended = rdt_group_operation_advance(operation);
   }

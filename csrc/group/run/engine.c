@@ -12,7 +12,7 @@
 
 #include "base/config.h"
 #include "base/status.h"
-#include "group/group.h"
+#include "group/run/run.h"
 
 /* The share of the deadline that a member has to answer an ABORT before its channel is closed. */
 #define GRACE_PART 3
@@ -21,8 +21,6 @@
 #define WAITING_MOST 8u
 /* Rounds with more steps than this get no offers ahead: each is compared with all others. */
 #define AHEAD_MOST 16u
-
-/* ---- failing --------------------------------------------------------------------------------------- */
 
 static const rdt_group_step *first_open(const rdt_group_operation *operation) {
   for (uint32_t i = 0; i < operation->program->count; i++)
@@ -39,8 +37,6 @@ void rdt_group_operation_check_time(rdt_group_operation *operation) {
       "waited for",
       operation->group->name, step ? step->peer : operation->group->rank);
 }
-
-/* ---- links ----------------------------------------------------------------------------------------- */
 
 static bool is_gone(const rdt_group_link *link) {
   return atomic_load(&link->down) || atomic_load(&link->left);
@@ -62,13 +58,12 @@ static void check_links(rdt_group_operation *operation) {
     if (state->done || state->parts || step->kind == RDT_STEP_COPY ||
         step->kind == RDT_STEP_ACCUMULATE || !is_gone(&group->links[step->peer]))
       continue;
-    if (atomic_load(&operation->news) == operation->seen) /* otherwise the messages come first */
+    /* Messages come first. */
+    if (atomic_load(&operation->pending_events) == operation->handled_events)
       fail_gone(operation, step->peer);
     return;
   }
 }
-
-/* ---- messages -------------------------------------------------------------------------------------- */
 
 /* When a member is lost, others get out of step. Then the loss is the cause. */
 static void fail_different(rdt_group_operation *operation, const rdt_group_message *head) {
@@ -164,12 +159,12 @@ static bool hand_over(rdt_group_operation *operation, rdt_group_part *part) {
   return true;
 }
 
-/* Returns true if there was news, so that steps may move that could not before. */
+/* Returns true if there were events, so that steps may move that could not before. */
 static bool take_inbox(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
-  unsigned news = atomic_load_explicit(&operation->news, memory_order_acquire);
-  if (news == operation->seen) return false;
-  operation->seen = news;
+  unsigned events = atomic_load_explicit(&operation->pending_events, memory_order_acquire);
+  if (events == operation->handled_events) return false;
+  operation->handled_events = events;
   pthread_mutex_lock(&group->lock);
   rdt_group_part *part = operation->inbox;
   operation->inbox = NULL;
@@ -192,8 +187,6 @@ static bool take_inbox(rdt_group_operation *operation) {
   }
   return true;
 }
-
-/* ---- lanes ----------------------------------------------------------------------------------------- */
 
 static bool blocked(const rdt_group_operation *operation, const rdt_group_lane_state *lane,
                     uint32_t index) {
@@ -318,8 +311,6 @@ static void advance_lanes(rdt_group_operation *operation) {
   }
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------ */
-
 static void free_steps(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   for (uint32_t i = 0; i < operation->program->count; i++) {
@@ -398,7 +389,7 @@ static bool end_failed(rdt_group_operation *operation) {
 }
 
 bool rdt_group_operation_advance(rdt_group_operation *operation) {
-  unsigned before = operation->seen;
+  unsigned before = operation->handled_events;
   take_inbox(operation);
   if (operation->fresh) check_links(operation); /* before others learn of a failure */
   operation->fresh = false;
@@ -408,7 +399,8 @@ bool rdt_group_operation_advance(rdt_group_operation *operation) {
     if (operation->reads_loans) rdt_group_operation_check_time(operation);
     if (operation->status == RDT_IN_PROGRESS) operation->status = RDT_OK;
   }
-  if (operation->status == RDT_IN_PROGRESS && operation->seen != before) check_links(operation);
+  if (operation->status == RDT_IN_PROGRESS && operation->handled_events != before)
+    check_links(operation);
   if (operation->status == RDT_IN_PROGRESS) return false;
   if (operation->status < 0 && !end_failed(operation)) return false;
   take_inbox(operation); /* a member that has left since may have told its view before */

@@ -2,8 +2,6 @@
  *
  * Groups from creation to close.
  */
-#include "group/group.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +9,8 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/status.h"
-
-/* ---- references ------------------------------------------------------------------------------------ */
+#include "core/post/transfer.h"
+#include "group/run/run.h"
 
 static void free_parts(rdt_group_part *part) {
   while (part) {
@@ -51,17 +49,15 @@ static void group_free(rdt_group *group) {
   rdt_device_unref(device);
 }
 
-/* ---- all operations of a group ------------------------------------------------------------------- */
-
-static void stir_all(rdt_group *group) {
+static void wake_all(rdt_group *group) {
   for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
     for (rdt_group_operation *each = group->table[i]; each; each = each->next)
-      rdt_group_operation_stir(each);
+      rdt_group_operation_wake(each);
 }
 
-void rdt_group_stir(rdt_group *group) {
+void rdt_group_wake(rdt_group *group) {
   pthread_mutex_lock(&group->lock);
-  if (group->started > 0) stir_all(group);
+  if (group->started > 0) wake_all(group);
   pthread_mutex_unlock(&group->lock);
 }
 
@@ -70,8 +66,6 @@ void rdt_group_forget_regions(rdt_group *group, rdt_group_link *link) {
   rdt_group_link_forget(link);
   pthread_mutex_unlock(&group->lock);
 }
-
-/* ---- create, close --------------------------------------------------------------------------------------- */
 
 static rdt_status check_options(const rdt_device *device, const rdt_group_options *options,
                                 rdt_group **group) {
@@ -165,8 +159,8 @@ static rdt_status enlist(rdt_group *group) {
 static void end_joining(rdt_groups *groups) {
   pthread_mutex_lock(&groups->lock);
   groups->joining--;
-  rdt_group_visitors_forget(groups);
-  pthread_cond_broadcast(&groups->visited);
+  rdt_group_join_requests_forget(groups);
+  pthread_cond_broadcast(&groups->join_requested);
   pthread_mutex_unlock(&groups->lock);
 }
 
@@ -236,8 +230,6 @@ void rdt_group_close(rdt_group *group) {
   rdt_group_unref(group);
 }
 
-/* ---- the rest ---------------------------------------------------------------------------------------------- */
-
 rdt_status rdt_group_get_info(const rdt_group *group, rdt_group_info *info) {
   if (!group || !info) return rdt_fail(RDT_ERR_INVALID, "group and info must not be NULL");
   *info = (rdt_group_info){.name = group->name,
@@ -272,4 +264,18 @@ rdt_status rdt_group_choose(const rdt_group *group, rdt_collective_kind kind, ui
   else if (*algorithm == RDT_ALGORITHM_AUTO)
     *algorithm = rdt_group_trees_choose(group, kind, bytes);
   return RDT_OK;
+}
+
+rdt_status rdt_group_submit(rdt_group *group, const rdt_collective *collective,
+                            rdt_transfer **transfer) {
+  if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
+  rdt_transfer *waitable = rdt_transfer_new(NULL);
+  if (!waitable) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  rdt_status status = rdt_group_start(group, collective, rdt_transfer_complete, waitable);
+  if (status == RDT_IN_PROGRESS) {
+    *transfer = waitable;
+  } else {
+    rdt_transfer_drop(waitable);
+  }
+  return status;
 }

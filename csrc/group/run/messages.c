@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sends messages of operations, and keeps the credit of eager ones and the peers' regions that
- * messages name.
+ * Sends messages of operations, keeps the credit of eager ones and the peers' regions that
+ * messages name, and compares checksums.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/config.h"
+#include "base/log.h"
 #include "base/status.h"
-#include "group/group.h"
+#include "group/run/run.h"
 
 #define SHORT_PAYLOAD 256u
 #define FREE_PARTS 256u /* kept of each kind */
@@ -19,8 +20,6 @@
 #define EAGER_WINDOW (1024u * 1024)
 #define EAGER_COST 256u    /* of a message, besides its payload */
 #define EMPTY_LIMIT 65536u /* of messages without payload, which are sent without credit */
-
-/* ---- parts ----------------------------------------------------------------------------------------- */
 
 static uint64_t capacity_of(const rdt_group *group, bool whole) {
   return whole ? group->eager : SHORT_PAYLOAD;
@@ -65,8 +64,6 @@ void rdt_group_part_free(rdt_group *group, rdt_group_part *part) {
   if (!keep) free(part);
 }
 
-/* ---- sending --------------------------------------------------------------------------------------- */
-
 void rdt_group_message_begin(rdt_group_operation *operation, rdt_group_part *part,
                              rdt_group_message_kind kind, const rdt_group_program_step *step) {
   part->kind = kind;
@@ -90,7 +87,7 @@ void rdt_group_credit_tell(rdt_group *group, uint32_t peer, rdt_group_message *m
   rdt_group_link *link = &group->links[peer];
   uint64_t taken = atomic_load_explicit(&link->eager_taken, memory_order_relaxed);
   message->credit = taken;
-  atomic_store_explicit(&link->eager_told, taken, memory_order_relaxed);
+  atomic_store_explicit(&link->eager_announced, taken, memory_order_relaxed);
 }
 
 rdt_status rdt_group_part_send(rdt_group *group, uint32_t peer, rdt_group_part *part) {
@@ -142,8 +139,6 @@ void rdt_group_operation_abort_send(const rdt_group_operation *operation, uint32
   send_abort(operation->group, peer, head, operation->detail.text, operation->text);
 }
 
-/* ---- credit ---------------------------------------------------------------------------------------- */
-
 bool rdt_group_credit_take(rdt_group_link *link, uint64_t bytes, bool always) {
   uint64_t cost = bytes + EAGER_COST;
   uint64_t before = atomic_fetch_add_explicit(&link->eager_sent, cost, memory_order_relaxed);
@@ -157,8 +152,8 @@ void rdt_group_credit_return(rdt_group *group, uint32_t peer, uint64_t bytes) {
   rdt_group_link *link = &group->links[peer];
   uint64_t cost = bytes + EAGER_COST;
   uint64_t taken = atomic_fetch_add_explicit(&link->eager_taken, cost, memory_order_relaxed) + cost;
-  uint64_t told = atomic_load_explicit(&link->eager_told, memory_order_relaxed);
-  if ((int64_t)(taken - told) < (int64_t)EAGER_WINDOW / 2 || atomic_load(&link->down)) return;
+  uint64_t announced = atomic_load_explicit(&link->eager_announced, memory_order_relaxed);
+  if ((int64_t)(taken - announced) < (int64_t)EAGER_WINDOW / 2 || atomic_load(&link->down)) return;
   rdt_group_part *part = rdt_group_part_new(group, 0);
   if (!part) return; /* the next message returns the credit */
   part->kind = RDT_GROUP_CREDIT;
@@ -178,8 +173,6 @@ void rdt_group_credit_learn(rdt_group_link *link, uint64_t returned) {
   while ((int64_t)(returned - known) > 0 && (int64_t)(sent - returned) >= 0)
     if (atomic_compare_exchange_weak(&link->eager_returned, &known, returned)) return;
 }
-
-/* ---- peers' regions ---------------------------------------------------------------------------------- */
 
 static rdt_remote_region *find_open(rdt_group *group, rdt_group_link *link, uint64_t key) {
   rdt_remote_region *found = NULL;
@@ -228,4 +221,42 @@ void rdt_group_link_forget(rdt_group_link *link) {
     rdt_remote_region_unref(link->remotes[i].region);
     link->remotes[i] = (rdt_group_link_remote){0};
   }
+}
+
+/* CHECKSUM=crc32c: the sender announces bytes with their CRC32C (RFC 3720), computed in place
+ * before they are copied, lent or written. The receiver compares it before the bytes are reduced
+ * or the operation completes. A difference fails the operation at all members. */
+
+/* 0 stands for no checksum, so a checksum of 0 is sent as 1. */
+static uint32_t announced(uint32_t crc) { return crc ? crc : 1; }
+
+void rdt_group_checksum_set(const rdt_group *group, rdt_group_message *head, const void *bytes) {
+  if (group->checks && head->size)
+    head->status = (int32_t)announced(rdt_crc32c(0, bytes, head->size));
+}
+
+bool rdt_group_checksum_present(const rdt_group_operation *operation,
+                                const rdt_group_message *head) {
+  return operation->group->checks && head->status != 0;
+}
+
+void rdt_group_checksum_compare(rdt_group_operation *operation, const rdt_group_message *head,
+                                uint32_t crc) {
+  uint32_t sent = (uint32_t)head->status, found = announced(crc);
+  if (!rdt_group_checksum_present(operation, head) || found == sent) return;
+  rdt_group_operation_fail(
+      operation, RDT_ERR_CORRUPTED,
+      "group %s: what member %u sent to member %u arrived corrupted: message %u of "
+      "lane %u, %llu bytes from byte %llu on, CRC32C %08x when sent and %08x when "
+      "received",
+      operation->group->name, head->from, operation->group->rank, head->number, head->lane,
+      (unsigned long long)head->size, (unsigned long long)head->at, sent, found);
+  rdt_log(RDT_LOG_ERROR, "%s", operation->text);
+}
+
+bool rdt_group_checksum_verify(rdt_group_operation *operation, const rdt_group_message *head,
+                               const void *bytes) {
+  if (rdt_group_checksum_present(operation, head))
+    rdt_group_checksum_compare(operation, head, rdt_crc32c(0, bytes, head->size));
+  return operation->status == RDT_IN_PROGRESS;
 }

@@ -11,7 +11,7 @@
 #include "base/copy.h"
 #include "base/status.h"
 #include "core/memory/region.h"
-#include "group/group.h"
+#include "group/run/run.h"
 #include "group/schedule/reduce.h"
 
 #define READ_BYTES \
@@ -81,8 +81,8 @@ static void tell(rdt_group_operation *operation, uint32_t index, rdt_group_messa
   part->head.key = key;
   part->head.offset = offset;
   if (kind == RDT_GROUP_LEND)
-    rdt_group_seal(operation->group, &part->head,
-                   rdt_group_place_address(operation, &step->step.from) + at);
+    rdt_group_checksum_set(operation->group, &part->head,
+                           rdt_group_place_address(operation, &step->step.from) + at);
   if (rdt_group_part_send(operation->group, step->step.peer, part) < 0)
     fail_lost(operation, step->step.peer);
 }
@@ -99,8 +99,6 @@ static void reduce(const rdt_group_operation *operation, const rdt_group_step *s
     rdt_group_reduce(dtype, reduction == RDT_MEAN ? RDT_SUM : reduction, to, left, right, count);
 }
 
-/* ---- local ----------------------------------------------------------------------------------------- */
-
 void rdt_group_step_local(rdt_group_operation *operation, uint32_t index) {
   const rdt_group_step *step = &step_at(operation, index)->step;
   char *to = rdt_group_place_address(operation, &step->to);
@@ -111,8 +109,6 @@ void rdt_group_step_local(rdt_group_operation *operation, uint32_t index) {
     rdt_copy(to, from, bytes_of(operation, step), RDT_GROUP_STREAMED);
   operation->steps[index].done = true;
 }
-
-/* ---- sending --------------------------------------------------------------------------------------- */
 
 static void count_sent(rdt_group_operation *operation, uint64_t bytes) { operation->sent += bytes; }
 
@@ -128,7 +124,7 @@ static void send_eager(rdt_group_operation *operation, uint32_t index, uint64_t 
   if (bytes)
     memcpy(rdt_group_part_payload(part), rdt_group_place_address(operation, &step->step.from),
            bytes);
-  rdt_group_seal(operation->group, &part->head, rdt_group_part_payload(part));
+  rdt_group_checksum_set(operation->group, &part->head, rdt_group_part_payload(part));
   if (rdt_group_part_send(operation->group, step->step.peer, part) < 0) {
     fail_lost(operation, step->step.peer);
     return;
@@ -184,7 +180,7 @@ static void push_part(rdt_group_operation *operation, uint32_t index,
   part->head.at = offer->at;
   part->head.size = offer->size;
   part->head.offset = offer->offset;
-  rdt_group_seal(operation->group, &part->head, from);
+  rdt_group_checksum_set(operation->group, &part->head, from);
   part->operation = operation;
   part->step = index;
   rdt_group_part_push(operation->group, step->step.peer, part, from, region,
@@ -279,8 +275,6 @@ bool rdt_group_step_send(rdt_group_operation *operation, uint32_t index) {
   return moved || state->done;
 }
 
-/* ---- receiving ----------------------------------------------------------------------------------------- */
-
 /* Takes `size` bytes at `from`, which are those of the message from byte `at` on. */
 static void consume(rdt_group_operation *operation, uint32_t index, const char *from, uint64_t at,
                     uint64_t size) {
@@ -299,7 +293,7 @@ static void consume(rdt_group_operation *operation, uint32_t index, const char *
 static rdt_status reduce_process(rdt_group_operation *operation, uint32_t index,
                                  const rdt_group_message *loan, pid_t process) {
   rdt_groups *groups = operation->group->groups;
-  bool checked = rdt_group_seal_matters(operation, loan);
+  bool checked = rdt_group_checksum_present(operation, loan);
   uint32_t crc = 0;
   rdt_group_block *block;
   rdt_status status = rdt_group_scratch_take(groups, READ_BYTES, &block);
@@ -311,7 +305,7 @@ static rdt_status reduce_process(rdt_group_operation *operation, uint32_t index,
     consume(operation, index, block->address, loan->at + at, size);
   }
   rdt_group_scratch_give(groups, block);
-  if (status == RDT_OK) rdt_group_seal_compare(operation, loan, crc);
+  if (status == RDT_OK) rdt_group_checksum_compare(operation, loan, crc);
   return status;
 }
 
@@ -325,7 +319,7 @@ static void read_process(rdt_group_operation *operation, uint32_t index,
   if (step->kind == RDT_STEP_RECEIVE) {
     char *to = rdt_group_place_address(operation, &step->to) + loan->at;
     status = rdt_group_process_read(process, loan->offset, to, loan->size);
-    if (status == RDT_OK) rdt_group_seal_holds(operation, loan, to);
+    if (status == RDT_OK) rdt_group_checksum_verify(operation, loan, to);
   } else {
     status = reduce_process(operation, index, loan, process);
   }
@@ -352,7 +346,7 @@ static bool read_loan(rdt_group_operation *operation, uint32_t index,
   }
   if (!open_region(operation, loan, &region)) return false;
   if (rdt_remote_region_map(region, loan->offset, loan->size, &from) == RDT_OK) {
-    if (rdt_group_seal_holds(operation, loan, from))
+    if (rdt_group_checksum_verify(operation, loan, from))
       consume(operation, index, from, loan->at, loan->size);
     finish_loan(operation, index, loan);
   } else {
@@ -404,7 +398,7 @@ static void take_pushed(rdt_group_operation *operation, uint32_t index,
     return;
   }
   const char *from = pushed_bytes(operation, index, head, bytes);
-  if (!rdt_group_seal_holds(operation, head, from) || state->direct) return;
+  if (!rdt_group_checksum_verify(operation, head, from) || state->direct) return;
   /* A reduction always needs a place for what comes. */
   if (step_at(operation, index)->step.kind == RDT_STEP_RECEIVE) operation->copied += head->size;
   consume(operation, index, from, head->at, head->size);
@@ -431,7 +425,7 @@ static bool receive_part(rdt_group_operation *operation, uint32_t index, uint64_
   } else if (part->kind == RDT_GROUP_EAGER) {
     if (part->size != head->size || head->size != bytes)
       fail_malformed(operation, head->from);
-    else if (rdt_group_seal_holds(operation, head, rdt_group_part_payload(part)))
+    else if (rdt_group_checksum_verify(operation, head, rdt_group_part_payload(part)))
       consume(operation, index, rdt_group_part_payload(part), 0, bytes);
     rdt_group_credit_return(operation->group, head->from, part->size);
   } else if (part->kind == RDT_GROUP_LEND) {

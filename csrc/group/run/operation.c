@@ -9,7 +9,7 @@
 
 #include "base/config.h"
 #include "base/status.h"
-#include "group/group.h"
+#include "group/run/run.h"
 #include "group/schedule/reduce.h"
 
 #define EARLY_LIMIT 65536u /* operations that others have started and this member has not */
@@ -19,8 +19,6 @@
 #define STARTED_TAG 0x8000000000000002ull
 #define GRAPH_TAG 0x8000000000000003ull
 #define SMALL_SCRATCH 65536u
-
-/* ---- table ----------------------------------------------------------------------------------------- */
 
 static size_t hash(const uint64_t tag[2]) {
   uint64_t mixed = (tag[0] ^ (tag[1] << 1)) * 0x9e3779b97f4a7c15ull;
@@ -52,10 +50,10 @@ static rdt_group_operation *operation_new(rdt_group *group) {
   operation = calloc(1, sizeof(*operation));
   if (!operation) return NULL;
   operation->answered = calloc(group->size, 1);
-  operation->heard = calloc(group->size, 1);
-  if (!operation->answered || !operation->heard) {
+  operation->seen = calloc(group->size, 1);
+  if (!operation->answered || !operation->seen) {
     free(operation->answered);
-    free(operation->heard);
+    free(operation->seen);
     free(operation);
     return NULL;
   }
@@ -68,7 +66,7 @@ static rdt_group_operation *operation_new(rdt_group *group) {
 void rdt_group_operation_free(rdt_group_operation *operation) {
   pthread_cond_destroy(&operation->wakes);
   free(operation->answered);
-  free(operation->heard);
+  free(operation->seen);
   free(operation->detail.text);
   free(operation->other_detail.text);
   free(operation->steps);
@@ -204,8 +202,6 @@ void rdt_group_operation_over(rdt_group *group) {
   pthread_mutex_unlock(&group->lock);
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------ */
-
 static bool is_reduction(rdt_collective_kind kind) {
   return kind == RDT_ALL_REDUCE || kind == RDT_REDUCE_SCATTER;
 }
@@ -282,8 +278,6 @@ rdt_status rdt_group_operation_check(const rdt_group *group, const rdt_collectiv
   rdt_status status = rdt_device_check(group->device);
   return status == RDT_OK ? check_call(group, call) : status;
 }
-
-/* ---- setting up ---------------------------------------------------------------------------------------- */
 
 static rdt_algorithm algorithm_of(const rdt_group *group, const rdt_collective *call,
                                   size_t element) {
@@ -376,7 +370,8 @@ static rdt_status begin(rdt_group_operation *operation, const rdt_collective *ca
   if (input_count(group, call) == 0) operation->input = operation->output;
   operation->deadline = rdt_deadline_after(call->timeout_ms);
   operation->grace = 0;
-  operation->seen = atomic_load(&operation->news) - 1; /* the first advance looks at everything */
+  /* The first advance looks at everything. */
+  operation->handled_events = atomic_load(&operation->pending_events) - 1;
   operation->posted = 0;
   operation->fresh = true;
   operation->needs_runner = operation->over = false;
@@ -441,9 +436,9 @@ static void commit(rdt_group_operation *operation, rdt_collective_report *report
   if (report) {
     *report = (rdt_collective_report){0, group->rank};
     operation->began = rdt_now_ns();
-    memset(operation->heard, 0, group->size);
+    memset(operation->seen, 0, group->size);
     for (const rdt_group_part *part = operation->inbox; part; part = part->next)
-      operation->heard[part->head.from] = 1;
+      operation->seen[part->head.from] = 1;
   }
   operation->done = done;
   operation->context = context;
@@ -464,7 +459,7 @@ void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_stat
       rdt_group_operation_find(group, tag, !rdt_group_tag_finished(group, tag));
   bool early = operation && !operation->started;
   if (operation) rdt_group_operation_mark_aborted(operation, status, text, strlen(text));
-  if (operation) rdt_group_operation_stir(operation);
+  if (operation) rdt_group_operation_wake(operation);
   pthread_mutex_unlock(&group->lock);
   for (uint32_t peer = 0; early && peer < group->size; peer++)
     if (peer != group->rank && !atomic_load(&group->links[peer].down))

@@ -7,7 +7,7 @@
  * See "Priority-based Parameter Propagation" (Jayarajan et al., arXiv 1905.03960), whose
  * priorities are those of layers.
  */
-#include "group/group.h"
+#include "group/run/run.h"
 
 /* A link has as many bytes under way as it carries in this time plus a round trip. Even if the group
  * measured a tenth of the link's speed, the link stays busy. */
@@ -36,7 +36,7 @@ static void finish_locked(rdt_group_part *part) {
   part->next = NULL;
   *operation->inbox_tail = part;
   operation->inbox_tail = &part->next;
-  rdt_group_operation_stir(operation);
+  rdt_group_operation_wake(operation);
 }
 
 static void append_locked(rdt_group_link *link, rdt_group_part *part) {

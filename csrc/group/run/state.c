@@ -6,9 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "group/group.h"
-
-/* ---- groups ----------------------------------------------------------------------------------------- */
+#include "group/run/run.h"
 
 void rdt_group_ref(rdt_group *group) {
   atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
@@ -17,8 +15,6 @@ void rdt_group_ref(rdt_group *group) {
 void rdt_group_unref(rdt_group *group) {
   if (group && atomic_fetch_sub(&group->refs, 1) == 1) group->free(group);
 }
-
-/* ---- ready operations -------------------------------------------------------------------------------- */
 
 static rdt_group_ready_queue *queue_of(rdt_groups *groups, const rdt_group_operation *operation) {
   return &groups->queues[operation->driver == RDT_DRIVER_RUNNER];
@@ -69,10 +65,8 @@ void rdt_group_ready_drop(rdt_group_operation *operation) {
   pthread_mutex_unlock(&groups->ready_lock);
 }
 
-/* ---- operations -------------------------------------------------------------------------------------- */
-
-void rdt_group_operation_stir(rdt_group_operation *operation) {
-  atomic_fetch_add_explicit(&operation->news, 1, memory_order_release);
+void rdt_group_operation_wake(rdt_group_operation *operation) {
+  atomic_fetch_add_explicit(&operation->pending_events, 1, memory_order_release);
   if (!operation->started || operation->ended) return;
   if (operation->driver != RDT_DRIVER_CALLER)
     rdt_group_ready_put(operation);

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "group/group.h"
+#include "group/run/run.h"
 
 /* Waits for all members, which must say the same. */
 static rdt_status agree(rdt_group *group, const char *what, int timeout_ms) {

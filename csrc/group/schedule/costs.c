@@ -61,8 +61,6 @@ static uint32_t rounds_up(uint32_t members) {
   return members <= 1 ? 0 : 32 - (uint32_t)__builtin_clz(members - 1);
 }
 
-/* ---- Parts of an operation -------------------------------------------------------------------------- */
-
 /* Returns the time until the last of `messages` small messages of a round arrives. */
 static double latency(const estimate *e, rdt_group_pair pair, double messages) {
   return messages < 1 ? 0 : e->costs->latency_ns[pair] * (1 + FURTHER_MESSAGE * (messages - 1));
@@ -116,8 +114,6 @@ static double pair_step(const estimate *e, rdt_group_pair pair, double bytes, bo
          (reduce ? greater(transfer, reductions(e, 1, bytes)) : transfer);
 }
 
-/* ---- ALL_REDUCE ------------------------------------------------------------------------------------ */
-
 static double halving_all_reduce(const estimate *e) {
   const uint32_t bits = 31 - (uint32_t)__builtin_clz(e->at.size);
   const bool extra = e->at.size != 1u << bits;
@@ -163,8 +159,6 @@ static double all_reduce(const estimate *e, rdt_algorithm algorithm) {
   }
 }
 
-/* ---- BROADCAST ------------------------------------------------------------------------------------- */
-
 /* The root's host has the most members, or the fewest: whichever is slower. */
 static double from_root(const estimate *e, double bytes) {
   const double remote = e->at.size - e->at.least;
@@ -206,8 +200,6 @@ static double broadcast(const estimate *e, rdt_algorithm algorithm) {
   }
 }
 
-/* ---- The other kinds ----------------------------------------------------------------------------------- */
-
 static double reduce_scatter(const estimate *e, rdt_algorithm algorithm) {
   const double part = e->bytes / e->at.size;
   if (algorithm == RDT_ALGORITHM_FLAT) return reduce_parts(e, part);
@@ -232,8 +224,6 @@ static double all_to_all(const estimate *e, rdt_algorithm algorithm) {
     return (e->at.size - 1.0) * pair_step(e, e->worst, part, false);
   return NEVER;
 }
-
-/* ---- The interface --------------------------------------------------------------------------------------- */
 
 /* Returns true if this algorithm is another one under a different name, which TREES is without trees. */
 static bool redundant(const layout *at, rdt_algorithm algorithm) {

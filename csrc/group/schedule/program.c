@@ -7,8 +7,6 @@
 #include "base/status.h"
 #include "group/schedule/schedule_make.h"
 
-/* ---- barrier -------------------------------------------------------------------------------------- */
-
 /* Builds a dissemination barrier: after the k-th round each member has heard of 2^k others.
  * Source: Hensgen, Finkel, Manber, Two algorithms for barrier synchronization (1988). */
 static rdt_status make_barrier(const rdt_schedule_request *request, rdt_schedule **schedule_out) {
@@ -34,8 +32,6 @@ static rdt_status make_barrier(const rdt_schedule_request *request, rdt_schedule
   *schedule_out = schedule;
   return RDT_OK;
 }
-
-/* ---- making ---------------------------------------------------------------------------------------- */
 
 static bool sends(const rdt_group_step *step) { return step->kind == RDT_STEP_SEND; }
 
@@ -153,8 +149,6 @@ static rdt_status program_make(const rdt_schedule_request *request,
   *program_out = program;
   return RDT_OK;
 }
-
-/* ---- keeping --------------------------------------------------------------------------------------- */
 
 static bool same_request(const rdt_schedule_request *a, const rdt_schedule_request *b) {
   return a->kind == b->kind && a->algorithm == b->algorithm && a->count == b->count &&

@@ -26,8 +26,6 @@
 #define FOR_EACH_PROCESSOR
 #endif
 
-/* ---- Floating point ------------------------------------------------------------------------------ */
-
 /* Maps bits so that they order as the numbers do, except NaN. The function is its own inverse. */
 #define ORDERED(bits, sign_shift, most) ((bits) ^ (((bits) >> (sign_shift)) & (most)))
 
@@ -58,8 +56,6 @@
 DEFINE_FLOAT(float, int32_t, 31, INT32_MAX, 0x7fc00000)
 DEFINE_FLOAT(double, int64_t, 63, INT64_MAX, 0x7ff8000000000000)
 
-/* ---- Integers, which wrap ------------------------------------------------------------------------ */
-
 /* Computes in `wide`, unsigned and at least as wide as int, so that nothing overflows. */
 #define DEFINE_INTEGER(type, wide)                                                 \
   INLINE type type##_sum(type a, type b) { return (type)((wide)a + (wide)b); }     \
@@ -75,8 +71,6 @@ DEFINE_INTEGER(uint8_t, uint32_t)
 DEFINE_INTEGER(uint16_t, uint32_t)
 DEFINE_INTEGER(uint32_t, uint32_t)
 DEFINE_INTEGER(uint64_t, uint64_t)
-
-/* ---- bfloat16, computed in float ------------------------------------------------------------------ */
 
 typedef uint16_t bfloat16;
 
@@ -97,8 +91,6 @@ DEFINE_BFLOAT16(sum)
 DEFINE_BFLOAT16(product)
 DEFINE_BFLOAT16(min)
 DEFINE_BFLOAT16(max)
-
-/* ---- Loops ------------------------------------------------------------------------------------------ */
 
 typedef void (*loop_fn)(void *to, const void *left, const void *right, size_t count);
 
@@ -182,8 +174,6 @@ static void run(const reduction *what, void *to, const void *left, const void *r
     what->loop(to, left, right, count);
 }
 
-/* ---- float16: widened, reduced as float, narrowed ------------------------------------------------- */
-
 typedef uint16_t __attribute__((aligned(1), may_alias)) loose_u16;
 
 /* Elements per block, so that the floats stay in the first-level cache. */
@@ -265,8 +255,6 @@ static void reduce_float16(const reduction *what, char *to, const char *left, co
   }
 }
 
-/* ---- Past the cache ----------------------------------------------------------------------------------- */
-
 static void reduce(rdt_dtype dtype, const reduction *what, void *to, const void *left,
                    const void *right, size_t count) {
   if (dtype == RDT_FLOAT16) {
@@ -297,8 +285,6 @@ static void reduce_any(rdt_dtype dtype, const reduction *what, void *to, const v
     reduce_streamed(dtype, what, to, left, right, count);
   }
 }
-
-/* ---- The interface ---------------------------------------------------------------------------------- */
 
 void rdt_group_reduce(rdt_dtype dtype, rdt_reduction op, void *to, const void *left,
                       const void *right, size_t count) {

@@ -10,8 +10,6 @@
 /* Enough lanes for transfers to overlap with reductions. Each lane costs messages. */
 #define LANES_MOST 4u
 
-/* ---- Who is where ---------------------------------------------------------------------------------- */
-
 static bool first_of_host(const uint32_t *hosts, uint32_t rank) {
   for (uint32_t earlier = 0; earlier < rank; earlier++) {
     if (hosts[earlier] == hosts[rank]) return false;
@@ -50,8 +48,6 @@ static rdt_status make_topology(const rdt_schedule_request *request, rdt_schedul
   }
   return RDT_OK;
 }
-
-/* ---- Which function lists an operation ----------------------------------------------------------- */
 
 /* How elements are split into lanes: not at all; by chunks of all elements; by chunks of one
  * member's part of them; or each lane takes its own of all. */

@@ -167,8 +167,6 @@ void rdt_schedule_trees_all_reduce(rdt_schedule_builder *b, rdt_schedule_range r
   }
 }
 
-/* ---- reduce-scatter -------------------------------------------------------------------------------- */
-
 /* One round of a tree. Sums alternate between two places in scratch; in place, the root's wait there until
  * nobody reads its input. */
 static void list_up(rdt_schedule_builder *b, const branch *at, int64_t t) {

@@ -14,8 +14,6 @@
 #define CHUNK_LEAST 16384.0 /* bytes */
 #define UNLINKED_NS 1e3     /* each byte between members without a link: never the cheapest way */
 
-/* ---- checking -------------------------------------------------------------------------------------- */
-
 static uint64_t mix(uint64_t hash, uint64_t value) {
   hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
   return hash ^ hash >> 32;
@@ -137,8 +135,6 @@ void rdt_trees_free(rdt_trees *trees) {
   free(trees->numbers);
   free(trees);
 }
-
-/* ---- costs ----------------------------------------------------------------------------------------- */
 
 bool rdt_tree_serves(const rdt_tree *tree, rdt_collective_kind kind, uint32_t root) {
   return tree->kind == kind && (kind != RDT_BROADCAST || tree->root == root);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "group/group.h"
+#include "group/objects.h"
 
 #define SMALLEST 12u                    /* 4 KB */
 #define SLAB_BYTES (4ull * 1024 * 1024) /* larger blocks have regions of their own */

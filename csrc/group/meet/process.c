@@ -1,12 +1,16 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "group/process.h"
-
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reads memory of another process of this host that is in no region through the kernel
+ * (process_vm_readv). That is one copy, where staging takes two. The system may forbid it (ptrace
+ * scope, containers), so members try it when they meet.
+ */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include "base/status.h"
+#include "group/meet/meet.h"
 
 #define MOST (1u << 30) /* bytes of one call, of which the system takes at most 2 GB */
 
