@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "channel/lender.h"
 #include "rdmatensor.h"
-#include "send/lender.h"
 #include "stats/path_stats.h"
 
 namespace rdmatensor {

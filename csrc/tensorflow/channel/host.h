@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the parts of one server have in common.
+// What the parts of one server have in common, and the servers of this process.
 #ifndef RDMATENSOR_TENSORFLOW_CHANNEL_HOST_H_
 #define RDMATENSOR_TENSORFLOW_CHANNEL_HOST_H_
 
 #include <memory>
+#include <mutex>
 #include <string>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "base/settings.h"
 #include "memory/arena_exports.h"
 #include "rdmatensor.h"
 
 namespace rdmatensor {
+
+class Peers;
 
 // What the parts of one server have in common. Lives until the process ends, as TensorFlow's servers do.
 struct Host {
@@ -20,6 +25,25 @@ struct Host {
   rdt_device* device = nullptr;
   std::string address;                    // the host:port by which peers reach the device
   std::unique_ptr<ArenaExports> exports;  // the arena as the device's peers see it
+  Peers* peers = nullptr;
+};
+
+// The servers of this process. The newest server of a task is the one whose edges are planned. Thread-safe.
+class Hosts {
+ public:
+  static Hosts* Get();
+  void Add(const Host* host);
+  void Remove(const Host* host);
+  // nullptr if no server has this task.
+  const Host* Of(const std::string& task);
+  // nullptr unless the process has exactly one.
+  const Host* Only();
+  // Calls `visit` under a lock, which a server needs before it closes its device.
+  void ForEach(absl::FunctionRef<void(const Host&)> visit);
+
+ private:
+  std::mutex mutex_;
+  absl::flat_hash_map<std::string, const Host*> hosts_;  // by task
 };
 
 }  // namespace rdmatensor

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <atomic>
 
-#include "service/plan_book.h"
+#include "receive/in_plans.h"
+#include "send/out_edges.h"
 
 namespace rdmatensor {
 namespace {
@@ -27,8 +28,9 @@ PeerChannel::PeerChannel(rdt_channel* handle, const Host* host, MailboxTable* ma
       opened_here_(opened_here),
       number_(NextChannel()),
       reception_(&host->settings, mailboxes, this, this),
-      plan_(host, this, &reception_,
-            [this](const std::shared_ptr<AcceptedOffer>& accepted) { Bind(accepted); }) {}
+      places_(host, this, &reception_),
+      offers_(host, this,
+              [this](const std::shared_ptr<AcceptedOffer>& accepted) { Bind(accepted); }) {}
 
 std::shared_ptr<PeerChannel> PeerChannel::Adopt(rdt_channel* handle, const Host* host,
                                                 MailboxTable* mailboxes, Role role,
@@ -146,7 +148,7 @@ std::vector<std::shared_ptr<ChannelDestination>> PeerChannel::Destinations() {
 }
 
 void PeerChannel::OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) {
-  PlanBook::Get()->promotion().Observe(*host_, key, shape, SharedPlanned());
+  InPlans::Get()->promotion().Observe(*host_, key, shape, SharedPlaces());
 }
 
 void PeerChannel::OnStepFailed(int64_t step_id, const absl::Status& status) {
@@ -159,7 +161,7 @@ void PeerChannel::OnUnreachable(const std::string& why) {
 
 void PeerChannel::Bind(const std::shared_ptr<AcceptedOffer>& accepted) {
   for (const std::shared_ptr<ChannelDestination>& destination : Destinations()) {
-    PlanBook::Get()->Bind(*host_, destination->task(), destination, accepted);
+    OutEdges::Get()->Bind(*host_, destination->task(), destination, accepted);
   }
 }
 

@@ -26,7 +26,7 @@
 #include "receive/offered_places.h"
 #include "receive/reception.h"
 #include "receive/source_events.h"
-#include "send/accepted_offer.h"
+#include "send/accepted_offers.h"
 #include "send/requests.h"
 
 namespace rdmatensor {
@@ -142,9 +142,11 @@ class PeerChannel final : public Channel, private SourceEvents {
   absl::Status OpenAhead(const std::vector<uint64_t>& region_keys);
   // Sender: the receiver's requests, with ABLATION=rpc.
   Requests& requests() { return requests_; }
-  // Both ends: planned tensors. The shared pointer keeps the channel alive.
-  PlannedTensors& plan() { return plan_; }
-  std::shared_ptr<PlannedTensors> SharedPlanned() { return {shared_from_this(), &plan_}; }
+  // Receiver: planned tensors. The shared pointer keeps the channel alive.
+  OfferedPlaces& places() { return places_; }
+  std::shared_ptr<OfferedPlaces> SharedPlaces() { return {shared_from_this(), &places_}; }
+  // Sender: planned tensors.
+  AcceptedOffers& offers() { return offers_; }
 
   // Receiver: the names under which the peer's tensors come over the channel. If another channel has replaced this
   // one, nothing is added, and that is returned.
@@ -236,7 +238,8 @@ class PeerChannel final : public Channel, private SourceEvents {
   bool told_paused_ = false;
   uint64_t pause_number_ = 0;
   Reception reception_;
-  PlannedTensors plan_;
+  OfferedPlaces places_;
+  AcceptedOffers offers_;
   Requests requests_;
   std::shared_ptr<PeerChannel> held_by_core_;
 };

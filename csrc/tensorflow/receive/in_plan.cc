@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/same_owner.h"
 #include "base/seldom.h"
-#include "receive/budget.h"
+#include "channel/budget.h"
 #include "stats/path_stats.h"
 
 namespace rdmatensor {
@@ -192,7 +192,7 @@ void InPlan::RemoveLink(const PlacedLink* link) {
 }
 
 bool InPlan::MayOffer(const std::shared_ptr<const PlacedLink>& link,
-                      const std::shared_ptr<PlannedTensors>& planned) {
+                      const std::shared_ptr<OfferedPlaces>& places) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (rests()) return false;
   offered_.erase(std::remove_if(offered_.begin(), offered_.end(),
@@ -200,18 +200,18 @@ bool InPlan::MayOffer(const std::shared_ptr<const PlacedLink>& link,
                                   return each.first.expired() || each.second.expired();
                                 }),
                  offered_.end());
-  for (const auto& [known_link, known_planned] : offered_) {
-    if (SameOwner(known_link, link) && SameOwner(known_planned, planned)) return false;
+  for (const auto& [known_link, known_places] : offered_) {
+    if (SameOwner(known_link, link) && SameOwner(known_places, places)) return false;
   }
-  offered_.emplace_back(link, planned);
+  offered_.emplace_back(link, places);
   return true;
 }
 
-void InPlan::ForgetOffers(const std::shared_ptr<PlannedTensors>& planned) {
+void InPlan::ForgetOffers(const std::shared_ptr<OfferedPlaces>& places) {
   std::lock_guard<std::mutex> lock(mutex_);
   offered_.erase(
       std::remove_if(offered_.begin(), offered_.end(),
-                     [&planned](const auto& each) { return SameOwner(each.second, planned); }),
+                     [&places](const auto& each) { return SameOwner(each.second, places); }),
       offered_.end());
 }
 
@@ -226,9 +226,9 @@ bool InPlan::AddSlots(std::weak_ptr<Slots> slots) {
 }
 
 std::shared_ptr<Slots> InPlan::MakeOffer(const std::shared_ptr<const PlacedLink>& link,
-                                         const std::shared_ptr<PlannedTensors>& planned) {
-  if (link->rings.empty() || !MayOffer(link, planned)) return nullptr;
-  absl::StatusOr<std::shared_ptr<Slots>> slots = planned->MakeOffer(link);
+                                         const std::shared_ptr<OfferedPlaces>& places) {
+  if (link->rings.empty() || !MayOffer(link, places)) return nullptr;
+  absl::StatusOr<std::shared_ptr<Slots>> slots = places->MakeOffer(link);
   if (slots.ok()) {
     if (!AddSlots(*slots)) {
       (*slots)->Withdraw();

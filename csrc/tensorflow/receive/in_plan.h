@@ -60,17 +60,17 @@ class InPlan {
   void AddLink(std::shared_ptr<const PlacedLink> link);
   void RemoveLink(const PlacedLink* link);
   // The offers made over this channel have ended, and may be made again.
-  void ForgetOffers(const std::shared_ptr<PlannedTensors>& planned);
+  void ForgetOffers(const std::shared_ptr<OfferedPlaces>& places);
   // Offers the places of `link`, once for each channel. nullptr if there is no memory for them, or the plan rests.
   // Blocks.
   std::shared_ptr<Slots> MakeOffer(const std::shared_ptr<const PlacedLink>& link,
-                                   const std::shared_ptr<PlannedTensors>& planned);
+                                   const std::shared_ptr<OfferedPlaces>& places);
 
  private:
   std::vector<std::shared_ptr<const PlacedLink>> PlaceLocked(const Host& host);
   // Returns true once for each link and channel.
   bool MayOffer(const std::shared_ptr<const PlacedLink>& link,
-                const std::shared_ptr<PlannedTensors>& planned);
+                const std::shared_ptr<OfferedPlaces>& places);
   // Remembers who holds places, to withdraw them. False if the plan rests meanwhile.
   bool AddSlots(std::weak_ptr<Slots> slots);
 
@@ -86,7 +86,7 @@ class InPlan {
   std::vector<std::shared_ptr<const PlacedLink>> links_;
   size_t planned_links_ = 0;
   std::vector<std::weak_ptr<Slots>> slots_;
-  std::vector<std::pair<std::weak_ptr<const PlacedLink>, std::weak_ptr<PlannedTensors>>> offered_;
+  std::vector<std::pair<std::weak_ptr<const PlacedLink>, std::weak_ptr<OfferedPlaces>>> offered_;
 };
 
 }  // namespace rdmatensor

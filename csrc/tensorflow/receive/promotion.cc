@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "receive/budget.h"
+#include "channel/budget.h"
 #include "stats/path_stats.h"
 #include "xla/tsl/platform/env.h"
 
@@ -63,7 +63,7 @@ void Promotion::Watch(const std::shared_ptr<InPlan>& plan,
 
 void Promotion::Observe(const Host& host, absl::string_view key,
                         const tensorflow::TensorShape& shape,
-                        const std::shared_ptr<PlannedTensors>& planned) {
+                        const std::shared_ptr<OfferedPlaces>& places) {
   if (!any_watched_.load(std::memory_order_acquire) || host.settings.promote_after == 0) {
     return;
   }
@@ -90,7 +90,7 @@ void Promotion::Observe(const Host& host, absl::string_view key,
     watch.promoting =
         watch.times >= host.settings.promote_after && BytesOf(*watch.definition, shape) != 0;
     if (watch.promoting) {
-      tsl::Env::Default()->SchedClosure([this, &host, id, planned] { Promote(host, id, planned); });
+      tsl::Env::Default()->SchedClosure([this, &host, id, places] { Promote(host, id, places); });
     }
   }
   if (demoted == nullptr) return;
@@ -105,8 +105,7 @@ void Promotion::Sweep() {
   absl::erase_if(watched_, [](const auto& entry) { return entry.second.plan.expired(); });
 }
 
-void Promotion::Promote(const Host& host, KeyId key,
-                        const std::shared_ptr<PlannedTensors>& planned) {
+void Promotion::Promote(const Host& host, KeyId key, const std::shared_ptr<OfferedPlaces>& places) {
   std::shared_ptr<InPlan> plan;
   std::shared_ptr<const PlacedLink> link;
   {
@@ -118,7 +117,7 @@ void Promotion::Promote(const Host& host, KeyId key,
     link = LinkOf(watch.definition, watch.capacity, host.settings);
   }
   std::shared_ptr<Slots> slots;
-  if (link->bytes <= BudgetOf(host)) slots = plan->MakeOffer(link, planned);
+  if (link->bytes <= BudgetOf(host)) slots = plan->MakeOffer(link, places);
   if (slots != nullptr) {
     CountPlan(PlanEvent::kPromoted);
     LogEdge(link->edges.front(), "gets a place, because of the sizes seen");

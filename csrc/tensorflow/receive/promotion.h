@@ -28,7 +28,7 @@ class Promotion {
   void Watch(const std::shared_ptr<InPlan>& plan, std::shared_ptr<const EdgeDefinition> definition);
   // A tensor of this key came by the dynamic path. Its edge may be promoted or demoted.
   void Observe(const Host& host, absl::string_view key, const tensorflow::TensorShape& shape,
-               const std::shared_ptr<PlannedTensors>& planned);
+               const std::shared_ptr<OfferedPlaces>& places);
   // Forgets graphs that are gone.
   void Sweep();
 
@@ -42,7 +42,7 @@ class Promotion {
     bool promoting = false;
     std::weak_ptr<Slots> slots;
   };
-  void Promote(const Host& host, KeyId key, const std::shared_ptr<PlannedTensors>& planned);
+  void Promote(const Host& host, KeyId key, const std::shared_ptr<OfferedPlaces>& places);
 
   std::mutex mutex_;
   absl::flat_hash_map<KeyId, Watched> watched_;

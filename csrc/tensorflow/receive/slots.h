@@ -13,12 +13,12 @@
 
 #include "absl/status/statusor.h"
 #include "base/forks.h"
+#include "channel/budget.h"
 #include "channel/channel.h"
 #include "channel/host.h"
 #include "channel/plan_message.h"
 #include "graph/planned_edge.h"
 #include "rdmatensor.h"
-#include "receive/budget.h"
 #include "receive/reception.h"
 #include "tensorflow/core/framework/tensor.h"
 

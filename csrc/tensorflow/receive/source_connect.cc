@@ -8,8 +8,8 @@
 #include "absl/strings/str_split.h"
 #include "channel/notices.h"
 #include "channel/task_call.h"
+#include "receive/in_plans.h"
 #include "receive/source.h"
-#include "service/plan_book.h"
 #include "stats/path_stats.h"
 #include "xla/tsl/platform/env.h"
 
@@ -199,7 +199,7 @@ std::vector<Source::AskedKey> Source::TakeChannelLocked(std::shared_ptr<PeerChan
 void Source::Announce(const std::shared_ptr<PeerChannel>& channel,
                       const std::vector<AskedKey>& asked) {
   // Offers are sent before the peer pushes anything.
-  PlanBook::Get()->OfferAll(*host_, task(), channel->SharedPlanned());
+  InPlans::Get()->OfferAll(*host_, task(), channel->SharedPlaces());
   const absl::Status sent = SendReady(channel.get(), asked);
   if (!sent.ok()) channel->Close();
   // The channel may have gone down before it had this source.

@@ -7,10 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/spans.h"
+#include "channel/budget.h"
 #include "channel/message.h"
 #include "memory/arena.h"
 #include "memory/placement.h"
-#include "receive/budget.h"
 #include "stats/checksum.h"
 #include "stats/path_stats.h"
 

@@ -212,7 +212,7 @@ void Destination::PushPending(const std::vector<PendingSend>& pending,
 void Destination::DropStep(int64_t step_id) {
   Step dropped;  // freed after the lock
   for (const std::shared_ptr<PeerChannel>& channel : ReadyChannels()) {
-    channel->plan().DropStep(step_id);
+    channel->offers().DropStep(step_id);
     channel->requests().DropStep(step_id);
   }
   std::lock_guard<std::mutex> lock(mutex_);

@@ -15,9 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "channel/host.h"
 #include "graph/fusion.h"
+#include "receive/in_plans.h"
+#include "send/out_edges.h"
 #include "server/rendezvous.h"
-#include "service/plan_book.h"
 #include "stats/path_stats.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -56,7 +58,7 @@ class FusedSend : public tensorflow::OpKernel {
  public:
   explicit FusedSend(OpKernelConstruction* context) : OpKernel(context) {
     for (EdgeDefinition& each : EdgeDefinition::ReadAll(context)) {
-      edges_.push_back(PlanBook::Get()->AddSend(std::move(each)));
+      edges_.push_back(OutEdges::Get()->Add(std::move(each)));
     }
     OP_REQUIRES(context, !edges_.empty(), Malformed());
   }
@@ -148,7 +150,7 @@ class FusedReceive : public tensorflow::AsyncOpKernel {
  public:
   explicit FusedReceive(OpKernelConstruction* context) : AsyncOpKernel(context) {
     for (EdgeDefinition& each : EdgeDefinition::ReadAll(context)) {
-      edges_.push_back(PlanBook::Get()->AddReceive(std::move(each)));
+      edges_.push_back(InPlans::Get()->Add(std::move(each)));
     }
     OP_REQUIRES(context, !edges_.empty(), Malformed());
   }
@@ -219,7 +221,7 @@ class FuseTransfersPass : public tensorflow::GraphOptimizationPass {
     for (const auto& [device, partition] : *options.partition_graphs) {
       const std::string task = TaskOfDevice(device);
       bool served = false;
-      PlanBook::Get()->ForEachHost(
+      Hosts::Get()->ForEach(
           [&](const Host& host) { served |= host.task == task && host.settings.plan; });
       if (served) FuseTransfers(partition.get());
     }

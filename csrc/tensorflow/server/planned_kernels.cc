@@ -6,8 +6,9 @@
 #include <memory>
 #include <utility>
 
+#include "receive/in_plans.h"
+#include "send/out_edges.h"
 #include "server/rendezvous.h"
-#include "service/plan_book.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/kernels/sendrecv_ops.h"
 
@@ -25,7 +26,7 @@ class PlannedSend : public tensorflow::SendOp {
   explicit PlannedSend(tensorflow::OpKernelConstruction* context) : SendOp(context) {
     EdgeDefinition definition;
     if (context->status().ok() && definition.Read(context) && HasPlainKeys(context)) {
-      edge_ = PlanBook::Get()->AddSend(std::move(definition));
+      edge_ = OutEdges::Get()->Add(std::move(definition));
     }
   }
 
@@ -52,7 +53,7 @@ class PlannedReceive : public tensorflow::RecvOp {
   explicit PlannedReceive(tensorflow::OpKernelConstruction* context) : RecvOp(context) {
     EdgeDefinition definition;
     if (context->status().ok() && definition.Read(context) && HasPlainKeys(context)) {
-      edge_ = PlanBook::Get()->AddReceive(std::move(definition));
+      edge_ = InPlans::Get()->Add(std::move(definition));
     }
   }
 

@@ -141,7 +141,7 @@ void RdmaRendezvous::SendPlanned(const tensorflow::FrameAndIter& at,
 void RdmaRendezvous::ReceivePlanned(const tensorflow::FrameAndIter& at, const Args& args,
                                     absl::Span<PlannedReceive> all) {
   const EdgeDefinition& first = *all.front().edge->definition;
-  PlanBook::Get()->Use(all.front().edge->plan, step_id_);
+  InPlans::Get()->Use(all.front().edge->plan, step_id_);
   const std::shared_ptr<Source> source =
       service_->peers().SourceOf({session_name(), first.destination, first.source});
   std::vector<Waiter> waiters(all.size());

@@ -10,12 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
+#include "channel/budget.h"
 #include "collective/collective_stats.h"
 #include "memory/arena.h"
 #include "memory/placement.h"
 #include "rdmatensor.h"
-#include "receive/budget.h"
-#include "service/plan_book.h"
 #include "service/plan_json.h"
 #include "stats/checksum.h"
 #include "stats/control_stats.h"
@@ -160,8 +159,8 @@ size_t rdt_tf_stats_json(char* out, size_t size) {
 }
 
 size_t rdt_tf_plan_json(const char* task, char* out, size_t size) {
-  rdmatensor::PlanBook* const book = rdmatensor::PlanBook::Get();
-  const rdmatensor::Host* const host = task != nullptr ? book->HostOf(task) : book->OnlyHost();
+  rdmatensor::Hosts* const hosts = rdmatensor::Hosts::Get();
+  const rdmatensor::Host* const host = task != nullptr ? hosts->Of(task) : hosts->Only();
   if (host == nullptr) return 0;
   return rdmatensor::CopyOut(rdmatensor::PlanAsJson(*host), out, size);
 }

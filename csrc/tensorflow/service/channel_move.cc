@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "channel/message.h"
-#include "service/plan_book.h"
+#include "receive/in_plans.h"
 #include "stats/path_stats.h"
 #include "xla/tsl/platform/env.h"
 
@@ -43,7 +43,7 @@ void ChannelMove::Begin(const Host* host, OpenedChannels* opened, std::shared_pt
                         std::shared_ptr<PeerChannel> to) {
   std::shared_ptr<ChannelMove> move(new ChannelMove(host, opened, std::move(from), std::move(to)));
   move->from_->SetMove(move);
-  move->from_->plan().Retire();
+  move->from_->places().Retire();
   const bool asked = move->from_->Notify(PackImmediate(MessageKind::kPause, move->number_)).ok();
   {
     // The end of this channel resumes the other one, which must have been paused before that.
@@ -67,7 +67,7 @@ void ChannelMove::OnPaused(uint64_t number) {
 void ChannelMove::Advance() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (state_ != State::kPausing || !paused_ || !from_->plan().IsQuiet() ||
+    if (state_ != State::kPausing || !paused_ || !from_->places().IsQuiet() ||
         !from_->reception().IsIdle()) {
       return;
     }
@@ -117,10 +117,10 @@ void ChannelMove::OnDown(const PeerChannel* channel) {
 }
 
 void ChannelMove::Resume() {
-  from_->plan().Resume();
+  from_->places().Resume();
   (void)from_->Notify(PackImmediate(MessageKind::kResume, number_));
   for (const std::shared_ptr<ChannelSource>& source : from_->Sources()) {
-    PlanBook::Get()->OfferAllAgain(*host_, source->task(), from_->SharedPlanned());
+    InPlans::Get()->OfferAllAgain(*host_, source->task(), from_->SharedPlaces());
   }
   if (opened_ != nullptr) opened_->ImproveLater(from_);
 }

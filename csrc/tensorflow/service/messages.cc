@@ -44,7 +44,7 @@ bool HandleReady(PeerTable* peers, PeerChannel* channel, const char* data, size_
   }
   const std::shared_ptr<Destination> destination = peers->DestinationOf(message.task);
   if (!channel->AddDestination(destination)) return false;
-  channel->plan().BindAll();
+  channel->offers().BindAll();
   channel->asked_bytes = 0;
   peers->OnAnnounced();
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: ", channel->peer_name(), " receives as ",
@@ -202,13 +202,14 @@ bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, const NewCallee* n
     }
     // Receiver to sender.
     case MessageKind::kOffer:
-    case MessageKind::kWithdraw:
       return channel->role() == PeerChannel::Role::kSender &&
-             channel->plan().Handle(kind, value, data, size);
+             channel->offers().TakePiece(value, data, size);
+    case MessageKind::kWithdraw:
+      return channel->role() == PeerChannel::Role::kSender && channel->offers().Withdraw(value);
     // Sender to receiver.
     case MessageKind::kWithdrawn:
       if (channel->role() != PeerChannel::Role::kReceiver ||
-          !channel->plan().Handle(kind, value, data, size)) {
+          !channel->places().Handle(kind, value, data, size)) {
         return false;
       }
       channel->AdvanceMove();
@@ -216,7 +217,7 @@ bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, const NewCallee* n
     case MessageKind::kAccept:
     case MessageKind::kPlanned:
       return channel->role() == PeerChannel::Role::kReceiver &&
-             channel->plan().Handle(kind, value, data, size);
+             channel->places().Handle(kind, value, data, size);
     case MessageKind::kPause:
     case MessageKind::kPaused:
     case MessageKind::kResume:

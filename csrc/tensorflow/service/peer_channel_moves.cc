@@ -60,7 +60,7 @@ bool PeerChannel::has_paused() {
 }
 
 void PeerChannel::Pause(uint64_t number) {
-  plan_.Retire();
+  offers_.Retire();
   {
     std::lock_guard<std::mutex> lock(pause_mutex_);
     pause_number_ = number;
@@ -71,7 +71,7 @@ void PeerChannel::Pause(uint64_t number) {
 }
 
 void PeerChannel::Resume() {
-  plan_.Resume();
+  offers_.Resume();
   {
     std::lock_guard<std::mutex> lock(pause_mutex_);
     pushes_.Open();

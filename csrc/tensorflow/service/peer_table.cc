@@ -83,16 +83,16 @@ std::vector<std::shared_ptr<Source>> PeerTable::Sources() {
   return {sources_.begin(), sources_.end()};
 }
 
-std::vector<std::shared_ptr<PlannedTensors>> PeerTable::PlannedFrom(absl::string_view task) {
+std::vector<std::shared_ptr<OfferedPlaces>> PeerTable::PlacesFrom(absl::string_view task) {
   std::vector<std::shared_ptr<PeerChannel>> channels;
   for (const std::shared_ptr<Source>& peer : Sources()) {
     if (peer->task() == task) AddOnce(peer->ReadyChannel(), &channels);
   }
-  std::vector<std::shared_ptr<PlannedTensors>> planned;
+  std::vector<std::shared_ptr<OfferedPlaces>> places;
   for (const std::shared_ptr<PeerChannel>& channel : channels) {
-    planned.push_back(channel->SharedPlanned());
+    places.push_back(channel->SharedPlaces());
   }
-  return planned;
+  return places;
 }
 
 std::vector<std::shared_ptr<PeerChannel>> PeerTable::Channels() {

@@ -19,17 +19,17 @@
 #include "absl/strings/string_view.h"
 #include "channel/host.h"
 #include "channel/opened_channels.h"
+#include "channel/peers.h"
 #include "channel/sessions.h"
 #include "channel/step_failures.h"
 #include "receive/mailbox.h"
-#include "receive/offered_places.h"
 #include "receive/source.h"
 #include "send/destination.h"
 
 namespace rdmatensor {
 
 // Thread-safe. Forgets, from time to time, what belongs to sessions that are over.
-class PeerTable {
+class PeerTable final : public Peers {
  public:
   PeerTable(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders)
       : host_(host), mailboxes_(mailboxes), to_senders_(to_senders) {}
@@ -45,8 +45,7 @@ class PeerTable {
   void TellOfFailure(const std::string& session, int64_t step_id, const absl::Status& status);
   // Drops the tensors of a step that is cleaned up here.
   void DropStep(int64_t step_id);
-  // The planned tensors of the channels from a task that any session calls `task`, each once.
-  std::vector<std::shared_ptr<PlannedTensors>> PlannedFrom(absl::string_view task);
+  std::vector<std::shared_ptr<OfferedPlaces>> PlacesFrom(absl::string_view task) override;
   // All channels, in both directions, each once.
   std::vector<std::shared_ptr<PeerChannel>> Channels();
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/json.h"
-#include "service/plan_book.h"
+#include "receive/in_plans.h"
 #include "tensorflow/core/framework/types.h"
 
 namespace rdmatensor {
@@ -85,7 +85,7 @@ std::string LinkAsJson(const PlacedLink& link) {
 
 std::string DevicesAsJson() {
   std::vector<std::string> devices;
-  PlanBook::Get()->ForEachHost([&devices](const Host& host) {
+  Hosts::Get()->ForEach([&devices](const Host& host) {
     rdt_stats now{};
     if (rdt_device_stats(host.device, &now) != RDT_OK) return;
     devices.push_back(absl::StrCat(
@@ -104,7 +104,7 @@ std::string DevicesAsJson() {
 
 std::string PlanAsJson(const Host& host) {
   std::vector<std::shared_ptr<const PlacedLink>> links;
-  for (const std::shared_ptr<InPlan>& plan : PlanBook::Get()->PlansOf(host.task)) {
+  for (const std::shared_ptr<InPlan>& plan : InPlans::Get()->Of(host.task)) {
     if (plan->rests()) continue;
     for (auto& link : plan->Links()) links.push_back(std::move(link));
   }

@@ -10,7 +10,6 @@
 #include "channel/listen_address.h"
 #include "memory/arena.h"
 #include "service/messages.h"
-#include "service/plan_book.h"
 
 namespace rdmatensor {
 namespace {
@@ -26,12 +25,13 @@ TensorService::TensorService(std::string task, const Settings& settings)
     : mailboxes_(std::chrono::seconds(settings.step_ttl_s)) {
   host_.task = std::move(task);
   host_.settings = settings;
+  host_.peers = &peers_;
 }
 
 TensorService::~TensorService() { Close(); }
 
 void TensorService::Close() {
-  PlanBook::Get()->RemoveHost(&host_);
+  Hosts::Get()->Remove(&host_);
   host_.exports.reset();
   rdt_device_close(std::exchange(host_.device, nullptr));
 }
@@ -65,8 +65,7 @@ absl::StatusOr<TensorService*> TensorService::Open(const std::string& task, cons
   Host& opened = service->host_;
   opened.address = *address;
   opened.exports = std::make_unique<ArenaExports>(Arena::Get(), opened.device);
-  PlanBook::Get()->AddHost(
-      &opened, [service](absl::string_view source) { return service->peers_.PlannedFrom(source); });
+  Hosts::Get()->Add(&opened);
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: ", task, " is reached at ", *address,
                                            " and listens on ", rdt_device_address(opened.device))
                                   .c_str());
@@ -128,7 +127,8 @@ void TensorService::OnDown(void* context, rdt_channel* handle, rdt_status /*why*
     if (service->receiver_lost_) service->receiver_lost_();
   }
   if (const auto end = channel->call_end()) end->OnDown(why);
-  channel->plan().OnDown();
+  channel->places().OnDown();
+  channel->offers().OnDown();
   channel->requests().Close();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "receive/budget.h"
+#include "channel/budget.h"
 
 #include <algorithm>
 #include <atomic>

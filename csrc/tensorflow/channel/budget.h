@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The budget of memory that this process may use as places for planned tensors.
-#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_BUDGET_H_
-#define RDMATENSOR_TENSORFLOW_RECEIVE_BUDGET_H_
+#ifndef RDMATENSOR_TENSORFLOW_CHANNEL_BUDGET_H_
+#define RDMATENSOR_TENSORFLOW_CHANNEL_BUDGET_H_
 
 #include <cstdint>
 
@@ -31,4 +31,4 @@ uint64_t BudgetOf(const Host& host);
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_BUDGET_H_
+#endif  // RDMATENSOR_TENSORFLOW_CHANNEL_BUDGET_H_

@@ -2,8 +2,8 @@
 //
 // Tensors that a peer reads in place. Each stays alive until the peer releases it or can no longer reach this
 // process's memory, and TensorFlow's copy-on-write keeps it unchanged.
-#ifndef RDMATENSOR_TENSORFLOW_SEND_LENDER_H_
-#define RDMATENSOR_TENSORFLOW_SEND_LENDER_H_
+#ifndef RDMATENSOR_TENSORFLOW_CHANNEL_LENDER_H_
+#define RDMATENSOR_TENSORFLOW_CHANNEL_LENDER_H_
 
 #include <cstdint>
 #include <mutex>
@@ -76,4 +76,4 @@ class Lender {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_SEND_LENDER_H_
+#endif  // RDMATENSOR_TENSORFLOW_CHANNEL_LENDER_H_
