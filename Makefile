@@ -107,7 +107,7 @@ $(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.
 	@touch $@
 
 demo: build
-	@$(BIN)/python -m rdmatensor.demo $(DEMO_FLAGS)
+	@$(BIN)/python examples/demo/compare.py $(DEMO_FLAGS)
 
 # The same between two network namespaces; needs root.
 demo-hosts: build $(VENV)/.packages

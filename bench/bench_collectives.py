@@ -19,9 +19,9 @@ from rich.console import Console
 
 from networks import LOOPBACK, Network, missing_veth, veth
 from options import benchmark, json_option, only_option, quick_option
+from paths import STOCK
 from rdmatensor.bench.record import Result as Recorded
-from rdmatensor.demo.launch import Team
-from rdmatensor.demo.paths import STOCK
+from team import Team
 from tf_measure import GRPC, LOCAL, Cluster, Result, Way, measure
 from tf_report import Row, step_table
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from options import benchmark, json_option, quick_option
-from rdmatensor.demo.launch import Team
+from team import Team
 from tf_measure import GRPC, LOCAL, Trio, Way, measure
 from tf_report import Row, step_table
 

@@ -23,8 +23,7 @@ from options import benchmark, json_option, quick_option
 from programs import free_port
 from rdmatensor.bench import record
 from rdmatensor.bench.turns import Distribution
-from rdmatensor.demo.cluster import SILENCE_S
-from rdmatensor.demo.launch import Team
+from team import SILENCE_S, Team
 from tf_embedding_task import ROWS, WIDTH
 from tf_measure import GRPC, Cluster, interleave
 

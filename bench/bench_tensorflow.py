@@ -20,8 +20,7 @@ from rich.console import Console
 import tf_cases
 from networks import LOOPBACK, Network, missing_veth, veth
 from options import benchmark, json_option, only_option, quick_option
-from rdmatensor.demo.launch import Team
-from rdmatensor.demo.settings import model_bytes
+from team import Team
 from tf_measure import (
     BARE,
     DYNAMIC,
@@ -78,7 +77,7 @@ def measure_rows(
             results = measure(clusters, build, case.steps * factor, case.block)
             yield Row.of(case.name, case.step_bytes, targets[case.name], results, case.path)
     # The worker receives the variables and sends gradients of the same size back.
-    moved = 2 * model_bytes(tf_cases.TRAINING_HIDDEN)
+    moved = 2 * tf_cases.TRAINING_BYTES
     for training in tf_cases.TRAININGS:
         if training.name in targets:
             build = {"command": "training", "batch": training.batch}

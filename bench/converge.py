@@ -16,13 +16,13 @@ import click
 from rich.table import Table
 
 from options import benchmark, json_option, only_option, quick_option
+from paths import STOCK
 from rdmatensor.bench import record
 from rdmatensor.bench.record import LOSS
 from rdmatensor.bench.report import excess
 from rdmatensor.bench.turns import rotated
-from rdmatensor.demo.launch import Team
-from rdmatensor.demo.paths import STOCK
 from rdmatensor.units import duration
+from team import Team
 from tf_measure import FLOOR, GRPC, LOCAL, STATIC, Cluster, Use
 
 # The steps of a full run. The names are those of LEARNERS in converge_graphs.py, which imports TensorFlow.

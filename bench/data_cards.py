@@ -78,17 +78,12 @@ def sets() -> Iterator[tuple[str, Array, Array]]:
 
 def splits() -> Iterator[tuple[str, str, tuple[Array, Array], tuple[Array, Array]]]:
     """Data set, program, and its parts for training and for the test."""
+    sys.path.insert(0, str(EXAMPLES))
     from asynchronous_member import Network
-    from rdmatensor.demo.model import Digits
+    from demo import train
     from rdmatensor.simulate.problem import Problem
 
-    demo = Digits.load(0)
-    yield (
-        "digits",
-        "`make demo`",
-        (demo.train_images, demo.train_labels),
-        (demo.test_images, demo.test_labels),
-    )
+    yield "digits", "`make demo`", *train.digits()
     for name, kind in (
         ("digits", converge_data.Digits),
         ("descriptions, pieces", converge_data.Characters),

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from rdmatensor.bench import record, report
-from rdmatensor.demo.launch import TaskFailed, terminate_like_interrupt
+from team import TaskFailed, terminate_like_interrupt
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -17,11 +17,11 @@ from rich.table import Table
 
 from options import benchmark, json_option, only_option, quick_option
 from paper_models import MIB, MODELS, Model
+from paths import STOCK
 from rdmatensor.bench import record
 from rdmatensor.bench.report import excess
-from rdmatensor.demo.launch import Team
-from rdmatensor.demo.paths import STOCK
 from rdmatensor.units import duration, size
+from team import Team
 from tf_measure import FLOOR, GRPC, LOCAL, Cluster, Result, Way, measure
 from tf_report import span, speedup, verdict
 

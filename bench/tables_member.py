@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
-from rdmatensor.demo.control import Line, leave
+from control import Line, leave
 from rdmatensor.train.backend.tensorflow import operations
 from rdmatensor.train.backend.tensorflow.gradients import AllReduce, mean
 from rdmatensor.train.embeddings.choice import Size

@@ -101,6 +101,10 @@ class TrainingCase:
 
 
 TRAINING_HIDDEN = 2048
+# Weights and biases of examples/demo/train.py.
+TRAINING_BYTES = 4 * (
+    65 * TRAINING_HIDDEN + (TRAINING_HIDDEN + 1) * TRAINING_HIDDEN + (TRAINING_HIDDEN + 1) * 10
+)
 
 # A larger batch needs more arithmetic for the same communication. The target is for the smallest batch; the
 # other case shows what remains of the speedup in a step that computes for longer.

@@ -8,19 +8,20 @@ steps, so no optimiser can fold, hoist or cache what travels.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from rdmatensor.demo.model import Digits, initial, logits, mean_loss
-from rdmatensor.demo.settings import layer_shapes
 from tf_cases import ALONE, ROW_BYTES, TRAINING_HIDDEN, Case
 
 v1 = tf.compat.v1
+sys.path.append(str(Path(__file__).parents[1] / "examples"))  # for the model of demo/train.py
 
 
 def task(index: int) -> str:
@@ -34,7 +35,6 @@ CONSUMER = task(0)
 UNTIMED_STEPS = 1
 
 _MODULUS = 1021
-_SEED = 7
 _LEARNING_RATE = 0.01
 
 
@@ -222,24 +222,26 @@ class Training(Workload):
     def __init__(self, batch: int, target: str, owner: str, worker: str) -> None:
         self._owner = owner
         self._worker = worker
-        digits = Digits.load(_SEED)
-        self._images = digits.train_images[:batch]
-        self._labels = digits.train_labels[:batch]
+        from demo.train import digits
+
+        images, labels = digits()[0]
+        self._images, self._labels = images[:batch], labels[:batch]
         super().__init__("training", target)
 
     def build(self) -> None:
-        shapes = layer_shapes(TRAINING_HIDDEN)
+        from demo.train import initial, loss_of, scores_of
+
         with tf.device(self._owner):
             variables = [
-                v1.get_variable(f"p{i}", initializer=initial(shape, [_SEED, i]), use_resource=True)
-                for i, shape in enumerate(shapes)
+                v1.get_variable(f"p{i}", initializer=value, use_resource=True)
+                for i, value in enumerate(initial(TRAINING_HIDDEN))
             ]
             self._initialise = tf.group([variable.initializer for variable in variables])
             values = reads_of(variables)
         with tf.device(self._worker):
             self._image_feed = v1.placeholder(tf.float32, self._images.shape)
             self._label_feed = v1.placeholder(tf.int32, self._labels.shape)
-            self._loss = mean_loss(logits(values, self._image_feed), self._label_feed)
+            self._loss = loss_of(scores_of(values, self._image_feed), self._label_feed)
             gradients = tf.gradients(self._loss, values)
         with tf.device(self._owner):
             updates = [

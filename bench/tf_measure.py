@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from networks import LOOPBACK, Network
+from paths import STOCK, Paths
 from rdmatensor.bench import turns
 from rdmatensor.bench.turns import Distribution, rotated, turn_ratios
-from rdmatensor.demo.cluster import SILENCE_S, environment
-from rdmatensor.demo.launch import Child, TaskFailed, Team, free_addresses
-from rdmatensor.demo.paths import STOCK, Paths
+from team import SILENCE_S, Child, TaskFailed, Team, environment, free_addresses
 from tf_cases import ALONE
 
 FLOOR = "nothing remote"

@@ -9,10 +9,10 @@ from typing import Self
 
 from rich.table import Table
 
+from paths import PATHS, STOCK
 from rdmatensor.bench import record
 from rdmatensor.bench.report import excess
 from rdmatensor.bench.turns import Distribution
-from rdmatensor.demo.paths import PATHS, STOCK
 from rdmatensor.units import duration, size
 from tf_measure import BARE, DYNAMIC, FLOOR, LOCAL, Result, Unused, ratio, same_losses
 

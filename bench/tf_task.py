@@ -18,10 +18,10 @@ from typing import Any
 import tensorflow as tf
 
 import rdmatensor.tensorflow
+from control import Line, leave
 from converge_graphs import LEARNERS, Learner
 from paper_graphs import Replica
-from rdmatensor.demo.control import Line, leave
-from rdmatensor.demo.paths import require_plugin
+from paths import require_plugin
 from tf_cases import Case
 from tf_graphs import CONSUMER, OWNER, UNTIMED_STEPS, Training, Transfer, Workload
 

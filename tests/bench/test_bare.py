@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from rdmatensor.demo.launch import Team
+from team import Team
 from tf_cases import MIB, Case
 from tf_measure import BARE, Cluster, measure
 from tf_report import Row

@@ -12,7 +12,15 @@ from support.network import two_hosts
 def main(*options: str) -> int:
     with two_hosts() as network:
         hosts = ",".join(f"{host.namespace}={host.address}" for host in network[:2])
-        demo = [sys.executable, "-m", "rdmatensor.demo", "--hosts", hosts, "--ssh", "ip netns exec"]
+        demo = [
+            sys.executable,
+            "examples/demo/compare.py",
+            "--hosts",
+            hosts,
+            "--tasks-per-host",
+            "2",
+        ]
+        demo += ["--ssh", "ip netns exec"]
         return subprocess.run([*demo, *options], check=False).returncode
 
 

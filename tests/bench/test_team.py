@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from rdmatensor.demo.launch import TaskFailed, Team, free_addresses
+import team
+from team import TaskFailed, Team, free_addresses
 
+_BENCH = f"import sys; sys.path.append({str(Path(team.__file__).parent)!r})\n"
 _ECHO = """
-from rdmatensor.demo.control import Line
+from control import Line
 line = Line()
 print("a library's chatter")
 line.emit("ready")
@@ -25,7 +27,7 @@ line.serve({"double": lambda number: {"result": 2 * number}})
 
 _LAUNCHER = """
 import pathlib, signal, sys, time
-from rdmatensor.demo.launch import Team, terminate_like_interrupt
+from team import Team, terminate_like_interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell had it ignored
 with terminate_like_interrupt(), Team(pathlib.Path(sys.argv[1])) as team:
     team.start("stubborn", ["-c", "import time; time.sleep(600)", sys.argv[2]])
@@ -44,7 +46,7 @@ def _alive(mark: str) -> bool:
 
 def test_commands_are_answered_and_chatter_is_logged(tmp_path: Path) -> None:
     with Team(tmp_path) as team:
-        child = team.start("echo", ["-c", _ECHO])
+        child = team.start("echo", ["-c", _BENCH + _ECHO])
         team.wait(child, "ready", 30)
         assert team.ask(child, "double", number=21)["result"] == 42
     assert "a library's chatter" in (tmp_path / "echo.log").read_text()
@@ -76,7 +78,7 @@ def test_silence_has_a_deadline(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_terminated_launcher_leaves_no_task(tmp_path: Path, number: signal.Signals) -> None:
     mark = f"mark-{os.getpid()}-{number}"
-    command = [sys.executable, "-c", _LAUNCHER, str(tmp_path), mark]
+    command = [sys.executable, "-c", _BENCH + _LAUNCHER, str(tmp_path), mark]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == b"started\n"

@@ -22,13 +22,25 @@ from rdmatensor._tools.processes import (
     terminate_like_interrupt,
 )
 
-__all__ = ["Child", "TaskFailed", "Team", "free_addresses", "terminate_like_interrupt"]
+__all__ = [
+    "SILENCE_S", "Child", "TaskFailed", "Team", "environment", "free_addresses", "terminate_like_interrupt",
+]  # fmt: skip
 
 Event = dict[str, Any]
 
+# The longest silence is that of all tasks importing TensorFlow at once.
+SILENCE_S = 120.0
 _POLL_S = 0.2
 # Tasks import the package that the launcher imports.
 _PATH_FLAGS = ["-P"] if getattr(sys.flags, "safe_path", False) else []
+
+
+def environment(protocol: str) -> dict[str, str]:
+    """Return the environment of tasks. With stock gRPC, the plugin is not even loaded."""
+    variables = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+    if protocol == "grpc":
+        variables["RDMATENSOR_DISABLE"] = "1"
+    return variables
 
 
 class TaskFailed(RuntimeError):

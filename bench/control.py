@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task's end of the line to its launcher; launch.py has the other end.
+"""The task's end of the line to its launcher; team.py has the other end.
 
 Commands arrive as one JSON object a line on standard input; answers and events leave the same way on
 standard output. End of input means that the launcher is gone or wants the task gone: there is no way to

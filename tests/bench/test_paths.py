@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rdmatensor.demo.paths import PATHS, Paths
+from paths import PATHS, Paths
 
 
 def _stats(**counts: int) -> dict[str, Any]:
