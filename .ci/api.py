@@ -46,6 +46,9 @@ def _signature(name: str, found: griffe.Object | griffe.Alias) -> str:
         return f"class {found.signature(name=name) or name}"
     if isinstance(found, griffe.Function):
         return ("async def " if "async" in found.labels else "") + str(found.signature(name=name))
+    if isinstance(found, griffe.Attribute) and str(found.value).startswith("awaitable("):
+        method = found.parent[str(found.value.arguments[0])]
+        return f"async def {method.signature(name=name)}"
     if isinstance(found, griffe.Attribute) and found.annotation is not None:
         return f"{name}: {found.annotation}"
     return name

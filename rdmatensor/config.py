@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ._api.arguments import c_text
 from ._ffi import ffi, lib
-from .errors import RegionError, UsageError, _text, check
+from .errors import _text, check
 
 
 class Setting(NamedTuple):
@@ -41,12 +41,9 @@ def get_int(name: str) -> int:
 def set(name: str, value: str | int) -> None:  # noqa: A001 - config.set reads well
     """Overrides default and environment for this process.
 
-    Raises UsageError for an unknown name, and (status RANGE) for a value that is not accepted.
+    Raises UsageError for an unknown name and for a value that is not accepted.
     """
-    try:
-        check(lib.rdt_config_set(c_text("name", name), c_text("value", str(value))))
-    except RegionError as error:
-        raise UsageError(str(error), error.status) from None
+    check(lib.rdt_config_set(c_text("name", name), c_text("value", str(value))))
 
 
 def table() -> list[Setting]:

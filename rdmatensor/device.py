@@ -179,6 +179,9 @@ class Device:
             check(lib.rdt_device_connect_to(device, where, name, over, limit, out))
             return self._adopt(ffi.gc(out[0], lib.rdt_channel_unref))
 
+    aconnect = event_loop.awaitable(connect, RemoteDevice.close)
+    """Does what connect does, for asyncio."""
+
     def next_notification(self, timeout: float | None = None) -> Notification:
         """Returns the oldest notification of any peer. Waits for one for at most `timeout` seconds.
 
@@ -186,7 +189,7 @@ class Device:
         """
         found = self._next(timeout)
         if found is None:
-            raise DeadlineExceeded("no notification is there", "DEADLINE")
+            raise DeadlineExceeded("no notification is there")
         return found
 
     def notifications(self, timeout: float | None = None) -> Iterator[Notification]:
@@ -230,7 +233,7 @@ class Device:
     def close(self) -> None:
         """Closes connections and regions, then the device. A second call does nothing.
 
-        Pending transfers fail with DeviceError (status CLOSED) or Cancelled. `close` waits for the calls
+        Pending transfers fail with Closed or Cancelled. `close` waits for the calls
         that other threads make on this device; calls that wait for peers, groups or notifications end at
         once.
         """

@@ -23,7 +23,7 @@ class RdmaError(Exception):
 
 
 class UsageError(RdmaError, ValueError):
-    """The call itself is wrong: an argument's type or value, a device used after fork."""
+    """The call itself is wrong: an argument's type or value, a setting, a device used after fork."""
 
 
 class Unsupported(RdmaError):
@@ -34,35 +34,38 @@ class Cancelled(RdmaError):
     """The operation was cancelled, or this side closed the channel before it was complete."""
 
 
-class DeviceError(RdmaError):
-    """The local device failed: it has no memory, a system call failed, or a limit was hit."""
-
-
-class Closed(DeviceError):
+class Closed(RdmaError, ValueError):
     """The object was closed, here, before the call or while it waited. Open another one."""
 
     def __init__(self, message: str, status: str = "CLOSED") -> None:
         super().__init__(message, status)
 
 
+class DeviceError(RdmaError, OSError):
+    """The local device failed: it has no memory, a system call failed, or a limit was hit."""
+
+
 class ConnectionFailure(RdmaError, ConnectionError):
     """The base of errors that end or prevent a connection."""
 
 
-class ConnectionLost(ConnectionFailure):
+class ConnectionLost(ConnectionFailure, ConnectionResetError):
     """The peer is gone. Connect again. Other connections of the device are not affected."""
 
 
-class ConnectionRefused(ConnectionFailure):
+class ConnectionRefused(ConnectionFailure, ConnectionRefusedError):
     """No connection was made: the peer is unreachable or refused, or nothing fits both sides."""
 
 
-class DataCorrupted(ConnectionFailure):
+class DataCorrupted(RdmaError):
     """Bytes changed on their way (RDMATENSOR_CHECKSUM). The connection is intact: repeat the operation."""
 
 
 class DeadlineExceeded(RdmaError, TimeoutError):
     """The time-out of the call has passed. What it waited for may still happen."""
+
+    def __init__(self, message: str, status: str = "DEADLINE") -> None:
+        super().__init__(message, status)
 
 
 class RegionError(RdmaError):
@@ -96,18 +99,18 @@ def _text(pointer: object) -> str:
 
 
 def status_name(status: int) -> str:
-    """Returns the name of a status code, or "UNKNOWN" if the table lacks it."""
+    """Return the name of a status code, or "UNKNOWN" if the table lacks it."""
     return _text(lib.rdt_status_name(status))
 
 
 def error_from(status: int) -> RdmaError:
-    """Returns the exception for a status that the calling thread's last C call returned."""
+    """Return the exception for a status that the calling thread's last C call returned."""
     name = status_name(status)
     message = _text(lib.rdt_last_error()) or _text(lib.rdt_status_text(status))
     return _CLASSES.get(name, RdmaError)(message, name)
 
 
 def check(status: int) -> None:
-    """Raises unless `status`, which a C call of this thread just returned, is a success."""
+    """Raise unless `status`, which a C call of this thread just returned, is a success."""
     if status < 0:
         raise error_from(status)

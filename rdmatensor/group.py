@@ -30,6 +30,7 @@ from ._api.collective import (
     tree_rows,
     unusable,
 )
+from ._api.event_loop import awaitable
 from ._api.transfer import Transfer, drop_complete
 from ._api.wait import milliseconds
 from ._ffi import ffi, lib
@@ -80,25 +81,30 @@ class Tree(NamedTuple):
 
 
 class Operation(Transfer):
-    """An operation that Group.start began. Call `wait()` or `await` it; `result` is the array it writes.
+    """An operation that Group.start began: a Transfer, whose result is the array that it writes.
 
     Do not touch the arrays until it is complete. The group keeps them alive. Any thread may use it.
     """
 
-    __slots__ = ("_group", "_tag", "result")
+    __slots__ = ("_group", "_out", "_tag")
     _failure = staticmethod(operation_error)
 
     def __init__(
-        self, group: Group, handle: Any, keep: Any, tag: tuple[int, int], result: Array
+        self, group: Group, handle: Any, keep: Any, tag: tuple[int, int], out: Array
     ) -> None:
         super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep)
         self._group = group
         self._tag = tag
-        self.result = result
+        self._out = out
+
+    def result(self, timeout: float | None = None) -> Array:
+        """Waits as wait() does, and returns the array that the operation has written."""
+        self.wait(timeout)
+        return self._out
 
     def cancel(self) -> None:
         """Ends the operation with Cancelled, here and at the other members, unless it is complete."""
-        if not self.done:
+        if not self.done():
             self._group._cancel(self._tag)
 
 
@@ -158,6 +164,20 @@ class Group:
             check(lib.rdt_group_create(handle, options, out))
             self._handle = out[0]
             device._groups.add(self)
+
+    @classmethod
+    async def ajoin(
+        cls,
+        device: Device,
+        rank: int,
+        size: int,
+        root: str | None = None,
+        name: str = "world",
+        timeout: float | None = None,
+        expect: str | None = None,
+    ) -> Group:
+        """Joins a group, for asyncio. Its operations are awaited by means of start()."""
+        return await awaitable(cls, cls.close)(device, rank, size, root, name, timeout, expect)
 
     def all_reduce(
         self,

@@ -115,7 +115,7 @@ def serve(port: int | None = None, address: str | None = None) -> Endpoint | Non
 
 def _listen(port: int, address: str) -> Endpoint:
     if not 0 <= port <= 65535:
-        raise UsageError(f"metrics: there is no TCP port {port}: choose 1..65535", "INVALID")
+        raise UsageError(f"metrics: there is no TCP port {port}: choose 1..65535")
     registered = collector()
     from prometheus_client import CollectorRegistry, start_http_server
 

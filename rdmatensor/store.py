@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from ._api import buffers
 from ._api.arguments import c_text, whole
 from ._api.buffers import Array
+from ._api.event_loop import awaitable
 from ._api.wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 from ._ffi import ffi, lib
 from .device import Device
@@ -64,6 +67,11 @@ class Arrival:
         self.release()
 
 
+def _put_back(arrival: Arrival | None) -> None:
+    if arrival is not None and arrival._store is not None:
+        arrival._store._untaken.append(arrival)
+
+
 class Store:
     """Publishes this process's parameters for others to read, and has a slot for what each of them sends.
 
@@ -104,6 +112,8 @@ class Store:
         self._values_at, self._slots_at = values.ctypes.data, slots.ctypes.data
         self._changed = threading.Condition()
         self._calls = 0
+        # What cancelled calls of atake() had taken.
+        self._untaken: deque[Arrival] = deque()
         self._closing = False
         # TensorFlow's operations use the store without this class (train/stores.py). `_leave` ends their use.
         self._operations: Any = None
@@ -125,6 +135,9 @@ class Store:
         """
         to, where, limit = _rank(rank), c_text("address", address), milliseconds(timeout)
         self._check(lambda handle: lib.rdt_store_connect(handle, to, where, limit))
+
+    aconnect = awaitable(connect)
+    """Does what connect does, for asyncio."""
 
     def member(self, rank: int) -> Member:
         """What is known about another member."""
@@ -172,6 +185,9 @@ class Store:
         )
         return Pulled(int(found.version), int(found.mark), int(found.repeats))
 
+    apull = awaitable(pull)
+    """Does what pull does, for asyncio. A cancelled call may write to `into` until its time is over."""
+
     def push(self, rank: int, data: Any, mark: int = 0, timeout: float | None = None) -> bool:
         """Writes `data` into this member's slot at another one. False if that is not free: nothing happened.
 
@@ -186,14 +202,28 @@ class Store:
         )
         return bool(sent[0])
 
+    apush = awaitable(push)
+    """Does what push does, for asyncio. The member may still get the data of a cancelled call."""
+
     def take(self, timeout: float | None = 0) -> Arrival | None:
         """The oldest push that has not been taken; None if none comes within `timeout` seconds."""
         found = ffi.new("rdt_store_arrival *")
         try:
-            status = self._wait(lambda handle, ms: lib.rdt_store_take(handle, ms, found), timeout)
+            status = self._wait(
+                lambda handle, ms: lib.rdt_store_take(handle, ms, found),
+                timeout,
+                lambda: bool(self._untaken),
+            )
         except DeadlineExceeded:
-            return None
-        return None if status == IN_PROGRESS else Arrival(self, found)
+            status = IN_PROGRESS
+        if status != IN_PROGRESS:
+            return Arrival(self, found)
+        with suppress(IndexError):
+            return self._untaken.popleft()
+        return None
+
+    atake = awaitable(take, _put_back)
+    """Does what take does, for asyncio. Cancelling it loses no push."""
 
     def set_clock(self, clock: int) -> None:
         """Tells all connected members this one's clock, which never goes back. 2**64 - 1: wait no more."""
@@ -209,12 +239,15 @@ class Store:
         if told > 0:
             self._wait(lambda handle, ms: lib.rdt_store_wait_clocks(handle, told, ms), timeout)
 
+    await_clocks = awaitable(wait_clocks)
+    """Does what wait_clocks does, for asyncio."""
+
     @property
     def closed(self) -> bool:
         return self._handle is None or self._closing
 
     def close(self) -> None:
-        """Ends the connections. Calls of other threads end with DeviceError. A second call does nothing."""
+        """Ends the connections. Calls of other threads end with Closed. A second call does nothing."""
         with self._changed:
             first = not self._closing and self._handle is not None
             self._closing = True
@@ -260,12 +293,14 @@ class Store:
         finally:
             self._end()
 
-    def _wait(self, call: Any, timeout: float | None) -> int:
-        """Waits in slices, so that Ctrl-C and close() act."""
+    def _wait(
+        self, call: Any, timeout: float | None, stopped: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Waits in slices, so that Ctrl-C, close() and `stopped` act."""
         handle = self._begin()
         try:
             status = wait_in_slices(
-                lambda ms: int(call(handle, ms)), timeout, lambda: self._closing
+                lambda ms: int(call(handle, ms)), timeout, lambda: self._closing or stopped()
             )
             if self._closing and status == DEADLINE:
                 raise Closed(f"{self!r} is closed")
@@ -279,6 +314,7 @@ class Store:
         self._changed = threading.Condition()
         self._closing = True
         self._handle = None
+        self._untaken.clear()
 
     def _release(self, rank: int) -> None:
         with self._changed:

@@ -104,10 +104,9 @@ def use(
         raise UsageError(
             f"{servers[0]} is running already: call use() before the first server is created, and before "
             "connect_to_cluster or a strategy, which create one",
-            "INVALID",
         )
     if require and policy == "grpc":
-        raise UsageError('policy "grpc" contradicts require=True: drop one of them', "INVALID")
+        raise UsageError('policy "grpc" contradicts require=True: drop one of them')
     if require and not loaded():
         raise Unsupported(f"grpc+rdma is required, but {why_not()}", "UNSUPPORTED")
     cluster = os.environ.get(tf_config.NAME, "")
@@ -115,7 +114,7 @@ def use(
         try:
             cluster = tf_config.with_protocol(cluster, tf_config.PROTOCOL)
         except ValueError as error:
-            raise UsageError(str(error), "INVALID") from None
+            raise UsageError(str(error)) from None
     before = config.get("POLICY"), config.get("TRANSPORTS")
     try:
         _put_in_force(policy or ("rdma" if require else before[0]), transport or before[1])
@@ -143,9 +142,9 @@ def _put_in_force(policy: str, transport: str | Sequence[str]) -> None:
     table = {setting.name: setting for setting in config.table()}
     for name in names:
         if name not in (known := table["TRANSPORTS"].default.split(",")):
-            raise UsageError(f"transport {name!r} not found; available: {known}", "INVALID")
+            raise UsageError(f"transport {name!r} not found; available: {known}")
     if policy not in (known := table["POLICY"].range.split("|")):
-        raise UsageError(f"policy {policy!r} not found; available: {known}", "INVALID")
+        raise UsageError(f"policy {policy!r} not found; available: {known}")
     config.set("POLICY", policy)
     config.set("TRANSPORTS", ",".join(names))
 
@@ -182,7 +181,7 @@ def plan(task: str | None = None) -> dict[str, Any]:
     text = text_of(lambda out, size: int(function(name, out, size)))
     if text is None:
         wanted = task or "one, and only one, server"
-        raise UsageError(f"this process does not run {wanted} with protocol grpc+rdma", "INVALID")
+        raise UsageError(f"this process does not run {wanted} with protocol grpc+rdma")
     result: dict[str, Any] = json.loads(text)
     return result
 

@@ -75,18 +75,18 @@ static rdt_status assign(rdt_config_id id, const char *text) {
   const config_row *row = &rows[id];
   uint64_t number = 0;
   if (strlen(text) >= RDT_CONFIG_TEXT_SIZE)
-    return rdt_fail(RDT_ERR_RANGE, "%s is longer than %d characters", row->name,
+    return rdt_fail(RDT_ERR_INVALID, "%s is longer than %d characters", row->name,
                     RDT_CONFIG_TEXT_SIZE - 1);
   if (row->kind == NUMBER &&
       (!parse_number(text, &number) || number < row->minimum || number > row->maximum))
-    return rdt_fail(RDT_ERR_RANGE, "%s%s is \"%s\": give a whole number in %s", RDT_ENV_PREFIX,
+    return rdt_fail(RDT_ERR_INVALID, "%s%s is \"%s\": give a whole number in %s", RDT_ENV_PREFIX,
                     row->name, text, ranges[id]);
   if (row->kind == CHOICE && !rdt_text_lists(row->choices, '|', text))
-    return rdt_fail(RDT_ERR_RANGE, "%s%s is \"%s\": choose one of %s", RDT_ENV_PREFIX, row->name,
+    return rdt_fail(RDT_ERR_INVALID, "%s%s is \"%s\": choose one of %s", RDT_ENV_PREFIX, row->name,
                     text, row->choices);
   uint16_t first, last;
   if (id == RDT_CONFIG_BIND_PORT && !rdt_text_ports(text, &first, &last))
-    return rdt_fail(RDT_ERR_RANGE,
+    return rdt_fail(RDT_ERR_INVALID,
                     "%s%s is \"%s\": give a port, 1 to %d, or a range such as 7000-7010",
                     RDT_ENV_PREFIX, row->name, text, UINT16_MAX);
   rdt_status status = id == RDT_CONFIG_FAULTS ? rdt_faults_set(text) : RDT_OK;
@@ -175,7 +175,7 @@ static void load_once(void) { pthread_once(&config_once, load); }
 
 rdt_status rdt_config_check(void) {
   load_once();
-  return environment_error[0] ? rdt_fail(RDT_ERR_RANGE, "%s", environment_error) : RDT_OK;
+  return environment_error[0] ? rdt_fail(RDT_ERR_INVALID, "%s", environment_error) : RDT_OK;
 }
 
 uint64_t rdt_config_number(rdt_config_id id) {
@@ -220,7 +220,7 @@ rdt_status rdt_config_get(const char *name, char *value, size_t size) {
   char text[RDT_CONFIG_TEXT_SIZE];
   rdt_config_text((rdt_config_id)id, text, sizeof(text));
   if (!value || size <= strlen(text))
-    return rdt_fail(RDT_ERR_RANGE, "the value of %s needs %zu bytes", name, strlen(text) + 1);
+    return rdt_fail(RDT_ERR_INVALID, "the value of %s needs %zu bytes", name, strlen(text) + 1);
   memcpy(value, text, strlen(text) + 1);
   return RDT_OK;
 }

@@ -171,7 +171,7 @@ typedef enum rdt_config_id {
 uint64_t rdt_config_number(rdt_config_id id);
 /* Copies the text in force of any row, cut to `size`. Thread-safe. */
 void rdt_config_text(rdt_config_id id, char *value, size_t size);
-/* Returns RDT_ERR_RANGE, which names the variable, if the environment has a value that was
+/* Returns RDT_ERR_INVALID, which names the variable, if the environment has a value that was
  * refused. */
 rdt_status rdt_config_check(void);
 /* Calls `found` with each variable of the environment that looks like a setting and is none, and with the name of

@@ -112,7 +112,7 @@ static uint64_t pack(const char *name) {
 }
 
 static rdt_status malformed(const char *item) {
-  return rdt_fail(RDT_ERR_RANGE,
+  return rdt_fail(RDT_ERR_INVALID,
                   "%sFAULTS has \"%s\": give seed=N, transport=NAME, rate=BYTES, latency=TIME, "
                   "or KIND=RATE or KIND=RATE:TIME, where BYTES are those of a second, like 1.25G, "
                   "at least 1k, RATE is a "
@@ -124,12 +124,12 @@ static rdt_status unknown_kind(const char *word) {
   char known[256] = "";
   for (int i = 0; i < RDT_FAULT_KINDS; i++)
     rdt_text_append(known, sizeof(known), "%s%s", i ? ", " : "", kinds[i].word);
-  return rdt_fail(RDT_ERR_RANGE, "%sFAULTS: there is no fault \"%s\"; choose from %s",
+  return rdt_fail(RDT_ERR_INVALID, "%sFAULTS: there is no fault \"%s\"; choose from %s",
                   RDT_ENV_PREFIX, word, known);
 }
 
 static rdt_status unknown_transport(const char *name) {
-  return rdt_fail(RDT_ERR_RANGE, "%sFAULTS: there is no transport \"%s\"; choose from %s",
+  return rdt_fail(RDT_ERR_INVALID, "%sFAULTS: there is no transport \"%s\"; choose from %s",
                   RDT_ENV_PREFIX, name, RDT_TRANSPORT_NAMES);
 }
 

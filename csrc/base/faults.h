@@ -47,7 +47,7 @@ typedef enum rdt_fault_kind {
 } rdt_fault_kind;
 
 /* Applies the setting's new text at once to the whole process, and restarts the counts. Returns
- * RDT_ERR_RANGE and changes nothing if the text is malformed. Not thread-safe. */
+ * RDT_ERR_INVALID and changes nothing if the text is malformed. Not thread-safe. */
 rdt_status rdt_faults_set(const char *text);
 /* Reports whether any faults are configured. A device that opens then wraps its transports. */
 bool rdt_faults_wanted(void);

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent import futures
 from contextlib import suppress
+from functools import cache, partial, wraps
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from .._ffi import ffi, lib
 from ..errors import DeadlineExceeded, RdmaError, check
@@ -19,7 +23,10 @@ if TYPE_CHECKING:
     from ..device import Device, Notification
     from .transfer import Transfer
 
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
 _Future = asyncio.Future[bool]
+_log = logging.getLogger(__name__)
 _AT_ONCE = 256  # tokens that are taken between two turns of the loop
 
 
@@ -69,7 +76,7 @@ class _Readers:
                 self._waiting.append(future)
             woken = turn = await self._wait(future, end - loop.time())
             if not woken:
-                raise DeadlineExceeded("no notification came within the deadline", "DEADLINE")
+                raise DeadlineExceeded("no notification came within the deadline")
 
     def _take(self) -> Notification | None:
         """Takes a notification. Unless there was none, it is the next reader's turn."""
@@ -224,3 +231,62 @@ async def notification(device: Device, timeout: float | None) -> Notification:
     queue = _running()
     readers = queue.readers.get(device)
     return await (readers or _Readers(queue, device)).next(timeout)
+
+
+def call_logged(call: Callable[[Transfer], object], transfer: Transfer) -> None:
+    """Calls a callback. Logs what it raises, because nobody waits for it."""
+    try:
+        call(transfer)
+    except Exception:
+        _log.exception("the callback %r of %r failed", call, transfer)
+
+
+def call_when_done(call: Callable[[Transfer], object], transfer: Transfer) -> None:
+    """Calls a callback on the thread for callbacks once the transfer is complete."""
+
+    async def wait() -> None:
+        while not transfer.done():
+            await completion(transfer)
+        call_logged(call, transfer)
+
+    asyncio.run_coroutine_threadsafe(wait(), _callbacks(os.getpid()))
+
+
+@cache
+def _callbacks(process: int) -> asyncio.AbstractEventLoop:
+    """Returns the loop on which a process calls callbacks. A forked child needs another one."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rdmatensor-callbacks", daemon=True).start()
+    return loop
+
+
+def awaitable(
+    method: Callable[_P, _T], undo: Callable[[_T], object] | None = None
+) -> Callable[_P, Coroutine[Any, Any, _T]]:
+    """Returns a method that does in a thread of its own what `method` does, for a loop that awaits it.
+
+    A thread of a pool might wait for a call that waits for a thread of the pool. If the caller is cancelled,
+    `undo` gets what the method returns afterwards.
+    """
+
+    @wraps(method, updated=())
+    async def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        future: futures.Future[_T] = futures.Future()
+        future.set_running_or_notify_cancel()  # so that it cannot be cancelled
+        work = partial(method, *args, **kwargs)
+        threading.Thread(target=_settle, args=(future, work), daemon=True).start()
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if undo is not None:
+                future.add_done_callback(lambda done: done.exception() or undo(done.result()))
+            raise
+
+    return call
+
+
+def _settle(future: futures.Future[_T], call: Callable[[], _T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)

@@ -85,9 +85,6 @@ class Region:
     def __buffer__(self, flags: int) -> memoryview:  # used by Python 3.12 and newer
         return self.array.data
 
-    def __len__(self) -> int:
-        return self.nbytes
-
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         return f"<Region{name} of {self.nbytes} bytes, key {self.key:#x}>"
@@ -155,9 +152,14 @@ class RemoteRegion:
         self, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
     ) -> Array:
         """Reads `nbytes`, by default up to the end, and returns them as a new uint8 array. Blocks."""
-        self._need_handle()
-        array = np.empty(self._extent(offset, nbytes), dtype=np.uint8)
+        array = self._room(offset, nbytes)
         self.read_into(array, offset).wait(timeout)
+        return array
+
+    async def aread(self, offset: int = 0, nbytes: int | None = None) -> Array:
+        """Does what read does, for asyncio."""
+        array = self._room(offset, nbytes)
+        await self.read_into(array, offset)
         return array
 
     def map(
@@ -196,11 +198,12 @@ class RemoteRegion:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __len__(self) -> int:
-        return self.nbytes
-
     def __repr__(self) -> str:
         return f"<RemoteRegion of {self.nbytes} bytes, key {self.key:#x}, of {self._remote!r}>"
+
+    def _room(self, offset: int, nbytes: int | None) -> Array:
+        self._need_handle()
+        return np.empty(self._extent(offset, nbytes), dtype=np.uint8)
 
     def _extent(self, offset: int, nbytes: int | None) -> int:
         """Returns how many bytes from `offset` on are meant, by default all."""

@@ -16,6 +16,7 @@ from ..errors import Closed, UsageError, _text, check
 from . import buffers
 from .arguments import access_bits, c_text, whole
 from .batch import Batch
+from .event_loop import awaitable
 from .region import READ_WRITE, Access, RemoteRegion, _bad_number
 from .transfer import COMPLETED, Transfer, drop_complete
 from .wait import milliseconds
@@ -93,6 +94,12 @@ class RemoteDevice:
         bits = access_bits(access)
         check(lib.rdt_remote_region_alloc(channel, nbytes, bits, limit, out))
         return self._opened(out)
+
+    aregion = awaitable(region, RemoteRegion.close)
+    """Does what region does, for asyncio."""
+
+    aallocate = awaitable(allocate, RemoteRegion.close)
+    """Does what allocate does, for asyncio."""
 
     def notify(self, payload: Any = b"", immediate: int = 0) -> Transfer:
         """Sends a notification: a number of up to 64 bits and `payload`, at most `max_notify` bytes.

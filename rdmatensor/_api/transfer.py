@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from .._ffi import lib
 from ..errors import DeadlineExceeded, RdmaError, error_from
-from .event_loop import completion
+from .buffers import Array
+from .event_loop import call_logged, call_when_done, completion
 from .wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 
 _poll = lib.rdt_transfer_wait
@@ -18,7 +19,8 @@ _poll = lib.rdt_transfer_wait
 class Transfer:
     """Posted operations, complete or not. Methods that post operations return it.
 
-    Call `wait()` or `await` it. It keeps the local buffers alive until the operations are complete; if it is
+    Call `wait()` or `await` it. `done`, `result`, `exception` and `add_done_callback` are those of a
+    concurrent.futures.Future. It keeps the local buffers alive until the operations are complete; if it is
     dropped before, the connection does. Any thread may use it.
     """
 
@@ -32,11 +34,10 @@ class Transfer:
         self._error: RdmaError | None = None
 
     def __repr__(self) -> str:
-        if not self.done:
+        if not self.done():
             return "<Transfer in progress>"
         return "<Transfer complete>" if self._error is None else f"<Transfer failed: {self._error}>"
 
-    @property
     def done(self) -> bool:
         """True if the operations are complete, successfully or not. Does not block."""
         return self._status != IN_PROGRESS or self._settle(_poll(self._handle, 0))
@@ -55,17 +56,45 @@ class Transfer:
         if self._error is not None:
             raise self._error
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def result(self, timeout: float | None = None) -> Array | None:
+        """Waits as wait() does, and returns what the operations give: nothing, unless it is an Operation."""
+        self.wait(timeout)
+        return None
+
+    def exception(self, timeout: float | None = None) -> RdmaError | None:
+        """Waits as wait() does, but returns the error that the operations failed with; None if they did not.
+
+        Raises DeadlineExceeded if they are not complete.
+        """
+        try:
+            self.wait(timeout)
+        except RdmaError as error:
+            if error is not self._error:
+                raise
+        return self._error
+
+    def add_done_callback(self, call: Callable[[Transfer], object]) -> None:
+        """Calls `call` with this object once the operations are complete: at once if they are.
+
+        Otherwise a thread that all callbacks of the process share does it. What `call` raises is logged.
+        """
+        if self.done():
+            call_logged(call, self)
+        else:
+            call_when_done(call, self)
+
+    def __await__(self) -> Generator[Any, None, Array | None]:
         return self._wait_async().__await__()
 
-    async def _wait_async(self) -> None:
-        if not self.done:
+    async def _wait_async(self) -> Array | None:
+        if not self.done():
             await completion(self)
         self._check()
+        return self.result()
 
     def _check(self) -> None:
-        if not self.done:
-            raise DeadlineExceeded("the transfer is not complete yet", "DEADLINE")
+        if not self.done():
+            raise DeadlineExceeded("the transfer is not complete yet")
         if self._error is not None:
             raise self._error
 
@@ -73,7 +102,7 @@ class Transfer:
         status: int = lib.rdt_transfer_wait(self._handle, milliseconds)
         # A transfer that failed with DEADLINE is complete: do not wait again. Only polling tells that
         # from a wait that timed out.
-        return 0 if status == DEADLINE and self.done else status
+        return 0 if status == DEADLINE and self.done() else status
 
     def _settle(self, status: int) -> bool:
         """Records a status that C returned for this transfer. Returns whether it is complete."""
@@ -96,7 +125,7 @@ def drop_complete(pending: deque[Any]) -> None:
     while pending:
         try:
             first = pending[0]
-            if not first.done:
+            if not first.done():
                 return
             pending.remove(first)
         except (IndexError, ValueError):

@@ -330,7 +330,7 @@ class Prober:
                 if came == count or (len(seen) > 1 and now > begin + self._seconds):
                     moving.remove(flow)
             if now > begin + self._timeout:
-                raise DeadlineExceeded("a member does not send", "DEADLINE")
+                raise DeadlineExceeded("a member does not send")
             time.sleep(self._seconds / 500)
         for flow, seen in marks.items():
             (began, before), (ended, moved) = (begin, 0) if len(seen) < 2 else seen[0], seen[-1]

@@ -89,13 +89,13 @@ def write_until_lost(region: RemoteRegion, data: Any, window: int = 8) -> dict[s
                 transfers.pop(0).wait(60)
     except rdmatensor.RdmaError as error:
         end = time.monotonic() + 20
-        while not all(transfer.done for transfer in transfers) and time.monotonic() < end:
+        while not all(transfer.done() for transfer in transfers) and time.monotonic() < end:
             time.sleep(0.01)
         return {
             "kind": type(error).__name__,
             "status": error.status,
             "text": str(error),
-            "pending": sum(not transfer.done for transfer in transfers),
+            "pending": sum(not transfer.done() for transfer in transfers),
         }
 
 

@@ -85,7 +85,7 @@ def clogged(narrow: Peer, device: rdmatensor.Device) -> Iterator[Clogged]:
     remote = device.connect(narrow.address)
     transfers = [remote.notify(bytes(1000))]
     # The peer's own queue takes a few more, a moment later.
-    while not stays(lambda: not transfers[-1].done):
+    while not stays(lambda: not transfers[-1].done()):
         transfers.append(remote.notify(bytes(1000)))
         assert len(transfers) < 10000, "the sender never runs out of credit"
     yield Clogged(narrow, remote, transfers[-1], len(transfers))

@@ -283,4 +283,7 @@ def test_conversions_of_a_region_are_numpys(device: rdmatensor.Device) -> None:
     assert np.asarray(region, dtype="f8").dtype == np.float64
     assert not np.shares_memory(region.__array__(copy=True), region.array)
     with pytest.raises(ValueError, match="copy"):
-        region.__array__(np.dtype("f8"), copy=False)
+        np.asarray(region, dtype="f8", copy=False)
+    for refused in (len, iter):  # in bytes or in elements?
+        with pytest.raises(TypeError):
+            refused(region)

@@ -7,6 +7,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 import rdmatensor
-from rdmatensor import RemoteDevice
+from rdmatensor import RemoteDevice, Transfer
+from rdmatensor._api.event_loop import awaitable
 from support.waits import PATIENCE
 from transport.teams import Team
 
@@ -152,7 +154,7 @@ def test_closing_the_device_ends_every_wait(transport: str, where: str) -> None:
         errors = await outcomes(waiting)
         assert {type(error) for error in errors} == {rdmatensor.Closed}
         assert {error.status for error in errors} == {"CLOSED"}
-        with pytest.raises(rdmatensor.DeviceError):
+        with pytest.raises(rdmatensor.Closed):
             await device.anext_notification()
 
     play(program())
@@ -260,7 +262,7 @@ def test_a_forked_child_waits_in_a_loop_of_its_own(device: rdmatensor.Device, pe
             task = asyncio.create_task(own.anext_notification(PATIENCE))
             await settled()
             await own.connect(peer.address).notify(b"child")
-        return isinstance((await outcomes([task]))[0], rdmatensor.DeviceError)
+        return isinstance((await outcomes([task]))[0], rdmatensor.Closed)
 
     async def program() -> None:
         task = asyncio.create_task(device.anext_notification(PATIENCE))
@@ -287,9 +289,9 @@ def test_operations_of_a_group_are_awaited_in_no_thread(pair: Team) -> None:
         async def play():
             before = threading.active_count()
             started = [group.start("all_reduce", np.full(1000, i, "f4")) for i in range(100)]
-            await asyncio.gather(*started)
+            results = await asyncio.gather(*started)
             assert threading.active_count() == before
-            return [float(each.result[0]) for each in started]
+            return [float(each[0]) for each in results]
         sums = asyncio.run(asyncio.wait_for(play(), 100))
         """
     )
@@ -326,3 +328,127 @@ def test_what_is_read_is_there_after_an_await(peer: Any, remote: RemoteDevice) -
         assert all((array == 7).all() for array in arrays)
 
     play(program())
+
+
+def test_calls_that_block_can_be_awaited(peer: Any, device: rdmatensor.Device) -> None:
+    peer.run("region = device.allocate(8, name='region'); region.array[:] = 7")
+
+    async def program() -> None:
+        remote = await device.aconnect(peer.address, timeout=PATIENCE)
+        region, own = await asyncio.gather(remote.aregion("region"), remote.aallocate(64))
+        assert (await region.aread(2)).tolist() == [7] * 6
+        assert (await own.aread()).tolist() == [0] * 64
+        with pytest.raises(rdmatensor.RegionError):
+            await remote.aregion("nothing")
+        with pytest.raises(rdmatensor.UsageError):
+            await device.aconnect(7)  # type: ignore[arg-type]
+
+    play(program())
+
+
+def test_groups_and_stores_are_awaited(transport: str) -> None:
+    """Of one process: while one waits for the other, the loop goes on."""
+
+    async def program() -> None:
+        with rdmatensor.Device() as first, rdmatensor.Device() as second:
+            groups = await asyncio.gather(
+                rdmatensor.Group.ajoin(first, 0, 2),
+                rdmatensor.Group.ajoin(second, 1, 2, first.address),
+            )
+            sums = await asyncio.gather(*(each.start("all_reduce", np.ones(4)) for each in groups))
+            assert [each.tolist() for each in sums] == [[2.0] * 4] * 2
+            stores = [
+                rdmatensor.Store(each, rank, 2, 8, 8) for rank, each in enumerate((first, second))
+            ]
+            await asyncio.gather(
+                stores[0].aconnect(1, second.address), stores[1].aconnect(0, first.address)
+            )
+            into = np.zeros(1)
+            pulled = asyncio.create_task(stores[1].apull(0, into))
+            stores[0].publish(np.ones(1), mark=5)
+            assert (await pulled).mark == 5 and into[0] == 1
+            waiting = asyncio.create_task(stores[0].atake(PATIENCE))
+            assert await stores[1].apush(0, bytes(8), mark=3)
+            arrival = await waiting
+            assert arrival is not None and arrival.mark == 3
+            clocks = asyncio.create_task(stores[0].await_clocks(1))
+            stores[0].set_clock(1)
+            stores[1].set_clock(1)
+            await clocks
+
+    play(program())
+
+
+def test_a_cancelled_take_loses_no_push(transport: str) -> None:
+    async def program() -> None:
+        with rdmatensor.Device() as device, rdmatensor.Device() as other:
+            store, pusher = (
+                rdmatensor.Store(device, 0, 2, 0, 8),
+                rdmatensor.Store(other, 1, 2, 0, 8),
+            )
+            await pusher.aconnect(0, device.address)
+            for mark in range(5):
+                waiting = asyncio.create_task(store.atake(PATIENCE))
+                await settled()
+                waiting.cancel()
+                assert await pusher.apush(0, bytes(8), mark)
+                arrival = await store.atake(PATIENCE)
+                assert arrival is not None and arrival.mark == mark
+                arrival.release()
+
+    play(program())
+
+
+def test_what_a_cancelled_call_returns_is_undone() -> None:
+    begun, go, undone = threading.Event(), threading.Event(), Future[int]()
+
+    def work() -> int:
+        begun.set()
+        assert go.wait(PATIENCE)
+        return 7
+
+    async def program() -> None:
+        task = asyncio.create_task(awaitable(work, undone.set_result)())
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        task.cancel()
+        assert isinstance((await outcomes([task]))[0], asyncio.CancelledError)
+        go.set()
+
+    play(program())
+    assert undone.result(PATIENCE) == 7
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_transfer_is_a_future(clogged: Any, caplog: pytest.LogCaptureFixture) -> None:
+    called, ended = Future[Transfer](), Future[Transfer]()
+
+    def fail(transfer: Transfer) -> None:
+        raise ZeroDivisionError
+
+    waiting: Transfer = clogged.waiting
+    with pytest.raises(rdmatensor.DeadlineExceeded):
+        waiting.result(0)
+    with pytest.raises(rdmatensor.DeadlineExceeded):
+        waiting.exception(0)
+    for call in (fail, called.set_result):
+        waiting.add_done_callback(call)
+    assert not called.done()
+    clogged.peer.start("for _ in device.notifications(0.5): pass")
+    assert called.result(PATIENCE) is waiting
+    assert waiting.done() and waiting.result() is None and waiting.exception() is None
+    assert "ZeroDivisionError" in caplog.text
+    waiting.add_done_callback(ended.set_result)
+    assert ended.done(), "it is complete"
+    clogged.peer.finish()
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_transfer_that_fails_tells_its_error(clogged: Any) -> None:
+    called = Future[Transfer]()
+    clogged.waiting.add_done_callback(called.set_result)
+    clogged.peer.kill()
+    error = called.result(PATIENCE).exception()
+    assert isinstance(error, rdmatensor.ConnectionLost)
+    with pytest.raises(rdmatensor.ConnectionLost):
+        clogged.waiting.result()

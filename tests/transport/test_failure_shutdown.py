@@ -100,7 +100,7 @@ def storm(address, delay):
         try:
             while True:
                 action()
-        except (rdmatensor.DeviceError, rdmatensor.UsageError, rdmatensor.Cancelled,
+        except (rdmatensor.Closed, rdmatensor.Cancelled,
                 rdmatensor.ConnectionLost) as error:
             ends.append(f'{type(error).__name__}: {error}')
 

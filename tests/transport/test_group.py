@@ -170,8 +170,8 @@ def test_started_operations(pair: Team) -> None:
         pair.get("[array[-1] == 2 * each + 1 for each, array in enumerate(arrays)]")
         == [[True] * 40] * 2
     )
-    assert pair.get("other.result.tolist()") == [[0, 1]] * 2
-    assert pair.get("all(each.done for each in started)") == [True, True]
+    assert pair.get("other.result().tolist()") == [[0, 1]] * 2
+    assert pair.get("all(each.done() for each in started)") == [True, True]
 
 
 @pytest.mark.long_in_guests
@@ -198,8 +198,7 @@ def test_asyncio(pair: Team) -> None:
         async def play():
             first = group.start("all_reduce", np.ones(10))
             second = group.start("all_reduce", np.ones(100000))
-            await asyncio.gather(second, first)
-            return first.result.sum() + second.result.sum()
+            return sum(each.sum() for each in await asyncio.gather(second, first))
         total = asyncio.run(asyncio.wait_for(play(), 20))
         """
     )

@@ -224,7 +224,7 @@ def test_closing_ends_waits(member: Peer, store: rdmatensor.Store) -> None:
     def wait() -> None:
         try:
             store.wait_clocks(1, PATIENCE)
-        except rdmatensor.DeviceError as error:
+        except rdmatensor.Closed as error:
             errors.append(error)
 
     waiter = threading.Thread(target=wait)

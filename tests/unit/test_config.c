@@ -18,10 +18,10 @@ int main(void) {
   EXPECT(rdt_config_number(RDT_CONFIG_RING_BYTES) == 1u << 20);
   EXPECT(rdt_config_number(RDT_CONFIG_DISABLE) == 0);
 
-  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_check());
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_check());
   EXPECT(strstr(rdt_last_error(), "RDMATENSOR_POLICY") &&
          strstr(rdt_last_error(), "auto|rdma|grpc"));
-  EXPECT_STATUS(RDT_ERR_RANGE, rdt_device_open(NULL, &(rdt_device *){NULL}));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_device_open(NULL, &(rdt_device *){NULL}));
   EXPECT_STATUS(RDT_OK, rdt_config_get("POLICY", text, sizeof(text)));
   EXPECT(strcmp(text, "auto") == 0); /* the refused value is not in force */
 
@@ -30,7 +30,7 @@ int main(void) {
   EXPECT(number == 2ull << 30);
   const char *bad[] = {"", "-1", "1x", "1KK", "99999999999999999999T", "0x10"};
   for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-    EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("ARENA_LIMIT", bad[i]));
+    EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("ARENA_LIMIT", bad[i]));
   /* All faults at once have room, and what is too long is refused, not cut. */
   static const char *kinds[] = {"delay",      "credit",        "stall",   "call_delay", "post",
                                 "fail",       "drop",          "break",   "register",   "map",
@@ -47,7 +47,7 @@ int main(void) {
   EXPECT_STATUS(RDT_OK, rdt_config_set("FAULTS", ""));
   memset(faults, 'x', sizeof(faults) - 1);
   faults[sizeof(faults) - 1] = 0;
-  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("DEVICE", faults));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("DEVICE", faults));
   EXPECT(strstr(rdt_last_error(), "DEVICE is longer than 511 characters"));
   const char *good_ports[] = {"", "0", "1", "7000", "7000-7000", "7000-7010", "65535"};
   for (size_t i = 0; i < sizeof(good_ports) / sizeof(good_ports[0]); i++)
@@ -56,12 +56,12 @@ int main(void) {
                              "7000-",   "-7000", "7000,", "+70-80",
                              "70 - 80", "x",     "70-x",  "99999999999999999999"};
   for (size_t i = 0; i < sizeof(bad_ports) / sizeof(bad_ports[0]); i++)
-    EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("BIND_PORT", bad_ports[i]));
+    EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("BIND_PORT", bad_ports[i]));
   EXPECT(strstr(rdt_last_error(), "7000-7010"));
-  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("SPIN_US", "1000001"));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("SPIN_US", "1000001"));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("SPIN_UZ", "1"));
   EXPECT(strstr(rdt_last_error(), "SPIN_US"));
-  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_get("POLICY", text, 3));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_get("POLICY", text, 3));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_get_u64("POLICY", &number));
 
   rdt_config_entry entry;

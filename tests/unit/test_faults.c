@@ -20,10 +20,10 @@ static void test_setting(void) {
   char text[256];
   faults("seed=7,post=0.25,delay=1:5ms,credit=#3:20us,hang=0:600s,stall=1:1s,");
   for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-    EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("FAULTS", bad[i]));
-  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("FAULTS", "seed=1,drip=0.1"));
+    EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("FAULTS", bad[i]));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("FAULTS", "seed=1,drip=0.1"));
   EXPECT(strstr(rdt_last_error(), "\"drip\"") && strstr(rdt_last_error(), "drop"));
-  EXPECT_STATUS(RDT_ERR_RANGE, rdt_config_set("FAULTS", "transport=smh,post=1"));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_config_set("FAULTS", "transport=smh,post=1"));
   EXPECT(strstr(rdt_last_error(), "no transport \"smh\"; choose from shm,verbs,tcp"));
   EXPECT_STATUS(RDT_OK, rdt_config_get("FAULTS", text, sizeof(text)));
   EXPECT(strncmp(text, "seed=7", 6) == 0); /* what was refused is not in force */

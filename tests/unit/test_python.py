@@ -70,8 +70,8 @@ def statuses() -> list[int]:
 def test_every_error_has_a_class_of_its_group() -> None:
     group_of = {
         "caller": (errors.UsageError, errors.Unsupported, errors.Cancelled),
-        "device": (errors.DeviceError,),
-        "connection": (errors.ConnectionFailure, errors.DeadlineExceeded),
+        "device": (errors.DeviceError, errors.Closed),
+        "connection": (errors.ConnectionFailure, errors.DeadlineExceeded, errors.DataCorrupted),
         "region": (errors.RegionError,),
     }
     assert len(statuses()) > 14
@@ -87,8 +87,12 @@ def test_every_error_has_a_class_of_its_group() -> None:
 
 def test_errors_are_what_python_expects() -> None:
     assert issubclass(rdmatensor.DeadlineExceeded, TimeoutError)
-    assert issubclass(rdmatensor.ConnectionLost, ConnectionError)
+    assert issubclass(rdmatensor.ConnectionLost, ConnectionResetError)
+    assert issubclass(rdmatensor.ConnectionRefused, ConnectionRefusedError)
     assert issubclass(rdmatensor.UsageError, ValueError)
+    assert issubclass(rdmatensor.Closed, ValueError)
+    assert issubclass(rdmatensor.DeviceError, OSError)
+    assert not issubclass(rdmatensor.DataCorrupted, ConnectionError)
 
 
 def test_message_is_that_of_the_library() -> None:
@@ -111,12 +115,12 @@ def test_settings_can_be_read_and_set() -> None:
         config.set("DEADLINE_MS", 1234)
         assert config.get_int("DEADLINE_MS") == 1234
         for bad in ("", "-1", "soon", "1e3", str(2**70)):
-            with pytest.raises(rdmatensor.RdmaError):
+            with pytest.raises(rdmatensor.UsageError):
                 config.set("DEADLINE_MS", bad)
         assert config.get("DEADLINE_MS") == "1234"
     finally:
         config.set("DEADLINE_MS", before)
-    with pytest.raises(rdmatensor.RdmaError):
+    with pytest.raises(rdmatensor.UsageError):
         config.get_int("LOG_LEVEL")
 
 

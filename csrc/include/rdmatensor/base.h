@@ -70,13 +70,13 @@ RDT_API size_t rdt_config_count(void);
 RDT_API rdt_status rdt_config_describe(size_t index, rdt_config_entry *entry);
 /* Room for the text of any setting, with its terminating zero: FAULTS with all its kinds is the longest. */
 #define RDT_CONFIG_TEXT_SIZE 512
-/* Writes the value in force as text, with its terminating zero, into `value`. RDT_ERR_RANGE if `size` is too
- * small, RDT_ERR_INVALID for an unknown name (the message names the nearest). */
+/* Writes the value in force as text, with its terminating zero, into `value`. RDT_ERR_INVALID if `size` is too
+ * small, or for an unknown name (the message names the nearest). */
 RDT_API rdt_status rdt_config_get(const char *name, char *value, size_t size);
 /* Gives the value in force of a numeric entry. Errors as rdt_config_get. */
 RDT_API rdt_status rdt_config_get_u64(const char *name, uint64_t *value);
 /* Overrides default and environment for this process. Devices read their settings when opened.
- * RDT_ERR_INVALID for an unknown name, RDT_ERR_RANGE for a bad value. */
+ * RDT_ERR_INVALID for an unknown name or a bad value. */
 RDT_API rdt_status rdt_config_set(const char *name, const char *value);
 
 /* For tests: returns how many faults of kind `index` the setting FAULTS has injected into this

@@ -152,5 +152,4 @@ def read_model(run: Place, x: Array) -> int:
             time.sleep(0.05)
     raise DeadlineExceeded(
         f"rank {run.rank} comes back, but nobody offers the model ({last}): start all again",
-        "DEADLINE",
     )

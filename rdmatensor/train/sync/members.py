@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import (
+    Closed,
     ConnectionFailure,
     ConnectionLost,
     DeadlineExceeded,
-    DeviceError,
     RdmaError,
     RegionError,
     UsageError,
@@ -127,7 +127,7 @@ class Members:
         """Calls `take` for each arrival on a thread of its own, and with None after pauses, until close()."""
 
         def run() -> None:
-            with suppress(DeviceError):  # the store is closed
+            with suppress(Closed):
                 while True:
                     arrival = self.store.take(pause)
                     take(arrival)
@@ -181,7 +181,7 @@ class Members:
     def _seek(self) -> None:
         """Tries to reach those that were lost, until close()."""
         pause, due = dict.fromkeys(self.others, _AGAIN), dict.fromkeys(self.others, 0.0)
-        with suppress(DeviceError):  # the store is closed
+        with suppress(Closed):
             while not self.store.closed:
                 self._stirred.wait(_LOOK if self._away else None)
                 self._stirred.clear()

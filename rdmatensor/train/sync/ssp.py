@@ -160,5 +160,5 @@ def _left(end: float) -> float:
 
 def _pause(end: float, why: str) -> None:
     if time.monotonic() > end:
-        raise DeadlineExceeded(f"{why} within the deadline of init(timeout=)", "DEADLINE")
+        raise DeadlineExceeded(f"{why} within the deadline of init(timeout=)")
     time.sleep(_PAUSE)
