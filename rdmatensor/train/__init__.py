@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from .embeddings.parallelize import parallelize
     from .keras_callbacks import callbacks, on_rank_0
     from .run.run import Run, init, local_rank, rank, shutdown, size
-    from .sharding.optimizer import ShardedOptimizer, save
+    from .saving import save
+    from .sharding.optimizer import ShardedOptimizer
     from .stores import store_nbytes, store_publish, store_pull, store_push, store_take
     from .sync.base import Synchronizer
     from .sync.compression import PowerSGD, Quantized, TopK

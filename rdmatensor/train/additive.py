@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .backend.tensorflow import front
+from .backend.tensorflow import mixin
 
 # The attribute of a metric that has the numbers of the variables it adds to, or None.
 _ADDED = "_rdmatensor_added"
@@ -26,14 +26,14 @@ class _Watched:
             found = None
         if found != frozenset():  # nothing is written where Keras only looks for shapes
             object.__setattr__(self, _ADDED, found)
-            front.take_away(self)
+            mixin.remove(self)
         return update(*arguments, **named)
 
 
 def watch_metric(metric: Any) -> None:
     """Looks at the next update of a metric of the user's own class, if none was looked at so far."""
     if not _is_keras(metric) and not hasattr(metric, _ADDED):
-        front.put(metric, _Watched)
+        mixin.add(metric, _Watched)
 
 
 def added_by(metric: Any) -> frozenset[int] | None:

@@ -17,14 +17,13 @@ import tensorflow as tf
 from ..errors import UsageError
 from .backend.tensorflow import operations
 from .backend.tensorflow.exchange import Exchange
+from .backend.tensorflow.files import read_in_rank_0
+from .backend.tensorflow.interim import until_fit_ends
 from .backend.tensorflow.optimizer import exchange_of, sync_of
+from .backend.tensorflow.parts import part_of
 from .durable import put, sync
-from .embeddings.placement import is_owned
-from .files import read_in_rank_0
-from .interim import until_fit_ends
 from .run.run import Run
 from .sync.base import Array, having
-from .tensor_parallel.slices import groups_of
 
 
 class Kept(NamedTuple):
@@ -44,8 +43,7 @@ class Kept(NamedTuple):
 
 def in_parts(model: Any) -> bool:
     """Whether processes have parts of the model, so that all of them load and save it."""
-    variables = model.variables
-    return groups_of(variables) is not None or any(is_owned(each) for each in variables)
+    return any(map(part_of, model.variables))
 
 
 def _weights_of(number: int) -> str:
@@ -199,7 +197,7 @@ class Backup:
 
     @property
     def _is_split(self) -> bool:
-        return groups_of(self._model.variables) is not None
+        return any(part.shape for part in map(part_of, self._model.variables) if part)
 
     # ---- what each process has for itself ----------------------------------------------------------
 

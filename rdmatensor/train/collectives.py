@@ -8,10 +8,10 @@ from typing import Any
 
 from .alike import compare, follow_variables
 from .backend.tensorflow import operations
+from .backend.tensorflow.equal import broadcast_variables as _broadcast_variables
 from .backend.tensorflow.operations import Reduction, as_written
-from .equal import broadcast_variables as _broadcast_variables
+from .backend.tensorflow.seeds import Streams
 from .run.run import current
-from .seeds import Streams
 
 
 @as_written

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from .additive import added_by, watch_metric
 from .backend.tensorflow import operations
-from .names import plain
+from .backend.tensorflow.names import plain
 from .run.run import Run
 
 _Array = npt.NDArray[Any]

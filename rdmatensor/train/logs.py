@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
+from .backend.tensorflow.interim import until_fit_ends
 from .backend.tensorflow.optimizer import sync_of
-from .interim import until_fit_ends
 from .keras_metrics import Counted, counted, merged, watch
 from .run.run import Run
 

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from .backend.tensorflow import operations
 from .backend.tensorflow.optimizer import sync_of
+from .backend.tensorflow.parts import division_of
+from .backend.tensorflow.weighing import Weighing
 from .optimizers import distributed
-from .tensor_parallel.slices import groups_of
 from .uneven import presence_of
-from .weighing import Weighing
 
 
 class Shares(keras.callbacks.Callback):  # type: ignore[misc]
@@ -73,8 +73,7 @@ def _weighing_of(model: Any, data: Any) -> Weighing | None:
     optimizers = distributed(model)
     if not optimizers or not all(sync_of(each).averages for each in optimizers):
         return None
-    groups = groups_of(model.trainable_variables)
-    if groups is not None and groups.period > 1:
+    if division_of(model.trainable_variables).period > 1:
         return None
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     apart = bool(getattr(getattr(model, "_compile_loss", None), "metrics", None))

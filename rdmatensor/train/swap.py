@@ -7,15 +7,14 @@ from typing import Any
 
 import keras
 
-from .backend.tensorflow import front
-from .backend.tensorflow.optimizer import inside
-from .sharding.optimizer import Sharded
+from .backend.tensorflow import mixin
+from .backend.tensorflow.optimizer import sync_of
 
 
 def swap_whole(callback: Any) -> None:
     """Makes the callback, if it is a SwapEMAWeights, act on whole weights where averages are in strips."""
     if isinstance(callback, keras.callbacks.SwapEMAWeights):
-        front.put(callback, _WholeSwap)
+        mixin.add(callback, _WholeSwap)
 
 
 class _WholeSwap:
@@ -25,9 +24,5 @@ class _WholeSwap:
 
     def _swap_variables(self) -> None:
         optimizer = self.model.optimizer
-        found = [each for each in (optimizer, *inside(optimizer)) if isinstance(each, Sharded)]
-        for each in found:
-            each.take_whole()
-        super()._swap_variables()  # type: ignore[misc]
-        for each in found:
-            each.publish()
+        with sync_of(optimizer).changed(optimizer):
+            super()._swap_variables()  # type: ignore[misc]

@@ -13,21 +13,21 @@ import keras
 import tensorflow as tf
 
 from ..errors import UsageError
-from .agree import labels_of
 from .alike import compare, follow_variables
 from .backend.tensorflow import operations
+from .backend.tensorflow.agree import labels_of
+from .backend.tensorflow.equal import broadcast_variables, comparable, differing, take_rank_0s
+from .backend.tensorflow.interim import until_fit_ends
 from .backend.tensorflow.optimizer import exchange_of, iterations_of, leaves_of, sync_of, trace_anew
+from .backend.tensorflow.seeds import Streams
+from .backend.tensorflow.synchronized import check
 from .backup import Backup, Kept, skip
 from .callback_list import files_of, list_of, refuse_common
-from .equal import broadcast_variables, comparable, differing, take_rank_0s
-from .interim import until_fit_ends
 from .optimizers import averages, distributed
 from .pauses import Pauses, Plan
 from .run.run import Run
-from .seeds import Streams
 from .swap import swap_whole
 from .sync.base import Synchronizer
-from .synchronized import check
 from .uneven import Uneven
 
 

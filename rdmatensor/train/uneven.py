@@ -11,19 +11,18 @@ import keras
 import tensorflow as tf
 
 from ..errors import UsageError
-from .agree import label
 from .backend.tensorflow import operations
+from .backend.tensorflow.agree import label
+from .backend.tensorflow.equal import differing
+from .backend.tensorflow.interim import until_fit_ends
 from .backend.tensorflow.optimizer import sync_of
+from .backend.tensorflow.parts import part_of
+from .backend.tensorflow.rows import count_of
+from .backend.tensorflow.weighing import Presence
 from .callback_list import list_of
-from .embeddings.placement import is_owned
-from .equal import differing
-from .interim import until_fit_ends
 from .keras_metrics import metrics_of
 from .optimizers import distributed
-from .rows import count_of
 from .run.run import Run
-from .tensor_parallel.slices import groups_of
-from .weighing import Presence
 
 # An attribute of a model while it trains so.
 _PRESENCE = "_rdmatensor_presence"
@@ -76,7 +75,7 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._acts:
             return
         apart = next((type(sync).__name__ for sync in syncs if not sync.averages), None)
-        divided = groups_of(model.variables) is not None or any(map(is_owned, model.variables))
+        divided = any(map(part_of, model.variables))
         if apart or divided or not syncs:
             what = (
                 f"{apart} trains processes apart" if apart else "the optimizer is not distributed"

@@ -15,7 +15,7 @@ from ..errors import UsageError
 from . import keras_metrics
 from .backend.tensorflow import operations
 from .backend.tensorflow.data import agree, arrays_of
-from .rows import Batches, rows_of
+from .backend.tensorflow.rows import Batches, rows_of
 from .run.run import Run, current
 
 _BATCH = 32  # Keras's

@@ -15,7 +15,7 @@ import tensorflow as tf
 import rdmatensor.train as rt
 from rdmatensor.errors import UsageError
 from rdmatensor.train.backend.tensorflow import operations
-from rdmatensor.train.equal import broadcast_variables
+from rdmatensor.train.backend.tensorflow.equal import broadcast_variables
 from rdmatensor.train.tensor_parallel.slices import strip_of
 
 ROWS, SIDE, CLASSES = 64, 6, 4

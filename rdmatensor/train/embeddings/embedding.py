@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from ...errors import UsageError
-from ..backend.tensorflow import front
+from ..backend.tensorflow import mixin
 from . import whole
 from .placement import Placement, lookup, place
 
@@ -66,5 +66,5 @@ def put_rows(layer: Any, placement: Placement) -> None:
             trainable=old.trainable,
         )
         layer._tracker.lock()
-        front.put(layer, OwnedRows, _rdmatensor_placement=placement)
+        mixin.add(layer, OwnedRows, _rdmatensor_placement=placement)
     place(layer._embeddings, placement)

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
-from ..backend.tensorflow import front, operations
+from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.optimizer import move_outwards, sync_of
+from ..backend.tensorflow.parts import part_of
 from ..distributing import distribute
 from ..run.run import Run, current
 from ..sync.base import Synchronizer
-from ..tensor_parallel.slices import groups_of
 from .choice import Size
 from .choice import partitions as best_partitions
 from .contest import decide
@@ -26,7 +26,7 @@ from .embedding import put_rows
 from .explain import Explanation, Table
 from .limits import check_model, why_not_by_rows, why_not_owned
 from .measure import partition_times
-from .placement import WAYS, Placement, Way
+from .placement import WAYS, Placement, Way, is_owned
 from .sample import uses
 from .updates import update_by_rows
 from .whole import WholeModel, owned_in
@@ -46,7 +46,7 @@ class Parallel(WholeModel):
         super().compile(optimizer, *more, **named)  # type: ignore[misc]
         model: Any = self
         move_outwards(model.optimizer)
-        if groups_of(model.variables) is not None:
+        if any(part_of(each) and not is_owned(each) for each in model.variables):
             raise UsageError("split() and parallelize() cannot share a model")
         sync = sync_of(model.optimizer)
         if type(sync).front is not Synchronizer.front:
@@ -119,7 +119,7 @@ def parallelize(
     others = [each for each in model.trainable_variables if id(each) not in tables]
     nbytes = sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in others)
     explanation = Explanation(run.size, plans, (len(others), nbytes), samples)
-    front.put(model, Parallel, _rdmatensor_run=run, _rdmatensor_explanation=explanation)
+    mixin.add(model, Parallel, _rdmatensor_run=run, _rdmatensor_explanation=explanation)
     return model
 
 

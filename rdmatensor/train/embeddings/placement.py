@@ -10,8 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from ...errors import UsageError
 from ..backend.tensorflow import operations
-from ..names import plain
+from ..backend.tensorflow.names import plain
+from ..backend.tensorflow.parts import Division, Part, mark
 from ..run.run import Run
 from ..sync.base import Array
 
@@ -91,9 +93,30 @@ class Placement:
         return None if found is None else found.reshape(-1, self.width)[: self.rows]
 
 
+class _Owned(Division):
+    """Rows of tables that no other process has. parallelize() lets an optimizer reduce their gradients."""
+
+    def prepare(self, optimizer: Any) -> None:
+        if optimizer is None:
+            raise UsageError(
+                "a tape cannot serve tables whose rows are in several processes: use fit(), or "
+                'parallelize(ways="gather")'
+            )
+        if not hasattr(optimizer, "_rdmatensor_outermost"):
+            raise UsageError(
+                "the model has tables whose rows are in several processes: compile() the model that "
+                "parallelize() returned, and no other one"
+            )
+
+
+_OWNED = _Owned()
+
+
 def place(variable: Any, placement: Placement) -> None:
     """Remembers the placement of a variable of Keras or TensorFlow."""
     _of_tensorflow(variable)._rdmatensor_placement = placement
+    if placement.owned:
+        mark(variable, Part(_OWNED, None))
 
 
 def placement_of(variable: Any) -> Placement | None:

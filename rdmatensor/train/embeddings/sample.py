@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
-from ..backend.tensorflow import front, operations
+from ..backend.tensorflow import mixin, operations
 from ..run.run import Run
 from ..sync.base import Array
 
@@ -48,7 +48,7 @@ def uses(run: Run, model: Any, layers: Sequence[Any], sample: Any) -> list[Use]:
     """
     found = []
     for layer in layers:
-        front.put(layer, _Watched, _rdmatensor_seen=[])
+        mixin.add(layer, _Watched, _rdmatensor_seen=[])
     try:
         for inputs in itertools.islice(batches(sample), BATCHES):
             model(inputs, training=False)
@@ -57,7 +57,7 @@ def uses(run: Run, model: Any, layers: Sequence[Any], sample: Any) -> list[Use]:
                 layer._rdmatensor_seen.clear()
     finally:
         for layer in layers:
-            front.take_away(layer)
+            mixin.remove(layer)
     if not found:
         raise UsageError("parallelize(sample=...) has no batch: give one, as fit() gets them")
     mine = np.mean(np.array(found, np.float64), 0)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from ..backend.tensorflow import front, operations
+from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.optimizer import Distributed
 from ..run.run import current
 from . import whole
@@ -102,7 +102,7 @@ def update_by_rows(optimizer: Any) -> None:
     inner = getattr(optimizer, "inner_optimizer", None)
     for each in (optimizer, inner):
         if each is not None:
-            front.put(each, RowWise, _rdmatensor_outermost=each is optimizer)
+            mixin.add(each, RowWise, _rdmatensor_outermost=each is optimizer)
 
 
 def is_outermost(optimizer: Any) -> bool:

@@ -11,8 +11,8 @@ import numpy as np
 
 from ...errors import UsageError
 from ..backend.tensorflow import operations
-from ..equal import broadcast_variables
-from ..files import read_in_rank_0
+from ..backend.tensorflow.equal import broadcast_variables
+from ..backend.tensorflow.files import read_in_rank_0
 from ..run.run import Run
 from .placement import is_owned, placement_of
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ..backend.tensorflow import operations
-from ..interim import watch_fits
+from ..backend.tensorflow.interim import watch_fits
 from .rejoin import Place, decoded, encoded, find
 from .roles import Role, device_of, join, role_of
 
@@ -168,7 +168,7 @@ def init(
         watch_fits()
         atexit.register(shutdown)
         if _run.size > 1:
-            from ..synchronized import synchronize_moments
+            from ..backend.tensorflow.synchronized import synchronize_moments
 
             synchronize_moments(_together)
         try:

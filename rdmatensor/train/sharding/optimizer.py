@@ -7,7 +7,8 @@ PCL-DNN's part-reduce and part-broadcast (arXiv 1602.06709), today called ZeRO-1
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,12 +20,13 @@ from ...errors import UsageError
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.elementwise import refuse_if_not_elementwise
 from ..backend.tensorflow.gradients import check_bucket_bytes
+from ..backend.tensorflow.names import plain
 from ..backend.tensorflow.optimizer import Distributed, put_in_front
-from ..names import plain
+from ..backend.tensorflow.parts import division_of
+from ..backend.tensorflow.weighing import of_present
 from ..run.run import Run
 from ..run.subgroup import Part, gather_texts
 from ..sync.base import Array, Synchronizer
-from ..weighing import of_present
 from .prefetch import Ahead
 from .shards import Buckets, Cut, Strip
 
@@ -93,6 +95,14 @@ class ShardedOptimizer(Synchronizer):
 
     def scatter(self, optimizer: Any) -> None:
         _sharded(optimizer)._rdmatensor_scatter()
+
+    @contextmanager
+    def changed(self, optimizer: Any) -> Iterator[None]:
+        inner = _sharded(optimizer)
+        for each in inner._rdmatensor_strips:
+            each.refresh()
+        yield
+        inner._rdmatensor_publish(inner._rdmatensor_strips)
 
     def resume(self, model: Any, optimizer: Any) -> None:
         if self.ahead:
@@ -184,7 +194,7 @@ class Sharded(_Saved, Distributed):
         optimizer: Any = self
         if optimizer.built:
             return
-        self._rdmatensor_prepare(variables)
+        division_of(variables).prepare(self)
         for each in variables:
             if optimizer._overwrite_variable_with_gradient(each):
                 raise UsageError(
@@ -201,7 +211,7 @@ class Sharded(_Saved, Distributed):
     def add_variable_from_reference(
         self, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
     ) -> Any:
-        make: Any = super().add_variable_from_reference
+        make: Any = super().add_variable_from_reference  # type: ignore[misc]
         strip = next(
             each for each in self._rdmatensor_strips if each.variable is reference_variable
         )
@@ -329,15 +339,6 @@ class Sharded(_Saved, Distributed):
         for number, token in enumerate(tokens):
             buckets.finish_gather(number, token)
 
-    def take_whole(self) -> None:
-        """Lets strips have what the variables have."""
-        for each in self._rdmatensor_strips:
-            each.refresh()
-
-    def publish(self) -> None:
-        """Lets the variables have what strips have, in eager code."""
-        self._rdmatensor_publish(self._rdmatensor_strips)
-
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         optimizer: Any = self
         if optimizer.gradient_accumulation_steps and not self._rdmatensor_outer:
@@ -355,7 +356,7 @@ class Sharded(_Saved, Distributed):
             # A norm that is not finite gives gradients that are not.
             factor = most * tf.minimum(1.0 / norm, 1.0 / most) + (norm - norm)
             return [each * tf.cast(factor, each.dtype) for each in grads]
-        return super(Distributed, self)._clip_gradients(grads)
+        return super(Distributed, self)._clip_gradients(grads)  # type: ignore[misc]
 
     def _rdmatensor_squares(self, grads: Sequence[Any]) -> Any:
         """The square of each whole gradient's norm."""
@@ -456,25 +457,3 @@ class ShardedScale(_Saved, Distributed):
         finite = tf.cast(super().check_finite(grads), tf.int32)  # type: ignore[misc]
         name = f"whether gradients of {plain(optimizer.name)} are finite"
         return operations.all_reduce(self._rdmatensor_run, finite, "min", name) > 0
-
-
-def save(model: Any, path: Any) -> None:
-    """Saves a Keras model from rank 0. Call it in all processes: they may have parts of it, or of its state.
-
-    Returns when the file is written. Raises what model.save raises, in rank 0.
-    """
-    from ..backend.tensorflow.optimizer import sync_of
-    from ..backup import in_parts
-    from ..optimizers import distributed
-    from ..run.run import current
-
-    run, optimizers = current(), distributed(model)
-    for each in optimizers:
-        sync_of(each).gather(each)
-    try:
-        if run.rank == 0 or in_parts(model):
-            model.save(path)
-    finally:
-        for each in optimizers:
-            sync_of(each).release(each)
-        operations.barrier(run, "save")

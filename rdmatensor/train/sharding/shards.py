@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..agree import label
 from ..backend.tensorflow import operations
+from ..backend.tensorflow.agree import label
 from ..backend.tensorflow.gradients import bucket_bytes_of, buckets_of
-from ..names import plain
+from ..backend.tensorflow.names import plain
 from ..run.run import Run
 from ..run.subgroup import Part
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
@@ -64,6 +65,10 @@ class Synchronizer:
 
     def release(self, optimizer: Any) -> None:
         """Called when what `gather` brought is needed no more."""
+
+    def changed(self, optimizer: Any) -> AbstractContextManager[None]:
+        """Inside, an optimizer's callback changes whole variables in eager code."""
+        return nullcontext()
 
     def resume(self, model: Any, optimizer: Any) -> None:
         """Called by callbacks() before each epoch, in all processes."""

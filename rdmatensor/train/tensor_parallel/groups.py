@@ -12,16 +12,20 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import Cancelled, ConnectionFailure, DeadlineExceeded, UsageError
-from ..backend.tensorflow import operations
+from ..backend.tensorflow import mixin, operations
+from ..backend.tensorflow.exchange import Exchange
 from ..backend.tensorflow.gradients import AllReduce, mean
+from ..backend.tensorflow.optimizer import Distributed, inside
+from ..backend.tensorflow.parts import Division, part_of
 from ..run.run import Run
 from ..run.subgroup import Part, gather_texts
 from ..sync.base import Array, Synchronizer
+from ..sync.local_sgd import LocalSGD
+from .optimizer import WithStrips
+from .slices import DONE
 
 # How many models this process has split: names of groups are unique, and the same in all processes.
 _made = itertools.count()
-# What a callback of rank 0 does, which the others follow.
-DONE, FAILED, SAVE, LOAD = range(4)
 # A process raises one of these when others are lost. Python functions that a graph calls raise UnknownError.
 _LOSSES = (
     *(tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError),
@@ -30,7 +34,7 @@ _LOSSES = (
 )
 
 
-class Groups:
+class Groups(Division):
     """Cuts a run into groups of `size` successive ranks. All processes make it at the same place."""
 
     def __init__(self, run: Run, size: int, period: int) -> None:
@@ -83,24 +87,25 @@ class Groups:
     @operations.as_written
     def gradients(
         self,
+        run: Run,
         sync: Synchronizer,
         gradients: Sequence[Any],
-        strips: Sequence[bool],
+        variables: Sequence[Any],
         name: str,
         names: Sequence[str],
     ) -> list[Any]:
-        """Averages gradients: of whole variables over all processes, of strips over all groups.
+        """Average gradients: of whole variables over all processes, of strips over all groups.
 
-        With a period, each group averages for itself. `strips` tells which gradients are of strips, and
-        `names` has the names of their variables.
+        With a period, each group averages for itself.
         """
         assert isinstance(sync, AllReduce)
         results = list(gradients)
+        strips = [part_of(each) is not None for each in variables]
         whole = [i for i, cut in enumerate(strips) if not cut]
         apart = self.period > 1
-        run = self.inside if apart else self.run
+        among = self.inside if apart else run
         sync.names = [names[i] for i in whole]
-        means = sync.gradients(run, [results[i] for i in whole], name)
+        means = sync.gradients(among, [results[i] for i in whole], name)
         for i, value in zip(whole, means, strict=True):
             results[i] = value
         cut = [i for i, cut in enumerate(strips) if cut and results[i] is not None]
@@ -116,8 +121,8 @@ class Groups:
         return results
 
     @operations.as_written
-    def agree_on_infinities(self, gradients: Sequence[Any], name: str) -> list[Any]:
-        """Puts a NaN into every process's gradients if one of them has an infinity or a NaN."""
+    def finite(self, gradients: list[Any], name: str) -> list[Any]:
+        """Put a NaN into every process's gradients if one of them has an infinity or a NaN."""
         results = list(gradients)
         present = [i for i, each in enumerate(results) if each is not None]
         finite = [
@@ -147,8 +152,16 @@ class Groups:
         )
         return tf.where(mask, summed, norms)
 
-    def check(self, sync: Synchronizer) -> None:
-        """UsageError if a split model cannot be synchronized so."""
+    def senders(self, run: Run, root: int) -> tuple[Any, int]:
+        return self.across, root // self.size
+
+    def prepare(self, optimizer: Any) -> None:
+        """Let an optimizer treat strips as parts, and groups train apart if they shall."""
+        if optimizer is None:
+            if self.period > 1:
+                raise UsageError("split(period=...) needs distribute(), which counts the steps")
+            return
+        sync = optimizer._rdmatensor_sync
         if type(sync) is not AllReduce:
             raise UsageError(
                 f"{type(sync).__name__} and split(): processes that share a layer need each other in every "
@@ -159,6 +172,16 @@ class Groups:
                 f"split(period=...) with {type(sync.compression).__name__}: give no compression, or the name "
                 "of a type"
             )
+        if isinstance(optimizer, WithStrips):
+            return
+        for each in inside(optimizer):
+            mixin.add(each, WithStrips)
+        mixin.remove(optimizer)  # its gradients are averaged before they are clipped
+        mixin.add(optimizer, WithStrips)
+        mixin.add(optimizer, Distributed)
+        if self.period > 1 and self.across.size > 1:
+            exchange = Exchange(self.across, LocalSGD(self.period))
+            object.__setattr__(optimizer, "_rdmatensor_exchange", exchange)
 
 
 def _first_line(error: BaseException) -> str:

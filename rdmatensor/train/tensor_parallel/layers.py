@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from ...errors import UsageError
-from ..backend.tensorflow import front, operations
-from ..names import plain
+from ..backend.tensorflow import mixin, operations
+from ..backend.tensorflow.names import plain
 from .groups import Groups
 from .slices import bounds, cut, take, to_save, widest
 
@@ -90,7 +90,7 @@ def cut_layer(layer: Any, place: Place) -> None:
     if place.mode == "column" and layer.bias is not None:
         cut(layer.bias, 0, place.groups)
     layer.input_spec = keras.layers.InputSpec(min_ndim=2)
-    front.put(layer, CutDense, _rdmatensor_place=place)
+    mixin.add(layer, CutDense, _rdmatensor_place=place)
 
 
 @operations.as_written

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from ...errors import UsageError
-from .groups import DONE, FAILED, SAVE, Groups
-from .slices import groups_of
+from .groups import Groups
+from .slices import DONE, FAILED, SAVE, groups_of
 
 
 def only_on_rank_0(callback: Any, rank: int) -> Any:

@@ -10,14 +10,14 @@ import keras
 import numpy as np
 
 from ...errors import UsageError
-from ..backend.tensorflow import front, operations
-from ..equal import broadcast_variables
-from ..files import read_in_rank_0
+from ..backend.tensorflow import mixin, operations
+from ..backend.tensorflow.equal import broadcast_variables
+from ..backend.tensorflow.files import read_in_rank_0
 from ..run.run import current
 from .choice import choose
-from .groups import LOAD, Groups
+from .groups import Groups
 from .layers import Mode, Place, cut_layer
-from .slices import gathered, spread, strip_of
+from .slices import LOAD, gathered, spread, strip_of
 
 
 class SplitModel:
@@ -138,5 +138,5 @@ def split(
             seeds = getattr(passed, "seed_generator", None)
             if seeds is not None:  # strips drop out different units, although programs are equal
                 seeds.state.assign(np.asarray(seeds.state) + np.array([run.rank, 0], np.uint32))
-    front.put(model, SplitModel, _rdmatensor_groups=groups)
+    mixin.add(model, SplitModel, _rdmatensor_groups=groups)
     return model

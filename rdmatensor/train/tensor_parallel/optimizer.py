@@ -10,15 +10,16 @@ import keras
 import tensorflow as tf
 
 from ...errors import UsageError
-from ..names import plain
-from .slices import groups_of, mark, strip_of, take, to_save
+from ..backend.tensorflow.names import plain
+from ..backend.tensorflow.parts import mark
+from .slices import groups_of, strip_of, take, to_save
 
 # They use a matrix as a whole.
 _OF_MATRICES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
 
 
 class WithStrips:
-    """What `distribute` puts in front of the class of an optimizer."""
+    """What an optimizer of a split model has between its own class and what distribute() put in front."""
 
     _rdmatensor_variables: Sequence[Any] = ()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -14,10 +14,15 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ..backend.tensorflow import operations
-from ..names import plain
+from ..backend.tensorflow.names import plain
+from ..backend.tensorflow.parts import Part, mark, part_of
 from ..sync.base import Array
-from .groups import SAVE, Groups
 
+if TYPE_CHECKING:
+    from .groups import Groups
+
+# What a callback of rank 0 does, which the others follow.
+DONE, FAILED, SAVE, LOAD = range(4)
 # Whole layers travel in slices of so many bytes, because groups keep the memory of their operations.
 _SLICE = 4 << 20
 
@@ -35,29 +40,28 @@ def widest(length: int, parts: int) -> int:
 
 
 @dataclass(frozen=True)
-class Strip:
+class Strip(Part):
     """The part of a variable that this process has: along `axis`, one for each process of the group."""
 
-    groups: Groups
-    axis: int
+    division: Groups
     shape: tuple[int, ...]
-    """That of the whole variable."""
+    axis: int
     name: str
 
     def of(self, whole: Any) -> Any:
         """This process's part of an array or tensor."""
-        start, stop = bounds(self.shape[self.axis], self.groups.size, self.groups.place)
+        start, stop = bounds(self.shape[self.axis], self.division.size, self.division.place)
         return whole[(slice(None),) * self.axis + (slice(start, stop),)]
 
     def whole(self, variable: Any) -> Array:
         """Joins the parts of all processes of the group, in rank 0. All of them call it."""
-        inside, length = self.groups.inside, self.shape[self.axis]
+        inside, length = self.division.inside, self.shape[self.axis]
         width = widest(length, inside.size)
         # Parts travel with equal sizes, along the first dimension.
         part = np.moveaxis(np.asarray(tf.convert_to_tensor(variable)), self.axis, 0)
         padded = np.zeros((width, *part.shape[1:]), part.dtype)
         padded[: len(part)] = part
-        wanted = self.groups.run.rank == 0
+        wanted = self.division.run.rank == 0
         joined = np.empty((length, *part.shape[1:]) if wanted else 0, part.dtype)
         step = _rows(padded, inside.size)
         for first in range(0, width, step):
@@ -71,9 +75,9 @@ class Strip:
 
     def received(self, whole: Array | None, dtype: Any) -> Array:
         """This process's part of an array that rank 0 has; None elsewhere. All processes call it."""
-        run = self.groups.run
+        run = self.division.run
         mine = np.empty(self.of(np.broadcast_to(np.zeros((), dtype), self.shape)).shape, dtype)
-        start, stop = bounds(self.shape[self.axis], self.groups.size, self.groups.place)
+        start, stop = bounds(self.shape[self.axis], self.division.size, self.division.place)
         step = _rows(np.broadcast_to(mine.dtype.type(0), self.shape))
         for first in range(0, self.shape[0], step):
             last = min(first + step, self.shape[0])
@@ -100,23 +104,18 @@ def _rows(array: Array, parts: int = 1) -> int:
 
 def strip_of(variable: Any) -> Strip | None:
     """Which part of a variable of the model or the optimizer this is; None if it is whole."""
-    return getattr(variable, "_rdmatensor_strip", None)
+    part = part_of(variable)
+    return part if isinstance(part, Strip) else None
 
 
 def groups_of(variables: Sequence[Any]) -> Groups | None:
     """The groups of the first variable that is cut."""
-    return next((s.groups for s in map(strip_of, variables) if s is not None), None)
-
-
-def mark(variable: Any, strip: Strip) -> None:
-    """Says that the variable has a part. Gradients are asked for with variables of either kind."""
-    for each in (variable, getattr(variable, "value", variable)):
-        object.__setattr__(each, "_rdmatensor_strip", strip)
+    return next((s.division for s in map(strip_of, variables) if s is not None), None)
 
 
 def cut(variable: Any, axis: int, groups: Groups) -> None:
     """Replaces a variable of Keras by this process's part of rank 0's values. All processes call it."""
-    strip = Strip(groups, axis, tuple(variable.shape), variable.path)
+    strip = Strip(groups, tuple(variable.shape), axis, variable.path)
     dtype = variable.value.dtype.as_numpy_dtype
     whole = None
     if groups.run.rank == 0:
@@ -170,7 +169,7 @@ def to_save(variable: Any) -> Any:
     strip = strip_of(variable)
     if strip is None:
         return np.asarray(tf.convert_to_tensor(variable))
-    wholes = strip.groups.wholes
+    wholes = strip.division.wholes
     if wholes is None or id(variable) not in wholes:
         raise UsageError(
             f"{strip.name} is cut: save the whole model by its own save() or save_weights(), in all "
@@ -188,8 +187,8 @@ def take(variable: Any, whole: Any) -> None:
     whole = np.asarray(whole)
     if whole.shape != strip.shape:
         raise UsageError(f"{strip.name} has the shape {strip.shape}, the file's {whole.shape}")
-    if strip.groups.wholes is not None:
-        strip.groups.wholes[id(variable)] = whole  # others have no file
+    if strip.division.wholes is not None:
+        strip.division.wholes[id(variable)] = whole  # others have no file
     variable.assign(strip.of(whole))
 
 

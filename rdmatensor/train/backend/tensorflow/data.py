@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from ....errors import UsageError
-from ...order import Order
-from ...rows import Batches, as_arrays, count_of, every, marks_of, rows_of
 from ...run.run import Run, current
 from . import operations
+from .order import Order
+from .rows import Batches, as_arrays, count_of, every, marks_of, rows_of
 
 
 def shard(data: Any, remainder: bool = False) -> Any:

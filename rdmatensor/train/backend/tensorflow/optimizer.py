@@ -10,25 +10,22 @@ import keras
 import tensorflow as tf
 
 from ....errors import UsageError
-from ...agree import agree, described, labels_of, settings_of
-from ...embeddings.placement import is_owned
-from ...equal import refuse_different
-from ...names import plain
 from ...run.run import Run, current
 from ...sync.base import Synchronizer
-from ...sync.local_sgd import LocalSGD
-from ...tensor_parallel.optimizer import WithStrips
-from ...tensor_parallel.slices import groups_of, strip_of
-from ...weighing import Weighing, of_present
-from . import front
+from . import mixin
+from .agree import agree, described, labels_of, settings_of
+from .equal import refuse_different
 from .exchange import Exchange
-from .gradients import AllReduce, mean
+from .gradients import AllReduce
+from .names import plain
+from .parts import division_of
+from .weighing import Weighing, of_present
 
 # An attribute of the first variable of a tape's: all of them were equal in all processes.
 _COMPARED = "_rdmatensor_compared"
 
 
-class Distributed(WithStrips):
+class Distributed:
     """What `distribute` puts in front of the class of an optimizer."""
 
     _rdmatensor_run: Run
@@ -36,12 +33,13 @@ class Distributed(WithStrips):
     _rdmatensor_exchange: Exchange | None
     _rdmatensor_described: str
     _rdmatensor_agreed: set[Any]
+    _rdmatensor_variables: Sequence[Any] = ()
     compared = False
     """Whether processes are known to have begun with equal weights."""
 
     def build(self, variables: Sequence[Any]) -> None:
-        self._rdmatensor_prepare(variables)
-        super().build(variables)
+        division_of(variables).prepare(self)
+        super().build(variables)  # type: ignore[misc]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         optimizer: Any = self
@@ -49,7 +47,7 @@ class Distributed(WithStrips):
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or optimizer._trainable_variables
         self._rdmatensor_run.check()
-        self._rdmatensor_prepare(variables)
+        division_of(variables).prepare(self)
         self._rdmatensor_agree(variables)
         self._rdmatensor_compare(variables)
         exchange = self._rdmatensor_exchange
@@ -71,23 +69,11 @@ class Distributed(WithStrips):
         optimizer: Any = self
         if optimizer.gradient_accumulation_steps is not None:
             grads = self._rdmatensor_reduce(grads, self._rdmatensor_variables)
-        return super()._clip_gradients(grads)
+        return super()._clip_gradients(grads)  # type: ignore[misc]
 
-    def _rdmatensor_prepare(self, variables: Sequence[Any]) -> None:
-        """Lets groups of a split model train apart, if they shall."""
-        if any(is_owned(each) for each in variables) and not hasattr(self, "_rdmatensor_outermost"):
-            raise UsageError(
-                "the model has tables whose rows are in several processes: compile() the model that "
-                "parallelize() returned, and no other one"
-            )
-        groups = groups_of(variables)
-        if groups is None:
-            return
-        exchange = self._rdmatensor_exchange
-        groups.check(self._rdmatensor_sync)
-        if exchange is None and groups.period > 1 and groups.across.size > 1:
-            exchange = Exchange(groups.across, LocalSGD(groups.period))
-            object.__setattr__(self, "_rdmatensor_exchange", exchange)
+    def _backend_apply_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        object.__setattr__(self, "_rdmatensor_variables", variables)
+        super()._backend_apply_gradients(grads, variables)  # type: ignore[misc]
 
     def _rdmatensor_agree(self, variables: Sequence[Any]) -> None:
         """Makes sure, once, that all processes train the same variables in the same way."""
@@ -112,14 +98,10 @@ class Distributed(WithStrips):
     def _rdmatensor_reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         optimizer: Any = self
         run, sync, name = self._rdmatensor_run, self._rdmatensor_sync, plain(optimizer.name)
-        groups, names = groups_of(variables), labels_of(variables)
-        if groups is None:
-            sync.names = names
-            return sync.gradients(run, list(grads), name)
-        strips = [strip_of(each) is not None for each in variables]
-        results = groups.gradients(sync, grads, strips, name, names)
+        division = division_of(variables)
+        results = division.gradients(run, sync, grads, variables, name, labels_of(variables))
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
-            results = groups.agree_on_infinities(results, f"the gradients of {name}")
+            results = division.finite(results, f"the gradients of {name}")
         return results
 
 
@@ -141,9 +123,7 @@ def checked(sync: Any, kind: type, where: str, example: str) -> Any:
 def put_in_front(optimizer: Any, run: Run, sync: Synchronizer) -> None:
     """Gives the object a class that communicates, with the name and module of its own."""
     cls = sync.front(optimizer, run) or Distributed
-    for each in inside(optimizer):
-        front.put(each, WithStrips)
-    front.put(
+    mixin.add(
         optimizer,
         cls,
         _rdmatensor_run=run,
@@ -201,7 +181,7 @@ def move_outwards(optimizer: Any) -> None:
     if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):
         return
     run, sync = inner._rdmatensor_run, inner._rdmatensor_sync
-    front.take_away(inner)
+    mixin.remove(inner)
     put_in_front(optimizer, run, sync)
 
 
@@ -253,18 +233,8 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         if isinstance(first, (tf.Variable, keras.Variable)) and not hasattr(first, _COMPARED):
             object.__setattr__(first, _COMPARED, True)
             refuse_different(run, variables)
-        if any(is_owned(each) for each in variables):
-            raise UsageError(
-                "a tape cannot serve tables whose rows are in several processes: use fit(), or "
-                'parallelize(ways="gather")'
-            )
+        division = division_of(variables)
+        division.prepare(None)
         agree(run, variables, "the variables of a tape", always=False)
-        groups, names = groups_of(variables), labels_of(variables)
-        if groups is None:
-            means = mean(run, flat, sync, "a tape", names)
-        elif groups.period > 1:
-            raise UsageError("split(period=...) needs distribute(), which counts the steps")
-        else:
-            strips = [strip_of(each) is not None for each in variables]
-            means = groups.gradients(sync, flat, strips, "a tape", names)
+        means = division.gradients(run, sync, flat, variables, "a tape", labels_of(variables))
         return tf.nest.pack_sequence_as(gradients, means, expand_composites=False)

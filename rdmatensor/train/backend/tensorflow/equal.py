@@ -11,14 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..errors import UsageError
+from ....errors import UsageError
+from ...run.run import Run
+from . import operations
 from .agree import agree, labels_of
-from .backend.tensorflow import operations
-from .backend.tensorflow.gradients import buckets_of
-from .embeddings.placement import is_owned
-from .run.run import Run
+from .gradients import buckets_of
+from .parts import division_of, part_of
 from .seeds import is_seed
-from .tensor_parallel.slices import groups_of, strip_of
 
 # Smaller variables are broadcast together, up to so many bytes.
 _AT_ONCE = 8 << 20
@@ -31,30 +30,26 @@ def broadcast_variables(run: Run, variables: Sequence[Any], root: int, name: str
     """Sets variables to their values in `root`. Their order, types and shapes are the same everywhere.
 
     Seeds stay as they are, because they differ on purpose: processes drop out different units.
-    Strips of a split model come from the process of root's group that has the same one.
+    Parts of divided variables come from the process that has the same part as this one; see parts.py.
     """
     if run.size == 1:
         return
     variables = [each for each in variables if not is_seed(each)]
     # The root waits for nobody, and would not learn that another process has other variables.
     agree(run, variables, name)
-    groups = groups_of(variables)
-    if groups is not None:
-        strips = [each for each in variables if strip_of(each) is not None]
-        variables = [each for each in variables if strip_of(each) is None]
-        _broadcast(groups.across, strips, root // groups.size, f"strips of {name}")
-    _broadcast(run, variables, root, name)
+    senders = division_of(variables).senders(run, root)
+    if senders is not None:
+        parts = [each for each in variables if part_of(each) is not None]
+        _broadcast(senders[0], parts, senders[1], f"parts of {name}")
+    _broadcast(run, [each for each in variables if part_of(each) is None], root, name)
 
 
 def comparable(variables: Sequence[Any]) -> list[Any]:
-    """Those that all processes have, with equal values: no seeds, rows of tables, strips, or texts."""
+    """Those that all processes have, with equal values: no seeds, parts, or texts."""
     return [
         each
         for each in variables
-        if not is_seed(each)
-        and not is_owned(each)
-        and strip_of(each) is None
-        and tf.as_dtype(each.dtype) != tf.string
+        if not is_seed(each) and part_of(each) is None and tf.as_dtype(each.dtype) != tf.string
     ]
 
 
@@ -120,8 +115,6 @@ def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None
         return
     by_type: dict[Any, list[Any]] = {}
     for each in variables:
-        if is_owned(each):
-            continue  # rows of a table that no other process has
         dtype = tf.as_dtype(each.dtype)
         if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
             continue  # such as the state of a string table, which no process changes

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from .backend.tensorflow import operations
+from . import operations
 
 if TYPE_CHECKING:
-    from .run.run import Run
+    from ...run.run import Run
 
 _active: ContextVar[Weighing | None] = ContextVar("weighing", default=None)
 

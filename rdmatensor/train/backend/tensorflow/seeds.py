@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from .backend.tensorflow import operations
-from .run.run import Run
+from ...run.run import Run
+from . import operations
 
 _Array = npt.NDArray[Any]
 # What Keras calls the state of a SeedGenerator: a seed, and a count of draws.

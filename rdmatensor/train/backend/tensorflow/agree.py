@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .backend.tensorflow import operations
-from .embeddings.placement import is_owned
+from ...run.run import Run
+from . import operations
 from .names import plain
-from .run.run import Run
+from .parts import both, part_of
 
 # The attribute of a variable that has its number, and the generation of the run in which it got that.
 _NUMBER = "_rdmatensor_number"
@@ -67,11 +67,11 @@ def agree(
 
 
 def _kind_of(variable: Any) -> str:
-    """Type and shape, but for a table that each process has other rows of."""
-    strip = getattr(variable, "_rdmatensor_strip", None)
-    shape = variable.shape if strip is None else strip.shape
+    """Type and shape, of a part that of the whole; only the type if parts have shapes of their own."""
+    part = part_of(variable)
+    shape = variable.shape if part is None else part.shape
     dtype = tf.as_dtype(variable.dtype).name
-    return dtype if is_owned(variable) else f"{dtype} {list(shape)}"
+    return dtype if shape is None else f"{dtype} {list(shape)}"
 
 
 def _is_variable(thing: Any) -> bool:
@@ -79,9 +79,7 @@ def _is_variable(thing: Any) -> bool:
 
 
 def _set_number(variable: Any, number: tuple[Any, Any]) -> None:
-    # Gradients are asked for with variables of either kind.
-    both = (variable, variable.value) if isinstance(variable, keras.Variable) else (variable,)
-    for each in both:
+    for each in both(variable):
         object.__setattr__(each, _NUMBER, number)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..errors import UsageError
-from .backend.tensorflow import operations
-from .run.run import Run
+from ....errors import UsageError
+from ...run.run import Run
+from . import operations
 
 
 def read_in_rank_0(run: Run, read: Callable[[], None], path: object) -> None:

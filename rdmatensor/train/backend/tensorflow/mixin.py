@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def put(thing: Any, cls: type, **attributes: Any) -> None:
+def add(thing: Any, cls: type, **attributes: Any) -> None:
     """Gives an object methods of `cls`, and attributes that Keras does not track.
 
     Its class keeps name and module. What has the class already keeps it, with the new attributes.
@@ -23,6 +23,6 @@ def put(thing: Any, cls: type, **attributes: Any) -> None:
         object.__setattr__(thing, name, value)
 
 
-def take_away(thing: Any) -> None:
-    """Undoes the last `put`; attributes stay."""
+def remove(thing: Any) -> None:
+    """Undoes the last `add`; attributes stay."""
     object.__setattr__(thing, "__class__", type(thing).__bases__[1])

@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..errors import UsageError
-from .backend.tensorflow import operations
-from .run.rejoin import Place
+from ....errors import UsageError
+from ...run.rejoin import Place
+from . import operations
 from .weighing import presence
 
 _replaced = False

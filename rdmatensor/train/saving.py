@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves models of which processes have parts, or whose optimizers' state is divided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .backend.tensorflow import operations
+from .backend.tensorflow.optimizer import sync_of
+from .backup import in_parts
+from .optimizers import distributed
+from .run.run import current
+
+
+def save(model: Any, path: Any) -> None:
+    """Saves a Keras model from rank 0. Call it in all processes: they may have parts of it, or of its state.
+
+    Returns when the file is written. Raises what model.save raises, in rank 0.
+    """
+    run, optimizers = current(), distributed(model)
+    for each in optimizers:
+        sync_of(each).gather(each)
+    try:
+        if run.rank == 0 or in_parts(model):
+            model.save(path)
+    finally:
+        for each in optimizers:
+            sync_of(each).release(each)
+        operations.barrier(run, "save")
