@@ -23,10 +23,8 @@ except ImportError:
 COMMANDS = {
     "bench": (".bench.cli:bench", "Measure latency and bandwidth, here or between hosts."),
     "doctor": ("._tools.commands.doctor:doctor", "Check this machine, with a remedy for each fault."),
-    "info": ("._tools.commands.info:info", "Show what is installed, and the settings in force."),
-    "launch": ("._tools.commands.launch:launch", "Run a program as a TensorFlow cluster on this machine."),
+    "launch": ("._tools.commands.launch:launch", "Run a program as the tasks of a TensorFlow cluster."),
     "ping": ("._tools.commands.ping:ping", "Measure the connection to another machine."),
-    "place": ("._tools.commands.place:place", "Run a program as a task of Slurm, MPI or Kubernetes."),
     "plan": ("graph_analyzer.cli:plan", "Show what a graph sends between tasks, and how."),
     "simulate": (".simulate.cli:simulate", "Compare synchronizers on simulated clusters."),
     "softroce": (".softroce.cli:softroce", "Test RDMA programs on machines without RDMA."),
@@ -74,7 +72,7 @@ def _lacking(error: ImportError) -> click.ClickException:
 def main(context: click.Context) -> None:
     """RDMA memory for Python, and grpc+rdma for TensorFlow.
 
-    Without a command, this is `rdmatensor info`.
+    Without a command, this is `rdmatensor doctor --info`.
 
     \b
     Examples:
@@ -84,6 +82,6 @@ def main(context: click.Context) -> None:
       rdmatensor launch -n 4 train.py
     """
     if context.invoked_subcommand is None:
-        command = main.get_command(context, "info")
+        command = main.get_command(context, "doctor")
         if command:
-            context.invoke(command)
+            context.invoke(command, info=True)

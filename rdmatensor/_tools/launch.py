@@ -318,6 +318,15 @@ def python_of(command: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     return (None, command) if python is None else (python, command[1:])
 
 
+def command_of(program: Sequence[str]) -> list[str]:
+    """Return the command line of any program, or of a script or module of Python."""
+    if program[0].startswith("-") or (
+        shutil.which(program[0]) is None and program[0].endswith(".py")
+    ):
+        return [sys.executable, *program]
+    return [*program]
+
+
 def _options(program: Sequence[str]) -> int:
     """How many words before the script, or -m or -c, are options of Python."""
     count = 0

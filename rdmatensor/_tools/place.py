@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rdmatensor place`: makes ranks of Slurm, MPI or Kubernetes tasks of a cluster. See docs/launch.md."""
+"""`rdmatensor launch --place`: makes ranks of Slurm, MPI or Kubernetes tasks of a cluster."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .tf_config import Task, cluster_of, text_for
+from .tf_config import NAME, Task, cluster_of, text_for, with_protocol
 
 # The rank of a process under Slurm, Open MPI, MPICH, and in Indexed Jobs of Kubernetes.
 RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
@@ -21,6 +21,18 @@ def rank_in(environment: Mapping[str, str]) -> int:
             except ValueError:
                 raise ValueError(f"{name} is {environment[name]!r}, which is not a rank") from None
     raise ValueError(f"this process has no rank: none of {', '.join(RANKS)} is set")
+
+
+def config_in(environment: Mapping[str, str], place: str, ps: int, port: int, protocol: str) -> str:
+    """Return TF_CONFIG for this process. `place` names the hosts of the ranks, or is "TF_CONFIG".
+
+    ValueError if the environment has no rank, no TF_CONFIG to keep, or one that does not fit.
+    """
+    if place != NAME:
+        return config_of(place.split(","), rank_in(environment), ps, port, protocol)
+    if not environment.get(NAME):
+        raise ValueError(f"{NAME} is not set: name the hosts of the ranks instead")
+    return with_protocol(environment[NAME], protocol)
 
 
 def config_of(hosts: Sequence[str], rank: int, ps: int, port: int, protocol: str) -> str:

@@ -185,6 +185,6 @@ def _checked(role: Role) -> Role:
         raise UsageError(
             f"{role.source} does not say where rank 0 listens ({role.root!r}): give "
             'init(root="HOST:PORT"), set MASTER_ADDR and MASTER_PORT, or start with '
-            "`rdmatensor launch` or `rdmatensor place`"
+            "`rdmatensor launch`"
         )
     return role

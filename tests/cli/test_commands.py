@@ -258,12 +258,12 @@ def test_doctor_works_without_the_library(tmp_path: Path) -> None:
     assert "pip install" in remedy and "open files" in done.stdout
 
 
-# ---- info --------------------------------------------------------------------------------------------
+# ---- doctor --info --------------------------------------------------------------------------------
 
 
 def test_info_tells_where_values_come_from() -> None:
     variables = {"RDMATENSOR_SPIN_US": "7", "RDMATENSOR_PLAN": "perhaps", "RDMATENSOR_POLICY": ""}
-    done = run("info", "--json", **variables)
+    done = run("doctor", "--info", "--json", **variables)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     settings = {setting["name"]: setting for setting in facts["settings"]}
@@ -272,6 +272,16 @@ def test_info_tells_where_values_come_from() -> None:
     assert settings["POLICY"]["source"] == "default"
     assert "perhaps" in facts["refused"]["PLAN"]
     assert facts["transports"]["shm"]["usable"] and facts["version"] == rdmatensor.__version__
+
+
+def test_without_a_command_the_facts_are_shown() -> None:
+    done = run(RDMATENSOR_SPIN_US="7")
+    assert (
+        done.returncode == 0
+        and done.stdout == run("doctor", "--info", RDMATENSOR_SPIN_US="7").stdout
+    )
+    assert done.stdout.startswith(f"rdmatensor {rdmatensor.__version__}")
+    assert re.search(r"^  SPIN_US +7 +environment", done.stdout, re.MULTILINE)
 
 
 # ---- ping --------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ TransferPlan(("/job:worker/replica:0/task:0",), Options(), (), ()).save("plan.js
 run("plan", "plan.json", "--html", "plan.html")
 run("plan", "--parallel", "vgg_a", "--gflops", "1000", "--html", "parallel.html")
 run("topology", "--help")
-run("info")
+run("doctor", "--info")
 """
 
 

@@ -122,7 +122,14 @@ def test_pods_of_a_job_find_each_other(root: Path) -> None:
     assert service["spec"]["selector"] == {"job-name": name}
     assert pod(root, "kubernetes")["subdomain"] == service["metadata"]["name"]
     hosts = [f"{name}-{i}.{name}" for i in range(job["spec"]["completions"])]
-    assert command(root, "kubernetes")[:5] == ["rdmatensor", "place", "--ps", "1", ",".join(hosts)]
+    assert command(root, "kubernetes")[:6] == [
+        "rdmatensor",
+        "launch",
+        "--place",
+        ",".join(hosts),
+        "--ps",
+        "1",
+    ]
     assert config_of(hosts, rank=0, ps=1, port=2222, protocol="grpc+rdma")
     assert job["spec"]["parallelism"] == job["spec"]["completions"]
 
@@ -133,14 +140,19 @@ def test_pods_of_a_train_job_find_each_other(root: Path) -> None:
     job, runtime = found["TrainJob"], found["TrainingRuntime"]
     name, count = job["metadata"]["name"], job["spec"]["trainer"]["numNodes"]
     hosts = [f"{name}-node-0-{i}.{name}" for i in range(count)]
-    assert command(root, "kubeflow-trainjob")[:3] == ["rdmatensor", "place", ",".join(hosts)]
+    assert command(root, "kubeflow-trainjob")[:4] == [
+        "rdmatensor",
+        "launch",
+        "--place",
+        ",".join(hosts),
+    ]
     assert job["spec"]["runtimeRef"]["kind"] == runtime["kind"]
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     assert runtime["spec"]["mlPolicy"] == {"numNodes": count}
 
 
 def test_a_tf_job_keeps_the_operators_cluster(root: Path) -> None:
-    assert command(root, "kubeflow-tfjob")[:3] == ["rdmatensor", "place", "--keep"]
+    assert command(root, "kubeflow-tfjob")[:4] == ["rdmatensor", "launch", "--place", "TF_CONFIG"]
     (task,) = pod(root, "kubeflow-tfjob")["containers"]
     assert (task["name"], task["ports"][0]["name"]) == ("tensorflow", "tfjob-port")
 

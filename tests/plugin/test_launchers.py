@@ -16,7 +16,7 @@ from support import ROOT, warm
 from support.ports import free_ports
 
 SECONDS = 90.0
-PLACED = ["-m", "rdmatensor", "place", "--keep"]
+PLACED = ["-m", "rdmatensor", "launch", "--place", "TF_CONFIG"]
 
 
 def workers(commands: list[list[str]], more: dict[str, str]) -> list[Any]:
@@ -51,7 +51,7 @@ def workers(commands: list[list[str]], more: dict[str, str]) -> list[Any]:
 
 @pytest.mark.parametrize("more", [{"environment": "cloud"}, {}], ids=["Kubeflow", "Ray"])
 def test_collectives_go_by_rdmatensor(more: dict[str, str]) -> None:
-    """One worker calls use(); the other is a stock program behind `rdmatensor place --keep`."""
+    """One worker calls use(); the other is a stock program behind `rdmatensor launch --place TF_CONFIG`."""
     program, python = str(Path(__file__).with_name("launched.py")), warm.python()
     said = workers(
         [[python, program, "use"], [sys.executable, *PLACED, python, program, "stock"]], more

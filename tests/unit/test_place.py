@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rdmatensor place` with the variables of schedulers. No TensorFlow is needed."""
+"""`rdmatensor launch --place` with the variables of schedulers. No TensorFlow is needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ def place(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
     ranks = ("SLURM_", "OMPI_", "PMI_", "JOB_COMPLETION_", "TF_CONFIG")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ranks)}
     return subprocess.run(
-        [sys.executable, "-m", "rdmatensor", "place", *arguments],
+        [sys.executable, "-m", "rdmatensor", "launch", "--place", *arguments],
         env=kept | variables,
         capture_output=True,
         text=True,
@@ -58,18 +59,26 @@ def test_all_ranks_are_workers(variable: str) -> None:
 )
 def test_with_parameter_servers_rank_0_is_the_chief(rank: str, task: tuple[str, int]) -> None:
     options = ["--ps", "1", "--port", "3000", "--protocol", "grpc"]
-    config, _ = told(place(*options, "a,b,c", *SHOW, SLURM_PROCID=rank))
+    config, _ = told(place("a,b,c", *options, *SHOW, SLURM_PROCID=rank))
     assert config["cluster"] == {"chief": ["a:3000"], "ps": ["b:3000"], "worker": ["c:3000"]}
     assert config["task"] == {"type": task[0], "index": task[1]}
     assert config["rpc_layer"] == "grpc"
 
 
+def test_scripts_and_modules_run_in_this_python(tmp_path: Path) -> None:
+    script = tmp_path / "show.py"
+    script.write_text(SHOW[2])
+    for program in ([str(script)], SHOW[1:]):
+        config, arguments = told(place("a,b", *program, "1", PMI_RANK="1"))
+        assert config["task"] == {"type": "worker", "index": 1} and arguments == "['1']"
+
+
 def test_a_launchers_own_cluster_gets_the_protocol() -> None:
-    config, arguments = told(place("--keep", *SHOW, "1", TF_CONFIG=json.dumps(KUBEFLOW)))
+    config, arguments = told(place("TF_CONFIG", *SHOW, "1", TF_CONFIG=json.dumps(KUBEFLOW)))
     assert config == KUBEFLOW | {"rpc_layer": "grpc+rdma"}
     assert arguments == "['1']"
     named = KUBEFLOW | {"rpc_layer": "grpc"}
-    assert told(place("--keep", *SHOW, TF_CONFIG=json.dumps(named)))[0] == named
+    assert told(place("TF_CONFIG", *SHOW, TF_CONFIG=json.dumps(named)))[0] == named
 
 
 @pytest.mark.parametrize(
@@ -80,12 +89,14 @@ def test_a_launchers_own_cluster_gets_the_protocol() -> None:
         (["a,b", "true"], {"PMI_RANK": "-1"}, "rank -1 of 2 hosts"),
         (["a,b", "true"], {"SLURM_PROCID": "x"}, "SLURM_PROCID is 'x'"),
         (["a,,b", "true"], {"PMI_RANK": "0"}, "a host without a name"),
-        (["--ps", "1", "a,b", "true"], {"PMI_RANK": "0"}, "3 are needed"),
-        (["a,b"], {"PMI_RANK": "0"}, "expected PROGRAM"),
-        ([], {"PMI_RANK": "0"}, "expected HOSTs and PROGRAM"),
-        (["--keep", "true"], {}, "--keep needs TF_CONFIG"),
-        (["--keep", "true"], {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON"),
-        (["--keep", "true"], {"TF_CONFIG": "[1]"}, "TF_CONFIG is not a JSON object"),
+        (["a,b", "--ps", "1", "true"], {"PMI_RANK": "0"}, "3 are needed"),
+        (["", "true"], {"PMI_RANK": "0"}, "a host without a name"),
+        (["a,b"], {"PMI_RANK": "0"}, "Missing argument 'SCRIPT"),
+        (["a,b", "-n", "2", "true"], {"PMI_RANK": "0"}, "--workers starts tasks"),
+        (["a,b", "--no-chief", "true"], {"PMI_RANK": "0"}, "--chief starts tasks"),
+        (["TF_CONFIG", "true"], {}, "TF_CONFIG is not set: name the hosts"),
+        (["TF_CONFIG", "true"], {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON"),
+        (["TF_CONFIG", "true"], {"TF_CONFIG": "[1]"}, "TF_CONFIG is not a JSON object"),
         (["a", "/nowhere/x"], {"PMI_RANK": "0"}, "cannot run /nowhere/x: No such file"),
     ],
 )

@@ -20,9 +20,11 @@ _WIDTH = 20
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--quick", is_flag=True, help="Do not import TensorFlow.")
-def doctor(as_json: bool, quick: bool) -> None:
+@click.option("--info", is_flag=True,
+              help="Only show what is installed, the transports, and all settings.")  # fmt: skip
+def doctor(as_json: bool = False, quick: bool = False, info: bool = False) -> None:
     """Check this machine: library, settings, RDMA devices, limits, TensorFlow.
 
     Each finding is ok, warn or fail, and suggests a remedy. Over each usable transport, two devices of this
@@ -34,8 +36,12 @@ def doctor(as_json: bool, quick: bool) -> None:
     Examples:
       rdmatensor doctor
       rdmatensor doctor --json | jq '.findings[] | select(.state != "ok")'
+      rdmatensor doctor --info --json | jq .transports
       rdmatensor softroce run -- rdmatensor doctor      with RDMA in software
     """
+    if info:
+        _inform(as_json)
+        return
     from rich.console import Console
 
     from ..doctor.examine import examine
@@ -52,6 +58,19 @@ def doctor(as_json: bool, quick: bool) -> None:
         text = {"ok": not failed, "findings": [asdict(finding) for finding in found]}
         click.echo(json.dumps(text, indent=2))
     sys.exit(1 if failed else 0)
+
+
+def _inform(as_json: bool) -> None:
+    from ..doctor import facts
+
+    try:
+        found = facts.facts()
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        facts.show(found)
 
 
 def _show(console: Console, finding: Finding) -> None:

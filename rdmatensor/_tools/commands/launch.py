@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -40,10 +41,20 @@ if TYPE_CHECKING:
 @click.option(
     "--python", metavar="PATH", help="Python of the hosts. Default: the path of this Python."
 )
+@click.option("--place", metavar="HOST,...",
+              help="Become the task of the rank that Slurm, MPI or Kubernetes has given to this process; the "
+                   "HOSTs are those of ranks 0, 1, ...")  # fmt: skip
 @click.argument(
     "program", metavar="SCRIPT [ARGUMENTS]...", nargs=-1, required=True, type=click.UNPROCESSED
 )
-def launch(chief: bool | None, program: tuple[str, ...], **options: Any) -> None:
+@click.pass_context
+def launch(
+    context: click.Context,
+    chief: bool | None,
+    place: str | None,
+    program: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Run SCRIPT ARGUMENTS as all tasks of a TensorFlow cluster, on this machine or on several hosts.
 
     Instead of SCRIPT, you can write -m MODULE, or a whole command of Python, such as `python -u SCRIPT`.
@@ -59,6 +70,10 @@ def launch(chief: bool | None, program: tuple[str, ...], **options: Any) -> None
     tasks in turn: parameter servers, then workers, then the chief. No task outlives the launcher or its
     connection.
 
+    With --place, this process becomes the task of its rank. All ranks are workers. With --ps N, rank 0 is the
+    chief, the next N ranks are parameter servers, and the others are workers. SCRIPT may be any program. With
+    --place TF_CONFIG, as under Kubeflow, the protocol is added to TF_CONFIG unless it names one.
+
     \b
     Examples:
       rdmatensor launch -n 4 train.py --steps 100
@@ -67,7 +82,11 @@ def launch(chief: bool | None, program: tuple[str, ...], **options: Any) -> None
       rdmatensor top 9100-9101
       rdmatensor launch --hosts node1,node2=10.0.0.2 train.py
       rdmatensor launch -n 4 -m package.train --steps 100
+      srun rdmatensor launch --place "$hosts" train.py
+      mpirun --host a,b,c,d -N 1 rdmatensor launch --place a,b,c,d --ps 1 train.py
     """
+    if place is not None:
+        _become(context, place, program, options["ps"], options["port"], options["protocol"])
     from .. import launch as launcher
 
     python, words = launcher.python_of(program)
@@ -80,6 +99,32 @@ def launch(chief: bool | None, program: tuple[str, ...], **options: Any) -> None
     if why_not:
         raise click.UsageError(why_not)
     sys.exit(launcher.run(request, lambda line: click.echo(f"rdmatensor launch: {line}", err=True)))
+
+
+def _become(
+    context: click.Context, place: str, program: tuple[str, ...], ps: int, port: int, protocol: str
+) -> NoReturn:
+    """Run the program as the task of this process's rank, in this process."""
+    from .. import place as places
+    from ..launch import command_of
+    from ..tf_config import NAME
+
+    given = click.core.ParameterSource.COMMANDLINE
+    for parameter in context.command.params:
+        if (
+            parameter.name not in ("place", "ps", "port", "protocol", "program")
+            and context.get_parameter_source(parameter.name or "") == given
+        ):
+            raise click.UsageError(f"{parameter.opts[-1]} starts tasks, which --place does not")
+    try:
+        os.environ[NAME] = places.config_in(os.environ, place, ps, port, protocol)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    command = command_of(program)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise click.ClickException(f"cannot run {command[0]}: {error.strerror}") from None
 
 
 def _request(chief: bool, hosts: str | None, tasks_per_host: int, **options: Any) -> Request:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examination of this machine for `rdmatensor doctor` and `rdmatensor info`."""
+"""The examination of this machine for `rdmatensor doctor`."""

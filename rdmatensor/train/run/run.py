@@ -139,7 +139,7 @@ def init(
 ) -> Run:
     """Joins the processes that train together. Call it first in each of them; blocks until all have.
 
-    Without arguments, the place comes from TF_CONFIG (`rdmatensor launch`, `rdmatensor place`, Kubernetes),
+    Without arguments, the place comes from TF_CONFIG (`rdmatensor launch`, Kubernetes),
     or from the variables of torchrun, Slurm or MPI; without any of them the process is alone. `root` is the
     "host:port" at which rank 0 listens for the others. `timeout`, in seconds, bounds this call and each
     operation: a process that waits so long for another one fails. `topology`, a

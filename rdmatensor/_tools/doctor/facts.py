@@ -1,46 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rdmatensor info`."""
+"""`rdmatensor doctor --info`: what is installed, the transports of this machine, and the settings."""
 
 from __future__ import annotations
 
-import json
 import platform
 from typing import Any
 
 import click
 
+from . import child, framework
+
 _PROBE_SECONDS = 60.0
 
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(as_json: bool = False) -> None:
-    """Show what is installed, the transports of this machine, and the settings in force.
-
-    Each setting is shown with its value and its source. `rdmatensor doctor` finds faults and suggests
-    remedies.
-
-    \b
-    Examples:
-      rdmatensor info
-      rdmatensor info --json | jq .transports
-    """
-    from ..doctor import child
-
+def facts() -> dict[str, Any]:
+    """Return the facts by name. RuntimeError if the core does not tell them."""
     probe = child.call("rdmatensor._tools.doctor.probe", "look", _PROBE_SECONDS)
     if probe.value is None:
-        raise click.ClickException(f"the core {probe.why_not}: see rdmatensor doctor")
-    facts = _facts(probe.value)
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-    else:
-        _show(facts)
-
-
-def _facts(report: dict[str, Any]) -> dict[str, Any]:
-    from ..doctor import framework
-
-    built = framework.build()
+        raise RuntimeError(f"the core {probe.why_not}: see rdmatensor doctor")
+    report, built = probe.value, framework.build()
     return {
         "version": report["version"],
         "python": platform.python_version(),
@@ -60,7 +38,8 @@ def _facts(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _show(facts: dict[str, Any]) -> None:
+def show(facts: dict[str, Any]) -> None:
+    """Print the facts for people."""
     plugin = facts["plugin"]
     why_no_verbs = facts["verbs_not_built_because"]
     built = f"built for {plugin['built_for']}" if plugin["built_for"] else "not built: "
