@@ -20,23 +20,29 @@ PYTEST := $(BIN)/pytest -q --durations=15 -n 3 --no-loadscope-reorder
 # For the programs in tests/, which import its helpers.
 TESTS_PYTHON := PYTHONPATH=$(CURDIR)/tests $(BIN)/python
 
+# Of ninja's "[12/214]", each tenth.
+progress := awk -F'[][/]' '/^ *\[[0-9]+\/[0-9]+\]/ { if (int(10 * $$2 / $$3) > last) print "  " 10 * (last = int(10 * $$2 / $$3)) "%"; fflush() }'
+
 # What is compiled; Python is used where it lies.
 sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
-.PHONY: help build demo demo-hosts test check chaos kills schedules conformance docs site lint bench bench-quick bench-api bench-verbs \
-        bench-networks bench-trees bench-asynchronous bench-split bench-sharded bench-tables bench-training keras-versions transport-verbs plugin-tcp encrypted asan tsan aarch64 fuzz soak failure-table format wheel dist clean
+# Long forms: make test SUITE=NAME.
+suites := chaos kills schedules conformance keras verbs tcp encrypted aarch64 soak topology failures
+.PHONY: help build demo demo-hosts core test check docs site lint format sanitize fuzz wheel dist clean \
+        bench bench-quick bench-api bench-verbs bench-networks bench-trees bench-asynchronous bench-split bench-sharded \
+        bench-tables bench-training
+.PHONY: $(suites:%=suite-%) suite-all sanitize-address sanitize-thread
 
 help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
 	@echo 'make demo-hosts   the same between two network namespaces, as hosts are; needs root'
-	@echo 'make test         all tests'
+	@echo 'make core         the C core and the Python API, built and tested without TensorFlow in about two minutes'
 	@echo 'make check        linters and the quick tests, in two minutes'
-	@echo 'make chaos        training, transfers and stores under random faults, for CHAOS_SECONDS (300)'
-	@echo 'make kills        a task killed at a random moment of a step, KILLS times (1000); then workers of a coordinator'
-	@echo 'make schedules    SCHEDULES closures (10000) at once on a ClusterCoordinator'
-	@echo "make conformance  TensorFlow's own tests over both: SOURCE=/its/sources; docs/conformance.md"
+	@echo 'make test         all tests; TEST_FLAGS='
+	@echo 'make test SUITE=  a long form of one subject: $(suites); CONTRIBUTING.md'
 	@echo 'make lint         formatters, linters, type checker'
+	@echo 'make format       rewrite sources as make lint wants them'
 	@echo 'make bench        all of it and the rivals, half an hour; BENCH_FLAGS=--quick'
 	@echo 'make bench-quick  the Python API, and steps of TensorFlow against gRPC; some minutes'
 	@echo 'make bench-api    the former alone'
@@ -44,25 +50,17 @@ help:
 	@echo 'make bench-trees  all-reduce along spanning trees, rings and direct exchange over emulated links; as root'
 	@echo 'make bench-asynchronous  training with one slow process, synchronous and not, and with RIVAL_PYTHON=; pulling against memcpy'
 	@echo 'make bench-training  what communication adds to steps of Keras, torch and JAX: RIVAL_PYTHON=, which has these'
-	@echo 'make keras-versions  tests of fit, and of what overrides Keras, with KERAS_VERSIONS (3.12 3.13 3.14)'
 	@echo 'make bench-split  a model whose dense layers are cut over 8 processes: memory, and steps over emulated links'
 	@echo 'make bench-sharded  a sharded optimizer over emulated links, against what bounds a step'
 	@echo 'make bench-tables  tables of embeddings, by the ways of parallelize() and as programs do it today'
 	@echo 'make bench-verbs  verbs against perftest, UCX and NIXL, in the SoftRoCE lab without RDMA'
-	@echo 'make transport-verbs  all of the transport suite on verbs, of which make test runs what reaches the device'
-	@echo "make plugin-tcp   all tests of TensorFlow's plugin over tcp, of which make test runs some"
-	@echo 'make encrypted    all of the transport suite, C programs and tests of TensorFlow over encrypted tcp'
-	@echo 'make asan tsan    C tests with address/undefined-behaviour or thread sanitizer'
-	@echo 'make aarch64      the C core and its unit programs for ARM64, in an emulator'
+	@echo 'make sanitize     C tests and the transport suite with sanitizers: SANITIZER=address|thread'
 	@echo 'make fuzz         what comes from outside, made up: FUZZ_SECONDS=600 for each harness'
-	@echo 'make soak         peers, edges and transfers without end, for SOAK_SECONDS (3600)'
-	@echo 'make failure-table  write the table of docs/failure.md, of what the tests see'
 	@echo 'make docs         write the generated pages docs/configuration.md and docs/api.md'
 	@echo 'make site         the documentation as a site, in build/site'
 	@echo 'make wheel        a wheel for this TensorFlow and others, in dist/; docs/packages.md'
 	@echo 'make dist         the same from a source archive, which is left in dist/ too'
 	@echo 'make build        make .venv and install rdmatensor into it'
-	@echo 'make format       rewrite sources as make lint wants them'
 	@echo 'make clean        remove .venv and everything built'
 
 build: $(VENV)/.installed
@@ -102,8 +100,10 @@ $(VENV)/.programs: $(VENV)/.tools
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(sources) setup.py CMakeLists.txt pyproject.toml
-	@echo 'building rdmatensor (its TensorFlow plugin takes two minutes the first time)'
-	@$(PIP) --no-build-isolation --no-deps --editable .
+	@echo 'building rdmatensor (its TensorFlow plugin takes minutes the first time)'
+	@mkdir -p build
+	@$(PIP:-qq=-v) --no-build-isolation --no-deps --editable . 2>&1 | tee build/build.log | $(progress) || \
+	  { tail -n 40 build/build.log; exit 1; }
 	@touch $@
 
 demo: build
@@ -116,57 +116,79 @@ demo-hosts: build $(VENV)/.packages
 # What every target needs that runs tests.
 tests := build $(VENV)/.packages $(VENV)/.programs
 
-test: $(tests)
+test: suite-$(or $(SUITE),all)
+
+suite-all: $(tests)
 	$(PYTEST) $(TEST_FLAGS)
+
+suite-%:
+	@echo '$* is no suite: SUITE is one of $(suites)' >&2 && exit 1
+
+# In an environment of its own, beside that of everything else.
+core := build/core
+core_pip := $(core)/bin/python -m pip install -qq --disable-pip-version-check
+core: export RDMATENSOR_BUILD_TENSORFLOW = OFF
+core:
+	@.ci/prepare build $(core)
+	@$(core_pip) 'pip>=25.1'
+	@$(core_pip) --group core
+	@$(core_pip) --no-build-isolation --no-deps .
+	$(core)/bin/pytest -q -n 2 tests/unit/test_c_programs.py tests/unit/test_readme.py tests/transport $(TEST_FLAGS)
 
 # Quick, for each edit: two minutes at most.
 check: lint build
 	$(PYTEST) tests/unit tests/bench/test_instructions.py tests/transport/test_notify.py $(TEST_FLAGS)
 
-chaos: build $(VENV)/.packages
+# Training, transfers and stores under random faults.
+suite-chaos: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m faults.chaos \
 	  --seconds $(or $(CHAOS_SECONDS),300) $(CHAOS_FLAGS)
 
 # Kills a task at a random moment of a step, KILLS times (1000); and workers of a ClusterCoordinator, which takes ten
 # seconds each to find the next one, a tenth as often.
-kills: build $(VENV)/.packages
+suite-kills: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m plugin.killing --times $(or $(KILLS),1000) $(KILLS_FLAGS)
 	@$(TESTS_PYTHON) -m plugin.killing_workers --times $$(($(or $(KILLS),1000) / 10)) $(KILLS_FLAGS)
 
 # Packs trees into every connected part of a DGX-1, and for 64 members.
-topology: build $(VENV)/.packages
+suite-topology: build $(VENV)/.packages
 	RDMATENSOR_TEST_EVERY_PART=1 $(PYTEST) -s tests/topology -k 'every_connected_part or many_members'
 
 # SCHEDULES closures (10000) at once on a ClusterCoordinator, three times.
-schedules: build $(VENV)/.packages
+suite-schedules: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m plugin.scheduling --count $(or $(SCHEDULES),10000)
 
 # FILES='path.py shards=4 ...', KERAS=, VARIANTS='default bounce ...', CONFORMANCE_FLAGS=: docs/conformance.md
-ifneq ($(filter conformance,$(MAKECMDGOALS)),)
+ifeq ($(SUITE),conformance)
   $(if $(SOURCE),,$(error SOURCE=/path/to/tensorflow is missing: a git directory or folder of its sources))
 endif
-conformance: build $(VENV)/.conformance
+suite-conformance: build $(VENV)/.conformance
 	@$(TESTS_PYTHON) -m conformance.run \
 	  --source '$(abspath $(SOURCE))' --out $(CURDIR)/build/conformance \
 	  $(if $(FILES),--files '$(FILES)') $(if $(KERAS),--keras '$(abspath $(KERAS))') \
 	  $(if $(VARIANTS),--variants $(VARIANTS)) $(CONFORMANCE_FLAGS)
 
 # All of the transport suite in a guest; `make test` leaves out what is the same over every transport.
-transport-verbs: $(tests)
+suite-verbs: $(tests)
 	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) -n 0 tests/softroce/test_transport_suite.py::test_transport_suite
 
-plugin-tcp: $(tests)
+# All tests of the plugin; `make test` runs some of them over tcp.
+suite-tcp: $(tests)
 	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) -n 0 tests/tcp/test_tensorflow.py::test_plugin_over_tcp
 
-encrypted: $(tests)
+# The transport suite, C programs and tests of TensorFlow over encrypted tcp.
+suite-encrypted: $(tests)
 	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) tests/tcp tests/security tests/plugin/test_encrypt.py -k encrypt
+
+SANITIZER ?= address thread
+sanitize: $(SANITIZER:%=sanitize-%)
 
 # The C programs on this machine, over tcp too, and on verbs in the lab.
 sanitized := tests/unit/test_c_programs.py tests/load tests/tcp/test_suite.py \
              tests/softroce/test_transport_suite.py -k 'c_program or load'
 
 # And the transport suite, whose peers take the sanitized library instead of the installed one.
-asan: $(tests)
+sanitize-address: $(tests)
 	RDMATENSOR_TEST_SANITIZE=address $(PYTEST) $(sanitized)
 	$(BIN)/cmake --build build/unit-address --parallel 2 --target rdmatensor_core
 	for transport in shm tcp; do \
@@ -175,12 +197,12 @@ asan: $(tests)
 	  $(PYTEST) tests/transport || exit 1; \
 	done
 
-tsan: $(tests)
+sanitize-thread: $(tests)
 	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) $(sanitized)
 
 # Two need a libcrypto for ARM64; to the third the emulator does not tell which pages are resident.
 no_aarch64 := ^test_(admission|mac|verbs_registration)$$
-aarch64: $(VENV)/.tools
+suite-aarch64: $(VENV)/.tools
 	@.ci/prepare aarch64
 	$(BIN)/cmake -S . -B build/aarch64 -G Ninja --toolchain csrc/cmake/aarch64.cmake \
 	  -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -DRDT_BUILD_TENSORFLOW=OFF -DRDT_BUILD_TESTS=ON
@@ -193,12 +215,12 @@ fuzz: $(VENV)/.programs
 
 # At full speed for SOAK_SECONDS, with a report.
 SOAK_SECONDS ?= 3600
-soak: $(tests)
+suite-soak: $(tests)
 	SOAK_SECONDS=$(SOAK_SECONDS) $(PYTEST) -s tests/load
 
-# docs/failure.md, of what the tests see.
+# Writes the table of docs/failure.md, of what the tests see.
 failure_notes := $(CURDIR)/build/failures
-failure-table: $(tests)
+suite-failures: $(tests)
 	@mkdir -p build && rm -f $(failure_notes)
 	RDMATENSOR_TEST_WHOLE=1 RDMATENSOR_TEST_FAILURES=$(failure_notes) $(PYTEST) tests/transport \
 	  tests/tcp/test_suite.py::test_transport_suite tests/tcp/test_networks.py tests/softroce/test_two_hosts.py \
@@ -250,7 +272,7 @@ bench-training: build $(VENV)/.packages
 	@$(BIN)/python bench/bench_training.py --rival-python $(RIVAL_PYTHON)
 
 KERAS_VERSIONS ?= 3.12 3.13 3.14
-keras-versions: $(KERAS_VERSIONS:%=$(CURDIR)/build/keras-%/keras) $(tests)
+suite-keras: $(KERAS_VERSIONS:%=$(CURDIR)/build/keras-%/keras) $(tests)
 	@for version in $(KERAS_VERSIONS); do echo "Keras $$version" && PYTHONPATH=$(CURDIR)/build/keras-$$version \
 	  $(BIN)/pytest -q tests/train/test_fit.py tests/train/test_sharded.py \
 	    tests/train/test_split.py tests/train/test_tables.py || exit 1; done

@@ -116,11 +116,13 @@ class BuildWithCMake(build_ext):
         if cmake is None:
             raise SystemExit("rdmatensor: CMake 3.20 or newer is needed: pip install cmake")
         generator = "Ninja" if ninja else "Unix Makefiles"
-        folder = ROOT / "build" / ("cmake-ninja" if ninja else "cmake-make")
+        tensorflow = os.environ.get("RDMATENSOR_BUILD_TENSORFLOW", "AUTO")
+        kind = ("ninja" if ninja else "make") + ("-core" if tensorflow == "OFF" else "")
+        folder = ROOT / "build" / f"cmake-{kind}"
         settings = {
             "CMAKE_BUILD_TYPE": "Release",
             "Python3_EXECUTABLE": sys.executable,
-            "RDT_BUILD_TENSORFLOW": os.environ.get("RDMATENSOR_BUILD_TENSORFLOW", "AUTO"),
+            "RDT_BUILD_TENSORFLOW": tensorflow,
             "RDT_PLUGIN_FOLDER": str(ROOT / "rdmatensor") if self.editable_mode else "",
         }
         if ninja:

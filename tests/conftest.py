@@ -26,7 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 # The core and the Python API are complete without TensorFlow, and so are their tests.
 collect_ignore = [] if importlib.util.find_spec("tensorflow") else ["plugin", "demo", "analyzer"]
-# How the C and C++ unit programs are built: none, address or thread (make asan, make tsan).
+# How the C and C++ unit programs are built: none, address or thread (make sanitize).
 SANITIZE = os.environ.get("RDMATENSOR_TEST_SANITIZE", "none")
 # They share a guest, which is busy for as long as all other labs.
 ONE_GUEST = ("test_transport_suite.py", "test_tensorflow.py")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the runner, with test files that are made up; make conformance runs TensorFlow's."""
+"""Tests of the runner, with test files that are made up; make test SUITE=conformance runs TensorFlow's."""
 
 from __future__ import annotations
 

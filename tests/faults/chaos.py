@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything at random, under random faults, for as long as it is told: make chaos.
+"""Everything at random, under random faults, for as long as it is told: make test SUITE=chaos.
 
     python -m faults.chaos [--seconds 300] [--seed N] [--parts training,api,gossip] [--transport shm]
     python -m faults.chaos --lab [--seconds 300] [--seed N]     the part api over verbs, in a guest

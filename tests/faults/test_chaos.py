@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short run of chaos.py, with another seed each time: a failure names it. `make chaos` runs longer."""
+"""A short run of chaos.py, with another seed each time, which a failure names; SUITE=chaos runs longer."""
 
 from __future__ import annotations
 

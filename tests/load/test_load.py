@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many peers, many edges, many transfers: nothing is lost, wrong, or kept.
 
-`make soak` lets it run for SOAK_SECONDS and prints a report; `make asan tsan` run a smaller one.
+`make test SUITE=soak` lets it run for SOAK_SECONDS and prints a report; `make sanitize` runs a smaller one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Kills a task at a random moment of a step, again and again: python -m plugin.killing --times N.
 
 Each step must end with an error that a killed task explains, or with the right value, and the successor of
-the task must serve new sessions. `make kills` runs it; test_kills.py has a short form.
+the task must serve new sessions. `make test SUITE=kills` runs it; test_kills.py has a short form.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python -m plugin.killing_workers --times N [--protocol grpc].
 
 All closures must give their values, computed by the other worker, and the successor of the killed one must
-take part again. `make kills` runs it; test_kills.py has a short form.
+take part again. `make test SUITE=kills` runs it; test_kills.py has a short form.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Schedules many closures at once on a ClusterCoordinator: python -m plugin.scheduling --count N.
 
 All of them must be applied exactly once, and the second N must need no more memory than the first.
-`make schedules` runs it.
+`make test SUITE=schedules` runs it.
 """
 
 from __future__ import annotations

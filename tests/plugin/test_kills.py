@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of `make kills`: a task is killed at a random moment, and nothing hangs or is lost."""
+"""The short form of SUITE=kills: a task is killed at a random moment, and nothing hangs or is lost."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from support import failure_table
 
 TESTS = Path(__file__).resolve().parents[1]
 SECONDS = 1500.0
-WHOLE = "RDMATENSOR_TEST_WHOLE"  # `make transport-verbs` sets it
+WHOLE = "RDMATENSOR_TEST_WHOLE"  # `make test SUITE=verbs` sets it
 # What verbs cannot do, and in how many tests that shows: here, and in the whole suite.
 SKIPS = {
     "transport verbs cannot map remote memory": (1, 4),

@@ -6,7 +6,7 @@ that file, and
 
     python tests/faults/failure_table.py FILE docs/failure.md
 
-writes them into the page. `make failure-table` does both.
+writes them into the page. `make test SUITE=failures` does both.
 """
 
 from __future__ import annotations

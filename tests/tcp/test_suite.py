@@ -14,7 +14,7 @@ import pytest
 from support import TESTS, failure_table
 
 SECONDS = 900
-WHOLE = "RDMATENSOR_TEST_WHOLE"  # `make encrypted` sets it
+WHOLE = "RDMATENSOR_TEST_WHOLE"  # `make test SUITE=encrypted` sets it
 UNMAPPED = 4  # tests of memory that is used in place
 PROGRAMS = [
     "test_channel",
@@ -66,7 +66,7 @@ def encrypted(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.timeout(SECONDS + 60)
 def test_transport_suite_encrypted(encrypted: dict[str, str]) -> None:
-    """What moves bytes, and what ends that, as on verbs; `make encrypted` takes the whole suite."""
+    """What moves bytes, and what ends that, as on verbs; SUITE=encrypted takes the whole suite."""
     chosen: list[str | Path] = [TESTS / "transport"]
     if not os.environ.get(WHOLE):
         names = ("onesided", "notify", "group", "store", "failures")
@@ -88,6 +88,6 @@ def test_c_program(programs: Path, name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_c_program_encrypted(programs: Path, encrypted: dict[str, str], name: str) -> None:
     if name not in ENCRYPTED and not os.environ.get(WHOLE):
-        pytest.skip(f"`make encrypted` runs it; it sets {WHOLE}")
+        pytest.skip(f"`make test SUITE=encrypted` runs it; it sets {WHOLE}")
     variables = {**encrypted, **VARIABLES.get(name, {})}
     run([programs / name], RDMATENSOR_TRANSPORTS="tcp", **variables)

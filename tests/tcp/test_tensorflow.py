@@ -17,7 +17,7 @@ from support import TESTS, failure_table
 
 WHOLE = bool(
     os.environ.get("RDMATENSOR_TEST_WHOLE")
-)  # `make plugin-tcp` and `make encrypted` set it
+)  # `make test SUITE=tcp` and `make test SUITE=encrypted` set it
 SECONDS = 3000 if WHOLE else 900
 FILES = ["test_values.py", "test_training.py", "test_failures.py"]
 FILES += ["test_collectives.py", "test_remote_eager.py"]
@@ -47,14 +47,14 @@ def run(*words: str | Path, **settings: str) -> int:
 
 
 def test_plugin_over_tcp() -> None:
-    """`make plugin-tcp` takes all of tests/plugin. What needs shared memory is skipped there."""
+    """`make test SUITE=tcp` takes all of tests/plugin. What needs shared memory is skipped there."""
     if WHOLE:
         assert run("-n", "3", "--no-loadscope-reorder", TESTS / "plugin") >= 400
     else:
         assert run("-k", CHOSEN, *(TESTS / "plugin" / name for name in FILES)) >= 40
 
 
-@pytest.mark.skipif(not WHOLE, reason="`make encrypted` runs it")
+@pytest.mark.skipif(not WHOLE, reason="`make test SUITE=encrypted` runs it")
 def test_plugin_encrypted(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)

@@ -20,7 +20,7 @@ from rdmatensor.topology import Link, Member, Topology
 from rdmatensor.topology.arborescence import minimum_arborescence
 from rdmatensor.topology.pack import KINDS, SLACK, Packing, pack, plan
 
-# All connected parts of a DGX-1 (make topology), or every so many.
+# All connected parts of a DGX-1 (make test SUITE=topology), or every so many.
 EVERY = int(os.environ.get("RDMATENSOR_TEST_EVERY_PART", "24"))
 
 
@@ -277,7 +277,7 @@ def fat_tree(leaves: int, each: int) -> Topology:
 
 
 def test_many_members() -> None:
-    """As many as a large job has; `make topology` plans for a fat tree too, which takes longer."""
+    """As many as a large job has; `make test SUITE=topology` plans for a fat tree too, which takes longer."""
     members = tuple(Member(f"m{i}") for i in range(64))
     pairs = itertools.permutations(members, 2)
     every = Topology("every pair", members, tuple(Link(a.name, b.name, 1e9) for a, b in pairs))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds and runs the C and C++ unit programs: one per file, exit status 0 passes, 77 skips.
 
-RDMATENSOR_TEST_SANITIZE=address or thread builds them with sanitizers (make asan, make tsan).
+RDMATENSOR_TEST_SANITIZE=address or thread builds them with sanitizers (make sanitize).
 """
 
 from __future__ import annotations

@@ -67,10 +67,14 @@ def test_settings_exist(page: Path) -> None:
 
 @each_page
 def test_make_targets_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+(?: [a-z-]+)*):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(
+        re.findall(r"^([a-z0-9-]+(?: [a-z0-9-]+)*):", (ROOT / "Makefile").read_text(), re.M)
+    )
     known = {name for names in targets for name in names.split()}
     named = {match[1] for text in code(page) if (match := re.match(r"make ([a-z-]+)\b", text))}
     assert named <= known, named - known
+    suites = {match[1] for text in code(page) if (match := re.search(r"SUITE=([a-z0-9]+)", text))}
+    assert {f"suite-{suite}" for suite in suites} <= known
 
 
 @each_page

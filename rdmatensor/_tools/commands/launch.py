@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def launch(
     context: click.Context,
+    /,
     chief: bool | None,
     place: str | None,
     program: tuple[str, ...],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is different in a process of TensorFlow's tests while `make conformance` runs them.
+"""What is different in a process of TensorFlow's tests while `make test SUITE=conformance` runs them.
 
 The tests are left as they are. This package
 - makes servers of protocol "grpc" such of "grpc+rdma", below TensorFlow's Python (protocol);
