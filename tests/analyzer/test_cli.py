@@ -141,8 +141,8 @@ def test_written_plans_are_documents(folder: Path) -> None:
     assert set(document["edges"][0]) >= {"name", "class", "reason", "bytes", "offset", "consumers"}
 
 
-def test_the_example_of_the_readme(root: Path, tmp_path: Path) -> None:
-    text = (root / "README.md").read_text()
+def test_the_example_of_the_page(root: Path, tmp_path: Path) -> None:
+    text = (root / "docs/graph_analyzer.md").read_text()
     example = re.search(
         r"```python\n# mini\.py\n(.*?)```.*?With `(.*?)` in.*?`rdmatensor plan (.*?)`.*?```\n(.*?)```",
         text,
