@@ -28,7 +28,7 @@ sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 # Long forms: make test SUITE=NAME.
-suites := chaos kills schedules conformance keras verbs tcp encrypted aarch64 soak topology failures
+suites := whole chaos kills schedules conformance keras verbs tcp encrypted aarch64 soak topology failures
 .PHONY: help build demo demo-hosts core test check docs site lint format sanitize fuzz wheel dist clean \
         bench bench-quick bench-api bench-verbs bench-networks bench-trees bench-asynchronous bench-split bench-sharded \
         bench-tables bench-training
@@ -139,6 +139,10 @@ core:
 # Quick, for each edit: two minutes at most.
 check: lint build
 	$(PYTEST) tests/unit tests/bench/test_instructions.py tests/transport/test_notify.py $(TEST_FLAGS)
+
+# With what `make test` leaves out, because other tests show the same kinds of faults.
+suite-whole: $(tests)
+	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) $(TEST_FLAGS)
 
 # Training, transfers and stores under random faults.
 suite-chaos: build $(VENV)/.packages

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import rdmatensor
-from support import ROOT, TESTS, failure_table, tools
+from support import ROOT, TESTS, WHOLE, failure_table, tools
 
 # Programs that tests start, here and in guests of the lab, import `support` too.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -48,8 +48,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long comes first: nobody is to wait for it in the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave long forms out. What takes long comes first: nobody is to wait for it in the end."""
+    if not WHOLE:
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
     def turn(item: pytest.Item) -> int:
         if item.path.parent.name != "softroce":

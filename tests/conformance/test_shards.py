@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from conformance.shards import Limits, Side, Work, run
 from conformance.sources import Preparation, Sources, parse
 
@@ -72,6 +74,7 @@ def test_every_test_has_its_result(tmp_path: Path, sources: Callable[..., str]) 
     assert log.count("in test_d_hang") == log.count("=== native stacks") == both
 
 
+@pytest.mark.long
 def test_an_end_that_hangs_or_fails_is_seen(tmp_path: Path, sources: Callable[..., str]) -> None:
     text = """
 import atexit, os, threading, unittest

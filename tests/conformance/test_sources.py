@@ -53,6 +53,7 @@ def test_the_list_of_files_can_be_read(root: Path) -> None:
     assert len(files) >= 7 and all(file.tensors for file in files)
 
 
+@pytest.mark.long
 def test_helpers_that_the_wheel_lacks_come_from_the_sources(
     tmp_path: Path, sources: Callable[..., str]
 ) -> None:
@@ -91,6 +92,7 @@ def commit(folder: Path) -> None:
         subprocess.run(["git", "-C", folder, *command], check=True, env=environment, timeout=60)
 
 
+@pytest.mark.long
 def test_tests_of_keras_find_the_modules_of_its_wheel(tmp_path: Path) -> None:
     file = tmp_path / "tf_keras/distribute/made_up_test.py"
     file.parent.mkdir(parents=True)

@@ -50,6 +50,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_servers_get_the_protocol(
     sources: Callable[..., str], conformance: Callable[..., Any]
 ) -> None:

@@ -12,7 +12,9 @@ import pytest
 SECONDS = {"api": 4, "gossip": 3, "training": 8}
 
 
-@pytest.mark.parametrize("part", sorted(SECONDS))
+@pytest.mark.parametrize(
+    "part", ["api", "gossip", pytest.param("training", marks=pytest.mark.long)]
+)
 def test_everything_at_random(part: str) -> None:
     if part == "training" and not importlib.util.find_spec("tensorflow"):
         pytest.skip("TensorFlow is not installed")

@@ -49,7 +49,7 @@ def _has_libfuzzer(folder: Path) -> bool:
     return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
 
 
-def build(folder: Path) -> tuple[Path, bool]:
+def build(folder: Path, optimized: str = "-O1") -> tuple[Path, bool]:
     """The folder of the built harnesses, and whether libFuzzer drives them."""
     folder.mkdir(parents=True, exist_ok=True)
     guided = _has_libfuzzer(folder)
@@ -59,7 +59,7 @@ def build(folder: Path) -> tuple[Path, bool]:
     tree = folder / ("clang" if guided else "gcc")
     settings = [
         *("-DRDT_BUILD_FUZZERS=ON", "-DRDT_SANITIZE=fuzzer", "-DCMAKE_BUILD_TYPE=Debug"),
-        *("-DCMAKE_C_FLAGS_DEBUG=-O1 -g1", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"),
+        *(f"-DCMAKE_{each}_FLAGS_DEBUG={optimized} -g1" for each in ("C", "CXX")),
         f"-DPython3_EXECUTABLE={sys.executable}",
         *(["-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++"] if guided else []),
         *(["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []),
@@ -90,7 +90,8 @@ def _command(program: Path, guided: bool, seconds: int, work: Path, kept: Path) 
     return [
         *_FROM_A_SHELL,
         str(program),
-        *(f"-max_total_time={seconds}", f"-max_len={LONGEST}", "-timeout=30", "-rss_limit_mb=2048"),
+        f"-max_total_time={seconds}" if seconds else "-runs=0",
+        *(f"-max_len={LONGEST}", "-timeout=30", "-rss_limit_mb=2048"),
         *("-print_final_stats=1", f"-artifact_prefix={work}/", str(work / "corpus")),
         str(kept),
     ]
@@ -138,7 +139,8 @@ def run(program: Path, guided: bool, seconds: int, work: Path) -> Result:
 
 
 def run_all(seconds: int, jobs: int, only: list[str], folder: Path) -> tuple[list[Result], bool]:
-    fuzzers, guided = build(folder)
+    # To replay takes less than to optimize.
+    fuzzers, guided = build(folder, "-O1" if seconds else "-O0")
     programs = [
         path
         for path in sorted(fuzzers.iterdir())

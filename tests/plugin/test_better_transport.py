@@ -20,7 +20,7 @@ import pytest
 from plugin.planned import use_places
 from plugin.test_failback import _build, _expect
 from plugin.transports import LOST, go_over, needs_shm, received_over, sources
-from support import warm
+from support import WHOLE, warm
 from support.clusters import STEP_S, Cluster
 from support.graphs import Session, abandon, session
 from support.waits import until
@@ -177,7 +177,7 @@ def test_threads_that_pause_at_random(tmp_path: Path, delays_library: Path) -> N
     chance = random.Random(5)
     cluster = Cluster.pair(tmp_path, SETTINGS | {"LD_PRELOAD": str(delays_library)})
     try:
-        for _ in range(12):
+        for _ in range(12 if WHOLE else 4):
             with session(cluster, _build) as one, session(cluster, _build) as other:
                 for _ in range(5):
                     number = chance.choice((1, 4, 20, 10**6))
@@ -191,7 +191,7 @@ def test_a_task_is_killed_at_any_moment(tmp_path: Path) -> None:
     chance = random.Random(11)
     cluster = Cluster.pair(tmp_path, SETTINGS)
     try:
-        for _ in range(8):
+        for _ in range(8 if WHOLE else 3):
             opened = Session(cluster, _build)
             _go_over(cluster, opened, "tcp")
             with _steps([opened, opened]) as counts:

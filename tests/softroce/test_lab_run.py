@@ -66,7 +66,9 @@ def test_a_killed_run_leaves_no_guest(tmp_path: Path) -> None:
     until("QEMU survives the run", lambda: not qemus_of(tmp_path), PATIENCE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with started(tmp_path) as process:
         process.send_signal(number)

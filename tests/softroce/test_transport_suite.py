@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from rdmatensor.softroce import Lab
-from support import failure_table
+from support import WHOLE, failure_table
 
 TESTS = Path(__file__).resolve().parents[1]
 SECONDS = 1500.0
-WHOLE = "RDMATENSOR_TEST_WHOLE"  # `make test SUITE=verbs` sets it
 # What verbs cannot do, and in how many tests that shows: here, and in the whole suite.
 SKIPS = {
     "transport verbs cannot map remote memory": (1, 4),
@@ -27,13 +26,8 @@ SKIPS = {
 PROGRAMS = [
     "test_channel",
     "test_fault_storms",
-    "test_faults",
     "test_group",
-    "test_group_checksum",
-    "test_group_failures",
-    "test_group_meeting",
     "test_group_pushes",
-    "test_group_trees",
     "test_region_for",
     "test_store",
     "test_verbs_library",
@@ -41,6 +35,9 @@ PROGRAMS = [
     "test_verbs_removed",
     "test_verbs_registration",
 ]
+if WHOLE:
+    PROGRAMS += ["test_faults", "test_group_checksum", "test_group_failures", "test_group_meeting",
+                 "test_group_trees"]  # fmt: skip
 
 
 def skips(report: Path) -> Counter[str]:
@@ -52,10 +49,9 @@ def skips(report: Path) -> Counter[str]:
 def test_transport_suite(lab: Lab) -> None:
     report, rows = lab.shared / "transport.xml", lab.shared / "failures"
     rows.touch()
-    whole = bool(os.environ.get(WHOLE))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=10"]
-    if not whole:
-        command += ["-m", "not long_in_guests"]
+    if not WHOLE:
+        command += ["-m", "not any_transport"]
     done = lab.hosts[0].run(
         [*command, f"--junitxml={report}", TESTS / "transport"],
         env={
@@ -69,8 +65,8 @@ def test_transport_suite(lab: Lab) -> None:
     print(done.stdout)
     assert done.returncode == 0, f"in the guest:\n{done.stdout}\n{done.stderr}"
     passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed and int(passed[1]) > (200 if whole else 75), done.stdout
-    assert skips(report) == {reason: counts[whole] for reason, counts in SKIPS.items()}
+    assert passed and int(passed[1]) > (200 if WHOLE else 75), done.stdout
+    assert skips(report) == {reason: counts[WHOLE] for reason, counts in SKIPS.items()}
     for line in rows.read_text().splitlines():
         failure_table.note(failure_table.Row(**json.loads(line)))
 

@@ -150,7 +150,7 @@ def queue_of(host: Host) -> str:
     return str(host.run(["tc", "-s", "qdisc", "show", "dev", "eth0"]).stdout)
 
 
-@pytest.mark.parametrize("percent", [1, 5])
+@pytest.mark.parametrize("percent", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_lost_packets_are_sent_again(hosts: Hosts, impaired: Host, percent: int, note: Any) -> None:
     pair = hosts.pair(region=2 << 20, DEADLINE_MS=60000)
     impaired.netem("loss", f"{percent}%")

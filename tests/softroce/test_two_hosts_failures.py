@@ -119,7 +119,7 @@ def test_withdrawn_region_is_refused(hosts: Hosts) -> None:
 # ---- The system ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", ["verbs", "shm"])
+@pytest.mark.parametrize("transport", ["verbs", pytest.param("shm", marks=pytest.mark.long)])
 def test_clock_jumps_do_not_matter(hosts: Hosts, transport: str, note: Any) -> None:
     """Time-outs, deadlines and probes go by the monotonic clock."""
     site = hosts.first

@@ -13,11 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support import TESTS, failure_table
+from support import TESTS, WHOLE, failure_table
 
-WHOLE = bool(
-    os.environ.get("RDMATENSOR_TEST_WHOLE")
-)  # `make test SUITE=tcp` and `make test SUITE=encrypted` set it
 SECONDS = 3000 if WHOLE else 900
 FILES = ["test_values.py", "test_training.py", "test_failures.py"]
 FILES += ["test_collectives.py", "test_remote_eager.py"]

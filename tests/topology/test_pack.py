@@ -19,9 +19,10 @@ from rdmatensor import UsageError, topology
 from rdmatensor.topology import Link, Member, Topology
 from rdmatensor.topology.arborescence import minimum_arborescence
 from rdmatensor.topology.pack import KINDS, SLACK, Packing, pack, plan
+from support import WHOLE
 
 # All connected parts of a DGX-1 (make test SUITE=topology), or every so many.
-EVERY = int(os.environ.get("RDMATENSOR_TEST_EVERY_PART", "24"))
+EVERY = int(os.environ.get("RDMATENSOR_TEST_EVERY_PART", "96"))
 
 
 def carried(topology: Topology, packing: Packing) -> np.ndarray:
@@ -112,7 +113,7 @@ def digraphs(draw: st.DrawFn) -> Topology:
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=25 if WHOLE else 8)
 @given(digraphs(), st.integers(0, 6))
 def test_random_digraphs(graph: Topology, root: int) -> None:
     for kind in ("broadcast", "all_gather", "reduce_scatter"):
@@ -142,7 +143,7 @@ def switched(draw: st.DrawFn) -> Topology:
     return Topology("switched", members, tuple(links), tuple(names))
 
 
-@settings(max_examples=15)
+@settings(max_examples=15 if WHOLE else 6)
 @given(switched(), st.integers(0, 5))
 def test_random_switches(graph: Topology, root: int) -> None:
     for kind in KINDS:

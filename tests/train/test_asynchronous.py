@@ -109,7 +109,9 @@ def test_goes_on_from_a_state() -> None:
             assert answer[name][1], (name, answer)
 
 
-@pytest.mark.parametrize(("doomed", "tf_config"), [(2, False), (0, True)])
+@pytest.mark.parametrize(
+    ("doomed", "tf_config"), [pytest.param(2, False, marks=pytest.mark.long), (0, True)]
+)
 def test_fit_goes_on_without_a_killed_process_until_it_comes_back(
     tmp_path: Path, doomed: int, tf_config: bool
 ) -> None:

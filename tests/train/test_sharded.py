@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,15 @@ from hypothesis import strategies as st
 
 from rdmatensor.train.backend.tensorflow.gradients import buckets_of
 from rdmatensor.train.sharding.shards import Cut
+from support import WHOLE
 from support.waits import PATIENCE
 from train.ranks import Ranks, run
-from train.sharded_cases import FITS
+from train.sharded_cases import FITS, LONG
 
 pytestmark = pytest.mark.timeout(600)
 # Norms are sums over strips, and rows are added up in another order.
 ROUNDED = {"clipnorm", "global_clipnorm", "decay", "float16", "float16, accumulated", "rows"}
+NAMES = [name for name in FITS if WHOLE or name not in LONG]
 ELEMENTS = 12 * 17 + 17 + 17 * 4 + 4
 # With the zeros at the end of strips, by the number of processes.
 OWN = {2: (102 + 9 + 34 + 2), 4: (51 + 5 + 17 + 1), 8: (26 + 3 + 9 + 1)}
@@ -35,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> list[Any]:
-    return run("sharded", 2, folder, names=list(FITS))
+    return run("sharded", 2, folder, names=NAMES)
 
 
 def _compare(answers: list[Any], name: str) -> None:
@@ -57,14 +60,16 @@ def _compare(answers: list[Any], name: str) -> None:
             assert parts["state"] == SLOTS[name] * OWN[2]
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", NAMES)
 def test_equals_all_reduce(pair: list[Any], name: str) -> None:
     _compare(pair, name)
 
 
 def test_equals_one_process(folder: Path) -> None:
-    names = {4: ["ahead", "accumulate", "float16"], 8: ["adam", "global_clipnorm"]}
-    (alone,) = run("sharded", 1, folder, names=names[4] + names[8], whole=False)
+    names = {4: ["ahead", "accumulate", "float16"]}
+    if WHOLE:
+        names[8] = ["adam", "global_clipnorm"]
+    (alone,) = run("sharded", 1, folder, names=[*itertools.chain(*names.values())], whole=False)
     for size in names:
         answers = run("sharded", size, folder, names=names[size], whole=False)
         for name in names[size]:
@@ -109,7 +114,11 @@ def test_refuses_what_is_not_elementwise(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "phase", ["reduce", "update", "gather", "ahead", "norms", "save", "backup"]
+    "phase",
+    [
+        *("reduce", "update", "gather", "save"),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("ahead", "norms", "backup")),
+    ],
 )
 def test_death_in_each_phase(tmp_path: Path, phase: str) -> None:
     with Ranks("sharded_killed", 2, tmp_path, phase=phase, kept=str(tmp_path)) as ranks:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rdmatensor.train.tensor_parallel.slices import bounds
+from support import WHOLE
 from train.ranks import PATIENCE_S, Ranks, run
 
 pytestmark = pytest.mark.timeout(600)
@@ -45,7 +46,7 @@ SPLITS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("graph", 2, {}, {}),
     ("odd", 4, {}, {}),
     ("regularized", 4, {"group_size": 2}, {"checkpoint": "regularized.keras"}),
-    ("pair", 8, {"group_size": 4}, {}),
+    *([("pair", 8, {"group_size": 4}, {})] if WHOLE else []),
 ]
 
 
@@ -61,7 +62,7 @@ def done(folder: Path) -> dict[int, list[dict[str, Any]]]:
     tape = ["split_tape", {}]
     apart = {**APART, "split": {"group_size": 2, "period": 2}}
     calls: dict[int, dict[str, Any]] = {
-        1: {"tape": tape} | {name: ["split_fit", each] for name, each in FITS.items()},
+        1: {"tape": tape} | {name: ["split_fit", FITS[name]] for name, *_ in SPLITS},
         4: {"tape": tape, "apart": ["split_fit", apart]}
         | {"kept": ["split_fit", {**kept, "stop_after": 1}]},
         2: {
@@ -82,6 +83,7 @@ def done(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return {
         size: run("split_cases", size, folder, PLAIN_KERNELS, calls=each)
         for size, each in calls.items()
+        if each
     }
 
 
@@ -194,7 +196,13 @@ def test_errors(done: dict[int, list[Any]]) -> None:
         assert found == dict.fromkeys(SAYS, True), answer
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward", "averaging", "apart", "alive"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        *("forward", "averaging", "alive"),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("backward", "apart")),
+    ],
+)
 def test_killed_process(tmp_path: Path, phase: str) -> None:
     """The others get an error soon, those of another group too.
 

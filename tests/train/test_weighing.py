@@ -8,25 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support import WHOLE
 from train.ranks import run
 
 pytestmark = pytest.mark.timeout(600)
 CASES = [
-    "rows", "regularized", "sum", "weights", "by weights", "mask", "mask by weights", "ignored class",
-    "lengths", "number", "outputs", "own step", "eager", "steps at once", "sharded", "accumulated",
-    "two optimizers", "batches alone", "tape", "tape and sum", "uneven tape",
+    "rows", "sum", "by weights", "mask by weights", "ignored class", "lengths", "number", "outputs",
+    "two optimizers", "batches alone", "tape", "uneven tape",
 ]  # fmt: skip
 UNEVEN = [
-    "uneven", "uneven, counted", "uneven, at once", "uneven, counted at once", "uneven, normalized",
-    "uneven, eager", "uneven, teacher", "uneven, sharded", "uneven, ahead", "uneven, accumulated",
-    "uneven, mask", "uneven, outputs",
+    "uneven", "uneven, at once", "uneven, normalized", "uneven, eager", "uneven, teacher",
+    "uneven, sharded", "uneven, accumulated",
 ]  # fmt: skip
+if WHOLE:
+    CASES += ["regularized", "weights", "mask", "own step", "eager", "steps at once", "sharded",
+              "accumulated", "tape and sum"]  # fmt: skip
+    UNEVEN += ["uneven, counted", "uneven, counted at once", "uneven, ahead", "uneven, mask",
+               "uneven, outputs"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def weighed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("weighed")
-    return {size: run("weighed", size, folder) for size in (1, 2)}
+    return {size: run("weighed", size, folder, names=[*CASES, *UNEVEN]) for size in (1, 2)}
 
 
 @pytest.mark.parametrize("name", [*CASES, *UNEVEN])

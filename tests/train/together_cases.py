@@ -18,8 +18,8 @@ from rdmatensor.train.backend.tensorflow import operations
 __all__ = ["kept_twice", "together", "warmed", "with_averages"]
 _L, _O = keras.layers, keras.optimizers
 APART = {
-    "AllReduce": lambda: rt.AllReduce(),
-    "ShardedOptimizer": lambda: rt.ShardedOptimizer(),
+    "AllReduce": rt.AllReduce,
+    "ShardedOptimizer": rt.ShardedOptimizer,
     "LocalSGD": lambda: rt.LocalSGD(3),
     "DiLoCo": lambda: rt.DiLoCo(4),
     "GossipPGA": lambda: rt.GossipPGA(average_every=4),
@@ -180,10 +180,10 @@ def _of_keras(folder: Path) -> Any:
     return [_flat(model), rate, len(losses), best_is, says]
 
 
-def together(files: str) -> Any:
+def together(files: str, apart: list[str]) -> Any:
     """By what happens: weights, and more."""
     rt.init(timeout=300)
-    found: dict[str, Any] = {name: _best(sync()) for name, sync in APART.items()}
+    found: dict[str, Any] = {name: _best(APART[name]()) for name in apart}
     found["two optimizers"] = _adversaries(lambda: rt.LocalSGD(3))
     found["two sharded"] = _adversaries(rt.ShardedOptimizer)
     found["one of two"] = _adversaries(rt.AllReduce, both=False)
@@ -264,13 +264,13 @@ def with_averages() -> Any:
     rt.init(timeout=300)
     found = {}
     syncs: dict[str, Any] = {
-        "AllReduce": rt.AllReduce,
-        "ShardedOptimizer": rt.ShardedOptimizer,
-        "ahead": lambda: rt.ShardedOptimizer(ahead=True),
-        "LocalSGD": lambda: rt.LocalSGD(3),
+        "AllReduce": (rt.AllReduce, None, False, True),
+        "ShardedOptimizer": (rt.ShardedOptimizer, False, True),
+        "ahead": (lambda: rt.ShardedOptimizer(ahead=True), True),
+        "LocalSGD": (lambda: rt.LocalSGD(3), None, False),
     }
-    for name, sync in syncs.items():
-        for swap in (None, False, True) if name != "ahead" else (True,):
+    for name, (sync, *swaps) in syncs.items():
+        for swap in swaps:
             model = _model()
             own = _O.Adam(0.01, use_ema=True, ema_momentum=0.9)
             eager = name in ("AllReduce", "LocalSGD")

@@ -15,7 +15,7 @@ from rdmatensor import Access, config
 from support.waits import AT_ONCE
 
 # What is refused reaches no transport.
-pytestmark = pytest.mark.long_in_guests
+pytestmark = pytest.mark.any_transport
 # What a caller expects of a wrong argument. A number that is too large may also be out of the region's range.
 WRONG = (rdmatensor.UsageError, TypeError)
 NO_TEXT = [b"bytes", 1, 2.7, None, "a\0b", "\ud800", ["a"], np.str_("a\0b")]

@@ -46,7 +46,7 @@ async def outcomes(tasks: list[asyncio.Task[Any]]) -> list[Any]:
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.usefixtures("patient")
 def test_thousands_wait_in_no_thread_while_others_go_on(
     peer: Any, device: rdmatensor.Device, remote: RemoteDevice
@@ -71,7 +71,7 @@ def test_thousands_wait_in_no_thread_while_others_go_on(
     play(program())
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.usefixtures("patient")
 def test_cancelling_takes_effect_at_once_and_loses_nothing(
     peer: Any, device: rdmatensor.Device, remote: RemoteDevice
@@ -109,7 +109,7 @@ def test_cancelling_takes_effect_at_once_and_loses_nothing(
     play(program())
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_a_notification_passed_on_by_a_cancelled_reader_reaches_the_next(
     device: rdmatensor.Device, peer: Any
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_notification_passed_on_by_a_cancelled_reader_reaches_the_next(
     play(program())
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("where", ["loop", "thread"])
 def test_closing_the_device_ends_every_wait(transport: str, where: str) -> None:
@@ -192,7 +192,7 @@ def test_transfers_complete_one_after_the_other(clogged: Any) -> None:
     play(program())
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_waits_end_at_their_time_out(device: rdmatensor.Device, clogged: Any, setting: Any) -> None:
     async def program() -> None:
         with pytest.raises(rdmatensor.DeadlineExceeded):
@@ -210,7 +210,7 @@ def test_waits_end_at_their_time_out(device: rdmatensor.Device, clogged: Any, se
     play(program())
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.usefixtures("patient")
 def test_loops_of_several_threads_share_a_device(
     peer: Any, device: rdmatensor.Device, remote: RemoteDevice
@@ -234,7 +234,7 @@ def test_loops_of_several_threads_share_a_device(
     assert sorted(got) == list(range(400))
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_a_closed_loop_leaves_nothing_behind(device: rdmatensor.Device, peer: Any) -> None:
     peer.run("back = device.connect(where)", where=device.address)
     descriptors = set(Path("/proc/self/fd").iterdir())
@@ -251,7 +251,7 @@ def test_a_closed_loop_leaves_nothing_behind(device: rdmatensor.Device, peer: An
     assert play(device.anext_notification(PATIENCE)).immediate == 1
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_a_forked_child_waits_in_a_loop_of_its_own(device: rdmatensor.Device, peer: Any) -> None:
     peer.run("back = device.connect(where)", where=device.address)
 
@@ -298,7 +298,7 @@ def test_operations_of_a_group_are_awaited_in_no_thread(pair: Team) -> None:
     assert pair.get("sums") == [[2.0 * i for i in range(100)]] * 2
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_what_is_awaited_twice_is_waited_for_once(clogged: Any) -> None:
     """A program that asks again and again leaves nothing behind each time."""
 

@@ -143,7 +143,7 @@ def test_listener_without_descriptors_keeps_its_peers_and_recovers(
     )
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_file_size_limit_is_an_error(spawn: Any, transport: str, note: Any) -> None:
     """Shared memory is a file; a process that makes one too large is killed."""
     peer = spawn({"RDMATENSOR_RING_BYTES": "65536"})
@@ -209,7 +209,7 @@ def fill():
 """
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_full_dev_shm_does_not_matter(
     spawn: Any, device: rdmatensor.Device, transport: str, note: Any
 ) -> None:
@@ -294,7 +294,7 @@ TYPED = ("works", "DeviceError", "Unsupported", "ConnectionLost", "ConnectionRef
 
 
 @pytest.mark.parametrize(
-    "error", [errno.EPERM, pytest.param(errno.ENOSYS, marks=pytest.mark.long_in_guests)]
+    "error", [errno.EPERM, pytest.param(errno.ENOSYS, marks=pytest.mark.any_transport)]
 )
 def test_refused_system_calls_are_typed_errors(spawn: Any, error: int) -> None:
     calls = CALLS.get(platform.machine())

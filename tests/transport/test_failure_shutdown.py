@@ -160,7 +160,7 @@ def silent_stranger(address: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.usefixtures("patient")
 def test_strangers_do_not_hold_up_the_end(transport: str) -> None:
     device = rdmatensor.Device()
@@ -265,7 +265,7 @@ def end_all(running: dict[str, subprocess.Popen[str]]) -> None:
     "ways",
     [
         ["handler"],
-        pytest.param(sorted(ENDS.keys() - {"handler"}), marks=pytest.mark.long_in_guests),
+        pytest.param(sorted(ENDS.keys() - {"handler"}), marks=pytest.mark.any_transport),
     ],
     ids=["handler", "others"],
 )

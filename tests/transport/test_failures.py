@@ -186,14 +186,14 @@ def test_closing_the_device_ends_everything(clogged: Any, device: rdmatensor.Dev
             action()
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_nobody_listens(device: rdmatensor.Device) -> None:
     with pytest.raises(rdmatensor.ConnectionRefused) as caught:
         device.connect(f"127.0.0.1:{free_ports(1)[0]}", timeout=5)
     assert caught.value.status == "UNREACHABLE"
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.parametrize(
     "address", ["", "127.0.0.1", "127.0.0.1:", ":1", "127.0.0.1:99999", "a:b:c", "x" * 5000]
 )
@@ -202,14 +202,14 @@ def test_bad_addresses(device: rdmatensor.Device, address: str) -> None:
         device.connect(address, timeout=5)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_a_port_too_large_is_none_modulo_65536(device: rdmatensor.Device) -> None:
     host, port = device.address.rsplit(":", 1)
     with pytest.raises(rdmatensor.UsageError, match="ports go up to 65535"):
         device.connect(f"{host}:{int(port) + 65536}", timeout=5)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_port_taken(device: rdmatensor.Device, note: Any) -> None:
     port = int(device.address.rsplit(":", 1)[1])
     with pytest.raises(rdmatensor.DeviceError) as caught:
@@ -230,7 +230,7 @@ except rdmatensor.RdmaError as error:
 """
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_no_common_transport_says_why(
     spawn: Any, device: rdmatensor.Device, transport: str
 ) -> None:
@@ -246,7 +246,7 @@ def test_no_common_transport_says_why(
     assert f"{other}: not in RDMATENSOR_TRANSPORTS" in str(caught.value)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_machine_without_a_wanted_transport_says_why(spawn: Any) -> None:
     settings = {"TRANSPORTS": "verbs", "DEVICE": "nosuch7", "ENCRYPT": "off"}
     variables = {f"RDMATENSOR_{name}": value for name, value in settings.items()}
@@ -258,7 +258,7 @@ def test_machine_without_a_wanted_transport_says_why(spawn: Any) -> None:
     assert "verbs: " in refusal and "shm: not in RDMATENSOR_TRANSPORTS" in refusal
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_misspelt_transport_is_refused(spawn: Any) -> None:
     for wanted in ("carrier-pigeon", "shm,verb", "verbs shm"):
         peer = spawn({"RDMATENSOR_TRANSPORTS": wanted}, device=False)
@@ -316,7 +316,7 @@ def hello(peer: Any) -> bytes:
     return data
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.parametrize(
     "data",
     [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 10000, bytes(10000)],
@@ -333,7 +333,7 @@ def test_garbage_is_refused(listening: rdmatensor.Device, peer: Any, data: bytes
     assert still_works(listening, peer)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_mutated_hellos_are_survived(listening: rdmatensor.Device, peer: Any) -> None:
     """Truncated, bit-flipped and oversized first messages of a real peer."""
     good = hello(peer)
@@ -351,7 +351,7 @@ def test_mutated_hellos_are_survived(listening: rdmatensor.Device, peer: Any) ->
     assert still_works(listening, peer)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_every_word_of_the_hello_is_checked(listening: rdmatensor.Device, peer: Any) -> None:
     good = hello(peer)
     for position in range(0, len(good) - 3, 4):
@@ -362,7 +362,7 @@ def test_every_word_of_the_hello_is_checked(listening: rdmatensor.Device, peer: 
     assert still_works(listening, peer)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.usefixtures("patient")
 def test_silent_connections_block_nobody(listening: rdmatensor.Device, peer: Any) -> None:
     silent = [raw(listening) for _ in range(20)]
@@ -373,7 +373,7 @@ def test_silent_connections_block_nobody(listening: rdmatensor.Device, peer: Any
         line.close()
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.usefixtures("patient")
 def test_not_an_rdmatensor_port(device: rdmatensor.Device) -> None:
     """A server that answers something else, and one that says nothing."""

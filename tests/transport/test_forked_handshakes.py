@@ -16,7 +16,7 @@ from support.bootstrap import Line, Meeting
 
 PATIENCE = 60.0
 # It is about forks and sockets, and a Python that starts takes seconds in a guest.
-pytestmark = pytest.mark.long_in_guests
+pytestmark = pytest.mark.any_transport
 WITHOUT_SECRET = {"RDMATENSOR_SECRET_FILE": "", "RDMATENSOR_ENCRYPT": "off"}
 # Opens a device, connects to what it is told, and forks when it is told to. The child lives until standard
 # input ends, and touches nothing.

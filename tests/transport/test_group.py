@@ -16,9 +16,9 @@ from transport.teams import Team
     ("size", "counts"),
     [
         (2, (1001,)),
-        pytest.param(2, (1,), marks=pytest.mark.long_in_guests),
-        pytest.param(3, (1, 2, 1001), marks=pytest.mark.long_in_guests),
-        pytest.param(4, (2, 1001), marks=pytest.mark.long_in_guests),
+        pytest.param(2, (1,), marks=pytest.mark.any_transport),
+        pytest.param(3, (1, 2, 1001), marks=pytest.mark.any_transport),
+        pytest.param(4, (2, 1001), marks=pytest.mark.any_transport),
     ],
 )
 def test_every_kind_and_algorithm(team: Any, size: int, counts: tuple[int, ...]) -> None:
@@ -27,7 +27,7 @@ def test_every_kind_and_algorithm(team: Any, size: int, counts: tuple[int, ...])
     members.run("check_kinds(group, (30011,), ('ring', 'direct'))")
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_every_dtype_and_reduction(team: Any) -> None:
     team(3).join().run("check_dtypes(group, 1003)")
 
@@ -42,12 +42,12 @@ def test_large_arrays(team: Any) -> None:
         )
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_no_elements(pair: Team) -> None:
     pair.run("check_kinds(group, (0,), ('auto',))")
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_shapes_of_results(pair: Team) -> None:
     pair.run("array = np.ones((4, 3), 'float32')")
     assert pair.get("group.all_reduce(array).shape") == [(4, 3)] * 2
@@ -58,7 +58,7 @@ def test_shapes_of_results(pair: Team) -> None:
     assert pair.get("group.broadcast(array) is array") == [True] * 2
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.parametrize("algorithm", ["flat", "halving", "ring", "direct"])
 def test_all_members_have_the_same_bits(team: Any, algorithm: str) -> None:
     members = team(3).join()
@@ -73,7 +73,7 @@ def test_all_members_have_the_same_bits(team: Any, algorithm: str) -> None:
     assert len(set(members.get("result.tobytes()"))) == 1
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_barrier_waits_for_all(pair: Team) -> None:
     first, second = pair.peers
     first.start("group.barrier(); passed = time.monotonic()")
@@ -121,7 +121,7 @@ def test_several_groups_of_the_same_devices(team: Any) -> None:
     )
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_groups_of_some_members(team: Any) -> None:
     """Ranks differ from group to group."""
     members = team(3).join()
@@ -137,7 +137,7 @@ def test_groups_of_some_members(team: Any) -> None:
     )
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_tags_permit_any_order_and_threads(team: Any) -> None:
     members = team(3).join()
     members.run(
@@ -174,7 +174,7 @@ def test_started_operations(pair: Team) -> None:
     assert pair.get("all(each.done() for each in started)") == [True, True]
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_started_operations_keep_their_arrays(pair: Team) -> None:
     pair.run(
         """
@@ -190,7 +190,7 @@ def test_started_operations_keep_their_arrays(pair: Team) -> None:
     assert pair.get("right()") == [True] * 2
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_asyncio(pair: Team) -> None:
     pair.run(
         """

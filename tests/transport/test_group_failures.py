@@ -26,7 +26,7 @@ NOTICED = (
 # ---- failure ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.long_in_guests), 1 << 20])
+@pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.any_transport), 1 << 20])
 def test_killed_member(spawn: Callable[..., Peer], count: int) -> None:
     """In the middle of operations: the others are told, and can form another group."""
     members = Team([spawn() for _ in range(3)]).join()
@@ -60,7 +60,7 @@ def test_killed_member(spawn: Callable[..., Peer], count: int) -> None:
         peer.finish()
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_loss_is_the_cause(spawn: Callable[..., Peer]) -> None:
     """Members whose operations differ because one was lost are told of the loss."""
     *others, doomed = (members := Team([spawn() for _ in range(3)]).join()).peers
@@ -87,8 +87,8 @@ def test_loss_is_the_cause(spawn: Callable[..., Peer]) -> None:
     [
         (10, False),
         (1 << 20, True),
-        pytest.param(10, True, marks=pytest.mark.long_in_guests),
-        pytest.param(1 << 20, False, marks=pytest.mark.long_in_guests),
+        pytest.param(10, True, marks=pytest.mark.any_transport),
+        pytest.param(1 << 20, False, marks=pytest.mark.any_transport),
     ],
 )
 @pytest.mark.usefixtures("patient")
@@ -137,7 +137,7 @@ def test_cancelled_by_another_thread(pair: Team) -> None:
     pair.run("check(group, 'all_reduce', 'int32', 100000, 'new', False)")
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_cancelled_before_it_starts(pair: Team) -> None:
     first, second = pair.peers
     first.run("group.cancel(tag=9)")
@@ -149,7 +149,7 @@ def test_cancelled_before_it_starts(pair: Team) -> None:
     pair.run("check(group, 'all_reduce', 'int32', 1000, 'new', False)")
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_cancel_all_that_is_under_way(pair: Team) -> None:
     first, second = pair.peers
     first.run(
@@ -170,7 +170,7 @@ def test_cancel_all_that_is_under_way(pair: Team) -> None:
     pair.run("check(group, 'all_reduce', 'int32', 1000, 'new', False)")
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_started_operation_cancels_and_fails(pair: Team) -> None:
     first, second = pair.peers
     first.run("operation = group.start('all_reduce', np.zeros(10), timeout=20)")
@@ -185,7 +185,7 @@ def test_started_operation_cancels_and_fails(pair: Team) -> None:
     second.run("group.start('all_reduce', np.zeros(10), tag=2, timeout=20).wait()")
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_keyboard_interrupt(pair: Team) -> None:
     """Ctrl-C ends a wait long before its deadline, and the operation with it."""
     first, second = pair.peers
@@ -221,7 +221,7 @@ def test_waiting_uses_no_cpu(pair: Team) -> None:
 # ---- the end ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_members_may_leave_after_their_last_operation(team: Any) -> None:
     """What they sent for it still counts, also when their devices are closed at once."""
     members = team(3)
@@ -239,7 +239,7 @@ def test_members_may_leave_after_their_last_operation(team: Any) -> None:
         )
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_closed_group(pair: Team) -> None:
     pair.run("group.barrier(); group.close(); group.close()")
     assert pair.get("group.closed") == [True, True]
@@ -252,7 +252,7 @@ def test_closed_group(pair: Team) -> None:
         assert {text[0] for text in pair.get(f"failure(lambda: {call})")} == {"Closed"}
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_close_ends_calls_of_other_threads(pair: Team) -> None:
     first, second = pair.peers
     first.run(
@@ -268,7 +268,7 @@ def test_close_ends_calls_of_other_threads(pair: Team) -> None:
     assert outcome[0] in ("Cancelled", "ConnectionLost", "DeadlineExceeded"), outcome
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_device_closes_its_groups(device: rdmatensor.Device) -> None:
     group = rdmatensor.Group(device, 0, 1)
     array = group.empty(100)
@@ -342,7 +342,7 @@ def test_nothing_leaks_over_many_groups(pair: Team) -> None:
     until(lambda: f"descriptors, threads: {before}, then {pair.get(count)}", given_back)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_after_fork(alone: rdmatensor.Group) -> None:
     child = os.fork()
     if child == 0:

@@ -20,7 +20,7 @@ chain = [Tree(kind, root, 10**9, tuple(max(i - 1, 0) if root == 0 else min(i + 1
 
 @pytest.mark.parametrize(
     ("size", "counts"),
-    [(2, (1, 1001)), pytest.param(4, (2, 1001, 30011), marks=pytest.mark.long_in_guests)],
+    [(2, (1, 1001)), pytest.param(4, (2, 1001, 30011), marks=pytest.mark.any_transport)],
 )
 def test_every_kind(team: Any, size: int, counts: tuple[int, ...]) -> None:
     several = team(size).join()
@@ -36,7 +36,7 @@ def test_every_kind(team: Any, size: int, counts: tuple[int, ...]) -> None:
     assert set(several.get("group.info.operations['trees'] > 50")) == {True}
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_the_same_bits_everywhere(team: Any) -> None:
     """Whole numbers give what every algorithm gives; others the same at all members, but in another order."""
     several = team(3).join()
@@ -55,7 +55,7 @@ def test_the_same_bits_everywhere(team: Any) -> None:
     assert len(set(several.get("trees.tobytes()"))) == 1
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_auto_takes_trees_where_they_pay(team: Any) -> None:
     several = team(3).join()
     several.run(CHAIN)
@@ -71,7 +71,7 @@ def test_auto_takes_trees_where_they_pay(team: Any) -> None:
     several.run("check_kinds(group, (1001,), ('trees',))")  # without trees: ring
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_trees_of_a_topology(team: Any) -> None:
     several = team(4).join()
     several.run("from rdmatensor import topology")
@@ -86,7 +86,7 @@ def test_trees_of_a_topology(team: Any) -> None:
         assert kind == "UsageError" and "8 members, the group 4" in text
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_members_must_agree(pair: Team) -> None:
     pair.run(CHAIN)
     first, second = pair.peers
@@ -100,7 +100,7 @@ def test_members_must_agree(pair: Team) -> None:
     pair.run("check_kinds(group, (1001,), ('trees',))")
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -124,7 +124,7 @@ def test_malformed_trees(pair: Team, change: str, text: str) -> None:
     pair.run("check_kinds(group, (11,), ('auto',))")
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_killed_member(spawn: Callable[..., Peer]) -> None:
     """Members that have no link of the tree to the lost one learn of the loss, too."""
     several = Team([spawn() for _ in range(4)]).join()

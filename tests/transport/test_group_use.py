@@ -14,7 +14,7 @@ from support.waits import AT_ONCE
 from transport.teams import Team
 
 # How members agree is the same over every transport.
-pytestmark = pytest.mark.long_in_guests
+pytestmark = pytest.mark.any_transport
 
 # ---- wrong use -------------------------------------------------------------------------------------
 

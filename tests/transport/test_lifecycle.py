@@ -137,7 +137,7 @@ def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
     assert not any(rounds[-1]), rounds
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_device_restarted_a_hundred_times(device: rdmatensor.Device, spawn: Any) -> None:
     """In one process, on one port: each is another generation, and nothing stays of those before."""
     peer = spawn(device=False)
@@ -163,7 +163,7 @@ def test_device_restarted_a_hundred_times(device: rdmatensor.Device, spawn: Any)
     until(lambda: f"descriptors, threads: {before}, then {peer.get(count)}", given_back)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_connections_leave_room_for_others(device: rdmatensor.Device, spawn: Any) -> None:
     """Far more connections, one after the other, than there is room for at once."""
     peer = spawn({"RDMATENSOR_RECEIVES": "1024"})
@@ -196,7 +196,7 @@ def test_regions_of_a_dropped_object_stay(device: rdmatensor.Device, peer: Any) 
     assert peer.get("total") == 64
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_region_converts_to_numpy(device: rdmatensor.Device) -> None:
     region = device.allocate(4, "int32")
     region.array[:] = [1, 2, 3, 4]
@@ -273,7 +273,7 @@ def test_use_after_fork_is_an_error_in_the_child_only(
     )
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_exit_without_closing_is_clean(peer: Any, transport: str, tmp_path: Path) -> None:
     """Everything open, transfers under way, views alive: the interpreter ends, quietly and soon."""
     peer.run("region = device.allocate(1 << 20, name='region')")
@@ -307,7 +307,7 @@ def test_exit_without_closing_is_clean(peer: Any, transport: str, tmp_path: Path
     assert peer.get("device.closed") is False
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_signals_reach_a_waiting_process(transport: str, tmp_path: Path) -> None:
     script = tmp_path / "waiting.py"
     script.write_text(

@@ -15,7 +15,7 @@ from rdmatensor import RemoteDevice
 from support.waits import AT_ONCE
 
 
-@pytest.mark.parametrize("size", [0, 8, 4096, pytest.param(1, marks=pytest.mark.long_in_guests)])
+@pytest.mark.parametrize("size", [0, 8, 4096, pytest.param(1, marks=pytest.mark.any_transport)])
 def test_payload_and_immediate_arrive(peer: Any, remote: RemoteDevice, size: int) -> None:
     payload = bytes(range(256)) * 16
     remote.notify(payload[:size], immediate=2**64 - 1).wait()
@@ -33,7 +33,7 @@ def test_largest_payload(peer: Any, remote: RemoteDevice) -> None:
     assert str(remote.max_notify) in str(caught.value)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.parametrize("immediate", [-1, 2**64, "1", 1.0])
 def test_immediates_are_checked(remote: RemoteDevice, immediate: Any) -> None:
     with pytest.raises(rdmatensor.UsageError):
@@ -105,7 +105,7 @@ def test_small_ring(spawn: Any, device: rdmatensor.Device) -> None:
     assert peer.get("seen == list(range(2000))")
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.usefixtures("patient")
 def test_deadlines_of_waiting(device: rdmatensor.Device) -> None:
     for timeout in (0, 0.05, 0.3):
@@ -119,14 +119,14 @@ def test_deadlines_of_waiting(device: rdmatensor.Device) -> None:
         device.next_notification(float("nan"))
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_iteration_ends_when_nothing_comes(peer: Any, remote: RemoteDevice) -> None:
     for turn in range(3):
         remote.notify(immediate=turn).wait()
     assert peer.get("[n.immediate for n in device.notifications(0.2)]") == [0, 1, 2]
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_close_ends_a_wait_of_another_thread(device: rdmatensor.Device) -> None:
     outcome: list[BaseException] = []
 
@@ -145,7 +145,7 @@ def test_close_ends_a_wait_of_another_thread(device: rdmatensor.Device) -> None:
     assert isinstance(outcome[0], rdmatensor.Closed)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_asyncio(peer: Any, device: rdmatensor.Device, remote: RemoteDevice) -> None:
     peer.run("region = device.allocate(1 << 20, name='region')")
 
@@ -171,7 +171,7 @@ def test_asyncio(peer: Any, device: rdmatensor.Device, remote: RemoteDevice) -> 
     peer.finish()
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_asyncio_waits_for_a_transfer_in_progress(clogged: Any) -> None:
     async def wait() -> None:
         await clogged.waiting
@@ -183,7 +183,7 @@ def test_asyncio_waits_for_a_transfer_in_progress(clogged: Any) -> None:
     clogged.peer.finish()
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.usefixtures("patient")
 def test_asyncio_wait_can_be_cancelled(clogged: Any) -> None:
     async def wait() -> None:
@@ -196,7 +196,7 @@ def test_asyncio_wait_can_be_cancelled(clogged: Any) -> None:
     assert not clogged.waiting.done()
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_cancelled_await_loses_no_notification(
     peer: Any, device: rdmatensor.Device, remote: RemoteDevice
 ) -> None:

@@ -16,10 +16,10 @@ import rdmatensor
 from rdmatensor import Access, RemoteDevice
 
 LARGEST = 64 << 20
-# In guests without those between the shortest and the longest that are alike for a network card.
-EXTENTS = [(0, 13), (1, 13), (4096, 0), (1 << 20, 13), (LARGEST, 0)] + [
-    pytest.param(*each, marks=pytest.mark.long_in_guests)
-    for each in ((0, 0), (1, 0), (8, 0), (8, 13), (4096, 13), (1 << 20, 0))
+# The others are alike for other transports; two hosts send each other the longest, too.
+EXTENTS = [(0, 13), (1, 13), (4096, 0), (1 << 20, 13)] + [
+    pytest.param(*each, marks=pytest.mark.any_transport)
+    for each in ((0, 0), (1, 0), (8, 0), (8, 13), (4096, 13), (1 << 20, 0), (LARGEST, 0))
 ]
 
 
@@ -69,7 +69,7 @@ def test_read_gets(peer: Any, remote: RemoteDevice, size: int, offset: int) -> N
         assert np.array_equal(region.read(offset, size), expected)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.parametrize(
     "data",
     [
@@ -90,7 +90,7 @@ def test_sources_are_any_contiguous_bytes(
     assert peer.get("bytes(inbox.array[:8])") == b"12345678"
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.parametrize(
     ("data", "remedy"),
     [
@@ -107,7 +107,7 @@ def test_other_sources_are_refused(inbox: rdmatensor.RemoteRegion, data: Any, re
         inbox.write(data)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_read_only_target_is_refused(inbox: rdmatensor.RemoteRegion) -> None:
     with pytest.raises(rdmatensor.UsageError, match="writable"):
         inbox.read_into(b"1234")
@@ -138,7 +138,7 @@ def test_map_uses_the_peers_bytes_in_place(peer: Any, mappable: RemoteDevice) ->
     assert view[10] == 6, "a view keeps the mapping"
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_map_without_write_access_is_read_only(peer: Any, mappable: RemoteDevice) -> None:
     peer.run("region = device.allocate(4096, access=rdmatensor.Access.READ, name='region')")
     view = mappable.region("region").map(dtype="int32")
@@ -149,7 +149,7 @@ def test_map_without_write_access_is_read_only(peer: Any, mappable: RemoteDevice
         view.flags.writeable = True
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_view_outlives_peer_and_device(peer: Any, mappable: RemoteDevice) -> None:
     peer.run("region = device.allocate(1 << 20, name='region')\nregion.array[:] = 3")
     view = mappable.region("region").map()
@@ -158,7 +158,7 @@ def test_view_outlives_peer_and_device(peer: Any, mappable: RemoteDevice) -> Non
     assert view.sum() == 3 << 20
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.parametrize(
     ("offset", "size"), [(1 << 16, 1), (0, (1 << 16) + 1), (2**64 - 1, 2), (1, 1 << 16)]
 )
@@ -172,7 +172,7 @@ def test_out_of_range_is_refused(inbox: rdmatensor.RemoteRegion, offset: int, si
         assert caught.value.status == "RANGE"
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_map_out_of_range_is_refused(peer: Any, mappable: RemoteDevice) -> None:
     peer.run("region = device.allocate(4096, name='region')")
     region = mappable.region("region")
@@ -191,7 +191,7 @@ def test_map_where_there_is_none_says_so(
         inbox.map()
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 @pytest.mark.parametrize("offset", [-1, 2**64, 1.5, "0"])
 def test_offsets_are_checked(inbox: rdmatensor.RemoteRegion, offset: Any) -> None:
     with pytest.raises(rdmatensor.UsageError):
@@ -227,7 +227,7 @@ def test_regions_by_key_and_unknown_ones(peer: Any, remote: RemoteDevice) -> Non
         remote.region(-1)
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_keys_do_not_repeat(device: rdmatensor.Device) -> None:
     keys = set()
     for _ in range(100):
@@ -237,7 +237,7 @@ def test_keys_do_not_repeat(device: rdmatensor.Device) -> None:
     assert len({key >> 32 for key in keys}) > 50, "keys can be guessed"
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_names_are_unique(device: rdmatensor.Device) -> None:
     first = device.allocate(8, name="name")
     with pytest.raises(rdmatensor.UsageError):
@@ -338,7 +338,7 @@ def peer_note(peer: Any) -> None:
         raise rdmatensor.DeadlineExceeded("none")
 
 
-@pytest.mark.long_in_guests
+@pytest.mark.any_transport
 def test_empty_batch(remote: RemoteDevice) -> None:
     with contextlib.suppress(rdmatensor.UsageError):  # either is a clear answer
         remote.post(remote.batch()).wait()
