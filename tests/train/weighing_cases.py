@@ -308,11 +308,9 @@ def weighed(names: list[str]) -> Any:
             _dense(kernel_regularizer=keras.regularizers.L2(0.1)), _batches(X, Y), "mse"
         ),
         "sum": lambda: _fit(_dense(), _batches(X, Y), mse(reduction="sum")),
-        "weights": lambda: _fit(_dense(), _batches(*weighted), "mse"),
         "by weights": lambda: _fit(
             _dense(), _batches(*weighted), mse(reduction="mean_with_sample_weight")
         ),
-        "mask": lambda: _fit(_masking(), _batches(WORDS, SERIES), "mse"),
         "mask by weights": lambda: _fit(
             _masking(),
             _batches(WORDS, SERIES, WEIGHTS[:, None] * np.ones((1, TIME), "f")),
@@ -331,15 +329,9 @@ def weighed(names: list[str]) -> Any:
             {"a": "mae", "b": mse(reduction="sum")},
             loss_weights={"a": 0.7, "b": 0.2},
         ),
-        "own step": lambda: _fit(_own(), _batches(X, Y), "mse"),
-        "eager": lambda: _fit(_masking(), _batches(WORDS, SERIES), "mse", run_eagerly=True),
-        "steps at once": lambda: _fit(_dense(), _batches(X, Y), "mse", steps_per_execution=2),
-        "sharded": lambda: _fit(_dense(), _batches(X, Y), "mse", rt.ShardedOptimizer()),
-        "accumulated": lambda: _fit(_dense(), _batches(X, Y), "mse", accumulated=2),
         "two optimizers": _two_optimizers,
         "uneven tape": _uneven_by_hand,
         "uneven": lambda: _uneven(_dense(), metrics=["mae"]),
-        "uneven, counted": lambda: _uneven(_dense(), kind=_Counted, metrics=["mae"]),
         "uneven, at once": lambda: _uneven(
             _dense(kernel_regularizer=keras.regularizers.L2(0.1)), steps_per_execution=2
         ),
@@ -350,24 +342,8 @@ def weighed(names: list[str]) -> Any:
         "uneven, sharded": lambda: _uneven(_dense(), sync=rt.ShardedOptimizer()),
         "uneven, ahead": lambda: _uneven(_dense(), sync=rt.ShardedOptimizer(ahead=True)),
         "uneven, accumulated": lambda: _uneven(_dense(), kind=_Counted, accumulated=2),
-        "uneven, outputs": lambda: _fit(
-            _two_outputs(),
-            _batches((WORDS, X), {"a": SERIES, "b": Y}, splits=UNEVEN),
-            {"a": "mae", "b": mse(reduction="sum")},
-            loss_weights={"a": 0.7, "b": 0.2},
-            uneven=True,
-            run_eagerly=True,
-        ),
-        "uneven, mask": lambda: _fit(
-            _masking(),
-            _batches(WORDS, SERIES, splits=UNEVEN),
-            keras.losses.MeanSquaredError(reduction="sum"),
-            uneven=True,
-            rate=0.001,
-        ),
         "batches alone": _batches_alone,
         "tape": lambda: _by_hand(mse()),
-        "tape and sum": lambda: _by_hand(mse(reduction="sum")),
     }  # fmt: skip
     found = {}
     for name in names:
