@@ -165,6 +165,11 @@ class Use:
         """What all tasks sent."""
         return Paths.total(map(Paths.from_stats, self.tasks))
 
+    @property
+    def grpc_calls(self) -> int:
+        """The calls between tasks that were made over gRPC although the plugin can make them."""
+        return sum(to["grpc_calls"] for stats in self.tasks for to in stats["control"].values())
+
     def total(self, *names: str) -> int:
         """The sum of the counter that these keys lead to."""
         total = 0

@@ -140,10 +140,9 @@
   CHOICE(PLACEMENT, "arena", "arena|traced",                                                       \
          "TensorFlow: arena allocates every larger tensor in registered memory, traced only "      \
          "tensors from operations whose results were sent before.")                                \
-  CHOICE(ABLATION, "none", "none|copy|rpc",                                                        \
-         "TensorFlow, for measurements only: copy copies each larger tensor at its sender; rpc "   \
-         "makes the receiver ask for each tensor and copies larger ones at both ends; none does "  \
-         "neither.")                                                                               \
+  INTERNAL(ABLATION, 0, 0, 2,                                                                      \
+           "TensorFlow, for measurements only: 1 copies each larger tensor at its sender, 2 "      \
+           "fetches each tensor by RecvTensor over channels; 0 does neither.")                     \
   CHOICE(POLICY, "auto", "auto|rdma|grpc",                                                         \
          "TensorFlow: auto uses gRPC for peers that no transport reaches, rdma fails instead, "    \
          "grpc never connects.")                                                                   \

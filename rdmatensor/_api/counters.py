@@ -241,8 +241,6 @@ class Stats(TypedDict):
 
     paths: Paths
     fetched: Fetches
-    requests: int
-    """Tensors that this process requested with RDMATENSOR_ABLATION=rpc; 0 without."""
     plan: PlanUse
     transports: dict[str, PathCounters]
     """Tensors and bytes by each transport other than RPC: {"shm": ...}."""

@@ -48,7 +48,7 @@ STEPS = 5
 
 def _used(**changes: Any) -> Use:
     """Counters of STEPS steps as they should be for zerocp, but for the changes."""
-    tensors, large = STEPS * CASE.tensors, STEPS * CASE.large[0]
+    tensors, large = STEPS * CASE.tensors, STEPS * CASE.large
     sent = {"static": (tensors, STEPS * CASE.nbytes)} | changes.pop("paths", {})
     none = (0, 0)
     paths = {
@@ -60,11 +60,8 @@ def _used(**changes: Any) -> Use:
         "rpc_reasons": {},
         "transports": {},
         "peers": [],
-        "requests": changes.get("requests", 0),
-        "fetched": {
-            "in_place": {"tensors": changes.get("in_place", large)},
-            "read": {"bytes": changes.get("read", 0)},
-        },
+        "control": {"/job:worker/replica:0/task:1": {"grpc_calls": changes.get("grpc_calls", 0)}},
+        "fetched": {"in_place": {"tensors": changes.get("in_place", large)}},
     }
     return Use([stats])
 
@@ -74,16 +71,9 @@ def _faults(way: Way, use: Use, loopback: float = 0.0) -> list[str]:
     return list(faults_of(CASE, Result(way, samples, use, use)))
 
 
-def _rpc(**changes: Any) -> Use:
-    count, nbytes = (STEPS * each for each in CASE.large)
-    small = STEPS * CASE.tensors - count
-    paths = {
-        "static": (0, 0),
-        "bounce": (count, nbytes),
-        "inline": (small, STEPS * CASE.nbytes - nbytes),
-    }
-    usual = {"paths": paths, "requests": STEPS * CASE.tensors, "in_place": 0, "read": nbytes}
-    return _used(**(usual | changes))
+def _rpc(asked: int = CASE.tensors, grpc_calls: int = 0) -> Use:
+    paths = {"static": (0, 0), "rpc": (STEPS * asked, STEPS * CASE.nbytes)}
+    return _used(paths=paths, in_place=0, grpc_calls=grpc_calls)
 
 
 def test_counters_as_they_should_be() -> None:
@@ -98,11 +88,9 @@ def test_counters_as_they_should_be() -> None:
     [
         (ZERO, _used(in_place=3), "large tensors were copied"),
         (ZERO, _used(paths={"dynamic": (1, 4)}), "1 tensors did not go to their planned places"),
-        (ZERO, _used(requests=1), "1 were asked for"),
         (COPY, _used(), "were not copied"),
-        (RPC, _rpc(requests=3), "only 0.6 tensors of a step were asked for"),
-        (RPC, _rpc(read=0), "0 B by the receiver"),
-        (RPC, _rpc(in_place=1), "copied by the sender"),
+        (RPC, _rpc(asked=3), "only 3 tensors of a step were asked for"),
+        (RPC, _rpc(grpc_calls=2), "2 calls were made over gRPC"),
         (TCP, Use([]), "moved only 0 B over loopback"),
     ],
 )

@@ -36,7 +36,7 @@ VARIANTS = {
     "default": ({}, ""),
     "dynamic": (UNPLANNED, "dynamic"),
     "read": (UNPLANNED | {"ALIAS_BYTES": "1T"}, "dynamic"),
-    "bounce": (UNPLANNED | {"ABLATION": "copy"}, "bounce"),
+    "bounce": (UNPLANNED | {"ABLATION": "1"}, "bounce"),
     "checked": ({"CHECKSUM": "crc32c"}, ""),
     "tcp": ({"TRANSPORTS": "tcp", "POLICY": "rdma"}, ""),
     "verbs": ({"TRANSPORTS": "verbs", "POLICY": "rdma"}, ""),

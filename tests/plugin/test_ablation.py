@@ -21,7 +21,7 @@ STEPS = 3
 
 @pytest.fixture
 def ablated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """Two workers; the parameter are the settings of both, or those of the first and of the second."""
+    """Two workers; the parameters are the settings of both, or those of the first and of the second."""
     first, second = request.param
     cluster = Cluster(["grpc+rdma", "grpc+rdma"], tmp_path, {0: first, 1: second})
     yield cluster
@@ -59,25 +59,25 @@ def _run(cluster: Cluster, planned: bool = False) -> tuple[dict[str, Any], dict[
     return cluster.stats(0), cluster.stats(1)
 
 
-RPC = {"RDMATENSOR_ABLATION": "rpc"}
-COPY = {"RDMATENSOR_ABLATION": "copy"}
+COPY = {"RDMATENSOR_ABLATION": "1"}
+RPC = {"RDMATENSOR_ABLATION": "2"}
 
 
 @pytest.mark.parametrize("ablated", [(RPC, RPC)], indirect=True, ids=["both"])
-def test_rpc_asks_and_copies_at_both_ends(ablated: Cluster) -> None:
+def test_rpc_fetches_every_tensor_over_a_channel(ablated: Cluster) -> None:
     for stats in _run(ablated):
-        assert stats["requests"] >= 2 * STEPS
-        assert stats["paths"]["bounce"]["sent_bytes"] == STEPS * 4 * LARGE
-        assert stats["fetched"]["read"]["bytes"] == STEPS * 4 * LARGE
-        assert stats["fetched"]["in_place"]["tensors"] == 0
-        for path in ("static", "bounded", "dynamic", "rpc"):
+        assert stats["paths"]["rpc"]["sent_tensors"] >= 2 * STEPS
+        assert stats["paths"]["rpc"]["sent_bytes"] >= STEPS * 4 * (SMALL + LARGE)
+        for path in ("static", "bounded", "inline", "dynamic", "bounce"):
             assert stats["paths"][path]["sent_tensors"] == 0, path
+        (calls,) = stats["control"].values()
+        assert calls["channel_calls"] >= 2 * STEPS
+        assert calls["grpc_calls"] == 0
 
 
 @pytest.mark.parametrize("ablated", [(COPY, COPY)], indirect=True, ids=["both"])
 def test_copy_lends_nothing(ablated: Cluster) -> None:
     for stats in _run(ablated, planned=True):
-        assert stats["requests"] == 0
         assert stats["paths"]["static"]["sent_bytes"] >= STEPS * 4 * LARGE
         assert stats["fetched"]["in_place"]["tensors"] == 0
         assert stats["paths"]["rpc"]["sent_tensors"] == 0
@@ -85,5 +85,5 @@ def test_copy_lends_nothing(ablated: Cluster) -> None:
 
 @pytest.mark.parametrize("ablated", [(RPC, {}), ({}, RPC)], indirect=True, ids=["0", "1"])
 def test_one_task_may_ask_and_the_other_not(ablated: Cluster) -> None:
-    asked = [stats["requests"] for stats in _run(ablated)]
+    asked = [stats["paths"]["rpc"]["sent_tensors"] for stats in _run(ablated)]
     assert sorted(number > 0 for number in asked) == [False, True]

@@ -33,15 +33,15 @@ struct Settings {
   std::string bind_address;  // empty: as the cluster says
   Policy policy = Policy::kAuto;
   bool calls = true;  // CONTROL: steps start and end over channels
-  // ABLATION, for measurements only. `copy_sent`: tensors are copied where they are sent. `by_request`: the
-  // receiver requests each tensor, and copies it once more.
-  bool copy_sent = false, by_request = false;
+  // ABLATION, for measurements only. `copy_sent`: tensors are copied where they are sent. `by_rpc`: see
+  // calls/recv_tensor.h.
+  bool copy_sent = false, by_rpc = false;
 
   static Settings Read() {
     Settings settings;
-    uint64_t connect_timeout_ms = 0;
-    char policy[32] = "", bind_address[RDT_CONFIG_TEXT_SIZE] = "", plan[32] = "", ablation[32] = "",
-         checksum[32] = "", control[32] = "";
+    uint64_t connect_timeout_ms = 0, ablation = 0;
+    char policy[32] = "", bind_address[RDT_CONFIG_TEXT_SIZE] = "", plan[32] = "", checksum[32] = "",
+         control[32] = "";
     (void)rdt_config_get_u64("INLINE_BYTES", &settings.inline_bytes);
     (void)rdt_config_get_u64("ALIAS_BYTES", &settings.alias_bytes);
     (void)rdt_config_get_u64("ARENA_LIMIT", &settings.arena_limit);
@@ -68,13 +68,10 @@ struct Settings {
     if (std::strcmp(policy, "grpc") == 0) settings.policy = Policy::kGrpc;
     (void)rdt_config_get("CONTROL", control, sizeof control);
     settings.calls = std::strcmp(control, "grpc") != 0;
-    (void)rdt_config_get("ABLATION", ablation, sizeof ablation);
-    settings.by_request = std::strcmp(ablation, "rpc") == 0;
-    settings.copy_sent = settings.by_request || std::strcmp(ablation, "copy") == 0;
-    if (settings.by_request) {
-      settings.plan = false;
-      settings.alias_bytes = UINT64_MAX;
-    }
+    (void)rdt_config_get_u64("ABLATION", &ablation);
+    settings.copy_sent = ablation == 1;
+    settings.by_rpc = ablation == 2;
+    settings.plan = settings.plan && !settings.by_rpc;
     return settings;
   }
 };

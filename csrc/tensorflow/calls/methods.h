@@ -19,9 +19,10 @@ enum class Method : uint8_t {
   kRunComponentFunction = 7,
   kWaitQueueDone = 8,
   kKeepAlive = 9,
-  kCloseContext = 10
+  kCloseContext = 10,
+  kRecvTensor = 11  // see recv_tensor.h
 };
-inline constexpr int kMethodCount = 11;  // one more than the greatest
+inline constexpr int kMethodCount = 12;  // one more than the greatest
 
 // Never nullptr.
 inline const char* MethodName(Method method) {
@@ -46,6 +47,8 @@ inline const char* MethodName(Method method) {
       return "/tensorflow.eager.EagerService/KeepAlive";
     case Method::kCloseContext:
       return "/tensorflow.eager.EagerService/CloseContext";
+    case Method::kRecvTensor:
+      return "/tensorflow.WorkerService/RecvTensor";
   }
   return "";
 }

@@ -31,6 +31,7 @@ class RemoteTask final : public std::enable_shared_from_this<RemoteTask> {
              std::shared_ptr<tensorflow::WorkerCacheInterface> cluster);
 
   const std::string& task() const { return task_; }
+  const Settings& settings() const { return service_->settings(); }
 
   // The way to call the task, or nullptr. Then a channel is being opened in the background, unless an attempt failed
   // a short while ago. Never blocks.

@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "calls/eager_client.h"
 #include "calls/logged_worker_cache.h"
+#include "calls/recv_tensor.h"
 #include "calls/remote_task.h"
 #include "calls/run_graph.h"
 #include "stats/control_stats.h"
@@ -111,6 +112,13 @@ class ControlWorker final : public WorkerInterface {
   }
   void RecvTensorAsync(CallOptions* options, const tensorflow::RecvTensorRequest* request,
                        tensorflow::TensorResponse* response, StatusCallback done) override {
+    if (task_->settings().by_rpc) {
+      const std::shared_ptr<Calls> calls = task_->Ready();
+      const bool called = calls != nullptr &&
+                          CallRecvTensor(calls, task_->task(), options, *request, response, done);
+      CountCall(task_->task(), called ? ControlWay::kChannel : ControlWay::kGrpc);
+      if (called) return;
+    }
     stock_->RecvTensorAsync(options, request, response, std::move(done));
   }
   void LoggingAsync(const tensorflow::LoggingRequest* request,

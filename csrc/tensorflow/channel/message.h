@@ -37,13 +37,10 @@ enum class MessageKind : uint8_t {
   kWithdraw = 9,    // receiver -> sender: use the places no more
   kWithdrawn = 10,  // sender -> receiver: nothing will be written to them any more
   // Receiver -> sender, if the receiver used RecvTensor before it opened this channel.
-  kAsked = 11,     // before kReady: a request for this key is under way, do not push it
-  kAnswered = 12,  // it has ended: push what comes under this key from now on
-  kLost = 13,      // sender -> receiver: pushed down an earlier channel, and perhaps lost with it
-  // Receiver -> sender, with ABLATION=rpc. See requests.h.
-  kWillRequest = 14,  // before kReady: push nothing that was not asked for
-  kRequest = 15,      // for the tensor of this key
-  kContested = 16,    // sender -> receiver: another process announced this name too; use RecvTensor
+  kAsked = 11,      // before kReady: a request for this key is under way, do not push it
+  kAnswered = 12,   // it has ended: push what comes under this key from now on
+  kLost = 13,       // sender -> receiver: pushed down an earlier channel, and perhaps lost with it
+  kContested = 16,  // sender -> receiver: another process announced this name too; use RecvTensor
   // Sender to receiver, first on a channel that the sender opened: take my tensors from here.
   kSource = 17,
   // Calls; see call_message.h. The value is the call's number, except of kCaller.
@@ -106,7 +103,7 @@ bool Parse(const char* data, size_t size, TensorMessage* out);
 inline constexpr size_t kMaxAskedBytes = 16u << 20;
 inline size_t AskedBytes(absl::string_view key) { return key.size() + 64; }
 
-// kReferral, kAsked, kAnswered, kLost, kRequest: `text` is the key. kAbort: `code` is the absl::StatusCode,
+// kReferral, kAsked, kAnswered, kLost: `text` is the key. kAbort: `code` is the absl::StatusCode,
 // `text` its message, and `derived` says that the failure is a consequence of another one.
 struct StepMessage {
   int64_t step_id = 0;

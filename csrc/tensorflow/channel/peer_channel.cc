@@ -76,7 +76,7 @@ bool PeerChannel::BecomeReceiver() {
 
 bool PeerChannel::BecomeCallee(std::shared_ptr<CallEnd> end) {
   std::lock_guard<std::mutex> lock(peers_mutex_);
-  if (opened_here_ || role() != Role::kSender || !destinations_.empty() || requests_.expected()) {
+  if (opened_here_ || role() != Role::kSender || !destinations_.empty()) {
     return false;
   }
   role_.store(Role::kCallee, std::memory_order_release);

@@ -27,7 +27,6 @@
 #include "receive/reception.h"
 #include "receive/source_events.h"
 #include "send/accepted_offers.h"
-#include "send/requests.h"
 
 namespace rdmatensor {
 
@@ -140,8 +139,6 @@ class PeerChannel final : public Channel, private SourceEvents {
   Reception& reception() { return reception_; }
   // Opens regions of the peer before its messages name them. Blocks.
   absl::Status OpenAhead(const std::vector<uint64_t>& region_keys);
-  // Sender: the receiver's requests, with ABLATION=rpc.
-  Requests& requests() { return requests_; }
   // Receiver: planned tensors. The shared pointer keeps the channel alive.
   OfferedPlaces& places() { return places_; }
   std::shared_ptr<OfferedPlaces> SharedPlaces() { return {shared_from_this(), &places_}; }
@@ -159,7 +156,6 @@ class PeerChannel final : public Channel, private SourceEvents {
   bool AddAnnounced(const std::string& receiver, const std::string& sender);
   // Held while one name is announced, so that its messages do not mix with those of another one.
   std::mutex announcing;
-  bool announced = false;
 
   // Sender: the names under which the receiver takes tensors. False if it has more than any real receiver.
   bool AddDestination(std::shared_ptr<ChannelDestination> destination);
@@ -240,7 +236,6 @@ class PeerChannel final : public Channel, private SourceEvents {
   Reception reception_;
   OfferedPlaces places_;
   AcceptedOffers offers_;
-  Requests requests_;
   std::shared_ptr<PeerChannel> held_by_core_;
 };
 

@@ -26,7 +26,6 @@ class RpcFallback {
   virtual const std::string& session_name() = 0;
   // The session's connections; they outlive the step.
   virtual std::shared_ptr<tensorflow::WorkerCacheInterface> workers() = 0;
-  virtual bool IsAborted() const = 0;
 
   // Receiver: fetches the tensor by RecvTensor.
   virtual void ReceiveByRpc(Waiter waiter) = 0;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "receive/fetcher.h"
 
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -219,22 +218,8 @@ void Fetcher::OnRead(void* context, rdt_status status) {
                                    rdt_status_text(status)));
     return;
   }
-  if (!self.settings_->by_request) {
-    self.Finish(*fetch);
-    self.fetched_(fetch->step_id, fetch->key);
-    return;
-  }
-  // Where memory can be mapped, reading is this copy.
-  tsl::Env::Default()->SchedClosure([&self, fetch = std::move(fetch)] {
-    const Tensor message = std::exchange(fetch->target, Tensor(fetch->dtype, fetch->shape));
-    if (fetch->target.IsInitialized()) {
-      std::memcpy(fetch->target.data(), message.data(), fetch->from.size);
-    } else {
-      fetch->target = message;
-    }
-    self.Finish(*fetch);
-    self.fetched_(fetch->step_id, fetch->key);
-  });
+  self.Finish(*fetch);
+  self.fetched_(fetch->step_id, fetch->key);
 }
 
 void Fetcher::RefuseUnreadable(absl::string_view why) {

@@ -41,7 +41,7 @@ Source::Decision Source::Decide(uint64_t incarnation, int64_t step_id, const Wai
     return Decision::kWait;
   }
   const bool retried = retried_.contains(incarnation);
-  if (retried || rpc_incarnations_.contains(incarnation)) {
+  if (retried || host_->settings.by_rpc || rpc_incarnations_.contains(incarnation)) {
     ++asked_[{step_id, waiter.FullKey()}];
     return retried && !asking_ && backoff_.Due() ? Decision::kRpcAndRetry : Decision::kRpc;
   }
@@ -56,8 +56,7 @@ bool Source::IsReady(uint64_t incarnation) {
 }
 
 void Source::ImproveLocked() {
-  // A channel that carries requests answers them in their order, and is not replaced.
-  if (channel_->opened_here() && !host_->settings.by_request && channel_->MayImprove()) {
+  if (channel_->opened_here() && channel_->MayImprove()) {
     ChannelMove::Try(host_, to_senders_, channel_);
   }
 }
@@ -114,18 +113,6 @@ bool Source::IsBehindChannelLocked(uint64_t incarnation) const {
          std::find(incarnations_.begin(), incarnations_.end(), incarnation) != incarnations_.end();
 }
 
-void Source::Request(int64_t step_id, const std::string& key) {
-  std::shared_ptr<PeerChannel> channel;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (ready_sent_) channel = channel_;
-  }
-  if (channel == nullptr) return;
-  CountRequest();
-  // If the channel is down, what waits fails with it.
-  (void)TellOfKey(channel.get(), MessageKind::kRequest, step_id, key);
-}
-
 void Source::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   const int64_t step_id = mailbox->step_id();
   if (absl::Status failed = failures_.OfStep(step_id); !failed.ok()) {
@@ -143,10 +130,8 @@ void Source::Settle(const std::shared_ptr<Mailbox>& mailbox) {
     }
   }
   std::vector<std::pair<std::shared_ptr<tensorflow::WorkerCacheInterface>, uint64_t>> reconnect;
-  std::vector<std::string> requested;
   auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
     if (waiter.source.get() != this) return false;
-    if (host_->settings.by_request) requested.push_back(waiter.FullKey());
     const Decision decision = Decide(waiter.source_incarnation, step_id, waiter);
     if (decision == Decision::kConnect) {
       reconnect.emplace_back(waiter.rpc->workers(), waiter.source_incarnation);
@@ -154,7 +139,6 @@ void Source::Settle(const std::shared_ptr<Mailbox>& mailbox) {
     return decision == Decision::kRpc || decision == Decision::kRpcAndRetry;
   });
   for (auto& [workers, incarnation] : reconnect) EnsureConnecting(workers, incarnation);
-  for (const std::string& key : requested) Request(step_id, key);
   for (Waiter& waiter : by_rpc) {
     RpcFallback* const rpc = waiter.rpc;
     ReceiveByRpc(step_id, rpc, std::move(waiter));

@@ -73,9 +73,6 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
                         uint64_t incarnation);
   // Brings the waiters of `mailbox` in line with the present state.
   void Settle(const std::shared_ptr<Mailbox>& mailbox);
-  // ABLATION=rpc: requests from the peer what waits in the mailbox. If there is no channel yet, Settle does that
-  // later. A second request does no harm.
-  void Request(int64_t step_id, const std::string& key);
 
   void OnStepAbort(int64_t step_id, const absl::Status& status) override;
   void OnLost(int64_t step_id, const KeyId& key) override;

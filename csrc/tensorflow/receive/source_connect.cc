@@ -238,10 +238,6 @@ absl::Status Source::SendReady(PeerChannel* channel, const std::vector<AskedKey>
       const absl::Status sent = TellOfKey(channel, MessageKind::kAsked, each.first, each.second);
       if (!sent.ok()) return sent;
     }
-    if (host_->settings.by_request && !std::exchange(channel->announced, true)) {
-      const absl::Status sent = channel->Notify(PackImmediate(MessageKind::kWillRequest));
-      if (!sent.ok()) return sent;
-    }
     const absl::Status sent = TellOfName(channel, MessageKind::kReady, session(), receiver());
     if (!sent.ok()) return sent;
   }
@@ -266,6 +262,7 @@ bool Source::StaysLocked(const PeerChannel& opened, const AddressAnswer& answer)
 }
 
 void Source::OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer) {
+  if (host_->settings.by_rpc) return;
   std::lock_guard<std::mutex> one_at_a_time(opening_);
   std::shared_ptr<PeerChannel> outlived;
   {

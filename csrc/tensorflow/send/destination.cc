@@ -77,33 +77,8 @@ void Destination::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback*
                        int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
                        const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
                        bool is_dead) {
-  PushOrKeep(channel, rpc, step_id, key, args, tensor, is_dead);
-  channel->EndPush();
-}
-
-void Destination::PushOrKeep(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
-                             int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
-                             const tensorflow::Rendezvous::Args& args,
-                             const tensorflow::Tensor& tensor, bool is_dead) {
-  if (channel->requests().expected()) {
-    // A callable is copied, but a counted reference is not.
-    rpc->Hold();
-    const std::shared_ptr<RpcFallback> kept(rpc, LetRpcGo());
-    // The request comes through the channel, so the channel exists then.
-    const std::weak_ptr<PeerChannel> asked = channel;
-    const auto answer = [self = shared_from_this(), kept, asked, step_id, key, args, tensor,
-                         is_dead] {
-      if (auto open = asked.lock()) {
-        self->PushNow(open, kept.get(), step_id, key, args, tensor, is_dead);
-      }
-    };
-    if (!channel->requests().Take(step_id, key.FullKey(), answer)) {
-      // An abort in the meantime may have missed this tensor.
-      if (rpc->IsAborted()) channel->requests().DropStep(step_id);
-      return;
-    }
-  }
   PushNow(channel, rpc, step_id, key, args, tensor, is_dead);
+  channel->EndPush();
 }
 
 void Destination::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
@@ -204,7 +179,7 @@ void Destination::PushPending(const std::vector<PendingSend>& pending,
     } else {
       tensorflow::Rendezvous::Args args;
       args.alloc_attrs = send.attributes;
-      PushOrKeep(channel, send.rpc.get(), send.step_id, send.key, args, send.tensor, send.is_dead);
+      PushNow(channel, send.rpc.get(), send.step_id, send.key, args, send.tensor, send.is_dead);
     }
   }
 }
@@ -213,7 +188,6 @@ void Destination::DropStep(int64_t step_id) {
   Step dropped;  // freed after the lock
   for (const std::shared_ptr<PeerChannel>& channel : ReadyChannels()) {
     channel->offers().DropStep(step_id);
-    channel->requests().DropStep(step_id);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = steps_.find(step_id);

@@ -94,7 +94,7 @@ class Destination final : public ChannelDestination,
   }
 
   // Ends what Decide began: sends one tensor down `channel`, or puts it into the local rendezvous and refers the
-  // receiver. If the receiver asks for tensors, keeps it until it does.
+  // receiver.
   void Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
             const tensorflow::Rendezvous::ParsedKey& key, const tensorflow::Rendezvous::Args& args,
             const tensorflow::Tensor& tensor, bool is_dead);
@@ -170,11 +170,6 @@ class Destination final : public ChannelDestination,
   void ForgetPull(int64_t step_id, const std::string& key, const Pull* pull);
   Step& StepLocked(int64_t step_id);
   // Does what Push does, without ending anything.
-  void PushOrKeep(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
-                  const tensorflow::Rendezvous::ParsedKey& key,
-                  const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
-                  bool is_dead);
-  // Sends a tensor without waiting for a request.
   void PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
                const tensorflow::Rendezvous::ParsedKey& key,
                const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,

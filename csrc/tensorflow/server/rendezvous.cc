@@ -218,8 +218,6 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
   const std::shared_ptr<Mailbox> mailbox = mailbox_;
   const uint64_t incarnation = waiter.source_incarnation;
   const uint64_t epoch = source->epoch();
-  const bool asks = service_->settings().by_request;
-  const std::string asked = asks ? waiter.FullKey() : std::string();
   const auto decision = source->Decide(incarnation, step_id_, waiter);
   if (decision == Source::Decision::kRpcAndRetry) source->EnsureConnecting(workers(), incarnation);
   if (decision == Source::Decision::kRpc || decision == Source::Decision::kRpcAndRetry) {
@@ -250,11 +248,7 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
   if (decision == Source::Decision::kConnect) {
     source->EnsureConnecting(std::move(connections), incarnation);
   }
-  if (source->epoch() != epoch) {
-    source->Settle(mailbox);
-  } else if (asks) {
-    source->Request(mailbox->step_id(), asked);
-  }
+  if (source->epoch() != epoch) source->Settle(mailbox);
 }
 
 void RdmaRendezvous::ReceiveByRpc(Waiter waiter) {

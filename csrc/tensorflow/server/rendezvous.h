@@ -45,7 +45,6 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
   void LetGo() override { Unref(); }
   const std::string& session_name() override;
   std::shared_ptr<tensorflow::WorkerCacheInterface> workers() override;
-  bool IsAborted() const override { return aborted_.load(std::memory_order_acquire); }
   void ReceiveByRpc(Waiter waiter) override;
   absl::Status SendLocal(const ParsedKey& key, const Args& args, const tensorflow::Tensor& tensor,
                          bool is_dead) override {

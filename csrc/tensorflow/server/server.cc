@@ -19,6 +19,7 @@
 #include "calls/callee.h"
 #include "calls/eager_service.h"
 #include "calls/logged_worker_cache.h"
+#include "calls/recv_tensor.h"
 #include "calls/run_graph.h"
 #include "calls/worker_cache.h"
 #include "channel/listen_address.h"
@@ -160,6 +161,7 @@ class RdmaServer : public tensorflow::GrpcServer {
       }
       eager_.emplace(eager);
       ServeRunGraph(worker_impl(), &service_->ended_early(), &calls_);
+      ServeRecvTensor(worker_env(), &calls_);
       eager_->Serve(&calls_);
       service_->ServeCalls([this](const std::shared_ptr<PeerChannel>& channel,
                                   const std::string& caller) -> std::shared_ptr<CallEnd> {

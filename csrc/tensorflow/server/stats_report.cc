@@ -109,8 +109,7 @@ std::string StatsAsJson() {
   for (int i = 0; i < kFetchKindCount; ++i) {
     absl::StrAppend(&out, i ? "," : "", Quoted(kFetchNames[i]), ":", AsJson(counts.fetched[i]));
   }
-  absl::StrAppend(&out, "},\"requests\":", counts.requests,
-                  ",\"plan\":{\"place_bytes\":", PlaceBytes());
+  absl::StrAppend(&out, "},\"plan\":{\"place_bytes\":", PlaceBytes());
   for (int i = 0; i < kPlanEventCount; ++i) {
     absl::StrAppend(&out, ",", Quoted(kPlanNames[i]), ":", counts.plan[i]);
   }

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "channel/copied_message.h"
 #include "channel/message.h"
 #include "tensorflow/core/util/device_name_utils.h"
 #include "xla/tsl/platform/env.h"
@@ -97,21 +96,6 @@ bool HandleAsked(PeerChannel* channel, const char* data, size_t size) {
   return true;
 }
 
-bool HandleRequest(MailboxTable* mailboxes, PeerChannel* channel, const char* data, size_t size) {
-  StepMessage message;
-  std::string key;
-  Requests::Answer answer;
-  if (channel->role() != PeerChannel::Role::kSender || !channel->requests().expected() ||
-      !ParseCopied(data, size, &key, &message)) {
-    return false;
-  }
-  if (mailboxes->WasRemoved(message.step_id)) return true;
-  if (!channel->requests().Add(message.step_id, message.text, &answer)) return false;
-  // Answering copies the tensor, which would delay the progress thread.
-  if (answer != nullptr) tsl::Env::Default()->SchedClosure(std::move(answer));
-  return true;
-}
-
 // The replacement of a channel; see channel_move.h.
 bool HandleMove(PeerChannel* channel, MessageKind kind, uint64_t number) {
   const bool receives = channel->role() == PeerChannel::Role::kReceiver;
@@ -120,7 +104,7 @@ bool HandleMove(PeerChannel* channel, MessageKind kind, uint64_t number) {
   switch (kind) {
     case MessageKind::kPause:
       if (sends) channel->Pause(number);
-      return sends && !channel->requests().expected();
+      return sends;
     case MessageKind::kResume:
       if (sends) channel->Resume();
       return sends;
@@ -159,8 +143,8 @@ bool HandleAnswered(PeerChannel* channel, const char* data, size_t size) {
 
 }  // namespace
 
-bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, const NewCallee* new_callee,
-                   PeerChannel* channel, uint64_t immediate, const char* data, size_t size) {
+bool HandleMessage(PeerTable* peers, const NewCallee* new_callee, PeerChannel* channel,
+                   uint64_t immediate, const char* data, size_t size) {
   const MessageKind kind = ImmediateKind(immediate);
   const uint64_t value = ImmediateValue(immediate);
   switch (kind) {
@@ -182,11 +166,6 @@ bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, const NewCallee* n
       return HandleAnswered(channel, data, size);
     case MessageKind::kLost:
       return HandleLost(channel, data, size);
-    case MessageKind::kWillRequest:
-      channel->requests().Expect();
-      return channel->role() == PeerChannel::Role::kSender && channel->Destinations().empty();
-    case MessageKind::kRequest:
-      return HandleRequest(mailboxes, channel, data, size);
     case MessageKind::kContested:
       return HandleContested(channel, data, size);
     case MessageKind::kSource:

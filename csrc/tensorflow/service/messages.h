@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "channel/peer_channel.h"
-#include "receive/mailbox.h"
 #include "service/peer_table.h"
 
 namespace rdmatensor {
@@ -16,8 +15,8 @@ namespace rdmatensor {
 // Hands a message that came over `channel` to the part that handles it. Every message is checked, because none
 // may harm this process. `new_callee` serves callers; nullptr: nobody may call. False if the peer broke the protocol.
 // Progress thread.
-bool HandleMessage(PeerTable* peers, MailboxTable* mailboxes, const NewCallee* new_callee,
-                   PeerChannel* channel, uint64_t immediate, const char* data, size_t size);
+bool HandleMessage(PeerTable* peers, const NewCallee* new_callee, PeerChannel* channel,
+                   uint64_t immediate, const char* data, size_t size);
 
 }  // namespace rdmatensor
 

@@ -106,7 +106,7 @@ void TensorService::OnNotify(void* context, rdt_channel* handle, uint64_t immedi
   if (channel == nullptr || channel->refused) return;
   TensorService* const service = static_cast<TensorService*>(context);
   const NewCallee* const new_callee = service->new_callee_.load(std::memory_order_acquire);
-  if (!HandleMessage(&service->peers_, &service->mailboxes_, new_callee, channel, immediate,
+  if (!HandleMessage(&service->peers_, new_callee, channel, immediate,
                      static_cast<const char*>(data), size)) {
     channel->RefuseMalformed();
   }
@@ -129,7 +129,6 @@ void TensorService::OnDown(void* context, rdt_channel* handle, rdt_status /*why*
   if (const auto end = channel->call_end()) end->OnDown(why);
   channel->places().OnDown();
   channel->offers().OnDown();
-  channel->requests().Close();
 }
 
 void TensorService::OnReleased(void* /*context*/, rdt_channel* handle) {

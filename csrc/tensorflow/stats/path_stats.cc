@@ -63,7 +63,6 @@ struct Stats {
   Traffic::Counter sent[kPathCount];
   Traffic::Counter received[kPathCount];
   Traffic::Counter fetched[kFetchKindCount];
-  std::atomic<uint64_t> requests{0};
   std::atomic<uint64_t> plan[kPlanEventCount] = {};
   std::mutex mutex;
   std::vector<std::string> servers;
@@ -140,8 +139,6 @@ void CountReceived(Path path, uint64_t bytes, Traffic* traffic) {
   GlobalStats().received[static_cast<int>(path)].Add(bytes);
   for (; traffic != nullptr; traffic = traffic->whole) traffic->received.Add(bytes);
 }
-
-void CountRequest() { GlobalStats().requests.fetch_add(1, std::memory_order_relaxed); }
 
 void CountFetch(FetchKind kind, uint64_t bytes) {
   GlobalStats().fetched[static_cast<int>(kind)].Add(bytes);
@@ -221,7 +218,6 @@ PathCounts ReadPathCounts() {
     counts.paths[i] = {stats.sent[i].Read(), stats.received[i].Read()};
   }
   for (int i = 0; i < kFetchKindCount; ++i) counts.fetched[i] = stats.fetched[i].Read();
-  counts.requests = stats.requests.load();
   for (int i = 0; i < kPlanEventCount; ++i) counts.plan[i] = stats.plan[i].load();
   std::lock_guard<std::mutex> lock(stats.mutex);
   for (const auto& [name, traffic] : stats.transports) counts.transports[name] = traffic->Read();
@@ -255,7 +251,6 @@ void ResetPathCounts() {
   for (Traffic::Counter& counter : stats.sent) counter.Reset();
   for (Traffic::Counter& counter : stats.received) counter.Reset();
   for (Traffic::Counter& counter : stats.fetched) counter.Reset();
-  stats.requests.store(0);
   for (auto& counter : stats.plan) counter.store(0, std::memory_order_relaxed);
   std::lock_guard<std::mutex> lock(stats.mutex);
   for (auto& [name, traffic] : stats.transports) traffic->Reset();

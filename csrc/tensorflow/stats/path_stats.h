@@ -33,8 +33,6 @@ void CountReceived(Path path, uint64_t bytes, Traffic* traffic = nullptr);
 enum class FetchKind { kInPlace, kRead };
 inline constexpr int kFetchKindCount = 2;
 void CountFetch(FetchKind kind, uint64_t bytes);
-// ABLATION=rpc: a tensor was asked for.
-void CountRequest();
 // One tensor that was offered to a peer by RPC instead of a push, for `reason`.
 void CountRpcReason(absl::string_view reason);
 
@@ -94,7 +92,6 @@ struct PeerCounts {
 struct PathCounts {
   BothWays paths[kPathCount];
   Tally fetched[kFetchKindCount];
-  uint64_t requests = 0;
   uint64_t plan[kPlanEventCount] = {};
   std::map<std::string, BothWays> transports;
   std::vector<std::string> servers;
