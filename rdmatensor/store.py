@@ -115,9 +115,6 @@ class Store:
         # What cancelled calls of atake() had taken.
         self._untaken: deque[Arrival] = deque()
         self._closing = False
-        # TensorFlow's operations use the store without this class (train/stores.py). `_leave` ends their use.
-        self._operations: Any = None
-        self._leave: Callable[[], object] | None = None
         self._device = device
         self.rank, self.size, self.nbytes = rank, size, nbytes
         self.name, self.slot_nbytes = name, slot_nbytes
@@ -254,8 +251,6 @@ class Store:
             self._calls += first
         if first:
             lib.rdt_store_stop(self._handle)
-            if self._leave is not None:
-                self._leave()
             self._end()
         with self._changed:
             while self._calls:

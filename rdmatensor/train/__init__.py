@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from .run.run import Run, init, local_rank, rank, shutdown, size
     from .saving import save
     from .sharding.optimizer import ShardedOptimizer
-    from .stores import store_nbytes, store_publish, store_pull, store_push, store_take
     from .sync.base import Synchronizer
     from .sync.compression import PowerSGD, Quantized, TopK
     from .sync.decoupled import Decoupled
@@ -102,11 +101,6 @@ __all__ = [
     "size",
     "split",
     "statistics",
-    "store_nbytes",
-    "store_publish",
-    "store_pull",
-    "store_push",
-    "store_take",
     "trace",
 ]
 
