@@ -137,9 +137,6 @@
          "gets a place; 0 means never.")                                                           \
   NUMBER(BATCH_SIZE, 0, 0, 1024 * RDT_MIB,                                                         \
          "TensorFlow: largest batch, which bounds an unknown first dimension; 0 means unknown.")   \
-  CHOICE(PLACEMENT, "arena", "arena|traced",                                                       \
-         "TensorFlow: arena allocates every larger tensor in registered memory, traced only "      \
-         "tensors from operations whose results were sent before.")                                \
   INTERNAL(ABLATION, 0, 0, 2,                                                                      \
            "TensorFlow, for measurements only: 1 copies each larger tensor at its sender, 2 "      \
            "fetches each tensor by RecvTensor over channels; 0 does neither.")                     \

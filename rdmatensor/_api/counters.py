@@ -89,32 +89,11 @@ class ArenaUse(TypedDict):
     """The size of its regions, which devices register and RDMA devices pin."""
     used_bytes: int
     peak_bytes: int
+    allocations: int
+    """Requests that it served."""
     exhausted_allocations: int
     """Requests that did not fit and got ordinary memory instead."""
     exhausted_bytes: int
-
-
-class PlacementUse(TypedDict):
-    """Where tensors that are too large to travel inline were allocated (RDMATENSOR_PLACEMENT).
-
-    Only the mode "traced" has sites.
-    """
-
-    mode: Literal["arena", "traced"]
-    traced_sites: int
-    """Places in the program that allocated tensors."""
-    marked_sites: int
-    """Sites whose tensors were sent, so that the arena serves them."""
-    arena_allocations: int
-    arena_bytes: int
-    plain_allocations: int
-    """Allocations in ordinary memory, which no device pins."""
-    plain_bytes: int
-    late_sends: int
-    """Copies (`Paths.bounce`) of tensors that were allocated before their site was marked."""
-    unknown_sends: int
-    """Copies of tensors of unknown sites: they were not allocated by TensorFlow, or before the first server,
-    or while the arena was full."""
 
 
 class ChecksumUse(TypedDict):
@@ -245,7 +224,6 @@ class Stats(TypedDict):
     transports: dict[str, PathCounters]
     """Tensors and bytes by each transport other than RPC: {"shm": ...}."""
     arena: ArenaUse
-    placement: PlacementUse
     collectives: CollectiveUse
     checksums: ChecksumUse
     rpc_reasons: dict[str, int]

@@ -90,7 +90,7 @@ def test_200_steps(configured: Cluster) -> None:
         assert fetched["read" if configured.reads else "in_place"]["tensors"] == lent
         # Whatever came lies in places that were there before.
         if not configured.reads:
-            assert configured.stats(0)["placement"]["arena_allocations"] == 0
+            assert configured.stats(0)["arena"]["allocations"] == 0
         assert [configured.stats(index)["arena"]["regions"] for index in (0, 1)] == regions
         assert place_bytes(configured) == places
 

@@ -6,7 +6,6 @@
 
 #include "base/aligned.h"
 #include "memory/arena.h"
-#include "memory/placement.h"
 #include "memory/stock_allocator.h"
 #include "tsl/platform/mem.h"
 #include "xla/tsl/framework/allocator_registry.h"
@@ -19,16 +18,17 @@ class ProcessAllocator : public tsl::Allocator {
   ProcessAllocator(Arena* arena, tsl::Allocator* stock) : arena_(arena), stock_(stock) {}
   std::string Name() override { return stock_->Name(); }  // as in profiles without the plugin
   void* AllocateRaw(size_t alignment, size_t bytes) override {
-    if (arena_->active()) return PlacedAllocate(stock_, alignment, bytes);
+    if (arena_->active() && bytes > arena_->threshold()) {
+      if (void* address = arena_->Allocate(alignment, bytes)) return address;
+    }
     return stock_->AllocateRaw(alignment, bytes);
   }
   void DeallocateRaw(void* address) override {
     if (arena_->Find(address) != nullptr) {
       arena_->Free(address);
-      return;
+    } else {
+      stock_->DeallocateRaw(address);
     }
-    if (arena_->active()) PlacedFree(address);
-    stock_->DeallocateRaw(address);
   }
   size_t AllocatedSizeSlow(const void* address) const override {
     return arena_->Find(address) != nullptr ? 0 : stock_->AllocatedSizeSlow(address);

@@ -321,6 +321,7 @@ Arena::Usage Arena::GetUsage() {
   if (auto stats = heap_->GetStats()) {
     usage.used_bytes = static_cast<uint64_t>(stats->bytes_in_use);
     usage.peak_bytes = static_cast<uint64_t>(stats->peak_bytes_in_use);
+    usage.allocations = static_cast<uint64_t>(stats->num_allocs);
   }
   return usage;
 }

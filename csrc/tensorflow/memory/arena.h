@@ -50,7 +50,7 @@ class Arena {
 
   struct Usage {
     bool active;
-    uint64_t limit_bytes, reserved_bytes, used_bytes, peak_bytes;
+    uint64_t limit_bytes, reserved_bytes, used_bytes, peak_bytes, allocations;
     int regions;
     // Requests that should have been served by the arena but did not fit.
     uint64_t exhausted_allocations, exhausted_bytes;

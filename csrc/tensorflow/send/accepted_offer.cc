@@ -10,7 +10,6 @@
 #include "channel/budget.h"
 #include "channel/message.h"
 #include "memory/arena.h"
-#include "memory/placement.h"
 #include "stats/checksum.h"
 #include "stats/path_stats.h"
 
@@ -266,7 +265,6 @@ bool AcceptedOffer::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor,
   const bool in_arena = reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
                         host_->exports->Locate(channel_->handle(), tensor.data(),
                                                &message->region_key, &message->offset);
-  PlacementOnSend(tensor, in_arena);
   if (!in_arena || !channel_->lender().Lend(tensor, &message->lend_id)) return false;
   message->flags |= PlannedMessage::kLent;
   message->bytes = tensor.TotalBytes();
@@ -341,7 +339,6 @@ bool AcceptedOffer::MakeSendable(bool may_change, tensorflow::Tensor* source) co
   if (!channel_->can_map() && bytes <= kCopiedByCore && !may_change) return true;
   const ArenaExports& exports = *host_->exports;
   const bool in_arena = exports.Locate(channel_->handle(), source->data(), &region_key, &offset);
-  PlacementOnSend(*source, in_arena);
   if (in_arena && !may_change && !host_->settings.copy_sent) return true;
   tensorflow::Tensor copy(Arena::Get()->allocator(), source->dtype(), source->shape());
   if (!copy.IsInitialized() ||

@@ -5,7 +5,6 @@
 #include "channel/message.h"
 #include "graph/ref_variables.h"
 #include "memory/arena.h"
-#include "memory/placement.h"
 #include "stats/checksum.h"
 #include "tensorflow/core/framework/types.h"
 
@@ -85,7 +84,6 @@ const char* DescribeTensor(const Host& host, Channel* channel, int64_t step_id,
       reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
       exports.Locate(channel->handle(), tensor.data(), &message.region_key, &message.offset) &&
       !may_change && !host.settings.copy_sent;
-  PlacementOnSend(tensor, in_place);
   if (!in_place) {
     source = Tensor(Arena::Get()->allocator(), tensor.dtype(), tensor.shape());
     if (!source.IsInitialized()) return kReasonArenaFull;

@@ -13,7 +13,6 @@
 #include "channel/budget.h"
 #include "collective/collective_stats.h"
 #include "memory/arena.h"
-#include "memory/placement.h"
 #include "rdmatensor.h"
 #include "service/plan_json.h"
 #include "stats/checksum.h"
@@ -44,6 +43,7 @@ std::string AsJson(const Arena::Usage& arena) {
                       ",\"limit_bytes\":", arena.limit_bytes, ",\"regions\":", arena.regions,
                       ",\"reserved_bytes\":", arena.reserved_bytes,
                       ",\"used_bytes\":", arena.used_bytes, ",\"peak_bytes\":", arena.peak_bytes,
+                      ",\"allocations\":", arena.allocations,
                       ",\"exhausted_allocations\":", arena.exhausted_allocations,
                       ",\"exhausted_bytes\":", arena.exhausted_bytes, "}");
 }
@@ -114,9 +114,9 @@ std::string StatsAsJson() {
     absl::StrAppend(&out, ",", Quoted(kPlanNames[i]), ":", counts.plan[i]);
   }
   absl::StrAppend(&out, "},\"arena\":", AsJson(Arena::Get()->GetUsage()),
-                  ",\"placement\":", PlacementAsJson(), ",\"collectives\":", CollectivesAsJson(),
-                  ",\"checksums\":", ChecksumsAsJson(), ",\"slow_edges\":", SlowEdgesAsJson(),
-                  ",\"devices\":", DevicesAsJson(), ",\"transports\":{");
+                  ",\"collectives\":", CollectivesAsJson(), ",\"checksums\":", ChecksumsAsJson(),
+                  ",\"slow_edges\":", SlowEdgesAsJson(), ",\"devices\":", DevicesAsJson(),
+                  ",\"transports\":{");
   const char* separator = "";
   for (const auto& [name, ways] : counts.transports) {
     absl::StrAppend(&out, separator, Quoted(name), ":", AsJson(ways));
@@ -166,7 +166,6 @@ size_t rdt_tf_plan_json(const char* task, char* out, size_t size) {
 
 void rdt_tf_stats_reset(void) {
   rdmatensor::Arena::Get()->ResetUsage();
-  rdmatensor::ResetPlacement();
   rdmatensor::ResetCollectives();
   rdmatensor::ResetChecksums();
   rdmatensor::ResetWaits();
