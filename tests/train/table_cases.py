@@ -19,9 +19,7 @@ def _words(kind: str) -> Any:
     """The ids of all processes, and what is to be learned from them."""
     numbers = np.random.default_rng(4)
     count = BATCH * STEPS
-    if kind == "few":
-        ids = numbers.integers(0, 3, (count, 5))
-    elif kind == "one owner":
+    if kind == "one owner":
         ids = 2 * numbers.integers(0, 10, (count, 5))
     elif kind == "none":
         ids = numbers.integers(1, 20, (count, 0))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import WHOLE
 from train.ranks import run
 
 pytestmark = pytest.mark.timeout(600)
@@ -28,6 +27,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "masks": {"model": "masks"},
     "no rows": {"data": "none"},
     "rows of one owner": {"data": "one owner"},
+    "clipnorm": {"model": "several", "optimizer": "keras.optimizers.SGD(0.05, clipnorm=0.05)"},
     "global clipnorm": {
         "model": "several",
         "optimizer": "keras.optimizers.SGD(0.05, global_clipnorm=0.05)",
@@ -38,17 +38,6 @@ EXACT: dict[str, dict[str, Any]] = {
     },
     "float16": {"policy": "mixed_float16"},
 }
-if WHOLE:
-    EXACT |= {
-        "momentum, all rows": {
-            "optimizer": "keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)",
-            "row_wise": False,
-        },
-        "adagrad, gathered": {"optimizer": "keras.optimizers.Adagrad(0.05)", "ways": "gather"},
-        "few rows": {"data": "few"},
-        "clipnorm": {"model": "several", "optimizer": "keras.optimizers.SGD(0.05, clipnorm=0.05)"},
-        "clipvalue": {"optimizer": "keras.optimizers.SGD(0.05, clipvalue=0.01)"},
-    }
 # Equal in any number of processes; rows that a step does not use stay as they are.
 LAZY: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": "keras.optimizers.Adam(0.01)"},
@@ -56,13 +45,6 @@ LAZY: dict[str, dict[str, Any]] = {
     "adam, dense": {"optimizer": "keras.optimizers.Adam(0.01)", "ways": "dense"},
     "adamw": {"optimizer": "keras.optimizers.AdamW(0.01, weight_decay=0.1)"},
 }
-if WHOLE:
-    momentum = "keras.optimizers.SGD(0.05, momentum=0.9)"
-    LAZY |= {
-        "momentum": {"optimizer": momentum},
-        "momentum, dense": {"optimizer": momentum, "ways": "dense"},
-        "amsgrad": {"optimizer": "keras.optimizers.Adam(0.01, amsgrad=True)"},
-    }
 FITS = {name: {"optimizer": SGD, **each} for name, each in (EXACT | LAZY).items()}
 
 
@@ -81,8 +63,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 # Two processes train all of them; what may depend on the number is trained by others, too.
 SOME = ("adagrad", "two ways", "no rows", "global clipnorm", "adam")
 BY_SIZE = {1: SOME[:2], 2: tuple(FITS), 4: (*SOME, "rows of one owner")}
-if WHOLE:
-    BY_SIZE |= {4: (*SOME, "several", "accumulated"), 8: ("rows of one owner",)}
 
 
 @pytest.fixture(scope="module", params=BY_SIZE)
