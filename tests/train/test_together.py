@@ -10,21 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import WHOLE
 from train.ranks import run
 
 pytestmark = pytest.mark.timeout(600)
 # Means of three are not exact, and what is equal has to stay so.
 SIZE = 3
 APART = ["AllReduce", "ShardedOptimizer", "LocalSGD", "Hierarchical"]
-APART += ["DiLoCo", "GossipPGA"] if WHOLE else []
 DIFFERENT = "processes have different models"
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder = tmp_path_factory.mktemp("together")
-    return run("together", SIZE, folder, files=str(folder), apart=APART)
+    return run("together", SIZE, folder, files=str(folder))
 
 
 def _one_model(done: list[Any], name: str) -> list[Any]:

@@ -21,8 +21,6 @@ APART = {
     "AllReduce": rt.AllReduce,
     "ShardedOptimizer": rt.ShardedOptimizer,
     "LocalSGD": lambda: rt.LocalSGD(3),
-    "DiLoCo": lambda: rt.DiLoCo(4),
-    "GossipPGA": lambda: rt.GossipPGA(average_every=4),
     "Hierarchical": lambda: rt.Hierarchical(host_size=1, between=rt.LocalSGD(2)),
 }
 
@@ -180,10 +178,10 @@ def _of_keras(folder: Path) -> Any:
     return [_flat(model), rate, len(losses), best_is, says]
 
 
-def together(files: str, apart: list[str]) -> Any:
+def together(files: str) -> Any:
     """By what happens: weights, and more."""
     rt.init(timeout=300)
-    found: dict[str, Any] = {name: _best(APART[name]()) for name in apart}
+    found: dict[str, Any] = {name: _best(sync()) for name, sync in APART.items()}
     found["two optimizers"] = _adversaries(lambda: rt.LocalSGD(3))
     found["two sharded"] = _adversaries(rt.ShardedOptimizer)
     found["one of two"] = _adversaries(rt.AllReduce, both=False)
