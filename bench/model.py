@@ -2,7 +2,7 @@
 """Predicts the step time of data-parallel training on networks that were not measured.
 
 The costs of each way to move tensors are fitted to steps that bench/paper.py measured, checked by leaving
-points out, and put into a model of a network. docs/paper.md has its equations and assumptions. The results
+points out, and put into a model of a network. docs/papers.md has its equations and assumptions. The results
 are computed, not measured.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison of the RDMA paper, rebuilt: six workloads and four ways to move their tensors, in one run.
 
-docs/paper.md explains the ways, the steps, and what the figures do not show.
+docs/papers.md explains the ways, the steps, and what the figures do not show.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two levels, after Nexus: one synchronizer inside a host, and another one between hosts.
 
-Wang, Zhang, Ren and Zhang, MASCOTS 2017; docs/nexus.md tells which of its ideas is where.
+Wang, Zhang, Ren and Zhang, MASCOTS 2017; docs/papers.md tells which of its ideas is where.
 """
 
 from __future__ import annotations
