@@ -115,9 +115,7 @@ def _keras_metrics() -> list[Any]:
     of = keras.metrics
     return [
         "accuracy",
-        of.F1Score(average=None),
-        *(of.AUC(), of.Precision(), of.Recall(), of.SensitivityAtSpecificity(0.5)),
-        *(of.R2Score(), of.CosineSimilarity(), of.RootMeanSquaredError()),
+        *(of.F1Score(average=None), of.AUC(), of.R2Score(), of.RootMeanSquaredError()),
         of.OneHotMeanIoU(CLASSES),
     ]
 
