@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -41,12 +41,10 @@ def _numbers(kind: Callable[[str], Any], lowest: float) -> Callable[..., Any]:
     def read(_: click.Context, __: click.Parameter, text: str) -> tuple[Any, ...]:
         try:
             found = tuple(kind(each) for each in text.split(",") if each.strip())
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
+        except ValueError:
+            found = ()
         if not found or min(found) < lowest:
-            raise click.BadParameter(
-                f"{text!r}: expected numbers from {lowest:g} on, such as 2,4,8"
-            )
+            raise click.BadParameter(f"{text!r}: expected numbers from {lowest:g} on, as 2,4,8")
         return found
 
     return read
@@ -73,14 +71,15 @@ def _unit(read: Callable[[str], float]) -> Callable[..., float]:
               help="Trainings of each case.")  # fmt: skip
 @click.option("--target", default=0.96, show_default=True, metavar="SHARE", type=click.FloatRange(0, 1),
               help="The accuracy to reach.")  # fmt: skip
-@click.option("--rates", default="0.2,0.4,0.8,1.6", show_default=True, metavar="X,...",
-              callback=_numbers(float, 0.0), help="Learning rates; each case uses its best.")  # fmt: skip
+@click.option("--learning-rates", default="0.2,0.4,0.8,1.6", show_default=True, metavar="X,...",
+              callback=_numbers(float, 0.0), help="Each case uses its best.")  # fmt: skip
 @click.option("--decay", is_flag=True, help="Let the learning rate fall to 0, as half a cosine.")
 @click.option("--batch", default=256, show_default=True, metavar="N", type=click.IntRange(1),
               help="Examples of a step of all workers together.")  # fmt: skip
 @click.option("--steps", default=200, show_default=True, metavar="N", type=click.IntRange(1),
               help="Steps of a worker.")  # fmt: skip
-@click.option("--step", default="100ms", show_default=True, metavar="TIME", callback=_unit(units.latency),
+@click.option("--step", "step_s", default="100ms", show_default=True, metavar="TIME",
+              callback=_unit(units.latency),
               help="Time of a step with 32 examples; a fifth of it is for any number.")  # fmt: skip
 @click.option("--jitter", default=0.2, show_default=True, metavar="X", type=click.FloatRange(0),
               help="Standard deviation of the logarithm of a step's time.")  # fmt: skip
@@ -94,7 +93,7 @@ def _unit(read: Callable[[str], float]) -> Callable[..., float]:
               help="Exchanges of gossip that fail.")  # fmt: skip
 @click.option("--bandwidth", default="10Gbit", show_default=True, metavar="RATE",
               callback=_unit(units.bandwidth), help="Of a host's link, each way.")  # fmt: skip
-@click.option("--latency", default="50us", show_default=True, metavar="TIME",
+@click.option("--latency", "latency_s", default="50us", show_default=True, metavar="TIME",
               callback=_unit(units.latency), help="Of a message.")  # fmt: skip
 @click.option("--model-bytes", default="46.8MB", show_default=True, metavar="SIZE",
               callback=_unit(units.bandwidth), help="What the model counts as on the wire.")  # fmt: skip
@@ -109,7 +108,7 @@ def simulate(
     workers: tuple[int, ...],
     seeds: int,
     target: float,
-    rates: tuple[float, ...],
+    learning_rates: tuple[float, ...],
     batch: int,
     jobs: int,
     record: Path | None,
@@ -129,47 +128,24 @@ def simulate(
       rdmatensor simulate --slow 1 --death 3s --pictures build/simulated
       rdmatensor simulate --sync "LocalSGD(period='quality', bound=0.02)" --json numbers.json
     """
-    setting = Setting(
-        host=options["host"],
-        step_s=options["step"],
-        jitter=options["jitter"],
-        slow=options["slow"],
-        slowness=options["slowness"],
-        deaths=options["deaths"],
-        loss=options["loss"],
-        bandwidth=options["bandwidth"],
-        latency_s=options["latency"],
-        model_bytes=options["model_bytes"],
-        steps=options["steps"],
-        decay=options["decay"],
-    )
+    setting = Setting(**options)
     if setting.slow + len(setting.deaths) > min(workers):
         raise click.UsageError(f"more slow and dying workers than there are: {min(workers)}")
-    study = Study(names or DEFAULT, workers, rates, seeds, target, batch, setting)
+    study = Study(names or DEFAULT, workers, learning_rates, seeds, target, batch, setting)
     found = []
     try:
         for each in outcomes(study, jobs):
             found.append(each)
             if sys.stderr.isatty():
-                click.echo(
-                    f"\r{len(found)} of {len(study.synchronizers) * len(workers)}",
-                    err=True,
-                    nl=False,
-                )
+                done = f"\r{len(found)} of {len(study.synchronizers) * len(workers)}"
+                click.echo(done, err=True, nl=False)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if record:
-        text = json.dumps(
-            {
-                "kind": "simulated",
-                "study": dataclasses.asdict(study),
-                "outcomes": [each.record() for each in found],
-            }
-        )
-        if str(record) == "-":
-            click.echo(text)
-        else:
-            record.write_text(text + "\n", encoding="utf-8")
+        outcome = [each.record() for each in found]
+        text = json.dumps({"kind": "simulated", "study": asdict(study), "outcomes": outcome})
+        with click.open_file(str(record), "w") as file:
+            file.write(text + "\n")
     if str(record) != "-":
         Console(width=None if sys.stdout.isatty() else 120).print(_table(found, study))
     if pictures:
@@ -184,20 +160,14 @@ def _table(found: list[Outcome], study: Study) -> Table:
         title=f"Simulated: {study.seeds} seeds, target {study.target:.0%}; median (least to most)",
         title_justify="left",
     )
-    for name in (
-        "workers",
-        "synchronizer",
-        "rate",
-        "time to target",
-        "sent by a host",
-        "final accuracy",
-    ):
+    columns = "workers, synchronizer, learning rate, time to target, sent by a host, final accuracy"
+    for name in columns.split(", "):
         table.add_column(name, justify="left" if name == "synchronizer" else "right")
     for each in found:
         table.add_row(
             str(each.workers),
             each.synchronizer,
-            f"{each.rate:g}",
+            f"{each.learning_rate:g}",
             _range(each, each.seconds, units.duration),
             _range(each, each.nbytes, units.size),
             f"{mean(each.final):.2%} ± {pstdev(each.final):.2%}",

@@ -5,15 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
-from ..bench.plots import legend, line, logarithmic, svg, tidy
 from .study import Outcome
+
+_COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#846358")
+_STYLES = ("-", "--", "-.", ":")
 
 
 def write(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
-    """Writes the pictures, and returns their paths."""
+    """Write the pictures, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = sorted({each.workers for each in outcomes})
     made = {
@@ -22,17 +28,18 @@ def write(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     }
     if len(sizes) > 1:
         made["workers.svg"] = _workers(outcomes)
-    for name, text in made.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    for name, figure in made.items():
+        with mpl.rc_context({"svg.hashsalt": "rdmatensor", "svg.fonttype": "none"}):
+            figure.savefig(folder / name, bbox_inches="tight", metadata={"Date": None})
     return [folder / name for name in made]
 
 
-def _accuracy(outcomes: Sequence[Outcome]) -> str:
+def _accuracy(outcomes: Sequence[Outcome]) -> Figure:
     figure = Figure(figsize=(11, 3.8))
     left, right = figure.subplots(1, 2, sharey=True)
     ways = [each.synchronizer for each in outcomes]
     for each in outcomes:
-        kind = {**line(each.synchronizer, ways), "label": each.synchronizer, "lw": 1.2}
+        kind = {**_line(each.synchronizer, ways), "label": each.synchronizer, "lw": 1.2}
         left.plot(each.curve.seconds, each.curve.accuracy, **kind)
         right.plot([n / 1e9 for n in each.curve.nbytes], each.curve.accuracy, **kind)
     left.set_xlabel("seconds (simulated)")
@@ -44,13 +51,12 @@ def _accuracy(outcomes: Sequence[Outcome]) -> str:
     target = outcomes[0].target
     for axes in (left, right):
         axes.axhline(target, color="#868e96", lw=0.8, ls=":", label=f"the target, {target:.0%}")
-        tidy(axes)
-    legend(right)
-    return svg(figure)
+    _finish(left, right)
+    return figure
 
 
-def _workers(outcomes: Sequence[Outcome]) -> str:
-    """Medians of all seeds, and lines from the fastest to the slowest."""
+def _workers(outcomes: Sequence[Outcome]) -> Figure:
+    """Draw medians of all seeds, and lines from the fastest to the slowest."""
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     ways = list(dict.fromkeys(each.synchronizer for each in outcomes))
@@ -58,7 +64,7 @@ def _workers(outcomes: Sequence[Outcome]) -> str:
         mine = [each for each in outcomes if each.synchronizer == way]
         points = [(each.workers, each.middle(each.seconds), each) for each in mine]
         there = [(size, middle, each) for size, middle, each in points if middle is not None]
-        kind = line(way, ways)
+        kind = _line(way, ways)
         label = way if there else f"{way} (not reached)"
         axes.plot(
             [x for x, *_ in there], [y for _, y, _ in there], marker="o", ms=3, label=label, **kind
@@ -73,7 +79,10 @@ def _workers(outcomes: Sequence[Outcome]) -> str:
     axes.minorticks_off()
     # A logarithmic axis without a value cannot be drawn.
     if any(seconds is not None for each in outcomes for seconds in each.seconds):
-        logarithmic(axes, lambda number: f"{number:g}")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("workers")
     axes.set_ylabel("seconds (simulated)")
     axes.set_title(
@@ -81,6 +90,19 @@ def _workers(outcomes: Sequence[Outcome]) -> str:
         loc="left",
         fontsize=10,
     )
-    legend(axes)
-    tidy(axes)
-    return svg(figure)
+    _finish(axes)
+    return figure
+
+
+def _line(way: str, ways: Sequence[str]) -> dict[str, Any]:
+    """Return how matplotlib draws the line of a way: where a colour repeats, dashes tell ways apart."""
+    style, colour = divmod(ways.index(way), len(_COLOURS))
+    return {"color": _COLOURS[colour], "linestyle": _STYLES[style % len(_STYLES)]}
+
+
+def _finish(*all_axes: Axes) -> None:
+    """Take away what a reader does not need, and name the lines beside the last axes."""
+    for axes in all_axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, which="major")
+    all_axes[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))

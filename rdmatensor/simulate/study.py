@@ -13,17 +13,15 @@ from statistics import mean, median, pstdev
 from typing import Any
 
 from .cluster import Curve, Setting
-from .events import events
-from .lockstep import lockstep
 from .problem import Problem
+from .synchronizers import SYNCHRONIZERS, Synchronizer
 
 # The examples of a step of `step_s`, and its share that does not depend on how many there are.
 _EXAMPLES, _FIXED = 32, 0.2
 
 
-def synchronizer(text: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The class and the arguments that "LocalSGD(period=8)" names. ValueError if it names none."""
-    known = {**lockstep(), **events()}
+def synchronizer(text: str) -> tuple[Callable[..., Synchronizer], dict[str, Any]]:
+    """Return the class and the arguments that "LocalSGD(period=8)" names. ValueError if it names none."""
     try:
         called = ast.parse(text.strip(), mode="eval").body
         name = called.func if isinstance(called, ast.Call) else called
@@ -34,12 +32,12 @@ def synchronizer(text: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         )
     except (SyntaxError, ValueError):
         name, arguments = None, {}
-    if not isinstance(name, ast.Name) or name.id not in known:
+    if not isinstance(name, ast.Name) or name.id not in SYNCHRONIZERS:
         raise ValueError(
-            f"{text!r} names no synchronizer: give one of {', '.join(known)}, with arguments by name: "
-            "LocalSGD(period=8)"
+            f"{text!r} names no synchronizer: give one of {', '.join(SYNCHRONIZERS)}, with arguments "
+            "by name: LocalSGD(period=8)"
         )
-    return known[name.id], arguments
+    return SYNCHRONIZERS[name.id], arguments
 
 
 @dataclass(frozen=True)
@@ -48,34 +46,33 @@ class Study:
 
     synchronizers: tuple[str, ...]
     workers: tuple[int, ...]
-    rates: tuple[float, ...]
+    learning_rates: tuple[float, ...]
     seeds: int
     target: float
     batch: int
     setting: Setting
 
-    def one(self, text: str, workers: int, rate: float, seed: int) -> Curve:
-        """One training."""
+    def one(self, text: str, workers: int, learning_rate: float, seed: int) -> Curve:
+        """Train once."""
         make, arguments = synchronizer(text)
         batch = max(1, self.batch // workers)
         step = self.setting.step_s * (_FIXED + (1 - _FIXED) * batch / _EXAMPLES)
         setting = dataclasses.replace(
-            self.setting, workers=workers, rate=rate, seed=seed, step_s=step
+            self.setting, workers=workers, learning_rate=learning_rate, seed=seed, step_s=step
         )
         try:
-            curve: Curve = make(setting, Problem(batch), **arguments).run()
+            return make(setting, Problem(batch), **arguments).run()
         except TypeError as error:
             raise ValueError(f"{text}: {error}") from None
-        return curve
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One synchronizer on one cluster, at its best rate; a number for each seed. None: never reached."""
+    """One synchronizer on one cluster, at its best learning rate; a number for each seed, None: never."""
 
     synchronizer: str
     workers: int
-    rate: float
+    learning_rate: float
     target: float
     seconds: list[float | None]
     nbytes: list[float | None]
@@ -84,18 +81,13 @@ class Outcome:
     curve: Curve
     """That of the first seed."""
 
-    @property
-    def reached(self) -> int:
-        """How many seeds reached the target."""
-        return sum(each is not None for each in self.seconds)
-
     def middle(self, values: Sequence[float | None]) -> float | None:
-        """The median over all seeds; None if half of them never reached the target."""
+        """Return the median over all seeds; None if half of them never reached the target."""
         known = median(float("inf") if each is None else each for each in values)
         return None if known == float("inf") else known
 
     def record(self) -> dict[str, Any]:
-        """All of it for JSON."""
+        """Return all of it for JSON."""
         return dataclasses.asdict(self) | {
             "median_seconds": self.middle(self.seconds),
             "median_bytes": self.middle(self.nbytes),
@@ -111,8 +103,8 @@ def _outcome(task: tuple[Study, str, int]) -> Outcome:
         reached = curve.reached(study.target)
         return (reached[0] if reached else float("inf"), -curve.final)
 
-    tried = {rate: study.one(text, workers, rate, 0) for rate in study.rates}
-    best = min(tried, key=lambda rate: rank(tried[rate]))
+    tried = {each: study.one(text, workers, each, 0) for each in study.learning_rates}
+    best = min(tried, key=lambda each: rank(tried[each]))
     curves = [
         tried[best],
         *(study.one(text, workers, best, seed) for seed in range(1, study.seeds)),
@@ -131,7 +123,7 @@ def _outcome(task: tuple[Study, str, int]) -> Outcome:
 
 
 def outcomes(study: Study, jobs: int) -> Iterator[Outcome]:
-    """Each synchronizer on each cluster. ValueError if one cannot be made."""
+    """Compare each synchronizer on each cluster. ValueError if one cannot be made."""
     tasks = [(study, text, size) for size in study.workers for text in study.synchronizers]
     for text in study.synchronizers:
         synchronizer(text)

@@ -13,14 +13,12 @@ from click.testing import CliRunner
 pytest.importorskip("sklearn")
 
 from rdmatensor.cli import main
-from rdmatensor.simulate import events, lockstep
 from rdmatensor.simulate.cluster import Setting
 from rdmatensor.simulate.problem import Problem
-from rdmatensor.simulate.study import synchronizer
+from rdmatensor.simulate.synchronizers import SGP, SYNCHRONIZERS, AllReduce, PullGossip
 from rdmatensor.train.sync import rules
 
 pytestmark = pytest.mark.timeout(300)
-ALL = [*lockstep.lockstep(), *events.events()]
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +27,8 @@ def problem() -> Problem:
 
 
 def _train(name: str, problem: Problem, arguments: Any = None, **setting: Any) -> Any:
-    make, _ = synchronizer(name)
-    settings = {"workers": 4, "rate": 0.8, "steps": 80, **setting}
-    return make(Setting(**settings), problem, **(arguments or {})).run()
+    settings = {"workers": 4, "learning_rate": 0.8, "steps": 80, **setting}
+    return SYNCHRONIZERS[name](Setting(**settings), problem, **(arguments or {})).run()
 
 
 def test_gradients_are_those_of_the_loss(problem: Problem) -> None:
@@ -46,10 +43,10 @@ def test_gradients_are_those_of_the_loss(problem: Problem) -> None:
         assert (losses[0] - losses[1]) / 2e-5 == pytest.approx(gradient[0, place], abs=1e-7)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SYNCHRONIZERS)
 def test_every_synchronizer_learns(name: str, problem: Problem) -> None:
     arguments = {"period": 8} if name in ("DiLoCo", "Decoupled") else None
-    curve = _train(name, problem, arguments, rate=0.4)
+    curve = _train(name, problem, arguments, learning_rate=0.4)
     assert curve.final > 0.9
     assert curve.nbytes[-1] > 0
     assert curve.seconds == sorted(curve.seconds)
@@ -61,9 +58,9 @@ def test_gossip_without_averaging_is_noticed(
     """Workers that do not average know no more than their own model: those models are apart."""
 
     def apart(loss: float = 0.0) -> float:
-        run = events.PullGossip(Setting(workers=4, rate=0.8, steps=80, loss=loss), problem)
+        run = PullGossip(Setting(workers=4, learning_rate=0.8, steps=80, loss=loss), problem)
         run.run()
-        return float(run.cluster.models.std(0).mean())
+        return float(run.models.std(0).mean())
 
     together = apart()
     alone = apart(loss=1.0)
@@ -75,8 +72,8 @@ def test_gossip_without_averaging_is_noticed(
 
 def _end(problem: Problem, name: str, **arguments: Any) -> Any:
     """The model that counts after ten steps, of which one worker takes twice the time."""
-    make, _ = synchronizer(name)
-    run = make(Setting(workers=4, rate=0.2, steps=10, slow=1), problem, **arguments)
+    setting = Setting(workers=4, learning_rate=0.2, steps=10, slow=1)
+    run = SYNCHRONIZERS[name](setting, problem, **arguments)
     run.run()
     return run.judged()
 
@@ -85,7 +82,7 @@ def _end(problem: Problem, name: str, **arguments: Any) -> Any:
     ("name", "arguments"),
     [
         ("LocalSGD", {"period": 1}),
-        ("DiLoCo", {"period": 1, "rate": 1.0, "momentum": 0.0}),
+        ("DiLoCo", {"period": 1, "learning_rate": 1.0, "momentum": 0.0}),
         ("SSP", {"slack": 0}),
     ],
 )
@@ -111,7 +108,9 @@ def test_asynchronous_ones_outlive_a_death(name: str, problem: Problem) -> None:
 
 @pytest.mark.parametrize("name", ["PullGossip", "PushGossip", "SGP", "GossipPGA"])
 def test_gossip_needs_few_of_its_exchanges(name: str, problem: Problem) -> None:
-    whole, some, none = (_train(name, problem, loss=loss, rate=0.4) for loss in (0.0, 0.5, 1.0))
+    whole, some, none = (
+        _train(name, problem, loss=loss, learning_rate=0.4) for loss in (0.0, 0.5, 1.0)
+    )
     assert some.final > 0.9
     # The links are used all the same, and what is heard shows in the models.
     assert some.nbytes[-1] == pytest.approx(whole.nbytes[-1], rel=0.1)
@@ -120,12 +119,12 @@ def test_gossip_needs_few_of_its_exchanges(name: str, problem: Problem) -> None:
 
 @pytest.mark.parametrize(("wait", "loss"), [(0.0, 0.0), (10.0, 0.0), (0.0, 0.3), (0.5, 0.3)])
 def test_weights_of_push_sum_are_conserved(wait: float, loss: float, problem: Problem) -> None:
-    run = events.SGP(Setting(workers=5, rate=0.4, steps=30, loss=loss), problem, wait=wait)
+    run = SGP(Setting(workers=5, learning_rate=0.4, steps=30, loss=loss), problem, wait=wait)
     run.run()
-    on_the_way = sum(message[2] for box in run._inbox for _, message in box)
-    assert run._weights.sum() + on_the_way == pytest.approx(5)
+    on_the_way = sum(message[2] for box in run.inbox for _, message in box)
+    assert run.weights.sum() + on_the_way == pytest.approx(5)
     if wait and not loss:  # each turn gives back what it takes
-        assert {0.5, 1.0} >= set(run._weights)
+        assert {0.5, 1.0} >= set(run.weights)
 
 
 def test_one_slow_worker_slows_who_waits(problem: Problem) -> None:
@@ -140,19 +139,29 @@ def test_one_slow_worker_slows_who_waits(problem: Problem) -> None:
 @pytest.mark.parametrize("how", ["int8", "fp8", "topk", "powersgd"])
 def test_error_feedback_is_conserved(how: str, problem: Problem) -> None:
     """What is sent and what is kept back is what there was."""
-    run = lockstep.AllReduce(Setting(workers=3), problem, compression=how, share=0.1)
+    run = AllReduce(Setting(workers=3), problem, compression=how, share=0.1)
     vectors = np.random.default_rng(3).standard_normal((3, problem.parameters)).astype(np.float32)
     total, sent = np.zeros_like(vectors[0]), np.zeros_like(vectors[0])
     for _ in range(5):
-        mean, _ = run._mean(vectors, run.alive)
+        mean, _ = run.compressed(np.arange(3), vectors)
         total, sent = total + vectors.mean(0), sent + mean
-    np.testing.assert_allclose(sent + run._mean._errors.mean(0), total, atol=1e-4)
-    assert np.abs(run._mean._errors).max() < 60  # bounded: it is sent in the end
+    np.testing.assert_allclose(sent + run.compressed.errors.mean(0), total, atol=1e-4)
+    assert np.abs(run.compressed.errors).max() < 60  # bounded: it is sent in the end
 
 
 def test_command(tmp_path: Any) -> None:
     numbers, pictures = tmp_path / "numbers.json", tmp_path / "pictures"
-    options = ["simulate", "--workers", "2,3", "--seeds", "2", "--steps", "40", "--rates", "0.8"]
+    options = [
+        "simulate",
+        "--workers",
+        "2,3",
+        "--seeds",
+        "2",
+        "--steps",
+        "40",
+        "--learning-rates",
+        "0.8",
+    ]
     options += [
         "--loss",
         "0.1",
@@ -176,7 +185,7 @@ def test_command(tmp_path: Any) -> None:
 
 
 def test_pictures_tell_what_did_not_reach_the_target(tmp_path: Any) -> None:
-    options = ["--workers", "1,2", "--seeds", "1", "--steps", "3", "--rates", "0.1"]
+    options = ["--workers", "1,2", "--seeds", "1", "--steps", "3", "--learning-rates", "0.1"]
     ways = ["--sync", "AllReduce", "--sync", "SGP"]
     words = ["simulate", *options, *ways, "--target", "1", "--pictures", str(tmp_path)]
     done = CliRunner().invoke(main, words)
