@@ -9,30 +9,39 @@
 The TensorFlow plugin (protocol="grpc+rdma") needs no import: see rdmatensor.tensorflow.
 """
 
-import ast
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
-# The list of public names is __init__.pyi, which type checkers read as well. Each is imported when it is
-# first used, so that rdmatensor.softroce works without the compiled library.
-_stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-_modules = {
-    name.name: node.module or name.name
-    for node in _stub.body
-    if isinstance(node, ast.ImportFrom)
-    for name in node.names
+# The public names, by the module that has them; __init__.pyi lists them for type checkers. Each is imported
+# when it is first used, so that rdmatensor.softroce works without the compiled library.
+_NAMES = {
+    "_api.batch": ["Batch"],
+    "_api.buffers": ["Array", "Buffer", "Shape", "empty"],
+    "_api.checksum": ["crc32c"],
+    "_api.collective": ["Algorithm", "Kind", "Op", "Tree"],
+    "_api.library": ["__version__"],
+    "_api.region": ["Access", "Region", "RemoteRegion"],
+    "_api.remote": ["Capability", "RemoteDevice"],
+    "_api.transfer": ["Transfer"],
+    "device": ["Device", "DeviceStats", "Notification", "Transport"],
+    "errors": [
+        *("Cancelled", "Closed", "ConnectionFailure", "ConnectionLost", "ConnectionRefused"),
+        *("DataCorrupted", "DeadlineExceeded", "DeviceError", "RdmaError", "RegionError"),
+        *("Unsupported", "UsageError"),
+    ],
+    "group": ["Group", "GroupInfo", "Operation"],
+    "store": ["Arrival", "Member", "Pulled", "Store"],
 }
-__all__ = sorted(_modules)
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted([*_MODULES, "config"])
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _modules:
+def __getattr__(name: str) -> object:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import_module("._api.library", __name__)
-    module = import_module(f".{_modules[name]}", __name__)
-    value = module if _modules[name] == name else getattr(module, name)
-    globals()[name] = value
+    if name == "config":
+        return import_module(".config", __name__)
+    value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     return value
 
 

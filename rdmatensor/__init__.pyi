@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from . import config as config
 from ._api.batch import Batch as Batch
+from ._api.buffers import Array as Array
+from ._api.buffers import Buffer as Buffer
+from ._api.buffers import Shape as Shape
 from ._api.buffers import empty as empty
 from ._api.checksum import crc32c as crc32c
+from ._api.collective import Algorithm as Algorithm
+from ._api.collective import Kind as Kind
+from ._api.collective import Op as Op
+from ._api.collective import Tree as Tree
 from ._api.library import __version__ as __version__
 from ._api.region import Access as Access
 from ._api.region import Region as Region
@@ -13,6 +20,7 @@ from ._api.transfer import Transfer as Transfer
 from .device import Device as Device
 from .device import DeviceStats as DeviceStats
 from .device import Notification as Notification
+from .device import Transport as Transport
 from .errors import Cancelled as Cancelled
 from .errors import Closed as Closed
 from .errors import ConnectionFailure as ConnectionFailure

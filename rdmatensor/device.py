@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ._api import buffers, event_loop
 from ._api.arguments import access_bits, c_text, c_text_or_null, whole
-from ._api.buffers import Array
+from ._api.buffers import Array, Buffer, Shape
 from ._api.region import READ_WRITE, Access, Region
 from ._api.remote import RemoteDevice
 from ._api.wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
@@ -126,7 +126,7 @@ class Device:
 
     def allocate(
         self,
-        shape: buffers.Shape,
+        shape: Shape,
         dtype: npt.DTypeLike = np.uint8,
         access: Access = READ_WRITE,
         name: str | None = None,
@@ -138,7 +138,9 @@ class Device:
         """
         return self.register(buffers.empty(shape, dtype), access, name)
 
-    def register(self, array: Any, access: Access = READ_WRITE, name: str | None = None) -> Region:
+    def register(
+        self, array: Buffer, access: Access = READ_WRITE, name: str | None = None
+    ) -> Region:
         """Lets peers use the memory of an existing array or buffer. The region keeps it alive.
 
         With `access` READ the memory may be read-only: bytes, a mapped file, an array that is not writable.

@@ -7,19 +7,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ._api import buffers
 from ._api.arguments import c_text, whole
-from ._api.buffers import Array, from_buffer
+from ._api.buffers import Array, Shape, from_buffer
 from ._api.collective import (
     ALGORITHMS,
     BYTES,
     KINDS,
     TAG_STARTED,
+    Algorithm,
+    Kind,
+    Op,
+    Tree,
     checked_tag,
     failure,
     join_options,
@@ -38,10 +42,6 @@ from .errors import Closed, UsageError, _text, check
 
 if TYPE_CHECKING:
     from .device import Device
-
-Op = Literal["sum", "product", "min", "max", "mean"]
-Algorithm = Literal["auto", "flat", "halving", "ring", "direct", "hierarchical", "trees"]
-Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"]
 
 
 class GroupInfo(NamedTuple):
@@ -64,20 +64,6 @@ class GroupInfo(NamedTuple):
     operations: dict[str, int]
     bytes: dict[str, int]
     copies: int
-
-
-class Tree(NamedTuple):
-    """A spanning tree of a group, for one kind of operation.
-
-    `parents` has each member's parent, and for the root itself. Data flow from the root in "broadcast" and
-    "all_gather", to it in "reduce_scatter", to it and back in "all_reduce". `rate` is in bytes per second:
-    trees of the same kind, and the same root unless the kind is "all_reduce", share the data in proportion.
-    """
-
-    kind: str
-    root: int
-    rate: int
-    parents: tuple[int, ...]
 
 
 class Operation(Transfer):
@@ -121,6 +107,8 @@ class Group:
     with a `tag` may come in any order and from several threads; a tag is a number from 0 to 2**63 - 1 that no
     other unfinished operation has. `detail` is a text that must be equal at all members, such as
     str(array.shape). If it differs, the operation fails, and the error quotes the first line that differs.
+
+    Reductions add up, here and in rdmatensor.train, unless `op` says otherwise; "mean" needs floats.
 
     Arrays are C-contiguous numpy arrays of floats, bfloat16 (from ml_dtypes) or integers. Arrays in a
     region of the device with READ and WRITE access, such as those from empty(), move without a copy. The
@@ -317,7 +305,7 @@ class Group:
         """
         self._cancel(None if tag is None else checked_tag(tag))
 
-    def empty(self, shape: buffers.Shape, dtype: npt.DTypeLike = np.float32) -> Array:
+    def empty(self, shape: Shape, dtype: npt.DTypeLike = np.float32) -> Array:
         """Returns a zero-filled array that moves without a copy.
 
         The array has its own region. When the last view of the array is dropped, the region is closed and the

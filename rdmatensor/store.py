@@ -13,7 +13,7 @@ import numpy as np
 
 from ._api import buffers
 from ._api.arguments import c_text, whole
-from ._api.buffers import Array
+from ._api.buffers import Array, Buffer
 from ._api.event_loop import awaitable
 from ._api.wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 from ._ffi import ffi, lib
@@ -150,7 +150,7 @@ class Store:
             _text(found.address),
         )
 
-    def publish(self, array: Any, mark: int = 0) -> int:
+    def publish(self, array: Buffer, mark: int = 0) -> int:
         """Copies `array`, of `nbytes` bytes, and makes it the newest version. Returns its number, from 1.
 
         `mark` is a number of up to 64 bits that readers get beside it, such as a step.
@@ -168,7 +168,9 @@ class Store:
         self._check(lambda handle: lib.rdt_store_publish(handle, mark, version))
         return int(version[0])
 
-    def pull(self, rank: int, into: Any, offset: int = 0, timeout: float | None = None) -> Pulled:
+    def pull(
+        self, rank: int, into: Buffer, offset: int = 0, timeout: float | None = None
+    ) -> Pulled:
         """Fills `into` from a member's newest version, from `offset` bytes on. The bytes are of one version.
 
         Waits for the first version. Raises DeadlineExceeded, also if the member overwrites versions faster
@@ -185,7 +187,7 @@ class Store:
     apull = awaitable(pull)
     """Does what pull does, for asyncio. A cancelled call may write to `into` until its time is over."""
 
-    def push(self, rank: int, data: Any, mark: int = 0, timeout: float | None = None) -> bool:
+    def push(self, rank: int, data: Buffer, mark: int = 0, timeout: float | None = None) -> bool:
         """Writes `data` into this member's slot at another one. False if that is not free: nothing happened.
 
         A slot is free once the other member has released what came before. After an error, the member may

@@ -9,6 +9,7 @@ from .._ffi import ffi, lib
 from ..errors import UsageError
 from . import buffers
 from .arguments import whole
+from .buffers import Buffer
 from .region import RemoteRegion
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Batch:
         self._ops: Any = None
 
     def write(
-        self, region: RemoteRegion, data: Any, offset: int = 0, notify: int | None = None
+        self, region: RemoteRegion, data: Buffer, offset: int = 0, notify: int | None = None
     ) -> Batch:
         """Adds what RemoteRegion.write posts."""
         kind = lib.RDT_OP_WRITE if notify is None else lib.RDT_OP_WRITE_NOTIFY
@@ -40,11 +41,11 @@ class Batch:
             0 if notify is None else notify,
         )
 
-    def read_into(self, region: RemoteRegion, array: Any, offset: int = 0) -> Batch:
+    def read_into(self, region: RemoteRegion, array: Buffer, offset: int = 0) -> Batch:
         """Adds what RemoteRegion.read_into posts."""
         return self._add(lib.RDT_OP_READ, buffers.target(array), self._checked(region), offset, 0)
 
-    def notify(self, payload: Any = b"", immediate: int = 0) -> Batch:
+    def notify(self, payload: Buffer = b"", immediate: int = 0) -> Batch:
         """Adds what RemoteDevice.notify posts."""
         return self._add(lib.RDT_OP_NOTIFY, buffers.source(payload), ffi.NULL, 0, immediate)
 

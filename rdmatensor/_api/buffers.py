@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,14 @@ from .._ffi import ffi, lib
 from ..errors import UsageError, check
 from .arguments import whole
 
-Array = npt.NDArray[Any]
-Shape = int | tuple[int, ...] | list[int]
+Array: TypeAlias = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as _Buffer
+
+    Buffer: TypeAlias = _Buffer | Array
+else:
+    Buffer = Any
+Shape: TypeAlias = int | tuple[int, ...] | list[int]
 
 _MOST_BYTES = 2**63 - 1
 _BYTES = ffi.typeof("char[]")

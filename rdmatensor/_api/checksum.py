@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._ffi import lib
 from . import buffers
 from .arguments import whole
+from .buffers import Buffer
 
 
-def crc32c(buffer: Any, value: int = 0) -> int:
+def crc32c(buffer: Buffer, value: int = 0) -> int:
     """Returns the CRC32C (RFC 3720) of `buffer`'s bytes. `value` is the checksum of the bytes before them.
 
     `buffer` is bytes, a numpy array or whatever else has C-contiguous bytes; it is not copied, and the

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,12 @@ BYTES = ffi.typeof("char[]")
 # The upper half of a tag: one value for tags that users give, one for started operations without a tag.
 TAG_GIVEN = 1 << 63 | 1
 TAG_STARTED = 1 << 63 | 2
+
+Op: TypeAlias = Literal["sum", "product", "min", "max", "mean"]
+Algorithm: TypeAlias = Literal["auto", "flat", "halving", "ring", "direct", "hierarchical", "trees"]
+Kind: TypeAlias = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"
+]
 
 KINDS: dict[str, int] = {
     "all_reduce": lib.RDT_ALL_REDUCE,
@@ -56,6 +62,20 @@ _DTYPES: dict[str, int] = {
 }
 
 
+class Tree(NamedTuple):
+    """A spanning tree of a group, for one kind of operation.
+
+    `parents` has each member's parent, and for the root itself. Data flow from the root in "broadcast" and
+    "all_gather", to it in "reduce_scatter", to it and back in "all_reduce". `rate` is in bytes per second:
+    trees of the same kind, and the same root unless the kind is "all_reduce", share the data in proportion.
+    """
+
+    kind: Kind
+    root: int
+    rate: int
+    parents: tuple[int, ...]
+
+
 def number(what: str, name: str, table: dict[str, int]) -> int:
     try:
         return table[name]
@@ -89,7 +109,7 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
     call.struct_size = ffi.sizeof("rdt_collective")
     call.kind = number("kind", kind, KINDS)
     call.dtype = dtype_code(array)
-    call.reduction = number("op", op, _OPS)
+    call.op = number("op", op, _OPS)
     call.algorithm = number("algorithm", algorithm, ALGORITHMS)
     call.timeout_ms = lib.RDT_TIMEOUT_DEFAULT
     call.stop = lib.rdt_python_interrupted
@@ -137,7 +157,7 @@ def checked_tag(tag: int) -> tuple[int, int]:
     return whole("tag", tag, most=2**63 - 1), TAG_GIVEN
 
 
-def tree_rows(trees: Sequence[Any], size: int) -> tuple[Any, Any]:
+def tree_rows(trees: Sequence[Tree], size: int) -> tuple[Any, Any]:
     """Returns the trees for C, and what must live as long."""
     rows = ffi.new("rdt_group_tree[]", len(trees))
     keep = []

@@ -13,7 +13,7 @@ from .._ffi import ffi, lib
 from ..errors import Closed, RegionError, UsageError, check
 from . import buffers
 from .arguments import whole
-from .buffers import Array, from_buffer
+from .buffers import Array, Buffer, from_buffer
 from .transfer import COMPLETED, Transfer
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class RemoteRegion:
         self.nbytes = int(info.size)
         self.access = Access(info.access)
 
-    def write(self, data: Any, offset: int = 0, notify: int | None = None) -> Transfer:
+    def write(self, data: Buffer, offset: int = 0, notify: int | None = None) -> Transfer:
         """Writes the bytes of `data` at `offset` of the region.
 
         `notify` is a number of up to 64 bits. If it is given, the peer gets a notification with it once the
@@ -136,7 +136,7 @@ class RemoteRegion:
             raise _bad_number(error) from None
         return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
 
-    def read_into(self, array: Any, offset: int = 0) -> Transfer:
+    def read_into(self, array: Buffer, offset: int = 0) -> Transfer:
         """Fills `array` with the bytes from `offset` of the region."""
         handle = self._handle or self._need_handle()
         local = buffers.target(array)

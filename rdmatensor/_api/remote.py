@@ -16,6 +16,7 @@ from ..errors import Closed, UsageError, _text, check
 from . import buffers
 from .arguments import access_bits, c_text, whole
 from .batch import Batch
+from .buffers import Buffer, Shape
 from .event_loop import awaitable
 from .region import READ_WRITE, Access, RemoteRegion, _bad_number
 from .transfer import COMPLETED, Transfer, drop_complete
@@ -76,7 +77,7 @@ class RemoteDevice:
 
     def allocate(
         self,
-        shape: buffers.Shape,
+        shape: Shape,
         dtype: npt.DTypeLike = np.uint8,
         access: Access = READ_WRITE,
         timeout: float | None = None,
@@ -101,7 +102,7 @@ class RemoteDevice:
     aallocate = awaitable(allocate, RemoteRegion.close)
     """Does what allocate does, for asyncio."""
 
-    def notify(self, payload: Any = b"", immediate: int = 0) -> Transfer:
+    def notify(self, payload: Buffer = b"", immediate: int = 0) -> Transfer:
         """Sends a notification: a number of up to 64 bits and `payload`, at most `max_notify` bytes.
 
         The peer gets it after everything that was posted on this connection before.

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from .._api.collective import Kind, Tree
 from ..errors import UsageError
-from ..group import Group, Tree
+from ..group import Group
 from .model import Topology, load, parse
 from .pack import KINDS, plan
 
@@ -19,7 +20,7 @@ from .pack import KINDS, plan
 def use(
     group: Group,
     topology: Topology | str | Path,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[Kind] = KINDS,
     roots: Sequence[int] | None = None,
     timeout: float | None = None,
 ) -> list[Tree]:
@@ -71,7 +72,7 @@ _latest: tuple[Any, dict[str, Any]] = (None, {})
 
 
 def _planned(
-    size: int, topology: Topology | str | Path, kinds: Sequence[str], roots: Sequence[int] | None
+    size: int, topology: Topology | str | Path, kinds: Sequence[Kind], roots: Sequence[int] | None
 ) -> dict[str, Any]:
     global _latest
     topology = _loaded(topology)

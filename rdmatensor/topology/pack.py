@@ -17,14 +17,14 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_flow
 
+from .._api.collective import Kind, Tree
 from ..errors import UsageError
-from ..group import Tree
 from .columns import Column, Problem
 from .flow import all_gather_bound, broadcast_bound, reduce_scatter_bound
 from .model import Matrix, Topology
 
 SLACK = 0.05  # the share of the rate that fewer trees may cost
-KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+KINDS: tuple[Kind, ...] = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 _ONE_BY_ONE = 48  # trees that are left out one after the other
 _PEEL = 8  # the most members, and twice the most trees, for which trees are peeled off
 
@@ -37,7 +37,7 @@ class Packing(NamedTuple):
     flows, and for all_reduce from the prices of links.
     """
 
-    kind: str
+    kind: Kind
     rate: float
     best: float
     bound: float
@@ -72,7 +72,7 @@ class Plan:
 
 
 def plan(
-    topology: Topology, kinds: Sequence[str] = KINDS, roots: Sequence[int] | None = None
+    topology: Topology, kinds: Sequence[Kind] = KINDS, roots: Sequence[int] | None = None
 ) -> Plan:
     """Packs trees for these operations, broadcasts from these roots (None: each member).
 
@@ -89,7 +89,7 @@ def plan(
     return Plan(topology, tuple(packings), time.perf_counter() - began)
 
 
-def pack(topology: Topology, kind: str, root: int = 0, slack: float = SLACK) -> Packing:
+def pack(topology: Topology, kind: Kind, root: int = 0, slack: float = SLACK) -> Packing:
     """Packs few trees that reach (1 - slack) of the best rate for an operation. `root` is a broadcast's."""
     if kind not in KINDS:
         raise UsageError(f"there are no trees for {kind!r}: give one of {', '.join(KINDS)}")

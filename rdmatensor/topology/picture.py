@@ -8,7 +8,7 @@ from html import escape
 from math import cos, pi, sin, sqrt
 
 from .. import units
-from ..group import Tree
+from .._api.collective import Tree
 from .model import Topology
 from .pack import Packing
 

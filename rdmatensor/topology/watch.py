@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from .._api.collective import Kind, Tree
 from ..errors import UsageError
-from ..group import Group, Tree
+from ..group import Group
 from .agree import use
 from .model import Matrix, Topology, load
 from .pack import KINDS
@@ -60,7 +61,7 @@ class Watch:
         self,
         group: Group,
         topology: Topology | str | Path,
-        kinds: Sequence[str] = KINDS,
+        kinds: Sequence[Kind] = KINDS,
         roots: Sequence[int] | None = None,
         seconds: float = 0.1,
         timeout: float = 60.0,

@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .._api.collective import Op
 from .alike import compare, follow_variables
 from .backend.tensorflow import operations
 from .backend.tensorflow.equal import broadcast_variables as _broadcast_variables
-from .backend.tensorflow.operations import Reduction, as_written
+from .backend.tensorflow.operations import as_written
 from .backend.tensorflow.seeds import Streams
 from .run.run import current
 
 
 @as_written
-def all_reduce(tensor: Any, op: Reduction = "mean", name: str = "all_reduce") -> Any:
+def all_reduce(tensor: Any, op: Op = "sum", name: str = "all_reduce") -> Any:
     """Combines the tensors of all processes, element by element. Has a gradient for "mean" and "sum".
 
     `name` appears in errors; it has to be the same in all processes, as have type and shape. If they
@@ -26,7 +27,7 @@ def all_reduce(tensor: Any, op: Reduction = "mean", name: str = "all_reduce") ->
 
 
 @as_written
-def reduce_scatter(tensor: Any, op: Reduction = "sum", name: str = "reduce_scatter") -> Any:
+def reduce_scatter(tensor: Any, op: Op = "sum", name: str = "reduce_scatter") -> Any:
     """Part `rank` of what all_reduce gives, cut into `size` equal parts along the first dimension."""
     return operations.reduce_scatter(current(), tensor, op, name)
 

@@ -172,7 +172,7 @@ static void choose(setting *s, fuzz_input *input) {
   s->call.kind = 1 + fuzz_u8(input) % RDT_BARRIER;
   s->call.algorithm = 1 + fuzz_u8(input) % (RDT_ALGORITHM_COUNT - 1);
   s->call.dtype = 1 + fuzz_u8(input) % RDT_UINT64;
-  s->call.reduction = 1 + fuzz_u8(input) % RDT_MAX;
+  s->call.op = 1 + fuzz_u8(input) % RDT_MAX;
   s->call.root = fuzz_u8(input) % s->group->size;
   s->call.count = fuzz_u16(input) % (MOST_COUNT / s->group->size) * s->group->size;
   uint8_t how = fuzz_u8(input);

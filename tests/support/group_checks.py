@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import rdmatensor
-from rdmatensor.group import Tree
+from rdmatensor import Tree
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Make = Callable[..., Array]

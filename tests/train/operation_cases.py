@@ -23,7 +23,7 @@ def operations() -> Any:
 
     def each(value: Any) -> dict[str, Any]:
         return {
-            "mean": rt.all_reduce(value),
+            "mean": rt.all_reduce(value, op="mean"),
             "sum": rt.all_reduce(value, op="sum"),
             "max": rt.all_reduce(value, op="max"),
             "min": rt.all_reduce(value, op="min"),
@@ -37,7 +37,7 @@ def operations() -> Any:
     def gradients(value: Any) -> dict[str, Any]:
         found = {}
         for name, act in {
-            "mean": rt.all_reduce,
+            "mean": lambda x: rt.all_reduce(x, op="mean"),
             "sum": lambda x: rt.all_reduce(x, op="sum"),
             "scatter": rt.reduce_scatter,
             "gather": rt.all_gather,
@@ -119,10 +119,10 @@ def in_place() -> Any:
         @tf.function
         def used_again(value: Any) -> Any:
             twice = value * 2.0
-            return twice, rt.all_reduce(twice), rt.all_reduce(value * 4.0, op="sum")
+            return twice, rt.all_reduce(twice, op="mean"), rt.all_reduce(value * 4.0, op="sum")
 
         value = tf.fill([count], run.rank + 1.0)
-        results = [*used_again(value), rt.all_reduce(value), value]
+        results = [*used_again(value), rt.all_reduce(value, op="mean"), value]
         found.append([[float(x) for x in (each[0], each[-1])] for each in results])
 
     @tf.function

@@ -148,7 +148,9 @@ def split_fit(
     }
     if thorough:
         evaluated = model.evaluate(x, y, batch_size=batch, verbose=0)
-        found["evaluated"] = [float(each) for each in rt.all_reduce(tf.constant(evaluated))]
+        found["evaluated"] = [
+            float(each) for each in rt.all_reduce(tf.constant(evaluated), op="mean")
+        ]
         found["predicted"] = np.ravel(model.predict(x, batch_size=batch, verbose=0)).tolist()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.keras")
@@ -277,7 +279,7 @@ def split_tape() -> Any:
         return loss
 
     x, y = rt.shard(_data())
-    return [float(rt.all_reduce(step(x, y))) for _ in range(4)]
+    return [float(rt.all_reduce(step(x, y), op="mean")) for _ in range(4)]
 
 
 def split_errors() -> Any:

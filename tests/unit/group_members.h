@@ -112,7 +112,7 @@ static inline rdt_collective sum_call(uint64_t tag, int32_t *numbers, uint64_t c
   return (rdt_collective){.struct_size = sizeof(rdt_collective),
                           .kind = RDT_ALL_REDUCE,
                           .dtype = RDT_INT32,
-                          .reduction = RDT_SUM,
+                          .op = RDT_SUM,
                           .algorithm = RDT_ALGORITHM_AUTO,
                           .tag = {tag, 2},
                           .input = numbers,

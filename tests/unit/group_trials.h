@@ -86,7 +86,7 @@ static inline void check_trial(member *members, uint32_t size, const trial *t) {
     tasks[i].call = (rdt_collective){.struct_size = sizeof(rdt_collective),
                                      .kind = t->kind,
                                      .dtype = RDT_INT32,
-                                     .reduction = RDT_SUM,
+                                     .op = RDT_SUM,
                                      .algorithm = t->algorithm,
                                      .root = size - 1,
                                      .input = input,

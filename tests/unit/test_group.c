@@ -143,7 +143,7 @@ static void check_means(uint32_t size) {
       rdt_collective call = {.struct_size = sizeof(call),
                              .kind = RDT_ALL_REDUCE,
                              .dtype = RDT_FLOAT32,
-                             .reduction = RDT_MEAN,
+                             .op = RDT_MEAN,
                              .algorithm = (rdt_algorithm)algorithm,
                              .input = numbers[i],
                              .output = numbers[i],

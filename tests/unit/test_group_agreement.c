@@ -152,7 +152,7 @@ static void test_lists(void) {
         at += sprintf(at, "\n%s %d", which == 0 && i == 1 && k >= 270 ? "bias" : "kernel\t", k);
       tasks[i] =
           new_task(&members[i], RDT_ALL_REDUCE, 1 + which, which == 2 ? 5 + i : 5, details[i]);
-      tasks[i].call.reduction = RDT_SUM;
+      tasks[i].call.op = RDT_SUM;
     }
     run_tasks(tasks, 2);
     if (which == 0) expect_both_views(tasks, 2, "the variables: number 270 is ", "bias 270");

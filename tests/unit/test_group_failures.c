@@ -24,7 +24,7 @@ static void test_wrong_calls(void) {
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_run(m.group, &bad))
   REFUSES(bad.kind = 7);
   REFUSES(bad.dtype = 13);
-  REFUSES(bad.reduction = 0);
+  REFUSES(bad.op = 0);
   REFUSES(bad.algorithm = RDT_ALGORITHM_COUNT);
   REFUSES(bad.input = NULL);
   REFUSES(bad.output = numbers + 1);
@@ -46,7 +46,7 @@ static void test_disagreement(void) {
                      {.member = &members[1], .call = sum_call(which + 1, b, 100)}};
     if (which == 0) tasks[1].call.count = 200;
     if (which == 1) tasks[1].call.dtype = RDT_FLOAT32;
-    if (which == 2) tasks[1].call.reduction = RDT_MAX;
+    if (which == 2) tasks[1].call.op = RDT_MAX;
     if (which == 3)
       tasks[1].call.kind = RDT_ALL_GATHER, tasks[1].call.count = 50, tasks[1].call.input = b + 50;
     run_tasks(tasks, 2);

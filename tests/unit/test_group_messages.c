@@ -23,7 +23,7 @@ static rdt_group_operation *start(rdt_group *group, uint64_t tag, int32_t *numbe
   rdt_collective call = {.struct_size = sizeof(call),
                          .kind = RDT_ALL_REDUCE,
                          .dtype = RDT_INT32,
-                         .reduction = RDT_SUM,
+                         .op = RDT_SUM,
                          .algorithm = RDT_ALGORITHM_FLAT,
                          .tag = {tag, 1},
                          .input = numbers,

@@ -260,7 +260,7 @@ static rdt_status check_call(const rdt_group *group, const rdt_collective *call)
   if (rdt_dtype_size(call->dtype) == 0)
     return rdt_fail(RDT_ERR_INVALID, "%d is not a type of elements", (int)call->dtype);
   if (is_reduction(call->kind)) {
-    rdt_status status = rdt_group_reduce_check(call->dtype, call->reduction);
+    rdt_status status = rdt_group_reduce_check(call->dtype, call->op);
     if (status != RDT_OK) return status;
   }
   if (call->kind == RDT_BROADCAST && call->root >= group->size)
@@ -359,7 +359,7 @@ static rdt_status begin(rdt_group_operation *operation, const rdt_collective *ca
       (rdt_group_shape){.kind = (uint8_t)call->kind, .algorithm = (uint8_t)algorithm};
   if (call->kind != RDT_BARRIER) {
     operation->shape.dtype = (uint8_t)call->dtype;
-    operation->shape.reduction = is_reduction(call->kind) ? (uint8_t)call->reduction : 0;
+    operation->shape.reduction = is_reduction(call->kind) ? (uint8_t)call->op : 0;
     operation->shape.root = call->kind == RDT_BROADCAST ? (uint16_t)call->root : 0;
     if (algorithm == RDT_ALGORITHM_TREES && group->trees)
       operation->shape.trees = (uint16_t)(group->trees->hash | 1);

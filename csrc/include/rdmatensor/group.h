@@ -97,8 +97,8 @@ typedef struct rdt_collective_report {
 typedef struct rdt_collective {
   size_t struct_size; /* sizeof(rdt_collective) */
   rdt_collective_kind kind;
-  rdt_dtype dtype;         /* not of BARRIER */
-  rdt_reduction reduction; /* of ALL_REDUCE and REDUCE_SCATTER */
+  rdt_dtype dtype;  /* not of BARRIER */
+  rdt_reduction op; /* of ALL_REDUCE and REDUCE_SCATTER */
   rdt_algorithm algorithm;
   uint32_t root;     /* of BROADCAST */
   uint64_t tag[2];   /* names the operation: never used twice in a group. Both 0: the number of the

@@ -113,7 +113,7 @@ absl::Status Describe(tensorflow::OpKernelContext* context, const CollectivePara
   collective->struct_size = sizeof *collective;
   collective->kind = KindOf(params);
   collective->dtype = static_cast<rdt_dtype>(DtypeOf(output->dtype(), Reduces(type)));
-  collective->reduction = static_cast<rdt_reduction>(ReductionOf(params.merge_op));
+  collective->op = static_cast<rdt_reduction>(ReductionOf(params.merge_op));
   collective->algorithm = RDT_ALGORITHM_AUTO;
   collective->root = static_cast<uint32_t>(std::max(params.source_rank, 0));
   // Only the root of a broadcast has an input. The others pass their output.

@@ -121,7 +121,7 @@ class StartKernel : public tensorflow::OpKernel {
                                              "broadcast",  "all_to_all",     "barrier"};
     static constexpr const char* kReductions[] = {"sum", "product", "min", "max", "mean"};
     described_.kind = static_cast<rdt_collective_kind>(NumberOf(kind, kKinds));
-    described_.reduction = static_cast<rdt_reduction>(NumberOf(reduction, kReductions));
+    described_.op = static_cast<rdt_reduction>(NumberOf(reduction, kReductions));
     described_.dtype = static_cast<rdt_dtype>(CoreDtypeOf(dtype_));
     described_.root = static_cast<uint32_t>(root);
     OP_REQUIRES(construction, scale_ == 1.0F || tensorflow::DataTypeIsFloating(dtype_),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from ..._api.collective import Kind
     from ...topology.model import Topology
     from ...topology.pack import Packing
 
@@ -31,7 +32,7 @@ KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
     "--svg", metavar="FILE", type=click.Path(path_type=Path), help="Draw the links, and the trees."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def topology(source: str | None, probe: bool, kind: str | None, **options: Any) -> None:
+def topology(source: str | None, probe: bool, kind: Kind | None, **options: Any) -> None:
     """Show the links between members of a group, and the trees that fill them.
 
     FILE is JSON as docs/topology.md describes it, NAME a topology that comes with the package. Without an

@@ -12,11 +12,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import tensorflow as tf
 
 from .... import tensorflow as plugin
+from ...._api.collective import Kind, Op
 from ...._api.plugin import library as plugin_library
 from ...._api.wait import milliseconds
 from ...._ffi import ffi
@@ -26,8 +27,6 @@ from ....group import Group
 if TYPE_CHECKING:
     from ....device import Device
 
-Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"]
-Reduction = Literal["mean", "sum", "product", "min", "max"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # The attribute of a graph that has the token of the last operation in it, by group.
 _LAST = "_rdmatensor_last"
@@ -230,8 +229,8 @@ def _is_compiled(graph: Any) -> bool:
 
 
 def _check_op(op: str, name: str) -> None:
-    if op not in get_args(Reduction):
-        raise UsageError(f"{name}: op is {op!r}: give one of {', '.join(get_args(Reduction))}")
+    if op not in get_args(Op):
+        raise UsageError(f"{name}: op is {op!r}: give one of {', '.join(get_args(Op))}")
 
 
 def _one(handle: Any, kind: Kind, tensor: Any, detail: str, **more: Any) -> Any:
@@ -240,7 +239,7 @@ def _one(handle: Any, kind: Kind, tensor: Any, detail: str, **more: Any) -> Any:
 
 
 @as_written
-def all_reduce(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
+def all_reduce(run: Any, tensor: Any, op: Op, name: str) -> Any:
     """Does what rdmatensor.train.all_reduce does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     _check_op(op, name)
@@ -262,7 +261,7 @@ def all_reduce(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
 
 
 @as_written
-def reduce_scatter(run: Any, tensor: Any, op: Reduction, name: str) -> Any:
+def reduce_scatter(run: Any, tensor: Any, op: Op, name: str) -> Any:
     """Does what rdmatensor.train.reduce_scatter does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     _check_op(op, name)
